@@ -1,0 +1,39 @@
+"""A batch: the work of one iteration of one instance."""
+
+import msgspec
+
+from twofold.request import Phase
+
+
+class BatchItem(msgspec.Struct, frozen=True):
+    """One sequence's part in an iteration.
+
+    `num_tokens` new tokens are computed after `context_tokens` whose KV is already there. `samples` says
+    whether this part completes the prompt or continues the output, so that a token comes out of it.
+    """
+
+    request_id: str
+    phase: Phase
+    num_tokens: int
+    context_tokens: int
+    samples: bool
+
+
+class Batch(msgspec.Struct, frozen=True):
+    """The items of one iteration, in order; `id` counts the batches of an instance from 0."""
+
+    id: int
+    items: tuple[BatchItem, ...]
+
+    @property
+    def prefill_tokens(self) -> int:
+        return sum(item.num_tokens for item in self.items if item.phase is Phase.PREFILL)
+
+    @property
+    def decode_sequences(self) -> int:
+        return sum(1 for item in self.items if item.phase is Phase.DECODE)
+
+    @property
+    def context_tokens(self) -> int:
+        """KV tokens that the decoding sequences of this batch read."""
+        return sum(item.context_tokens for item in self.items if item.phase is Phase.DECODE)

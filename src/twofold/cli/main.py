@@ -1,0 +1,58 @@
+"""`twofold`: one command per file; a user's mistake ends in one sentence on stderr and a non-zero exit."""
+
+import sys
+
+import click
+import typer
+
+from twofold import __version__
+from twofold.cli import bench, model, serve, trace
+from twofold.errors import UserError
+
+app = typer.Typer(
+    name="twofold",
+    help="Serve a large language model in two phases: prefill and decode on separate workers.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("serve")(serve.serve)
+app.command("bench")(bench.bench)
+app.add_typer(trace.app, name="trace")
+app.add_typer(model.app, name="model")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"twofold {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: bool = typer.Option(
+        False, "--version", callback=_print_version, is_eager=True, help="Show the version and exit."
+    ),
+) -> None:
+    """The options that every command shares."""
+
+
+def main() -> None:
+    """Entry point: run a command and turn mistakes into one sentence."""
+    try:
+        code = app(standalone_mode=False)
+    except UserError as error:
+        code = _complain(str(error))
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        code = 2
+    except click.ClickException as error:
+        code = _complain(error.format_message(), error.exit_code)
+    except (KeyboardInterrupt, click.Abort):
+        code = 130
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _complain(sentence: str, code: int = 2) -> int:
+    typer.echo(f"twofold: {sentence}", err=True)
+    return code

@@ -1,0 +1,90 @@
+"""The engine seam: the memory a batch works on, what goes into an iteration and what comes out."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+
+from twofold.request import SamplingParams
+
+
+class LayerShape(msgspec.Struct, frozen=True):
+    """KV of one attention layer: keys are [tokens, kv_heads, key_dim], values [tokens, kv_heads, value_dim]."""
+
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+
+
+class KvLayout(msgspec.Struct, frozen=True):
+    """How an engine lays out its KV cache; both ends of a hand-off must agree on all of it.
+
+    The pool of `num_blocks` blocks is one run of bytes: for each layer its keys
+    [num_blocks, block_size, kv_heads, key_dim] and then its values [num_blocks, block_size, kv_heads, value_dim].
+    """
+
+    layers: tuple[LayerShape, ...]
+    block_size: int
+    dtype: str  # a torch dtype's name, as in "float32"
+    itemsize: int  # bytes of one number
+
+    @property
+    def bytes_per_token(self) -> int:
+        numbers = sum(layer.kv_heads * (layer.key_dim + layer.value_dim) for layer in self.layers)
+        return numbers * self.itemsize
+
+    @property
+    def bytes_per_block(self) -> int:
+        return self.bytes_per_token * self.block_size
+
+    def pool_bytes(self, num_blocks: int) -> int:
+        return self.bytes_per_block * num_blocks
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceStep:
+    """One sequence's part in an iteration.
+
+    The KV of `token_ids` (positions `start`, `start`+1, …) is computed and written to the blocks of
+    `block_table`, which cover positions 0 onwards, `block_size` positions each. `sampling` is None where no
+    token is to be sampled (a chunk that does not end the prompt). `output_index` is the index of the output
+    token that would be sampled, counted from 0.
+    """
+
+    request_id: str
+    token_ids: Sequence[int]
+    start: int
+    block_table: Sequence[int]
+    sampling: SamplingParams | None
+    output_index: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """A sampled token; log probabilities (natural log, before temperature) only where they were asked for."""
+
+    token_id: int
+    logprob: float | None = None
+    top_logprobs: tuple[tuple[int, float], ...] = ()
+
+
+OnLayer = Callable[[int], None]
+
+
+class Engine(Protocol):
+    """Runs iterations over a paged KV cache."""
+
+    @property
+    def layout(self) -> KvLayout: ...
+
+    @property
+    def num_blocks(self) -> int: ...
+
+    def run(self, steps: Sequence[SequenceStep], on_layer: OnLayer | None = None) -> list[Sampled | None]:
+        """Run one iteration; the result has one entry per step, None where nothing was sampled.
+
+        `on_layer(k)` is called from inside the forward pass as soon as the KV of layer k of every step is in
+        the pool, that is, before layer k's attention is computed and while later layers are still to come.
+        """
+        ...

@@ -1,0 +1,36 @@
+"""A hand-off: how the KV cache of a request travels from the instance that prefilled it to the one that decodes."""
+
+from enum import StrEnum
+
+import msgspec
+
+
+class HandoffMode(StrEnum):
+    """When the KV cache is sent (Splitwise section 4.3)."""
+
+    SERIALIZED = "serialized"  # all layers after the last one is computed
+    LAYER_WISE = "layer-wise"  # layer k while layer k+1 computes
+
+
+class Lease(msgspec.Struct, frozen=True, kw_only=True):
+    """The right of `source` to write a request's KV into `blocks` of `instance`.
+
+    `epoch` names one life of `instance`: data and messages that carry another one are refused. The right
+    ends at `deadline_s` on the clock of `instance` unless `source` renews it by heartbeat.
+    """
+
+    request_id: str
+    source: str
+    instance: str
+    epoch: int
+    blocks: tuple[int, ...]
+    deadline_s: float
+
+
+class Handoff(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a request's KV goes after prefill, and how."""
+
+    request_id: str
+    source: str
+    target: str
+    mode: HandoffMode

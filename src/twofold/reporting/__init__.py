@@ -1,0 +1,1 @@
+"""Numbers for people: summaries and tables."""

@@ -1,0 +1,1 @@
+"""The live service: gateway, controller, workers and their launcher."""

@@ -1,0 +1,40 @@
+"""Service-level objectives: the latencies a request must meet to count as served well."""
+
+import msgspec
+
+from twofold.errors import ConfigurationError
+from twofold.timeline import Timeline
+
+
+class Slo(msgspec.Struct, frozen=True, kw_only=True):
+    """Upper bounds in seconds; None means no bound. A request meets the SLO when it meets every bound jointly.
+
+    Goodput is the rate of requests that meet it (DistServe, OSDI'24, section 1).
+    """
+
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    e2e_s: float | None = None
+
+    def met_by(self, timeline: Timeline) -> bool:
+        """Whether a finished request kept every bound."""
+        bounds = ((self.ttft_s, timeline.ttft_s), (self.tpot_s, timeline.tpot_s), (self.e2e_s, timeline.e2e_s))
+        return all(bound is None or value is None or value <= bound for bound, value in bounds)
+
+    @classmethod
+    def parse(cls, text: str) -> "Slo":
+        """Read `ttft=2,tpot=0.1,e2e=30` (seconds); raises ConfigurationError on anything else."""
+        bounds: dict[str, float] = {}
+        for part in filter(None, text.split(",")):
+            name, _, value = part.partition("=")
+            key = f"{name.strip().lower()}_s"
+            try:
+                seconds = float(value)
+            except ValueError:
+                seconds = -1.0
+            if key not in cls.__struct_fields__ or not 0 < seconds < float("inf"):
+                raise ConfigurationError(
+                    f"SLO {part!r} is not understood: write seconds as in ttft=2,tpot=0.1,e2e=30"
+                )
+            bounds[key] = seconds
+        return cls(**bounds)

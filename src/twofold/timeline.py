@@ -1,0 +1,153 @@
+"""The timeline of a request, every span of it defined once, and the recorder both worlds write it with.
+
+                 queue_prefill        prefill                queue_decode       decode
+    ARRIVED ──┬──────────────┬───────────────────┬──────────┬────────────┬───────────────────┐
+              ROUTED         PREFILL_STARTED     FIRST_TOKEN             DECODE_STARTED      LAST_TOKEN
+                                     │                      │
+                                     └──────────────────────┘
+                                     HANDOFF_STARTED        HANDOFF_ENDED
+
+    TTFT     = FIRST_TOKEN − ARRIVED                   what the user waits for, whatever the reason
+    E2E      = LAST_TOKEN − ARRIVED
+    TPOT     = (LAST_TOKEN − FIRST_TOKEN) / (n − 1)    n output tokens; undefined for n = 1
+    ITL, TBT = gap between one token and the next      n − 1 of them
+    queue    = queue_prefill + queue_decode            waiting with nothing else to wait for
+    transfer = HANDOFF_ENDED − HANDOFF_STARTED         the KV cache is on its way
+    visible transfer = max(0, HANDOFF_ENDED − FIRST_TOKEN)   the part of it that the user can notice
+
+Times are seconds on one monotonic clock of the world that records them. A request that is not handed off
+has no hand-off moments, and its decode starts when the iteration after its first token does.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import pairwise
+
+from twofold.request import FinishReason, Request
+
+
+class Moment(StrEnum):
+    """Points in the life of a request, in the order in which they happen."""
+
+    ARRIVED = "arrived"
+    ROUTED = "routed"
+    PREFILL_STARTED = "prefill_started"
+    HANDOFF_STARTED = "handoff_started"
+    FIRST_TOKEN = "first_token"
+    HANDOFF_ENDED = "handoff_ended"
+    DECODE_STARTED = "decode_started"
+    LAST_TOKEN = "last_token"
+
+
+@dataclass(slots=True)
+class Timeline:
+    """What happened to one request, and when (seconds)."""
+
+    request: Request
+    moments: dict[Moment, float] = field(default_factory=dict)
+    token_times_s: list[float] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+
+    def span(self, start: Moment, end: Moment) -> float | None:
+        """Seconds from one moment to another; None where either did not happen."""
+        if start not in self.moments or end not in self.moments:
+            return None
+        return self.moments[end] - self.moments[start]
+
+    @property
+    def output_tokens(self) -> int:
+        return len(self.token_times_s)
+
+    @property
+    def ttft_s(self) -> float | None:
+        return self.span(Moment.ARRIVED, Moment.FIRST_TOKEN)
+
+    @property
+    def e2e_s(self) -> float | None:
+        return self.span(Moment.ARRIVED, Moment.LAST_TOKEN)
+
+    @property
+    def itl_s(self) -> list[float]:
+        """Inter-token latencies, one fewer than there are tokens."""
+        return [later - earlier for earlier, later in pairwise(self.token_times_s)]
+
+    @property
+    def tpot_s(self) -> float | None:
+        if self.output_tokens < 2:
+            return None
+        return (self.token_times_s[-1] - self.token_times_s[0]) / (self.output_tokens - 1)
+
+    @property
+    def queue_prefill_s(self) -> float | None:
+        return self.span(Moment.ARRIVED, Moment.PREFILL_STARTED)
+
+    @property
+    def prefill_s(self) -> float | None:
+        return self.span(Moment.PREFILL_STARTED, Moment.FIRST_TOKEN)
+
+    @property
+    def transfer_s(self) -> float | None:
+        return self.span(Moment.HANDOFF_STARTED, Moment.HANDOFF_ENDED)
+
+    @property
+    def visible_transfer_s(self) -> float | None:
+        visible = self.span(Moment.FIRST_TOKEN, Moment.HANDOFF_ENDED)
+        return None if visible is None else max(0.0, visible)
+
+    @property
+    def queue_decode_s(self) -> float | None:
+        """Waiting for a decode iteration with the KV cache in place."""
+        if Moment.DECODE_STARTED not in self.moments or Moment.FIRST_TOKEN not in self.moments:
+            return None
+        first = self.moments[Moment.FIRST_TOKEN]
+        ready = max(first, self.moments.get(Moment.HANDOFF_ENDED, first))
+        return max(0.0, self.moments[Moment.DECODE_STARTED] - ready)
+
+
+Sink = Callable[[Timeline], None]
+
+
+class Recorder:
+    """Writes timelines, for the simulator and the service alike, and hands each to its sinks when it ends.
+
+    A request ends exactly once; moments and tokens of a request that has ended, or never began, are dropped,
+    because a late message about an aborted request is ordinary in a live service.
+    """
+
+    def __init__(self, sinks: Iterable[Sink] = ()) -> None:
+        self._sinks = tuple(sinks)
+        self._open: dict[str, Timeline] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def arrive(self, request: Request, now: float) -> Timeline:
+        timeline = Timeline(request)
+        timeline.moments[Moment.ARRIVED] = now
+        self._open[request.id] = timeline
+        return timeline
+
+    def mark(self, request_id: str, moment: Moment, now: float) -> None:
+        """Record a moment; the first report of it counts."""
+        timeline = self._open.get(request_id)
+        if timeline is not None:
+            timeline.moments.setdefault(moment, now)
+
+    def token(self, request_id: str, now: float) -> None:
+        timeline = self._open.get(request_id)
+        if timeline is None:
+            return
+        timeline.token_times_s.append(now)
+        timeline.moments.setdefault(Moment.FIRST_TOKEN, now)
+        timeline.moments[Moment.LAST_TOKEN] = now
+
+    def end(self, request_id: str, reason: FinishReason) -> Timeline | None:
+        """Close a request; returns its timeline, or None if it was closed before."""
+        timeline = self._open.pop(request_id, None)
+        if timeline is None:
+            return None
+        timeline.finish_reason = reason
+        for sink in self._sinks:
+            sink(timeline)
+        return timeline

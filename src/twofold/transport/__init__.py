@@ -1,0 +1,1 @@
+"""What moves KV blocks between instances."""

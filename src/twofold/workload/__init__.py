@@ -1,0 +1,1 @@
+"""Requests to plan, simulate and serve with: traces, generators, arrival processes."""

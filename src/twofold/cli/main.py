@@ -2,7 +2,6 @@
 
 import sys
 
-import click
 import typer
 
 from twofold import __version__
@@ -43,12 +42,9 @@ def main() -> None:
         code = app(standalone_mode=False)
     except UserError as error:
         code = _complain(str(error))
-    except click.exceptions.NoArgsIsHelpError as error:
-        error.show()
-        code = 2
-    except click.ClickException as error:
+    except typer.TyperException as error:
         code = _complain(error.format_message(), error.exit_code)
-    except (KeyboardInterrupt, click.Abort):
+    except (KeyboardInterrupt, typer.Abort):
         code = 130
     sys.exit(code if isinstance(code, int) else 0)
 

@@ -38,6 +38,11 @@ class KvLayout(msgspec.Struct, frozen=True):
     def bytes_per_block(self) -> int:
         return self.bytes_per_token * self.block_size
 
+    def layer_bytes_per_block(self, layer: int) -> int:
+        """Bytes of one block of one layer, keys and values together."""
+        shape = self.layers[layer]
+        return shape.kv_heads * (shape.key_dim + shape.value_dim) * self.block_size * self.itemsize
+
     def pool_bytes(self, num_blocks: int) -> int:
         return self.bytes_per_block * num_blocks
 

@@ -1,0 +1,35 @@
+# The commands of the README. Each sets itself up; `make demo` and `make test` work on a fresh clone.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+# torch is one pinned version here so that pip takes the CPU build where one is at hand; pyproject.toml keeps the range.
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: setup demo test check bench clean
+
+setup: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP_INSTALL) --upgrade pip setuptools
+	$(PIP_INSTALL) --no-build-isolation -e '.[serve,dev]'
+	touch $@
+
+demo: setup  ## Make a small model, serve it split and colocated, replay a real workload, compare.
+	$(BIN)/python -m twofold.cli.demo
+
+test: setup  ## All tests.
+	$(BIN)/python -m pytest
+
+check: setup  ## Format, lint, types, import rules.
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: setup  ## Interference and engine overhead, as ratios measured in one run.
+	$(BIN)/python bench/engine_overhead.py
+	$(BIN)/python bench/interference.py
+
+clean:
+	rm -rf $(VENV) .demo build dist *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,88 @@
+"""What `twofold serve` does once its flags are read: check, listen, start, serve, and leave nothing behind."""
+
+import asyncio
+import logging
+import signal
+import socket
+import sys
+import tempfile
+from pathlib import Path
+
+import uvloop
+from rich.console import Console
+
+from twofold.errors import ConfigurationError
+from twofold.scheduling.handoffs import HANDOFF_POLICIES
+from twofold.scheduling.routers import ROUTERS
+from twofold.serving.config import EngineConfig, ServiceConfig, WorkerConfig
+from twofold.serving.local_service import HttpConfig, LocalService
+from twofold.serving.model_source import find_model
+from twofold.serving.plan import plan_workers
+
+__all__ = ["EngineConfig", "HttpConfig", "find_model", "plan_workers", "run"]
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+def run(
+    engine: EngineConfig,
+    workers: tuple[WorkerConfig, ...],
+    http: HttpConfig,
+    *,
+    host: str,
+    port: int,
+    router: str,
+    handoff: str,
+    journal: Path | None,
+) -> None:
+    """Serve until Ctrl-C or SIGTERM; raises ConfigurationError for what cannot be served."""
+    _check_choice("--router", router, tuple(ROUTERS))
+    _check_choice("--handoff", handoff, tuple(HANDOFF_POLICIES))
+    _check_choice("--dtype", engine.dtype, DTYPES)
+    if journal is not None:
+        journal.mkdir(parents=True, exist_ok=True)
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    listener = _listen(host, port)
+    with tempfile.TemporaryDirectory(prefix="twofold-", ignore_cleanup_errors=True) as run_dir:
+        config = ServiceConfig(
+            engine=engine,
+            workers=workers,
+            run_dir=run_dir,
+            router=router,
+            handoff=handoff,
+            journal_dir=None if journal is None else str(journal),
+        )
+        uvloop.run(_serve(config, http, listener))
+
+
+async def _serve(config: ServiceConfig, http: HttpConfig, listener: socket.socket) -> None:
+    console = Console(stderr=True)
+    with console.status("starting") as status:
+
+        def on_progress(what: str) -> None:
+            if what.startswith("ready"):
+                status.stop()
+            if not console.is_terminal or what.startswith("ready"):
+                console.print(f"twofold: {what}", highlight=False)
+            status.update(what)
+
+        service = LocalService(config, http, listener, on_progress)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, service.stop)
+        await service.run()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Bind before anything slow starts, so that a port in use is known at once."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        listener = socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        raise ConfigurationError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+    return listener
+
+
+def _check_choice(flag: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ConfigurationError(f"{flag} {value!r} is unknown: choose one of {', '.join(choices)}")

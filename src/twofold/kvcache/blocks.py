@@ -1,0 +1,99 @@
+"""The block accounts of one instance: who holds which block of its paged KV cache.
+
+A block may be held by owners (requests that need its contents) and by transfers (reads or writes that may
+still touch its memory). It is free only when neither holds it, so an aborted request never gives away
+memory that a peer, or the running batch, is still writing to.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from twofold.errors import OutOfBlocksError
+
+
+class BlockManager:
+    """Hands out the blocks 0 … num_blocks − 1 of a cache with `block_size` tokens a block."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        if num_blocks < 1 or block_size < 1:
+            raise ValueError("a block manager needs at least one block of at least one token")
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        # Popped from the end, so low ids go first and neighbours stay neighbours: copies of runs are faster.
+        self._free = list(range(num_blocks - 1, -1, -1))
+        self._holds = [0] * num_blocks
+        self._owned: dict[str, list[int]] = {}
+        self._in_flight: dict[str, tuple[int, ...]] = {}
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    @property
+    def num_owned(self) -> int:
+        """Blocks that some request needs."""
+        return len({block for blocks in self._owned.values() for block in blocks})
+
+    @property
+    def num_in_flight(self) -> int:
+        """Blocks that some transfer may still touch."""
+        return len({block for blocks in self._in_flight.values() for block in blocks})
+
+    @property
+    def owners(self) -> frozenset[str]:
+        return frozenset(self._owned)
+
+    @property
+    def transfers(self) -> frozenset[str]:
+        return frozenset(self._in_flight)
+
+    def blocks_for(self, tokens: int) -> int:
+        """How many blocks `tokens` tokens take."""
+        return -(-tokens // self.block_size)
+
+    def fits(self, tokens: int) -> bool:
+        """Whether `tokens` more tokens would get blocks now."""
+        return self.blocks_for(tokens) <= len(self._free)
+
+    def blocks_of(self, owner: str) -> Sequence[int]:
+        """The blocks of an owner in the order of its tokens."""
+        return self._owned[owner]
+
+    def allocate(self, owner: str, tokens: int) -> Sequence[int]:
+        """Give a new owner blocks for `tokens` tokens; raises OutOfBlocksError and changes nothing if they lack."""
+        if owner in self._owned:
+            raise ValueError(f"{owner} already owns blocks")
+        count = self.blocks_for(tokens)
+        if count > len(self._free):
+            raise OutOfBlocksError(f"{owner} needs {count} blocks and {len(self._free)} are free")
+        blocks = [self._free.pop() for _ in range(count)]
+        self._owned[owner] = blocks
+        self._hold(blocks)
+        return blocks
+
+    def release(self, owner: str) -> None:
+        """The request is done with its blocks; those that no transfer touches become free."""
+        self._drop(self._owned.pop(owner))
+
+    def begin_transfer(self, transfer: str, blocks: Iterable[int]) -> None:
+        """From now on `transfer` may touch `blocks`, all of which must be held already."""
+        if transfer in self._in_flight:
+            raise ValueError(f"transfer {transfer} is already in flight")
+        held = tuple(blocks)
+        if any(self._holds[block] == 0 for block in held):
+            raise ValueError(f"transfer {transfer} touches a free block")
+        self._in_flight[transfer] = held
+        self._hold(held)
+
+    def end_transfer(self, transfer: str) -> None:
+        """`transfer` will touch its blocks no more; those that no request needs become free."""
+        self._drop(self._in_flight.pop(transfer))
+
+    def _hold(self, blocks: Iterable[int]) -> None:
+        for block in blocks:
+            self._holds[block] += 1
+
+    def _drop(self, blocks: Sequence[int]) -> None:
+        for block in reversed(blocks):
+            self._holds[block] -= 1
+            if self._holds[block] == 0:
+                self._free.append(block)

@@ -1,0 +1,74 @@
+"""Leases: which peer may write which blocks of this instance, for how long."""
+
+from twofold.errors import StaleEpochError
+from twofold.handoff import Lease
+from twofold.kvcache.blocks import BlockManager
+
+
+class LeaseBook:
+    """Grants leases on the blocks of one life (`epoch`) of one instance and tracks the writes they allow.
+
+    Granting a lease puts its blocks in flight: the peer may write them at any moment until the lease ends.
+    `lease_s` is how long a lease lasts without a sign of life from its source; times are on the clock that
+    the caller passes in.
+    """
+
+    def __init__(self, blocks: BlockManager, instance: str, epoch: int, lease_s: float) -> None:
+        self._blocks = blocks
+        self._instance = instance
+        self._lease_s = lease_s
+        self._deadlines: dict[str, float] = {}
+        self._leases: dict[str, Lease] = {}
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return len(self._leases)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._leases
+
+    def grant(self, request_id: str, source: str, now: float) -> Lease:
+        """Lease the blocks that `request_id` already owns to `source`."""
+        lease = Lease(
+            request_id=request_id,
+            source=source,
+            instance=self._instance,
+            epoch=self.epoch,
+            blocks=tuple(self._blocks.blocks_of(request_id)),
+            deadline_s=now + self._lease_s,
+        )
+        self._blocks.begin_transfer(transfer_name(request_id), lease.blocks)
+        self._leases[request_id] = lease
+        self._deadlines[request_id] = lease.deadline_s
+        return lease
+
+    def renew(self, source: str, now: float) -> None:
+        """A heartbeat of `source`: every lease it holds lasts `lease_s` from now."""
+        for request_id, lease in self._leases.items():
+            if lease.source == source:
+                self._deadlines[request_id] = now + self._lease_s
+
+    def end(self, request_id: str, epoch: int) -> bool:
+        """The source will write no more. False if there is no such lease (it ended before).
+
+        Raises StaleEpochError when `epoch` names an earlier life of this instance.
+        """
+        if epoch != self.epoch:
+            raise StaleEpochError(f"epoch {epoch} of {self._instance} is over; it lives in epoch {self.epoch}")
+        if self._leases.pop(request_id, None) is None:
+            return False
+        del self._deadlines[request_id]
+        self._blocks.end_transfer(transfer_name(request_id))
+        return True
+
+    def expired(self, now: float) -> list[Lease]:
+        """Leases whose source has shown no life until their deadline; they stay held until `end`."""
+        return [self._leases[rid] for rid, deadline in self._deadlines.items() if deadline < now]
+
+    def held_by(self, source: str) -> list[Lease]:
+        return [lease for lease in self._leases.values() if lease.source == source]
+
+
+def transfer_name(request_id: str) -> str:
+    """The name under which the block accounts know the writes that a lease allows."""
+    return f"lease:{request_id}"

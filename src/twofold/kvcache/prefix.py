@@ -1,0 +1,19 @@
+"""The prefix hash chain: equal keys mean an equal block after an equal prefix (Mooncake section 4, Figure 3)."""
+
+from array import array
+from collections.abc import Iterator, Sequence
+from hashlib import blake2b
+
+KEY_BYTES = 16
+
+
+def prefix_keys(token_ids: Sequence[int], block_size: int, salt: bytes = b"") -> Iterator[bytes]:
+    """Yield one key per *full* block of `token_ids`: key[i] = hash(key[i−1], tokens of block i).
+
+    `salt` starts the chain, so that tenants with different salts never share a key. Keys have KEY_BYTES bytes.
+    """
+    key = blake2b(salt, digest_size=KEY_BYTES).digest()
+    for end in range(block_size, len(token_ids) + 1, block_size):
+        tokens = array("q", token_ids[end - block_size : end])
+        key = blake2b(key + tokens.tobytes(), digest_size=KEY_BYTES).digest()
+        yield key

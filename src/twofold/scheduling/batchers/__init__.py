@@ -1,0 +1,17 @@
+"""Batchers by name: one file and one line each."""
+
+from collections.abc import Callable
+
+from twofold.scheduling.batcher import Batcher
+from twofold.scheduling.batchers.chunked_prefill import ChunkedPrefill
+from twofold.scheduling.batchers.decode_fcfs import DecodeFcfs
+from twofold.scheduling.batchers.mixed import MixedContinuous
+from twofold.scheduling.batchers.prefill_fcfs import PrefillFcfs
+
+# Each takes (token budget of an iteration, sequences in an iteration at most).
+BATCHERS: dict[str, Callable[[int, int], Batcher]] = {
+    "prefill": PrefillFcfs,
+    "decode": DecodeFcfs,
+    "mixed": MixedContinuous,
+    "chunked-prefill": ChunkedPrefill,
+}

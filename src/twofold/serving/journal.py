@@ -1,0 +1,119 @@
+"""Decision journals: every input of a scheduler, with its time, and every decision it took.
+
+A journal lets the same scheduling code be driven again by a virtual clock and its decisions be compared with
+those of the live run. One JSON object a line: {"at": seconds, "call": name, "args": {…}, "result": …}.
+"""
+
+import time
+from collections.abc import Collection
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from twofold.batch import Batch
+from twofold.handoff import Lease
+from twofold.instance import Role
+from twofold.request import Request
+from twofold.scheduling.cluster import ClusterScheduler, Placement
+from twofold.scheduling.instance import InstanceScheduler, Outcome
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """One call of a scheduler: what it was given (`args`) and what it decided (`result`)."""
+
+    at: float
+    call: str
+    args: dict[str, object]
+    result: object = None
+
+
+class Journal:
+    """Appends entries to a file; None as the path makes it do nothing."""
+
+    def __init__(self, directory: str | None, name: str) -> None:
+        self._file: BinaryIO | None = None
+        if directory is not None:
+            self._file = (Path(directory) / f"{name}.jsonl").open("wb", buffering=0)
+        self._encoder = msgspec.json.Encoder()
+
+    def write(
+        self, call: str, args: dict[str, object], result: object = None, at: float | None = None
+    ) -> None:
+        if self._file is not None:
+            entry = Entry(time.monotonic() if at is None else at, call, args, result)
+            self._file.write(self._encoder.encode(entry) + b"\n")
+
+
+def read_journal(path: Path) -> list[Entry]:
+    """All entries of a journal in order."""
+    decoder = msgspec.json.Decoder(Entry)
+    return [decoder.decode(line) for line in path.read_bytes().splitlines()]
+
+
+class JournaledInstance(InstanceScheduler):
+    """An instance scheduler that writes down what it is told and what it decides."""
+
+    journal: Journal
+
+    def submit(self, request: Request, *, decodes_here: bool) -> None:
+        super().submit(request, decodes_here=decodes_here)
+        self.journal.write("submit", {"request": request, "decodes_here": decodes_here})
+
+    def reserve(self, request: Request, source: str, now: float) -> list[Lease]:
+        leases = super().reserve(request, source, now)
+        self.journal.write("reserve", {"request": request, "source": source}, leases, now)
+        return leases
+
+    def grant(self, now: float) -> list[Lease]:
+        leases = super().grant(now)
+        if leases:
+            self.journal.write("grant", {}, leases, now)
+        return leases
+
+    def landed(self, request_id: str, epoch: int) -> bool:
+        decodes = super().landed(request_id, epoch)
+        self.journal.write("landed", {"request_id": request_id, "epoch": epoch}, decodes)
+        return decodes
+
+    def handed_off(self, request_id: str) -> None:
+        super().handed_off(request_id)
+        self.journal.write("handed_off", {"request_id": request_id})
+
+    def abort(self, request_id: str) -> None:
+        super().abort(request_id)
+        self.journal.write("abort", {"request_id": request_id})
+
+    def next_batch(self, now: float) -> Batch | None:
+        batch = super().next_batch(now)
+        if batch is not None:
+            self.journal.write("next_batch", {}, batch, now)
+        return batch
+
+    def complete(self, batch: Batch, stopped: Collection[str] = ()) -> list[Outcome]:
+        outcomes = super().complete(batch, stopped)
+        self.journal.write("complete", {"stopped": sorted(stopped)}, outcomes)
+        return outcomes
+
+
+class JournaledCluster(ClusterScheduler):
+    """A cluster scheduler that writes down what it is told and what it decides."""
+
+    journal: Journal
+
+    def add_instance(self, instance_id: str, role: Role) -> None:
+        super().add_instance(instance_id, role)
+        self.journal.write("add_instance", {"instance_id": instance_id, "role": role})
+
+    def arrive(self, request: Request, now: float) -> Placement | None:
+        placement = super().arrive(request, now)
+        self.journal.write("arrive", {"request": request}, placement, now)
+        return placement
+
+    def prefilled(self, request_id: str) -> None:
+        super().prefilled(request_id)
+        self.journal.write("prefilled", {"request_id": request_id})
+
+    def ended(self, request_id: str) -> None:
+        super().ended(request_id)
+        self.journal.write("ended", {"request_id": request_id})

@@ -1,0 +1,66 @@
+"""The local launcher: starts the nursery, follows its reports and leaves nothing behind."""
+
+import asyncio
+import signal
+import sys
+from collections.abc import AsyncIterator
+
+import msgspec
+
+from twofold.serving.config import ServiceConfig
+from twofold.serving.reports import Report
+
+
+class LocalLauncher:
+    """Worker processes on this host, forked by a nursery of their own session (Ctrl-C reaches only us)."""
+
+    def __init__(self, config: ServiceConfig) -> None:
+        self._config = config
+        self._process: asyncio.subprocess.Process | None = None
+        self.pids: dict[str, int] = {}
+
+    @property
+    def nursery_pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    async def start(self) -> None:
+        """Start the nursery; it begins to report at once."""
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *("-m", "twofold.serving.nursery"),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            start_new_session=True,
+        )
+        assert self._process.stdin is not None  # noqa: S101  (asked for as a pipe above)
+        self._process.stdin.write(msgspec.json.encode(self._config) + b"\n")
+        await self._process.stdin.drain()
+
+    async def reports(self) -> AsyncIterator[Report]:
+        """What the nursery says, until it ends; a nursery that dies without a word is reported as a failure."""
+        assert self._process is not None  # noqa: S101  (reports are asked for after start)
+        assert self._process.stdout is not None  # noqa: S101  (asked for as a pipe in start)
+        told = False
+        async for line in self._process.stdout:
+            report = msgspec.json.decode(line, type=Report)
+            if report.forked is not None and report.pid is not None:
+                self.pids[report.forked] = report.pid
+            told = told or report.failure is not None
+            yield report
+        code = await self._process.wait()
+        if code not in {0, -signal.SIGTERM} and not told:
+            yield Report(failure=f"the process that starts the workers ended with code {code}")
+
+    async def stop(self, grace_s: float = 10.0) -> None:
+        """Wait for workers that were told to end; end by force what is still there after `grace_s`."""
+        if self._process is None:
+            return
+        try:
+            await asyncio.wait_for(self._process.wait(), grace_s)
+        except TimeoutError:
+            self._process.terminate()  # the nursery then kills its workers and ends
+            try:
+                await asyncio.wait_for(self._process.wait(), grace_s)
+            except TimeoutError:
+                self._process.kill()  # its workers die with it
+                await self._process.wait()

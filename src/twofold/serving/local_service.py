@@ -1,0 +1,157 @@
+"""A whole service on this host, from start to end: workers, controller and gateway."""
+
+import asyncio
+import logging
+import shutil
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from twofold.errors import ConfigurationError
+from twofold.scheduling.cluster import ClusterScheduler
+from twofold.scheduling.handoffs import HANDOFF_POLICIES
+from twofold.scheduling.routers import ROUTERS
+from twofold.serving.config import CONTROLLER, ServiceConfig
+from twofold.serving.controller import Controller
+from twofold.serving.gateway.app import create_app
+from twofold.serving.gateway.server import HttpServer
+from twofold.serving.gateway.tokenizer import load_tokenizer
+from twofold.serving.journal import Journal, JournaledCluster
+from twofold.serving.launcher import LocalLauncher
+from twofold.serving.mailbox import Inbox, Outbox
+from twofold.serving.messages import ToController
+from twofold.serving.metrics import ServiceMetrics
+from twofold.serving.reports import Report
+from twofold.serving.service import ServedModel
+
+log = logging.getLogger(__name__)
+
+STOP_GRACE_S = 10  # answers that run when the service is told to stop get this long to end
+
+
+class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The outside of a service: its name for the model and who may use it."""
+
+    served_model_name: str
+    api_key: str | None = None
+
+
+OnProgress = Callable[[str], None]
+
+
+class LocalService:
+    """Runs a service until it is told to stop. `on_progress` is called with what is happening at start-up."""
+
+    def __init__(
+        self, config: ServiceConfig, http: HttpConfig, listener: socket.socket, on_progress: OnProgress
+    ) -> None:
+        self._config, self._http, self._listener = config, http, listener
+        self._on_progress = on_progress
+        self._launcher = LocalLauncher(config)
+        self._facts: asyncio.Future[Report] = asyncio.get_running_loop().create_future()
+        self._controller: Controller | None = None
+        self._stop = asyncio.Event()
+        self._failure: str | None = None
+
+    def stop(self) -> None:
+        """End the service; safe to call from a signal handler of the loop."""
+        self._stop.set()
+
+    async def run(self) -> None:
+        """Serve until `stop`; raises ConfigurationError when the workers cannot start or all have ended."""
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        inbox: Inbox[ToController] = Inbox(context, self._config.inbox(CONTROLLER), ToController)
+        try:
+            await self._launcher.start()
+            reports = asyncio.create_task(self._follow_reports())
+            tokenizer = asyncio.create_task(
+                asyncio.to_thread(load_tokenizer, Path(self._config.engine.model))
+            )
+            stopped = asyncio.create_task(self._stop.wait())
+            if await self._first(self._facts, stopped) is not stopped:
+                controller = self._controller = self._make_controller(self._facts.result(), context, inbox)
+                controller.start()
+                ready = asyncio.create_task(controller.wait_ready())
+                if await self._first(ready, stopped) is not stopped:
+                    app = create_app(controller, await tokenizer, api_key=self._http.api_key)
+                    await self._serve(HttpServer(app, self._listener, grace_s=STOP_GRACE_S), stopped)
+                ready.cancel()
+                controller.shutdown()
+            await self._launcher.stop(grace_s=10.0 if self._controller is not None else 0.1)
+            await reports
+        finally:
+            context.destroy(linger=0)
+            self._listener.close()
+            shutil.rmtree(self._config.run_dir, ignore_errors=True)
+        if self._failure is not None:
+            raise ConfigurationError(self._failure)
+
+    async def _serve(self, server: HttpServer, stopped: asyncio.Task[bool]) -> None:
+        await server.start()
+        host, port = self._listener.getsockname()[:2]
+        self._on_progress(f"ready on http://{host}:{port}")
+        await stopped
+        await server.stop()
+
+    def _make_controller(
+        self, facts: Report, context: "zmq.Context[zmq.Socket[bytes]]", inbox: Inbox[ToController]
+    ) -> Controller:
+        assert facts.max_model_len is not None  # noqa: S101  (these facts come together)
+        assert facts.vocab_size is not None  # noqa: S101
+        model = ServedModel(
+            name=self._http.served_model_name,
+            path=self._config.engine.model,
+            max_model_len=facts.max_model_len,
+            vocab_size=facts.vocab_size,
+            created=int(time.time()),
+        )
+        return Controller(
+            model=model,
+            cluster=self._make_cluster(),
+            inbox=inbox,
+            outbox=Outbox(context),
+            metrics=ServiceMetrics(),
+            expected=frozenset(worker.instance for worker in self._config.workers),
+        )
+
+    def _make_cluster(self) -> ClusterScheduler:
+        router, handoffs = ROUTERS[self._config.router](), HANDOFF_POLICIES[self._config.handoff]()
+        if self._config.journal_dir is None:
+            return ClusterScheduler(router, handoffs)
+        cluster = JournaledCluster(router, handoffs)
+        cluster.journal = Journal(self._config.journal_dir, CONTROLLER)
+        return cluster
+
+    async def _follow_reports(self) -> None:
+        async for report in self._launcher.reports():
+            if report.stage is not None:
+                self._on_progress(report.stage)
+            if report.max_model_len is not None:
+                self._facts.set_result(report)
+            if report.failure is not None:
+                self._fail(report.failure)
+            if report.exited is not None:
+                self._worker_ended(report.exited, report.code)
+
+    def _worker_ended(self, instance: str, code: int | None) -> None:
+        del self._launcher.pids[instance]
+        if self._stop.is_set():
+            return
+        if self._controller is None or not self._controller.ready():
+            self._fail(f"{instance} ended with code {code} before the service was ready")
+        else:
+            self._controller.lose(instance)
+
+    def _fail(self, reason: str) -> None:
+        if not self._stop.is_set():
+            self._failure = reason
+        self.stop()
+
+    @staticmethod
+    async def _first(*tasks: asyncio.Future[object]) -> asyncio.Future[object]:  # type: ignore[type-arg,unused-ignore]
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return done.pop()

@@ -1,0 +1,53 @@
+"""How many KV blocks each worker gets, checked against the machine before anything is allocated."""
+
+from pathlib import Path
+
+import msgspec
+
+from twofold.engine.base import KvLayout
+from twofold.errors import ConfigurationError
+
+MIB = 2**20
+DEFAULT_KV_CACHE_BYTES = 1024 * MIB
+
+
+class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """The KV cache of every worker of a service, and the context length that it serves."""
+
+    layout: KvLayout
+    num_blocks: int
+    max_model_len: int
+
+
+def plan_memory(
+    layout: KvLayout, *, kv_cache_bytes: int | None, max_model_len: int, workers: int, available_bytes: int
+) -> MemoryPlan:
+    """Divide memory into blocks; raises ConfigurationError when a request or the workers would not fit.
+
+    `available_bytes` is what the machine can still give to all workers together.
+    """
+    wanted = kv_cache_bytes if kv_cache_bytes is not None else DEFAULT_KV_CACHE_BYTES
+    num_blocks = wanted // layout.bytes_per_block
+    needed_blocks = -(-max_model_len // layout.block_size)
+    if num_blocks < needed_blocks:
+        needed = needed_blocks * layout.bytes_per_block
+        raise ConfigurationError(
+            f"a KV cache of {wanted / MIB:,.1f} MiB holds {num_blocks * layout.block_size:,} tokens and one "
+            f"request may need {max_model_len:,}: set --kv-cache-memory-bytes to at least "
+            f"{-(-needed // MIB)}MiB or lower --max-model-len"
+        )
+    total = layout.pool_bytes(num_blocks) * workers
+    if total > available_bytes:
+        raise ConfigurationError(
+            f"{workers} workers with a KV cache of {wanted / MIB:,.0f} MiB each need {total / MIB:,.0f} MiB and "
+            f"this machine has {available_bytes / MIB:,.0f} MiB left: lower --kv-cache-memory-bytes"
+        )
+    return MemoryPlan(layout=layout, num_blocks=num_blocks, max_model_len=max_model_len)
+
+
+def available_memory() -> int:
+    """Bytes of host memory that can still be had without swapping (Linux: MemAvailable)."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    raise ConfigurationError("/proc/meminfo does not say how much memory is available")

@@ -1,0 +1,146 @@
+"""Every message between the processes of a service, typed, with who sends it to whom."""
+
+import msgspec
+
+from twofold.handoff import HandoffMode, Lease
+from twofold.instance import Role
+from twofold.request import Generation, Request, SamplingParams, TokenOutput
+from twofold.scheduling.instance import InstanceStatus
+from twofold.transport.base import MemoryDescriptor
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Root of all messages; `tag` puts the class name on the wire."""
+
+
+# -- controller to worker -------------------------------------------------------------------------------------
+
+
+class Peer(msgspec.Struct, frozen=True, kw_only=True):
+    """Where an instance can be reached: its inbox and its KV cache."""
+
+    inbox: str
+    memory: MemoryDescriptor
+
+
+class Peers(Message):
+    """All instances of the service, as far as they are known."""
+
+    peers: list[Peer]
+
+
+class Prefill(Message):
+    """Prefill this request; then decode it too, or hand it to `target`."""
+
+    generation: Generation
+    target: str | None = None
+    mode: HandoffMode | None = None
+
+
+class Reserve(Message):
+    """Lease blocks for this request to `source`, which prefills it, as soon as there is room."""
+
+    request: Request
+    sampling: SamplingParams
+    source: str
+
+
+class Abort(Message):
+    """Forget this request."""
+
+    request_id: str
+
+
+class InstanceLost(Message):
+    """An instance is gone: it will write no more."""
+
+    instance: str
+
+
+class Shutdown(Message):
+    """End now."""
+
+
+# -- worker to controller -------------------------------------------------------------------------------------
+
+
+class Registered(Message):
+    """The worker is ready to be given work."""
+
+    peer: Peer
+    role: Role
+    status: InstanceStatus
+
+
+class LeaseGranted(Message):
+    """To the controller, and on to the lease's source if its request is still alive."""
+
+    lease: Lease
+
+
+class StepDone(Message):
+    """An iteration is over. `started` are the requests whose prefill began with it; times are monotonic seconds."""
+
+    instance: str
+    started_s: float
+    started: list[str]
+    tokens: list[tuple[str, TokenOutput]]
+    status: InstanceStatus
+
+
+class Status(Message):
+    """The accounts of a worker changed while it ran no batch."""
+
+    instance: str
+    status: InstanceStatus
+
+
+class HandoffReport(Message):
+    """A hand-off is complete: `bytes_moved` travelled between these times (monotonic seconds)."""
+
+    request_id: str
+    started_s: float
+    ended_s: float
+    bytes_moved: int
+
+
+class RequestFailed(Message):
+    """This request cannot go on; `reason` is one sentence."""
+
+    request_id: str
+    reason: str
+
+
+class WorkerFailed(Message):
+    """The worker cannot go on; `reason` is one sentence."""
+
+    instance: str
+    reason: str
+
+
+# -- worker to worker, and controller to worker for a request that ended before its lease was passed on -----------
+
+
+class HandoffEnded(Message):
+    """The source will not write to this lease any more.
+
+    `first_token` is the output token that the prefill made, if the KV cache is complete; None if the hand-off
+    was given up, either because its request is over or because of an `error`.
+    """
+
+    request_id: str
+    epoch: int
+    first_token: int | None = None
+    error: str | None = None
+
+
+class Heartbeat(Message):
+    """The source is alive: its leases last."""
+
+    source: str
+
+
+ToWorker = (
+    Peers | Prefill | Reserve | LeaseGranted | Abort | InstanceLost | Shutdown | HandoffEnded | Heartbeat
+)
+ToController = Registered | LeaseGranted | StepDone | Status | HandoffReport | RequestFailed | WorkerFailed

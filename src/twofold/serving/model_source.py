@@ -1,0 +1,25 @@
+"""Where a model is: a local directory, or a hub id that is fetched into the hub's own cache."""
+
+from pathlib import Path
+
+from twofold.errors import ModelError
+
+
+def find_model(source: str) -> Path:
+    """The local directory of a model; raises ModelError when there is none and none can be fetched."""
+    path = Path(source).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ModelError(f"{path} has no config.json, so it is not a model directory")
+        return path.resolve()
+    if path.exists() or path.is_absolute() or source.startswith((".", "~")) or source.count("/") != 1:
+        raise ModelError(f"there is no model directory {source}: make a small one with `twofold model create`")
+    from huggingface_hub import snapshot_download  # noqa: PLC0415  (slow, and needed for hub ids only)
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError  # noqa: PLC0415
+
+    try:
+        patterns = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+        return Path(snapshot_download(source, allow_patterns=patterns))
+    except (OSError, ValueError, HfHubHTTPError, HFValidationError) as error:
+        reason = str(error).splitlines()[0]
+        raise ModelError(f"{source} is no directory here, and the hub does not give it: {reason}") from error

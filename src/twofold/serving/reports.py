@@ -1,0 +1,20 @@
+"""What the nursery tells the launcher, one JSON object a line."""
+
+import msgspec
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One event: a `stage` begins; a `failure` in one sentence; a worker was `forked` or `exited`; facts.
+
+    `max_model_len` (tokens), `vocab_size` and `num_blocks` (per worker) come with the stage "starting workers".
+    """
+
+    stage: str | None = None
+    failure: str | None = None
+    forked: str | None = None
+    exited: str | None = None
+    pid: int | None = None
+    code: int | None = None
+    max_model_len: int | None = None
+    vocab_size: int | None = None
+    num_blocks: int | None = None

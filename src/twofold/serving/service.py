@@ -1,0 +1,45 @@
+"""The service seam: what the gateway asks of whatever generates tokens behind it."""
+
+from collections.abc import AsyncGenerator
+from typing import Protocol
+
+import msgspec
+
+from twofold.request import Generation, TokenOutput
+
+
+class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
+    """The one model a service serves: its public name, where it lies and its sizes in tokens.
+
+    `max_model_len` bounds prompt and output together; `created` is in unix seconds.
+    """
+
+    name: str
+    path: str
+    max_model_len: int
+    vocab_size: int
+    created: int
+
+
+class Service(Protocol):
+    """Generates tokens for many requests at once, on one event loop."""
+
+    @property
+    def model(self) -> ServedModel: ...
+
+    def generate(self, generation: Generation) -> AsyncGenerator[TokenOutput, None]:
+        """Yield the output tokens in order; the last one, and only it, has a finish reason.
+
+        Raises RequestError where the request is refused and InstanceLostError where it cannot be finished.
+        Closing the generator, or cancelling the task that waits on it, aborts the request everywhere at once;
+        closing it after the last token has no effect.
+        """
+        ...
+
+    def ready(self) -> bool:
+        """Whether a request that came now would be served."""
+        ...
+
+    def metrics(self) -> bytes:
+        """The Prometheus text exposition of everything measured behind the gateway."""
+        ...

@@ -1,0 +1,1 @@
+"""A worker: one process that runs one instance."""

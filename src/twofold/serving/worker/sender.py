@@ -1,0 +1,138 @@
+"""The hand-off sender: a thread that writes computed layers into leased blocks while later layers compute."""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+from twofold.handoff import HandoffMode, Lease
+from twofold.serving.worker.outgoing import Outgoing
+
+WriteLayer = Callable[[Outgoing, int], int]
+Ended = Callable[[Outgoing], None]
+
+
+class HandoffSender:
+    """Sends each hand-off layer by layer, in the order in which layers become ready.
+
+    `write_layer(outgoing, layer)` moves one layer and returns its bytes; `ended(outgoing)` is told once that
+    nothing of it will be read or written any more, after success (all layers sent) and after `cancel` alike.
+    Both are called from the sender's own thread: no write can be under way when `ended` is called. All other
+    methods may be called from any thread.
+    """
+
+    def __init__(
+        self, num_layers: int, clock: Callable[[], float], write_layer: WriteLayer, ended: Ended
+    ) -> None:
+        self._num_layers = num_layers
+        self._clock = clock
+        self._write_layer = write_layer
+        self._ended = ended
+        self._outgoing: dict[str, Outgoing] = {}
+        self._ready: deque[Outgoing] = deque()
+        self._changed = threading.Condition()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="handoff-sender", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        self._thread.join()
+
+    def expect(self, request_id: str, target: str, mode: HandoffMode) -> None:
+        """A request that is going to be handed off was queued."""
+        with self._changed:
+            self._outgoing[request_id] = Outgoing(request_id, target, mode)
+
+    def begin(self, request_id: str, blocks: Sequence[int]) -> bool:
+        """Its prefill starts, into these local blocks. False if it is not to be handed off."""
+        with self._changed:
+            outgoing = self._outgoing.get(request_id)
+            if outgoing is not None:
+                outgoing.blocks = tuple(blocks)
+            return outgoing is not None
+
+    def layer_computed(self, request_ids: Iterable[str], layer: int) -> None:
+        """The KV of `layer` is complete for these requests; others may be computing already."""
+        with self._changed:
+            for request_id in request_ids:
+                outgoing = self._outgoing.get(request_id)
+                if outgoing is not None:
+                    outgoing.layers_computed = layer + 1
+                    self._queue(outgoing)
+
+    def prefilled(self, request_id: str, first_token: int) -> None:
+        """The prefill is over and has made the first token."""
+        with self._changed:
+            outgoing = self._outgoing.get(request_id)
+            if outgoing is not None:
+                outgoing.first_token = first_token
+                self._queue(outgoing)
+
+    def lease(self, lease: Lease) -> bool:
+        """The target has made room. False if this hand-off is not, or no longer, wanted."""
+        with self._changed:
+            outgoing = self._outgoing.get(lease.request_id)
+            if outgoing is None or outgoing.cancelled:
+                return False
+            outgoing.lease = lease
+            self._queue(outgoing)
+            return True
+
+    def cancel(self, request_id: str) -> None:
+        """Send no more of it; `ended` will be called unless it was before."""
+        with self._changed:
+            outgoing = self._outgoing.get(request_id)
+            if outgoing is not None:
+                outgoing.cancelled = True
+                self._queue(outgoing)
+
+    def cancel_to(self, target: str | None = None) -> None:
+        """Cancel every hand-off to `target`, or all of them."""
+        with self._changed:
+            for outgoing in self._outgoing.values():
+                if target is None or outgoing.target == target:
+                    outgoing.cancelled = True
+                    self._queue(outgoing)
+
+    def _queue(self, outgoing: Outgoing) -> None:
+        if not outgoing.queued and outgoing.needs_sender:
+            outgoing.queued = True
+            self._ready.append(outgoing)
+            self._changed.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._ready or self._closed)
+                if self._closed:
+                    return
+                outgoing = self._ready.popleft()
+                outgoing.queued = False
+                layer = self._next_layer(outgoing)
+            if layer is not None:
+                self._send(outgoing, layer)
+            elif outgoing.cancelled or self._complete(outgoing):
+                with self._changed:
+                    del self._outgoing[outgoing.request_id]
+                self._ended(outgoing)
+
+    def _next_layer(self, outgoing: Outgoing) -> int | None:
+        wanted = not outgoing.cancelled and outgoing.layers_sent < outgoing.sendable
+        return outgoing.layers_sent if wanted else None
+
+    def _complete(self, outgoing: Outgoing) -> bool:
+        return outgoing.first_token is not None and outgoing.layers_sent == self._num_layers
+
+    def _send(self, outgoing: Outgoing, layer: int) -> None:
+        """One layer at a time, so that hand-offs share the link and a cancelled one stops soon."""
+        if outgoing.started_s is None:
+            outgoing.started_s = self._clock()
+        moved = self._write_layer(outgoing, layer)
+        with self._changed:
+            outgoing.bytes_moved += moved
+            outgoing.layers_sent += 1
+            self._queue(outgoing)

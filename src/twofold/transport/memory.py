@@ -1,0 +1,57 @@
+"""Memory that several processes map, and that the kernel frees when the last of them is gone."""
+
+import mmap
+import os
+
+import torch
+
+from twofold.errors import ConfigurationError
+
+
+class SharedMemory:
+    """`nbytes` of memory shared through an anonymous file (memfd).
+
+    It has no name in the file system: peers open it as /proc/PID/fd/FD, and nothing is left behind however
+    its processes end. A restarted process has new memory, so late writes of a peer go to the old one.
+    """
+
+    def __init__(self, fd: int, nbytes: int, address: str) -> None:
+        self._map = mmap.mmap(fd, nbytes)
+        self._fd = fd
+        self.nbytes = nbytes
+        self.address = address
+
+    @classmethod
+    def create(cls, name: str, nbytes: int) -> "SharedMemory":
+        """Reserve `nbytes`; raises ConfigurationError when the machine cannot give them."""
+        fd = os.memfd_create(f"twofold-{name}")
+        try:
+            os.posix_fallocate(fd, 0, nbytes)
+        except OSError as error:
+            os.close(fd)
+            raise ConfigurationError(
+                f"{nbytes / 2**20:,.0f} MiB of shared memory for {name} cannot be had "
+                f"({error.strerror}): lower --kv-cache-memory-bytes"
+            ) from error
+        return cls(fd, nbytes, f"/proc/{os.getpid()}/fd/{fd}")
+
+    @classmethod
+    def open(cls, address: str, nbytes: int) -> "SharedMemory":
+        """Map what another process created; raises ConfigurationError when it is not there or of another size."""
+        try:
+            fd = os.open(address, os.O_RDWR)
+        except OSError as error:
+            raise ConfigurationError(f"shared memory {address} cannot be opened: {error.strerror}") from error
+        size = os.fstat(fd).st_size
+        if size != nbytes:
+            os.close(fd)
+            raise ConfigurationError(f"shared memory {address} has {size} bytes where {nbytes} were expected")
+        return cls(fd, nbytes, address)
+
+    def tensor(self) -> torch.Tensor:
+        """All of it as a tensor of bytes [nbytes], writable. It must not outlive `close`."""
+        return torch.frombuffer(self._map, dtype=torch.uint8)
+
+    def close(self) -> None:
+        """Give up this process's file descriptor; the mapping goes with the last tensor over it."""
+        os.close(self._fd)

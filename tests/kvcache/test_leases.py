@@ -1,0 +1,46 @@
+"""Leases."""
+
+import pytest
+
+from twofold.errors import StaleEpochError
+from twofold.kvcache.blocks import BlockManager
+from twofold.kvcache.leases import LeaseBook
+
+
+@pytest.fixture
+def blocks():
+    return BlockManager(num_blocks=8, block_size=4)
+
+
+@pytest.fixture
+def book(blocks):
+    blocks.allocate("r", 10)
+    return LeaseBook(blocks, "decode-0", epoch=7, lease_s=10.0)
+
+
+def test_leased_blocks_outlive_their_request(blocks, book):
+    """An aborted request does not free memory that its source may still write."""
+    lease = book.grant("r", "prefill-0", now=0.0)
+    blocks.release("r")
+    assert blocks.num_free == 5
+    assert book.end("r", lease.epoch)
+    assert blocks.num_free == 8
+    assert not book.end("r", lease.epoch), "a lease ends once"
+
+
+def test_another_epoch_is_refused(book):
+    """Messages about an earlier life of the instance change nothing."""
+    book.grant("r", "prefill-0", now=0.0)
+    with pytest.raises(StaleEpochError):
+        book.end("r", epoch=6)
+    assert "r" in book
+
+
+def test_heartbeats_keep_a_lease_alive(book):
+    """A lease expires a lease time after its source's last sign of life, and only its source's counts."""
+    book.grant("r", "prefill-0", now=0.0)
+    assert book.expired(now=9.9) == []
+    book.renew("prefill-1", now=9.9)
+    assert [lease.request_id for lease in book.expired(now=10.1)] == ["r"]
+    book.renew("prefill-0", now=9.9)
+    assert book.expired(now=19.8) == []

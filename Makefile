@@ -16,7 +16,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	touch $@
 
 demo: setup  ## Make a small model, serve it split and colocated, replay a real workload, compare.
-	$(BIN)/python -m twofold.cli.demo
+	$(BIN)/python -m twofold.demo.main
 
 test: setup  ## All tests.
 	$(BIN)/python -m pytest

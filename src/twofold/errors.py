@@ -1,14 +1,14 @@
 """The one exception tree.
 
-    TwofoldError
-    ├── UserError                 the user's input is wrong; one sentence says what, where and what would be right
-    │   ├── ConfigurationError    a flag, a file or the machine cannot give what was asked for
-    │   ├── WorkloadError         a line of a trace is wrong (carries file, line number and reason)
-    │   ├── ModelError            a model directory is missing, unreadable or of an unsupported kind
-    │   └── RequestError          one request is wrong (HTTP 400); names the parameter
-    ├── OutOfBlocksError          the KV cache has fewer free blocks than were asked for
-    ├── StaleEpochError           a message or a write carries the epoch of an earlier life of an instance
-    └── InstanceLostError         the instance that held a request is gone
+TwofoldError
+├── UserError                 the user's input is wrong; one sentence says what, where and what would be right
+│   ├── ConfigurationError    a flag, a file or the machine cannot give what was asked for
+│   ├── WorkloadError         a line of a trace is wrong (carries file, line number and reason)
+│   ├── ModelError            a model directory is missing, unreadable or of an unsupported kind
+│   └── RequestError          one request is wrong (HTTP 400); names the parameter
+├── OutOfBlocksError          the KV cache has fewer free blocks than were asked for
+├── StaleEpochError           a message or a write carries the epoch of an earlier life of an instance
+└── InstanceLostError         the instance that held a request is gone
 """
 
 

@@ -18,7 +18,9 @@ def waiting(*prompt_lengths, decodes_here=True):
 
 
 def decoding(count, prompt=10):
-    requests = [Request(id=f"d{i}", arrival_s=0.0, prompt_tokens=prompt, output_tokens=8) for i in range(count)]
+    requests = [
+        Request(id=f"d{i}", arrival_s=0.0, prompt_tokens=prompt, output_tokens=8) for i in range(count)
+    ]
     return [ScheduledSequence(r, decodes_here=True, computed=prompt, generated=1) for r in requests]
 
 
@@ -73,9 +75,7 @@ def test_chunked_prefill_fills_what_decodes_leave():
     """Decodes first; then prompts started earlier; then new ones; never more than the budget."""
     started = waiting(300)[0]
     started.computed = 100
-    items = BATCHERS["chunked-prefill"](256, 64).select(
-        waiting(100)[:1], [*decoding(2), started], room()
-    )
+    items = BATCHERS["chunked-prefill"](256, 64).select(waiting(100)[:1], [*decoding(2), started], room())
     assert shape(items) == [("d0", 1), ("d1", 1), ("w0", 200), ("w0", 54)]
     assert [item.samples for item in items] == [True, True, True, False]
 

@@ -2,12 +2,14 @@
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.virtual_cluster import VirtualCluster
 
+from support.virtual_cluster import VirtualCluster
 from twofold.instance import Role
 from twofold.request import FinishReason, Request
 
-SPLIT = [(f"p{i}", Role.PREFILL, "prefill") for i in range(2)] + [(f"d{i}", Role.DECODE, "decode") for i in range(2)]
+SPLIT = [(f"p{i}", Role.PREFILL, "prefill") for i in range(2)] + [
+    (f"d{i}", Role.DECODE, "decode") for i in range(2)
+]
 CLUSTERS = {
     "split": SPLIT,
     "1P+2D": SPLIT[1:],

@@ -58,7 +58,10 @@ def test_a_lost_instance_gives_back_the_requests_it_held():
     assert made.remove_instance("decode-1") == ["a", "b"]
 
 
-@given(st.sampled_from(sorted(ROUTERS)), st.lists(st.tuples(st.integers(1, 500), st.integers(1, 50), st.booleans())))
+@given(
+    st.sampled_from(sorted(ROUTERS)),
+    st.lists(st.tuples(st.integers(1, 500), st.integers(1, 50), st.booleans())),
+)
 def test_loads_return_to_zero_when_all_requests_end(router, sizes):
     """Whatever is placed and however it ends, the accounts balance."""
     made = cluster([Role.PREFILL, Role.PREFILL, Role.DECODE, Role.DECODE], router)

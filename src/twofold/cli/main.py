@@ -52,3 +52,7 @@ def main() -> None:
 def _complain(sentence: str, code: int = 2) -> int:
     typer.echo(f"twofold: {sentence}", err=True)
     return code
+
+
+if __name__ == "__main__":
+    main()

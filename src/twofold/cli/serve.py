@@ -39,9 +39,7 @@ def serve(  # noqa: PLR0917 (these are flags, nobody passes them by position)
     ] = True,
     journal: Annotated[
         Path | None,
-        typer.Option(
-            help="Write every scheduling decision to this directory.", rich_help_panel=_SERVICE
-        ),
+        typer.Option(help="Write every scheduling decision to this directory.", rich_help_panel=_SERVICE),
     ] = None,
     dtype: Annotated[
         str,
@@ -82,9 +80,7 @@ def serve(  # noqa: PLR0917 (these are flags, nobody passes them by position)
     ] = None,
     api_key: Annotated[
         str | None,
-        typer.Option(
-            envvar="TWOFOLD_API_KEY", help="Ask clients for this key.", rich_help_panel=_HTTP
-        ),
+        typer.Option(envvar="TWOFOLD_API_KEY", help="Ask clients for this key.", rich_help_panel=_HTTP),
     ] = None,
 ) -> None:
     """Serve MODEL behind the OpenAI API.
@@ -136,5 +132,7 @@ def parse_size(text: str) -> int:
     except (ValueError, KeyError, OverflowError):
         size = 0
     if size < 1:
-        raise ConfigurationError(f"{text!r} is not a size: write bytes, or a number with a unit as in 2GiB or 500M")
+        raise ConfigurationError(
+            f"--kv-cache-memory-bytes {text!r} is not a size: write bytes, or a number with a unit as in 2GiB or 500M"
+        )
     return size

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import signal
 import socket
 import sys
@@ -41,9 +42,11 @@ def run(
     _check_choice("--dtype", engine.dtype, DTYPES)
     if journal is not None:
         journal.mkdir(parents=True, exist_ok=True)
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    logging.basicConfig(
+        level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr
+    )
     listener = _listen(host, port)
-    with tempfile.TemporaryDirectory(prefix="twofold-", ignore_cleanup_errors=True) as run_dir:
+    with tempfile.TemporaryDirectory(prefix=f"twofold-{os.getpid()}-", ignore_cleanup_errors=True) as run_dir:
         config = ServiceConfig(
             engine=engine,
             workers=workers,

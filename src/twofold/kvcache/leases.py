@@ -54,7 +54,9 @@ class LeaseBook:
         Raises StaleEpochError when `epoch` names an earlier life of this instance.
         """
         if epoch != self.epoch:
-            raise StaleEpochError(f"epoch {epoch} of {self._instance} is over; it lives in epoch {self.epoch}")
+            raise StaleEpochError(
+                f"epoch {epoch} of {self._instance} is over; it lives in epoch {self.epoch}"
+            )
         if self._leases.pop(request_id, None) is None:
             return False
         del self._deadlines[request_id]

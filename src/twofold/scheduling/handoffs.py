@@ -20,7 +20,7 @@ class FixedHandoff:
     def __init__(self, mode: HandoffMode) -> None:
         self.mode = mode
 
-    def choose(self, request: Request, route: Route) -> HandoffMode:  # noqa: ARG002
+    def choose(self, request: Request, route: Route) -> HandoffMode:
         return self.mode
 
 

@@ -137,7 +137,7 @@ class InstanceScheduler:
 
     # -- iterations -------------------------------------------------------------------------------------------
 
-    def next_batch(self, now: float) -> Batch | None:  # noqa: ARG002  (policies with deadlines look at the time)
+    def next_batch(self, now: float) -> Batch | None:
         """Start an iteration; None when there is nothing to run."""
         if self._batch is not None:
             raise RuntimeError("the previous batch has not completed")

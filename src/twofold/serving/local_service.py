@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import zmq
@@ -40,6 +41,7 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
     api_key: str | None = None
 
 
+T = TypeVar("T")
 OnProgress = Callable[[str], None]
 
 
@@ -71,15 +73,12 @@ class LocalService:
             tokenizer = asyncio.create_task(
                 asyncio.to_thread(load_tokenizer, Path(self._config.engine.model))
             )
-            stopped = asyncio.create_task(self._stop.wait())
-            if await self._first(self._facts, stopped) is not stopped:
+            if await self._unless_stopped(self._facts):
                 controller = self._controller = self._make_controller(self._facts.result(), context, inbox)
                 controller.start()
-                ready = asyncio.create_task(controller.wait_ready())
-                if await self._first(ready, stopped) is not stopped:
+                if await self._unless_stopped(asyncio.create_task(controller.wait_ready())):
                     app = create_app(controller, await tokenizer, api_key=self._http.api_key)
-                    await self._serve(HttpServer(app, self._listener, grace_s=STOP_GRACE_S), stopped)
-                ready.cancel()
+                    await self._serve(HttpServer(app, self._listener, grace_s=STOP_GRACE_S))
                 controller.shutdown()
             await self._launcher.stop(grace_s=10.0 if self._controller is not None else 0.1)
             await reports
@@ -90,12 +89,21 @@ class LocalService:
         if self._failure is not None:
             raise ConfigurationError(self._failure)
 
-    async def _serve(self, server: HttpServer, stopped: asyncio.Task[bool]) -> None:
+    async def _serve(self, server: HttpServer) -> None:
         await server.start()
         host, port = self._listener.getsockname()[:2]
         self._on_progress(f"ready on http://{host}:{port}")
-        await stopped
+        await self._stop.wait()
         await server.stop()
+
+    async def _unless_stopped(self, event: asyncio.Future[T]) -> bool:
+        """Wait for `event`; False if the service is stopped first."""
+        stopped = asyncio.create_task(self._stop.wait())
+        await asyncio.wait((event, stopped), return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if not event.done():
+            event.cancel()
+        return event.done() and not self._stop.is_set()
 
     def _make_controller(
         self, facts: Report, context: "zmq.Context[zmq.Socket[bytes]]", inbox: Inbox[ToController]
@@ -150,8 +158,3 @@ class LocalService:
         if not self._stop.is_set():
             self._failure = reason
         self.stop()
-
-    @staticmethod
-    async def _first(*tasks: asyncio.Future[object]) -> asyncio.Future[object]:  # type: ignore[type-arg,unused-ignore]
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        return done.pop()

@@ -13,7 +13,9 @@ def find_model(source: str) -> Path:
             raise ModelError(f"{path} has no config.json, so it is not a model directory")
         return path.resolve()
     if path.exists() or path.is_absolute() or source.startswith((".", "~")) or source.count("/") != 1:
-        raise ModelError(f"there is no model directory {source}: make a small one with `twofold model create`")
+        raise ModelError(
+            f"there is no model directory {source}: make a small one with `twofold model create`"
+        )
     from huggingface_hub import snapshot_download  # noqa: PLC0415  (slow, and needed for hub ids only)
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError  # noqa: PLC0415
 

@@ -12,6 +12,7 @@ import ctypes
 import logging
 import os
 import selectors
+import shutil
 import signal
 import sys
 from typing import NoReturn
@@ -31,7 +32,7 @@ def report(entry: Report) -> None:
 
 
 def main() -> None:
-    _die_with_parent()
+    _die_with_parent(signal.SIGTERM)
     logging.basicConfig(
         level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr
     )
@@ -42,6 +43,9 @@ def main() -> None:
         report(Report(failure=str(error)))
         sys.exit(2)
     _watch(workers)
+    shutil.rmtree(
+        config.run_dir, ignore_errors=True
+    )  # nobody else can, if the process that made it was killed
 
 
 def _raise_workers(config: ServiceConfig) -> dict[int, str]:
@@ -95,7 +99,7 @@ def _become_worker(run, spec: WorkerConfig) -> NoReturn:  # type: ignore[no-unty
     """What a forked child does instead of returning."""
     code = 1
     try:
-        _die_with_parent()
+        _die_with_parent(signal.SIGKILL)
         _set_title(f"twofold-{spec.instance}")
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # reports are the parent's to make
         run()
@@ -145,8 +149,8 @@ def _reap(workers: dict[int, str]) -> None:
         report(Report(exited=workers.pop(pid), pid=pid, code=os.waitstatus_to_exitcode(status)))
 
 
-def _die_with_parent() -> None:
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+def _die_with_parent(with_signal: signal.Signals) -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, with_signal)
 
 
 def _set_title(name: str) -> None:

@@ -18,9 +18,13 @@ def plan_workers(
 ) -> tuple[WorkerConfig, ...]:
     """Workers with their roles, batchers and cores; raises ConfigurationError for counts that cannot serve."""
     if colocated and (prefill or decode):
-        raise ConfigurationError("--colocated excludes --prefill and --decode: a service is split or it is not")
+        raise ConfigurationError(
+            "--colocated excludes --prefill and --decode: a service is split or it is not"
+        )
     if not colocated and not (prefill and decode):
-        raise ConfigurationError("a split service needs at least --prefill 1 and --decode 1 (or use --colocated N)")
+        raise ConfigurationError(
+            "a split service needs at least --prefill 1 and --decode 1 (or use --colocated N)"
+        )
     mixed = "chunked-prefill" if chunked_prefill else "mixed"
     kinds = (
         [(f"prefill-{i}", Role.PREFILL, "prefill") for i in range(prefill)]

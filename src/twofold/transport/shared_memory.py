@@ -38,7 +38,11 @@ class SharedMemoryTransport:
         self._memory = memory
         self._source = source
         self.descriptor = MemoryDescriptor(
-            instance=instance, epoch=epoch, address=memory.address, num_blocks=num_blocks, layout=source.layout
+            instance=instance,
+            epoch=epoch,
+            address=memory.address,
+            num_blocks=num_blocks,
+            layout=source.layout,
         )
 
     def connect(self, peer: MemoryDescriptor) -> Connection:

@@ -14,7 +14,7 @@ class JoinShortestQueue:
     instance with fewer tokens of the other kind, then to the one listed first.
     """
 
-    def route(self, request: Request, instances: Sequence[InstanceLoad], now: float) -> Route | None:  # noqa: ARG002
+    def route(self, request: Request, instances: Sequence[InstanceLoad], now: float) -> Route | None:
         prefills = [load for load in instances if load.role.prefills]
         if not prefills:
             return None

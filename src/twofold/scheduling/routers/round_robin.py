@@ -13,7 +13,7 @@ class RoundRobin:
     def __init__(self) -> None:
         self._turn = 0
 
-    def route(self, request: Request, instances: Sequence[InstanceLoad], now: float) -> Route | None:  # noqa: ARG002
+    def route(self, request: Request, instances: Sequence[InstanceLoad], now: float) -> Route | None:
         prefills = [load for load in instances if load.role.prefills]
         decodes = [load for load in instances if load.role.decodes]
         if not prefills or not decodes:

@@ -42,3 +42,7 @@ class Outgoing:
         """Whether there is something for the sender to do."""
         over = self.first_token is not None and self.lease is not None
         return self.cancelled or over or self.layers_sent < self.sendable
+
+    def give_up(self, error: str) -> None:
+        """It cannot be completed; the request fails for this reason."""
+        self.cancelled, self.error = True, error

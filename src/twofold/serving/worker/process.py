@@ -70,4 +70,17 @@ def _scheduler(config: ServiceConfig, spec: WorkerConfig, plan: MemoryPlan, epoc
         return InstanceScheduler(batcher, blocks, leases, config.engine.max_num_seqs)
     scheduler = JournaledInstance(batcher, blocks, leases, config.engine.max_num_seqs)
     scheduler.journal = Journal(config.journal_dir, spec.instance)
+    scheduler.journal.write(
+        "instance",
+        {
+            "instance": spec.instance,
+            "batcher": spec.batcher,
+            "token_budget": spec.token_budget,
+            "max_num_seqs": config.engine.max_num_seqs,
+            "num_blocks": plan.num_blocks,
+            "block_size": plan.layout.block_size,
+            "epoch": epoch,
+            "lease_s": config.lease_s,
+        },
+    )
     return scheduler

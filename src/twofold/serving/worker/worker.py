@@ -210,17 +210,15 @@ class Worker:
         self._outbox.close(linger_s=1.0)
 
     def _handle(self, message: ToWorker) -> None:
+        """One message of the controller or of a peer; the lock is held."""
         match message:
             case Prefill():
                 self._accept(message)
-            case Reserve(request=request):
-                self._sequences[request.id] = LiveSequence(message.sampling, offset=request.prompt_tokens)
-                self._announce(self._scheduler.reserve(request, message.source, time.monotonic()))
+            case Reserve():
+                self._reserve(message)
             case LeaseGranted(lease=lease):
                 if not self._sender.lease(lease):
                     self._end_lease(lease)
-            case HandoffEnded(epoch=epoch) if epoch != self._scheduler.leases.epoch:
-                log.warning("%s refused data of epoch %d for %s", self._instance, epoch, message.request_id)
             case HandoffEnded():
                 self._land(message)
             case Abort(request_id=request_id):
@@ -241,8 +239,16 @@ class Worker:
             self._sender.expect(request.id, message.target, message.mode)
         self._scheduler.submit(request, decodes_here=message.target is None)
 
+    def _reserve(self, message: Reserve) -> None:
+        request = message.request
+        self._sequences[request.id] = LiveSequence(message.sampling, offset=request.prompt_tokens)
+        self._announce(self._scheduler.reserve(request, message.source, time.monotonic()))
+
     def _land(self, message: HandoffEnded) -> None:
         request_id = message.request_id
+        if message.epoch != self._scheduler.leases.epoch:
+            log.warning("%s refused KV of epoch %d for %s", self._instance, message.epoch, request_id)
+            return
         if message.first_token is None:
             self._scheduler.leases.end(request_id, message.epoch)
             if message.error is not None:
@@ -294,13 +300,14 @@ class Worker:
     def _write_layer(self, outgoing: Outgoing, layer: int) -> int:
         lease = outgoing.lease
         assert lease is not None  # noqa: S101  (the sender sends under a lease only; tells the type checker so)
+        if self._silent_too_long(time.monotonic()):
+            outgoing.give_up(f"{self._instance} was stopped for too long to keep its lease")
+            return 0
         try:
-            if self._silent_too_long(time.monotonic()):
-                raise TwofoldError(f"{self._instance} was stopped for too long to keep its lease")
             connection = self._peers.connection(lease.instance, lease.epoch)
             return connection.write(layer, outgoing.blocks, lease.blocks[: len(outgoing.blocks)])
         except TwofoldError as error:
-            outgoing.cancelled, outgoing.error = True, str(error)
+            outgoing.give_up(str(error))
             return 0
 
     def _handoff_over(self, outgoing: Outgoing) -> None:

@@ -1,0 +1,90 @@
+"""An endpoint: an OpenAI-compatible server as the bench sees it, found by asking for its models."""
+
+import aiohttp
+import msgspec
+
+from twofold.errors import ConfigurationError
+
+_PATIENCE_S = 30.0
+
+
+class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """Where to send requests. Sizes are None where the server does not tell them."""
+
+    base_url: str
+    model: str
+    max_model_len: int | None = None
+    vocab_size: int | None = None
+
+
+class _Card(msgspec.Struct, frozen=True):
+    id: str
+    max_model_len: int | None = None
+    vocab_size: int | None = None
+
+
+class _Cards(msgspec.Struct, frozen=True):
+    data: list[_Card]
+
+
+def root_url(url: str) -> str:
+    """`url` without a trailing slash or `/v1`; raises ConfigurationError if it is not an HTTP address."""
+    root = url.strip().rstrip("/").removesuffix("/v1").rstrip("/")
+    if not root.startswith(("http://", "https://")) or root.endswith("/"):
+        raise ConfigurationError(f"--base-url {url!r} is not an HTTP address such as http://127.0.0.1:8000")
+    return root
+
+
+def authorization(api_key: str | None) -> dict[str, str]:
+    return {"Authorization": f"Bearer {api_key}"} if api_key else {}
+
+
+async def discover(base_url: str, model: str | None = None, api_key: str | None = None) -> Endpoint:
+    """Ask `base_url` what it serves; the first model unless `model` names one.
+
+    Raises ConfigurationError where nobody answers, the key is refused or the model is not served there. A
+    server without a list of models is taken at its word if `model` is given.
+    """
+    root = root_url(base_url)
+    status, body = await _get(f"{root}/v1/models", api_key)
+    if status in (401, 403):
+        raise ConfigurationError(f"{root} refuses the API key: give --api-key or set OPENAI_API_KEY")
+    if status != 200:
+        return _unlisted(root, model, f"answers HTTP {status} to GET /v1/models")
+    try:
+        cards = msgspec.json.decode(body, type=_Cards).data
+    except msgspec.DecodeError:
+        return _unlisted(root, model, "does not list its models as OpenAI's API does")
+    return _chosen(root, model, cards)
+
+
+async def _get(url: str, api_key: str | None) -> tuple[int, bytes]:
+    timeout = aiohttp.ClientTimeout(total=_PATIENCE_S)
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=timeout, headers=authorization(api_key)) as session,
+            session.get(url) as response,
+        ):
+            return response.status, await response.read()
+    except aiohttp.InvalidURL as error:
+        raise ConfigurationError(f"{url} is not an HTTP address such as http://127.0.0.1:8000") from error
+    except TimeoutError as error:
+        raise ConfigurationError(f"no answer from {url} in {_PATIENCE_S:.0f} s") from error
+    except aiohttp.ClientError as error:
+        raise ConfigurationError(f"no OpenAI endpoint can be reached at {url}: {error}") from error
+
+
+def _unlisted(root: str, model: str | None, why: str) -> Endpoint:
+    if model is None:
+        raise ConfigurationError(f"{root} {why}: give --model, or another --base-url")
+    return Endpoint(base_url=root, model=model)
+
+
+def _chosen(root: str, model: str | None, cards: list[_Card]) -> Endpoint:
+    for card in cards:
+        if model in (None, card.id):
+            return Endpoint(
+                base_url=root, model=card.id, max_model_len=card.max_model_len, vocab_size=card.vocab_size
+            )
+    served = ", ".join(card.id for card in cards) or "no model"
+    raise ConfigurationError(f"{root} serves {served}" + (f", not {model}" if model else ""))

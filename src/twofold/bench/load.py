@@ -1,0 +1,175 @@
+"""An open-loop load: requests leave when they are due, whether or not earlier ones have been answered."""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field
+from itertools import chain
+
+import msgspec
+
+from twofold.bench.client import Client, ClientConfig, Outcome
+from twofold.bench.endpoint import Endpoint
+from twofold.bench.prompts import PromptMaker
+from twofold.errors import ConfigurationError
+from twofold.request import Request
+from twofold.timeline import Recorder, Timeline
+
+
+class LoadConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """How to load an endpoint.
+
+    `max_concurrency` caps the requests in flight, which makes the loop closed where the cap is reached.
+    `warmup` requests of the first one's size are sent, and answered, before anything is measured. `api_key`
+    is kept out of what `msgspec.json` writes only if the caller keeps it out.
+    """
+
+    endpoint: Endpoint
+    prompts: PromptMaker = PromptMaker()
+    client: ClientConfig = ClientConfig()
+    max_concurrency: int | None = None
+    warmup: int = 0
+    api_key: str | None = None
+
+
+@dataclass(slots=True)
+class LoadCounts:
+    """How far a load has come."""
+
+    sent: int = 0
+    done: int = 0
+    failed: int = 0
+
+
+@dataclass(slots=True)
+class LoadResult:
+    """What a load measured: timelines and outcomes in the order in which the requests ended.
+
+    An aborted request has a timeline and no outcome. `send_lags_s` is how long after its due time each
+    request left: a slow client or a full `max_concurrency` shows here, and only here,
+    since the timelines start when the requests leave. Times are seconds of time.monotonic().
+    """
+
+    timelines: list[Timeline] = field(default_factory=list)
+    outcomes: list[Outcome] = field(default_factory=list)
+    send_lags_s: list[float] = field(default_factory=list)
+    started_s: float = 0.0
+    ended_s: float = 0.0
+    interrupted: bool = False
+
+    @property
+    def duration_s(self) -> float:
+        return self.ended_s - self.started_s
+
+    @property
+    def errors(self) -> dict[str, str]:
+        """The reason of each failed request, by request id."""
+        return {outcome.request_id: outcome.error for outcome in self.outcomes if outcome.error is not None}
+
+    @property
+    def packed_tokens(self) -> int:
+        """Output tokens that shared a chunk with an earlier one, so that the gap between the two is zero."""
+        chunks = {outcome.request_id: outcome.chunks for outcome in self.outcomes if outcome.error is None}
+        return sum(
+            max(0, timeline.output_tokens - chunks.get(timeline.request.id, timeline.output_tokens))
+            for timeline in self.timelines
+        )
+
+
+OnChange = Callable[[LoadCounts], None]
+
+
+async def run_load(
+    config: LoadConfig,
+    requests: Iterable[Request],
+    *,
+    stop: asyncio.Event | None = None,
+    on_change: OnChange | None = None,
+) -> LoadResult:
+    """Send `requests` at their arrival times, counted from the first one's, and wait for all replies.
+
+    Setting `stop` ends the load early: what is in flight is aborted and the result is `interrupted`.
+    `on_change` is called whenever a request has left or ended. Raises ConfigurationError where the warm-up
+    gets no answer; requests that fail later are part of the result.
+    """
+    result = LoadResult()
+    recorder = Recorder([result.timelines.append])
+    async with Client(config.endpoint, recorder, config.client, config.api_key) as client:
+        load = _Load(config, client, result, on_change)
+        sending = asyncio.create_task(load.drive(requests))
+        await _until_done(sending, stop, result)
+    return result
+
+
+async def _until_done(sending: asyncio.Task[None], stop: asyncio.Event | None, result: LoadResult) -> None:
+    stopping = asyncio.create_task((stop or asyncio.Event()).wait())
+    try:
+        await asyncio.wait({sending, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        result.interrupted = not sending.done()
+    finally:
+        stopping.cancel()
+        if not sending.done():
+            sending.cancel()
+        with suppress(asyncio.CancelledError):  # ours: it was asked for just above
+            await sending
+
+
+class _Load:
+    """One run: the sender and the tasks it has started."""
+
+    def __init__(
+        self, config: LoadConfig, client: Client, result: LoadResult, on_change: OnChange | None
+    ) -> None:
+        self._config, self._client, self._result = config, client, result
+        self._on_change = on_change or (lambda _: None)
+        self._counts = LoadCounts()
+        cap = config.max_concurrency
+        self._slots = nullcontext() if cap is None else asyncio.Semaphore(cap)
+
+    async def drive(self, requests: Iterable[Request]) -> None:
+        iterator = iter(requests)
+        first = next(iterator, None)
+        if first is None:
+            return
+        await self._warm_up(first)
+        self._result.started_s = time.monotonic()
+        origin_s = self._result.started_s - first.arrival_s
+        try:
+            async with asyncio.TaskGroup() as replies:
+                for request in chain([first], iterator):
+                    body = self._body(request)
+                    due_s = origin_s + request.arrival_s
+                    await asyncio.sleep(due_s - time.monotonic())
+                    replies.create_task(self._send(request, body, due_s))
+        finally:
+            self._result.ended_s = time.monotonic()
+
+    async def _send(self, request: Request, body: bytes, due_s: float) -> None:
+        async with self._slots:
+            self._result.send_lags_s.append(max(0.0, time.monotonic() - due_s))
+            self._counts.sent += 1
+            self._on_change(self._counts)
+            outcome = await self._client.send(request, body)
+        self._result.outcomes.append(outcome)
+        self._counts.done += outcome.error is None
+        self._counts.failed += outcome.error is not None
+        self._on_change(self._counts)
+
+    async def _warm_up(self, like: Request) -> None:
+        names = [f"warmup-{number}" for number in range(self._config.warmup)]
+        # No prefix blocks: a warm-up must not leave in a cache what the run then finds there.
+        samples = [msgspec.structs.replace(like, id=name, prefix_blocks=()) for name in names]
+        outcomes = await asyncio.gather(
+            *(self._client.send(sample, self._body(sample)) for sample in samples)
+        )
+        self._result.timelines.clear()
+        failed = [outcome for outcome in outcomes if outcome.error is not None]
+        if failed and len(failed) == len(outcomes):
+            raise ConfigurationError(
+                f"{self._config.endpoint.base_url} fails every warm-up request: "
+                f"{failed[0].error}: {failed[0].detail}"
+            )
+
+    def _body(self, request: Request) -> bytes:
+        return self._client.body(request, self._config.prompts.prompt(request))

@@ -1,0 +1,78 @@
+"""Prompts of a wanted length: token ids for endpoints that take them, words for those that do not.
+
+Two prompts share no prefix unless their requests name the same `prefix_blocks`: a block id always gives the
+same tokens, so that what a trace says about reuse is true of the prompts as well.
+"""
+
+from enum import StrEnum
+from hashlib import blake2b
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from twofold.request import Request
+from twofold.workload.rescale import BLOCK_TOKENS
+
+# Short, common words: most tokenizers know each of them, with the space before it, as one token.
+_TEXT = (
+    "time year people way day man thing woman life child world school state family student group country "
+    "problem hand part place case week company system program question work government number night point "
+    "home water room mother area money story fact month lot right study book eye job word business issue "
+    "side kind head house service friend father power hour game line end member law car city community "
+    "name president team minute idea body information back parent face level office door health person "
+    "art war history party result change morning reason research girl guy moment air teacher force "
+    "education "
+)
+WORDS = tuple(_TEXT.split())
+
+
+class PromptForm(StrEnum):
+    """How a prompt is written into a request."""
+
+    TOKENS = "tokens"  # a list of token ids: its length is exact
+    TEXT = "text"  # words: its length is what the endpoint's tokenizer makes of it, about one token a word
+
+
+class PromptMaker(msgspec.Struct, frozen=True, kw_only=True):
+    """Writes prompts; the same seed and request give the same prompt.
+
+    Token ids are drawn from [`lowest`, `vocabulary`): the default range holds plain tokens in every large
+    vocabulary and keeps clear of the special ones at either end. A prefix block has `block_tokens` tokens.
+    """
+
+    form: PromptForm = PromptForm.TOKENS
+    seed: int = 0
+    lowest: int = 256
+    vocabulary: int = 1024
+    block_tokens: int = BLOCK_TOKENS
+
+    def prompt(self, request: Request) -> list[int] | str:
+        """The prompt of `request`: exactly `prompt_tokens` ids, or that many words."""
+        if self.form is PromptForm.TOKENS:
+            return self.token_ids(request)
+        return " ".join(WORDS[number] for number in self._draw(request, 0, len(WORDS)).tolist())
+
+    def token_ids(self, request: Request) -> list[int]:
+        ids: list[int] = self._draw(request, self.lowest, self.vocabulary).tolist()
+        return ids
+
+    def _draw(self, request: Request, low: int, high: int) -> npt.NDArray[np.int64]:
+        wanted = request.prompt_tokens
+        blocks = request.prefix_blocks[: -(-wanted // self.block_tokens)]
+        parts = [self._stream("block", block).integers(low, high, self.block_tokens) for block in blocks]
+        rest = wanted - len(parts) * self.block_tokens
+        if rest > 0:
+            parts.append(self._stream("request", request.id).integers(low, high, rest))
+        return np.concatenate(parts)[:wanted] if parts else np.empty(0, dtype=np.int64)
+
+    def _stream(self, kind: str, name: int | str) -> np.random.Generator:
+        digest = blake2b(f"{self.seed}/{kind}/{name}".encode(), digest_size=16).digest()
+        return np.random.default_rng(int.from_bytes(digest))
+
+
+def token_range(vocabulary: int | None) -> tuple[int, int]:
+    """The range of ids that is safe in a vocabulary of this size; the defaults where it is unknown."""
+    if vocabulary is None:
+        return 256, 1024
+    return min(256, vocabulary // 2), vocabulary

@@ -1,0 +1,92 @@
+"""What the commands of `twofold trace` do; apart from their flags because its imports are slow."""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+import typer
+from rich.console import Console
+
+from twofold.cli.trace_progress import watched
+from twofold.cli.trace_table import trace_tables
+from twofold.errors import ConfigurationError
+from twofold.request import Request
+from twofold.workload.format import TraceFormat
+from twofold.workload.lines import ReadNotes, require_file
+from twofold.workload.replay import Replay
+from twofold.workload.rescale import fit_lengths
+from twofold.workload.summary import summarise
+from twofold.workload.trace import FORMATS, detect_format, find_format, open_trace
+from twofold.workload.writer import write_trace
+
+
+def show_trace(path: Path, format_name: str | None, *, as_json: bool) -> None:
+    """Print the summary of a trace, as tables or as JSON."""
+    name = format_name or detect_format(path).name
+    notes = ReadNotes()
+    summary = summarise(watched(open_trace(path, name, notes)))
+    if as_json:
+        facts = {"path": str(path), "format": name, **msgspec.to_builtins(summary)}
+        typer.echo(msgspec.json.format(msgspec.json.encode(facts), indent=2))
+    else:
+        Console().print(trace_tables(f"{path} ({name})", summary))
+    _mention(notes)
+
+
+def convert_trace(
+    path: Path,
+    out: Path,
+    *,
+    format_name: str | None,
+    to: str | None,
+    part: Replay,
+    length_scale: float,
+    max_model_len: int | None,
+) -> None:
+    """Write `part` of the trace at `path`, its lengths scaled and clipped, to `out`."""
+    require_file(path)
+    if out.exists() and out.samefile(path):
+        raise ConfigurationError(f"{out} is the trace that is read: give the result another name")
+    name = format_name or detect_format(path).name
+    notes = ReadNotes()
+    requests = part.requests(lambda: watched(open_trace(path, name, notes)))
+    _save(fit_lengths(requests, length_scale, max_model_len), out, to)
+    _mention(notes)
+
+
+def generate_trace(
+    requests: Iterable[Request], out: Path, *, to: str | None, length_scale: float, max_model_len: int | None
+) -> None:
+    """Write generated requests, their lengths scaled and clipped, to `out`."""
+    _save(watched(fit_lengths(requests, length_scale, max_model_len)), out, to)
+
+
+def _save(requests: Iterable[Request], out: Path, to: str | None) -> None:
+    """Write requests, and say on stderr what was written and what was lost."""
+    target = _target(out, to)
+    written = write_trace(_at_least_one(requests), out, target)
+    for loss in written.losses(target):
+        typer.echo(f"note: {loss}", err=True)
+    typer.echo(f"wrote {written.requests:,} requests to {out} ({target.name})", err=True)
+
+
+def _target(out: Path, to: str | None) -> TraceFormat:
+    """The format to write; a name that promises csv must not be given jsonl by default."""
+    if to is None and ".csv" in out.suffixes:
+        names = [known.name for known in FORMATS.values() if known.suffix == ".csv"]
+        raise ConfigurationError(f"{out}: say which csv to write, --to {' or --to '.join(names)}")
+    return find_format(to or "twofold")
+
+
+def _at_least_one(requests: Iterable[Request]) -> Iterator[Request]:
+    empty = True
+    for request in requests:
+        empty = False
+        yield request
+    if empty:
+        raise ConfigurationError("no request arrives in the part that was asked for, so nothing was written")
+
+
+def _mention(notes: ReadNotes) -> None:
+    if notes.zero_outputs:
+        typer.echo(f"note: {notes.zero_outputs:,} outputs of length 0 were read as 1", err=True)

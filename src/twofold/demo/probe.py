@@ -1,0 +1,59 @@
+"""What to ask of a machine whose speed is unknown: a load and an SLO, from a few requests served alone."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+
+from twofold.request import Request
+from twofold.slo import Slo
+from twofold.timeline import Timeline
+
+PROBES = 4
+# Share of the time that the prefill worker of the split design is to be busy. Both designs get the same rate.
+PREFILL_UTILISATION = 0.6
+# The SLO allows a slow-down against an unloaded service, as in Splitwise (section 5.3): its strictest bound for
+# the first token at P99 is 6x. For TPOT, where splitting matters, its P90 bound of 1.5x is taken.
+TTFT_SLOWDOWN = 6.0
+TPOT_SLOWDOWN = 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class Objectives:
+    """The load to offer (requests per second) and the latencies to keep."""
+
+    rate: float
+    slo: Slo
+    ttft_s: float
+    tpot_s: float
+
+    def describe(self) -> str:
+        return (
+            f"a median request alone: TTFT {self.ttft_s * 1e3:.0f} ms, TPOT {self.tpot_s * 1e3:.1f} ms; "
+            f"so the load is {self.rate:.2f} requests/s and the SLO TTFT ≤ {self.slo.ttft_s:.2f} s, "
+            f"TPOT ≤ {(self.slo.tpot_s or 0) * 1e3:.0f} ms"
+        )
+
+
+def probe_requests(sample: Sequence[Request]) -> list[Request]:
+    """A few requests of the median lengths, to be sent one after another."""
+    prompt = int(median(request.prompt_tokens for request in sample))
+    output = max(8, int(median(request.output_tokens for request in sample)))
+    return [
+        Request(id=f"probe-{i}", arrival_s=0.0, prompt_tokens=prompt, output_tokens=output)
+        for i in range(PROBES)
+    ]
+
+
+def objectives(alone: Sequence[Timeline], sample: Sequence[Request]) -> Objectives:
+    """From the timelines of the probes and the requests to come."""
+    ttft_s = median(t.ttft_s for t in alone if t.ttft_s is not None)
+    tpot_s = median(t.tpot_s for t in alone if t.tpot_s is not None)
+    mean_prompt = fmean(request.prompt_tokens for request in sample)
+    # Prefill time is close to linear in the prompt's length at these lengths.
+    mean_prefill_s = ttft_s * mean_prompt / alone[0].request.prompt_tokens
+    return Objectives(
+        rate=PREFILL_UTILISATION / mean_prefill_s,
+        slo=Slo(ttft_s=ttft_s * TTFT_SLOWDOWN, tpot_s=tpot_s * TPOT_SLOWDOWN),
+        ttft_s=ttft_s,
+        tpot_s=tpot_s,
+    )

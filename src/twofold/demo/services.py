@@ -1,0 +1,81 @@
+"""Services for a demonstration or a benchmark: started through the command line, ended whatever happens."""
+
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from twofold.errors import ConfigurationError
+
+START_S = 600.0
+STOP_S = 60.0
+
+
+@contextmanager
+def served(model: Path, flags: Sequence[str]) -> Iterator[str]:
+    """Run `twofold serve MODEL FLAGS…` on a free port; yields its base URL once it is ready.
+
+    Raises ConfigurationError, with what the service said, when it ends instead of getting ready.
+    """
+    port = free_port()
+    command = [sys.executable, "-m", "twofold.cli.main", "serve", str(model), "--port", str(port), *flags]
+    url = f"http://127.0.0.1:{port}"
+    with tempfile.TemporaryFile("w+") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)  # noqa: S603 (ours)
+        try:
+            if not wait_ready(process, url):
+                log.seek(0)
+                raise ConfigurationError(f"the service ended while starting: {log.read().strip()}")
+            yield url
+        finally:
+            stop(process)
+
+
+def free_port() -> int:
+    """A port that nobody listens on just now."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def metrics(url: str) -> str:
+    """The service's Prometheus metrics as text."""
+    with urllib.request.urlopen(f"{url}/metrics", timeout=30) as response:  # noqa: S310 (our own http URL)
+        return str(response.read().decode())
+
+
+def wait_ready(process: "subprocess.Popen[str] | subprocess.Popen[bytes]", url: str) -> bool:
+    """Wait until the service answers as healthy; False if its process ends first."""
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            return False
+        if _healthy(url):
+            return True
+        time.sleep(0.2)
+    raise ConfigurationError(f"the service was not ready within {START_S:.0f} s")
+
+
+def _healthy(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=5) as response:  # noqa: S310 (our own http URL)
+            return bool(response.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def stop(process: "subprocess.Popen[str] | subprocess.Popen[bytes]") -> None:
+    """Ctrl-C, and force if that is not enough; its workers end with it either way."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+    try:
+        process.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

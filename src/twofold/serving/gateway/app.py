@@ -1,0 +1,88 @@
+"""The application: every path of the gateway."""
+
+from functools import partial
+
+import msgspec
+from fastapi import FastAPI
+from fastapi.responses import Response
+from starlette.exceptions import HTTPException
+
+import twofold
+from twofold.errors import TwofoldError
+from twofold.serving.gateway.chat import chat
+from twofold.serving.gateway.completions import complete
+from twofold.serving.gateway.errors import answer_error, answer_http_error
+from twofold.serving.gateway.gateway import Gateway
+from twofold.serving.gateway.limits import Limits
+from twofold.serving.gateway.middleware import Envelope
+from twofold.serving.gateway.responses import ModelCard, ModelList
+from twofold.serving.gateway.tokenizer import TextTokenizer
+from twofold.serving.service import Service
+
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def create_app(
+    service: Service, tokenizer: TextTokenizer | None, *, api_key: str | None, limits: Limits | None = None
+) -> FastAPI:
+    """The gateway to `service`; without a tokenizer it takes prompts of token ids only.
+
+    `api_key`, where there is one, is needed for everything under /v1.
+    """
+    gateway = Gateway(service=service, tokenizer=tokenizer, limits=limits or Limits())
+    app = FastAPI(openapi_url=None, redirect_slashes=False)
+    app.add_middleware(Envelope, api_key=api_key)
+    app.add_exception_handler(TwofoldError, answer_error)
+    app.add_exception_handler(HTTPException, answer_http_error)
+    _add_api(app, gateway)
+    _add_operations(app, service)
+    return app
+
+
+def _add_api(app: FastAPI, gateway: Gateway) -> None:
+    """The OpenAI API. The bodies are read by hand: `schemas.py` says how strictly."""
+    app.add_route("/v1/completions", partial(complete, gateway), methods=["POST"])
+    app.add_route("/v1/chat/completions", partial(chat, gateway), methods=["POST"])
+
+    @app.get("/v1/models")
+    async def models() -> Response:
+        return _json(ModelList(data=[_card(gateway)]))
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> Response:
+        gateway.check_model(name)
+        return _json(_card(gateway))
+
+
+def _add_operations(app: FastAPI, service: Service) -> None:
+    """What operators and their tools ask for."""
+
+    @app.get("/health")
+    @app.get("/ping")
+    @app.post("/ping")
+    async def health() -> Response:
+        ready = service.ready()
+        return _json({"status": "ready" if ready else "not ready"}, 200 if ready else 503)
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(service.metrics(), media_type=METRICS_TYPE)
+
+    @app.get("/version")
+    async def version() -> Response:
+        return _json({"version": twofold.__version__})
+
+
+def _card(gateway: Gateway) -> ModelCard:
+    model = gateway.service.model
+    return ModelCard(
+        id=model.name,
+        created=model.created,
+        root=model.path,
+        max_model_len=model.max_model_len,
+        vocab_size=model.vocab_size,
+    )
+
+
+def _json(body: object, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(body), status, media_type="application/json")

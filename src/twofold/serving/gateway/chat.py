@@ -1,0 +1,149 @@
+"""`POST /v1/chat/completions`."""
+
+from collections.abc import Sequence
+
+import msgspec
+from fastapi.responses import Response
+from msgspec import UNSET
+from starlette.requests import Request
+
+from twofold.errors import RequestError
+from twofold.serving.gateway.answering import answer_with
+from twofold.serving.gateway.body import read_struct
+from twofold.serving.gateway.choice import Delta
+from twofold.serving.gateway.gateway import Gateway
+from twofold.serving.gateway.logprobs import LogprobFormat
+from twofold.serving.gateway.messages import template_messages
+from twofold.serving.gateway.middleware import arrival_of
+from twofold.serving.gateway.planning import Answer, check_fields, plan, stream_options
+from twofold.serving.gateway.prompts import check_length
+from twofold.serving.gateway.responses import (
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatDelta,
+    ChatLogprobs,
+    ChatMessage,
+    MaybeTokenIds,
+    MaybeUsage,
+    Usage,
+)
+from twofold.serving.gateway.schemas import ChatFields
+from twofold.serving.gateway.sse import event
+
+
+async def chat(gateway: Gateway, request: Request) -> Response:
+    """Answer one request; raises RequestError, InstanceLostError and ClientDisconnect."""
+    fields = await read_struct(request, ChatFields, gateway.limits.body_bytes)
+    check_fields(gateway, fields, prompts=1)
+    arrival = arrival_of(request)
+    answer = Answer(
+        id=f"chatcmpl-{arrival.request_id}",
+        created=arrival.created,
+        arrival_s=arrival.monotonic_s,
+        max_tokens=fields.max_completion_tokens or fields.max_tokens,
+        logprobs=wanted_logprobs(fields),
+    )
+    prompt = await encode_messages(gateway, fields)
+    planned = plan(gateway, fields, answer, [prompt])
+    form = ChatForm(answer, fields, gateway.logprob_format())
+    options = stream_options(fields)
+    return await answer_with(
+        gateway.service, request, planned, form, prompt_tokens=len(prompt), options=options
+    )
+
+
+def wanted_logprobs(fields: ChatFields) -> int | None:
+    """How many alternatives are asked for; None where no log probabilities are."""
+    if fields.logprobs:
+        return fields.top_logprobs or 0
+    if fields.top_logprobs is not None:
+        raise RequestError("top_logprobs: send logprobs: true with it", param="top_logprobs")
+    return None
+
+
+async def encode_messages(gateway: Gateway, fields: ChatFields) -> list[int]:
+    """The prompt's token ids; special tokens are the template's to write unless asked for."""
+    tokenizer = gateway.require_tokenizer("messages")
+    messages = template_messages(fields.messages)
+    check_length(gateway, sum(len(message["content"]) for message in messages), "messages")
+    token_ids = await tokenizer.encode_chat(
+        messages,
+        add_generation_prompt=fields.add_generation_prompt is not False,
+        add_special_tokens=bool(fields.add_special_tokens),
+        template_kwargs=fields.chat_template_kwargs or {},
+    )
+    if not token_ids:
+        raise RequestError(
+            "messages: the model's chat template made an empty prompt of them", param="messages"
+        )
+    return token_ids
+
+
+class ChatForm:
+    """Writes chat completions."""
+
+    def __init__(self, answer: Answer, fields: ChatFields, logprobs: LogprobFormat) -> None:
+        self._answer = answer
+        self._fields = fields
+        self._logprobs = logprobs
+        self._encode = msgspec.json.Encoder().encode
+
+    def events(self, delta: Delta, usage: MaybeUsage) -> bytes:
+        data = event(self._encode(self._chunk([self._chunk_choice(delta)], usage)))
+        if delta.token.index > 0:
+            return data
+        # The stream of a choice begins by saying whose words follow.
+        role = ChatChunkChoice(
+            index=delta.choice,
+            delta=ChatDelta(role="assistant", content=""),
+            logprobs=None,
+            finish_reason=None,
+        )
+        return event(self._encode(self._chunk([role], usage))) + data
+
+    def usage_event(self, usage: Usage) -> bytes:
+        return event(self._encode(self._chunk([], usage)))
+
+    def whole(self, choices: Sequence[Sequence[Delta]], usage: Usage) -> ChatCompletion:
+        return ChatCompletion(
+            id=self._answer.id,
+            created=self._answer.created,
+            model=self._fields.model,
+            choices=[self._choice(deltas) for deltas in choices],
+            usage=usage,
+        )
+
+    def _chunk(self, choices: list[ChatChunkChoice], usage: MaybeUsage) -> ChatChunk:
+        return ChatChunk(
+            id=self._answer.id,
+            created=self._answer.created,
+            model=self._fields.model,
+            choices=choices,
+            usage=usage,
+        )
+
+    def _choice(self, deltas: Sequence[Delta]) -> ChatChoice:
+        return ChatChoice(
+            index=deltas[0].choice,
+            message=ChatMessage(content="".join(delta.text for delta in deltas)),
+            logprobs=self._logprobs_of(deltas),
+            finish_reason=deltas[-1].finish_reason,
+            token_ids=self._token_ids_of(deltas),
+        )
+
+    def _chunk_choice(self, delta: Delta) -> ChatChunkChoice:
+        return ChatChunkChoice(
+            index=delta.choice,
+            delta=ChatDelta(content=delta.text),
+            logprobs=self._logprobs_of((delta,)),
+            finish_reason=delta.finish_reason,
+            token_ids=self._token_ids_of((delta,)),
+        )
+
+    def _logprobs_of(self, deltas: Sequence[Delta]) -> ChatLogprobs | None:
+        return None if self._answer.logprobs is None else self._logprobs.chat(deltas, self._answer.logprobs)
+
+    def _token_ids_of(self, deltas: Sequence[Delta]) -> MaybeTokenIds:
+        return [delta.token.token_id for delta in deltas] if self._fields.return_token_ids else UNSET

@@ -1,0 +1,86 @@
+"""From exceptions to the error JSON of the OpenAI API."""
+
+import logging
+from http import HTTPStatus
+
+import msgspec
+from fastapi.responses import Response
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+
+from twofold.errors import InstanceLostError, RequestError
+
+logger = logging.getLogger(__name__)
+
+# What a client that retries should wait before it does; short, because another instance may be free already.
+RETRY_AFTER_S = "1"
+
+
+class ErrorDetail(msgspec.Struct, frozen=True, kw_only=True):
+    """The inside of `{"error": …}`."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
+    error: ErrorDetail
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True):
+    """An error as the client gets it: the HTTP status, the body and further headers."""
+
+    status: int
+    body: ErrorBody
+    headers: dict[str, str] = {}
+
+    def response(self) -> Response:
+        return Response(
+            msgspec.json.encode(self.body), self.status, headers=self.headers, media_type="application/json"
+        )
+
+
+def failure_of(error: Exception) -> Failure:
+    """What the client is told about `error`; one that nobody foresaw is logged and told as a plain 500."""
+    if isinstance(error, RequestError):
+        return failure(error.status, str(error), param=error.param, code=error.code)
+    if isinstance(error, InstanceLostError):
+        return failure(503, str(error) or "the instance that held the request is gone", code="instance_lost")
+    logger.error("unexpected error while answering a request", exc_info=error)
+    return failure(500, "the server met an unexpected error; its log has the details", code="internal_error")
+
+
+def failure(status: int, message: str, *, param: str | None = None, code: str | None = None) -> Failure:
+    headers = {}
+    if status in (429, 503):
+        headers["Retry-After"] = RETRY_AFTER_S
+    if status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    detail = ErrorDetail(message=message, type=_type_of(status), param=param, code=code)
+    return Failure(status=status, body=ErrorBody(error=detail), headers=headers)
+
+
+def _type_of(status: int) -> str:
+    if status == 429:
+        return "rate_limit_error"
+    return "server_error" if status >= 500 else "invalid_request_error"
+
+
+async def answer_error(_request: Request, error: Exception) -> Response:
+    """The handler of every error that Twofold raises on purpose."""
+    return failure_of(error).response()
+
+
+async def answer_http_error(request: Request, error: Exception) -> Response:
+    """The handler of what routing refuses: an unknown path or a wrong method."""
+    if not isinstance(error, HTTPException):
+        raise TypeError(f"expected an HTTPException, got {type(error).__name__}")
+    reason = HTTPStatus(error.status_code).phrase
+    code = reason.lower().replace(" ", "_")
+    answer = failure(
+        error.status_code, f"{request.method} {request.url.path}: {reason}", code=code
+    ).response()
+    answer.headers.update(error.headers or {})
+    return answer

@@ -1,0 +1,87 @@
+"""Around every request: its id, the moment it arrived, the API key, and an answer whatever goes wrong.
+
+Written against ASGI itself: Starlette's own base class for middleware puts a queue between a stream and
+its client, which costs time per token and hides that the client has left.
+"""
+
+import hmac
+import re
+import time
+import uuid
+
+import msgspec
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from twofold.serving.gateway.errors import failure, failure_of
+
+ARRIVAL = "twofold.arrival"
+_SAFE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+
+
+class Arrival(msgspec.Struct, frozen=True, kw_only=True):
+    """`monotonic_s` is the time of arrival on the monotonic clock, `created` in unix seconds."""
+
+    request_id: str
+    monotonic_s: float
+    created: int
+
+
+def arrival_of(request: Request) -> Arrival:
+    """What the middleware noted when the request came."""
+    arrival = request.scope[ARRIVAL]
+    if not isinstance(arrival, Arrival):
+        raise TypeError(f"the scope holds {arrival!r} where an Arrival belongs")
+    return arrival
+
+
+class Envelope:
+    """The middleware; the paths under /v1 need the API key where there is one."""
+
+    def __init__(self, app: ASGIApp, api_key: str | None) -> None:
+        self._app = app
+        self._authorization = None if api_key is None else f"Bearer {api_key}".encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        arrival = Arrival(
+            request_id=_request_id(headers), monotonic_s=time.monotonic(), created=int(time.time())
+        )
+        scope[ARRIVAL] = arrival
+        started = False
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                MutableHeaders(scope=message).append("x-request-id", arrival.request_id)
+            await send(message)
+
+        if not self._allows(scope["path"], headers):
+            refused = failure(401, "the API key is missing or wrong", code="invalid_api_key").response()
+            await refused(scope, receive, send_with_id)
+            return
+        try:
+            await self._app(scope, receive, send_with_id)
+        except ClientDisconnect:
+            return  # whatever there was to say, nobody is there to hear it
+        except Exception as error:
+            if started:
+                raise
+            await failure_of(error).response()(scope, receive, send_with_id)
+
+    def _allows(self, path: str, headers: Headers) -> bool:
+        if self._authorization is None or not (path == "/v1" or path.startswith("/v1/")):
+            return True
+        given = headers.get("authorization", "").encode("latin-1")
+        return hmac.compare_digest(given, self._authorization)
+
+
+def _request_id(headers: Headers) -> str:
+    """The client's own id where it is safe to repeat in headers and logs, or a new one."""
+    given = headers.get("x-request-id", "")
+    return given if _SAFE_ID.fullmatch(given) else uuid.uuid4().hex

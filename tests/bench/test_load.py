@@ -1,0 +1,158 @@
+"""The load is open: requests leave when they are due, and every one of them is accounted for."""
+
+import asyncio
+
+import pytest
+
+from support.scripted_endpoint import Hang, Pause, Refuse, Send, UntilAsked, chunk, endpoint, obedient
+from twofold.bench.client import ClientConfig
+from twofold.bench.endpoint import Endpoint
+from twofold.bench.load import LoadConfig, run_load
+from twofold.bench.record import records
+from twofold.errors import ConfigurationError
+from twofold.request import FinishReason, Request
+from twofold.timeline import Moment
+
+
+def trace(count, gap_s=0.0, output_tokens=3):
+    """Requests whose prompt length tells which one they are, starting at an hour that is not zero."""
+    return [
+        Request(id=str(n), arrival_s=3600 + n * gap_s, prompt_tokens=10 + n, output_tokens=output_tokens)
+        for n in range(count)
+    ]
+
+
+def load(scripted, requests, stop_after=None, on_change=None, **settings):
+    config = LoadConfig(endpoint=Endpoint(base_url=scripted.url, model="scripted"), **settings)
+
+    async def run():
+        stop = asyncio.Event()
+
+        def watch(counts):
+            if on_change:
+                on_change(counts)
+            if stop_after is not None and counts.done >= stop_after:
+                stop.set()
+
+        return await run_load(config, requests, stop=stop, on_change=watch)
+
+    return asyncio.run(run())
+
+
+def test_every_request_is_sent_in_order_and_answered():
+    """Sent in the order of arrival, all completed, with the tokens that were asked for."""
+    with endpoint() as scripted:
+        result = load(scripted, trace(20, gap_s=0.005))
+    assert [len(body["prompt"]) for body in scripted.bodies] == [10 + n for n in range(20)]
+    assert len(result.timelines) == len(result.outcomes) == len(result.send_lags_s) == 20
+    assert all(timeline.output_tokens == 3 for timeline in result.timelines)
+    assert result.errors == {}
+    assert not result.interrupted
+    assert result.packed_tokens == 0
+
+
+def test_requests_do_not_leave_before_they_are_due():
+    """Gaps between sends are at least the trace's, up to what the sender had been late by."""
+    with endpoint() as scripted:
+        result = load(scripted, trace(8, gap_s=0.02))
+    sent = sorted(timeline.moments[Moment.ARRIVED] for timeline in result.timelines)
+    assert all(moment - result.started_s >= n * 0.02 - 1e-4 for n, moment in enumerate(sent))
+    assert all(lag >= 0 for lag in result.send_lags_s)
+
+
+def test_the_next_request_does_not_wait_for_an_answer():
+    """No reply begins before all ten requests are there, so a closed loop would never end."""
+    in_flight = []
+
+    def script(body):
+        return [UntilAsked(10), *obedient(body)]
+
+    with endpoint(script) as scripted:
+        result = load(
+            scripted, trace(10), on_change=lambda counts: in_flight.append(counts.sent - counts.done)
+        )
+    assert result.errors == {}
+    assert max(in_flight) == 10
+
+
+def test_max_concurrency_caps_what_is_in_flight():
+    """Never more than two at a time, and still all of them."""
+    in_flight = []
+    with endpoint(lambda body: [Pause(0.01), *obedient(body)]) as scripted:
+        result = load(
+            scripted,
+            trace(10),
+            max_concurrency=2,
+            on_change=lambda counts: in_flight.append(counts.sent - counts.done),
+        )
+    assert max(in_flight) == 2
+    assert len(result.outcomes) == 10
+
+
+def test_failures_are_counted_and_do_not_stop_the_rest():
+    """Every third request is refused; the others complete."""
+
+    def script(body):
+        return [Refuse(429)] if len(body["prompt"]) % 3 == 0 else obedient(body)
+
+    with endpoint(script) as scripted:
+        result = load(scripted, trace(9))
+    assert sorted(result.errors.values()) == ["HTTP 429"] * 3
+    finished = [timeline.finish_reason for timeline in result.timelines]
+    assert finished.count(FinishReason.LENGTH) == 6
+    assert finished.count(FinishReason.ERROR) == 3
+
+
+def test_stopping_keeps_what_was_measured():
+    """After two completions the run is stopped: two completed, the hanging rest aborted, none lost."""
+
+    def script(body):
+        return obedient(body) if len(body["prompt"]) < 12 else [Send(chunk()), Hang()]
+
+    with endpoint(script) as scripted:
+        result = load(scripted, [*trace(5), *trace(6, gap_s=3600)[5:]], stop_after=2)
+    assert result.interrupted
+    reasons = [timeline.finish_reason for timeline in result.timelines]
+    assert reasons.count(FinishReason.LENGTH) == 2
+    assert set(reasons) <= {FinishReason.LENGTH, FinishReason.ABORT}
+    assert len(result.outcomes) == 2
+    assert len(records(result)) == len(result.timelines)
+
+
+def test_warmup_is_sent_first_and_not_measured():
+    """Three more requests reach the server than are measured."""
+    with endpoint() as scripted:
+        result = load(scripted, trace(4), warmup=3)
+    assert len(scripted.bodies) == 7
+    assert sorted(timeline.request.id for timeline in result.timelines) == ["0", "1", "2", "3"]
+
+
+def test_a_warmup_that_fails_throughout_ends_the_run():
+    """An endpoint that answers nothing is a mistake in the set-up, and is said before the load starts."""
+    with endpoint(lambda _: [Refuse(400)]) as scripted, pytest.raises(ConfigurationError, match="HTTP 400"):
+        load(scripted, trace(4), warmup=2)
+
+
+def test_nothing_to_send():
+    """An empty workload gives an empty result."""
+    with endpoint() as scripted:
+        result = load(scripted, [])
+    assert result.timelines == []
+    assert result.duration_s == 0.0
+
+
+def test_records_tell_each_request_in_the_order_of_sending():
+    """Relative times, counts and errors of each request."""
+
+    def script(body):
+        return [Send(chunk()), Hang()] if len(body["prompt"]) == 11 else obedient(body)
+
+    with endpoint(script) as scripted:
+        lines = records(load(scripted, trace(3, gap_s=0.02), client=ClientConfig(timeout_s=0.5)))
+    assert [line.id for line in lines] == ["0", "1", "2"]
+    assert [line.error for line in lines] == [None, "timeout", None]
+    assert lines[0].sent_s >= 0
+    for line in lines:
+        assert line.token_times_s == sorted(line.token_times_s)
+        assert len(line.token_times_s) == line.output_tokens
+    assert lines[0].ttft_s == pytest.approx(lines[0].token_times_s[0])

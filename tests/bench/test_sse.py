@@ -1,0 +1,46 @@
+"""Events come out of a stream whole, however it is cut, and say what the bench needs."""
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from twofold.bench.sse import EventSplitter, decode_event
+
+STREAM = b'data: {"a": 1}\n\n: a comment\r\ndata:{"b": 2}\r\n\r\nevent: x\ndata: [DONE]\n\n'
+
+
+@given(cuts=st.lists(st.integers(0, len(STREAM)), max_size=20))
+def test_cuts_do_not_change_the_events(cuts):
+    """The network may cut a stream anywhere."""
+    edges = [0, *sorted(cuts), len(STREAM)]
+    splitter = EventSplitter()
+    data = [part for start, end in pairwise(edges) for part in splitter.feed(STREAM[start:end])]
+    assert data == [b'{"a": 1}', b'{"b": 2}', b"[DONE]"]
+
+
+def test_a_last_line_without_newline_is_not_lost():
+    """Some servers end the stream right after [DONE]."""
+    splitter = EventSplitter()
+    assert splitter.feed(b"data: [DONE]") == []
+    assert splitter.close() == [b"[DONE]"]
+
+
+def test_errors_are_found_in_each_of_their_forms():
+    """OpenAI's object, a plain string and a bare message all count as errors; null does not."""
+    assert decode_event(b'{"error": {"message": "full", "code": 503}}').error_message == "full"
+    assert decode_event(b'{"error": "full"}').error_message == "full"
+    assert decode_event(b'{"object": "error", "message": "full"}').error_message == "full"
+    assert decode_event(b'{"choices": [], "error": null}').error_message is None
+
+
+def test_text_is_seen_in_completions_and_chats():
+    """Text, content and reasoning are output; a role is not."""
+    lines = (
+        b'{"choices": [{"text": "x"}]}',
+        b'{"choices": [{"delta": {"content": "x"}}]}',
+        b'{"choices": [{"delta": {"reasoning_content": "x"}}]}',
+        b'{"choices": [{"delta": {"role": "assistant", "content": ""}}]}',
+        b'{"choices": [{"text": ""}]}',
+    )
+    assert [decode_event(line).choices[0].has_text for line in lines] == [True, True, True, False, False]

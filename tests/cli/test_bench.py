@@ -1,0 +1,155 @@
+"""`twofold bench`: a table, a report, one sentence for a mistake, the right exit code."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from support.scripted_endpoint import Hang, Refuse, Send, chunk, endpoint, obedient
+from twofold.cli.bench import bench
+from twofold.errors import ConfigurationError, UserError
+
+PROGRAM = "import typer; from twofold.cli.bench import bench; typer.run(bench)"
+
+
+@pytest.fixture
+def trace(tmp_path):
+    """Twelve requests in the form of the Azure traces, ten milliseconds apart."""
+    lines = [f"2023-11-16 18:15:46.{n * 10:03d}0000,{20 + n},{2 + n % 3}" for n in range(12)]
+    path = tmp_path / "trace.csv"
+    path.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *lines, ""]))
+    return path
+
+
+def run(*arguments: object):
+    app = typer.Typer()
+    app.command()(bench)
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def test_a_run_prints_a_table_and_writes_a_report(trace, tmp_path):
+    """Latencies in the table; summary, configuration and each request in the JSON; the key in neither."""
+    report_path = tmp_path / "report.json"
+    with endpoint() as scripted:
+        result = run(
+            *("--base-url", scripted.url, "--workload", trace, "--json", report_path, "--per-request"),
+            *("--slo", "ttft=60,tpot=60", "--warmup", 1, "--api-key", "secret"),
+        )
+    assert result.exit_code == 0, result.output
+    assert "TTFT" in result.stdout
+    assert "Goodput" in result.stdout
+    report = json.loads(report_path.read_text())
+    assert report["summary"]["completed"] == report["summary"]["sent"] == 12
+    assert report["summary"]["output_tokens"] == sum(2 + n % 3 for n in range(12))
+    assert report["summary"]["slo_attainment"] == 1.0
+    assert report["config"]["endpoint"]["model"] == "scripted"
+    assert [line["prompt_tokens"] for line in report["requests"]] == [20 + n for n in range(12)]
+    assert "secret" not in report_path.read_text() + result.output
+
+
+def test_vllm_names_of_options_are_understood(trace):
+    """--num-prompts and --request-rate mean what they mean there."""
+    with endpoint() as scripted:
+        result = run(
+            *("--base-url", scripted.url, "--workload", trace, "--num-prompts", 5, "--request-rate", 200),
+            *("--arrival", "poisson", "--burstiness", 1, "--seed", 1, "--max-concurrency", 2),
+        )
+    assert result.exit_code == 0, result.output
+    assert len(scripted.bodies) == 5
+
+
+def test_text_prompts(trace):
+    """Endpoints that take no token ids get words."""
+    with endpoint() as scripted:
+        result = run(
+            "--base-url", scripted.url, "--workload", trace, "--num-requests", 2, "--prompt-form", "text"
+        )
+    assert result.exit_code == 0, result.output
+    assert [len(str(body["prompt"]).split()) for body in scripted.bodies] == [20, 21]
+
+
+def test_named_workloads_fit_the_model():
+    """A named workload needs no rate and is clipped to what the endpoint can hold."""
+    with endpoint(models=[{"id": "scripted", "max_model_len": 64}]) as scripted:
+        result = run("--base-url", scripted.url, "--workload", "azure-conv", "--num-requests", 1)
+    assert result.exit_code == 0, result.output
+    (body,) = scripted.bodies
+    assert len(body["prompt"]) + body["max_tokens"] <= 64
+
+
+def test_some_failures_are_shown_and_do_not_fail_the_run(trace):
+    """The reason is in the table, an example on stderr, and the exit code is 0."""
+
+    def script(body):
+        return [Refuse(429)] if len(body["prompt"]) == 25 else obedient(body)
+
+    with endpoint(script) as scripted:
+        result = run("--base-url", scripted.url, "--workload", trace)
+    assert result.exit_code == 0, result.output
+    assert "HTTP 429" in result.stdout
+    assert "refused by the script" in result.stderr
+
+
+def test_a_run_in_which_everything_fails_exits_1(trace):
+    """Nothing completed is not a success."""
+    with endpoint(lambda _: [Refuse(503)]) as scripted:
+        result = run("--base-url", scripted.url, "--workload", trace)
+    assert result.exit_code == 1
+    assert "HTTP 503" in result.stdout
+
+
+def test_mistakes_are_one_sentence(trace, tmp_path):
+    """Wrong model, workload, form, SLO or report path: a UserError that names it, before anything is sent."""
+    with endpoint() as scripted:
+        base = ("--base-url", scripted.url, "--workload", trace)
+        for wrong, said in (
+            (("--model", "other"), "other"),
+            (("--workload", "no-such-workload"), "no-such-workload"),
+            (("--prompt-form", "verse"), "verse"),
+            (("--slo", "ttft=never"), "ttft=never"),
+            (("--json", tmp_path / "nowhere" / "report.json"), "nowhere"),
+            (("--base-url", "localhost"), "localhost"),
+        ):
+            error = run(*base, *wrong).exception
+            assert isinstance(error, UserError)
+            assert said in str(error)
+            assert "\n" not in str(error)
+    assert scripted.bodies == []
+
+
+def test_an_endpoint_that_is_not_there(trace):
+    """A closed port is a configuration error."""
+    with endpoint() as scripted:
+        pass
+    error = run("--base-url", scripted.url, "--workload", trace).exception
+    assert isinstance(error, ConfigurationError)
+    assert scripted.url in str(error)
+
+
+def test_interrupting_prints_what_was_measured(trace, tmp_path):
+    """Ctrl-C in the middle: what has completed is in table and report, and the exit code is 130."""
+
+    def script(body):
+        return obedient(body) if len(body["prompt"]) < 26 else [Send(chunk()), Hang()]
+
+    report_path = tmp_path / "report.json"
+    with endpoint(script) as scripted:
+        command = [sys.executable, "-c", PROGRAM, "--base-url", scripted.url, "--workload", str(trace)]
+        with subprocess.Popen(
+            [*command, "--json", str(report_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as process:
+            while len(scripted.bodies) < 12 and process.poll() is None:
+                time.sleep(0.01)
+            process.send_signal(signal.SIGINT)
+            stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130, stderr
+    assert "Unfinished" in stdout
+    assert "interrupted" in stderr
+    summary = json.loads(report_path.read_text())["summary"]
+    assert (summary["failed"], summary["completed"] + summary["unfinished"]) == (0, 12)
+    assert 1 <= summary["completed"] <= 6

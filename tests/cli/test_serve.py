@@ -1,0 +1,98 @@
+"""`twofold serve` refuses what cannot be served: one sentence, exit code 2."""
+
+import socket
+import subprocess
+import sys
+
+import pytest
+from support.tiny_models import write_tiny_model
+
+from twofold.cli.serve import parse_size
+from twofold.errors import ConfigurationError
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return str(write_tiny_model("llama", tmp_path_factory.mktemp("model")))
+
+
+def refusal(*arguments):
+    command = [sys.executable, "-m", "twofold.cli.main", "serve", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("twofold: ")
+    assert "Traceback" not in done.stderr
+    return last
+
+
+def test_a_wrong_flag(model):
+    """The parser's complaint is one sentence too."""
+    assert "--prefil" in refusal(model, "--prefil", "1")
+
+
+def test_a_missing_model_directory(tmp_path):
+    """It says how to get one."""
+    assert "twofold model create" in refusal(str(tmp_path / "nowhere"))
+
+
+def test_a_directory_that_is_no_model(tmp_path):
+    """What makes it one is named."""
+    assert "config.json" in refusal(str(tmp_path))
+
+
+def test_a_port_in_use(model):
+    """Known before anything slow starts."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert f"127.0.0.1:{port}" in refusal(model, "--port", str(port))
+
+
+def test_too_little_memory(model):
+    """The sentence says how much one request needs."""
+    said = refusal(model, "--port", "0", "--kv-cache-memory-bytes", "64K")
+    assert "--kv-cache-memory-bytes to at least" in said
+
+
+def test_more_memory_than_the_machine_has(model):
+    """Checked against what is available, before allocation."""
+    assert "this machine has" in refusal(model, "--port", "0", "--kv-cache-memory-bytes", "9000GiB")
+
+
+def test_a_context_longer_than_the_model_s(model):
+    """Positions the model was not made for are refused."""
+    assert "more than the model's" in refusal(model, "--port", "0", "--max-model-len", "1000000")
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--colocated", "2", "--prefill", "1"),
+        ("--prefill", "1", "--decode", "0"),
+        ("--router", "best"),
+        ("--handoff", "slow"),
+        ("--dtype", "int3"),
+        ("--kv-cache-memory-bytes", "much"),
+        ("--port", "70000"),
+    ],
+)
+def test_flags_that_cannot_be(model, flags):
+    """Each is refused before anything starts."""
+    assert flags[0] in refusal(model, *flags)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("1024", 1024), ("2KiB", 2048), ("2k", 2000), ("1.5GiB", 3 * 2**29), ("500MB", 500_000_000)],
+)
+def test_sizes(text, size):
+    """Binary and decimal units."""
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "-1", "0", "GiB", "1X", "1e400"])
+def test_sizes_that_are_none(text):
+    """Said in one sentence."""
+    with pytest.raises(ConfigurationError, match="not a size"):
+        parse_size(text)

@@ -1,0 +1,69 @@
+"""Tables show every number once, with a unit that reads well."""
+
+import io
+
+from rich.console import Console
+
+from twofold.reporting.summary import summarise
+from twofold.reporting.tables import comparison_table, seconds, summary_table
+from twofold.request import FinishReason, Request
+from twofold.slo import Slo
+from twofold.timeline import Recorder
+
+
+def run_of(ttft_s, failed=0):
+    recorder, lines = Recorder(), []
+    for number in range(2 + failed):
+        name = str(number)
+        recorder.arrive(Request(id=name, arrival_s=0.0, prompt_tokens=5, output_tokens=2), 0.0)
+        recorder.token(name, ttft_s)
+        recorder.token(name, ttft_s + 0.025)
+        lines.append(recorder.end(name, FinishReason.LENGTH if number < 2 else FinishReason.ERROR))
+    return summarise(lines, slo=Slo(ttft_s=1.0, tpot_s=0.1), errors={"2": "HTTP 429"})
+
+
+def drawn(table):
+    console = Console(file=io.StringIO(), width=100)
+    console.print(table)
+    return console.file.getvalue()
+
+
+def cells(text, label):
+    """The cells of the row that starts with a label."""
+    (line,) = [line for line in text.splitlines() if line.strip("│ ").startswith(label)]
+    return [cell.strip() for cell in line.strip("│┃ ").split("│")]
+
+
+def test_units():
+    """Milliseconds below a second, seconds above, a dash for nothing."""
+    assert seconds(0.00123) == "1.23 ms"
+    assert seconds(0.25) == "250.0 ms"
+    assert seconds(1.5) == "1.50 s"
+    assert seconds(12345.0) == "12,345 s"
+    assert seconds(None) == "-"
+
+
+def test_one_run():
+    """Latencies, counts, the reasons of failures, the SLO and the caller's notes are all there."""
+    text = drawn(summary_table(run_of(1.5, failed=1), "a title", {"Send lag P99": "2 ms"}))
+    assert "a title" in text
+    assert cells(text, "TTFT ")[1:3] == ["1.50 s", "1.50 s"]
+    assert cells(text, "ITL")[2] == "25.00 ms"
+    assert cells(text, "HTTP 429")[1] == "1"
+    assert cells(text, "Completed")[1] == "2"
+    assert cells(text, "SLO attainment")[1] == "0.0%"
+    assert cells(text, "Send lag P99")[1] == "2 ms"
+
+
+def test_runs_side_by_side():
+    """One column per run, in the order given."""
+    text = drawn(comparison_table({"split": run_of(0.2), "colocated": run_of(2.0, failed=1)}))
+    assert cells(text, "TTFT P99") == ["TTFT P99", "200.0 ms", "2.00 s"]
+    assert cells(text, "SLO attainment")[1:] == ["100.0%", "0.0%"]
+    assert cells(text, "HTTP 429")[1:] == ["-", "1"]
+
+
+def test_an_empty_run_draws():
+    """Nothing measured is a table of dashes."""
+    text = drawn(summary_table(summarise([])))
+    assert cells(text, "TTFT")[1:] == ["-"] * 5

@@ -1,0 +1,142 @@
+"""Paths, keys, ids and limits of the whole gateway."""
+
+import json
+
+import httpx
+import pytest
+
+import twofold
+from support.running_gateway import running_gateway
+from support.scripted_service import ScriptedService
+from twofold.serving.gateway.limits import Limits
+
+ASK = {"model": "tiny", "prompt": "The", "max_tokens": 1}
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/v1", "/v1/nothing", "/v1/models/", "/docs", "/openapi.json", "/v1/completions/"]
+)
+def test_unknown_paths(client, path):
+    """An unknown path is a 404 in the error JSON."""
+    response = client.get(path)
+    assert response.status_code == 404
+    assert response.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [("GET", "/v1/completions"), ("POST", "/v1/models"), ("PUT", "/health")]
+)
+def test_wrong_methods(client, method, path):
+    """A wrong method is a 405 that says which is right."""
+    response = client.request(method, path)
+    assert response.status_code == 405
+    assert response.headers["allow"]
+    assert response.json()["error"]["code"] == "method_not_allowed"
+
+
+def test_models(client):
+    """The one model, listed and alone."""
+    (card,) = client.get("/v1/models").json()["data"]
+    assert (card["id"], card["object"], card["max_model_len"]) == ("tiny", "model", 256)
+    assert client.get("/v1/models/tiny").json() == card
+
+
+def test_operations(client):
+    """Metrics as Prometheus reads them, and the version."""
+    metrics = client.get("/metrics")
+    assert metrics.headers["content-type"].startswith("text/plain; version=0.0.4")
+    assert "scripted_requests_total" in metrics.text
+    assert client.get("/version").json() == {"version": twofold.__version__}
+
+
+def test_health_follows_the_service():
+    """Healthy means ready to serve."""
+    service = ScriptedService()
+    with running_gateway(service) as client:
+        assert [client.get(path).status_code for path in ("/health", "/ping")] == [200, 200]
+        service.is_ready = False
+        assert [client.get(path).status_code for path in ("/health", "/ping")] == [503, 503]
+
+
+def test_api_key():
+    """Everything under /v1 needs the key; what operators ask for does not."""
+    with running_gateway(ScriptedService(), api_key="secret") as client:
+        for header in (None, "secret", "Bearer wrong", "Bearer sécret".encode()):
+            headers = {} if header is None else {"authorization": header}
+            for response in (
+                client.post("/v1/completions", json=ASK, headers=headers),
+                client.get("/v1/models", headers=headers),
+            ):
+                assert response.status_code == 401
+                assert response.json()["error"]["code"] == "invalid_api_key"
+        right = {"authorization": "Bearer secret"}
+        assert client.post("/v1/completions", json=ASK, headers=right).status_code == 200
+        assert client.get("/health").status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/health", "/nothing"])
+def test_request_id(client, path):
+    """The client's id comes back, and one that could do harm is replaced."""
+    given = client.post(path, json=ASK, headers={"x-request-id": "my-id.1"})
+    assert given.headers["x-request-id"] == "my-id.1"
+    ids = {
+        client.post(path, json=ASK, headers={"x-request-id": bad}).headers["x-request-id"]
+        for bad in ("", "a b", "x" * 129)
+    }
+    assert len(ids) == 3
+    assert all(len(each) == 32 for each in ids)
+
+
+def test_request_id_names_the_answer():
+    """The answer's id has the client's in it; every generation has an id of its own all the same."""
+    service = ScriptedService()
+    with running_gateway(service) as client:
+        for _ in range(2):
+            answer = client.post("/v1/completions", json={**ASK, "n": 2}, headers={"x-request-id": "same"})
+            assert answer.json()["id"] == "cmpl-same"
+    assert len({generation.request.id for generation in service.started}) == 4
+
+
+def test_body_limit():
+    """A body over the limit is refused, whether or not its length is announced."""
+    with running_gateway(ScriptedService(), limits=Limits(body_bytes=1000)) as client:
+        big = b'{"model": "tiny", "prompt": "' + b"a" * 2000 + b'"}'
+        for content in (big, iter([big[:500], big[500:1500], big[1500:]])):
+            response = client.post("/v1/completions", content=content)
+            assert response.status_code == 413
+            assert response.json()["error"]["code"] == "request_too_large"
+        assert client.post("/v1/completions", json=ASK).status_code == 200
+
+
+def test_unexpected_errors(caplog):
+    """An error nobody foresaw is a 500 in the error JSON, told to the log, and the next request is served."""
+    service = ScriptedService()
+    service.metrics = lambda: 1 / 0
+    with running_gateway(service) as client:
+        response = client.get("/metrics", headers={"x-request-id": "mine"})
+        assert client.get("/health").status_code == 200
+    assert (response.status_code, response.headers["x-request-id"]) == (500, "mine")
+    assert response.json()["error"]["code"] == "internal_error"
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_many_clients_at_once():
+    """Streams that run side by side do not mix."""
+    with running_gateway(ScriptedService(delay_s=0.001)) as client:
+        body = {"model": "tiny", "prompt": "The", "max_tokens": 20, "seed": 4}
+        alone = client.post("/v1/completions", json=body).json()["choices"][0]["text"]
+        with httpx.Client(base_url=client.base_url, timeout=20) as other:
+            streams = [open_stream(each, body) for each in (client, other) * 5]
+            assert {"".join(texts(stream)) for stream in streams} == {alone}
+
+
+def open_stream(client, body):
+    request = client.build_request("POST", "/v1/completions", json={**body, "stream": True})
+    return client.send(request, stream=True)
+
+
+def texts(response):
+    for line in response.iter_lines():
+        if line.startswith("data: {"):
+            yield json.loads(line.removeprefix("data: "))["choices"][0]["text"]
+    response.close()

@@ -1,0 +1,234 @@
+"""`/v1/completions` over a real socket."""
+
+import pytest
+
+from support.running_gateway import running_gateway
+from support.scripted_service import EOS, ScriptedService, served_model
+from support.tokenizers_for_tests import byte_level
+from twofold.errors import InstanceLostError, RequestError
+from twofold.request import FinishReason, TokenOutput
+
+
+def ids_of(text):
+    return byte_level().backend.encode(text).ids
+
+
+def say(text, more=()):
+    """A script whose model says `text` and then the tokens `more`."""
+    return lambda _: [*ids_of(text), *more]
+
+
+def ask(client, **fields):
+    return client.post("/v1/completions", json={"model": "tiny", "prompt": "The fox", **fields})
+
+
+def test_answer(complete):
+    """The whole answer in OpenAI's shape, of 16 tokens unless told otherwise."""
+    answer = complete().json()
+    assert answer["id"].startswith("cmpl-")
+    assert (answer["object"], answer["model"]) == ("text_completion", "tiny")
+    (choice,) = answer["choices"]
+    assert (choice["index"], choice["finish_reason"], choice["logprobs"]) == (0, "length", None)
+    prompt_tokens = len(ids_of("The fox"))
+    assert answer["usage"] == {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": 16,
+        "total_tokens": prompt_tokens + 16,
+    }
+
+
+def test_default_max_tokens_gives_way(complete):
+    """The default of 16 tokens is cut where the context has less left."""
+    assert complete(prompt=[5] * 250).json()["usage"]["completion_tokens"] == 6
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"n": 3}, {"logprobs": 2}, {"stop": ["e", " t"]}, {"return_token_ids": True}]
+)
+def test_stream_equals_whole(complete, events, fields):
+    """A stream, put together, is the answer that is given whole."""
+    fields = {"max_tokens": 60, "seed": 5, "prompt": ["The", "fox"], **fields}
+    whole = complete(**fields).json()
+    *chunks, usage, done = events(complete(**fields, stream=True, stream_options={"include_usage": True}))
+    assert done == "[DONE]"
+    assert (usage["choices"], usage["usage"]) == ([], whole["usage"])
+    assert all(chunk["usage"] is None for chunk in chunks)
+    for choice in whole["choices"]:
+        mine = [chunk["choices"][0] for chunk in chunks if chunk["choices"][0]["index"] == choice["index"]]
+        assert "".join(part["text"] for part in mine) == choice["text"]
+        assert [part["finish_reason"] for part in mine[:-1]] == [None] * (len(mine) - 1)
+        assert mine[-1]["finish_reason"] == choice["finish_reason"]
+        assert [each for part in mine for each in part.get("token_ids", [])] == choice.get("token_ids", [])
+        for key in choice["logprobs"] or {}:
+            assert [each for part in mine for each in part["logprobs"][key]] == choice["logprobs"][key]
+
+
+def test_a_chunk_per_token(complete, events):
+    """Every token has its chunk, with the running usage where it is asked for."""
+    options = {"continuous_usage_stats": True}
+    chunks = events(complete(max_tokens=9, stream=True, stream_options=options))[:-1]
+    assert [chunk["usage"]["completion_tokens"] for chunk in chunks] == list(range(1, 10))
+    assert "usage" not in events(complete(stream=True))[0]
+
+
+def test_choices_of_prompts(complete):
+    """Choice i of a prompt has seed + i, alone or in a list, and index prompt * n + i."""
+    fields = {"seed": 7, "max_tokens": 20, "n": 2}
+    listed = complete(prompt=["The", "fox"], **fields).json()
+    assert [choice["index"] for choice in listed["choices"]] == [0, 1, 2, 3]
+    alone = [
+        complete(prompt=prompt, seed=seed, max_tokens=20).json()["choices"][0]["text"]
+        for prompt in ("The", "fox")
+        for seed in (7, 8)
+    ]
+    assert [choice["text"] for choice in listed["choices"]] == alone
+    prompt_tokens = len(ids_of("The")) + len(ids_of("fox"))
+    assert listed["usage"]["prompt_tokens"] == prompt_tokens
+
+
+def test_kinds_of_prompt(complete):
+    """Text and its token ids, alone or in a list, are the same prompt."""
+    ids = ids_of("The fox")
+    texts = {
+        complete(prompt=prompt, seed=1).json()["choices"][0]["text"]
+        for prompt in ("The fox", ["The fox"], ids, [ids])
+    }
+    assert len(texts) == 1
+
+
+def test_seeds_at_random():
+    """Without a seed every prompt gets its own; with one it stays within 63 bits."""
+    service = ScriptedService()
+    with running_gateway(service) as client:
+        ask(client, prompt=[[5], [5]])
+        ask(client, seed=-1, n=2)
+    first, second, minus_one, wrapped = (each.sampling.seed for each in service.started)
+    assert first != second
+    assert (minus_one, wrapped) == (2**63 - 1, 0)
+
+
+def test_what_the_service_is_asked():
+    """Every sampling field arrives."""
+    service = ScriptedService()
+    fields = {"temperature": 0, "top_p": 0.5, "top_k": -1, "min_tokens": 2, "ignore_eos": True}
+    with running_gateway(service) as client:
+        ask(client, **fields, seed=3, stop_token_ids=[9], logprobs=4, max_tokens=5)
+        ask(client, prompt="")
+    sampling, request = service.started[0].sampling, service.started[0].request
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_tokens) == (0.0, 0.5, 0, 2)
+    assert (sampling.ignore_eos, sampling.stop_token_ids, sampling.logprobs) == (True, (9,), 4)
+    assert (sampling.max_tokens, request.output_tokens, sampling.seed) == (5, 5, 3)
+    assert request.prompt_tokens == len(service.started[0].prompt_token_ids)
+    assert service.started[1].prompt_token_ids == [byte_level().bos_token_id]
+
+
+def test_stop_string_across_tokens():
+    """The text ends before the stop string, the generation is aborted, tokens up to there are counted."""
+    service = ScriptedService(say("The quick brown fox jumps over the lazy dog.", [5] * 50))
+    with running_gateway(service) as client:
+        answer = ask(client, stop=["fox ju", "zzz"], max_tokens=100).json()
+        service.wait_until(lambda service: service.aborted)
+        kept = ask(client, stop="fox ju", max_tokens=100, include_stop_str_in_output=True).json()
+    (choice,) = answer["choices"]
+    assert (choice["text"], choice["finish_reason"]) == ("The quick brown ", "stop")
+    assert kept["choices"][0]["text"] == "The quick brown fox ju"
+    counted = ids_of("The quick brown fox jumps")[: answer["usage"]["completion_tokens"]]
+    said = byte_level().decode(counted, skip_special_tokens=True)
+    assert "fox ju" not in byte_level().decode(counted[:-1], skip_special_tokens=True)
+    assert "fox ju" in said
+    assert service.finished == []
+
+
+def test_min_tokens_delays_stop_strings():
+    """A stop string within the first min_tokens tokens is no stop."""
+    with running_gateway(ScriptedService(say("the the the", [EOS]))) as client:
+        tokens = len(ids_of("the"))
+        answer = ask(client, stop="the", min_tokens=tokens).json()
+    assert answer["choices"][0]["text"] == "the "
+
+
+def test_end_of_sequence_is_silent():
+    """The token that ends the output is counted and not shown, whether or not it is special."""
+    with running_gateway(ScriptedService(say("the dog", [EOS]))) as client:
+        answer = ask(client, skip_special_tokens=False).json()
+        shown = ask(client, skip_special_tokens=False, include_stop_str_in_output=True).json()
+        stopped = ask(client, stop_token_ids=[ids_of("the dog")[-1]]).json()
+    assert (answer["choices"][0]["text"], answer["choices"][0]["finish_reason"]) == ("the dog", "stop")
+    assert answer["usage"]["completion_tokens"] == len(ids_of("the dog")) + 1
+    assert shown["choices"][0]["text"] == "the dog</s>"
+    assert stopped["choices"][0]["text"] == byte_level().decode(
+        ids_of("the dog")[:-1], skip_special_tokens=True
+    )
+
+
+def test_logprobs():
+    """One entry per token; the chosen token is among the alternatives; offsets lead to each token's text."""
+    script = [
+        TokenOutput(
+            index=0, token_id=ids_of("the")[0], logprob=-0.5, top_logprobs=((3, -0.1), (4, float("-inf")))
+        ),
+        TokenOutput(index=1, token_id=ids_of("😀")[0], logprob=-1.5, top_logprobs=((3, -0.1),)),
+        TokenOutput(index=2, token_id=EOS, logprob=float("nan"), finish_reason=FinishReason.STOP),
+    ]
+    with running_gateway(ScriptedService(lambda _: script)) as client:
+        logprobs = ask(client, logprobs=2).json()["choices"][0]["logprobs"]
+    names = byte_level().bytes.name_of
+    first = names(script[0].token_id)
+    half = names(script[1].token_id)
+    assert half.startswith("bytes:\\xf0")
+    assert logprobs["tokens"] == [first, half, "</s>"]
+    assert logprobs["token_logprobs"] == [-0.5, -1.5, -9999.0]
+    assert logprobs["text_offset"] == [0, len(first), len(first)]
+    assert logprobs["top_logprobs"][0] == {names(3): -0.1, names(4): -9999.0, first: -0.5}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("error", "status", "kind"),
+    [
+        (RequestError("too long", param="prompt"), 400, "invalid_request_error"),
+        (RequestError("overloaded", status=429), 429, "rate_limit_error"),
+        (InstanceLostError("gone"), 503, "server_error"),
+        (OSError("secret detail"), 500, "server_error"),
+    ],
+)
+def test_errors_before_the_first_token(stream, error, status, kind, caplog):
+    """An error before the first token is an HTTP error, of a stream as well; the service goes on."""
+    with running_gateway(ScriptedService(lambda _: [error])) as client:
+        response = ask(client, stream=stream, n=2)
+        assert client.get("/health").status_code == 200
+    assert (response.status_code, response.json()["error"]["type"]) == (status, kind)
+    assert "secret" not in response.text
+    assert ("retry-after" in response.headers) == (status in (429, 503))
+    assert ("secret detail" in caplog.text) == (status == 500)
+
+
+@pytest.mark.parametrize("error", [InstanceLostError("gone"), OSError("secret detail")])
+def test_errors_after_the_first_token(error, events, caplog):
+    """A stream that fails ends with an error event, and without [DONE]."""
+    with running_gateway(ScriptedService(lambda _: [5, 6, error])) as client:
+        *chunks, last = events(ask(client, stream=True))
+        assert ask(client).status_code in (500, 503)
+    assert len(chunks) == 2
+    assert last["error"]["type"] == "server_error"
+
+
+@pytest.mark.parametrize(
+    "script", [[5], [5, TokenOutput(index=1, token_id=5, finish_reason=FinishReason.ERROR)]]
+)
+def test_generation_without_an_end(script):
+    """A generation that stops without its last token is never passed off as a whole answer."""
+    with running_gateway(ScriptedService(lambda _: script)) as client:
+        assert ask(client).status_code == 503
+
+
+def test_without_a_tokenizer():
+    """A model without a tokenizer takes token ids and answers with them."""
+    with running_gateway(ScriptedService(model=served_model(vocab_size=10)), tokenizer=False) as client:
+        answer = ask(client, prompt=[1, 2], return_token_ids=True, logprobs=0, max_tokens=3).json()[
+            "choices"
+        ][0]
+        refused = [ask(client), ask(client, prompt=[1], stop="a")]
+    assert answer["text"] == ""
+    assert answer["logprobs"]["tokens"] == [f"token_id:{token_id}" for token_id in answer["token_ids"]]
+    assert [response.json()["error"]["param"] for response in refused] == ["prompt", "stop"]

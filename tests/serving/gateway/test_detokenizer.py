@@ -1,0 +1,70 @@
+"""Incremental detokenization with real tokenizers."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support.tokenizers_for_tests import byte_fallback, byte_level
+from twofold.serving.gateway.detokenizer import Detokenizer
+
+KINDS = {"byte_level": byte_level, "byte_fallback": byte_fallback}
+kinds = st.sampled_from(sorted(KINDS))
+
+
+def detokenize(tokenizer, token_ids, skip):
+    detokenizer = Detokenizer(tokenizer, skip_special_tokens=skip)
+    pieces = [detokenizer.push(token_id) for token_id in token_ids]
+    pieces.append(detokenizer.flush())
+    return detokenizer, pieces
+
+
+@given(kinds, st.data(), st.booleans())
+def test_pieces_join_to_the_whole(kind, data, skip):
+    """Any tokens, half characters and special ones among them: joined pieces equal the library's decoding.
+
+    With byte fallback it holds for whole characters only: see the Detokenizer.
+    """
+    tokenizer = KINDS[kind]()
+    ids = st.integers(0, tokenizer.backend.get_vocab_size() - 1)
+    token_ids = data.draw(st.lists(ids, max_size=40))
+    detokenizer, pieces = detokenize(tokenizer, token_ids, skip)
+    whole = tokenizer.decode(token_ids, skip_special_tokens=skip)
+    assert detokenizer.characters == len("".join(pieces))
+    if kind == "byte_level" or "\ufffd" not in whole:
+        assert "".join(pieces) == whole
+
+
+@given(kinds, st.text(max_size=30))
+def test_text_survives(kind, text):
+    """Text that is encoded and streamed back comes back in whole characters."""
+    tokenizer = KINDS[kind]()
+    token_ids = tokenizer.backend.encode(text, add_special_tokens=False).ids
+    _, pieces = detokenize(tokenizer, token_ids, skip=True)
+    assert "".join(pieces) == tokenizer.decode(token_ids, skip_special_tokens=True)
+    if "\ufffd" not in text:
+        assert all("\ufffd" not in piece for piece in pieces)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_half_a_character_waits(kind):
+    """The bytes of a character are held back until the last of them, and given up as U+FFFD at the end."""
+    tokenizer = KINDS[kind]()
+    token_ids = [tokenizer.backend.token_to_id(piece) for piece in pieces_of_smile(kind)]
+    assert detokenize(tokenizer, token_ids, skip=True)[1] == ["", "", "", "😀", ""]
+    cut = detokenize(tokenizer, token_ids[:2], skip=True)[1]
+    assert cut[:2] == ["", ""]
+    assert set(cut[2]) == {"\ufffd"}
+
+
+def pieces_of_smile(kind):
+    if kind == "byte_fallback":
+        return [f"<0x{byte:02X}>" for byte in "😀".encode()]
+    alphabet = {0xF0: "ð", 0x9F: "Ł", 0x98: "ĺ", 0x80: "Ģ"}  # as GPT-2 writes these bytes
+    return [alphabet[byte] for byte in "😀".encode()]
+
+
+def test_unknown_ids_say_nothing():
+    """An id beyond the tokenizer's vocabulary (padding of the model's) adds no text and breaks nothing."""
+    tokenizer = byte_level()
+    hello = tokenizer.backend.encode("he").ids
+    assert "".join(detokenize(tokenizer, [5000, *hello, 5001], skip=True)[1]) == "he"

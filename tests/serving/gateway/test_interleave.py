@@ -1,0 +1,65 @@
+"""Several generators as one."""
+
+import asyncio
+from contextlib import aclosing
+
+import pytest
+
+from twofold.serving.gateway.interleave import interleave
+
+
+async def count(upto, closed, fail=None, wait_for=None):
+    try:
+        for number in range(upto):
+            await asyncio.sleep(0)
+            yield number
+        if fail is not None:
+            raise fail
+        if wait_for is not None:
+            await wait_for.wait()
+    finally:
+        closed.append(upto)
+
+
+async def collect(generator):
+    async with aclosing(generator):
+        return [item async for item in generator]
+
+
+@pytest.mark.parametrize("sizes", [[3], [2, 0, 5], [1] * 50])
+def test_every_item_comes_once(sizes):
+    """No item of any source is lost or repeated."""
+    closed = []
+    items = asyncio.run(collect(interleave([count(size, closed) for size in sizes])))
+    assert sorted(items) == sorted(number for size in sizes for number in range(size))
+    assert sorted(closed) == sorted(sizes)
+
+
+def test_an_error_ends_all():
+    """The error of one source comes out, and every other source is closed."""
+
+    async def scenario():
+        closed = []
+        never = asyncio.Event()
+        sources = [count(1, closed, wait_for=never), count(2, closed, fail=OSError("gone"))]
+        with pytest.raises(OSError, match="gone"):
+            await collect(interleave(sources))
+        return closed
+
+    assert sorted(asyncio.run(scenario())) == [1, 2]
+
+
+@pytest.mark.parametrize("sources", [1, 3])
+def test_closing_closes_the_sources(sources):
+    """When aclose returns, every source has run its finally."""
+
+    async def scenario():
+        closed = []
+        never = asyncio.Event()
+        merged = interleave([count(1, closed, wait_for=never) for _ in range(sources)])
+        for _ in range(sources):
+            await anext(merged)
+        await merged.aclose()
+        return closed
+
+    assert asyncio.run(scenario()) == [1] * sources

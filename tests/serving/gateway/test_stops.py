@@ -1,0 +1,71 @@
+"""Stop strings."""
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from twofold.serving.gateway.stops import StopStrings
+
+texts = st.text(alphabet="aab€", max_size=24)
+stops = st.lists(st.text(alphabet="aab€", min_size=1, max_size=5), max_size=4)
+
+
+def pieces_of(text, cuts):
+    edges = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
+    return [text[start:end] for start, end in pairwise(edges)]
+
+
+def naive(text, stop_strings, include, unarmed=0):
+    """Look at ever longer beginnings of the whole text."""
+    for end in range(unarmed + 1, len(text) + 1):
+        for stop in sorted(stop_strings, key=len, reverse=True):
+            if text[:end].endswith(stop):
+                return text[: end if include else end - len(stop)], stop
+    return text, None
+
+
+def run(pieces, stop_strings, include, unarmed_pieces=0):
+    watcher = StopStrings(stop_strings, include=include)
+    shown = []
+    for number, piece in enumerate(pieces):
+        found = watcher.push(piece, armed=number >= unarmed_pieces)
+        shown.append(found.text)
+        if found.stop is not None:
+            return shown, found.stop
+    return [*shown, watcher.flush()], None
+
+
+@given(texts, stops, st.lists(st.integers(0, 50)), st.booleans())
+def test_pieces_do_not_matter(text, stop_strings, cuts, include):
+    """However the text is cut, the result is that of searching it whole."""
+    shown, stop = run(pieces_of(text, cuts), stop_strings, include)
+    assert ("".join(shown), stop) == naive(text, stop_strings, include)
+
+
+@given(texts, texts, stops, st.lists(st.integers(0, 50)), st.booleans())
+def test_unarmed_text_ends_nothing(before, after, stop_strings, cuts, include):
+    """A stop string may begin in text that comes before min_tokens, but not end in it."""
+    early = pieces_of(before, cuts)
+    shown, stop = run([*early, *pieces_of(after, cuts)], stop_strings, include, len(early))
+    assert ("".join(shown), stop) == naive(before + after, stop_strings, include, len(before))
+
+
+@given(texts, stops, st.lists(st.integers(0, 50)))
+def test_nothing_shown_is_taken_back(text, stop_strings, cuts):
+    """What was shown at any moment is a beginning of the final text."""
+    shown, _ = run(pieces_of(text, cuts), stop_strings, include=False)
+    final = naive(text, stop_strings, include=False)[0]
+    assert all(final.startswith("".join(shown[:count])) for count in range(len(shown)))
+
+
+def test_holds_back_no_more_than_it_must():
+    """Only the end of the text that a stop string may begin with is held back."""
+    watcher = StopStrings(["END"])
+    assert [watcher.push(piece).text for piece in ("one E", "N", " two EN")] == ["one ", "", "EN two "]
+    assert watcher.flush() == "EN"
+
+
+def test_longest_of_two_complete_at_once():
+    """Of two stop strings complete at the same character, the longer one counts."""
+    assert run(["xabc"], ["bc", "abc"], include=False) == (["x"], "abc")

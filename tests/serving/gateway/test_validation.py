@@ -1,0 +1,180 @@
+"""What is refused, and how: always the error JSON of OpenAI, naming the field."""
+
+import pytest
+
+BIG = 10**30
+
+
+def refused(response, status=400, param=None):
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["type"] == "invalid_request_error"
+    assert error["message"]
+    # A place inside the field, as in prompt[3], names the field too.
+    assert param is None or (error["param"] or "").startswith(param), error
+    return error
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *[("max_tokens", value) for value in ("ten", True, 1.5, -1, 0, BIG, [1], {})],
+        *[("n", value) for value in (0, -1, "2", 129, BIG)],
+        *[("temperature", value) for value in (-0.1, 2.1, "1", True, 1e300)],
+        *[("top_p", value) for value in (-0.1, 0, 1.1, "1")],
+        *[("top_k", value) for value in (-2, 1.5, "1", BIG)],
+        *[("seed", value) for value in ("1", 1.5, 2**63, True)],
+        *[("logprobs", value) for value in (-1, 21, True, "1")],
+        *[("min_tokens", value) for value in (-1, 17, "1")],
+        *[("stream", value) for value in ("true", 1)],
+        *[("stop", value) for value in (1, [1], "", [""], ["a"] * 17, "a" * 1025)],
+        *[("stop_token_ids", value) for value in (1, ["a"], [-1], [401], [BIG])],
+        ("ignore_eos", "yes"),
+        ("stream_options", {"include_usage": True}),
+        ("prompt", None),
+        *[("prompt", value) for value in ({}, 5, [], [[]], [401], [[1], [BIG]], [[401]], ["a", 1], [1, [1]])],
+        *[("model", value) for value in (None, 5, [])],
+    ],
+)
+def test_wrong_values(complete, field, value):
+    """A value of the wrong type or out of its range."""
+    refused(complete(**{field: value}), param=field)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "param"),
+    [([-1], "prompt[0]"), ([[1, -1]], "prompt[0][1]"), ([True], "prompt[0]"), ([1.5], "prompt[0]")],
+)
+def test_wrong_inside_the_prompt(complete, prompt, param):
+    """The place inside a list is named."""
+    refused(complete(prompt=prompt), param=param)
+
+
+@pytest.mark.parametrize("missing", ["model", "prompt"])
+def test_missing_fields(client, missing):
+    """Both required fields are required."""
+    body = {"model": "tiny", "prompt": "a"}
+    del body[missing]
+    refused(client.post("/v1/completions", json=body), param=missing)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("echo", True),
+        ("best_of", 2),
+        ("suffix", "end"),
+        ("logit_bias", {"1": 5}),
+        ("presence_penalty", 0.1),
+        ("frequency_penalty", -1),
+        ("repetition_penalty", 1.1),
+        ("min_p", 0.1),
+        ("response_format", {"type": "json_object"}),
+        ("tools", [{"type": "function"}]),
+        ("tool_choice", "required"),
+        ("functions", [{}]),
+        ("audio", {"voice": "a"}),
+        ("modalities", ["text", "audio"]),
+        ("guided_regex", "a*"),
+        ("presence_penalty", False),
+    ],
+)
+def test_unsupported_fields(complete, chat, field, value):
+    """What would be lost by ignoring it is refused by both endpoints."""
+    assert refused(complete(**{field: value}), param=field)["code"] == "unsupported_parameter"
+    refused(chat(**{field: value}), param=field)
+
+
+def test_neutral_values_are_taken(complete, chat):
+    """The defaults that clients spell out, null everywhere, and fields nobody knows."""
+    neutral = {"presence_penalty": 0, "frequency_penalty": 0.0, "logit_bias": None, "tools": [], "user": "me"}
+    for ask in (complete, chat):
+        answer = ask(**neutral, best_of=2, n=2, max_tokens=2, response_format={"type": "text"}, nonsense=[1])
+        assert answer.status_code == 200, answer.text
+    assert complete(max_tokens=None, temperature=None, stop=None, seed=None, n=None).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"{'model': 1}",
+        b'{"temperature": NaN}',
+        b"\xff",
+        b'{"prompt": "\xff"}',
+        b'{"prompt": "\\ud800"}',
+        b"[" * 50000,
+        b'{"x":' + b"[" * 100000 + b"]" * 100000 + b"}",
+    ],
+    ids=range(9),
+)
+def test_malformed_json(client, body):
+    """A body that is not JSON, however odd."""
+    refused(client.post("/v1/completions", content=body))
+
+
+@pytest.mark.parametrize("body", [b"null", b"[]", b"1", b'"text"', b"true"])
+def test_json_that_is_no_object(client, body):
+    """A body that is JSON but no object."""
+    assert "object" in refused(client.post("/v1/chat/completions", content=body))["message"]
+
+
+def test_unknown_model(complete, chat, client):
+    """A model that is not served is not found, wherever it is asked for."""
+    for response in (complete(model="other"), chat(model="other"), client.get("/v1/models/other")):
+        assert refused(response, 404, "model")["code"] == "model_not_found"
+
+
+def test_context_length(complete, chat):
+    """Prompt and output must fit together; the message has the numbers."""
+    error = refused(complete(prompt=[5] * 200, max_tokens=57), param="max_tokens")
+    assert error["code"] == "context_length_exceeded"
+    assert all(number in error["message"] for number in ("256", "200", "57", "257"))
+    assert complete(prompt=[5] * 200, max_tokens=56).status_code == 200
+    assert refused(complete(prompt=[5] * 256))["code"] == "context_length_exceeded"
+    assert refused(complete(prompt="\u1234" * 20000))["code"] == "context_length_exceeded"
+    assert refused(chat(max_tokens=256))["code"] == "context_length_exceeded"
+
+
+@pytest.mark.parametrize(
+    ("messages", "param"),
+    [
+        ([], "messages"),
+        (None, "messages"),
+        ("hello", "messages"),
+        ([{"content": "a"}], "messages[0].role"),
+        ([{"role": "user"}], "messages[0].content"),
+        ([{"role": "robot", "content": "a"}], "messages[0].role"),
+        ([{"role": "tool", "content": "a", "tool_call_id": "1"}], "messages[0].role"),
+        ([{"role": "user", "content": 5}], "messages[0].content"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], "messages[0].content[0].type"),
+        ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].text"),
+        ([{"role": "assistant", "content": "a", "tool_calls": [{}]}], "messages[0].tool_calls"),
+        ([{"role": "assistant", "content": "a"}], "messages"),  # the template of this model refuses it
+    ],
+)
+def test_wrong_messages(chat, messages, param):
+    """The message and the part of it that is wrong are named."""
+    refused(chat(messages=messages), param=param)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"logprobs": 5}, "logprobs"),
+        ({"top_logprobs": 5}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"max_completion_tokens": 0}, "max_completion_tokens"),
+        ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs"),
+    ],
+)
+def test_wrong_chat_fields(chat, fields, param):
+    """Fields that only the chat endpoint has."""
+    refused(chat(**fields), param=param)
+
+
+def test_too_many_generations(complete):
+    """n times the number of prompts is bounded."""
+    refused(complete(prompt=[[1]] * 17, n=128), param="n")

@@ -1,0 +1,122 @@
+"""The schedulers that decided live decide the same under a virtual clock, fed with the recorded times."""
+
+import asyncio
+import heapq
+import random
+
+import msgspec
+import pytest
+
+from support.api_client import complete_all
+from support.flags import COLOCATED, ENGINE, SPLIT
+from twofold.demo.services import served
+from twofold.handoff import HandoffMode
+from twofold.instance import Role
+from twofold.kvcache.blocks import BlockManager
+from twofold.kvcache.leases import LeaseBook
+from twofold.request import Request
+from twofold.scheduling.batchers import BATCHERS
+from twofold.scheduling.cluster import ClusterScheduler
+from twofold.scheduling.handoffs import FixedHandoff
+from twofold.scheduling.instance import InstanceScheduler
+from twofold.scheduling.routers import ROUTERS
+from twofold.serving.journal import read_journal
+
+
+class VirtualRun:
+    """A tiny simulation. Times come from a live run; every decision is taken anew and compared."""
+
+    def __init__(self):
+        self.cluster = ClusterScheduler(ROUTERS["jsq"](), FixedHandoff(HandoffMode.LAYER_WISE))
+        self.instances: dict[str, InstanceScheduler] = {}
+        self.placements = {}
+        self.batches = {}
+        self.decisions = 0
+        self.clock = 0.0
+
+    def run(self, journals):
+        events = heapq.merge(*(timed(name, entries) for name, entries in journals.items()))
+        for at, name, _, entry in events:
+            self.clock = at
+            decided = getattr(self, f"on_{entry.call}")(name, **entry.args)
+            if entry.result is not None:
+                assert msgspec.to_builtins(decided) == entry.result, (name, entry.call)
+                self.decisions += 1
+
+    def on_instance(
+        self, name, *, batcher, token_budget, max_num_seqs, num_blocks, block_size, epoch, lease_s, **_
+    ):
+        blocks = BlockManager(num_blocks, block_size)
+        leases = LeaseBook(blocks, name, epoch, lease_s)
+        made = BATCHERS[batcher](token_budget, max_num_seqs)
+        self.instances[name] = InstanceScheduler(made, blocks, leases, max_num_seqs)
+
+    def on_add_instance(self, _, instance_id, role):
+        self.cluster.add_instance(instance_id, Role(role))
+
+    def on_arrive(self, _, request):
+        request = msgspec.convert(request, Request)
+        self.placements[request.id] = request, self.cluster.arrive(request, self.clock)
+        return self.placements[request.id][1]
+
+    def on_submit(self, name, request, **_):
+        request, placement = self.placements[request["id"]]
+        assert placement.route.prefill == name, "the live request went elsewhere"
+        self.instances[name].submit(request, decodes_here=not placement.route.splits)
+
+    def on_reserve(self, name, request, **_):
+        request, placement = self.placements[request["id"]]
+        assert placement.route.decode == name, "the live request went elsewhere"
+        return self.instances[name].reserve(request, placement.route.prefill, self.clock)
+
+    def on_next_batch(self, name):
+        self.batches[name] = self.instances[name].next_batch(self.clock)
+        return self.batches[name]
+
+    def on_complete(self, name, stopped):
+        return self.instances[name].complete(self.batches[name], stopped)
+
+    def on_grant(self, name):
+        return self.instances[name].grant(self.clock)
+
+    def on_landed(self, name, **args):
+        return self.instances[name].landed(**args)
+
+    def on_handed_off(self, name, **args):
+        self.instances[name].handed_off(**args)
+
+    def on_abort(self, name, **args):
+        self.instances[name].abort(**args)
+
+    def on_prefilled(self, _, request_id):
+        self.cluster.prefilled(request_id)
+
+    def on_ended(self, _, request_id):
+        self.cluster.ended(request_id)
+
+
+def timed(name, entries):
+    """Entries of one process in their order, with times that never run backwards."""
+    latest = 0.0
+    for number, entry in enumerate(entries):
+        latest = max(latest, entry.at)
+        yield latest, name, number, entry
+
+
+@pytest.mark.parametrize("flags", [SPLIT, COLOCATED], ids=["split", "colocated"])
+def test_a_simulation_with_recorded_times_takes_the_live_decisions(flags, model_dir, tmp_path):
+    """Every placement, lease, batch and outcome of a live run under load, some of it aborted, is reproduced."""
+    draw = random.Random(3)
+    prompts = [[draw.randint(10, 500) for _ in range(draw.randint(1, 700))] for _ in range(60)]
+    with served(model_dir("llama"), (*ENGINE, *flags, "--journal", str(tmp_path))) as url:
+        asyncio.run(
+            complete_all(url, prompts, at_once=20, spread_s=2.0, max_tokens=16, temperature=1.0, seed=4)
+        )
+        asyncio.run(complete_all(url, prompts[:10], at_once=3, max_tokens=1, n=2))
+    journals = {path.stem: read_journal(path) for path in sorted(tmp_path.glob("*.jsonl"))}
+    assert len(journals) == 3, "the controller and two workers"
+    virtual = VirtualRun()
+    virtual.run(journals)
+    assert len(virtual.placements) == 80
+    assert virtual.decisions > 300
+    assert all(instance.status().idle for instance in virtual.instances.values())

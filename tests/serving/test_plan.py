@@ -1,0 +1,60 @@
+"""From flags to workers and memory."""
+
+import pytest
+
+from twofold.engine.base import KvLayout, LayerShape
+from twofold.errors import ConfigurationError
+from twofold.instance import Role
+from twofold.serving.memory_plan import plan_memory
+from twofold.serving.plan import plan_workers
+
+LAYOUT = KvLayout(layers=(LayerShape(2, 8, 8),) * 4, block_size=16, dtype="float32", itemsize=4)
+
+
+def plan(**changes):
+    flags = {
+        "prefill": 1,
+        "decode": 1,
+        "colocated": 0,
+        "chunked_prefill": True,
+        "token_budget": None,
+        "pin_cores": True,
+    }
+    return plan_workers(**flags | changes)
+
+
+def test_roles_and_batchers():
+    """Split workers have the batcher of their phase; colocated ones chunk unless told not to."""
+    assert [(w.instance, w.role, w.batcher) for w in plan(decode=2)] == [
+        ("prefill-0", Role.PREFILL, "prefill"),
+        ("decode-0", Role.DECODE, "decode"),
+        ("decode-1", Role.DECODE, "decode"),
+    ]
+    assert {w.batcher for w in plan(prefill=0, decode=0, colocated=2)} == {"chunked-prefill"}
+    assert {w.batcher for w in plan(prefill=0, decode=0, colocated=2, chunked_prefill=False)} == {"mixed"}
+
+
+def test_cores_are_shared_without_overlap_while_there_are_enough(monkeypatch):
+    """Four cores for two workers are two each; two cores for three workers are taken in turns."""
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2, 3})
+    assert [w.cores for w in plan()] == [(0, 1), (2, 3)]
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+    assert [w.cores for w in plan(decode=2)] == [(0,), (1,), (0,)]
+    assert [w.cores for w in plan(pin_cores=False)] == [(), ()]
+
+
+def test_blocks_follow_from_memory():
+    """As many whole blocks as fit."""
+    per_block = 4 * 2 * 16 * 16 * 4
+    made = plan_memory(
+        LAYOUT, kv_cache_bytes=10 * per_block + 5, max_model_len=100, workers=2, available_bytes=10**9
+    )
+    assert (LAYOUT.bytes_per_block, made.num_blocks) == (per_block, 10)
+
+
+def test_too_little_memory_is_said_with_what_would_do():
+    """For one request, and for the machine."""
+    with pytest.raises(ConfigurationError, match="at least 1MiB or lower --max-model-len"):
+        plan_memory(LAYOUT, kv_cache_bytes=10**5, max_model_len=1000, workers=1, available_bytes=10**9)
+    with pytest.raises(ConfigurationError, match="this machine has"):
+        plan_memory(LAYOUT, kv_cache_bytes=10**8, max_model_len=1000, workers=11, available_bytes=10**9)

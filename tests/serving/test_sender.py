@@ -1,0 +1,146 @@
+"""The hand-off sender: layers leave in order, as early as they may, and never after the end."""
+
+import threading
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from twofold.handoff import HandoffMode, Lease
+from twofold.serving.worker.sender import HandoffSender
+
+LAYERS = 4
+
+
+class Recording:
+    """A sender whose writes and endings are recorded; `write_gate` holds writes up."""
+
+    def __init__(self):
+        self.log = []
+        self.over = threading.Event()
+        self.write_gate = threading.Event()
+        self.write_gate.set()
+        self.writing = threading.Event()
+        self.sender = HandoffSender(LAYERS, lambda: 0.0, self._write, self._ended)
+        self.sender.start()
+
+    def _write(self, outgoing, layer):
+        self.writing.set()
+        assert self.write_gate.wait(30)
+        self.log.append(("write", outgoing.request_id, layer))
+        return 10
+
+    def _ended(self, outgoing):
+        self.log.append(("ended", outgoing.request_id, outgoing.cancelled, outgoing.bytes_moved))
+        self.over.set()
+
+    def finished(self):
+        assert self.over.wait(30)
+        self.sender.close()
+        return self.log
+
+
+def lease(name="r"):
+    return Lease(request_id=name, source="p", instance="d", epoch=1, blocks=(1, 2), deadline_s=1.0)
+
+
+def compute(sender, name="r", layers=range(LAYERS)):
+    for layer in layers:
+        sender.layer_computed([name], layer)
+
+
+@pytest.mark.parametrize("mode", list(HandoffMode))
+@pytest.mark.parametrize("lease_first", [True, False])
+def test_all_layers_are_sent_in_order_and_then_it_ends(mode, lease_first):
+    """Whether the lease comes before, or after, the layers are computed."""
+    recording = Recording()
+    sender = recording.sender
+    sender.expect("r", "d", mode)
+    if lease_first:
+        assert sender.lease(lease())
+    assert sender.begin("r", [7, 8])
+    compute(sender)
+    sender.prefilled("r", first_token=42)
+    if not lease_first:
+        assert sender.lease(lease())
+    log = recording.finished()
+    assert log == [("write", "r", layer) for layer in range(LAYERS)] + [("ended", "r", False, 40)]
+
+
+def test_layer_wise_sends_before_the_prefill_is_over_and_serialized_does_not():
+    """The point of layer-wise transfer: layer k travels while layer k+1 computes."""
+    early, late = Recording(), Recording()
+    for recording, mode in ((early, HandoffMode.LAYER_WISE), (late, HandoffMode.SERIALIZED)):
+        recording.sender.expect("r", "d", mode)
+        recording.sender.lease(lease())
+        recording.sender.begin("r", [7])
+        compute(recording.sender, layers=range(1))
+    assert early.writing.wait(30)
+    assert not late.writing.is_set()
+    for recording in (early, late):
+        compute(recording.sender, layers=range(1, LAYERS))
+        recording.sender.prefilled("r", 1)
+        recording.finished()
+
+
+def test_nothing_is_written_after_a_cancelled_hand_off_has_ended():
+    """`ended` means that no write is under way: the memory may be given to others."""
+    recording = Recording()
+    sender = recording.sender
+    sender.expect("r", "d", HandoffMode.LAYER_WISE)
+    sender.lease(lease())
+    sender.begin("r", [7])
+    recording.write_gate.clear()
+    compute(sender)
+    assert recording.writing.wait(30)
+    sender.cancel("r")
+    assert not recording.over.is_set(), "a write is under way"
+    recording.write_gate.set()
+    assert recording.finished() == [("write", "r", 0), ("ended", "r", True, 10)]
+
+
+def test_a_lease_for_a_hand_off_that_is_over_is_declined():
+    """The caller then gives it back."""
+    recording = Recording()
+    recording.sender.expect("r", "d", HandoffMode.LAYER_WISE)
+    recording.sender.cancel("r")
+    recording.finished()
+    assert not recording.sender.lease(lease())
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.sampled_from("abc"), max_size=30), st.sampled_from(list(HandoffMode)), st.randoms())
+def test_each_hand_off_ends_exactly_once_whatever_is_interleaved(steps, mode, random):
+    """Several at once, cancelled or completed at any point."""
+    recording = Recording()
+    sender = recording.sender
+    progress = dict.fromkeys("abc", 0)
+    for name in progress:
+        sender.expect(name, "d", mode)
+    actions = ["lease", "begin", *range(LAYERS), "done"]
+    for name in steps:
+        if progress[name] == len(actions):
+            continue
+        if random.random() < 0.05:
+            sender.cancel(name)
+        action = actions[progress[name]]
+        progress[name] += 1
+        if action == "lease":
+            sender.lease(lease(name))
+        elif action == "begin":
+            sender.begin(name, [1])
+        elif action == "done":
+            sender.prefilled(name, 5)
+        else:
+            sender.layer_computed([name], action)
+    for name in progress:
+        sender.cancel(name)
+    while sum(entry[0] == "ended" for entry in list(recording.log)) < 3:
+        recording.over.wait(0.01)
+    log = recording.finished()
+    for name in "abc":
+        mine = [entry for entry in log if entry[1] == name]
+        writes = [entry[2] for entry in mine if entry[0] == "write"]
+        assert writes == list(range(len(writes)))
+        assert [entry[0] for entry in mine].count("ended") == 1
+        assert mine[-1][0] == "ended"

@@ -1,0 +1,63 @@
+"""The split service says what the model says: token for token, in float32."""
+
+import asyncio
+import random
+
+import pytest
+
+from support.api_client import all_blocks_free, complete_all
+from support.flags import COLOCATED, SPLIT
+from support.reference import greedy_outputs
+
+ARCHITECTURES = ["llama", "qwen3", "gpt2", "gemma2", "mixtral"]
+PROMPTS, LONGEST, OUTPUT = 100, 1500, 12
+VOCABULARY = (10, 500)
+
+
+def random_prompts(seed):
+    draw = random.Random(seed)
+    lengths = [1, 2, 15, 16, 17, LONGEST] + [draw.randint(1, LONGEST) for _ in range(PROMPTS - 6)]
+    return [[draw.randint(*VOCABULARY) for _ in range(length)] for length in lengths]
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_greedy_output_equals_generate(arch, service, model_dir):
+    """100 random prompts of 1 to 1,500 tokens: alone, in batches, and arriving at random times."""
+    prompts = random_prompts(seed=ARCHITECTURES.index(arch))
+    expected = greedy_outputs(model_dir(arch), prompts, OUTPUT)
+    url = service(arch, SPLIT)
+    ways = {
+        "alone": {"at_once": 1},
+        "in batches": {"at_once": 20},
+        "at random times": {"at_once": PROMPTS, "spread_s": 5.0},
+    }
+    for way, how in ways.items():
+        made = asyncio.run(
+            complete_all(url, prompts, **how, max_tokens=OUTPUT, temperature=0, ignore_eos=True)
+        )
+        wrong = [i for i in range(PROMPTS) if made[i] != expected[i]]
+        assert not wrong, (
+            f"{way}: prompts {wrong[:5]} differ, of {[len(prompts[i]) for i in wrong[:5]]} tokens"
+        )
+    assert asyncio.run(all_blocks_free(url))
+
+
+def test_sampled_output_depends_on_the_seed_alone(service):
+    """Split, colocated, hand-off serialized, and run again in another order: the same tokens."""
+    prompts = random_prompts(seed=7)[:24]
+    how = {"max_tokens": 24, "temperature": 0.9, "top_p": 0.95, "top_k": 50, "ignore_eos": True}
+    runs = [
+        asyncio.run(
+            complete_all(
+                service("llama", flags), prompts, at_once=at_once, spread_s=spread, **how | {"seed": 11}
+            )
+        )
+        for flags, at_once, spread in [
+            (SPLIT, 1, 0.0),
+            (SPLIT, 24, 1.0),
+            (COLOCATED, 24, 0.5),
+        ]
+    ]
+    assert runs[0] == runs[1] == runs[2]
+    other = asyncio.run(complete_all(service("llama", SPLIT), prompts, at_once=24, **how | {"seed": 12}))
+    assert other != runs[0], "another seed gives another output"

@@ -1,0 +1,64 @@
+"""A small client for tests: many completions at once, token ids in, token ids out."""
+
+import asyncio
+import random
+import re
+from collections.abc import Sequence
+
+import aiohttp
+
+from twofold.demo.services import metrics
+
+
+async def complete(
+    session: aiohttp.ClientSession, url: str, prompt: list[int], **fields: object
+) -> list[int]:
+    """The output token ids of one completion."""
+    body = {"model": await served_name(session, url), "prompt": prompt, "return_token_ids": True, **fields}
+    async with session.post(f"{url}/v1/completions", json=body) as response:
+        answer = await response.json()
+        assert response.status == 200, answer
+        return list(answer["choices"][0]["token_ids"])
+
+
+async def served_name(session: aiohttp.ClientSession, url: str) -> str:
+    async with session.get(f"{url}/v1/models") as response:
+        return str((await response.json())["data"][0]["id"])
+
+
+async def complete_all(
+    url: str, prompts: Sequence[list[int]], *, at_once: int, spread_s: float = 0.0, **fields: object
+) -> list[list[int]]:
+    """All completions, `at_once` in flight at most, each started after a random wait of up to `spread_s`."""
+    waits = random.Random(0)
+    slots = asyncio.Semaphore(at_once)
+
+    async def one(session: aiohttp.ClientSession, prompt: list[int], wait_s: float) -> list[int]:
+        await asyncio.sleep(wait_s)
+        async with slots:
+            return await complete(session, url, prompt, **fields)
+
+    timeout = aiohttp.ClientTimeout(total=600)
+    async with aiohttp.ClientSession(timeout=timeout) as session:
+        return await asyncio.gather(*(one(session, p, waits.uniform(0, spread_s)) for p in prompts))
+
+
+def block_counts(url: str) -> dict[str, dict[str, float]]:
+    """KV blocks by instance and state (total, free, in_flight), as /metrics tells them."""
+    counts: dict[str, dict[str, float]] = {}
+    pattern = re.compile(
+        r'^twofold:kv_cache_blocks\{instance="([^"]+)",state="([^"]+)"\} (\S+)$', re.MULTILINE
+    )
+    for instance, state, value in pattern.findall(metrics(url)):
+        counts.setdefault(instance, {})[state] = float(value)
+    return counts
+
+
+async def all_blocks_free(url: str, *, tries: int = 200, pause_s: float = 0.1) -> bool:
+    """Whether every block of every instance becomes free within a bounded number of looks."""
+    for _ in range(tries):
+        counts = await asyncio.to_thread(block_counts, url)
+        if counts and all(c["free"] == c["total"] and c["in_flight"] == 0 for c in counts.values()):
+            return True
+        await asyncio.sleep(pause_s)
+    return False

@@ -1,0 +1,5 @@
+"""Flags of the services that end-to-end tests run against."""
+
+SPLIT = ("--prefill", "1", "--decode", "1")
+COLOCATED = ("--colocated", "2")
+ENGINE = ("--dtype", "float32", "--kv-cache-memory-bytes", "64MiB", "--max-num-seqs", "32")

@@ -1,0 +1,28 @@
+"""What transformers itself generates: the reference for every token our engine and services make."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def greedy_outputs(model_dir: Path, prompts: Sequence[list[int]], output: int) -> list[list[int]]:
+    """Greedy output ids of each prompt, one at a time, by `generate` with eager attention in float32."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32, attn_implementation="eager")
+    model.eval()
+    outputs = []
+    with torch.inference_mode():
+        for prompt in prompts:
+            ids = torch.tensor([prompt])
+            made = model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                do_sample=False,
+                max_new_tokens=output,
+                min_new_tokens=output,
+                eos_token_id=None,
+                pad_token_id=0,
+            )
+            outputs.append(made[0, len(prompt) :].tolist())
+    return outputs

@@ -1,0 +1,58 @@
+"""The gateway on a real socket, in a thread with an event loop of its own, as it runs in the service."""
+
+import asyncio
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import httpx
+from fastapi import FastAPI
+
+from support.scripted_service import ScriptedService
+from support.tokenizers_for_tests import byte_level
+from twofold.serving.gateway.app import create_app
+from twofold.serving.gateway.limits import Limits
+from twofold.serving.gateway.server import HttpServer
+
+
+@contextmanager
+def running_app(app: FastAPI) -> Iterator[str]:
+    """Serve `app` and yield its base URL."""
+    sock = socket.create_server(("127.0.0.1", 0))
+    url = f"http://127.0.0.1:{sock.getsockname()[1]}"
+    up = threading.Event()
+    down: list[asyncio.Event] = []
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    async def serve() -> None:
+        server = HttpServer(app, sock, grace_s=1)
+        await server.start()
+        down.append(asyncio.Event())
+        loops.append(asyncio.get_running_loop())
+        up.set()
+        await down[0].wait()
+        await server.stop()
+
+    thread = threading.Thread(target=asyncio.run, args=(serve(),))
+    thread.start()
+    try:
+        assert up.wait(20)
+        yield url
+    finally:
+        loops[0].call_soon_threadsafe(down[0].set)
+        thread.join()
+
+
+@contextmanager
+def running_gateway(
+    service: ScriptedService,
+    *,
+    tokenizer: bool = True,
+    api_key: str | None = None,
+    limits: Limits | None = None,
+) -> Iterator[httpx.Client]:
+    """A client of a gateway in front of `service`."""
+    app = create_app(service, byte_level() if tokenizer else None, api_key=api_key, limits=limits)
+    with running_app(app) as url, httpx.Client(base_url=url, timeout=20) as client:
+        yield client

@@ -1,0 +1,157 @@
+"""An OpenAI-like server on a real socket: it says what a test scripts and remembers what it was asked."""
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from aiohttp import web
+
+
+@dataclass(frozen=True)
+class Send:
+    """Write these bytes in one piece."""
+
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Pause:
+    """Let time pass."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
+class UntilAsked:
+    """Go on when this many completions have been asked for."""
+
+    count: int
+
+
+@dataclass(frozen=True)
+class Hang:
+    """Say nothing more and keep the connection open."""
+
+
+@dataclass(frozen=True)
+class Drop:
+    """Cut the connection in the middle of the reply."""
+
+
+@dataclass(frozen=True)
+class Refuse:
+    """Answer with an HTTP error before anything is streamed."""
+
+    status: int
+    body: bytes = b'{"error": {"message": "refused by the script"}}'
+
+
+Step = Send | Pause | UntilAsked | Hang | Drop | Refuse
+Body = dict[str, object]
+Script = Callable[[Body], Sequence[Step]]
+
+
+def event(**fields: object) -> bytes:
+    return b"data: " + json.dumps(fields).encode() + b"\n\n"
+
+
+def chunk(text: str = "x", finish_reason: str | None = None) -> bytes:
+    return event(choices=[{"index": 0, "text": text, "finish_reason": finish_reason}], usage=None)
+
+
+def usage(prompt_tokens: int, completion_tokens: int) -> bytes:
+    counts = {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens}
+    return event(choices=[], usage=counts)
+
+
+DONE = b"data: [DONE]\n\n"
+
+
+def obedient(body: Body) -> list[Step]:
+    """The reply of a well-behaved server: one chunk for each token that was asked for."""
+    wanted = int(str(body["max_tokens"]))
+    prompt = body["prompt"]
+    length = len(prompt) if isinstance(prompt, list) else len(str(prompt).split())
+    chunks = [chunk("x", "length" if number == wanted - 1 else None) for number in range(wanted)]
+    return [*(Send(data) for data in chunks), Send(usage(length, wanted)), Send(DONE)]
+
+
+@dataclass
+class ScriptedEndpoint:
+    """The running server: its address, and the body and headers of each completion asked for, in order."""
+
+    script: Script = obedient
+    models: Sequence[Body] = ({"id": "scripted", "max_model_len": 4096},)
+    models_status: int = 200
+    bodies: list[Body] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
+    url: str = ""
+    asked: asyncio.Condition = field(default_factory=asyncio.Condition)
+
+    async def list_models(self, _: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": list(self.models)}, status=self.models_status)
+
+    async def complete(self, request: web.Request) -> web.StreamResponse:
+        body: Body = await request.json()
+        self.bodies.append(body)
+        self.headers.append(dict(request.headers))
+        async with self.asked:
+            self.asked.notify_all()
+        steps = list(self.script(body))
+        if steps and isinstance(steps[0], Refuse):
+            return web.Response(status=steps[0].status, body=steps[0].body)
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        for step in steps:
+            if isinstance(step, Drop):
+                assert request.transport is not None
+                request.transport.abort()
+                return response
+            await self._take(step, response)
+        return response
+
+    async def _take(self, step: Step, response: web.StreamResponse) -> None:
+        if isinstance(step, Send):
+            await response.write(step.data)
+            await asyncio.sleep(0)
+        elif isinstance(step, Pause):
+            await asyncio.sleep(step.seconds)
+        elif isinstance(step, UntilAsked):
+            async with self.asked:
+                await self.asked.wait_for(lambda: len(self.bodies) >= step.count)
+        elif isinstance(step, Hang):
+            await asyncio.Event().wait()
+
+
+@contextmanager
+def endpoint(script: Script = obedient, **settings: object) -> Iterator[ScriptedEndpoint]:
+    """Run a scripted endpoint in a thread of its own, so that a test may block or run an event loop."""
+    scripted = ScriptedEndpoint(script=script, **settings)  # type: ignore[arg-type]
+    loop, started, finish = asyncio.new_event_loop(), threading.Event(), asyncio.Event()
+
+    async def serve() -> None:
+        app = web.Application()
+        app.router.add_get("/v1/models", scripted.list_models)
+        app.router.add_post("/v1/completions", scripted.complete)
+        app.router.add_post("/v1/chat/completions", scripted.complete)
+        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        scripted.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        started.set()
+        await finish.wait()
+        await runner.cleanup()
+
+    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()), daemon=True)
+    thread.start()
+    assert started.wait(10)
+    try:
+        yield scripted
+    finally:
+        loop.call_soon_threadsafe(finish.set)
+        thread.join(10)
+        loop.close()

@@ -1,0 +1,124 @@
+"""The other side of the gateway's seam: a Service that says what a test scripts, and records."""
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, Callable, Sequence
+from random import Random
+
+import msgspec
+
+from twofold.request import FinishReason, Generation, TokenOutput
+from twofold.serving.service import ServedModel
+
+EOS = 1  # the id of </s> in the tokenizers for tests
+FIRST_TEXT_TOKEN = 2
+
+
+class Gate:
+    """A point in a script where the service waits until the test opens it."""
+
+    def __init__(self) -> None:
+        self._open = threading.Event()
+
+    def open(self) -> None:
+        self._open.set()
+
+    async def passed(self) -> None:
+        while not self._open.is_set():  # noqa: ASYNC110 it is opened from another thread
+            await asyncio.sleep(0.002)
+
+
+# A token id is sampled, a whole TokenOutput is yielded as it is, a Gate waited for, an exception raised.
+Step = int | TokenOutput | Gate | Exception
+Script = Callable[[Generation], Sequence[Step]]
+
+
+def served_model(**changes: object) -> ServedModel:
+    model = ServedModel(name="tiny", path="/tiny", max_model_len=256, vocab_size=401, created=1)
+    return msgspec.structs.replace(model, **changes)
+
+
+class ScriptedService:
+    """Deterministic in the prompt, the seed and the position; `script` may say what the model says instead."""
+
+    def __init__(
+        self, script: Script | None = None, *, model: ServedModel | None = None, delay_s: float = 0.0
+    ) -> None:
+        self.model = model or served_model()
+        self.script = script or self._improvise
+        self.delay_s = delay_s
+        self.is_ready = True
+        self.started: list[Generation] = []
+        self.finished: list[str] = []
+        self.aborted: list[str] = []
+        self._changed = threading.Condition()
+
+    async def generate(self, generation: Generation) -> AsyncGenerator[TokenOutput, None]:
+        self._record(self.started, generation)
+        request_id = generation.request.id
+        try:
+            index = 0
+            for step in self.script(generation):
+                if isinstance(step, Exception):
+                    raise step
+                if isinstance(step, Gate):
+                    await step.passed()
+                    continue
+                token = self._token(generation, step, index) if isinstance(step, int) else step
+                await asyncio.sleep(self.delay_s)
+                if token.finish_reason is not None:
+                    self._record(self.finished, request_id)
+                    yield token
+                    return
+                yield token
+                index += 1
+        finally:
+            if request_id not in self.finished:
+                self._record(self.aborted, request_id)
+
+    def ready(self) -> bool:
+        return self.is_ready
+
+    def metrics(self) -> bytes:
+        return b"# HELP scripted_requests_total requests\nscripted_requests_total 0\n"
+
+    def wait_until(self, condition: Callable[["ScriptedService"], bool]) -> None:
+        """Wait from a test's thread until what is recorded meets `condition`; fails after a while."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: condition(self), timeout=20), (
+                f"started {len(self.started)}, finished {len(self.finished)}, aborted {len(self.aborted)}"
+            )
+
+    def _improvise(self, generation: Generation) -> list[int]:
+        return [
+            self._rng(generation, index).randrange(FIRST_TEXT_TOKEN, self.model.vocab_size)
+            for index in range(generation.sampling.max_tokens)
+        ]
+
+    def _rng(self, generation: Generation, index: int) -> Random:
+        seed = 0 if generation.sampling.greedy else generation.sampling.seed
+        return Random(f"{generation.prompt_token_ids}/{seed}/{index}")
+
+    def _token(self, generation: Generation, token_id: int, index: int) -> TokenOutput:
+        sampling = generation.sampling
+        reason = None
+        stops = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else (EOS,))}
+        if index + 1 >= sampling.min_tokens and token_id in stops:
+            reason = FinishReason.STOP
+        elif index + 1 == sampling.max_tokens:
+            reason = FinishReason.LENGTH
+        if sampling.logprobs is None:
+            return TokenOutput(index=index, token_id=token_id, finish_reason=reason)
+        others = self._rng(generation, index).sample(range(self.model.vocab_size), sampling.logprobs)
+        return TokenOutput(
+            index=index,
+            token_id=token_id,
+            logprob=-0.5,
+            top_logprobs=tuple((other, -0.6 - rank) for rank, other in enumerate(others)),
+            finish_reason=reason,
+        )
+
+    def _record(self, where: list, what: object) -> None:
+        with self._changed:
+            where.append(what)
+            self._changed.notify_all()

@@ -1,0 +1,54 @@
+"""Where the public traces are, and requests as hypothesis draws them."""
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import strategies as st
+
+from twofold.request import Request
+
+ROOT = Path(__file__).parents[2]
+
+
+def public_trace(name: str) -> Path:
+    """The path of a public trace; skips the test where it is absent."""
+    path = Path(os.environ.get("TWOFOLD_DATA") or ROOT.parent / "shared" / "data") / "traces" / name
+    if not path.is_file():
+        pytest.skip(f"{path} is absent; set TWOFOLD_DATA to the folder that holds traces/")
+    return path
+
+
+def ask(index=0, arrival_s=0.0, prompt_tokens=100, output_tokens=10, prefix_blocks=()):
+    return Request(
+        id=str(index),
+        arrival_s=arrival_s,
+        prompt_tokens=prompt_tokens,
+        output_tokens=output_tokens,
+        prefix_blocks=tuple(prefix_blocks),
+    )
+
+
+NOTHING = st.just(None)
+NO_BLOCKS = st.just(())
+
+
+def request_lists(*, min_size=1, ids=NOTHING, blocks=NO_BLOCKS):
+    """Lists of requests in order of arrival, the first at 0; ids are row numbers unless given."""
+    lengths = st.integers(1, 2**31 - 1)
+    rows = st.tuples(st.floats(0, 1e5), lengths, lengths, blocks, ids)
+    return st.lists(rows, min_size=min_size, max_size=30).map(_in_order)
+
+
+def _in_order(rows):
+    times = sorted(row[0] for row in rows)
+    return [
+        Request(
+            id=str(index) if name is None else name,
+            arrival_s=time - times[0],
+            prompt_tokens=prompt,
+            output_tokens=output,
+            prefix_blocks=tuple(blocks),
+        )
+        for index, (time, (_, prompt, output, blocks, name)) in enumerate(zip(times, rows, strict=True))
+    ]

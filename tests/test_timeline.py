@@ -1,0 +1,79 @@
+"""The timeline of a request and its recorder."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from twofold.request import FinishReason, Request
+from twofold.slo import Slo
+from twofold.timeline import Moment, Recorder
+
+REQUEST = Request(id="r", arrival_s=1.0, prompt_tokens=10, output_tokens=3)
+
+
+def recorded(tokens, **moments):
+    recorder = Recorder()
+    recorder.arrive(REQUEST, 1.0)
+    for name, at in moments.items():
+        recorder.mark("r", Moment(name), at)
+    for at in tokens:
+        recorder.token("r", at)
+    timeline = recorder.end("r", FinishReason.LENGTH)
+    assert timeline is not None
+    return timeline
+
+
+def test_spans_of_a_split_request():
+    """Each span as the drawing in the module defines it."""
+    timeline = recorded(
+        [4.0, 6.0, 7.0], prefill_started=2.0, handoff_started=2.5, handoff_ended=4.5, decode_started=5.0
+    )
+    assert (timeline.ttft_s, timeline.e2e_s, timeline.tpot_s, timeline.itl_s) == (3.0, 6.0, 1.5, [2.0, 1.0])
+    assert (timeline.queue_prefill_s, timeline.prefill_s, timeline.queue_decode_s) == (1.0, 2.0, 0.5)
+    assert (timeline.transfer_s, timeline.visible_transfer_s) == (2.0, 0.5)
+
+
+def test_a_hidden_transfer_is_not_visible():
+    """It ended before the user had the first token."""
+    timeline = recorded([4.0, 5.0], handoff_started=2.0, handoff_ended=3.0, decode_started=4.0)
+    assert (timeline.visible_transfer_s, timeline.queue_decode_s) == (0.0, 0.0)
+
+
+def test_spans_that_did_not_happen_are_none():
+    """A request without a hand-off, and one with a single token."""
+    timeline = recorded([4.0])
+    assert timeline.tpot_s is None
+    assert timeline.transfer_s is None
+    assert timeline.itl_s == []
+
+
+def test_a_request_ends_once_and_late_reports_are_dropped():
+    """Messages about an aborted request are ordinary."""
+    ended = []
+    recorder = Recorder([ended.append])
+    recorder.arrive(REQUEST, 1.0)
+    recorder.end("r", FinishReason.ABORT)
+    recorder.token("r", 2.0)
+    recorder.mark("r", Moment.DECODE_STARTED, 2.0)
+    assert recorder.end("r", FinishReason.LENGTH) is None
+    assert [timeline.finish_reason for timeline in ended] == [FinishReason.ABORT]
+    assert len(recorder) == 0
+
+
+@given(st.lists(st.floats(0.001, 10), min_size=2, max_size=30))
+def test_tpot_is_the_mean_gap_and_spans_add_up(gaps):
+    """TPOT = mean ITL; E2E = TTFT + all gaps."""
+    times = [2.0]
+    for gap in gaps:
+        times.append(times[-1] + gap)
+    timeline = recorded(times)
+    total = sum(timeline.itl_s)
+    assert abs(timeline.tpot_s - total / len(gaps)) < 1e-9
+    assert abs(timeline.e2e_s - timeline.ttft_s - total) < 1e-9
+
+
+def test_an_slo_is_met_jointly():
+    """Every bound that is given must hold."""
+    timeline = recorded([4.0, 6.0, 7.0])
+    assert Slo(ttft_s=3.0, tpot_s=1.5, e2e_s=6.0).met_by(timeline)
+    assert not Slo(ttft_s=3.0, tpot_s=1.4).met_by(timeline)
+    assert Slo().met_by(timeline)

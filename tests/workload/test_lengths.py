@@ -1,0 +1,69 @@
+"""The named workloads' lengths are those of the traces they come from."""
+
+import sys
+from itertools import islice, pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from support.traces import ROOT, public_trace
+from twofold.workload.lengths import load_lengths
+from twofold.workload.named import NAMED
+
+PUBLISHED = {"azure-code": ((1469, 2048), (13, 28)), "azure-conv": ((1020, 1155), (129, 211))}
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_generated_lengths_have_the_published_median_and_mean(name):
+    """The quantiles' own mean is within 1% of the trace's, and what is drawn within 4% (or one token)."""
+    lengths = load_lengths(name)
+    for quantiles, (_, mean) in zip(
+        (lengths.prompt_tokens, lengths.output_tokens), PUBLISHED[name], strict=True
+    ):
+        segments = pairwise(zip(lengths.probabilities, quantiles, strict=True))
+        own = sum((right - left) * (low + high) / 2 for (left, low), (right, high) in segments)
+        assert own == pytest.approx(mean, rel=0.01)
+    for seed in (0, 1, 2):
+        drawn = np.array(list(islice(load_lengths(name).sample(seed), 50_000)))
+        for column, (median, mean) in zip(drawn.T, PUBLISHED[name], strict=True):
+            assert np.median(column) == pytest.approx(median, rel=0.04, abs=1)
+            assert column.mean() == pytest.approx(mean, rel=0.04)
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_generated_lengths_stay_within_the_trace(name):
+    """No prompt or output is shorter or longer than any that was seen, and they are not correlated."""
+    lengths = load_lengths(name)
+    drawn = np.array(list(islice(lengths.sample(0), 50_000)))
+    assert drawn.min(axis=0).tolist() == [lengths.prompt_tokens[0], lengths.output_tokens[0]]
+    assert (drawn.max(axis=0) <= [lengths.prompt_tokens[-1], lengths.output_tokens[-1]]).all()
+    assert abs(np.corrcoef(drawn.T)[0, 1]) < 0.02
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_data_names_its_source(name):
+    """Each file says where it comes from, under which licence, and holds a distribution."""
+    lengths = load_lengths(name)
+    assert lengths.name == name
+    assert "Azure LLM inference trace 2023" in lengths.source
+    assert lengths.licence.startswith("CC-BY")
+    assert "Splitwise" in lengths.citation
+    assert (lengths.probabilities[0], lengths.probabilities[-1]) == (0.0, 1.0)
+    for column in (lengths.probabilities, lengths.prompt_tokens, lengths.output_tokens):
+        assert len(column) == len(lengths.probabilities)
+        assert column == sorted(column)
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_data_is_what_the_script_derives(name, monkeypatch):
+    """Derived again from the trace, the quantiles are the committed ones."""
+    trace = public_trace(f"azure-2023-{name.removeprefix('azure-')}.csv")
+    monkeypatch.syspath_prepend(str(Path(ROOT) / "bench"))
+    import derive_quantiles
+
+    again, kept = derive_quantiles.derive(trace, name), load_lengths(name)
+    assert (again.requests, again.requests_per_s) == (kept.requests, kept.requests_per_s)
+    assert again.probabilities == kept.probabilities
+    assert (again.prompt_tokens, again.output_tokens) == (kept.prompt_tokens, kept.output_tokens)
+    sys.modules.pop("derive_quantiles")

@@ -1,0 +1,145 @@
+"""One call gives the requests of a named workload or of a trace, and says at once what cannot be."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support.traces import ask
+from twofold.errors import ConfigurationError, WorkloadError
+from twofold.workload.named import NAMED, generate, workload
+from twofold.workload.rescale import mean_rate
+from twofold.workload.trace import FORMATS
+from twofold.workload.writer import write_trace
+
+
+@pytest.fixture
+def trace(tmp_path):
+    path = tmp_path / "ten.jsonl"
+    requests = [ask(index, float(index), 100 + index, 10) for index in range(10)]
+    write_trace(requests, path, FORMATS["twofold"])
+    return str(path)
+
+
+@given(
+    name=st.sampled_from(NAMED),
+    seed=st.integers(0, 2**32),
+    rate=st.floats(0.1, 1000),
+    arrival=st.sampled_from([None, "poisson", "gamma", "constant"]),
+)
+def test_same_seed_gives_the_same_requests(name, seed, rate, arrival):
+    """A workload is a function of its arguments; its times never decrease and its ids count."""
+    one, two = (
+        list(workload(name, rate=rate, num_requests=20, arrival=arrival, seed=seed)) for _ in range(2)
+    )
+    assert one == two
+    assert [request.id for request in one] == [str(index) for index in range(20)]
+    assert all(before.arrival_s <= after.arrival_s for before, after in pairwise(one))
+
+
+def test_lengths_do_not_depend_on_arrivals():
+    """Two arrival processes and rates are compared on the same prompts."""
+    lengths = [
+        [
+            (r.prompt_tokens, r.output_tokens)
+            for r in workload("azure-conv", num_requests=50, seed=3, **options)
+        ]
+        for options in ({"rate": 1.0}, {"rate": 9.0, "arrival": "constant"}, {"rate": 1.0, "burstiness": 0.5})
+    ]
+    assert lengths[0] == lengths[1] == lengths[2]
+
+
+def test_duration_ends_a_generated_workload():
+    """Requests arrive before the end; constant arrivals are exactly rate times duration."""
+    requests = list(workload("azure-code", rate=4.0, duration_s=10.0, arrival="constant"))
+    assert len(requests) == 40
+    assert all(request.arrival_s < 10.0 for request in workload("azure-code", rate=4.0, duration_s=10.0))
+
+
+def test_burstiness_alone_means_gamma():
+    """As in vLLM's benchmark, a burstiness is enough to ask for gamma arrivals."""
+    options = {"rate": 2.0, "num_requests": 30, "burstiness": 0.3}
+    assert list(workload("azure-code", **options)) == list(workload("azure-code", arrival="gamma", **options))
+
+
+def test_lengths_are_scaled_and_fit(trace):
+    """Both kinds of workload come in a model's context."""
+    for spec, rate in (("azure-conv", 1.0), (trace, None)):
+        requests = list(workload(spec, rate=rate, num_requests=10, length_scale=0.5, max_model_len=64))
+        assert all(request.prompt_tokens + request.output_tokens <= 64 for request in requests)
+
+
+def test_trace_is_replayed_at_its_own_times(trace):
+    """Without options a trace comes as it is."""
+    assert [request.arrival_s for request in workload(trace)] == [float(index) for index in range(10)]
+
+
+def test_trace_is_rescaled_to_a_rate(trace):
+    """A rate changes the times of a trace and keeps their pattern."""
+    requests = list(workload(trace, rate=4.0, start_s=2.0))
+    assert [request.id for request in requests] == list("23456789")
+    assert mean_rate(requests) == pytest.approx(4.0)
+
+
+def test_trace_lengths_with_other_arrivals(trace):
+    """Lengths come from the trace and times from the process, at the trace's own rate unless one is given."""
+    own = list(workload(trace, arrival="constant"))
+    assert [request.arrival_s for request in own] == [float(index) for index in range(10)]
+    faster = list(workload(trace, arrival="constant", rate=2.0, start_s=1.0, duration_s=2.0))
+    assert [(r.arrival_s, r.prompt_tokens) for r in faster] == [
+        (0.0, 101),
+        (0.5, 102),
+        (1.0, 103),
+        (1.5, 104),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("spec", "options", "message"),
+    [
+        (
+            "azure-cod",
+            {},
+            r"neither a trace file nor one of azure-code, azure-conv \(did you mean azure-code\?\)",
+        ),
+        ("zebra", {}, "'zebra' is neither a trace file nor one of azure-code, azure-conv$"),
+        ("", {}, "'' is neither a trace file"),
+        (
+            "azure-code",
+            {"num_requests": 1},
+            r"azure-code needs a rate .* \(the service it comes from had 2.57\)",
+        ),
+        ("azure-code", {"rate": 1.0}, "give a number of requests or a duration"),
+        ("azure-code", {"rate": 1.0, "num_requests": 1, "arrival": "trace"}, "no arrival times of its own"),
+        ("azure-code", {"rate": 1.0, "num_requests": 1, "arrival": "pareto"}, "'pareto' is not one of"),
+        ("azure-code", {"rate": 1.0, "num_requests": 1, "start_s": 5.0}, "a start is for trace files"),
+        ("azure-code", {"rate": 1.0, "num_requests": 1, "seed": -1}, "the seed is -1"),
+        ("azure-code", {"rate": 1.0, "num_requests": 0}, "the number of requests is 0"),
+        ("azure-code", {"rate": 1.0, "duration_s": -1.0}, "the duration is -1"),
+        ("azure-code", {"rate": 1.0, "num_requests": 1, "length_scale": 0.0}, "the length scale is 0"),
+        ("azure-code", {"rate": 1.0, "num_requests": 1, "max_model_len": 0}, "the context is 0 tokens"),
+    ],
+)
+def test_mistakes_show_at_the_call(spec, options, message):
+    """No request has to be taken for a mistake to show."""
+    with pytest.raises(ConfigurationError, match=message):
+        workload(spec, **options)
+
+
+def test_trace_mistakes_show_at_the_call(trace):
+    """The same for trace files."""
+    with pytest.raises(WorkloadError, match=r"none\.csv: there is no such file"):
+        workload("none.csv")
+    with pytest.raises(ConfigurationError, match="trace, poisson, gamma, constant"):
+        workload(trace, arrival="pareto")
+    with pytest.raises(ConfigurationError, match="needs gamma arrivals, not the trace's own"):
+        workload(trace, burstiness=0.5)
+    with pytest.raises(ConfigurationError, match="the duration is 0"):
+        workload(trace, arrival="poisson", duration_s=0.0)
+
+
+def test_unknown_name_is_refused_with_a_near_one():
+    """`generate` knows names only, not files."""
+    with pytest.raises(ConfigurationError, match=r"'azure-convs' is not known \(did you mean azure-conv\?\)"):
+        generate("azure-convs", rate=1.0, num_requests=1)

@@ -1,0 +1,151 @@
+"""Rescaling keeps order and counts, reaches the rate exactly, and always fits the context."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from support.traces import ask, request_lists
+from twofold.errors import ConfigurationError
+from twofold.workload.replay import Replay
+from twofold.workload.rescale import (
+    first,
+    fit_lengths,
+    fit_to_context,
+    mean_rate,
+    scale_lengths,
+    scale_rate,
+    to_rate,
+    window,
+)
+
+BLOCKS = st.lists(st.integers(0, 9), max_size=5)
+TEN = [ask(index, float(index), 100, 10) for index in range(10)]
+
+
+@given(request_lists(min_size=2), st.floats(1e-3, 1e4))
+def test_rescaled_rate_is_exact(requests, rate):
+    """The mean rate becomes the one asked for, and nothing but the times changes."""
+    assume(requests[-1].arrival_s > 1e-3)
+    scaled = list(to_rate(lambda: iter(requests), rate))
+    assert mean_rate(scaled) == pytest.approx(rate, rel=1e-9)
+    assert [(r.id, r.prompt_tokens) for r in scaled] == [(r.id, r.prompt_tokens) for r in requests]
+    assert all(before.arrival_s <= after.arrival_s for before, after in pairwise(scaled))
+
+
+def test_rate_of_one_request_or_of_a_single_moment():
+    """One request has no rate to change; many at one moment cannot be given one."""
+    assert mean_rate([]) is None
+    assert list(to_rate(lambda: iter([ask()]), 5.0)) == [ask()]
+    with pytest.raises(ConfigurationError, match="all requests arrive at the same moment"):
+        to_rate(lambda: iter([ask(0), ask(1)]), 5.0)
+
+
+@given(request_lists(blocks=BLOCKS), st.integers(2, 2**20))
+def test_fit_to_context_always_fits(requests, limit):
+    """Prompt and output together stay within the context, each has a token, and what fits is not touched."""
+    fitted = list(fit_to_context(requests, limit))
+    for before, after in zip(requests, fitted, strict=True):
+        assert after.prompt_tokens + after.output_tokens <= limit
+        assert min(after.prompt_tokens, after.output_tokens) >= 1
+        assert len(after.prefix_blocks) <= -(-after.prompt_tokens // 512) or after == before
+        if before.prompt_tokens + before.output_tokens <= limit:
+            assert after == before
+
+
+def test_clipping_keeps_the_proportion_of_prompt_to_output():
+    """A request of three parts prompt to one part output stays one."""
+    (clipped,) = fit_to_context([ask(prompt_tokens=3000, output_tokens=1000)], 100)
+    assert (clipped.prompt_tokens, clipped.output_tokens) == (75, 25)
+
+
+@given(request_lists(blocks=BLOCKS), st.floats(1e-6, 2.0))
+def test_scaled_lengths_are_proportional_and_at_least_one(requests, factor):
+    """Each length is multiplied and rounded; none vanishes."""
+    for before, after in zip(requests, scale_lengths(requests, factor), strict=True):
+        assert after.prompt_tokens == max(1, round(before.prompt_tokens * factor))
+        assert after.output_tokens == max(1, round(before.output_tokens * factor))
+
+
+def test_prefix_blocks_follow_the_prompt():
+    """A block id stays where its 512 tokens still lie whole inside the prompt, and goes where they do not."""
+    request = ask(prompt_tokens=1300, prefix_blocks=(7, 8, 9))
+    half, same, double = (next(scale_lengths([request], factor)) for factor in (0.5, 1.0, 2.0))
+    assert half.prefix_blocks == (7,)
+    assert same == request
+    assert double.prefix_blocks == (7, 8), (
+        "the last block was not full, so its id says nothing of a longer prompt"
+    )
+
+
+def test_lengths_are_scaled_before_they_are_clipped():
+    """Scaling brings the request into the context, so nothing is clipped."""
+    (fitted,) = fit_lengths([ask(prompt_tokens=1000, output_tokens=200)], 0.1, 120)
+    assert (fitted.prompt_tokens, fitted.output_tokens) == (100, 20)
+
+
+def test_window_is_half_open_and_begins_at_zero():
+    """From start on, before start + duration; the start becomes 0."""
+    part = list(window(TEN, 3.0, 2.0))
+    assert [(r.id, r.arrival_s) for r in part] == [("3", 0.0), ("4", 1.0)]
+
+
+def test_window_and_first_stop_reading():
+    """No request beyond the part is asked for, so a part of an endless stream ends."""
+    endless = (ask(index, float(index)) for index in iter(int, None))
+    assert len(list(first(endless, 3))) == 3
+    source = iter(TEN)
+    list(window(source, 0.0, 2.0))
+    assert next(source).id == "3"
+
+
+def test_replay_with_rate_and_duration_takes_as_many_as_fit():
+    """Ten seconds at 0.5/s are the first five requests, spread to exactly that rate."""
+    part = list(Replay(rate=0.5, duration_s=10.0).requests(lambda: iter(TEN)))
+    assert [r.id for r in part] == list("01234")
+    assert mean_rate(part) == pytest.approx(0.5)
+    assert part[-1].arrival_s < 10.0
+
+
+def test_replay_measures_the_part_that_is_taken():
+    """The rate holds for the requests that are replayed, not for those before and after them."""
+    uneven = [*TEN, *(ask(10 + index, 10 + index / 100) for index in range(10))]
+    part = list(Replay(start_s=5.0, num_requests=5, rate=7.0).requests(lambda: iter(uneven)))
+    assert [r.id for r in part] == list("56789")
+    assert mean_rate(part) == pytest.approx(7.0)
+
+
+def test_replay_duration_counts_seconds_of_the_result():
+    """Twice as fast, four seconds hold eight seconds of the trace."""
+    part = list(Replay(rate_scale=2.0, duration_s=4.0).requests(lambda: iter(TEN)))
+    assert [r.id for r in part] == list("01234567")
+    assert part[-1].arrival_s == 3.5
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rate": 1.0, "rate_scale": 1.0}, "either a rate or a rate scale"),
+        ({"rate": 0.0}, "the rate is 0"),
+        ({"rate_scale": -1.0}, "the rate scale is -1"),
+        ({"start_s": -1.0}, "the start is -1 s"),
+        ({"start_s": float("nan")}, "the start is nan s"),
+        ({"duration_s": 0.0}, "the duration is 0"),
+        ({"num_requests": 0}, "the number of requests is 0"),
+    ],
+)
+def test_impossible_parts_are_refused(options, message):
+    """One sentence, before anything is read."""
+    with pytest.raises(ConfigurationError, match=message):
+        Replay(**options)
+
+
+@pytest.mark.parametrize("factor", [0.0, -1.0, float("nan"), float("inf")])
+def test_impossible_factors_are_refused(factor):
+    """Scaling takes a positive number, and a context has room for a prompt and an output token."""
+    for scale in (scale_rate, scale_lengths):
+        with pytest.raises(ConfigurationError, match="takes a positive number"):
+            scale(TEN, factor)
+    with pytest.raises(ConfigurationError, match="the context is 1 tokens"):
+        fit_to_context(TEN, 1)

@@ -1,0 +1,142 @@
+"""What is written can be read back, up to what the format carries; a failure leaves no half file."""
+
+import gzip
+import tempfile
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support.traces import ask, public_trace, request_lists
+from twofold.errors import ConfigurationError
+from twofold.workload.trace import FORMATS, open_trace
+from twofold.workload.writer import write_trace
+
+BLOCKS = st.lists(st.integers(0, 2**64), max_size=5)
+CSV_IDS = st.text().filter(lambda text: text.isprintable() and text == text.strip())
+
+
+def round_trip(requests, name):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace"
+        written = write_trace(requests, path, FORMATS[name])
+        return written, list(open_trace(path, name))
+
+
+@given(request_lists(ids=st.text(), blocks=BLOCKS))
+def test_own_format_loses_nothing(requests):
+    """Every field of every request comes back as it was, times to the last bit."""
+    written, back = round_trip(requests, "twofold")
+    assert back == requests
+    assert written.losses(FORMATS["twofold"]) == []
+
+
+@given(request_lists(ids=CSV_IDS))
+def test_splitwise_keeps_all_but_prefix_blocks(requests):
+    """Ids and times survive csv, quotes, commas and all."""
+    assert round_trip(requests, "splitwise")[1] == requests
+
+
+@given(request_lists())
+def test_azure_keeps_lengths_and_times_to_100_ns(requests):
+    """Times come back to within half a step of the format, and lengths exactly."""
+    _, back = round_trip(requests, "azure")
+    times = [request.arrival_s for request in back]
+    assert times == pytest.approx([request.arrival_s for request in requests], abs=0.6e-7)
+    assert [msgspec.structs.replace(request, arrival_s=0.0) for request in back] == [
+        msgspec.structs.replace(request, arrival_s=0.0) for request in requests
+    ]
+
+
+@given(request_lists(blocks=BLOCKS))
+def test_mooncake_keeps_blocks_and_times_to_a_millisecond(requests):
+    """Whole milliseconds, as the original has them; blocks and lengths exactly."""
+    _, back = round_trip(requests, "mooncake")
+    for before, after in zip(requests, back, strict=True):
+        assert after == msgspec.structs.replace(before, arrival_s=round(before.arrival_s * 1000) / 1000)
+
+
+@pytest.mark.parametrize(
+    ("trace", "name"),
+    [("azure-2023-code.csv", "azure"), ("mooncake-conversation.jsonl", "mooncake")],
+)
+def test_public_traces_survive_their_own_format(trace, name, tmp_path):
+    """Written in the format they came in, the public traces come back equal, and nothing is reported lost."""
+    requests = list(open_trace(public_trace(trace)))
+    assert write_trace(requests, tmp_path / "out", FORMATS[name]).losses(FORMATS[name]) == []
+    assert list(open_trace(tmp_path / "out")) == requests
+
+
+def test_losses_are_said_plainly(tmp_path):
+    """Each kind of loss is one sentence with how many requests it concerns."""
+    requests = [ask("x", 0.0, prefix_blocks=(1,)), ask(1, 0.0005)]
+    azure, mooncake = (
+        write_trace(requests, tmp_path / name, FORMATS[name]).losses(FORMATS[name])
+        for name in ("azure", "mooncake")
+    )
+    assert azure == [
+        "the azure format has no prefix blocks: 1 requests lost theirs",
+        "the azure format has no request ids: 1 became row numbers",
+    ]
+    assert mooncake == [
+        "the mooncake format has no request ids: 1 became row numbers",
+        "the mooncake format has times in steps of 1 ms: 1 were rounded",
+    ]
+
+
+def test_failure_leaves_what_was_there(tmp_path):
+    """An error halfway keeps the earlier file and leaves nothing beside it."""
+    path = tmp_path / "trace.jsonl"
+    path.write_text("before")
+
+    def failing():
+        yield ask()
+        raise ConfigurationError("halfway")
+
+    with pytest.raises(ConfigurationError, match="halfway"):
+        write_trace(failing(), path, FORMATS["twofold"])
+    assert [file.name for file in tmp_path.iterdir()] == ["trace.jsonl"]
+    assert path.read_text() == "before"
+
+
+def test_gz_is_packed_and_repeatable(tmp_path):
+    """A name in .gz is packed, without the time of day in it: equal requests give equal bytes."""
+    one, two = tmp_path / "one.jsonl.gz", tmp_path / "two.jsonl.gz"
+    for path in (one, two):
+        write_trace([ask()], path, FORMATS["twofold"])
+    assert one.read_bytes() == two.read_bytes()
+    assert gzip.decompress(one.read_bytes()).startswith(b'{"id":"0"')
+    assert list(open_trace(one)) == [ask()]
+
+
+def test_link_is_followed(tmp_path):
+    """What a link points to is replaced, and the link stays one."""
+    (tmp_path / "real").write_text("before")
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    write_trace([ask()], tmp_path / "link", FORMATS["twofold"])
+    assert (tmp_path / "link").is_symlink()
+    assert list(open_trace(tmp_path / "real")) == [ask()]
+
+
+def test_device_is_written_to_and_not_replaced():
+    """/dev/null stays a device."""
+    assert write_trace([ask()], "/dev/null", FORMATS["twofold"]).requests == 1
+    assert Path("/dev/null").is_char_device()
+
+
+@pytest.mark.parametrize(
+    ("place", "request_", "name"),
+    [
+        ("no/such/folder", ask(), "twofold"),
+        (".", ask(), "twofold"),
+        ("out", ask("a\nb"), "splitwise"),
+        ("out", ask(0, 1e15), "azure"),
+    ],
+)
+def test_what_cannot_be_written_is_refused(tmp_path, place, request_, name):
+    """A place or a request that cannot be written is the user's mistake, not a crash."""
+    with pytest.raises(ConfigurationError):
+        write_trace([request_], tmp_path / place, FORMATS[name])
+    assert list(tmp_path.iterdir()) == []

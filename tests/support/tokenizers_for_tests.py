@@ -1,5 +1,7 @@
 """Small real tokenizers: byte-level BPE as in GPT-2, and BPE with byte fallback as in Llama 2."""
 
+import atexit
+import shutil
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -83,5 +85,6 @@ def _save(tokenizer: Tokenizer, chat_template: str | None) -> Path:
     wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")  # noqa: S106
     wrapped.chat_template = chat_template
     model_dir = Path(tempfile.mkdtemp(prefix="twofold-tokenizer-"))
+    atexit.register(shutil.rmtree, model_dir, ignore_errors=True)
     wrapped.save_pretrained(model_dir)
     return model_dir

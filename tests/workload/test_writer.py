@@ -131,6 +131,7 @@ def test_device_is_written_to_and_not_replaced():
     [
         ("no/such/folder", ask(), "twofold"),
         (".", ask(), "twofold"),
+        ("x" * 300, ask(), "twofold"),
         ("out", ask("a\nb"), "splitwise"),
         ("out", ask(0, 1e15), "azure"),
     ],

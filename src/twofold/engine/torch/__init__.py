@@ -1,0 +1,1 @@
+"""The built-in engine: models of `transformers`, run through its attention interface over our paged KV cache."""

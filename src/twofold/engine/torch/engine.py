@@ -1,0 +1,72 @@
+"""The torch engine: runs iterations of a transformers model over a paged KV cache."""
+
+import inspect
+from collections.abc import Sequence
+
+import torch
+
+from twofold.engine.base import KvLayout, OnLayer, Sampled, SequenceStep
+from twofold.engine.torch.batch import PackedBatch
+from twofold.engine.torch.context import Scratch
+from twofold.engine.torch.loader import LoadedModel
+from twofold.engine.torch.pool import KvPool
+from twofold.engine.torch.sampler import SampleRow, sample
+
+
+class TorchEngine:
+    """Implements `twofold.engine.base.Engine` with `model`, whose KV lies in `pool`; both are on one device.
+
+    Output does not depend on how requests are batched or chunked, up to the rounding of the model's dtype:
+    greedy output is the same token for token in float32, while in bfloat16 near-ties may fall either way.
+    On an accelerator `on_layer` is called when the work up to that layer has been queued; copies queued on the
+    same stream come after it.
+    """
+
+    def __init__(self, model: LoadedModel, pool: KvPool) -> None:
+        if model.layout(pool.layout.block_size) != pool.layout:
+            raise ValueError("the pool is laid out for another model")
+        self._loaded, self._model, self._pool = model, model.model, pool
+        self._scratch = Scratch()
+        self._keeps_rows = "logits_to_keep" in inspect.signature(self._model.forward).parameters
+
+    @property
+    def layout(self) -> KvLayout:
+        return self._pool.layout
+
+    @property
+    def num_blocks(self) -> int:
+        return self._pool.num_blocks
+
+    def run(self, steps: Sequence[SequenceStep], on_layer: OnLayer | None = None) -> list[Sampled | None]:
+        """Run one iteration (see `Engine.run`)."""
+        results: list[Sampled | None] = [None] * len(steps)
+        if not steps:
+            return results
+        with torch.inference_mode():
+            batch = PackedBatch(steps, self._pool, self._loaded.windows, self._scratch, on_layer)
+            sampled, rows = batch.sampled()
+            logits = self._forward(batch, rows)
+            if sampled:
+                picked = sample(logits, [_row(steps[i]) for i in sampled], self._loaded.eos_token_ids)
+                for i, result in zip(sampled, picked, strict=True):
+                    results[i] = result
+        return results
+
+    def _forward(self, batch: PackedBatch, rows: torch.Tensor) -> torch.Tensor:
+        """Logits [rows, vocabulary] of the packed tokens `rows`."""
+        options = {"logits_to_keep": rows} if self._keeps_rows else {}
+        output = self._model(
+            input_ids=batch.token_ids.unsqueeze(0),
+            position_ids=batch.positions.unsqueeze(0),
+            attention_mask=None,
+            use_cache=False,
+            twofold_batch=batch,
+            **options,
+        )
+        logits: torch.Tensor = output.logits[0]
+        return logits if self._keeps_rows else logits[rows]
+
+
+def _row(step: SequenceStep) -> SampleRow:
+    assert step.sampling is not None  # noqa: S101  (only steps that sample come here; tells the type checker so)
+    return SampleRow(step.sampling, step.start + len(step.token_ids), step.output_index)

@@ -1,0 +1,146 @@
+"""Loads a decoder-only model of `transformers` and finds out what its KV cache must hold."""
+
+import copy
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from twofold.engine.base import KvLayout, LayerShape
+from twofold.engine.torch.attention import PAGED, register
+from twofold.engine.torch.limits import context_length
+from twofold.engine.torch.probe import probe_layers
+from twofold.errors import ModelError
+
+_DTYPES = {
+    "auto": None,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model in eval mode, and what others need to know about it."""
+
+    model: PreTrainedModel
+    layers: tuple[LayerShape, ...]
+    eos_token_ids: tuple[int, ...]
+    max_model_len: int
+    vocab_size: int
+    dtype_name: str
+    itemsize: int
+    windows: tuple[int | None, ...]  # how many positions each layer sees back; None: all of them
+
+    def layout(self, block_size: int) -> KvLayout:
+        """The KV cache of this model in blocks of `block_size` tokens."""
+        return KvLayout(
+            layers=self.layers, block_size=block_size, dtype=self.dtype_name, itemsize=self.itemsize
+        )
+
+    def to(self, device: torch.device | str) -> "LoadedModel":
+        """Move the weights to `device`, in place; returns self."""
+        self.model.to(device)  # type: ignore[arg-type]  # transformers types `self` too narrowly
+        return self
+
+
+def load_model(path_or_id: str | Path, *, dtype: str = "auto", seed: int | None = None) -> LoadedModel:
+    """Load a model on the CPU, ready to be moved and run.
+
+    `path_or_id` is a local directory (then the network is not touched) or a hub id. `dtype` is `auto` (that of
+    the checkpoint), `float32`, `bfloat16` or `float16`. With `seed` the weights are drawn at random instead of
+    read, so that the speed of an architecture can be measured from its config.json alone.
+
+    The process may fork afterwards if it called `torch.set_num_threads(1)` before: nothing here starts threads
+    that outlive the call, or touches an accelerator.
+
+    Raises ModelError when there is no such model, when its files are incomplete or unreadable, and when it
+    computes something that a paged KV cache cannot hold or that this engine does not compute.
+    """
+    register()
+    name = str(path_or_id)
+    config = _read_config(name)
+    torch_dtype = _torch_dtype(dtype)
+    model = _read_weights(name, config, torch_dtype) if seed is None else _draw(config, torch_dtype, seed)
+    model = model.eval().requires_grad_(requires_grad=False)
+    text = config.get_text_config(decoder=True)
+    max_model_len = context_length(text, name)
+    layers = probe_layers(model, max_model_len, name)
+    return LoadedModel(
+        model=model,
+        layers=tuple(layer.shape for layer in layers),
+        eos_token_ids=_eos_token_ids(model, text),
+        max_model_len=max_model_len,
+        vocab_size=int(text.vocab_size),
+        dtype_name=str(model.dtype).removeprefix("torch."),
+        itemsize=model.dtype.itemsize,
+        windows=tuple(layer.window for layer in layers),
+    )
+
+
+def _torch_dtype(name: str) -> torch.dtype | None:
+    if name not in _DTYPES:
+        raise ModelError(f"--dtype {name} is unknown: it is one of {', '.join(_DTYPES)}")
+    return _DTYPES[name]
+
+
+def _read_config(name: str) -> PreTrainedConfig:
+    path = Path(name).expanduser()
+    if path.is_dir() and not (path / "config.json").is_file():
+        raise ModelError(f"{name} has no config.json, so it is not a model directory")
+    if not path.is_dir() and (
+        path.exists() or path.is_absolute() or name.startswith(".") or name.count("/") != 1
+    ):
+        raise ModelError(f"there is no model directory {name}: make a small one with `twofold model create`")
+    try:
+        return AutoConfig.from_pretrained(name, local_files_only=path.is_dir())
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelError(f"{name}: its config.json cannot be used: {_first_line(error)}") from error
+
+
+def _read_weights(name: str, config: PreTrainedConfig, dtype: torch.dtype | None) -> PreTrainedModel:
+    """Raises ModelError also where transformers would only warn: weights that are missing are no weights."""
+    try:
+        model, info = AutoModelForCausalLM.from_pretrained(
+            name,
+            config=copy.deepcopy(config),
+            dtype="auto" if dtype is None else dtype,
+            attn_implementation=PAGED,
+            local_files_only=Path(name).is_dir(),
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
+        raise ModelError(f"{name}: its weights cannot be loaded: {_first_line(error)}") from error
+    missing = sorted(info["missing_keys"]) + sorted(str(key) for key in info["mismatched_keys"])
+    if missing:
+        raise ModelError(
+            f"{name}: its weights lack {missing[0]}" + f" and {len(missing) - 1} more" * (len(missing) > 1)
+        )
+    return model
+
+
+def _draw(config: PreTrainedConfig, dtype: torch.dtype | None, seed: int) -> PreTrainedModel:
+    """Random weights, the same for the same seed; leaves torch's global random state as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return AutoModelForCausalLM.from_config(
+            copy.deepcopy(config), dtype=dtype or config.dtype or torch.float32, attn_implementation=PAGED
+        )
+
+
+def _eos_token_ids(model: PreTrainedModel, text: PreTrainedConfig) -> tuple[int, ...]:
+    """Ids that end an output; generation_config.json goes before config.json, as in transformers' generate."""
+    for given in (
+        model.generation_config.eos_token_id if model.generation_config else None,
+        text.eos_token_id,
+    ):
+        if given is not None:
+            return (given,) if isinstance(given, int) else tuple(given)
+    return ()
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

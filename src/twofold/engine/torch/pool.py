@@ -1,0 +1,99 @@
+"""The paged KV cache of one instance: typed views over one run of bytes, laid out as KvLayout says."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+
+from twofold.engine.base import KvLayout
+
+# Above this many runs of neighbouring blocks, one gather and one scatter beat a slice copy for each run.
+_MAX_SLICE_COPIES = 4
+
+
+class KvPool:
+    """`num_blocks` blocks of KV in `memory`, or in memory of its own on `device` where none is given.
+
+    `memory` is a one-dimensional uint8 tensor of at least `layout.pool_bytes(num_blocks)` bytes, often over
+    shared memory that other processes write to; the pool never copies it. Raises ValueError when it is too small.
+    """
+
+    def __init__(
+        self,
+        layout: KvLayout,
+        num_blocks: int,
+        memory: torch.Tensor | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        nbytes = layout.pool_bytes(num_blocks)
+        if memory is None:
+            memory = torch.zeros(nbytes, dtype=torch.uint8, device=device)
+        elif memory.dtype != torch.uint8 or memory.dim() != 1 or memory.numel() < nbytes:
+            raise ValueError(f"a pool of {num_blocks} blocks needs {nbytes} bytes as a 1-D uint8 tensor")
+        self.layout = layout
+        self.num_blocks = num_blocks
+        self.device = memory.device
+        self._parts = _split(layout, num_blocks, memory)
+
+    def keys(self, layer: int) -> torch.Tensor:
+        """[num_blocks, block_size, kv_heads, key_dim], in the dtype of the layout."""
+        return self._parts[layer][0]
+
+    def values(self, layer: int) -> torch.Tensor:
+        """[num_blocks, block_size, kv_heads, value_dim], in the dtype of the layout."""
+        return self._parts[layer][1]
+
+    def block_rows(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of a layer as uint8 [num_blocks, bytes of one block of that part], for transports."""
+        keys, values = self._parts[layer]
+        return _as_bytes(keys), _as_bytes(values)
+
+
+def copy_blocks(
+    source: KvPool, layer: int, source_ids: Sequence[int], target: KvPool, target_ids: Sequence[int]
+) -> None:
+    """Copy one layer of blocks `source_ids` into `target_ids`, pairwise; the pools may be one and the same.
+
+    Both pools must have the same layout. Neighbouring blocks are copied together, and all copying is done
+    outside the interpreter's lock, so other threads go on meanwhile.
+    """
+    if not source_ids:
+        return
+    runs = _runs(source_ids, target_ids)
+    for from_part, to_part in zip(source.block_rows(layer), target.block_rows(layer), strict=True):
+        if len(runs) <= _MAX_SLICE_COPIES:
+            for start, to_start, count in runs:
+                to_part[to_start : to_start + count].copy_(from_part[start : start + count])
+        else:
+            rows = from_part.index_select(0, torch.tensor(source_ids, device=from_part.device))
+            to_part.index_copy_(0, torch.tensor(target_ids, device=to_part.device), rows.to(to_part.device))
+
+
+def _runs(source_ids: Sequence[int], target_ids: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Runs of blocks that are neighbours on both sides, as (first source, first target, count)."""
+    pairs = list(zip(source_ids, target_ids, strict=True))
+    starts = [0] + [i for i, ((a, b), (c, d)) in enumerate(pairwise(pairs), 1) if (c, d) != (a + 1, b + 1)]
+    ends = [*starts[1:], len(pairs)]
+    return [(*pairs[start], end - start) for start, end in zip(starts, ends, strict=True)]
+
+
+def _split(
+    layout: KvLayout, num_blocks: int, memory: torch.Tensor
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Views of the keys and the values of each layer."""
+    dtype: torch.dtype = getattr(torch, layout.dtype)
+    numbers = memory[: layout.pool_bytes(num_blocks)].view(dtype)
+    parts, offset = [], 0
+    for layer in layout.layers:
+        views = []
+        for dim in (layer.key_dim, layer.value_dim):
+            shape = (num_blocks, layout.block_size, layer.kv_heads, dim)
+            count = num_blocks * layout.block_size * layer.kv_heads * dim
+            views.append(numbers[offset : offset + count].view(shape))
+            offset += count
+        parts.append((views[0], views[1]))
+    return parts
+
+
+def _as_bytes(part: torch.Tensor) -> torch.Tensor:
+    return part.view(part.shape[0], -1).view(torch.uint8)

@@ -1,0 +1,168 @@
+"""Finds out, by one tiny forward pass, what a model hands to its attention, and refuses what we would get wrong."""
+
+import inspect
+import sys
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+
+from twofold.engine.base import LayerShape
+from twofold.engine.torch.attention import PAGED
+from twofold.engine.torch.kernels import Scoring, attend
+from twofold.engine.torch.masks import Visible, read_window
+from twofold.errors import ModelError
+
+_PROBE = "twofold_probe"
+_TOKENS = 8
+# Arguments that the attention function honours, that masks say more about, or that change nothing here.
+_KNOWN = frozenset({"scaling", "softcap", "s_aux", "sliding_window", "position_ids", "use_cache"})
+
+
+@dataclass(frozen=True, slots=True)
+class ProbedLayer:
+    """What one attention layer keeps, and how many positions back it sees (None: all)."""
+
+    shape: LayerShape
+    window: int | None
+
+
+@dataclass(slots=True)
+class _Probe:
+    """Travels through the model's forward pass and gathers its layers."""
+
+    name: str
+    max_model_len: int
+    layers: dict[int, ProbedLayer] = field(default_factory=dict)
+    calls: int = 0
+
+    def refuse(self, reason: str) -> ModelError:
+        return ModelError(f"{self.name} cannot be served: {reason}")
+
+
+def probe_layers(model: PreTrainedModel, max_model_len: int, name: str) -> list[ProbedLayer]:
+    """The attention layers of `model`, which is left set to the paged attention.
+
+    Raises ModelError if the model does not take its attention through transformers' interface exactly once a
+    layer, keeps other state between tokens, or attends in a way that the paged attention does not compute.
+    """
+    probe = _Probe(name, max_model_len)
+    if model.config.is_encoder_decoder:
+        raise probe.refuse("it is an encoder-decoder model, and only decoder-only models are supported")
+    if model._is_stateful:  # noqa: SLF001  (transformers has no public name for it)
+        raise probe.refuse(
+            "some of its layers keep a state that is no KV cache (state space, linear attention)"
+        )
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        raise probe.refuse("its forward takes no position_ids")
+    AttentionInterface.register(_PROBE, _probe_attention)
+    AttentionMaskInterface.register(_PROBE, _probe_mask)
+    _run(model, probe)
+    model.set_attn_implementation(PAGED)
+    expected = model.config.get_text_config(decoder=True).num_hidden_layers
+    return _all_layers(probe, expected)
+
+
+def _run(model: PreTrainedModel, probe: _Probe) -> None:
+    ids = torch.arange(_TOKENS).unsqueeze(0) + 1
+    try:
+        model.set_attn_implementation(_PROBE)
+        with torch.inference_mode():
+            model(input_ids=ids, position_ids=ids - 1, use_cache=False, twofold_probe=probe)
+    except ModelError:
+        raise
+    except Exception as error:  # whatever the model's own code raises is its way to say no
+        raise probe.refuse(f"its forward pass failed ({type(error).__name__}: {error})") from error
+
+
+def _all_layers(probe: _Probe, expected: int) -> list[ProbedLayer]:
+    if probe.calls == 0:
+        raise probe.refuse("it does not take its attention through transformers' attention interface")
+    if probe.calls != expected or sorted(probe.layers) != list(range(expected)):
+        raise probe.refuse(f"it has {expected} layers and makes {probe.calls} calls of attention in a pass")
+    return [probe.layers[layer] for layer in range(expected)]
+
+
+def _probe_mask(
+    q_length: int, kv_length: int, mask_function: Visible, device: torch.device, **_rest: object
+) -> torch.Tensor:
+    """In place of a mask: something that goes the way of a mask and carries the rule that it is made by."""
+    carrier = torch.ones(1, 1, q_length, kv_length, dtype=torch.bool, device=device)
+    carrier.twofold_visible = mask_function  # type: ignore[attr-defined]
+    return carrier
+
+
+def _probe_attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    twofold_probe: _Probe,
+    **arguments: object,
+) -> tuple[torch.Tensor, None]:
+    probe = twofold_probe
+    probe.calls += 1
+    layer = getattr(module, "layer_idx", None)
+    if not isinstance(layer, int):
+        raise probe.refuse("its attention layers have no layer_idx")
+    shape = LayerShape(kv_heads=key.shape[1], key_dim=key.shape[3], value_dim=value.shape[3])
+    _check_arguments(probe, module, arguments)
+    window = _window(probe, attention_mask)
+    probe.layers[layer] = ProbedLayer(shape, window)
+    return _compare_with_eager(probe, module, (query, key, value), arguments, window), None
+
+
+def _check_arguments(probe: _Probe, module: nn.Module, arguments: dict[str, object]) -> None:
+    causal = arguments.pop("is_causal", None)
+    if causal is False or (causal is None and getattr(module, "is_causal", True) is False):
+        raise probe.refuse("its attention is not causal")
+    if arguments.pop("dropout", 0.0):
+        raise probe.refuse("it drops out attention weights in eval mode")
+    unknown = [key for key, given in arguments.items() if key not in _KNOWN and given not in (None, False)]
+    if unknown:
+        raise probe.refuse(f"its attention takes {', '.join(sorted(unknown))}, which is not supported")
+
+
+def _window(probe: _Probe, mask: torch.Tensor | None) -> int | None:
+    """The window by the model's own mask; what it says about a window otherwise is for other implementations."""
+    if mask is None:
+        return None
+    visible = getattr(mask, "twofold_visible", None)
+    if visible is None:
+        raise probe.refuse("it changes its attention masks itself")
+    return read_window(visible, probe.max_model_len, probe.refuse)
+
+
+def _compare_with_eager(
+    probe: _Probe,
+    module: nn.Module,
+    states: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    arguments: dict[str, object],
+    window: int | None,
+) -> torch.Tensor:
+    """Our attention of these states, [1, tokens, heads, value_dim]; refuses the model if its own differs.
+
+    The plain implementation stands beside the layer's class under a name that is a convention of transformers.
+    """
+    query, key, value = (state.float() for state in states)
+    scoring = Scoring(arguments.get("scaling"), arguments.get("softcap"), arguments.get("s_aux"))  # type: ignore[arg-type]
+    mask = _mask(query.shape[2], window)
+    ours = attend(query, key, value, scoring, mask).transpose(1, 2)
+    eager = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
+    if eager is not None:
+        theirs = eager(module, query, key, value, mask, **arguments)[0]
+        if not torch.allclose(ours, theirs, rtol=1e-3, atol=1e-3 * float(theirs.abs().max())):
+            raise probe.refuse(f"{type(module).__name__} computes attention in a way that is not supported")
+    return ours.to(states[2].dtype)
+
+
+def _mask(tokens: int, window: int | None) -> torch.Tensor:
+    """[1, 1, tokens, tokens], minus infinity where a token must not look."""
+    positions = torch.arange(tokens)
+    hidden = positions > positions[:, None]
+    if window is not None:
+        hidden |= positions <= positions[:, None] - window
+    return torch.zeros(tokens, tokens).masked_fill_(hidden, float("-inf"))[None, None]

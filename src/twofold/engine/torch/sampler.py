@@ -1,0 +1,127 @@
+"""Picks tokens from logits: the same request gets the same tokens in whatever batch or process it runs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from twofold.engine.base import Sampled
+from twofold.request import SamplingParams
+
+# Nucleus sampling looks at this many best tokens first, and sorts the whole vocabulary only if they do not do.
+_LIKELY = 256
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRow:
+    """One row of logits: how to pick from it, and which token it is that is picked.
+
+    `position` is the absolute position of the new token in its sequence, `output_index` its index in the output.
+    """
+
+    sampling: SamplingParams
+    position: int
+    output_index: int
+
+
+def sample(logits: torch.Tensor, rows: Sequence[SampleRow], eos_token_ids: Sequence[int]) -> list[Sampled]:
+    """Pick a token for each row of `logits` [rows, vocabulary].
+
+    Log probabilities are those of the logits as the model gave them, before temperature and before ids are
+    ruled out by min_tokens.
+    """
+    picked = _pick(logits, rows, eos_token_ids)
+    wanted = [i for i, row in enumerate(rows) if row.sampling.logprobs is not None]
+    if not wanted:
+        return [Sampled(token) for token in picked]
+    logprobs = dict(zip(wanted, _logprobs(logits, picked, rows, wanted), strict=True))
+    return [logprobs.get(i) or Sampled(token) for i, token in enumerate(picked)]
+
+
+def _pick(logits: torch.Tensor, rows: Sequence[SampleRow], eos_token_ids: Sequence[int]) -> list[int]:
+    ruled_out = {i: ids for i, row in enumerate(rows) if (ids := _ruled_out(row, eos_token_ids))}
+    if ruled_out:
+        logits = logits.clone()
+        for i, ids in ruled_out.items():
+            logits[i, ids] = float("-inf")
+    picked: list[int] = logits.argmax(dim=-1).tolist()
+    for i, row in enumerate(rows):
+        if not row.sampling.greedy:
+            picked[i] = _draw(logits[i], row)
+    return picked
+
+
+def _ruled_out(row: SampleRow, eos_token_ids: Sequence[int]) -> list[int]:
+    """Ids that would end the output before it has `min_tokens` tokens."""
+    sampling = row.sampling
+    if row.output_index >= sampling.min_tokens:
+        return []
+    return [*sampling.stop_token_ids, *(() if sampling.ignore_eos else eos_token_ids)]
+
+
+def _draw(logits: torch.Tensor, row: SampleRow) -> int:
+    """Temperature, then top_k, then top_p, then the Gumbel-max trick: argmax of log probability plus noise.
+
+    Rounding differs a little between batch shapes. It moves an argmax only where two tokens are tied to the
+    last digits, while it would move the steps of an inverse distribution function everywhere.
+    """
+    sampling = row.sampling
+    scores = logits.float() / sampling.temperature
+    noise = _gumbel(sampling.seed, row.position, len(scores)).to(scores.device)
+    if sampling.top_k == 0 and sampling.top_p >= 1.0:
+        return int((scores + noise).argmax())
+    kept = _kept(scores, sampling)
+    return int(kept[(scores[kept] + noise[kept]).argmax()])
+
+
+def _kept(scores: torch.Tensor, sampling: SamplingParams) -> torch.Tensor:
+    """Ids of the tokens that top_k and top_p leave, best first."""
+    vocabulary = len(scores)
+    if sampling.top_k > 0:
+        best, ids = scores.topk(min(sampling.top_k, vocabulary))
+        return ids[: _nucleus(best, best.logsumexp(0), sampling.top_p)]
+    total = scores.logsumexp(0)
+    best, ids = scores.topk(min(_LIKELY, vocabulary))
+    count = _nucleus(best, total, sampling.top_p)
+    if count == len(best):
+        best, ids = scores.sort(descending=True)
+        count = _nucleus(best, total, sampling.top_p)
+    return ids[:count]
+
+
+def _nucleus(best: torch.Tensor, total: torch.Tensor, top_p: float) -> int:
+    """How many of the sorted scores are needed until their probabilities reach `top_p`; at least one."""
+    if top_p >= 1.0:
+        return len(best)
+    reached = torch.exp(best - total).cumsum(0)
+    return min(len(best), 1 + int((reached < top_p).sum()))
+
+
+def _gumbel(seed: int, position: int, count: int) -> torch.Tensor:
+    """Standard Gumbel noise [count], a function of (seed, position, index) alone.
+
+    The bits are those of Philox, a counter-based generator that is the same everywhere, not those of a
+    distribution function, which numpy may change.
+    """
+    bits = np.random.Philox(key=seed, counter=position << 128).random_raw(count)
+    uniform = ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+    return torch.from_numpy(-np.log(-np.log(uniform))).float()
+
+
+def _logprobs(
+    logits: torch.Tensor, picked: Sequence[int], rows: Sequence[SampleRow], wanted: Sequence[int]
+) -> list[Sampled]:
+    """The rows `wanted` with their log probabilities (natural, in float32) and best alternatives."""
+    logprobs = torch.log_softmax(logits[list(wanted)].float(), dim=-1)
+    tokens = [picked[i] for i in wanted]
+    chosen: list[float] = logprobs.gather(1, torch.tensor(tokens, device=logits.device)[:, None])[
+        :, 0
+    ].tolist()
+    counts = [rows[i].sampling.logprobs or 0 for i in wanted]
+    best, ids = logprobs.topk(min(max(counts), logprobs.shape[1]), dim=-1)
+    tops = [
+        tuple(zip(row_ids[:count], row_best[:count], strict=True))
+        for row_ids, row_best, count in zip(ids.tolist(), best.tolist(), counts, strict=True)
+    ]
+    return [Sampled(*entry) for entry in zip(tokens, chosen, tops, strict=True)]

@@ -1,0 +1,69 @@
+"""The Azure LLM inference traces: csv with TIMESTAMP, ContextTokens and GeneratedTokens.
+
+A timestamp has up to nine fractional digits (the 2023 traces have seven) and may name its offset from UTC, as
+those of 2024 do. Arrival times count from the first request. What is written counts from 1970-01-01, since a
+request does not know its date, in steps of 100 ns. Source: Azure Public Dataset, AzureLLMInferenceDataset.
+"""
+
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+
+from twofold.errors import ConfigurationError
+from twofold.request import Request
+from twofold.workload.csv_rows import csv_rows, whole
+from twofold.workload.format import TraceFormat, output_length, prompt_length
+from twofold.workload.lines import Lines
+
+COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+_TIME = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)?", re.ASCII)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_SECOND = timedelta(seconds=1)
+TICKS_PER_S = 10**7
+
+
+def read(lines: Lines) -> Iterator[Request]:
+    first: int | None = None
+    for index, (timestamp, context, generated) in enumerate(csv_rows(lines, COLUMNS)):
+        moment = _nanoseconds(lines, timestamp)
+        first = moment if first is None else first
+        yield Request(
+            id=str(index),
+            arrival_s=(moment - first) / 1e9,
+            prompt_tokens=prompt_length(lines, COLUMNS[1], whole(lines, COLUMNS[1], context)),
+            output_tokens=output_length(lines, COLUMNS[2], whole(lines, COLUMNS[2], generated)),
+        )
+
+
+def encode(_index: int, request: Request) -> str:
+    whole_s, ticks = divmod(round(request.arrival_s * TICKS_PER_S), TICKS_PER_S)
+    try:
+        moment = _EPOCH + timedelta(seconds=whole_s)
+    except OverflowError as error:
+        raise ConfigurationError(
+            f"request {request.id} arrives at {request.arrival_s:g} s, too late for an azure date"
+        ) from error
+    return f"{moment:%Y-%m-%d %H:%M:%S}.{ticks:07d},{request.prompt_tokens},{request.output_tokens}"
+
+
+def _nanoseconds(lines: Lines, text: str) -> int:
+    """Nanoseconds since 1970, in whole numbers: a float would round the traces' 100 ns away."""
+    match = _TIME.fullmatch(text)
+    if match is None:
+        raise lines.error(f"TIMESTAMP is {text!r}, which is not a time such as 2023-11-16 18:17:03.9799600")
+    try:
+        # A time without an offset is taken as UTC: only differences count.
+        moment = datetime.fromisoformat(match[1] + (match[3] or "+00:00"))
+    except ValueError as error:
+        raise lines.error(f"TIMESTAMP is {text!r}, which is no time of any day: {error}") from error
+    return (moment - _EPOCH) // _SECOND * 10**9 + int((match[2] or "").ljust(9, "0"))
+
+
+AZURE = TraceFormat(
+    name="azure",
+    keys=COLUMNS,
+    suffix=".csv",
+    read=read,
+    encode=encode,
+    header=",".join(COLUMNS),
+)

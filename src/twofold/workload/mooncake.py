@@ -1,0 +1,60 @@
+"""The Mooncake traces: jsonl with timestamp (ms), input_length, output_length and hash_ids.
+
+`hash_ids` names the prompt's blocks of 512 tokens; an id stands for a block and everything before it.
+Traces without them are read as well. Arrival times count from the first request and are written in whole
+milliseconds, as the original has them. Source: the trace release of Mooncake, FAST'25.
+"""
+
+from collections.abc import Iterator
+
+import msgspec
+
+from twofold.request import Request
+from twofold.workload.format import TraceFormat, output_length, prompt_length
+from twofold.workload.json_rows import json_rows
+from twofold.workload.lines import Lines
+
+KEYS = ("timestamp", "input_length", "output_length")
+
+
+class Line(msgspec.Struct):
+    """One line of the trace."""
+
+    timestamp: float
+    input_length: int
+    output_length: int
+    hash_ids: tuple[int, ...] = ()
+
+
+def read(lines: Lines) -> Iterator[Request]:
+    first: float | None = None
+    for index, line in enumerate(json_rows(lines, Line)):
+        first = line.timestamp if first is None else first
+        yield Request(
+            id=str(index),
+            arrival_s=(line.timestamp - first) / 1000,
+            prompt_tokens=prompt_length(lines, KEYS[1], line.input_length),
+            output_tokens=output_length(lines, KEYS[2], line.output_length),
+            prefix_blocks=line.hash_ids,
+        )
+
+
+def encode(_index: int, request: Request) -> str:
+    line = Line(
+        timestamp=round(request.arrival_s * 1000),
+        input_length=request.prompt_tokens,
+        output_length=request.output_tokens,
+        hash_ids=request.prefix_blocks,
+    )
+    return msgspec.json.encode(line).decode()
+
+
+MOONCAKE = TraceFormat(
+    name="mooncake",
+    keys=KEYS,
+    suffix=".jsonl",
+    read=read,
+    encode=encode,
+    keeps_prefix_blocks=True,
+    resolution_s=1e-3,
+)

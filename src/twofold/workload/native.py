@@ -1,0 +1,52 @@
+"""Twofold's own format: jsonl, one `Request` a line with its fields under their own names, nothing lost."""
+
+import math
+from collections.abc import Iterator
+
+import msgspec
+
+from twofold.request import Request
+from twofold.workload.format import TraceFormat, output_length, prompt_length
+from twofold.workload.json_rows import json_rows
+from twofold.workload.lines import Lines
+
+
+class Line(msgspec.Struct, omit_defaults=True):
+    """One line: the fields of `Request`, without the prefix blocks where there are none."""
+
+    id: str
+    arrival_s: float
+    prompt_tokens: int
+    output_tokens: int
+    prefix_blocks: tuple[int, ...] = ()
+
+
+def read(lines: Lines) -> Iterator[Request]:
+    for line in json_rows(lines, Line):
+        if not math.isfinite(line.arrival_s) or line.arrival_s < 0:
+            raise lines.error(f"arrival_s is {line.arrival_s:g}, which is not a time in seconds from 0 on")
+        yield Request(
+            id=line.id,
+            arrival_s=line.arrival_s,
+            prompt_tokens=prompt_length(lines, "prompt_tokens", line.prompt_tokens),
+            output_tokens=output_length(lines, "output_tokens", line.output_tokens),
+            prefix_blocks=line.prefix_blocks,
+        )
+
+
+def encode(_index: int, request: Request) -> str:
+    line = Line(
+        request.id, request.arrival_s, request.prompt_tokens, request.output_tokens, request.prefix_blocks
+    )
+    return msgspec.json.encode(line).decode()
+
+
+TWOFOLD = TraceFormat(
+    name="twofold",
+    keys=("id", "arrival_s", "prompt_tokens", "output_tokens"),
+    suffix=".jsonl",
+    read=read,
+    encode=encode,
+    keeps_ids=True,
+    keeps_prefix_blocks=True,
+)

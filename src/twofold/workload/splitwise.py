@@ -1,0 +1,51 @@
+"""The traces of SplitwiseSim: csv with an arrival_timestamp in seconds, prompt_size and token_size.
+
+Its times are relative already and are kept as they are. Every row is one request (a `batch_size` other than 1
+is an error). What is written carries the values its trace generator writes: request_type 2 (LLM inference),
+application_id 0, batch_size 1. Source: SplitwiseSim's trace generator.
+"""
+
+import csv
+from collections.abc import Iterator
+from io import StringIO
+
+from twofold.errors import ConfigurationError
+from twofold.request import Request
+from twofold.workload.csv_rows import csv_rows, seconds, whole
+from twofold.workload.format import TraceFormat, output_length, prompt_length
+from twofold.workload.lines import Lines
+
+HEADER = "request_id,request_type,application_id,arrival_timestamp,batch_size,prompt_size,token_size"
+COLUMNS = ("request_id", "arrival_timestamp", "batch_size", "prompt_size", "token_size")
+
+
+def read(lines: Lines) -> Iterator[Request]:
+    for name, arrival, batch, prompt, output in csv_rows(lines, COLUMNS):
+        if whole(lines, "batch_size", batch) != 1:
+            raise lines.error(f"batch_size is {batch}, and only rows of one request are understood")
+        yield Request(
+            id=name,
+            arrival_s=seconds(lines, "arrival_timestamp", arrival),
+            prompt_tokens=prompt_length(lines, "prompt_size", whole(lines, "prompt_size", prompt)),
+            output_tokens=output_length(lines, "token_size", whole(lines, "token_size", output)),
+        )
+
+
+def encode(_index: int, request: Request) -> str:
+    if not request.id.isprintable() or request.id != request.id.strip():
+        raise ConfigurationError(f"request id {request.id!r} cannot be written to csv; write twofold instead")
+    row = (request.id, 2, 0, repr(request.arrival_s), 1, request.prompt_tokens, request.output_tokens)
+    text = StringIO()
+    csv.writer(text, lineterminator="").writerow(row)
+    return text.getvalue()
+
+
+SPLITWISE = TraceFormat(
+    name="splitwise",
+    keys=COLUMNS,
+    suffix=".csv",
+    read=read,
+    encode=encode,
+    header=HEADER,
+    keeps_ids=True,
+)

@@ -1,0 +1,120 @@
+"""What a trace amounts to: counts, times, lengths and how much of its prompts could be reused."""
+
+import math
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable
+from itertools import accumulate
+
+import msgspec
+
+from twofold.request import Request
+
+
+class LengthSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """Lengths in tokens; the quantiles are exact, linear between neighbours as numpy's are."""
+
+    total: int
+    min: int
+    mean: float
+    p50: float
+    p90: float
+    p99: float
+    max: int
+
+
+class TraceSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """A trace in numbers.
+
+    `duration_s` runs from the first arrival to the last and `requests_per_s` is the inverse of the mean gap.
+    `gap_cv` is the standard deviation of the gaps over their mean: 1 for Poisson arrivals, more for burstier
+    ones; gamma arrivals vary as much with a burstiness of 1 / gap_cv². None where there is no value.
+    `highest_reuse` is the share of prefix blocks that came before: what an endless cache would hit.
+    """
+
+    requests: int
+    duration_s: float
+    requests_per_s: float | None
+    gap_cv: float | None
+    prompt_tokens: LengthSummary
+    output_tokens: LengthSummary
+    prefix_blocks: int
+    distinct_prefix_blocks: int
+    highest_reuse: float | None
+
+
+class Lengths:
+    """Lengths counted by value: as small as the longest of them, however many there are."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[int] = Counter()
+
+    def summary(self) -> LengthSummary:
+        values = sorted(self.counts)
+        below = list(accumulate(self.counts[value] for value in values))
+        total = sum(value * count for value, count in self.counts.items())
+        p50, p90, p99 = (_quantile(values, below, share) for share in (0.5, 0.9, 0.99))
+        return LengthSummary(
+            total=total, min=values[0], mean=total / below[-1], p50=p50, p90=p90, p99=p99, max=values[-1]
+        )
+
+
+class Gaps:
+    """Mean and spread of the gaps between arrivals, in one pass (Welford's recurrence)."""
+
+    def __init__(self) -> None:
+        self.count, self.mean_s, self._squares, self._latest = 0, 0.0, 0.0, math.nan
+
+    def add(self, arrival_s: float) -> None:
+        if not math.isnan(self._latest):
+            self.count += 1
+            gap = arrival_s - self._latest
+            distance = gap - self.mean_s
+            self.mean_s += distance / self.count
+            self._squares += distance * (gap - self.mean_s)
+        self._latest = arrival_s
+
+    @property
+    def cv(self) -> float | None:
+        return math.sqrt(self._squares / self.count) / self.mean_s if self.count and self.mean_s else None
+
+
+def summarise(requests: Iterable[Request]) -> TraceSummary:
+    """Read a stream of requests to its end; raises ValueError where there is none.
+
+    Memory grows with the number of distinct lengths and distinct prefix blocks, not with that of requests.
+    """
+    prompts, outputs, gaps = Lengths(), Lengths(), Gaps()
+    distinct: set[int] = set()
+    blocks, first_s, last_s = 0, None, 0.0
+    for request in requests:
+        first_s, last_s = request.arrival_s if first_s is None else first_s, request.arrival_s
+        gaps.add(request.arrival_s)
+        prompts.counts[request.prompt_tokens] += 1
+        outputs.counts[request.output_tokens] += 1
+        distinct.update(request.prefix_blocks)
+        blocks += len(request.prefix_blocks)
+    if first_s is None:
+        raise ValueError("there is no request to summarise")
+    return TraceSummary(
+        requests=gaps.count + 1,
+        duration_s=last_s - first_s,
+        requests_per_s=gaps.count / (last_s - first_s) if last_s > first_s else None,
+        gap_cv=gaps.cv,
+        prompt_tokens=prompts.summary(),
+        output_tokens=outputs.summary(),
+        prefix_blocks=blocks,
+        distinct_prefix_blocks=len(distinct),
+        highest_reuse=1 - len(distinct) / blocks if blocks else None,
+    )
+
+
+def _quantile(values: list[int], below: list[int], share: float) -> float:
+    """The quantile of counted values: `below[i]` of them are at most `values[i]`, which ascend."""
+    place = share * (below[-1] - 1)
+    low, high = (_at(values, below, rank) for rank in (math.floor(place), math.ceil(place)))
+    return low + (high - low) * (place % 1)
+
+
+def _at(values: list[int], below: list[int], rank: int) -> int:
+    return values[bisect_right(below, rank)]

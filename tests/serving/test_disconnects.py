@@ -13,17 +13,20 @@ DISCONNECTS = 200
 
 
 async def leave(session, url, name, prompt, stay_s, stream):
-    """Begin a completion and drop the connection after `stay_s` seconds."""
+    """Begin a completion and drop the connection after `stay_s` seconds; whether a token was seen before."""
+    seen = False
     body = {"model": name, "prompt": prompt, "max_tokens": 200, "ignore_eos": True, "stream": stream}
 
     async def read():
         async with session.post(f"{url}/v1/completions", json=body) as response:
             assert response.status == 200
+            nonlocal seen
             async for _ in response.content:
-                pass
+                seen = True
 
     with suppress(TimeoutError):
         await asyncio.wait_for(read(), stay_s)
+    return seen
 
 
 async def storm(url, disconnects, seed=5):
@@ -37,9 +40,11 @@ async def storm(url, disconnects, seed=5):
             # From at once (still queued or in prefill) over the hand-off into the decode.
             stay_s = draw.choice([0.002, 0.02, 0.1, 0.4]) * draw.uniform(0.5, 2)
             async with slots:
-                await leave(session, url, name, prompt, stay_s, stream=draw.random() < 0.5)
+                return await leave(session, url, name, prompt, stay_s, stream=draw.random() < 0.7)
 
-        await asyncio.gather(*(one() for _ in range(disconnects)))
+        seen = await asyncio.gather(*(one() for _ in range(disconnects)))
+        early = disconnects - sum(seen)
+        assert min(early, sum(seen)) > disconnects // 10, "some leave before the first token, some after"
         assert await all_blocks_free(url), "blocks are still held after every client has gone"
         made = await complete(session, url, [11, 12, 13], max_tokens=5, ignore_eos=True)
         assert len(made) == 5, "the next request is answered"

@@ -40,7 +40,7 @@ class VirtualRun:
             self.clock = at
             decided = getattr(self, f"on_{entry.call}")(name, **entry.args)
             if entry.result is not None:
-                assert msgspec.to_builtins(decided) == entry.result, (name, entry.call)
+                assert msgspec.json.decode(msgspec.json.encode(decided)) == entry.result, (name, entry.call)
                 self.decisions += 1
 
     def on_instance(
@@ -81,6 +81,9 @@ class VirtualRun:
 
     def on_landed(self, name, **args):
         return self.instances[name].landed(**args)
+
+    def on_end_lease(self, name, **args):
+        self.instances[name].end_lease(**args)
 
     def on_handed_off(self, name, **args):
         self.instances[name].handed_off(**args)

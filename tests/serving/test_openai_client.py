@@ -9,6 +9,7 @@ import asyncio
 import openai
 import pytest
 
+from support.flags import COLOCATED, SPLIT
 from support.running_gateway import running_app
 from support.scripted_service import ScriptedService
 from support.tokenizers_for_tests import byte_level
@@ -20,11 +21,14 @@ MESSAGES = [{"role": "user", "content": "Say something."}]
 FIXED = {"temperature": 0, "max_tokens": 24, "extra_body": {"ignore_eos": True}}
 
 
-@pytest.fixture(scope="module")
-def openai_base_url():
-    """The address of the API, with its /v1."""
-    with running_app(create_app(ScriptedService(), byte_level(), api_key=None)) as url:
-        yield f"{url}/v1"
+@pytest.fixture(scope="module", params=["split", "colocated", "scripted"])
+def openai_base_url(request, service):
+    """The address of the API, with its /v1: two real services, and the gateway in front of a scripted one."""
+    if request.param == "scripted":
+        with running_app(create_app(ScriptedService(), byte_level(), api_key=None)) as url:
+            yield f"{url}/v1"
+    else:
+        yield f"{service('llama', SPLIT if request.param == 'split' else COLOCATED)}/v1"
 
 
 @pytest.fixture(scope="module")

@@ -113,7 +113,7 @@ class VirtualCluster:
         if request_id not in self._sending:  # nothing is being written: both sides are told so
             for instance in self.instances.values():
                 instance.handed_off(request_id)
-                instance.leases.end(request_id, EPOCH)
+                instance.end_lease(request_id, EPOCH)
                 self._keep(instance.grant(self.now))
 
     def _start_batches(self) -> None:
@@ -145,7 +145,7 @@ class VirtualCluster:
             if request_id not in self._sending:
                 instance.abort(request_id)
                 instance.handed_off(request_id)
-                instance.leases.end(request_id, EPOCH)
+                instance.end_lease(request_id, EPOCH)
                 self._keep(instance.grant(self.now))
 
     def _end(self, request_id: str, reason: FinishReason) -> None:

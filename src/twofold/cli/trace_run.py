@@ -45,7 +45,7 @@ def convert_trace(
 ) -> None:
     """Write `part` of the trace at `path`, its lengths scaled and clipped, to `out`."""
     require_file(path)
-    if out.exists() and out.samefile(path):
+    if _same(out, path):
         raise ConfigurationError(f"{out} is the trace that is read: give the result another name")
     name = format_name or detect_format(path).name
     notes = ReadNotes()
@@ -68,6 +68,13 @@ def _save(requests: Iterable[Request], out: Path, to: str | None) -> None:
     for loss in written.losses(target):
         typer.echo(f"note: {loss}", err=True)
     typer.echo(f"wrote {written.requests:,} requests to {out} ({target.name})", err=True)
+
+
+def _same(one: Path, other: Path) -> bool:
+    try:
+        return one.samefile(other)
+    except OSError:  # one of them is not there, and reading or writing it says why where that matters
+        return False
 
 
 def _target(out: Path, to: str | None) -> TraceFormat:

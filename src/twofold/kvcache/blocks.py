@@ -6,6 +6,7 @@ memory that a peer, or the running batch, is still writing to.
 """
 
 from collections.abc import Iterable, Sequence
+from heapq import heappop, heappush
 
 from twofold.errors import OutOfBlocksError
 
@@ -18,8 +19,9 @@ class BlockManager:
             raise ValueError("a block manager needs at least one block of at least one token")
         self.num_blocks = num_blocks
         self.block_size = block_size
-        # Popped from the end, so low ids go first and neighbours stay neighbours: copies of runs are faster.
-        self._free = list(range(num_blocks - 1, -1, -1))
+        # A heap: the lowest ids go first, so that blocks of a request are neighbours as often as can be (engines and
+        # transports are faster on runs), and equal sets of free blocks give equal allocations.
+        self._free = list(range(num_blocks))
         self._holds = [0] * num_blocks
         self._owned: dict[str, list[int]] = {}
         self._in_flight: dict[str, tuple[int, ...]] = {}
@@ -65,7 +67,7 @@ class BlockManager:
         count = self.blocks_for(tokens)
         if count > len(self._free):
             raise OutOfBlocksError(f"{owner} needs {count} blocks and {len(self._free)} are free")
-        blocks = [self._free.pop() for _ in range(count)]
+        blocks = [heappop(self._free) for _ in range(count)]
         self._owned[owner] = blocks
         self._hold(blocks)
         return blocks
@@ -93,7 +95,7 @@ class BlockManager:
             self._holds[block] += 1
 
     def _drop(self, blocks: Sequence[int]) -> None:
-        for block in reversed(blocks):
+        for block in blocks:
             self._holds[block] -= 1
             if self._holds[block] == 0:
-                self._free.append(block)
+                heappush(self._free, block)

@@ -117,6 +117,10 @@ class InstanceScheduler:
         self._running[request_id] = sequence
         return True
 
+    def end_lease(self, request_id: str, epoch: int) -> None:
+        """The source of a lease gave up, or is gone: it writes no more, and the KV cache is not complete."""
+        self.leases.end(request_id, epoch)
+
     def handed_off(self, request_id: str) -> None:
         """Nothing will read this request's blocks here any more: its hand-off is over, done or given up."""
         if request_id in self._handing_off:

@@ -76,6 +76,10 @@ class JournaledInstance(InstanceScheduler):
         self.journal.write("landed", {"request_id": request_id, "epoch": epoch}, decodes)
         return decodes
 
+    def end_lease(self, request_id: str, epoch: int) -> None:
+        super().end_lease(request_id, epoch)
+        self.journal.write("end_lease", {"request_id": request_id, "epoch": epoch})
+
     def handed_off(self, request_id: str) -> None:
         super().handed_off(request_id)
         self.journal.write("handed_off", {"request_id": request_id})

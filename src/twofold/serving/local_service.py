@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import shutil
 import socket
 import time
@@ -26,6 +27,7 @@ from twofold.serving.launcher import LocalLauncher
 from twofold.serving.mailbox import Inbox, Outbox
 from twofold.serving.messages import ToController
 from twofold.serving.metrics import ServiceMetrics
+from twofold.serving.plan import gateway_cores
 from twofold.serving.reports import Report
 from twofold.serving.service import ServedModel
 
@@ -90,6 +92,7 @@ class LocalService:
             raise ConfigurationError(self._failure)
 
     async def _serve(self, server: HttpServer) -> None:
+        os.sched_setaffinity(0, gateway_cores(self._config.workers))
         await server.start()
         host, port = self._listener.getsockname()[:2]
         self._on_progress(f"ready on http://{host}:{port}")

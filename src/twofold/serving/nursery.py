@@ -50,6 +50,7 @@ def main() -> None:
 
 def _raise_workers(config: ServiceConfig) -> dict[int, str]:
     """Load the model and fork the workers; returns instance ids by pid."""
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # our own stages say what happens
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # no OpenMP pool may exist when workers are forked
     report(Report(stage="importing torch"))
     import torch  # noqa: PLC0415  (slow, and reported as a stage of its own)

@@ -50,3 +50,14 @@ def _share_cores(workers: int) -> list[tuple[int, ...]]:
     cores = sorted(os.sched_getaffinity(0))
     each = max(1, len(cores) // workers)
     return [tuple(cores[(i * each + k) % len(cores)] for k in range(each)) for i in range(workers)]
+
+
+def gateway_cores(workers: tuple[WorkerConfig, ...]) -> tuple[int, ...]:
+    """Cores for the gateway: those that no decoding worker is pinned to, if there are any, else all.
+
+    Where the cores do not suffice for everybody it is prefill that shares: a few milliseconds taken from a
+    prompt are lost in its length, while the same taken from a decode step show as a gap in every stream.
+    """
+    everywhere = os.sched_getaffinity(0)
+    decoding = {core for worker in workers if worker.role.decodes for core in worker.cores}
+    return tuple(sorted(everywhere - decoding or everywhere))

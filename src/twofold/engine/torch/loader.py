@@ -8,6 +8,7 @@ import torch
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
+from twofold.engine.quiet import no_progress_bars
 from twofold.engine.base import KvLayout, LayerShape
 from twofold.engine.torch.attention import PAGED, register
 from twofold.engine.torch.limits import context_length
@@ -104,14 +105,15 @@ def _read_config(name: str) -> PreTrainedConfig:
 def _read_weights(name: str, config: PreTrainedConfig, dtype: torch.dtype | None) -> PreTrainedModel:
     """Raises ModelError also where transformers would only warn: weights that are missing are no weights."""
     try:
-        model, info = AutoModelForCausalLM.from_pretrained(
-            name,
-            config=copy.deepcopy(config),
-            dtype="auto" if dtype is None else dtype,
-            attn_implementation=PAGED,
-            local_files_only=Path(name).is_dir(),
-            output_loading_info=True,
-        )
+        with no_progress_bars():
+            model, info = AutoModelForCausalLM.from_pretrained(
+                name,
+                config=copy.deepcopy(config),
+                dtype="auto" if dtype is None else dtype,
+                attn_implementation=PAGED,
+                local_files_only=Path(name).is_dir(),
+                output_loading_info=True,
+            )
     except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
         raise ModelError(f"{name}: its weights cannot be loaded: {_first_line(error)}") from error
     missing = sorted(info["missing_keys"]) + sorted(str(key) for key in info["mismatched_keys"])

@@ -250,7 +250,7 @@ class Worker:
             log.warning("%s refused KV of epoch %d for %s", self._instance, message.epoch, request_id)
             return
         if message.first_token is None:
-            self._scheduler.leases.end(request_id, message.epoch)
+            self._scheduler.end_lease(request_id, message.epoch)
             if message.error is not None:
                 self._abort(request_id)
                 self._tell(RequestFailed(request_id=request_id, reason=message.error))
@@ -271,7 +271,7 @@ class Worker:
         self._peers.remove(instance)
         self._sender.cancel_to(instance)
         for lease in self._scheduler.leases.held_by(instance):
-            self._scheduler.leases.end(lease.request_id, lease.epoch)
+            self._scheduler.end_lease(lease.request_id, lease.epoch)
             self._abort(lease.request_id)
 
     def _keep_leases(self) -> None:
@@ -285,7 +285,7 @@ class Worker:
                 self._outbox.send(address, Heartbeat(source=self._instance))
         with self._changed:
             for lease in self._scheduler.leases.expired(now):
-                self._scheduler.leases.end(lease.request_id, lease.epoch)
+                self._scheduler.end_lease(lease.request_id, lease.epoch)
                 self._abort(lease.request_id)
                 reason = f"{lease.source} went silent during the hand-off"
                 self._tell(RequestFailed(request_id=lease.request_id, reason=reason))

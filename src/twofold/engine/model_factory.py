@@ -1,0 +1,108 @@
+"""Makes a small but real model: random weights, a trained tokenizer, the files of any model directory."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+
+from twofold.engine.quiet import no_progress_bars
+from twofold.engine.tokenizer_factory import train_tokenizer
+from twofold.errors import ConfigurationError
+
+_DTYPES = ("float32", "bfloat16", "float16")
+_SMALLEST_VOCABULARY = 300  # the 256 bytes, the special tokens and a few merges
+# Standard deviation of the logits: with 1 all tokens would be about equally likely.
+_LOGIT_SPREAD = 3.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """A model of the Llama architecture, of 31 million parameters by default."""
+
+    hidden_size: int = 512
+    layers: int = 8
+    heads: int = 8
+    kv_heads: int = 4
+    vocab_size: int = 8192
+    max_model_len: int = 4096
+    seed: int = 0
+    dtype: str = "float32"
+
+    def check(self) -> None:
+        """Raises ConfigurationError when no such model can be."""
+        if self.hidden_size % (2 * self.heads):
+            raise ConfigurationError(
+                f"--hidden-size {self.hidden_size} must be a multiple of twice --heads {self.heads}"
+            )
+        if self.heads % self.kv_heads:
+            raise ConfigurationError(f"--heads {self.heads} must be a multiple of --kv-heads {self.kv_heads}")
+        if self.vocab_size < _SMALLEST_VOCABULARY:
+            raise ConfigurationError(f"--vocab-size must be at least {_SMALLEST_VOCABULARY}")
+        if self.dtype not in _DTYPES:
+            raise ConfigurationError(f"--dtype {self.dtype} is unknown: it is one of {', '.join(_DTYPES)}")
+
+
+def create_model(
+    directory: Path,
+    spec: ModelSpec | None = None,
+    *,
+    force: bool = False,
+    report: Callable[[str], None] = lambda _stage: None,
+) -> None:
+    """Write a model to `directory`; the same spec and Python release give the same model.
+
+    `report` is told what is being done. Raises ConfigurationError when the spec is impossible, when the directory
+    has something in it and `force` is not set, and when it cannot be written.
+    """
+    spec = spec or ModelSpec()
+    spec.check()
+    _check_directory(directory, force=force)
+    report("training a tokenizer on Python's own documentation and library")
+    tokenizer = train_tokenizer(spec.vocab_size, spec.max_model_len)
+    report("drawing weights")
+    model = _draw_model(spec, tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id)
+    report(f"writing {model.num_parameters() / 1e6:.1f} M parameters to {directory}")
+    try:
+        with no_progress_bars():
+            model.save_pretrained(directory)
+        tokenizer.save_pretrained(directory, save_jinja_files=False)
+    except OSError as error:
+        raise ConfigurationError(f"{directory} cannot be written: {error.strerror or error}") from error
+
+
+def _check_directory(directory: Path, *, force: bool) -> None:
+    if directory.exists() and not directory.is_dir():
+        raise ConfigurationError(f"{directory} is a file: name a directory")
+    if directory.is_dir() and any(directory.iterdir()) and not force:
+        raise ConfigurationError(f"{directory} is not empty: name a new directory, or overwrite with --force")
+
+
+def _draw_model(spec: ModelSpec, bos: int, eos: int, pad: int) -> LlamaForCausalLM:
+    config = LlamaConfig(
+        vocab_size=spec.vocab_size,
+        hidden_size=spec.hidden_size,
+        intermediate_size=spec.hidden_size * 8 // 3 // 64 * 64 or spec.hidden_size * 2,
+        num_hidden_layers=spec.layers,
+        num_attention_heads=spec.heads,
+        num_key_value_heads=spec.kv_heads,
+        max_position_embeddings=spec.max_model_len,
+        # Layers that neither shrink nor blow up what they are given: wider weights amplify rounding, and much
+        # narrower ones make a model that repeats a few tokens whatever it reads.
+        initializer_range=1.0 / math.sqrt(spec.hidden_size),
+        tie_word_embeddings=False,
+        bos_token_id=bos,
+        eos_token_id=eos,
+        pad_token_id=pad,
+        dtype=spec.dtype,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(spec.seed)
+        model = LlamaForCausalLM(config)
+    with torch.no_grad():
+        model.lm_head.weight.mul_(_LOGIT_SPREAD)
+    model = model.to(getattr(torch, spec.dtype))
+    model.generation_config = GenerationConfig(bos_token_id=bos, eos_token_id=eos, pad_token_id=pad)
+    return model

@@ -1,0 +1,56 @@
+"""Tiny models, loaded once for all engine tests."""
+
+import pytest
+import torch
+
+from twofold.engine.torch.engine import TorchEngine
+from twofold.engine.torch.loader import load_model
+from twofold.engine.torch.pool import KvPool
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread():
+    """Tests run beside others, on few cores."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def tiny_model_dir(tmp_path_factory):
+    """Returns the directory of a tiny model of an architecture, made once."""
+    from support.tiny_models import write_tiny_model
+
+    made = {}
+
+    def directory(arch):
+        if arch not in made:
+            made[arch] = write_tiny_model(arch, tmp_path_factory.mktemp(arch))
+        return made[arch]
+
+    return directory
+
+
+@pytest.fixture(scope="session")
+def loaded(tiny_model_dir):
+    """Returns a loaded tiny model, loaded once."""
+    models = {}
+
+    def model(arch):
+        if arch not in models:
+            models[arch] = load_model(tiny_model_dir(arch))
+        return models[arch]
+
+    return model
+
+
+@pytest.fixture
+def engine(loaded):
+    """Returns an engine with a pool of its own."""
+
+    def make(arch="llama", num_blocks=320, block_size=16):
+        model = loaded(arch)
+        return TorchEngine(model, KvPool(model.layout(block_size), num_blocks))
+
+    return make

@@ -1,0 +1,141 @@
+"""The torch engine against transformers' own generate, whatever the batching."""
+
+import random
+
+import pytest
+import torch
+
+from support.engine_driver import drive, token_ids
+from support.reference import greedy_outputs
+from support.tiny_models import SLIDING_WINDOW
+from twofold.engine.base import SequenceStep
+from twofold.engine.torch.engine import TorchEngine
+from twofold.engine.torch.pool import KvPool
+from twofold.request import SamplingParams
+
+OUTPUT = 12
+GREEDY = SamplingParams(max_tokens=OUTPUT, temperature=0.0)
+LENGTHS = (1, 2, 15, 16, 17, SLIDING_WINDOW - 5, SLIDING_WINDOW + 40, 700)
+ALL = ("llama", "qwen3", "gpt2", "opt", "gemma2", "mixtral", "gpt_oss", "deepseek_v3")
+
+
+def prompts_of(lengths, seed=1):
+    rng = random.Random(seed)
+    return [[rng.randrange(3, 512) for _ in range(length)] for length in lengths]
+
+
+@pytest.fixture(scope="module")
+def expected(tiny_model_dir):
+    """Reference outputs, computed once for each architecture."""
+    known = {}
+
+    def outputs(arch):
+        if arch not in known:
+            known[arch] = greedy_outputs(tiny_model_dir(arch), prompts_of(LENGTHS), OUTPUT)
+        return known[arch]
+
+    return outputs
+
+
+@pytest.mark.parametrize("arch", ALL)
+class TestEqualsGenerate:
+    """Greedy output is that of transformers with eager attention, token for token, in float32."""
+
+    def test_whole_prompts_at_once(self, arch, engine, expected):
+        """All prompts in one iteration, then all decode together."""
+        assert token_ids(drive(engine(arch), prompts_of(LENGTHS), GREEDY)) == expected(arch)
+
+    def test_mixed_iterations_with_odd_chunks(self, arch, engine, expected):
+        """Chunks of any size beside decodes, a few sequences at a time, scattered blocks of an odd size."""
+        rng = random.Random(5)
+        sizes = lambda: rng.choice((1, 3, 17, 64, 131, 400))  # noqa: E731
+        outputs = drive(
+            engine(arch, 600, block_size=5), prompts_of(LENGTHS), GREEDY, chunk=sizes, max_batch=5, seed=2
+        )
+        assert token_ids(outputs) == expected(arch)
+
+    def test_neighbouring_blocks(self, arch, engine, expected):
+        """Blocks in order are read in place, which must not change anything."""
+        chunks = iter([100, 50] * 10_000)
+        outputs = drive(
+            engine(arch), prompts_of(LENGTHS), GREEDY, chunk=lambda: next(chunks), scatter=False, seed=3
+        )
+        assert token_ids(outputs) == expected(arch)
+
+
+def test_long_prompt(engine, tiny_model_dir):
+    """A prompt of 1,500 tokens, whole and in chunks."""
+    prompts = prompts_of([1500], seed=9)
+    reference = greedy_outputs(tiny_model_dir("llama"), prompts, OUTPUT)
+    assert token_ids(drive(engine(), prompts, GREEDY)) == reference
+    assert token_ids(drive(engine(), prompts, GREEDY, chunk=lambda: 333)) == reference
+
+
+def test_results_come_in_the_order_of_the_steps(engine):
+    """The engine packs decodes first; its caller need not know."""
+    one = engine()
+    tables = [[0, 1, 2, 3], [4, 5, 6, 7]]
+    prompt, other = prompts_of([40, 9])
+    alone = one.run([SequenceStep("a", prompt, 0, tables[0], GREEDY)])[0]
+    steps = [
+        SequenceStep("b", other, 0, tables[1], GREEDY),
+        SequenceStep("a", [alone.token_id], 40, tables[0], GREEDY, 1),
+    ]
+    together = one.run(steps)
+    swapped = one.run(steps[::-1])
+    assert together == swapped[::-1]
+    assert one.run([steps[0]]) == together[:1]
+
+
+def test_chunk_that_ends_no_prompt_samples_nothing(engine):
+    """Only steps with sampling parameters give tokens."""
+    assert engine().run([SequenceStep("a", [5, 6, 7], 0, [0], None)]) == [None]
+    assert engine().run([]) == []
+
+
+def test_on_layer_is_called_in_order_with_the_kv_in_place(engine, loaded):
+    """When layer k is announced its KV is in the pool, and that of layer k+1 is not."""
+    model = loaded("llama")
+    pool = KvPool(model.layout(16), 8)
+    seen = []
+
+    def on_layer(layer):
+        written = [bool(pool.keys(i)[3, :5].abs().sum() > 0) for i in range(len(model.layers))]
+        seen.append((layer, written))
+
+    TorchEngine(model, pool).run([SequenceStep("a", [4, 5, 6, 7, 8], 0, [3], GREEDY)], on_layer)
+    layers = len(model.layers)
+    assert seen == [(k, [i <= k for i in range(layers)]) for k in range(layers)]
+
+
+def test_blocks_of_others_are_left_alone(engine, loaded):
+    """An iteration writes the slots of its own tokens and nothing else."""
+    model = loaded("llama")
+    pool = KvPool(model.layout(16), 8)
+    for layer in range(len(model.layers)):
+        pool.keys(layer).fill_(7.0)
+        pool.values(layer).fill_(7.0)
+    TorchEngine(model, pool).run([SequenceStep("a", [4] * 20, 0, [5, 2], GREEDY)])
+    untouched = torch.ones(8, 16, dtype=torch.bool)
+    untouched[5], untouched[2, :4] = False, False
+    for layer in range(len(model.layers)):
+        assert (pool.keys(layer)[untouched] == 7.0).all()
+        assert (pool.values(layer)[untouched] == 7.0).all()
+
+
+@pytest.mark.parametrize("arch", ["llama", "gemma2", "gpt_oss"])
+def test_garbage_in_unused_memory_does_no_harm(arch, engine, loaded, expected):
+    """Blocks may have held anything before, even what is not a number."""
+    model = loaded(arch)
+    pool = KvPool(model.layout(16), 320)
+    for layer in range(len(model.layers)):
+        pool.keys(layer).fill_(float("nan"))
+        pool.values(layer).fill_(float("nan"))
+    outputs = drive(TorchEngine(model, pool), prompts_of(LENGTHS), GREEDY, seed=6)
+    assert token_ids(outputs) == expected(arch)
+
+
+def test_another_models_pool_is_refused(loaded):
+    """A pool laid out for another model would be read as nonsense."""
+    with pytest.raises(ValueError, match="another model"):
+        TorchEngine(loaded("llama"), KvPool(loaded("gpt2").layout(16), 4))

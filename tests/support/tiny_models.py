@@ -1,0 +1,98 @@
+"""Tiny models of several architectures on disk, with tokenizer: what tests load instead of downloads."""
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+ARCHITECTURES = ("llama", "qwen3", "gpt2", "opt", "gemma2", "mixtral")
+SLIDING_WINDOW = 128  # of every other layer of gemma2, in tokens
+
+_SHAPE = {"hidden_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4}
+_GROUPED = {**_SHAPE, "num_key_value_heads": 2, "intermediate_size": 320}
+_CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": _GROUPED,
+    "qwen3": {**_GROUPED, "head_dim": 48},
+    "gpt2": {"n_embd": 128, "n_layer": 3, "n_head": 4},
+    "opt": {**_SHAPE, "ffn_dim": 320, "word_embed_proj_dim": 128},
+    "gemma2": {
+        **_GROUPED,
+        "num_hidden_layers": 4,
+        "head_dim": 32,
+        "sliding_window": SLIDING_WINDOW,
+        "attn_logit_softcapping": 20.0,
+        "query_pre_attn_scalar": 24,
+    },
+    "mixtral": {**_GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "gpt_oss": {
+        **_GROUPED,
+        "num_hidden_layers": 4,
+        "head_dim": 32,
+        "sliding_window": SLIDING_WINDOW,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+    },
+    # Multi-head latent attention: values are narrower than keys.
+    "deepseek_v3": {
+        **_SHAPE,
+        "num_key_value_heads": 4,
+        "intermediate_size": 320,
+        "moe_intermediate_size": 64,
+        "n_routed_experts": 8,
+        "n_group": 2,
+        "topk_group": 1,
+        "num_experts_per_tok": 2,
+        "first_k_dense_replace": 1,
+        "kv_lora_rank": 48,
+        "q_lora_rank": 64,
+        "qk_rope_head_dim": 16,
+        "qk_nope_head_dim": 32,
+        "v_head_dim": 24,
+    },
+}
+
+
+def write_tiny_model(
+    arch: str, directory: Path, *, seed: int = 0, vocab_size: int = 512, max_positions: int = 2048
+) -> Path:
+    """Write a model of architecture `arch` (a transformers model type) to `directory` and return that.
+
+    Weights are about 1/√hidden_size wide: rounding is not amplified, and what was read long ago still counts.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+
+    from twofold.engine.quiet import no_progress_bars
+
+    tokenizer = _tokenizer(vocab_size, max_positions)
+    special = {
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+    wide = {"initializer_range": 0.09, "init_std": 0.09}
+    positions = {"n_positions" if arch == "gpt2" else "max_position_embeddings": max_positions}
+    config = AutoConfig.for_model(
+        arch,
+        vocab_size=vocab_size,
+        tie_word_embeddings=False,
+        **positions,
+        **wide,
+        **special,
+        **_CONFIGS[arch],
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model.generation_config = GenerationConfig(**special)
+    with no_progress_bars():
+        model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory, save_jinja_files=False)
+    return directory
+
+
+@cache
+def _tokenizer(vocab_size: int, max_positions: int):
+    """Trained once for each test process: training takes longer than everything else here."""
+    from twofold.engine.tokenizer_factory import train_tokenizer
+
+    return train_tokenizer(vocab_size, max_positions, corpus_bytes=200_000)

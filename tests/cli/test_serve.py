@@ -5,10 +5,13 @@ import subprocess
 import sys
 
 import pytest
-from support.tiny_models import write_tiny_model
+import torch
 
+from support.tiny_models import write_tiny_model
+from twofold.cli.main import main
 from twofold.cli.serve import parse_size
 from twofold.errors import ConfigurationError
+from twofold.serving.nursery import check_device
 
 
 @pytest.fixture(scope="module")
@@ -17,36 +20,54 @@ def model(tmp_path_factory):
 
 
 def refusal(*arguments):
+    """What a real process says and how it ends, workers and all."""
     command = [sys.executable, "-m", "twofold.cli.main", "serve", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 2, done.stderr
-    assert done.stdout == ""
-    last = done.stderr.strip().splitlines()[-1]
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    return one_sentence(done.stderr)
+
+
+def one_sentence(said):
+    assert "Traceback" not in said
+    last = said.strip().splitlines()[-1]
     assert last.startswith("twofold: ")
-    assert "Traceback" not in done.stderr
     return last
 
 
-def test_a_wrong_flag(model):
+@pytest.fixture
+def early_refusal(monkeypatch, capsys):
+    """The same for mistakes that are found before any process is started."""
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["twofold", "serve", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code == 2
+        return one_sentence(capsys.readouterr().err)
+
+    return run
+
+
+def test_a_wrong_flag(model, early_refusal):
     """The parser's complaint is one sentence too."""
-    assert "--prefil" in refusal(model, "--prefil", "1")
+    assert "--prefil" in early_refusal(model, "--prefil", "1")
 
 
-def test_a_missing_model_directory(tmp_path):
+def test_a_missing_model_directory(tmp_path, early_refusal):
     """It says how to get one."""
-    assert "twofold model create" in refusal(str(tmp_path / "nowhere"))
+    assert "twofold model create" in early_refusal(str(tmp_path / "nowhere"))
 
 
-def test_a_directory_that_is_no_model(tmp_path):
+def test_a_directory_that_is_no_model(tmp_path, early_refusal):
     """What makes it one is named."""
-    assert "config.json" in refusal(str(tmp_path))
+    assert "config.json" in early_refusal(str(tmp_path))
 
 
-def test_a_port_in_use(model):
+def test_a_port_in_use(model, early_refusal):
     """Known before anything slow starts."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        assert f"127.0.0.1:{port}" in refusal(model, "--port", str(port))
+        assert f"127.0.0.1:{port}" in early_refusal(model, "--port", str(port))
 
 
 def test_too_little_memory(model):
@@ -65,6 +86,16 @@ def test_a_context_longer_than_the_model_s(model):
     assert "more than the model's" in refusal(model, "--port", "0", "--max-model-len", "1000000")
 
 
+def test_a_device_that_is_not_there(model):
+    """A torch without CUDA says so before a worker is started."""
+    check_device("cpu")
+    for device in ("tpu", "meta", "gpu:zero"):
+        with pytest.raises(ConfigurationError, match="cpu, cuda or cuda:N"):
+            check_device(device)
+    if torch.version.cuda is None:
+        assert "needs a torch with CUDA" in refusal(model, "--port", "0", "--device", "cuda")
+
+
 @pytest.mark.parametrize(
     "flags",
     [
@@ -77,9 +108,9 @@ def test_a_context_longer_than_the_model_s(model):
         ("--port", "70000"),
     ],
 )
-def test_flags_that_cannot_be(model, flags):
+def test_flags_that_cannot_be(model, early_refusal, flags):
     """Each is refused before anything starts."""
-    assert flags[0] in refusal(model, *flags)
+    assert flags[0] in early_refusal(model, *flags)
 
 
 @pytest.mark.parametrize(

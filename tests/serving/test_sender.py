@@ -117,22 +117,18 @@ def test_each_hand_off_ends_exactly_once_whatever_is_interleaved(steps, mode, ra
     progress = dict.fromkeys("abc", 0)
     for name in progress:
         sender.expect(name, "d", mode)
-    actions = ["lease", "begin", *range(LAYERS), "done"]
+    actions = [
+        lambda name: sender.lease(lease(name)),
+        lambda name: sender.begin(name, [1]),
+        *(lambda name, layer=layer: sender.layer_computed([name], layer) for layer in range(LAYERS)),
+        lambda name: sender.prefilled(name, 5),
+    ]
     for name in steps:
-        if progress[name] == len(actions):
-            continue
         if random.random() < 0.05:
             sender.cancel(name)
-        action = actions[progress[name]]
-        progress[name] += 1
-        if action == "lease":
-            sender.lease(lease(name))
-        elif action == "begin":
-            sender.begin(name, [1])
-        elif action == "done":
-            sender.prefilled(name, 5)
-        else:
-            sender.layer_computed([name], action)
+        if progress[name] < len(actions):
+            actions[progress[name]](name)
+            progress[name] += 1
     for name in progress:
         sender.cancel(name)
     while sum(entry[0] == "ended" for entry in list(recording.log)) < 3:

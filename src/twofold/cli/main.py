@@ -50,7 +50,8 @@ def main() -> None:
 
 
 def _complain(sentence: str, code: int = 2) -> int:
-    typer.echo(f"twofold: {sentence}", err=True)
+    if sentence:  # empty where the help was shown instead
+        typer.echo(f"twofold: {sentence}", err=True)
     return code
 
 

@@ -14,8 +14,10 @@ def _group() -> None:
 
 
 @app.command()
-def create(
-    directory: Annotated[Path, typer.Argument(help="Where to write the model.", show_default=False)],
+def create(  # noqa: PLR0917  (these are flags, nobody passes them by position)
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Where to write the model.", show_default=False)
+    ],
     hidden_size: Annotated[int, typer.Option(min=32)] = 512,
     layers: Annotated[int, typer.Option(min=1)] = 8,
     heads: Annotated[int, typer.Option(min=1, help="Attention heads.")] = 8,

@@ -16,7 +16,7 @@ _SIZE_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**
 
 
 def serve(  # noqa: PLR0917 (these are flags, nobody passes them by position)
-    model: Annotated[str, typer.Argument(help="Model directory, or hub id.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Model directory, or hub id.")],
     prefill: Annotated[
         int | None, typer.Option(min=0, help="Prefill workers (1).", rich_help_panel=_SERVICE)
     ] = None,

@@ -19,7 +19,7 @@ class Inbox(Generic[M]):
         self._socket = context.socket(zmq.PULL)
         self._socket.set_hwm(0)  # nothing is dropped or held up here; queues are bounded by admission
         self._socket.bind(address)
-        self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(kind)  # type: ignore[arg-type]
+        self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(kind)
         self.address = address
 
     def receive(self, timeout_s: float) -> Iterator[M]:

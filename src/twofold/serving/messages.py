@@ -23,13 +23,13 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True):
     memory: MemoryDescriptor
 
 
-class Peers(Message):
+class Peers(Message, frozen=True, kw_only=True):
     """All instances of the service, as far as they are known."""
 
     peers: list[Peer]
 
 
-class Prefill(Message):
+class Prefill(Message, frozen=True, kw_only=True):
     """Prefill this request; then decode it too, or hand it to `target`."""
 
     generation: Generation
@@ -37,7 +37,7 @@ class Prefill(Message):
     mode: HandoffMode | None = None
 
 
-class Reserve(Message):
+class Reserve(Message, frozen=True, kw_only=True):
     """Lease blocks for this request to `source`, which prefills it, as soon as there is room."""
 
     request: Request
@@ -45,26 +45,26 @@ class Reserve(Message):
     source: str
 
 
-class Abort(Message):
+class Abort(Message, frozen=True, kw_only=True):
     """Forget this request."""
 
     request_id: str
 
 
-class InstanceLost(Message):
+class InstanceLost(Message, frozen=True, kw_only=True):
     """An instance is gone: it will write no more."""
 
     instance: str
 
 
-class Shutdown(Message):
+class Shutdown(Message, frozen=True, kw_only=True):
     """End now."""
 
 
 # -- worker to controller -------------------------------------------------------------------------------------
 
 
-class Registered(Message):
+class Registered(Message, frozen=True, kw_only=True):
     """The worker is ready to be given work."""
 
     peer: Peer
@@ -72,13 +72,13 @@ class Registered(Message):
     status: InstanceStatus
 
 
-class LeaseGranted(Message):
+class LeaseGranted(Message, frozen=True, kw_only=True):
     """To the controller, and on to the lease's source if its request is still alive."""
 
     lease: Lease
 
 
-class StepDone(Message):
+class StepDone(Message, frozen=True, kw_only=True):
     """An iteration is over. `started` are the requests whose prefill began with it; times are monotonic seconds."""
 
     instance: str
@@ -88,14 +88,14 @@ class StepDone(Message):
     status: InstanceStatus
 
 
-class Status(Message):
+class Status(Message, frozen=True, kw_only=True):
     """The accounts of a worker changed while it ran no batch."""
 
     instance: str
     status: InstanceStatus
 
 
-class HandoffReport(Message):
+class HandoffReport(Message, frozen=True, kw_only=True):
     """A hand-off is complete: `bytes_moved` travelled between these times (monotonic seconds)."""
 
     request_id: str
@@ -104,14 +104,14 @@ class HandoffReport(Message):
     bytes_moved: int
 
 
-class RequestFailed(Message):
+class RequestFailed(Message, frozen=True, kw_only=True):
     """This request cannot go on; `reason` is one sentence."""
 
     request_id: str
     reason: str
 
 
-class WorkerFailed(Message):
+class WorkerFailed(Message, frozen=True, kw_only=True):
     """The worker cannot go on; `reason` is one sentence."""
 
     instance: str
@@ -121,7 +121,7 @@ class WorkerFailed(Message):
 # -- worker to worker, and controller to worker for a request that ended before its lease was passed on -----------
 
 
-class HandoffEnded(Message):
+class HandoffEnded(Message, frozen=True, kw_only=True):
     """The source will not write to this lease any more.
 
     `first_token` is the output token that the prefill made, if the KV cache is complete; None if the hand-off
@@ -134,7 +134,7 @@ class HandoffEnded(Message):
     error: str | None = None
 
 
-class Heartbeat(Message):
+class Heartbeat(Message, frozen=True, kw_only=True):
     """The source is alive: its leases last."""
 
     source: str

@@ -15,12 +15,14 @@ import selectors
 import shutil
 import signal
 import sys
+from collections.abc import Callable
+from functools import partial
 from typing import NoReturn
 
 import msgspec
 
-from twofold.errors import ModelError, UserError
-from twofold.serving.config import EngineConfig, ServiceConfig, WorkerConfig
+from twofold.errors import ConfigurationError, ModelError, UserError
+from twofold.serving.config import EngineConfig, ServiceConfig
 from twofold.serving.reports import Report
 
 PR_SET_PDEATHSIG = 1
@@ -59,6 +61,7 @@ def _raise_workers(config: ServiceConfig) -> dict[int, str]:
     from twofold.engine.torch.loader import load_model  # noqa: PLC0415
     from twofold.serving.memory_plan import available_memory, plan_memory  # noqa: PLC0415
 
+    check_device(config.engine.device)
     report(Report(stage="loading the model"))
     model = load_model(config.engine.model, dtype=config.engine.dtype)
     plan = plan_memory(
@@ -82,10 +85,26 @@ def _raise_workers(config: ServiceConfig) -> dict[int, str]:
     for spec in config.workers:
         pid = os.fork()
         if pid == 0:
-            _become_worker(lambda spec=spec: run_worker(config, spec, model, plan), spec)  # type: ignore[misc]
+            _become_worker(spec.instance, partial(run_worker, config, spec, model, plan))
         workers[pid] = spec.instance
         report(Report(forked=spec.instance, pid=pid))
     return workers
+
+
+def check_device(name: str) -> None:
+    """Refuse a device that this torch cannot have, without touching any: workers are yet to be forked."""
+    import torch  # noqa: PLC0415
+
+    try:
+        kind = torch.device(name).type
+    except RuntimeError as error:
+        raise ConfigurationError(f"--device {name!r} is unknown: write cpu, cuda or cuda:N") from error
+    if kind not in {"cpu", "cuda"}:
+        raise ConfigurationError(f"--device {name!r} is not supported: write cpu, cuda or cuda:N")
+    if kind == "cuda" and torch.version.cuda is None:
+        raise ConfigurationError(
+            f"--device {name!r} needs a torch with CUDA, and {torch.__version__} has none"
+        )
 
 
 def _context_length(engine: EngineConfig, model_len: int) -> int:
@@ -96,19 +115,19 @@ def _context_length(engine: EngineConfig, model_len: int) -> int:
     return engine.max_model_len
 
 
-def _become_worker(run, spec: WorkerConfig) -> NoReturn:  # type: ignore[no-untyped-def]  # noqa: ANN001
+def _become_worker(instance: str, run: Callable[[], None]) -> NoReturn:
     """What a forked child does instead of returning."""
     code = 1
     try:
         _die_with_parent(signal.SIGKILL)
-        _set_title(f"twofold-{spec.instance}")
+        _set_title(f"twofold-{instance}")
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # reports are the parent's to make
         run()
         code = 0
     except UserError as error:
-        sys.stderr.write(f"twofold: {spec.instance}: {error}\n")
+        sys.stderr.write(f"twofold: {instance}: {error}\n")
     except BaseException:
-        logging.getLogger(__name__).exception("%s failed", spec.instance)
+        logging.getLogger(__name__).exception("%s failed", instance)
     finally:
         sys.stderr.flush()
         os._exit(code)
@@ -132,10 +151,10 @@ def _watch(workers: dict[int, str]) -> None:
         while workers and not ending:
             _reap(workers)
             for key, _ in selector.select(timeout=1.0):
-                if key.fileobj is sys.stdin:
-                    ending = ending or not sys.stdin.buffer.readline()
-                else:
+                if key.fd == wake_read:
                     os.read(wake_read, 4096)
+                else:
+                    ending = ending or not sys.stdin.buffer.readline()
     for pid in workers:
         os.kill(pid, signal.SIGKILL)
     for pid in workers:

@@ -7,6 +7,7 @@ from torch import nn
 from transformers import AttentionInterface
 
 from twofold.engine.torch.kernels import Scoring
+from twofold.engine.torch.parts import LayerCall
 
 if TYPE_CHECKING:
     from twofold.engine.torch.batch import PackedBatch
@@ -42,7 +43,7 @@ def paged_attention(
     batch.write(layer, key[0].transpose(0, 1), value[0].transpose(0, 1))
     if batch.on_layer is not None:
         batch.on_layer(layer)
-    scoring = Scoring(scaling, softcap, s_aux)
-    pieces = [part.attend(layer, query, key, value, scoring) for part in batch.parts(layer)]
+    call = LayerCall(layer, query, key, value, Scoring(scaling, softcap, s_aux))
+    pieces = [part.attend(call) for part in batch.parts(layer)]
     packed = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
     return packed.unsqueeze(0), None

@@ -64,8 +64,8 @@ class Gather:
     scratch: Scratch
 
     def read(self, part: torch.Tensor, name: str) -> torch.Tensor:
-        num_blocks, block_size, kv_heads, dim = part.shape
-        rows = part.view(num_blocks, -1)
+        kv_heads, dim = part.shape[2:]
+        rows = part.view(part.shape[0], -1)
         out = self.scratch.take(name, part, len(self.blocks), rows.shape[1])
         torch.index_select(rows, 0, self.blocks, out=out)
         if self.padding is not None:

@@ -1,16 +1,18 @@
 """Loads a decoder-only model of `transformers` and finds out what its KV cache must hold."""
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from twofold.engine.quiet import no_progress_bars
 from twofold.engine.base import KvLayout, LayerShape
-from twofold.engine.torch.attention import PAGED, register
+from twofold.engine.quiet import no_progress_bars
+from twofold.engine.torch.attention import register
 from twofold.engine.torch.limits import context_length
 from twofold.engine.torch.probe import probe_layers
 from twofold.errors import ModelError
@@ -44,7 +46,7 @@ class LoadedModel:
 
     def to(self, device: torch.device | str) -> "LoadedModel":
         """Move the weights to `device`, in place; returns self."""
-        self.model.to(device)  # type: ignore[arg-type]  # transformers types `self` too narrowly
+        self.model.to(device)
         return self
 
 
@@ -65,20 +67,22 @@ def load_model(path_or_id: str | Path, *, dtype: str = "auto", seed: int | None 
     name = str(path_or_id)
     config = _read_config(name)
     torch_dtype = _torch_dtype(dtype)
-    model = _read_weights(name, config, torch_dtype) if seed is None else _draw(config, torch_dtype, seed)
-    model = model.eval().requires_grad_(requires_grad=False)
+    if config.is_encoder_decoder:
+        raise ModelError(f"{name} is an encoder-decoder model, and only decoder-only models can be served")
+    get_weights = _read_weights if seed is None else partial(_draw_weights, seed=seed)
+    model = get_weights(name, config, torch_dtype).eval().requires_grad_(requires_grad=False)
     text = config.get_text_config(decoder=True)
     max_model_len = context_length(text, name)
-    layers = probe_layers(model, max_model_len, name)
+    probed = probe_layers(model, max_model_len, name)
     return LoadedModel(
         model=model,
-        layers=tuple(layer.shape for layer in layers),
+        layers=tuple(layer.shape for layer in probed.layers),
         eos_token_ids=_eos_token_ids(model, text),
         max_model_len=max_model_len,
         vocab_size=int(text.vocab_size),
-        dtype_name=str(model.dtype).removeprefix("torch."),
-        itemsize=model.dtype.itemsize,
-        windows=tuple(layer.window for layer in layers),
+        dtype_name=str(probed.dtype).removeprefix("torch."),
+        itemsize=probed.dtype.itemsize,
+        windows=tuple(layer.window for layer in probed.layers),
     )
 
 
@@ -92,45 +96,51 @@ def _read_config(name: str) -> PreTrainedConfig:
     path = Path(name).expanduser()
     if path.is_dir() and not (path / "config.json").is_file():
         raise ModelError(f"{name} has no config.json, so it is not a model directory")
-    if not path.is_dir() and (
-        path.exists() or path.is_absolute() or name.startswith(".") or name.count("/") != 1
-    ):
+    is_path = path.exists() or path.is_absolute() or name.startswith((".", "~")) or name.count("/") != 1
+    if is_path and not path.is_dir():
         raise ModelError(f"there is no model directory {name}: make a small one with `twofold model create`")
-    try:
-        return AutoConfig.from_pretrained(name, local_files_only=path.is_dir())
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ModelError(f"{name}: its config.json cannot be used: {_first_line(error)}") from error
+    with _told_as(f"{name}: its config.json cannot be used"):
+        return AutoConfig.from_pretrained(path if is_path else name, local_files_only=is_path)
 
 
 def _read_weights(name: str, config: PreTrainedConfig, dtype: torch.dtype | None) -> PreTrainedModel:
-    """Raises ModelError also where transformers would only warn: weights that are missing are no weights."""
-    try:
-        with no_progress_bars():
-            model, info = AutoModelForCausalLM.from_pretrained(
-                name,
-                config=copy.deepcopy(config),
-                dtype="auto" if dtype is None else dtype,
-                attn_implementation=PAGED,
-                local_files_only=Path(name).is_dir(),
-                output_loading_info=True,
-            )
-    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
-        raise ModelError(f"{name}: its weights cannot be loaded: {_first_line(error)}") from error
-    missing = sorted(info["missing_keys"]) + sorted(str(key) for key in info["mismatched_keys"])
-    if missing:
-        raise ModelError(
-            f"{name}: its weights lack {missing[0]}" + f" and {len(missing) - 1} more" * (len(missing) > 1)
+    """Raises ModelError also where transformers would only warn: what it draws at random is no model."""
+    path = Path(name).expanduser()
+    with _told_as(f"{name}: its weights cannot be loaded"), no_progress_bars():
+        model, info = AutoModelForCausalLM.from_pretrained(
+            path if path.is_dir() else name,
+            config=copy.deepcopy(config),
+            dtype="auto" if dtype is None else dtype,
+            attn_implementation="eager",  # until the probe has seen that it can be another
+            local_files_only=path.is_dir(),
+            output_loading_info=True,
         )
+    missing = sorted(str(key) for key in (*info["missing_keys"], *info["mismatched_keys"]))
+    if missing:
+        others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise ModelError(f"{name}: its weights lack {missing[0]}{others}, or have it in another shape")
     return model
 
 
-def _draw(config: PreTrainedConfig, dtype: torch.dtype | None, seed: int) -> PreTrainedModel:
-    """Random weights, the same for the same seed; leaves torch's global random state as it was."""
-    with torch.random.fork_rng(devices=[]):
+def _draw_weights(
+    name: str, config: PreTrainedConfig, dtype: torch.dtype | None, seed: int
+) -> PreTrainedModel:
+    """Leaves torch's global random state as it was."""
+    with _told_as(f"{name}: no such model can be made"), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return AutoModelForCausalLM.from_config(
-            copy.deepcopy(config), dtype=dtype or config.dtype or torch.float32, attn_implementation=PAGED
+            copy.deepcopy(config), dtype=dtype or config.dtype or torch.float32, attn_implementation="eager"
         )
+
+
+@contextmanager
+def _told_as(what: str) -> Iterator[None]:
+    """Turn whatever the libraries raise about a model's files (their kinds vary) into one sentence."""
+    try:
+        yield
+    except Exception as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ModelError(f"{what}: {reason}") from error
 
 
 def _eos_token_ids(model: PreTrainedModel, text: PreTrainedConfig) -> tuple[int, ...]:
@@ -142,7 +152,3 @@ def _eos_token_ids(model: PreTrainedModel, text: PreTrainedConfig) -> tuple[int,
         if given is not None:
             return (given,) if isinstance(given, int) else tuple(given)
     return ()
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

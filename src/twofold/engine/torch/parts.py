@@ -10,13 +10,22 @@ from twofold.engine.torch.kernels import Scoring, attend
 from twofold.engine.torch.pool import KvPool
 
 
+@dataclass(frozen=True, slots=True)
+class LayerCall:
+    """What a layer hands over for all tokens: query [1, heads, tokens, dim], key and value [1, kv_heads, tokens, …]."""
+
+    layer: int
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    scoring: Scoring
+
+
 class Part(Protocol):
     """Some neighbouring tokens of a packed batch."""
 
-    def attend(
-        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scoring: Scoring
-    ) -> torch.Tensor:
-        """query [1, heads, all tokens, dim] and so on → [tokens of this part, heads, value_dim]."""
+    def attend(self, call: LayerCall) -> torch.Tensor:
+        """[tokens of this part, heads, value_dim]; the keys and values of `call` are in the pool by now."""
         ...
 
 
@@ -29,18 +38,11 @@ class DecodeGroup:
     context: Context
     mask: torch.Tensor | None
 
-    def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,  # noqa: ARG002  (in the pool by now)
-        value: torch.Tensor,  # noqa: ARG002
-        scoring: Scoring,
-    ) -> torch.Tensor:
-        keys = self.context.read(self.pool.keys(layer), "keys")
-        values = self.context.read(self.pool.values(layer), "values")
-        tokens = query[0, :, self.rows].transpose(0, 1).unsqueeze(2)
-        return attend(tokens, keys, values, scoring, self.mask).squeeze(2)
+    def attend(self, call: LayerCall) -> torch.Tensor:
+        keys = self.context.read(self.pool.keys(call.layer), "keys")
+        values = self.context.read(self.pool.values(call.layer), "values")
+        tokens = call.query[0, :, self.rows].transpose(0, 1).unsqueeze(2)
+        return attend(tokens, keys, values, call.scoring, self.mask).squeeze(2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,16 +52,10 @@ class FreshPrompt:
     rows: slice
     mask: torch.Tensor | None
 
-    def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scoring: Scoring,  # noqa: ARG002
-    ) -> torch.Tensor:
-        q, k, v = query[:, :, self.rows], key[:, :, self.rows], value[:, :, self.rows]
-        return attend(q, k, v, scoring, self.mask, causal=self.mask is None)[0].transpose(0, 1)
+    def attend(self, call: LayerCall) -> torch.Tensor:
+        query, key, value = (states[:, :, self.rows] for states in (call.query, call.key, call.value))
+        mixed = attend(query, key, value, call.scoring, self.mask, causal=self.mask is None)
+        return mixed[0].transpose(0, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +67,7 @@ class Chunk:
     context: Context
     mask: torch.Tensor
 
-    def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,  # noqa: ARG002  (in the pool by now)
-        value: torch.Tensor,  # noqa: ARG002
-        scoring: Scoring,
-    ) -> torch.Tensor:
-        keys = self.context.read(self.pool.keys(layer), "keys")
-        values = self.context.read(self.pool.values(layer), "values")
-        return attend(query[:, :, self.rows], keys, values, scoring, self.mask)[0].transpose(0, 1)
+    def attend(self, call: LayerCall) -> torch.Tensor:
+        keys = self.context.read(self.pool.keys(call.layer), "keys")
+        values = self.context.read(self.pool.values(call.layer), "values")
+        return attend(call.query[:, :, self.rows], keys, values, call.scoring, self.mask)[0].transpose(0, 1)

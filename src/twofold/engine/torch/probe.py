@@ -28,6 +28,14 @@ class ProbedLayer:
     window: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """All attention layers of a model, and the dtype of their keys and values."""
+
+    layers: list[ProbedLayer]
+    dtype: torch.dtype
+
+
 @dataclass(slots=True)
 class _Probe:
     """Travels through the model's forward pass and gathers its layers."""
@@ -35,21 +43,24 @@ class _Probe:
     name: str
     max_model_len: int
     layers: dict[int, ProbedLayer] = field(default_factory=dict)
+    dtypes: set[torch.dtype] = field(default_factory=set)
     calls: int = 0
 
     def refuse(self, reason: str) -> ModelError:
         return ModelError(f"{self.name} cannot be served: {reason}")
 
 
-def probe_layers(model: PreTrainedModel, max_model_len: int, name: str) -> list[ProbedLayer]:
+class _NotHandedDownError(Exception):
+    """An argument given to the model's forward did not reach its attention."""
+
+
+def probe_layers(model: PreTrainedModel, max_model_len: int, name: str) -> Probed:
     """The attention layers of `model`, which is left set to the paged attention.
 
     Raises ModelError if the model does not take its attention through transformers' interface exactly once a
     layer, keeps other state between tokens, or attends in a way that the paged attention does not compute.
     """
     probe = _Probe(name, max_model_len)
-    if model.config.is_encoder_decoder:
-        raise probe.refuse("it is an encoder-decoder model, and only decoder-only models are supported")
     if model._is_stateful:  # noqa: SLF001  (transformers has no public name for it)
         raise probe.refuse(
             "some of its layers keep a state that is no KV cache (state space, linear attention)"
@@ -72,16 +83,20 @@ def _run(model: PreTrainedModel, probe: _Probe) -> None:
             model(input_ids=ids, position_ids=ids - 1, use_cache=False, twofold_probe=probe)
     except ModelError:
         raise
+    except _NotHandedDownError as error:
+        raise probe.refuse("it does not hand the arguments of its forward down to its attention") from error
     except Exception as error:  # whatever the model's own code raises is its way to say no
         raise probe.refuse(f"its forward pass failed ({type(error).__name__}: {error})") from error
 
 
-def _all_layers(probe: _Probe, expected: int) -> list[ProbedLayer]:
+def _all_layers(probe: _Probe, expected: int) -> Probed:
     if probe.calls == 0:
         raise probe.refuse("it does not take its attention through transformers' attention interface")
     if probe.calls != expected or sorted(probe.layers) != list(range(expected)):
         raise probe.refuse(f"it has {expected} layers and makes {probe.calls} calls of attention in a pass")
-    return [probe.layers[layer] for layer in range(expected)]
+    if len(probe.dtypes) > 1:
+        raise probe.refuse(f"its keys and values are of several dtypes ({', '.join(map(str, probe.dtypes))})")
+    return Probed([probe.layers[layer] for layer in range(expected)], probe.dtypes.pop())
 
 
 def _probe_mask(
@@ -100,10 +115,12 @@ def _probe_attention(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     *,
-    twofold_probe: _Probe,
+    twofold_probe: _Probe | None = None,
     **arguments: object,
 ) -> tuple[torch.Tensor, None]:
     probe = twofold_probe
+    if probe is None:
+        raise _NotHandedDownError
     probe.calls += 1
     layer = getattr(module, "layer_idx", None)
     if not isinstance(layer, int):
@@ -111,6 +128,7 @@ def _probe_attention(
     shape = LayerShape(kv_heads=key.shape[1], key_dim=key.shape[3], value_dim=value.shape[3])
     _check_arguments(probe, module, arguments)
     window = _window(probe, attention_mask)
+    probe.dtypes |= {key.dtype, value.dtype}
     probe.layers[layer] = ProbedLayer(shape, window)
     return _compare_with_eager(probe, module, (query, key, value), arguments, window), None
 

@@ -1,0 +1,228 @@
+"""Loading models: what is found out about them, and which mistakes and models are refused."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+from transformers import AutoConfig
+
+from support.tiny_models import SLIDING_WINDOW
+from twofold.engine.base import LayerShape
+from twofold.engine.torch.loader import load_model
+from twofold.errors import ModelError
+
+TINY = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 64}
+
+
+@pytest.fixture
+def copied(tiny_model_dir, tmp_path):
+    """A copy of the tiny Llama that a test may break."""
+    return shutil.copytree(tiny_model_dir("llama"), tmp_path / "model")
+
+
+@pytest.fixture
+def config_only(tmp_path):
+    """Returns a directory with nothing but the config of a model type."""
+
+    def directory(model_type, **values):
+        AutoConfig.for_model(model_type, **values).save_pretrained(tmp_path)
+        return tmp_path
+
+    return directory
+
+
+def change_config(directory, **values):
+    path = directory / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def test_facts_about_a_model(loaded):
+    """Layer shapes, context length, vocabulary, dtype and the ends of an output."""
+    model = loaded("llama")
+    assert model.layers == (LayerShape(kv_heads=2, key_dim=32, value_dim=32),) * 3
+    assert (model.max_model_len, model.vocab_size, model.eos_token_ids) == (2048, 512, (2,))
+    assert (model.dtype_name, model.itemsize) == ("float32", 4)
+    assert model.layout(16).bytes_per_token == 3 * 2 * (32 + 32) * 4
+
+
+def test_shapes_come_from_the_layers_themselves(loaded):
+    """Head sizes that the config does not spell out: values narrower than keys, heads wider than their share."""
+    assert loaded("deepseek_v3").layers[0] == LayerShape(kv_heads=4, key_dim=48, value_dim=24)
+    assert loaded("qwen3").layers[0] == LayerShape(kv_heads=2, key_dim=48, value_dim=48)
+
+
+def test_windows_come_from_the_masks(loaded):
+    """Gemma 2 slides in every other layer."""
+    assert loaded("gemma2").windows == (SLIDING_WINDOW, None, SLIDING_WINDOW, None)
+    assert loaded("llama").windows == (None, None, None)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_dtype(tiny_model_dir, dtype):
+    """The cache has the dtype of the model."""
+    model = load_model(tiny_model_dir("llama"), dtype=dtype)
+    assert model.dtype_name == dtype
+    assert model.itemsize == getattr(torch, dtype).itemsize
+
+
+def test_auto_dtype_is_that_of_the_checkpoint(copied):
+    """Saved in bfloat16, loaded in bfloat16."""
+    load_model(copied, dtype="bfloat16").model.save_pretrained(copied)
+    assert load_model(copied).dtype_name == "bfloat16"
+
+
+@pytest.mark.parametrize(("given", "expected"), [(7, (7,)), ([7, 9], (7, 9))])
+def test_eos_of_the_generation_config_goes_first(copied, given, expected):
+    """One id or several."""
+    (copied / "generation_config.json").write_text(json.dumps({"eos_token_id": given}))
+    assert load_model(copied).eos_token_ids == expected
+
+
+def test_no_eos_at_all(copied):
+    """Some models never end by themselves."""
+    (copied / "generation_config.json").unlink()
+    change_config(copied, eos_token_id=None)
+    assert load_model(copied).eos_token_ids == ()
+
+
+def test_longrope_stops_at_its_original_length(copied):
+    """Beyond it, one long sequence would turn the positions of all others in its batch."""
+    rope = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 512}
+    factors = {"short_factor": [1.0] * 16, "long_factor": [4.0] * 16}
+    change_config(copied, rope_parameters=rope | factors)
+    assert load_model(copied).max_model_len == 512
+
+
+def test_random_weights_from_a_config_alone(config_only):
+    """The same seed gives the same weights, and torch's own random state is not touched."""
+    directory = config_only("llama", **TINY)
+    state = torch.random.get_rng_state()
+    first, again, other = (
+        load_model(directory, seed=seed).model.lm_head.weight.clone() for seed in (1, 1, 2)
+    )
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert torch.equal(state, torch.random.get_rng_state())
+
+
+class TestMistakes:
+    """Each ends in one sentence that names what is wrong."""
+
+    def test_no_such_directory(self, tmp_path):
+        with pytest.raises(ModelError, match="there is no model directory .*gone"):
+            load_model(tmp_path / "gone")
+
+    def test_a_file(self, tmp_path):
+        (tmp_path / "model.gguf").touch()
+        with pytest.raises(ModelError, match="there is no model directory"):
+            load_model(tmp_path / "model.gguf")
+
+    def test_no_config(self, tmp_path):
+        with pytest.raises(ModelError, match=r"has no config\.json"):
+            load_model(tmp_path)
+
+    def test_broken_config(self, copied):
+        (copied / "config.json").write_text("{")
+        with pytest.raises(ModelError, match=r"config\.json cannot be used"):
+            load_model(copied)
+
+    def test_unknown_kind(self, copied):
+        change_config(copied, model_type="telepathy")
+        with pytest.raises(ModelError, match="telepathy"):
+            load_model(copied)
+
+    def test_no_weights(self, config_only):
+        with pytest.raises(ModelError, match="weights cannot be loaded"):
+            load_model(config_only("llama", **TINY))
+
+    def test_truncated_weights(self, copied):
+        weights = copied / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:-1000])
+        with pytest.raises(ModelError, match="weights cannot be loaded"):
+            load_model(copied)
+
+    def test_missing_weights(self, copied):
+        """A layer more than the checkpoint has would otherwise be random."""
+        change_config(copied, num_hidden_layers=4)
+        with pytest.raises(ModelError, match=r"weights lack model\.layers\.3.* and 8 more"):
+            load_model(copied)
+
+    def test_unknown_dtype(self, copied):
+        with pytest.raises(ModelError, match="int4 is unknown: it is one of auto, float32"):
+            load_model(copied, dtype="int4")
+
+    def test_sentences_are_single_lines(self, tmp_path, copied):
+        change_config(copied, hidden_size="wide")
+        with pytest.raises(ModelError) as raised:
+            load_model(copied)
+        assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "values", "reason"),
+    [
+        ("t5", {"d_model": 64, "num_layers": 2, "num_heads": 4, "vocab_size": 64}, "encoder-decoder"),
+        ("bert", TINY, "not causal"),
+        ("mamba", {"hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 64}, "no KV cache"),
+        ("bloom", {"hidden_size": 64, "n_layer": 2, "n_head": 4, "vocab_size": 64}, "position_ids"),
+        ("gptj", {"n_embd": 64, "n_layer": 2, "n_head": 4, "rotary_dim": 8}, "attention interface"),
+        ("stablelm", TINY, "hand the arguments"),
+        ("minimax", {**TINY, "num_key_value_heads": 2}, "calls of attention"),
+        (
+            "llama4_text",
+            {**TINY, "num_key_value_heads": 2, "head_dim": 16, "attention_chunk_size": 32},
+            "neither causal nor a sliding window",
+        ),
+    ],
+)
+def test_models_that_would_come_out_wrong_are_refused(config_only, model_type, values, reason):
+    """Other state, other masks, other code paths: never silently served."""
+    with pytest.raises(ModelError, match=reason):
+        load_model(config_only(model_type, **values), seed=0)
+
+
+def test_attention_computed_differently_is_refused(tiny_model_dir, monkeypatch):
+    """The model's own plain attention is the judge of ours."""
+    from transformers.models.llama import modeling_llama
+
+    plain = modeling_llama.eager_attention_forward
+    monkeypatch.setattr(
+        modeling_llama,
+        "eager_attention_forward",
+        lambda *args, scaling, **rest: plain(*args, scaling=2 * scaling, **rest),
+    )
+    with pytest.raises(ModelError, match="LlamaAttention computes attention in a way"):
+        load_model(tiny_model_dir("llama"))
+
+
+def test_a_loaded_process_can_fork(tiny_model_dir):
+    """No thread is left behind, and a child can run the model, on several threads."""
+    script = """
+import os, sys, torch
+torch.set_num_threads(1)
+from twofold.engine.base import SequenceStep
+from twofold.engine.torch.engine import TorchEngine
+from twofold.engine.torch.loader import load_model
+from twofold.engine.torch.pool import KvPool
+from twofold.request import SamplingParams
+model = load_model(sys.argv[1])
+print(len(os.listdir("/proc/self/task")), flush=True)
+if os.fork() == 0:
+    torch.set_num_threads(2)
+    step = SequenceStep("a", list(range(3, 300)), 0, list(range(19)), SamplingParams(max_tokens=1, temperature=0.0))
+    print(TorchEngine(model, KvPool(model.layout(16), 32)).run([step])[0].token_id >= 0, flush=True)
+    os._exit(0)
+os.wait()
+"""
+    made = subprocess.run(
+        [sys.executable, "-c", script, tiny_model_dir("llama")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert made.stdout.split() == ["1", "True"]
+    assert made.stderr == ""

@@ -33,7 +33,6 @@ from twofold.serving.messages import (
     Status,
     StepDone,
     ToController,
-    WorkerFailed,
 )
 from twofold.serving.metrics import ServiceMetrics
 from twofold.serving.service import ServedModel
@@ -175,8 +174,6 @@ class Controller:
                 self._fail(request_id, reason)
             case Registered():
                 self._register(message)
-            case WorkerFailed(instance=instance, reason=reason):
-                log.error("%s failed: %s", instance, reason)
 
     def _register(self, message: Registered) -> None:
         instance = message.peer.memory.instance

@@ -111,13 +111,6 @@ class RequestFailed(Message, frozen=True, kw_only=True):
     reason: str
 
 
-class WorkerFailed(Message, frozen=True, kw_only=True):
-    """The worker cannot go on; `reason` is one sentence."""
-
-    instance: str
-    reason: str
-
-
 # -- worker to worker, and controller to worker for a request that ended before its lease was passed on -----------
 
 
@@ -143,4 +136,4 @@ class Heartbeat(Message, frozen=True, kw_only=True):
 ToWorker = (
     Peers | Prefill | Reserve | LeaseGranted | Abort | InstanceLost | Shutdown | HandoffEnded | Heartbeat
 )
-ToController = Registered | LeaseGranted | StepDone | Status | HandoffReport | RequestFailed | WorkerFailed
+ToController = Registered | LeaseGranted | StepDone | Status | HandoffReport | RequestFailed

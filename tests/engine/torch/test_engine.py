@@ -10,6 +10,7 @@ from support.reference import greedy_outputs
 from support.tiny_models import SLIDING_WINDOW
 from twofold.engine.base import SequenceStep
 from twofold.engine.torch.engine import TorchEngine
+from twofold.engine.torch.loader import load_model
 from twofold.engine.torch.pool import KvPool
 from twofold.request import SamplingParams
 
@@ -133,6 +134,20 @@ def test_garbage_in_unused_memory_does_no_harm(arch, engine, loaded, expected):
         pool.values(layer).fill_(float("nan"))
     outputs = drive(TorchEngine(model, pool), prompts_of(LENGTHS), GREEDY, seed=6)
     assert token_ids(outputs) == expected(arch)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision(tiny_model_dir, dtype):
+    """Equality is promised in float32 only; here log probabilities stay near those of float32."""
+    prompts = prompts_of([1, 40, 200])
+    params = SamplingParams(max_tokens=1, temperature=0.0, logprobs=0)
+    best = {}
+    for name in ("float32", dtype):
+        model = load_model(tiny_model_dir("gemma2"), dtype=name)
+        pool = KvPool(model.layout(16), 64)
+        outputs = drive(TorchEngine(model, pool), prompts, params, chunk=lambda: 33)
+        best[name] = [output[0].logprob for output in outputs]
+    assert best[dtype] == pytest.approx(best["float32"], abs=0.3)
 
 
 def test_another_models_pool_is_refused(loaded):

@@ -112,7 +112,7 @@ class TestMistakes:
     """Each ends in one sentence that names what is wrong."""
 
     def test_no_such_directory(self, tmp_path):
-        with pytest.raises(ModelError, match="there is no model directory .*gone"):
+        with pytest.raises(ModelError, match=r"there is no model directory .*gone"):
             load_model(tmp_path / "gone")
 
     def test_a_file(self, tmp_path):
@@ -154,7 +154,7 @@ class TestMistakes:
         with pytest.raises(ModelError, match="int4 is unknown: it is one of auto, float32"):
             load_model(copied, dtype="int4")
 
-    def test_sentences_are_single_lines(self, tmp_path, copied):
+    def test_sentences_are_single_lines(self, copied):
         change_config(copied, hidden_size="wide")
         with pytest.raises(ModelError) as raised:
             load_model(copied)

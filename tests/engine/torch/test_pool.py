@@ -100,6 +100,6 @@ def test_copy_moves_exactly_these_blocks_of_this_layer(data, layer, same_pool):
 def test_blocks_outside_the_pool_are_an_error():
     """Never a write to memory that is not ours."""
     pool = KvPool(LAYOUT, 4)
-    for taken, put in (([1, 5], [0, 1]), ([1, 3], [0, 4])):
+    for taken, put in (([1, 5], [0, 1]), ([1, 3], [0, 4]), ([3], [4]), ([4], [3])):
         with pytest.raises((IndexError, RuntimeError)):
             copy_blocks(pool, 0, taken, filled(blocks=4), put)

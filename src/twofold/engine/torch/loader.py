@@ -13,7 +13,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 from twofold.engine.base import KvLayout, LayerShape
 from twofold.engine.quiet import no_progress_bars
 from twofold.engine.torch.attention import register
-from twofold.engine.torch.limits import context_length
 from twofold.engine.torch.probe import probe_layers
 from twofold.errors import ModelError
 
@@ -72,13 +71,12 @@ def load_model(path_or_id: str | Path, *, dtype: str = "auto", seed: int | None 
     get_weights = _read_weights if seed is None else partial(_draw_weights, seed=seed)
     model = get_weights(name, config, torch_dtype).eval().requires_grad_(requires_grad=False)
     text = config.get_text_config(decoder=True)
-    max_model_len = context_length(text, name)
-    probed = probe_layers(model, max_model_len, name)
+    probed = probe_layers(model, name)
     return LoadedModel(
         model=model,
         layers=tuple(layer.shape for layer in probed.layers),
         eos_token_ids=_eos_token_ids(model, text),
-        max_model_len=max_model_len,
+        max_model_len=probed.max_model_len,
         vocab_size=int(text.vocab_size),
         dtype_name=str(probed.dtype).removeprefix("torch."),
         itemsize=probed.dtype.itemsize,

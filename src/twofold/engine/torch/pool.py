@@ -66,7 +66,7 @@ def copy_blocks(
     if len(runs) == 1 or len(source_ids) >= _SHORT_RUN * len(runs):
         for from_part, to_part in parts:
             for start, to_start, count in runs:
-                to_part[to_start : to_start + count].copy_(from_part[start : start + count])
+                to_part.narrow(0, to_start, count).copy_(from_part.narrow(0, start, count))
         return
     take = torch.tensor(source_ids, device=source.device)
     put = torch.tensor(target_ids, device=target.device)

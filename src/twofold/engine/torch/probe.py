@@ -11,6 +11,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from twofold.engine.base import LayerShape
 from twofold.engine.torch.attention import PAGED
 from twofold.engine.torch.kernels import Scoring, attend
+from twofold.engine.torch.limits import context_length
 from twofold.engine.torch.masks import Visible, read_window
 from twofold.errors import ModelError
 
@@ -30,10 +31,11 @@ class ProbedLayer:
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """All attention layers of a model, and the dtype of their keys and values."""
+    """All attention layers of a model, the dtype of their keys and values, and the most tokens of a sequence."""
 
     layers: list[ProbedLayer]
     dtype: torch.dtype
+    max_model_len: int
 
 
 @dataclass(slots=True)
@@ -47,46 +49,56 @@ class _Probe:
     calls: int = 0
 
     def refuse(self, reason: str) -> ModelError:
-        return ModelError(f"{self.name} cannot be served: {reason}")
+        return _refusal(self.name, reason)
 
 
 class _NotHandedDownError(Exception):
     """An argument given to the model's forward did not reach its attention."""
 
 
-def probe_layers(model: PreTrainedModel, max_model_len: int, name: str) -> Probed:
+def probe_layers(model: PreTrainedModel, name: str) -> Probed:
     """The attention layers of `model`, which is left set to the paged attention.
 
     Raises ModelError if the model does not take its attention through transformers' interface exactly once a
     layer, keeps other state between tokens, or attends in a way that the paged attention does not compute.
     """
-    probe = _Probe(name, max_model_len)
-    if model._is_stateful:  # noqa: SLF001  (transformers has no public name for it)
-        raise probe.refuse(
-            "some of its layers keep a state that is no KV cache (state space, linear attention)"
-        )
-    if "position_ids" not in inspect.signature(model.forward).parameters:
-        raise probe.refuse("its forward takes no position_ids")
+    _check_kind(model, name)
+    text = model.config.get_text_config(decoder=True)
+    probe = _Probe(name, context_length(text, name))
     AttentionInterface.register(_PROBE, _probe_attention)
     AttentionMaskInterface.register(_PROBE, _probe_mask)
     _run(model, probe)
     model.set_attn_implementation(PAGED)
-    expected = model.config.get_text_config(decoder=True).num_hidden_layers
-    return _all_layers(probe, expected)
+    return _all_layers(probe, text.num_hidden_layers)
+
+
+def _check_kind(model: PreTrainedModel, name: str) -> None:
+    """What can be told without running it."""
+    if model._is_stateful:  # noqa: SLF001  (transformers has no public name for it)
+        raise _refusal(
+            name, "some of its layers keep a state that is no KV cache (state space, linear attention)"
+        )
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        raise _refusal(name, "its forward takes no position_ids")
+
+
+def _refusal(name: str, reason: str) -> ModelError:
+    return ModelError(f"{name} cannot be served: {reason}")
 
 
 def _run(model: PreTrainedModel, probe: _Probe) -> None:
-    ids = torch.arange(_TOKENS).unsqueeze(0) + 1
+    ids = torch.arange(min(_TOKENS, probe.max_model_len)).unsqueeze(0)
     try:
         model.set_attn_implementation(_PROBE)
         with torch.inference_mode():
-            model(input_ids=ids, position_ids=ids - 1, use_cache=False, twofold_probe=probe)
+            model(input_ids=ids, position_ids=ids, use_cache=False, twofold_probe=probe)
     except ModelError:
         raise
     except _NotHandedDownError as error:
         raise probe.refuse("it does not hand the arguments of its forward down to its attention") from error
     except Exception as error:  # whatever the model's own code raises is its way to say no
-        raise probe.refuse(f"its forward pass failed ({type(error).__name__}: {error})") from error
+        reason = "".join(str(error).splitlines()[:1])
+        raise probe.refuse(f"its forward pass failed ({type(error).__name__}: {reason})") from error
 
 
 def _all_layers(probe: _Probe, expected: int) -> Probed:
@@ -96,7 +108,7 @@ def _all_layers(probe: _Probe, expected: int) -> Probed:
         raise probe.refuse(f"it has {expected} layers and makes {probe.calls} calls of attention in a pass")
     if len(probe.dtypes) > 1:
         raise probe.refuse(f"its keys and values are of several dtypes ({', '.join(map(str, probe.dtypes))})")
-    return Probed([probe.layers[layer] for layer in range(expected)], probe.dtypes.pop())
+    return Probed([probe.layers[layer] for layer in range(expected)], probe.dtypes.pop(), probe.max_model_len)
 
 
 def _probe_mask(

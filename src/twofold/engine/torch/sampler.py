@@ -104,7 +104,7 @@ def _gumbel(seed: int, position: int, count: int) -> torch.Tensor:
     The bits are those of Philox, a counter-based generator that is the same everywhere, not those of a
     distribution function, which numpy may change.
     """
-    bits = np.random.Philox(key=seed, counter=position << 128).random_raw(count)
+    bits = np.random.Philox(key=seed % 2**64, counter=position << 128).random_raw(count)
     uniform = ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
     return torch.from_numpy(-np.log(-np.log(uniform))).float()
 

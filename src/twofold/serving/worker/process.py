@@ -3,6 +3,7 @@
 import logging
 import os
 import secrets
+import threading
 
 import torch
 import zmq
@@ -30,6 +31,7 @@ log = logging.getLogger(__name__)
 
 def run_worker(config: ServiceConfig, spec: WorkerConfig, model: LoadedModel, plan: MemoryPlan) -> None:
     """Run one worker in this process until it is told to shut down."""
+    threading.excepthook = _end_process
     if spec.cores:
         os.sched_setaffinity(0, spec.cores)
     torch.set_num_threads(spec.threads)
@@ -53,6 +55,14 @@ def run_worker(config: ServiceConfig, spec: WorkerConfig, model: LoadedModel, pl
         lease_s=config.lease_s,
     )
     worker.run()
+
+
+def _end_process(failed: threading.ExceptHookArgs) -> None:
+    """A worker that lost a thread must not go on: its peers and the controller learn of its end."""
+    thread = failed.thread.name if failed.thread is not None else "a thread"
+    trace = (failed.exc_type, failed.exc_value or failed.exc_type(), failed.exc_traceback)
+    log.critical("%s failed", thread, exc_info=trace)
+    os._exit(1)
 
 
 def _engine_pool(device: str, landing_pool: KvPool) -> KvPool:

@@ -8,7 +8,6 @@ Three threads share the scheduler under one lock that is never held while a batc
 """
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Sequence
@@ -41,7 +40,6 @@ from twofold.serving.messages import (
     Status,
     StepDone,
     ToWorker,
-    WorkerFailed,
 )
 from twofold.serving.worker.landing import Landing
 from twofold.serving.worker.live import LiveSequence
@@ -195,18 +193,12 @@ class Worker:
     # -- inbox thread: messages -----------------------------------------------------------------------------------
 
     def _receive_forever(self) -> None:
-        try:
-            while not self._closing:
-                for message in self._inbox.receive(timeout_s=min(0.5, self._lease_s / 8)):
-                    with self._changed:
-                        self._handle(message)
-                        self._changed.notify()
-                self._keep_leases()
-        except Exception as error:  # a worker that cannot hear must not go on
-            log.exception("%s cannot go on", self._instance)
-            self._tell(WorkerFailed(instance=self._instance, reason=f"{type(error).__name__}: {error}"))
-            self._outbox.close(linger_s=1.0)
-            os._exit(1)
+        while not self._closing:
+            for message in self._inbox.receive(timeout_s=min(0.5, self._lease_s / 8)):
+                with self._changed:
+                    self._handle(message)
+                    self._changed.notify()
+            self._keep_leases()
         self._outbox.close(linger_s=1.0)
 
     def _handle(self, message: ToWorker) -> None:

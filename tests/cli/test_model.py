@@ -1,0 +1,102 @@
+"""`twofold model create`: a directory that everything loads, made without a network."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from twofold.cli.main import app
+from twofold.errors import ConfigurationError
+
+SMALL = ["--hidden-size", "64", "--layers", "2", "--heads", "4", "--kv-heads", "2", "--vocab-size", "400"]
+
+
+def create(directory, *flags):
+    return CliRunner().invoke(app, ["model", "create", str(directory), *SMALL, *flags])
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("models") / "new" / "model"
+    result = create(directory, "--max-model-len", "256")
+    assert result.exit_code == 0, result.output
+    assert result.stdout == f"{directory}\n"
+    return directory
+
+
+def test_the_engine_loads_it(made):
+    """With the sizes that were asked for."""
+    from twofold.engine.torch.loader import load_model
+
+    model = load_model(made)
+    assert (len(model.layers), model.layers[0].kv_heads, model.layers[0].key_dim) == (2, 2, 16)
+    assert (model.max_model_len, model.vocab_size, model.dtype_name) == (256, 400, "float32")
+    assert len(model.eos_token_ids) == 1
+
+
+def test_both_tokenizer_classes_load_it(made):
+    """And give back what they were given, bytes of any script included."""
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    text = "def f(x):\n    return x  # héllo 日本"
+    for kind in (AutoTokenizer, PreTrainedTokenizerFast):
+        tokenizer = kind.from_pretrained(made)
+        ids = tokenizer(text).input_ids
+        assert ids[0] == tokenizer.bos_token_id
+        assert max(ids) < 400
+        assert tokenizer.decode(ids[1:]) == text
+
+
+def test_chat_template(made):
+    """Roles, the end of each message, and the prompt for an answer."""
+    from transformers import PreTrainedTokenizerFast
+
+    assert "chat_template" in json.loads((made / "tokenizer_config.json").read_text())
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(made)
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert text == "<s><|system|>\nBe brief.</s>\n<|user|>\nHi</s>\n<|assistant|>\n"
+    ids = tokenizer(text, add_special_tokens=False).input_ids
+    assert ids.count(tokenizer.eos_token_id) == 2
+
+
+def test_the_same_seed_makes_the_same_model(made, tmp_path):
+    """Byte for byte; another seed does not."""
+    for name, seed in (("same", "0"), ("other", "1")):
+        create(tmp_path / name, "--max-model-len", "256", "--seed", seed)
+    weights = [(d / "model.safetensors").read_bytes() for d in (made, tmp_path / "same", tmp_path / "other")]
+    assert weights[0] == weights[1] != weights[2]
+    assert (made / "tokenizer.json").read_bytes() == (tmp_path / "same" / "tokenizer.json").read_bytes()
+
+
+def test_nothing_is_overwritten_unasked(tmp_path):
+    """--force is there for that."""
+    (tmp_path / "notes.txt").write_text("mine")
+    refused = create(tmp_path)
+    assert isinstance(refused.exception, ConfigurationError)
+    assert "is not empty" in str(refused.exception)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+    assert create(tmp_path, "--force").exit_code == 0
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (["--heads", "3"], "multiple of twice --heads"),
+        (["--kv-heads", "3"], "multiple of --kv-heads"),
+        (["--vocab-size", "100"], "--vocab-size must be at least 300"),
+        (["--dtype", "int4"], "int4 is unknown"),
+    ],
+)
+def test_impossible_models(tmp_path, flags, reason):
+    """One sentence, and nothing is written."""
+    result = create(tmp_path / "model", *flags)
+    assert isinstance(result.exception, ConfigurationError)
+    assert reason in str(result.exception)
+    assert not (tmp_path / "model").exists()
+
+
+def test_create_is_a_command_of_its_own():
+    """`twofold model` alone shows what there is."""
+    assert "create" in CliRunner().invoke(app, ["model"]).output

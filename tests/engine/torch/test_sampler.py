@@ -1,0 +1,201 @@
+"""Sampling: greedy, seeded and repeatable in any batch; log probabilities."""
+
+import math
+import random
+
+import pytest
+import torch
+
+from support.engine_driver import drive, token_ids
+from twofold.engine.torch.sampler import SampleRow, sample
+from twofold.request import SamplingParams
+
+VOCABULARY = 16
+EOS = (2,)
+
+
+def logits_of(rows=1, seed=0, spread=2.0):
+    return torch.randn(rows, VOCABULARY, generator=torch.Generator().manual_seed(seed)) * spread
+
+
+def row(position=10, output_index=0, **values):
+    return SampleRow(SamplingParams(max_tokens=100, **values), position, output_index)
+
+
+def tokens(logits, rows):
+    return [sampled.token_id for sampled in sample(logits, rows, EOS)]
+
+
+def draw_many(count, logits, **values):
+    """`count` draws from the same logits at different positions."""
+    rows = [row(position, **values) for position in range(count)]
+    return tokens(logits.expand(count, -1), rows)
+
+
+def chi_square(drawn, probabilities):
+    count = len(drawn)
+    return sum((drawn.count(i) - count * p) ** 2 / (count * p) for i, p in enumerate(probabilities) if p > 0)
+
+
+def test_greedy_takes_the_best():
+    """Temperature 0."""
+    logits = logits_of(5)
+    assert tokens(logits, [row(temperature=0.0)] * 5) == logits.argmax(-1).tolist()
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_draws_follow_the_distribution(temperature):
+    """Chi-square over 16 tokens: 15 degrees of freedom exceed 45 once in 10,000 times."""
+    logits = logits_of()
+    probabilities = torch.softmax(logits[0] / temperature, -1).tolist()
+    assert chi_square(draw_many(4000, logits, temperature=temperature), probabilities) < 45
+
+
+def test_top_p_keeps_the_smallest_set_that_reaches_it():
+    """And renormalises: the draws follow the cut distribution."""
+    logits = logits_of()
+    probabilities = torch.softmax(logits[0], -1)
+    best, ids = probabilities.sort(descending=True)
+    count = int((best.cumsum(0) < 0.7).sum()) + 1
+    cut = torch.zeros(VOCABULARY).index_copy(0, ids[:count], best[:count] / best[:count].sum())
+    drawn = draw_many(4000, logits, top_p=0.7)
+    assert set(drawn) == set(ids[:count].tolist())
+    assert chi_square(drawn, cut.tolist()) < 45
+
+
+def test_top_p_beyond_the_likely_tokens():
+    """A flat distribution over a large vocabulary needs more tokens than the first look takes."""
+    logits = torch.zeros(1, 5000).index_fill(1, torch.tensor([7]), 1.0)
+    drawn = draw_many(300, logits, top_p=0.9)
+    assert len(set(drawn)) > 256
+
+
+def test_top_k_and_top_p_together():
+    """top_p counts what top_k left."""
+    logits = torch.log(torch.tensor([[0.4, 0.3, 0.2, 0.1]]))
+    assert set(draw_many(500, logits, top_k=3)) == {0, 1, 2}
+    assert set(draw_many(500, logits, top_k=2, top_p=0.5)) == {0}
+    assert set(draw_many(500, logits, top_k=100)) == {0, 1, 2, 3}
+
+
+def test_top_k_of_one_is_greedy():
+    """Whatever the temperature."""
+    logits = logits_of(20)
+    drawn = tokens(logits, [row(i, temperature=5.0, top_k=1) for i in range(20)])
+    assert drawn == logits.argmax(-1).tolist()
+
+
+def test_tiny_top_p_is_greedy():
+    """One token is always left."""
+    logits = logits_of(20)
+    assert tokens(logits, [row(i, top_p=1e-9) for i in range(20)]) == logits.argmax(-1).tolist()
+
+
+def test_noise_is_a_function_of_seed_and_position():
+    """Not of the batch, the order, or what was drawn before."""
+    logits = logits_of(8)
+    rows = [row(position=i % 4, seed=i // 4) for i in range(8)]
+    together = tokens(logits, rows)
+    assert together == [tokens(logits[i : i + 1], [rows[i]])[0] for i in range(8)]
+    assert together[::-1] == tokens(logits.flip(0), rows[::-1])
+    flat = torch.zeros(1, 1000)
+    assert len({tokens(flat, [row(p, seed=s)])[0] for p in range(10) for s in range(10)}) > 80
+
+
+def test_noise_stays_what_it_is():
+    """Requests are replayed on other releases too: these tokens must never change."""
+    flat = torch.zeros(1, 50_000)
+    keys = ((0, 0), (1, 0), (0, 1), (4096, 2**63 - 1))
+    assert [tokens(flat, [row(p, seed=s)])[0] for p, s in keys] == [26614, 43756, 5290, 27664]
+
+
+class TestMinTokens:
+    """Ends are ruled out until an output is long enough, and only then."""
+
+    def test_eos_and_stop_ids_wait(self):
+        logits = torch.zeros(1, VOCABULARY).index_fill(1, torch.tensor([2, 5]), 9.0)
+        early, late = (
+            {
+                tokens(logits, [row(p, i, min_tokens=3, stop_token_ids=(5,), temperature=t)])[0]
+                for p in range(20)
+                for t in (0.0, 1.0)
+            }
+            for i in (2, 3)
+        )
+        assert not early & {2, 5}
+        assert late <= {2, 5}
+
+    def test_ignored_eos_is_no_end(self):
+        """An eos that ends nothing need not be ruled out."""
+        logits = torch.zeros(1, VOCABULARY).index_fill(1, torch.tensor([2]), 9.0)
+        assert tokens(logits, [row(min_tokens=3, ignore_eos=True, temperature=0.0)]) == [2]
+
+    def test_logits_are_left_as_they_were(self):
+        """Log probabilities are those of the model."""
+        logits = torch.zeros(1, VOCABULARY).index_fill(1, torch.tensor([2]), 9.0)
+        sampled = sample(logits, [row(min_tokens=3, temperature=0.0, logprobs=1)], EOS)[0]
+        assert sampled.token_id != 2
+        assert sampled.top_logprobs[0][0] == 2
+        assert sampled.logprob == pytest.approx(float(torch.log_softmax(logits, -1)[0, sampled.token_id]))
+
+
+class TestLogprobs:
+    """Natural logarithms of the model's own probabilities, before temperature."""
+
+    def test_chosen_and_best(self):
+        logits = logits_of(3)
+        expected = torch.log_softmax(logits, -1)
+        rows = [row(0, logprobs=3, temperature=0.3), row(1), row(2, logprobs=0, temperature=0.0)]
+        first, second, third = sample(logits, rows, EOS)
+        assert first.logprob == pytest.approx(float(expected[0, first.token_id]))
+        best = expected[0].topk(3)
+        assert [token for token, _ in first.top_logprobs] == best.indices.tolist()
+        assert [p for _, p in first.top_logprobs] == pytest.approx(best.values.tolist())
+        assert (second.logprob, second.top_logprobs) == (None, ())
+        assert third.logprob == pytest.approx(float(expected[2].max()))
+        assert third.top_logprobs == ()
+
+    def test_more_than_the_vocabulary_has(self):
+        sampled = sample(logits_of(), [row(logprobs=100)], EOS)[0]
+        assert len(sampled.top_logprobs) == VOCABULARY
+        assert math.isclose(sum(math.exp(p) for _, p in sampled.top_logprobs), 1.0, rel_tol=1e-5)
+
+    def test_half_precision_is_normalised_in_float32(self):
+        sampled = sample(logits_of().bfloat16(), [row(logprobs=VOCABULARY)], EOS)[0]
+        assert math.isclose(sum(math.exp(p) for _, p in sampled.top_logprobs), 1.0, rel_tol=1e-5)
+
+
+def test_the_same_request_in_any_company(engine):
+    """Alone, among seven others, in chunks, over other blocks: the seed decides."""
+    rng = random.Random(3)
+    prompts = [[rng.randrange(3, 512) for _ in range(rng.randrange(1, 120))] for _ in range(8)]
+    params = [
+        SamplingParams(
+            max_tokens=15, seed=100 + i, temperature=0.8, top_p=0.95 if i % 2 else 1.0, top_k=i * 10
+        )
+        for i in range(8)
+    ]
+    together = token_ids(drive(engine(), prompts, params))
+    alone = [token_ids(drive(engine(), prompts[i : i + 1], params[i : i + 1]))[0] for i in range(8)]
+    chunked = token_ids(drive(engine(), prompts, params, chunk=lambda: 13, max_batch=3, seed=9))
+    assert together == alone == chunked
+    other = [SamplingParams(max_tokens=15, seed=7, temperature=0.8)] * 8
+    assert token_ids(drive(engine(), prompts, other)) != together
+
+
+def test_engine_logprobs_are_those_of_the_model(engine, tiny_model_dir):
+    """Every output token's, against a plain forward pass of transformers."""
+    from transformers import AutoModelForCausalLM
+
+    prompt = [5, 77, 200, 31]
+    params = SamplingParams(max_tokens=10, temperature=0.7, seed=4, logprobs=5)
+    output = drive(engine(), [prompt], params)[0]
+    model = AutoModelForCausalLM.from_pretrained(tiny_model_dir("llama"), attn_implementation="eager").eval()
+    ids = prompt + [sampled.token_id for sampled in output]
+    with torch.inference_mode():
+        expected = torch.log_softmax(model(torch.tensor([ids])).logits[0], -1)
+    for i, sampled in enumerate(output, len(prompt) - 1):
+        assert sampled.logprob == pytest.approx(float(expected[i, sampled.token_id]), abs=1e-4)
+        best = expected[i].topk(5)
+        assert [token for token, _ in sampled.top_logprobs] == best.indices.tolist()
+        assert [p for _, p in sampled.top_logprobs] == pytest.approx(best.values.tolist(), abs=1e-4)

@@ -114,7 +114,7 @@ def measure(directory: Path, threads: int, rounds: int) -> Result:
         cpu=_cpu_name(),
         cores=len(os.sched_getaffinity(0)),
         threads=threads,
-        torch=torch.__version__,
+        torch=str(torch.__version__),
         model=str(directory),
         load_s=load_s,
         first_run_s=first_run_s,

@@ -58,7 +58,7 @@ def test_load_and_slo_follow_from_unloaded_requests():
             Timeline(request, {Moment.ARRIVED: 0.0, Moment.FIRST_TOKEN: speed}, [speed, 2 * speed])
             for request in probe_requests(sample)
         ]
-        return objectives(alone, sample)
+        return objectives(alone)
 
     fast, slow = goal(0.1), goal(0.2)
     assert fast.rate == pytest.approx(2 * slow.rate)

@@ -83,7 +83,7 @@ async def _probe(url: str, trace: Path | None) -> Objectives:
     """What an unloaded service gives sets the SLO and the rate, so that the demo fits any machine."""
     sample = list(_requests(trace, rate=1.0))
     alone = await _load(url, probe_requests(sample), warmup=1, max_concurrency=1)
-    goal = objectives(alone.timelines, sample)
+    goal = objectives(alone.timelines)
     console.print(f"  {goal.describe()}")
     return goal
 

@@ -28,31 +28,28 @@ class Objectives:
 
     def describe(self) -> str:
         return (
-            f"a median request alone: TTFT {self.ttft_s * 1e3:.0f} ms, TPOT {self.tpot_s * 1e3:.1f} ms; "
+            f"an average request alone: TTFT {self.ttft_s * 1e3:.0f} ms, TPOT {self.tpot_s * 1e3:.1f} ms; "
             f"so the load is {self.rate:.2f} requests/s and the SLO TTFT ≤ {self.slo.ttft_s:.2f} s, "
             f"TPOT ≤ {(self.slo.tpot_s or 0) * 1e3:.0f} ms"
         )
 
 
 def probe_requests(sample: Sequence[Request]) -> list[Request]:
-    """A few requests of the median lengths, to be sent one after another."""
-    prompt = int(median(request.prompt_tokens for request in sample))
-    output = max(8, int(median(request.output_tokens for request in sample)))
+    """A few requests of the mean lengths, to be sent one after another."""
+    prompt = round(fmean(request.prompt_tokens for request in sample))
+    output = max(8, round(fmean(request.output_tokens for request in sample)))
     return [
         Request(id=f"probe-{i}", arrival_s=0.0, prompt_tokens=prompt, output_tokens=output)
         for i in range(PROBES)
     ]
 
 
-def objectives(alone: Sequence[Timeline], sample: Sequence[Request]) -> Objectives:
-    """From the timelines of the probes and the requests to come."""
+def objectives(alone: Sequence[Timeline]) -> Objectives:
+    """From the timelines of the probes."""
     ttft_s = median(t.ttft_s for t in alone if t.ttft_s is not None)
     tpot_s = median(t.tpot_s for t in alone if t.tpot_s is not None)
-    mean_prompt = fmean(request.prompt_tokens for request in sample)
-    # Prefill time is close to linear in the prompt's length at these lengths.
-    mean_prefill_s = ttft_s * mean_prompt / alone[0].request.prompt_tokens
     return Objectives(
-        rate=PREFILL_UTILISATION / mean_prefill_s,
+        rate=PREFILL_UTILISATION / ttft_s,  # prefill time is close to linear in length, so means suffice
         slo=Slo(ttft_s=ttft_s * TTFT_SLOWDOWN, tpot_s=tpot_s * TPOT_SLOWDOWN),
         ttft_s=ttft_s,
         tpot_s=tpot_s,

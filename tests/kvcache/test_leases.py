@@ -41,6 +41,25 @@ def test_heartbeats_keep_a_lease_alive(book):
     book.grant("r", "prefill-0", now=0.0)
     assert book.expired(now=9.9) == []
     book.renew("prefill-1", now=9.9)
-    assert [lease.request_id for lease in book.expired(now=10.1)] == ["r"]
     book.renew("prefill-0", now=9.9)
     assert book.expired(now=19.8) == []
+    assert [lease.request_id for lease in book.expired(now=20.0)] == ["r"]
+
+
+def test_an_expired_lease_is_reported_once_and_keeps_its_blocks(blocks, book):
+    """A source that sleeps may yet wake and write: its blocks go to nobody until it says that it is done."""
+    lease = book.grant("r", "prefill-0", now=0.0)
+    assert len(book.expired(now=11.0)) == 1
+    book.renew("prefill-0", now=12.0)
+    assert book.expired(now=99.0) == []
+    blocks.release("r")
+    assert blocks.num_free == 5
+    assert book.end("r", lease.epoch)
+    assert blocks.num_free == 8
+
+
+def test_time_in_which_nobody_listened_counts_against_nobody(book):
+    """After a stop of its own an instance gives its sources a fresh start."""
+    book.grant("r", "prefill-0", now=0.0)
+    book.renew_all(now=50.0)
+    assert book.expired(now=59.0) == []

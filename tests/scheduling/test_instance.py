@@ -57,9 +57,9 @@ def test_prefill_blocks_stay_held_until_the_hand_off_is_over():
 def test_leases_wait_for_room_first_come_first_served():
     """A large request at the head of the lease queue is not overtaken by a small one."""
     decode = scheduler("decode", num_blocks=10)
-    assert len(decode.reserve(request("a", prompt=20), "p", 0.0)) == 1
-    assert decode.reserve(request("b", prompt=30), "p", 0.0) == []
-    assert decode.reserve(request("c", prompt=4), "p", 0.0) == []
+    for name, prompt in (("a", 20), ("b", 30), ("c", 4)):
+        decode.reserve(request(name, prompt=prompt), "p")
+    assert [lease.request_id for lease in decode.grant(0.0)] == ["a"]
     decode.abort("a")
     assert decode.grant(0.0) == [], "the source of a's lease may still write"
     decode.landed("a", EPOCH)
@@ -69,7 +69,8 @@ def test_leases_wait_for_room_first_come_first_served():
 def test_a_landed_request_decodes_from_its_second_token():
     """The first token came from the prefill instance."""
     decode = scheduler("decode")
-    decode.reserve(request("a"), "p", 0.0)
+    decode.reserve(request("a"), "p")
+    decode.grant(0.0)
     assert decode.next_batch(0.0) is None, "nothing runs before the KV cache has landed"
     assert decode.landed("a", EPOCH)
     assert [step(decode)[0].index for _ in range(2)] == [1, 2]
@@ -93,3 +94,15 @@ def test_a_request_is_known_once():
     mixed.submit(request("a"), decodes_here=True)
     with pytest.raises(ValueError, match="already here"):
         mixed.submit(request("a"), decodes_here=True)
+
+
+def test_a_dead_source_takes_its_reservations_and_leases_with_it():
+    """Nothing waits for KV that will never come, and nobody else's turn is held up by it."""
+    decode = scheduler("decode", num_blocks=10)
+    for name, prompt, source in (("a", 20, "dead"), ("b", 30, "dead"), ("c", 4, "alive")):
+        decode.reserve(request(name, prompt=prompt), source)
+    decode.grant(0.0)
+    assert decode.lose_source("dead") == ["b", "a"]
+    for name in "ab":
+        decode.abort(name)
+    assert [lease.request_id for lease in decode.grant(0.0)] == ["c"]

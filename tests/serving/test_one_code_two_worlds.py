@@ -67,7 +67,7 @@ class VirtualRun:
     def on_reserve(self, name, request, **_):
         request, placement = self.placements[request["id"]]
         assert placement.route.decode == name, "the live request went elsewhere"
-        return self.instances[name].reserve(request, placement.route.prefill, self.clock)
+        self.instances[name].reserve(request, placement.route.prefill)
 
     def on_next_batch(self, name):
         self.batches[name] = self.instances[name].next_batch(self.clock)

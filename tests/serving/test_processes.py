@@ -7,28 +7,39 @@ import signal
 import subprocess
 import sys
 import tempfile
+from contextlib import contextmanager
 
 import aiohttp
 import psutil
 import pytest
 
-from support.api_client import served_name
+from support.api_client import all_blocks_free, block_counts, complete, served_name
 from support.flags import ENGINE, SPLIT
 from twofold.demo.services import free_port, wait_ready
 
 
-@pytest.fixture
-def own_service(model_dir):
+@contextmanager
+def breakable(model, *flags):
     """A service that a test may break: (process, URL)."""
     port = free_port()
-    command = [sys.executable, "-m", "twofold.cli.main", "serve", str(model_dir("llama")), *ENGINE, *SPLIT]
+    command = [sys.executable, "-m", "twofold.cli.main", "serve", str(model), *ENGINE, *flags]
     process = subprocess.Popen([*command, "--port", str(port)], stderr=subprocess.DEVNULL)
     try:
-        wait_ready(process, f"http://127.0.0.1:{port}")
+        assert wait_ready(process, f"http://127.0.0.1:{port}")
         yield process, f"http://127.0.0.1:{port}"
     finally:
         process.kill()
         process.wait()
+
+
+@pytest.fixture
+def own_service(model_dir):
+    with breakable(model_dir("llama"), *SPLIT) as running:
+        yield running
+
+
+def worker(process, name):
+    return next(child.pid for child in family(process) if name in child.name())
 
 
 def family(process):
@@ -78,8 +89,7 @@ def test_a_dead_worker_fails_its_requests_and_the_health_check(own_service):
             }
             async with session.post(f"{url}/v1/completions", json=body) as response:
                 await response.content.readline()
-                worker = next(child for child in family(process) if "decode" in child.name())
-                os.kill(worker.pid, signal.SIGKILL)
+                os.kill(worker(process, "decode"), signal.SIGKILL)
                 rest = await response.content.read()
             async with (
                 session.get(f"{url}/health") as health,
@@ -91,3 +101,41 @@ def test_a_dead_worker_fails_its_requests_and_the_health_check(own_service):
     assert b'"error"' in rest
     assert (health, refused) == (503, 503)
     assert "message" in answer["error"]
+
+
+def test_a_prefill_worker_that_dies_during_the_hand_off_fails_the_request(own_service):
+    """The first token is out and the KV cache is not whole: the client is told and nothing stays behind."""
+    process, url = own_service
+
+    async def watch():
+        async with aiohttp.ClientSession() as session:
+            name = await served_name(session, url)
+            body = {"model": name, "prompt": [5] * 64, "max_tokens": 50, "ignore_eos": True, "stream": True}
+            os.kill(worker(process, "decode"), signal.SIGSTOP)  # so that no lease is granted
+            async with session.post(f"{url}/v1/completions", json=body) as response:
+                await response.content.readline()
+                os.kill(worker(process, "prefill"), signal.SIGKILL)
+                os.kill(worker(process, "decode"), signal.SIGCONT)
+                return await response.content.read()
+
+    rest = asyncio.run(asyncio.wait_for(watch(), 120))
+    assert b'"error"' in rest
+    assert asyncio.run(all_blocks_free(url))
+
+
+def test_a_service_with_workers_left_for_both_phases_goes_on(model_dir):
+    """One of two prefill workers dies: what comes later is served by the other."""
+    with breakable(model_dir("llama"), "--prefill", "2", "--decode", "1") as (process, url):
+        os.kill(worker(process, "prefill-0"), signal.SIGKILL)
+
+        async def go_on():
+            async with aiohttp.ClientSession() as session:
+                while "prefill-0" in block_counts(url):  # noqa: ASYNC110 (another process notices its death)
+                    await asyncio.sleep(0.05)
+                return [
+                    len(await complete(session, url, [7] * 40, max_tokens=4, ignore_eos=True))
+                    for _ in range(4)
+                ]
+
+        assert asyncio.run(asyncio.wait_for(go_on(), 120)) == [4] * 4
+        assert asyncio.run(all_blocks_free(url))

@@ -76,6 +76,9 @@ class ScriptedService:
             if request_id not in self.finished:
                 self._record(self.aborted, request_id)
 
+    def stop(self, request_id: str) -> None:
+        self._record(self.finished, request_id)
+
     def ready(self) -> bool:
         return self.is_ready
 

@@ -81,7 +81,8 @@ class VirtualCluster:
         route = placement.route
         self.instances[route.prefill].submit(request, decodes_here=not route.splits)
         if route.splits:
-            self._keep(self.instances[route.decode].reserve(request, route.prefill, self.now))
+            self.instances[route.decode].reserve(request, route.prefill)
+            self._keep(self.instances[route.decode].grant(self.now))
 
     def _keep(self, leases: list[Lease]) -> None:
         for lease in leases:

@@ -41,7 +41,7 @@ def run(
     _check_choice("--handoff", handoff, tuple(HANDOFF_POLICIES))
     _check_choice("--dtype", engine.dtype, DTYPES)
     if journal is not None:
-        journal.mkdir(parents=True, exist_ok=True)
+        _make_directory("--journal", journal)
     logging.basicConfig(
         level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr
     )
@@ -84,6 +84,13 @@ def _listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         raise ConfigurationError(f"cannot listen on {host}:{port}: {error.strerror}") from error
     return listener
+
+
+def _make_directory(flag: str, path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(f"{flag} {path} is not a directory to write to: {error.strerror}") from error
 
 
 def _check_choice(flag: str, value: str, choices: tuple[str, ...]) -> None:

@@ -76,7 +76,9 @@ def _make_model() -> None:
         )
         from twofold.engine.model_factory import create_model  # noqa: PLC0415  (imports torch: once, if at all)
 
-        create_model(MODEL_DIR)
+        making = MODEL_DIR.with_name("model.part")  # a run that is interrupted leaves no half model behind
+        create_model(making, force=True)
+        making.rename(MODEL_DIR)
 
 
 async def _probe(url: str, trace: Path | None) -> Objectives:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
+from twofold.errors import ConfigurationError
 from twofold.request import Request
 from twofold.slo import Slo
 from twofold.timeline import Timeline
@@ -46,6 +47,8 @@ def probe_requests(sample: Sequence[Request]) -> list[Request]:
 
 def objectives(alone: Sequence[Timeline]) -> Objectives:
     """From the timelines of the probes."""
+    if not any(timeline.output_tokens > 1 for timeline in alone):
+        raise ConfigurationError("the service answered no probe, so there is nothing to set a load by")
     ttft_s = median(t.ttft_s for t in alone if t.ttft_s is not None)
     tpot_s = median(t.tpot_s for t in alone if t.tpot_s is not None)
     return Objectives(

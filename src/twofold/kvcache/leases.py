@@ -44,9 +44,13 @@ class LeaseBook:
 
     def renew(self, source: str, now: float) -> None:
         """A heartbeat of `source`: every lease it holds lasts `lease_s` from now."""
-        for request_id, lease in self._leases.items():
-            if lease.source == source:
+        for request_id in self._deadlines:
+            if self._leases[request_id].source == source:
                 self._deadlines[request_id] = now + self._lease_s
+
+    def renew_all(self, now: float) -> None:
+        """Nobody is to blame for a time in which this instance itself could not listen."""
+        self._deadlines = dict.fromkeys(self._deadlines, now + self._lease_s)
 
     def end(self, request_id: str, epoch: int) -> bool:
         """The source will write no more. False if there is no such lease (it ended before).
@@ -59,13 +63,19 @@ class LeaseBook:
             )
         if self._leases.pop(request_id, None) is None:
             return False
-        del self._deadlines[request_id]
+        self._deadlines.pop(request_id, None)
         self._blocks.end_transfer(transfer_name(request_id))
         return True
 
     def expired(self, now: float) -> list[Lease]:
-        """Leases whose source has shown no life until their deadline; they stay held until `end`."""
-        return [self._leases[rid] for rid, deadline in self._deadlines.items() if deadline < now]
+        """Leases whose source has shown no life until their deadline, each reported once.
+
+        Their blocks stay in flight until `end`: a source that sleeps may yet wake and write.
+        """
+        late = [request_id for request_id, deadline in self._deadlines.items() if deadline < now]
+        for request_id in late:
+            del self._deadlines[request_id]
+        return [self._leases[request_id] for request_id in late]
 
     def held_by(self, source: str) -> list[Lease]:
         return [lease for lease in self._leases.values() if lease.source == source]

@@ -84,18 +84,18 @@ class InstanceScheduler:
         self._refuse_known(request.id)
         self._waiting[request.id] = ScheduledSequence(request, decodes_here)
 
-    def reserve(self, request: Request, source: str, now: float) -> list[Lease]:
-        """Queue a request, whose prefill runs on `source`, for a lease on blocks; returns leases granted now."""
+    def reserve(self, request: Request, source: str) -> None:
+        """Queue a request, whose prefill runs on `source`, for a lease on blocks; `grant` will say when it has one."""
         self._refuse_known(request.id)
         sequence = ScheduledSequence(request, decodes_here=True, computed=request.prompt_tokens, generated=1)
         self._lease_queue[request.id] = _Reservation(sequence, source)
-        return self._grant(now)
 
     def grant(self, now: float) -> list[Lease]:
-        """Grant leases, first come first, as far as there are blocks. To be called when blocks became free."""
-        return self._grant(now)
+        """Grant leases, first come first, as far as there are blocks.
 
-    def _grant(self, now: float) -> list[Lease]:
+        To be called after each command and each completed batch: any of them may have queued a request or
+        freed blocks.
+        """
         granted: list[Lease] = []
         while self._lease_queue:
             reservation = next(iter(self._lease_queue.values()))
@@ -120,6 +120,19 @@ class InstanceScheduler:
     def end_lease(self, request_id: str, epoch: int) -> None:
         """The source of a lease gave up, or is gone: it writes no more, and the KV cache is not complete."""
         self.leases.end(request_id, epoch)
+
+    def lose_source(self, source: str) -> list[str]:
+        """A source is dead and writes no more: end its leases and forget its reservations.
+
+        Returns the requests concerned; those that own blocks still do, until they are aborted.
+        """
+        queued = [request_id for request_id, r in self._lease_queue.items() if r.source == source]
+        for request_id in queued:
+            del self._lease_queue[request_id]
+        leased = [lease.request_id for lease in self.leases.held_by(source)]
+        for request_id in leased:
+            self.leases.end(request_id, self.leases.epoch)
+        return queued + leased
 
     def handed_off(self, request_id: str) -> None:
         """Nothing will read this request's blocks here any more: its hand-off is over, done or given up."""

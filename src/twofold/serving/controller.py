@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator
 
 from twofold.errors import RequestError
 from twofold.handoff import Lease
-from twofold.request import FinishReason, Generation, TokenOutput
+from twofold.request import FinishReason, Generation, Request, TokenOutput
 from twofold.scheduling.cluster import ClusterScheduler, Placement
 from twofold.serving.live_request import LiveRequest
 from twofold.serving.mailbox import Inbox, Outbox
@@ -62,6 +62,7 @@ class Controller:
         self._expected = expected
         self._peers: dict[str, Peer] = {}
         self._live: dict[str, LiveRequest] = {}
+        self._reports: dict[str, int] = {}
         self._all_registered = asyncio.Event()
 
     # -- life of the controller ---------------------------------------------------------------------------------
@@ -86,8 +87,10 @@ class Controller:
     # -- Service, for the gateway -----------------------------------------------------------------------------------
 
     def ready(self) -> bool:
-        """Whether a request could be admitted: every worker is there."""
-        return self._expected <= self._peers.keys()
+        """Whether a request could be admitted: all workers came up, and both phases have one that is alive."""
+        roles = [load.role for load in self._cluster.loads.values()]
+        both = any(role.prefills for role in roles) and any(role.decodes for role in roles)
+        return self._all_registered.is_set() and both
 
     def metrics(self) -> bytes:
         """Prometheus text exposition."""
@@ -95,8 +98,9 @@ class Controller:
 
     async def generate(self, generation: Generation) -> AsyncGenerator[TokenOutput, None]:
         """Yield output tokens in order. Closing the generator early aborts the request on every worker."""
-        live = self._admit(generation)
+        live = self._admit(generation.request)
         try:
+            self._place(generation, live.placement)
             while True:
                 output = await live.next()
                 yield output
@@ -107,8 +111,14 @@ class Controller:
 
     # -- requests ---------------------------------------------------------------------------------------------------
 
-    def _admit(self, generation: Generation) -> LiveRequest:
-        request = generation.request
+    def stop(self, request_id: str) -> None:
+        """The client has all it asked for, found in the text: end the request as finished, not as aborted."""
+        live = self._live.pop(request_id, None)
+        if live is not None:
+            self._abort(live)
+            self._close(live, FinishReason.STOP)
+
+    def _admit(self, request: Request) -> LiveRequest:
         now = time.monotonic()
         placement = self._cluster.arrive(request, now) if self.ready() else None
         if placement is None:
@@ -116,7 +126,6 @@ class Controller:
         live = self._live[request.id] = LiveRequest(request.id, placement)
         self._recorder.arrive(request, request.arrival_s)
         self._recorder.mark(request.id, Moment.ROUTED, now)
-        self._place(generation, placement)
         return live
 
     def _place(self, generation: Generation, placement: Placement) -> None:
@@ -129,12 +138,10 @@ class Controller:
         self._send(route.decode, reserve)
 
     def _retire(self, live: LiveRequest) -> None:
-        """The client has everything, or has gone."""
-        if self._live.pop(live.id, None) is None:
-            return
-        if not live.finished:
+        """The client has everything, and then the request is not alive any more, or has gone."""
+        if self._live.pop(live.id, None) is not None:
             self._abort(live)
-        self._close(live, FinishReason.ABORT)
+            self._close(live, FinishReason.ABORT)
 
     def _abort(self, live: LiveRequest) -> None:
         route = live.placement.route
@@ -147,7 +154,7 @@ class Controller:
 
     def _fail(self, request_id: str, reason: str) -> None:
         live = self._live.pop(request_id, None)
-        if live is not None and not live.finished:
+        if live is not None:
             self._abort(live)
             self._close(live, FinishReason.ERROR)
             live.fail(reason)
@@ -164,8 +171,8 @@ class Controller:
                 self._step_done(message)
             case LeaseGranted(lease=lease):
                 self._pass_on(lease)
-            case Status(instance=instance, status=status):
-                self._metrics.status(instance, status)
+            case Status():
+                self._note_status(message)
             case HandoffReport(request_id=request_id):
                 self._recorder.mark(request_id, Moment.HANDOFF_STARTED, message.started_s)
                 self._recorder.mark(request_id, Moment.HANDOFF_ENDED, message.ended_s)
@@ -180,14 +187,21 @@ class Controller:
         self._peers[instance] = message.peer
         self._cluster.add_instance(instance, message.role)
         self._metrics.status(instance, message.status)
-        if self.ready():
+        if self._expected <= self._peers.keys():
             for each in self._peers:
                 self._send(each, Peers(peers=list(self._peers.values())))
             self._all_registered.set()
 
+    def _note_status(self, message: Status | StepDone) -> None:
+        """Reports come over two ways: an older one that comes later, or after the worker's end, is dropped."""
+        instance = message.instance
+        if instance in self._peers and message.number > self._reports.get(instance, 0):
+            self._reports[instance] = message.number
+            self._metrics.status(instance, message.status)
+
     def _step_done(self, message: StepDone) -> None:
         now = time.monotonic()
-        self._metrics.status(message.instance, message.status)
+        self._note_status(message)
         for request_id in message.started:
             self._recorder.mark(request_id, Moment.PREFILL_STARTED, message.started_s)
         for request_id, output in message.tokens:
@@ -219,7 +233,8 @@ class Controller:
 
     def lose(self, instance: str) -> None:
         """A worker's process has ended: its requests fail, and its peers are told."""
-        if self._peers.pop(instance, None) is None:
+        peer = self._peers.pop(instance, None)
+        if peer is None:
             return
         log.error("%s has ended; its requests fail", instance)
         for request_id in self._cluster.remove_instance(instance):
@@ -227,6 +242,12 @@ class Controller:
         for each in self._peers:
             self._send(each, InstanceLost(instance=instance))
         self._metrics.remove(instance)
+        self._outbox.forget(peer.inbox)
+
+    def lose_all(self) -> None:
+        """Every worker's process has ended, or is about to."""
+        for instance in list(self._peers):
+            self.lose(instance)
 
     def _send(self, instance: str, message: Message) -> None:
         peer = self._peers.get(instance)

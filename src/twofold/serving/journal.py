@@ -29,20 +29,17 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class Journal:
-    """Appends entries to a file; None as the path makes it do nothing."""
+    """Appends entries to a file of its process in `directory`."""
 
-    def __init__(self, directory: str | None, name: str) -> None:
-        self._file: BinaryIO | None = None
-        if directory is not None:
-            self._file = (Path(directory) / f"{name}.jsonl").open("wb", buffering=0)
+    def __init__(self, directory: str, name: str) -> None:
+        self._file: BinaryIO = (Path(directory) / f"{name}.jsonl").open("wb", buffering=0)
         self._encoder = msgspec.json.Encoder()
 
     def write(
         self, call: str, args: dict[str, object], result: object = None, at: float | None = None
     ) -> None:
-        if self._file is not None:
-            entry = Entry(time.monotonic() if at is None else at, call, args, result)
-            self._file.write(self._encoder.encode(entry) + b"\n")
+        entry = Entry(time.monotonic() if at is None else at, call, args, result)
+        self._file.write(self._encoder.encode(entry) + b"\n")
 
 
 def read_journal(path: Path) -> list[Entry]:
@@ -60,10 +57,9 @@ class JournaledInstance(InstanceScheduler):
         super().submit(request, decodes_here=decodes_here)
         self.journal.write("submit", {"request": request, "decodes_here": decodes_here})
 
-    def reserve(self, request: Request, source: str, now: float) -> list[Lease]:
-        leases = super().reserve(request, source, now)
-        self.journal.write("reserve", {"request": request, "source": source}, leases, now)
-        return leases
+    def reserve(self, request: Request, source: str) -> None:
+        super().reserve(request, source)
+        self.journal.write("reserve", {"request": request, "source": source})
 
     def grant(self, now: float) -> list[Lease]:
         leases = super().grant(now)
@@ -79,6 +75,11 @@ class JournaledInstance(InstanceScheduler):
     def end_lease(self, request_id: str, epoch: int) -> None:
         super().end_lease(request_id, epoch)
         self.journal.write("end_lease", {"request_id": request_id, "epoch": epoch})
+
+    def lose_source(self, source: str) -> list[str]:
+        requests = super().lose_source(source)
+        self.journal.write("lose_source", {"source": source}, requests)
+        return requests
 
     def handed_off(self, request_id: str) -> None:
         super().handed_off(request_id)
@@ -108,6 +109,11 @@ class JournaledCluster(ClusterScheduler):
     def add_instance(self, instance_id: str, role: Role) -> None:
         super().add_instance(instance_id, role)
         self.journal.write("add_instance", {"instance_id": instance_id, "role": role})
+
+    def remove_instance(self, instance_id: str) -> list[str]:
+        requests = super().remove_instance(instance_id)
+        self.journal.write("remove_instance", {"instance_id": instance_id}, requests)
+        return requests
 
     def arrive(self, request: Request, now: float) -> Placement | None:
         placement = super().arrive(request, now)

@@ -18,7 +18,6 @@ class LiveRequest:
     def __init__(self, request_id: str, placement: Placement) -> None:
         self.id = request_id
         self.placement = placement
-        self.finished = False
         self._ordered: deque[TokenOutput] = deque()
         self._early: dict[int, TokenOutput] = {}
         self.next_index = 0
@@ -34,7 +33,6 @@ class LiveRequest:
             self.next_index += 1
         self._ordered.extend(ordered)
         if ordered:
-            self.finished = ordered[-1].finish_reason is not None
             self._changed.set()
         return ordered
 

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import os
-import shutil
 import socket
 import time
 from collections.abc import Callable
@@ -59,6 +58,7 @@ class LocalService:
         self._facts: asyncio.Future[Report] = asyncio.get_running_loop().create_future()
         self._controller: Controller | None = None
         self._stop = asyncio.Event()
+        self._was_ready = False
         self._failure: str | None = None
 
     def stop(self) -> None:
@@ -66,30 +66,41 @@ class LocalService:
         self._stop.set()
 
     async def run(self) -> None:
-        """Serve until `stop`; raises ConfigurationError when the workers cannot start or all have ended."""
+        """Serve until `stop`; raises a UserError when the service cannot start, or cannot go on."""
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        inbox: Inbox[ToController] = Inbox(context, self._config.inbox(CONTROLLER), ToController)
+        reports: asyncio.Task[None] | None = None
         try:
+            inbox: Inbox[ToController] = Inbox(context, self._config.inbox(CONTROLLER), ToController)
             await self._launcher.start()
             reports = asyncio.create_task(self._follow_reports())
-            tokenizer = asyncio.create_task(
-                asyncio.to_thread(load_tokenizer, Path(self._config.engine.model))
-            )
-            if await self._unless_stopped(self._facts):
-                controller = self._controller = self._make_controller(self._facts.result(), context, inbox)
-                controller.start()
-                if await self._unless_stopped(asyncio.create_task(controller.wait_ready())):
-                    app = create_app(controller, await tokenizer, api_key=self._http.api_key)
-                    await self._serve(HttpServer(app, self._listener, grace_s=STOP_GRACE_S))
-                controller.shutdown()
-            await self._launcher.stop(grace_s=10.0 if self._controller is not None else 0.1)
-            await reports
+            await self._bring_up_and_serve(context, inbox)
         finally:
+            self.stop()
+            if self._controller is not None:
+                self._controller.shutdown()
+            # Workers that are still starting do not listen yet, so there is nothing to wait for.
+            await self._launcher.stop(grace_s=STOP_GRACE_S if self._was_ready else 0.1)
+            if reports is not None:
+                await reports
             context.destroy(linger=0)
             self._listener.close()
-            shutil.rmtree(self._config.run_dir, ignore_errors=True)
         if self._failure is not None:
             raise ConfigurationError(self._failure)
+
+    async def _bring_up_and_serve(
+        self, context: "zmq.Context[zmq.Socket[bytes]]", inbox: Inbox[ToController]
+    ) -> None:
+        loading = asyncio.to_thread(load_tokenizer, Path(self._config.engine.model))
+        tokenizer = asyncio.create_task(loading)
+        if not await self._unless_stopped(self._facts):
+            await asyncio.wait((tokenizer,))
+            return
+        controller = self._controller = self._make_controller(self._facts.result(), context, inbox)
+        controller.start()
+        app = create_app(controller, await tokenizer, api_key=self._http.api_key)
+        if await self._unless_stopped(asyncio.create_task(controller.wait_ready())):
+            self._was_ready = True
+            await self._serve(HttpServer(app, self._listener, grace_s=STOP_GRACE_S))
 
     async def _serve(self, server: HttpServer) -> None:
         os.sched_setaffinity(0, gateway_cores(self._config.workers))
@@ -138,26 +149,36 @@ class LocalService:
         return cluster
 
     async def _follow_reports(self) -> None:
-        async for report in self._launcher.reports():
-            if report.stage is not None:
-                self._on_progress(report.stage)
-            if report.max_model_len is not None:
-                self._facts.set_result(report)
-            if report.failure is not None:
-                self._fail(report.failure)
-            if report.exited is not None:
-                self._worker_ended(report.exited, report.code)
+        try:
+            async for report in self._launcher.reports():
+                self._follow(report)
+        except msgspec.MsgspecError as error:
+            self._fail(f"the process that starts the workers said something else than a report: {error}")
+        self._fail("every worker has ended")
+
+    def _follow(self, report: Report) -> None:
+        if report.stage is not None:
+            self._on_progress(report.stage)
+        if report.max_model_len is not None and not self._facts.done():
+            self._facts.set_result(report)
+        if report.failure is not None:
+            self._fail(report.failure)
+        if report.exited is not None:
+            self._worker_ended(report.exited, report.code)
 
     def _worker_ended(self, instance: str, code: int | None) -> None:
         del self._launcher.pids[instance]
         if self._stop.is_set():
-            return
-        if self._controller is None or not self._controller.ready():
-            self._fail(f"{instance} ended with code {code} before the service was ready")
-        else:
+            return  # as it was told to
+        if self._controller is not None and self._was_ready:
             self._controller.lose(instance)
+        else:
+            self._fail(f"{instance} ended with code {code} before the service was ready")
 
     def _fail(self, reason: str) -> None:
+        """The service cannot go on: streams are told first, then it stops. The first reason counts."""
         if not self._stop.is_set():
             self._failure = reason
+            if self._controller is not None:
+                self._controller.lose_all()
         self.stop()

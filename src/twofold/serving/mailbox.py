@@ -7,6 +7,7 @@ from typing import Generic, TypeVar
 import msgspec
 import zmq
 
+from twofold.errors import ConfigurationError
 from twofold.serving.messages import Message
 
 M = TypeVar("M")
@@ -18,7 +19,11 @@ class Inbox(Generic[M]):
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str, kind: object) -> None:
         self._socket = context.socket(zmq.PULL)
         self._socket.set_hwm(0)  # nothing is dropped or held up here; queues are bounded by admission
-        self._socket.bind(address)
+        try:
+            self._socket.bind(address)
+        except zmq.ZMQError as error:
+            self._socket.close(linger=0)
+            raise ConfigurationError(f"no socket can be made at {address}: {error.strerror}") from error
         self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(kind)
         self.address = address
 

@@ -1,5 +1,6 @@
 """How many KV blocks each worker gets, checked against the machine before anything is allocated."""
 
+import sys
 from pathlib import Path
 
 import msgspec
@@ -46,8 +47,21 @@ def plan_memory(
 
 
 def available_memory() -> int:
-    """Bytes of host memory that can still be had without swapping (Linux: MemAvailable)."""
+    """Bytes that can still be had: of the host without swapping (MemAvailable), and within our control group."""
+    return min(_host_memory(), _group_memory(Path("/sys/fs/cgroup")))
+
+
+def _host_memory() -> int:
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
     raise ConfigurationError("/proc/meminfo does not say how much memory is available")
+
+
+def _group_memory(group: Path) -> int:
+    """What a container's limit (cgroup v2) leaves; no bound where there is none."""
+    try:
+        limit, used = ((group / name).read_text().strip() for name in ("memory.max", "memory.current"))
+    except OSError:
+        return sys.maxsize
+    return sys.maxsize if limit == "max" else max(0, int(limit) - int(used))

@@ -79,20 +79,25 @@ class LeaseGranted(Message, frozen=True, kw_only=True):
 
 
 class StepDone(Message, frozen=True, kw_only=True):
-    """An iteration is over. `started` are the requests whose prefill began with it; times are monotonic seconds."""
+    """An iteration is over. `started` are the requests whose prefill began with it; times are monotonic seconds.
+
+    `number` counts the reports of status: they come over two ways, and an older one may come later.
+    """
 
     instance: str
     started_s: float
     started: list[str]
     tokens: list[tuple[str, TokenOutput]]
     status: InstanceStatus
+    number: int
 
 
 class Status(Message, frozen=True, kw_only=True):
-    """The accounts of a worker changed while it ran no batch."""
+    """The accounts of a worker changed while it ran no batch; see StepDone for `number`."""
 
     instance: str
     status: InstanceStatus
+    number: int
 
 
 class HandoffReport(Message, frozen=True, kw_only=True):

@@ -2,6 +2,7 @@
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from twofold.request import FinishReason
 from twofold.scheduling.instance import InstanceStatus
 from twofold.serving.messages import HandoffReport
 from twofold.timeline import Timeline
@@ -100,9 +101,10 @@ class ServiceMetrics:
             self._prompt_tokens.inc(timeline.request.prompt_tokens)
         for gap in timeline.itl_s:
             self._itl.observe(gap)
+        complete = timeline.finish_reason in {FinishReason.STOP, FinishReason.LENGTH}
         for histogram, seconds in (
             (self._ttft, timeline.ttft_s),
-            (self._e2e, timeline.e2e_s),
+            (self._e2e, timeline.e2e_s if complete else None),
             (self._queue, timeline.queue_prefill_s),
             (self._transfer, timeline.transfer_s),
             (self._visible, timeline.visible_transfer_s),

@@ -28,29 +28,39 @@ from twofold.serving.reports import Report
 PR_SET_PDEATHSIG = 1
 
 
-def report(entry: Report) -> None:
-    sys.stdout.buffer.write(msgspec.json.encode(entry) + b"\n")
-    sys.stdout.buffer.flush()
-
-
 def main() -> None:
-    _die_with_parent(signal.SIGTERM)
+    _die_with_parent(signal.SIGTERM, os.getppid())
+    report = _take_stdout()
     logging.basicConfig(
         level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr
     )
     config = msgspec.json.decode(sys.stdin.buffer.readline(), type=ServiceConfig)
     try:
-        workers = _raise_workers(config)
+        workers = _raise_workers(config, report)
     except UserError as error:
         report(Report(failure=str(error)))
         sys.exit(2)
-    _watch(workers)
+    _watch(workers, report)
     shutil.rmtree(
         config.run_dir, ignore_errors=True
     )  # nobody else can, if the process that made it was killed
 
 
-def _raise_workers(config: ServiceConfig) -> dict[int, str]:
+Reporter = Callable[[Report], None]
+
+
+def _take_stdout() -> Reporter:
+    """Keep the standard output for reports; whatever else is printed here or in a worker goes to stderr."""
+    pipe = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+
+    def report(entry: Report) -> None:
+        pipe.write(msgspec.json.encode(entry) + b"\n")
+
+    return report
+
+
+def _raise_workers(config: ServiceConfig, report: Reporter) -> dict[int, str]:
     """Load the model and fork the workers; returns instance ids by pid."""
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # our own stages say what happens
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # no OpenMP pool may exist when workers are forked
@@ -82,10 +92,11 @@ def _raise_workers(config: ServiceConfig) -> dict[int, str]:
     from twofold.serving.worker.process import run_worker  # noqa: PLC0415
 
     workers: dict[int, str] = {}
+    nursery = os.getpid()
     for spec in config.workers:
         pid = os.fork()
         if pid == 0:
-            _become_worker(spec.instance, partial(run_worker, config, spec, model, plan))
+            _become_worker(spec.instance, nursery, partial(run_worker, config, spec, model, plan))
         workers[pid] = spec.instance
         report(Report(forked=spec.instance, pid=pid))
     return workers
@@ -115,13 +126,12 @@ def _context_length(engine: EngineConfig, model_len: int) -> int:
     return engine.max_model_len
 
 
-def _become_worker(instance: str, run: Callable[[], None]) -> NoReturn:
+def _become_worker(instance: str, nursery: int, run: Callable[[], None]) -> NoReturn:
     """What a forked child does instead of returning."""
     code = 1
     try:
-        _die_with_parent(signal.SIGKILL)
-        _set_title(f"twofold-{instance}")
-        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # reports are the parent's to make
+        _die_with_parent(signal.SIGKILL, nursery)
+        _set_title(instance)
         run()
         code = 0
     except UserError as error:
@@ -133,7 +143,7 @@ def _become_worker(instance: str, run: Callable[[], None]) -> NoReturn:
         os._exit(code)
 
 
-def _watch(workers: dict[int, str]) -> None:
+def _watch(workers: dict[int, str], report: Reporter) -> None:
     """Report workers that end, until told to end them all."""
     wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(wake_write)
@@ -149,7 +159,7 @@ def _watch(workers: dict[int, str]) -> None:
         selector.register(wake_read, selectors.EVENT_READ)
         selector.register(sys.stdin, selectors.EVENT_READ)
         while workers and not ending:
-            _reap(workers)
+            _reap(workers, report)
             for key, _ in selector.select(timeout=1.0):
                 if key.fd == wake_read:
                     os.read(wake_read, 4096)
@@ -161,7 +171,7 @@ def _watch(workers: dict[int, str]) -> None:
         os.waitpid(pid, 0)
 
 
-def _reap(workers: dict[int, str]) -> None:
+def _reap(workers: dict[int, str], report: Reporter) -> None:
     while workers:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == 0:
@@ -169,8 +179,10 @@ def _reap(workers: dict[int, str]) -> None:
         report(Report(exited=workers.pop(pid), pid=pid, code=os.waitstatus_to_exitcode(status)))
 
 
-def _die_with_parent(with_signal: signal.Signals) -> None:
+def _die_with_parent(with_signal: signal.Signals, parent: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, with_signal)
+    if os.getppid() != parent:  # it died before we could ask
+        os._exit(1)
 
 
 def _set_title(name: str) -> None:

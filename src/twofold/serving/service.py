@@ -36,6 +36,13 @@ class Service(Protocol):
         """
         ...
 
+    def stop(self, request_id: str) -> None:
+        """The answer is complete although the model would go on (a stop string): end it as finished.
+
+        Without this, closing the generator early counts as an abort.
+        """
+        ...
+
     def ready(self) -> bool:
         """Whether a request that came now would be served."""
         ...

@@ -11,6 +11,8 @@ from twofold.request import SamplingParams
 
 # Nucleus sampling looks at this many best tokens first, and sorts the whole vocabulary only if they do not do.
 _LIKELY = 256
+# Below this temperature the noise is too small to matter, and dividing by less would overflow.
+_COLDEST = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,8 @@ def _draw(logits: torch.Tensor, row: SampleRow) -> int:
     last digits, while it would move the steps of an inverse distribution function everywhere.
     """
     sampling = row.sampling
-    scores = logits.float() / sampling.temperature
+    numbers = logits.float()
+    scores = (numbers - numbers.max()) / max(sampling.temperature, _COLDEST)
     noise = _gumbel(sampling.seed, row.position, len(scores)).to(scores.device)
     if sampling.top_k == 0 and sampling.top_p >= 1.0:
         return int((scores + noise).argmax())

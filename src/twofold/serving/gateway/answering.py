@@ -67,6 +67,8 @@ async def deltas_of(service: Service, planned: Planned) -> AsyncGenerator[Delta,
                 break
             delta = planned.choice.push(token)
             if delta.finish_reason is not None:
+                if token.finish_reason is None:
+                    service.stop(planned.generation.request.id)
                 last = delta
                 break
             yield delta

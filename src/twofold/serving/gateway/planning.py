@@ -118,7 +118,7 @@ def _sampling(
 def _generation(answer: Answer, index: int, token_ids: list[int], sampling: SamplingParams) -> Generation:
     request = Request(
         # The client may choose the answer's id, and may choose the same one twice; this one must be unique.
-        id=f"{answer.id}-{index}-{secrets.token_hex(4)}",
+        id=f"{answer.id}-{index}-{secrets.token_hex(16)}",
         arrival_s=answer.arrival_s,
         prompt_tokens=len(token_ids),
         output_tokens=sampling.max_tokens,

@@ -64,13 +64,14 @@ class HandoffSender:
                     outgoing.layers_computed = layer + 1
                     self._queue(outgoing)
 
-    def prefilled(self, request_id: str, first_token: int) -> None:
-        """The prefill is over and has made the first token."""
+    def prefilled(self, request_id: str, first_token: int) -> bool:
+        """The prefill is over and has made the first token. False if the hand-off is over already."""
         with self._changed:
             outgoing = self._outgoing.get(request_id)
             if outgoing is not None:
                 outgoing.first_token = first_token
                 self._queue(outgoing)
+            return outgoing is not None
 
     def lease(self, lease: Lease) -> bool:
         """The target has made room. False if this hand-off is not, or no longer, wanted."""
@@ -82,19 +83,20 @@ class HandoffSender:
             self._queue(outgoing)
             return True
 
-    def cancel(self, request_id: str) -> None:
-        """Send no more of it; `ended` will be called unless it was before."""
+    def cancel(self, request_id: str) -> bool:
+        """Send no more of it; `ended` will then be called. False if there is no such hand-off, or none any more."""
         with self._changed:
             outgoing = self._outgoing.get(request_id)
             if outgoing is not None:
                 outgoing.cancelled = True
                 self._queue(outgoing)
+            return outgoing is not None
 
-    def cancel_to(self, target: str | None = None) -> None:
-        """Cancel every hand-off to `target`, or all of them."""
+    def cancel_to(self, target: str) -> None:
+        """Cancel every hand-off to `target`."""
         with self._changed:
             for outgoing in self._outgoing.values():
-                if target is None or outgoing.target == target:
+                if outgoing.target == target:
                     outgoing.cancelled = True
                     self._queue(outgoing)
 
@@ -113,11 +115,12 @@ class HandoffSender:
                 outgoing = self._ready.popleft()
                 outgoing.queued = False
                 layer = self._next_layer(outgoing)
+                over = layer is None and (outgoing.cancelled or self._complete(outgoing))
+                if over:  # from here on nobody finds it, so nobody can queue it again
+                    del self._outgoing[outgoing.request_id]
             if layer is not None:
                 self._send(outgoing, layer)
-            elif outgoing.cancelled or self._complete(outgoing):
-                with self._changed:
-                    del self._outgoing[outgoing.request_id]
+            elif over:
                 self._ended(outgoing)
 
     def _next_layer(self, outgoing: Outgoing) -> int | None:

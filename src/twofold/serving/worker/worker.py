@@ -88,6 +88,7 @@ class Worker:
         self._changed = threading.Condition()
         self._closing = False
         self._reported: InstanceStatus | None = None
+        self._reports = 0
         self._heartbeat_s = time.monotonic()
         layers = len(engine.layout.layers)
         self._sender = HandoffSender(layers, time.monotonic, self._write_layer, self._handoff_over)
@@ -106,8 +107,13 @@ class Worker:
             on_layer = (
                 partial(self._sender.layer_computed, started.handing_off) if started.handing_off else None
             )
-            sampled = self._engine.run(started.steps, on_layer)
-            self._complete(started, sampled)
+            try:
+                sampled = self._engine.run(started.steps, on_layer)
+            except Exception as error:
+                log.exception("%s could not run a batch", self._instance)
+                self._fail_batch(started.batch, f"{type(error).__name__} on {self._instance}")
+            else:
+                self._complete(started, sampled)
         receiver.join()
         self._sender.close()
         self._outbox.close(linger_s=1.0)
@@ -153,6 +159,7 @@ class Worker:
             tokens = [(o.request_id, self._token(o, drawn[o.request_id])) for o in outcomes]
             leases = self._scheduler.grant(time.monotonic())
             status = self._reported = self._scheduler.status()
+            number = self._reports = self._reports + 1
         self._tell(
             StepDone(
                 instance=self._instance,
@@ -160,14 +167,27 @@ class Worker:
                 started=[i.request_id for i in started.batch.items if i.context_tokens == 0],
                 tokens=tokens,
                 status=status,
+                number=number,
             )
         )
         self._announce(leases)
         for outcome in outcomes:
+            request_id = outcome.request_id
             if outcome.hands_off:
-                self._sender.prefilled(outcome.request_id, drawn[outcome.request_id].token_id)
-            elif outcome.finish_reason is not None:
-                self._sender.cancel(outcome.request_id)
+                sending = self._sender.prefilled(request_id, drawn[request_id].token_id)
+            else:
+                sending = outcome.finish_reason is None or self._sender.cancel(request_id)
+            if not sending:
+                with self._changed:
+                    self._scheduler.handed_off(request_id)
+
+    def _fail_batch(self, batch: Batch, reason: str) -> None:
+        """The engine could not run it (out of memory, say): its requests fail, others go on."""
+        with self._changed:
+            for item in batch.items:
+                self._fail(item.request_id, reason)
+            self._scheduler.complete(batch)
+            self._announce(self._scheduler.grant(time.monotonic()))
 
     def _stopped(self, drawn: dict[str, Sampled]) -> set[str]:
         return {
@@ -193,12 +213,15 @@ class Worker:
     # -- inbox thread: messages -----------------------------------------------------------------------------------
 
     def _receive_forever(self) -> None:
+        patience_s = min(0.5, self._lease_s / 8)
+        looked_s = time.monotonic()
         while not self._closing:
-            for message in self._inbox.receive(timeout_s=min(0.5, self._lease_s / 8)):
+            for message in self._inbox.receive(patience_s):
                 with self._changed:
                     self._handle(message)
+                    self._announce(self._scheduler.grant(time.monotonic()))
                     self._changed.notify()
-            self._keep_leases()
+            looked_s = self._keep_leases(looked_s)
         self._outbox.close(linger_s=1.0)
 
     def _handle(self, message: ToWorker) -> None:
@@ -234,7 +257,7 @@ class Worker:
     def _reserve(self, message: Reserve) -> None:
         request = message.request
         self._sequences[request.id] = LiveSequence(message.sampling, offset=request.prompt_tokens)
-        self._announce(self._scheduler.reserve(request, message.source, time.monotonic()))
+        self._scheduler.reserve(request, message.source)
 
     def _land(self, message: HandoffEnded) -> None:
         request_id = message.request_id
@@ -244,57 +267,52 @@ class Worker:
         if message.first_token is None:
             self._scheduler.end_lease(request_id, message.epoch)
             if message.error is not None:
-                self._abort(request_id)
-                self._tell(RequestFailed(request_id=request_id, reason=message.error))
+                self._fail(request_id, message.error)
         elif self._scheduler.landed(request_id, message.epoch):
             self._landing.landed(request_id, self._scheduler.blocks.blocks_of(request_id))
             self._sequences[request_id].append(message.first_token)
-        self._announce(self._scheduler.grant(time.monotonic()))
 
     def _abort(self, request_id: str) -> None:
         self._sequences.pop(request_id, None)
         self._landing.drop(request_id)
         self._scheduler.abort(request_id)
-        self._sender.cancel(request_id)
-        self._announce(self._scheduler.grant(time.monotonic()))
+        if not self._sender.cancel(request_id):
+            self._scheduler.handed_off(request_id)
+
+    def _fail(self, request_id: str, reason: str) -> None:
+        self._abort(request_id)
+        self._tell(RequestFailed(request_id=request_id, reason=reason))
 
     def _lose(self, instance: str) -> None:
         """A dead peer writes no more, and what was on its way to it has nowhere to go."""
+        inbox = self._peers.inbox(instance)
         self._peers.remove(instance)
         self._sender.cancel_to(instance)
-        for lease in self._scheduler.leases.held_by(instance):
-            self._scheduler.end_lease(lease.request_id, lease.epoch)
-            self._abort(lease.request_id)
+        for request_id in self._scheduler.lose_source(instance):
+            self._fail(request_id, f"{instance} ended during the hand-off")
+        if inbox is not None:
+            self._outbox.forget(inbox)
 
-    def _keep_leases(self) -> None:
-        """Show peers that we live, and give up leases whose source shows no life."""
+    def _keep_leases(self, looked_s: float) -> float:
+        """Show peers that we live, and fail requests whose KV comes from a source that does not; returns the time."""
         now = time.monotonic()
         if now - self._heartbeat_s > self._lease_s / 4:
-            if self._silent_too_long(now):
-                self._sender.cancel_to(None)
             self._heartbeat_s = now
             for address in self._peers.inboxes():
                 self._outbox.send(address, Heartbeat(source=self._instance))
         with self._changed:
+            if now - looked_s > self._lease_s / 4:  # we were stopped: heartbeats may still lie unread
+                self._scheduler.leases.renew_all(now)
             for lease in self._scheduler.leases.expired(now):
-                self._scheduler.end_lease(lease.request_id, lease.epoch)
-                self._abort(lease.request_id)
-                reason = f"{lease.source} went silent during the hand-off"
-                self._tell(RequestFailed(request_id=lease.request_id, reason=reason))
+                self._fail(lease.request_id, f"{lease.source} went silent during the hand-off")
             self._report_status()
-
-    def _silent_too_long(self, now: float) -> bool:
-        """After half a lease without a heartbeat of ours, targets may soon give our leases to others."""
-        return now - self._heartbeat_s > self._lease_s / 2
+        return now
 
     # -- sender thread: hand-offs -------------------------------------------------------------------------------
 
     def _write_layer(self, outgoing: Outgoing, layer: int) -> int:
         lease = outgoing.lease
         assert lease is not None  # noqa: S101  (the sender sends under a lease only; tells the type checker so)
-        if self._silent_too_long(time.monotonic()):
-            outgoing.give_up(f"{self._instance} was stopped for too long to keep its lease")
-            return 0
         try:
             connection = self._peers.connection(lease.instance, lease.epoch)
             return connection.write(layer, outgoing.blocks, lease.blocks[: len(outgoing.blocks)])
@@ -303,7 +321,8 @@ class Worker:
             return 0
 
     def _handoff_over(self, outgoing: Outgoing) -> None:
-        if not outgoing.cancelled and outgoing.started_s is not None:
+        complete = not outgoing.cancelled
+        if complete and outgoing.started_s is not None:
             report = HandoffReport(
                 request_id=outgoing.request_id,
                 started_s=outgoing.started_s,
@@ -312,10 +331,11 @@ class Worker:
             )
             self._tell(report)
         if outgoing.lease is not None:
-            first_token = None if outgoing.cancelled else outgoing.first_token
+            first_token = outgoing.first_token if complete else None
             self._end_lease(outgoing.lease, first_token, outgoing.error)
         with self._changed:
             self._scheduler.handed_off(outgoing.request_id)
+            self._announce(self._scheduler.grant(time.monotonic()))
             self._changed.notify()  # blocks became free: a waiting prompt may start
 
     # -- any thread -----------------------------------------------------------------------------------------------
@@ -336,7 +356,8 @@ class Worker:
         status = self._scheduler.status()
         if status != self._reported:
             self._reported = status
-            self._tell(Status(instance=self._instance, status=status))
+            self._reports += 1
+            self._tell(Status(instance=self._instance, status=status, number=self._reports))
 
     def _tell(self, message: Message) -> None:
         self._outbox.send(self._controller, message)

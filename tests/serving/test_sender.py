@@ -21,8 +21,8 @@ class Recording:
         self.write_gate = threading.Event()
         self.write_gate.set()
         self.writing = threading.Event()
-        self.sender = HandoffSender(LAYERS, lambda: 0.0, self._write, self._ended)
-        self.sender.start()
+        self.sender = HandoffSender(LAYERS, lambda: 0.0)
+        self.sender.start(self._write, self._ended)
 
     def _write(self, outgoing, layer):
         self.writing.set()

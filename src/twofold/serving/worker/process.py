@@ -4,6 +4,7 @@ import logging
 import os
 import secrets
 import threading
+import time
 
 import torch
 import zmq
@@ -22,7 +23,9 @@ from twofold.serving.memory_plan import MemoryPlan
 from twofold.serving.messages import ToWorker
 from twofold.serving.worker.landing import Landing
 from twofold.serving.worker.peers import PeerDirectory
-from twofold.serving.worker.worker import Worker
+from twofold.serving.worker.sender import HandoffSender
+from twofold.serving.worker.state import WorkerState
+from twofold.serving.worker.worker import work
 from twofold.transport.memory import SharedMemory
 from twofold.transport.shared_memory import SharedMemoryTransport
 
@@ -41,20 +44,19 @@ def run_worker(config: ServiceConfig, spec: WorkerConfig, model: LoadedModel, pl
     engine_pool = _engine_pool(config.engine.device, landing_pool)
     transport = SharedMemoryTransport(spec.instance, epoch, memory, engine_pool, plan.num_blocks)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    worker = Worker(
+    state = WorkerState(
         instance=spec.instance,
         role=spec.role,
         scheduler=_scheduler(config, spec, plan, epoch),
-        engine=TorchEngine(model.to(config.engine.device), engine_pool),
-        eos_token_ids=frozenset(model.eos_token_ids),
-        peers=PeerDirectory(transport),
+        sender=HandoffSender(len(plan.layout.layers), time.monotonic),
         landing=Landing(landing_pool, engine_pool),
-        inbox=Inbox(context, config.inbox(spec.instance), ToWorker),
+        peers=PeerDirectory(transport),
         outbox=Outbox(context),
         controller=config.inbox(CONTROLLER),
-        lease_s=config.lease_s,
     )
-    worker.run()
+    inbox: Inbox[ToWorker] = Inbox(context, config.inbox(spec.instance), ToWorker)
+    engine = TorchEngine(model.to(config.engine.device), engine_pool)
+    work(state, engine, frozenset(model.eos_token_ids), inbox, config.lease_s)
 
 
 def _end_process(failed: threading.ExceptHookArgs) -> None:

@@ -14,33 +14,35 @@ Ended = Callable[[Outgoing], None]
 class HandoffSender:
     """Sends each hand-off layer by layer, in the order in which layers become ready.
 
-    `write_layer(outgoing, layer)` moves one layer and returns its bytes; `ended(outgoing)` is told once that
-    nothing of it will be read or written any more, after success (all layers sent) and after `cancel` alike.
-    Both are called from the sender's own thread: no write can be under way when `ended` is called. All other
-    methods may be called from any thread.
+    All methods may be called from any thread.
     """
 
-    def __init__(
-        self, num_layers: int, clock: Callable[[], float], write_layer: WriteLayer, ended: Ended
-    ) -> None:
+    def __init__(self, num_layers: int, clock: Callable[[], float]) -> None:
         self._num_layers = num_layers
         self._clock = clock
-        self._write_layer = write_layer
-        self._ended = ended
         self._outgoing: dict[str, Outgoing] = {}
         self._ready: deque[Outgoing] = deque()
         self._changed = threading.Condition()
         self._closed = False
-        self._thread = threading.Thread(target=self._run, name="handoff-sender", daemon=True)
+        self._thread: threading.Thread | None = None
 
-    def start(self) -> None:
+    def start(self, write_layer: WriteLayer, ended: Ended) -> None:
+        """Start the thread that sends.
+
+        `write_layer(outgoing, layer)` moves one layer and returns its bytes; `ended(outgoing)` is told once
+        that nothing of it will be read or written any more, after success (all layers sent) and after
+        `cancel` alike. Both are called from that thread only: no write is under way when `ended` is called.
+        """
+        arguments = (write_layer, ended)
+        self._thread = threading.Thread(target=self._run, args=arguments, name="handoff-sender", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         with self._changed:
             self._closed = True
             self._changed.notify()
-        self._thread.join()
+        if self._thread is not None:
+            self._thread.join()
 
     def expect(self, request_id: str, target: str, mode: HandoffMode) -> None:
         """A request that is going to be handed off was queued."""
@@ -106,7 +108,7 @@ class HandoffSender:
             self._ready.append(outgoing)
             self._changed.notify()
 
-    def _run(self) -> None:
+    def _run(self, write_layer: WriteLayer, ended: Ended) -> None:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._ready or self._closed)
@@ -119,9 +121,9 @@ class HandoffSender:
                 if over:  # from here on nobody finds it, so nobody can queue it again
                     del self._outgoing[outgoing.request_id]
             if layer is not None:
-                self._send(outgoing, layer)
+                self._send(outgoing, layer, write_layer)
             elif over:
-                self._ended(outgoing)
+                ended(outgoing)
 
     def _next_layer(self, outgoing: Outgoing) -> int | None:
         wanted = not outgoing.cancelled and outgoing.layers_sent < outgoing.sendable
@@ -130,11 +132,11 @@ class HandoffSender:
     def _complete(self, outgoing: Outgoing) -> bool:
         return outgoing.first_token is not None and outgoing.layers_sent == self._num_layers
 
-    def _send(self, outgoing: Outgoing, layer: int) -> None:
+    def _send(self, outgoing: Outgoing, layer: int, write_layer: WriteLayer) -> None:
         """One layer at a time, so that hand-offs share the link and a cancelled one stops soon."""
         if outgoing.started_s is None:
             outgoing.started_s = self._clock()
-        moved = self._write_layer(outgoing, layer)
+        moved = write_layer(outgoing, layer)
         with self._changed:
             outgoing.bytes_moved += moved
             outgoing.layers_sent += 1

@@ -1,0 +1,118 @@
+"""The inbox thread of a worker: messages are applied at once, also while a batch runs."""
+
+import logging
+import time
+
+from twofold.serving.mailbox import Inbox
+from twofold.serving.messages import (
+    Abort,
+    HandoffEnded,
+    Heartbeat,
+    InstanceLost,
+    LeaseGranted,
+    Peers,
+    Prefill,
+    Reserve,
+    Shutdown,
+    ToWorker,
+)
+from twofold.serving.worker.live import LiveSequence
+from twofold.serving.worker.state import WorkerState
+
+log = logging.getLogger(__name__)
+
+
+class Commands:
+    """Applies what the controller and peers say; shows peers that we live, and sees when they do not."""
+
+    def __init__(self, state: WorkerState, inbox: Inbox[ToWorker], lease_s: float) -> None:
+        self._state, self._inbox, self._lease_s = state, inbox, lease_s
+        self._heartbeat_s = time.monotonic()
+
+    def run(self) -> None:
+        """Receive until told to shut down."""
+        state = self._state
+        patience_s = min(0.5, self._lease_s / 8)
+        looked_s = time.monotonic()
+        while not state.closing:
+            for message in self._inbox.receive(patience_s):
+                with state.changed:
+                    self._apply(message)
+                    state.grant()
+                    state.changed.notify()
+            looked_s = self._keep_leases(looked_s)
+        state.outbox.close(linger_s=1.0)
+
+    def _apply(self, message: ToWorker) -> None:  # noqa: C901  (one flat match over the kinds of messages)
+        state = self._state
+        match message:
+            case Prefill():
+                self._accept(message)
+            case Reserve():
+                self._reserve(message)
+            case LeaseGranted(lease=lease):
+                if not state.sender.lease(lease):
+                    state.end_lease(lease)
+            case HandoffEnded():
+                self._land(message)
+            case Abort(request_id=request_id):
+                state.abort(request_id)
+            case Heartbeat(source=source):
+                state.scheduler.leases.renew(source, time.monotonic())
+            case Peers(peers=peers):
+                state.peers.update(peers)
+            case InstanceLost(instance=instance):
+                self._lose(instance)
+            case Shutdown():
+                state.closing = True
+
+    def _accept(self, message: Prefill) -> None:
+        state, generation, request = self._state, message.generation, message.generation.request
+        state.sequences[request.id] = LiveSequence(generation.sampling, token_ids=generation.prompt_token_ids)
+        if message.target is not None and message.mode is not None:
+            state.sender.expect(request.id, message.target, message.mode)
+        state.scheduler.submit(request, decodes_here=message.target is None)
+
+    def _reserve(self, message: Reserve) -> None:
+        request = message.request
+        self._state.sequences[request.id] = LiveSequence(message.sampling, offset=request.prompt_tokens)
+        self._state.scheduler.reserve(request, message.source)
+
+    def _land(self, message: HandoffEnded) -> None:
+        state, request_id = self._state, message.request_id
+        if message.epoch != state.scheduler.leases.epoch:
+            log.warning("%s refused KV of epoch %d for %s", state.instance, message.epoch, request_id)
+            return
+        if message.first_token is None:
+            state.scheduler.end_lease(request_id, message.epoch)
+            if message.error is not None:
+                state.fail(request_id, message.error)
+        elif state.scheduler.landed(request_id, message.epoch):
+            state.landing.landed(request_id, state.scheduler.blocks.blocks_of(request_id))
+            state.sequences[request_id].append(message.first_token)
+
+    def _lose(self, instance: str) -> None:
+        """A dead peer writes no more, and what was on its way to it has nowhere to go."""
+        state = self._state
+        inbox = state.peers.inbox(instance)
+        state.peers.remove(instance)
+        state.sender.cancel_to(instance)
+        for request_id in state.scheduler.lose_source(instance):
+            state.fail(request_id, f"{instance} ended during the hand-off")
+        if inbox is not None:
+            state.outbox.forget(inbox)
+
+    def _keep_leases(self, looked_s: float) -> float:
+        """Show peers that we live, and fail requests whose KV comes from a source that does not; returns the time."""
+        state, now = self._state, time.monotonic()
+        if now - self._heartbeat_s > self._lease_s / 4:
+            self._heartbeat_s = now
+            for address in state.peers.inboxes():
+                state.outbox.send(address, Heartbeat(source=state.instance))
+        with state.changed:
+            if now - looked_s > self._lease_s / 4:  # we were stopped: heartbeats may still lie unread
+                state.scheduler.leases.renew_all(now)
+            for lease in state.scheduler.leases.expired(now):
+                state.fail(lease.request_id, f"{lease.source} went silent during the hand-off")
+            state.report_changes()
+        return now

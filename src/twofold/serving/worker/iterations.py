@@ -1,0 +1,142 @@
+"""The main thread of a worker: batches, one after the other."""
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from twofold.batch import Batch, BatchItem
+from twofold.engine.base import Engine, Sampled, SequenceStep
+from twofold.request import Phase, TokenOutput
+from twofold.scheduling.instance import Outcome
+from twofold.serving.messages import StepDone
+from twofold.serving.worker.state import WorkerState
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Started:
+    """A batch about to run, with what the engine needs of it, taken while the lock was held."""
+
+    batch: Batch
+    steps: list[SequenceStep]
+    handing_off: list[str]
+    landed: list[Sequence[int]]
+    now: float
+
+
+class Iterations:
+    """next_batch → engine.run → complete → tokens to the controller, until the worker is to end."""
+
+    def __init__(self, state: WorkerState, engine: Engine, eos_token_ids: frozenset[int]) -> None:
+        self._state, self._engine, self._eos = state, engine, eos_token_ids
+
+    def run(self) -> None:
+        while (started := self._next_batch()) is not None:
+            self._state.landing.bring(started.landed)
+            on_layer = partial(self._state.sender.layer_computed, started.handing_off)
+            try:
+                sampled = self._engine.run(started.steps, on_layer if started.handing_off else None)
+            except Exception as error:
+                log.exception("%s could not run a batch", self._state.instance)
+                self._fail(started.batch, f"{type(error).__name__} on {self._state.instance}")
+            else:
+                self._complete(started, sampled)
+
+    def _next_batch(self) -> _Started | None:
+        """Wait for work; None when the worker is to end."""
+        state = self._state
+        with state.changed:
+            while not state.closing:
+                now = time.monotonic()
+                batch = state.scheduler.next_batch(now)
+                if batch is not None:
+                    steps = [self._step(item) for item in batch.items]
+                    return _Started(batch, steps, self._begin_handoffs(batch), state.landing.take(), now)
+                state.report_changes()
+                state.changed.wait()
+            return None
+
+    def _step(self, item: BatchItem) -> SequenceStep:
+        sequence = self._state.sequences[item.request_id]
+        return SequenceStep(
+            request_id=item.request_id,
+            token_ids=sequence.slice(item.context_tokens, item.num_tokens),
+            start=item.context_tokens,
+            block_table=tuple(self._state.scheduler.blocks.blocks_of(item.request_id)),
+            sampling=sequence.sampling if item.samples else None,
+            output_index=sequence.generated,
+        )
+
+    def _begin_handoffs(self, batch: Batch) -> list[str]:
+        """Requests whose prompt this batch completes and whose KV then travels."""
+        completed = [i.request_id for i in batch.items if i.phase is Phase.PREFILL and i.samples]
+        blocks_of = self._state.scheduler.blocks.blocks_of
+        return [rid for rid in completed if self._state.sender.begin(rid, blocks_of(rid))]
+
+    def _complete(self, started: _Started, sampled: list[Sampled | None]) -> None:
+        drawn = {
+            item.request_id: sample
+            for item, sample in zip(started.batch.items, sampled, strict=True)
+            if sample is not None
+        }
+        state = self._state
+        with state.changed:
+            outcomes = state.scheduler.complete(started.batch, self._stopped(drawn))
+            tokens = [(o.request_id, self._token(o, drawn[o.request_id])) for o in outcomes]
+            state.grant()
+            status, number = state.next_report()
+        state.tell(
+            StepDone(
+                instance=state.instance,
+                started_s=started.now,
+                started=[i.request_id for i in started.batch.items if i.context_tokens == 0],
+                tokens=tokens,
+                status=status,
+                number=number,
+            )
+        )
+        for outcome in outcomes:
+            self._pass_on(outcome, drawn[outcome.request_id].token_id)
+
+    def _pass_on(self, outcome: Outcome, token_id: int) -> None:
+        """After the first token has left for the client, the sender learns whether to go on with the hand-off."""
+        sender, request_id = self._state.sender, outcome.request_id
+        if outcome.hands_off:
+            sending = sender.prefilled(request_id, token_id)
+        else:
+            sending = outcome.finish_reason is None or sender.cancel(request_id)
+        if not sending:
+            with self._state.changed:
+                self._state.scheduler.handed_off(request_id)
+
+    def _fail(self, batch: Batch, reason: str) -> None:
+        """The engine could not run it (out of memory, say): its requests fail, others go on."""
+        with self._state.changed:
+            for item in batch.items:
+                self._state.fail(item.request_id, reason)
+            self._state.scheduler.complete(batch)
+            self._state.grant()
+
+    def _stopped(self, drawn: dict[str, Sampled]) -> set[str]:
+        sequences = self._state.sequences
+        return {
+            request_id
+            for request_id, sample in drawn.items()
+            if request_id in sequences and sequences[request_id].ends_with(sample.token_id, self._eos)
+        }
+
+    def _token(self, outcome: Outcome, sample: Sampled) -> TokenOutput:
+        if outcome.finish_reason is not None or outcome.hands_off:
+            del self._state.sequences[outcome.request_id]
+        else:
+            self._state.sequences[outcome.request_id].append(sample.token_id)
+        return TokenOutput(
+            index=outcome.index,
+            token_id=sample.token_id,
+            logprob=sample.logprob,
+            top_logprobs=sample.top_logprobs,
+            finish_reason=outcome.finish_reason,
+        )

@@ -1,0 +1,91 @@
+"""What the three threads of a worker share, and what any of them may do."""
+
+import threading
+import time
+from dataclasses import dataclass, field
+
+from twofold.handoff import Lease
+from twofold.instance import Role
+from twofold.scheduling.instance import InstanceScheduler, InstanceStatus
+from twofold.serving.mailbox import Outbox
+from twofold.serving.messages import (
+    HandoffEnded,
+    LeaseGranted,
+    Message,
+    RequestFailed,
+    Status,
+)
+from twofold.serving.worker.landing import Landing
+from twofold.serving.worker.live import LiveSequence
+from twofold.serving.worker.peers import PeerDirectory
+from twofold.serving.worker.sender import HandoffSender
+
+
+@dataclass(eq=False, kw_only=True)
+class WorkerState:
+    """One instance's scheduler, sequences and ties to others.
+
+    `changed` guards the scheduler and `sequences`, and wakes the main thread when there may be work. It is
+    never held while a batch runs or a block is copied. Where the sender's lock is taken too, it comes second.
+    """
+
+    instance: str
+    role: Role
+    scheduler: InstanceScheduler
+    sender: HandoffSender
+    landing: Landing
+    peers: PeerDirectory
+    outbox: Outbox
+    controller: str
+    sequences: dict[str, LiveSequence] = field(default_factory=dict)
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    closing: bool = False
+    _reported: InstanceStatus | None = None
+    _reports: int = 0
+
+    # -- with the lock held -------------------------------------------------------------------------------------
+
+    def grant(self) -> None:
+        """Grant what leases there is room for now; to be called when blocks may have become free."""
+        for lease in self.scheduler.grant(time.monotonic()):
+            self.tell(LeaseGranted(lease=lease))
+
+    def abort(self, request_id: str) -> None:
+        """Forget a request, whatever it is waiting for; its blocks become free when nothing touches them."""
+        self.sequences.pop(request_id, None)
+        self.landing.drop(request_id)
+        self.scheduler.abort(request_id)
+        if not self.sender.cancel(request_id):
+            self.scheduler.handed_off(request_id)
+
+    def fail(self, request_id: str, reason: str) -> None:
+        """The same, and the controller is told why."""
+        self.abort(request_id)
+        self.tell(RequestFailed(request_id=request_id, reason=reason))
+
+    def next_report(self) -> tuple[InstanceStatus, int]:
+        """The accounts as they are, and the number of this report of them."""
+        self._reported = self.scheduler.status()
+        self._reports += 1
+        return self._reported, self._reports
+
+    def report_changes(self) -> None:
+        """Tell the controller the accounts if they differ from what it was told last."""
+        if self.scheduler.status() != self._reported:
+            status, number = self.next_report()
+            self.tell(Status(instance=self.instance, status=status, number=number))
+
+    # -- with or without it ---------------------------------------------------------------------------------------
+
+    def tell(self, message: Message) -> None:
+        """Send a message to the controller."""
+        self.outbox.send(self.controller, message)
+
+    def end_lease(self, lease: Lease, first_token: int | None = None, error: str | None = None) -> None:
+        """Tell the lease's instance that nothing more will be written under it."""
+        inbox = self.peers.inbox(lease.instance)
+        if inbox is not None:
+            ended = HandoffEnded(
+                request_id=lease.request_id, epoch=lease.epoch, first_token=first_token, error=error
+            )
+            self.outbox.send(inbox, ended)

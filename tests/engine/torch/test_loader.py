@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import os
 import subprocess
 import sys
 
@@ -222,6 +223,7 @@ os.wait()
         capture_output=True,
         text=True,
         timeout=60,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},  # as the process that forks workers sets it
         check=True,
     )
     assert made.stdout.split() == ["1", "True"]

@@ -56,8 +56,9 @@ def test_sampled_output_depends_on_the_seed_alone(service):
             (SPLIT, 1, 0.0),
             (SPLIT, 24, 1.0),
             (COLOCATED, 24, 0.5),
+            ((*SPLIT, "--handoff", "serialized"), 24, 0.5),
         ]
     ]
-    assert runs[0] == runs[1] == runs[2]
+    assert runs[0] == runs[1] == runs[2] == runs[3]
     other = asyncio.run(complete_all(service("llama", SPLIT), prompts, at_once=24, **how | {"seed": 12}))
     assert other != runs[0], "another seed gives another output"

@@ -1,8 +1,8 @@
 """Loading models: what is found out about them, and which mistakes and models are refused."""
 
 import json
-import shutil
 import os
+import shutil
 import subprocess
 import sys
 

@@ -22,7 +22,7 @@ def model(tmp_path_factory):
 def refusal(*arguments):
     """What a real process says and how it ends, workers and all."""
     command = [sys.executable, "-m", "twofold.cli.main", "serve", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
     return one_sentence(done.stderr)
 

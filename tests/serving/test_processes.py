@@ -57,8 +57,8 @@ def test_stopping_leaves_no_process_and_no_file(own_service, number):
     children = family(process)
     assert len(children) == 3, "a nursery and two workers"
     process.send_signal(number)
-    assert process.wait(timeout=60) == 0
-    _, alive = psutil.wait_procs(children, timeout=30)
+    assert process.wait(timeout=300) == 0
+    _, alive = psutil.wait_procs(children, timeout=120)
     assert not alive
     assert not {path for path in leftovers() if f"-{process.pid}-" in path}
 
@@ -68,7 +68,7 @@ def test_a_killed_service_takes_its_workers_with_it(own_service):
     process, _ = own_service
     children = family(process)
     process.kill()
-    _, alive = psutil.wait_procs(children, timeout=30)
+    _, alive = psutil.wait_procs(children, timeout=120)
     assert not alive
     assert not glob.glob("/dev/shm/*twofold*")
 
@@ -97,7 +97,7 @@ def test_a_dead_worker_fails_its_requests_and_the_health_check(own_service):
             ):
                 return rest, health.status, refused.status, await refused.json()
 
-    rest, health, refused, answer = asyncio.run(asyncio.wait_for(watch(), 120))
+    rest, health, refused, answer = asyncio.run(asyncio.wait_for(watch(), 600))
     assert b'"error"' in rest
     assert (health, refused) == (503, 503)
     assert "message" in answer["error"]
@@ -118,7 +118,7 @@ def test_a_prefill_worker_that_dies_during_the_hand_off_fails_the_request(own_se
                 os.kill(worker(process, "decode"), signal.SIGCONT)
                 return await response.content.read()
 
-    rest = asyncio.run(asyncio.wait_for(watch(), 120))
+    rest = asyncio.run(asyncio.wait_for(watch(), 600))
     assert b'"error"' in rest
     assert asyncio.run(all_blocks_free(url))
 
@@ -137,5 +137,5 @@ def test_a_service_with_workers_left_for_both_phases_goes_on(model_dir):
                     for _ in range(4)
                 ]
 
-        assert asyncio.run(asyncio.wait_for(go_on(), 120)) == [4] * 4
+        assert asyncio.run(asyncio.wait_for(go_on(), 600)) == [4] * 4
         assert asyncio.run(all_blocks_free(url))

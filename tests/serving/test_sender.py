@@ -26,7 +26,7 @@ class Recording:
 
     def _write(self, outgoing, layer):
         self.writing.set()
-        assert self.write_gate.wait(30)
+        assert self.write_gate.wait(120)
         self.log.append(("write", outgoing.request_id, layer))
         return 10
 
@@ -35,7 +35,7 @@ class Recording:
         self.over.set()
 
     def finished(self):
-        assert self.over.wait(30)
+        assert self.over.wait(120)
         self.sender.close()
         return self.log
 
@@ -75,7 +75,7 @@ def test_layer_wise_sends_before_the_prefill_is_over_and_serialized_does_not():
         recording.sender.lease(lease())
         recording.sender.begin("r", [7])
         compute(recording.sender, layers=range(1))
-    assert early.writing.wait(30)
+    assert early.writing.wait(120)
     assert not late.writing.is_set()
     for recording in (early, late):
         compute(recording.sender, layers=range(1, LAYERS))
@@ -92,7 +92,7 @@ def test_nothing_is_written_after_a_cancelled_hand_off_has_ended():
     sender.begin("r", [7])
     recording.write_gate.clear()
     compute(sender)
-    assert recording.writing.wait(30)
+    assert recording.writing.wait(120)
     sender.cancel("r")
     assert not recording.over.is_set(), "a write is under way"
     recording.write_gate.set()

@@ -37,7 +37,7 @@ def running_app(app: FastAPI) -> Iterator[str]:
     thread = threading.Thread(target=asyncio.run, args=(serve(),))
     thread.start()
     try:
-        assert up.wait(20)
+        assert up.wait(120)
         yield url
     finally:
         loops[0].call_soon_threadsafe(down[0].set)
@@ -54,5 +54,5 @@ def running_gateway(
 ) -> Iterator[httpx.Client]:
     """A client of a gateway in front of `service`."""
     app = create_app(service, byte_level() if tokenizer else None, api_key=api_key, limits=limits)
-    with running_app(app) as url, httpx.Client(base_url=url, timeout=20) as client:
+    with running_app(app) as url, httpx.Client(base_url=url, timeout=120) as client:
         yield client

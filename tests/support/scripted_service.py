@@ -88,7 +88,7 @@ class ScriptedService:
     def wait_until(self, condition: Callable[["ScriptedService"], bool]) -> None:
         """Wait from a test's thread until what is recorded meets `condition`; fails after a while."""
         with self._changed:
-            assert self._changed.wait_for(lambda: condition(self), timeout=20), (
+            assert self._changed.wait_for(lambda: condition(self), timeout=120), (
                 f"started {len(self.started)}, finished {len(self.finished)}, aborted {len(self.aborted)}"
             )
 

@@ -222,7 +222,7 @@ os.wait()
         [sys.executable, "-c", script, tiny_model_dir("llama")],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
         env={**os.environ, "OMP_NUM_THREADS": "1"},  # as the process that forks workers sets it
         check=True,
     )

@@ -82,7 +82,9 @@ def _listen(host: str, port: int) -> socket.socket:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listener = socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
-        raise ConfigurationError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+        # The library adds the address to what the system says; unknown hosts have numbers of their own, below 0.
+        reason = os.strerror(error.errno) if (error.errno or 0) > 0 else error.strerror
+        raise ConfigurationError(f"cannot listen on {host}:{port}: {reason}") from error
     return listener
 
 

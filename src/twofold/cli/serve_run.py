@@ -80,12 +80,10 @@ def _listen(host: str, port: int) -> socket.socket:
     """Bind before anything slow starts, so that a port in use is known at once."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        listener = socket.create_server((host, port), family=family, backlog=2048)
+        return socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
-        # The library adds the address to what the system says; unknown hosts have numbers of their own, below 0.
-        reason = os.strerror(error.errno) if (error.errno or 0) > 0 else error.strerror
+        reason = (error.strerror or str(error)).partition(" (")[0]  # what follows repeats the address
         raise ConfigurationError(f"cannot listen on {host}:{port}: {reason}") from error
-    return listener
 
 
 def _make_directory(flag: str, path: Path) -> None:

@@ -25,12 +25,3 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
     blocks: tuple[int, ...]
     deadline_s: float
-
-
-class Handoff(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a request's KV goes after prefill, and how."""
-
-    request_id: str
-    source: str
-    target: str
-    mode: HandoffMode

@@ -7,7 +7,6 @@ import sys
 import pytest
 import torch
 
-from support.tiny_models import write_tiny_model
 from twofold.cli.main import main
 from twofold.cli.serve import parse_size
 from twofold.errors import ConfigurationError
@@ -15,8 +14,8 @@ from twofold.serving.nursery import check_device
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return str(write_tiny_model("llama", tmp_path_factory.mktemp("model")))
+def model(tiny_model_dir):
+    return str(tiny_model_dir("llama"))
 
 
 def refusal(*arguments):

@@ -18,21 +18,6 @@ def _one_thread():
 
 
 @pytest.fixture(scope="session")
-def tiny_model_dir(tmp_path_factory):
-    """Returns the directory of a tiny model of an architecture, made once."""
-    from support.tiny_models import write_tiny_model
-
-    made = {}
-
-    def directory(arch):
-        if arch not in made:
-            made[arch] = write_tiny_model(arch, tmp_path_factory.mktemp(arch))
-        return made[arch]
-
-    return directory
-
-
-@pytest.fixture(scope="session")
 def loaded(tiny_model_dir):
     """Returns a loaded tiny model, loaded once."""
     models = {}

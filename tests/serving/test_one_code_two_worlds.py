@@ -107,11 +107,11 @@ def timed(name, entries):
 
 
 @pytest.mark.parametrize("flags", [SPLIT, COLOCATED], ids=["split", "colocated"])
-def test_a_simulation_with_recorded_times_takes_the_live_decisions(flags, model_dir, tmp_path):
+def test_a_simulation_with_recorded_times_takes_the_live_decisions(flags, tiny_model_dir, tmp_path):
     """Every placement, lease, batch and outcome of a live run under load, some of it aborted, is reproduced."""
     draw = random.Random(3)
     prompts = [[draw.randint(10, 500) for _ in range(draw.randint(1, 700))] for _ in range(60)]
-    with served(model_dir("llama"), (*ENGINE, *flags, "--journal", str(tmp_path))) as url:
+    with served(tiny_model_dir("llama"), (*ENGINE, *flags, "--journal", str(tmp_path))) as url:
         asyncio.run(
             complete_all(url, prompts, at_once=20, spread_s=2.0, max_tokens=16, temperature=1.0, seed=4)
         )

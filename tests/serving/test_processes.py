@@ -33,8 +33,8 @@ def breakable(model, *flags):
 
 
 @pytest.fixture
-def own_service(model_dir):
-    with breakable(model_dir("llama"), *SPLIT) as running:
+def own_service(tiny_model_dir):
+    with breakable(tiny_model_dir("llama"), *SPLIT) as running:
         yield running
 
 
@@ -123,9 +123,9 @@ def test_a_prefill_worker_that_dies_during_the_hand_off_fails_the_request(own_se
     assert asyncio.run(all_blocks_free(url))
 
 
-def test_a_service_with_workers_left_for_both_phases_goes_on(model_dir):
+def test_a_service_with_workers_left_for_both_phases_goes_on(tiny_model_dir):
     """One of two prefill workers dies: what comes later is served by the other."""
-    with breakable(model_dir("llama"), "--prefill", "2", "--decode", "1") as (process, url):
+    with breakable(tiny_model_dir("llama"), "--prefill", "2", "--decode", "1") as (process, url):
         os.kill(worker(process, "prefill-0"), signal.SIGKILL)
 
         async def go_on():

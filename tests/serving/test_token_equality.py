@@ -21,10 +21,10 @@ def random_prompts(seed):
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_greedy_output_equals_generate(arch, service, model_dir):
+def test_greedy_output_equals_generate(arch, service, tiny_model_dir):
     """100 random prompts of 1 to 1,500 tokens: alone, in batches, and arriving at random times."""
     prompts = random_prompts(seed=ARCHITECTURES.index(arch))
-    expected = greedy_outputs(model_dir(arch), prompts, OUTPUT)
+    expected = greedy_outputs(tiny_model_dir(arch), prompts, OUTPUT)
     url = service(arch, SPLIT)
     ways = {
         "alone": {"at_once": 1},

@@ -1,11 +1,11 @@
 """Where the public traces are, and requests as hypothesis draws them."""
 
-import os
 from pathlib import Path
 
 import pytest
 from hypothesis import strategies as st
 
+from twofold.demo.real_data import find_data
 from twofold.request import Request
 
 ROOT = Path(__file__).parents[2]
@@ -13,9 +13,9 @@ ROOT = Path(__file__).parents[2]
 
 def public_trace(name: str) -> Path:
     """The path of a public trace; skips the test where it is absent."""
-    path = Path(os.environ.get("TWOFOLD_DATA") or ROOT.parent / "shared" / "data") / "traces" / name
-    if not path.is_file():
-        pytest.skip(f"{path} is absent; set TWOFOLD_DATA to the folder that holds traces/")
+    path = find_data(f"traces/{name}")
+    if path is None:
+        pytest.skip(f"{name} is absent; set TWOFOLD_DATA to the folder that holds traces/")
     return path
 
 

@@ -38,14 +38,14 @@ console = Console()
 def main() -> None:
     """Make the model, serve it both ways under the same load, print both and what follows from them."""
     try:
-        asyncio.run(_demonstrate())
+        _demonstrate()
     except UserError as error:
         sys.exit(f"twofold: {error}")
     except KeyboardInterrupt:
         sys.exit(130)
 
 
-async def _demonstrate() -> None:
+def _demonstrate() -> None:
     _make_model()
     trace = find_data(TRACE)
     source = str(trace) if trace else "the generator azure-conv, as the trace itself is not here"
@@ -58,8 +58,8 @@ async def _demonstrate() -> None:
         with served(MODEL_DIR, (*flags, *FLAGS)) as url:
             console.print(f"  ready after {time.monotonic() - started:.0f} s")
             if goal is None:
-                goal = await _probe(url, trace)
-            result = await _load(url, list(_requests(trace, goal.rate)), warmup=2)
+                goal = _probe(url, trace)
+            result = _load(url, list(_requests(trace, goal.rate)), warmup=2)
         runs[name] = summarise(
             result.timelines, duration_s=result.duration_s, slo=goal.slo, errors=result.errors
         )
@@ -81,10 +81,10 @@ def _make_model() -> None:
         making.rename(MODEL_DIR)
 
 
-async def _probe(url: str, trace: Path | None) -> Objectives:
+def _probe(url: str, trace: Path | None) -> Objectives:
     """What an unloaded service gives sets the SLO and the rate, so that the demo fits any machine."""
     sample = list(_requests(trace, rate=1.0))
-    alone = await _load(url, probe_requests(sample), warmup=1, max_concurrency=1)
+    alone = _load(url, probe_requests(sample), warmup=1, max_concurrency=1)
     goal = objectives(alone.timelines)
     console.print(f"  {goal.describe()}")
     return goal
@@ -102,12 +102,15 @@ def _requests(trace: Path | None, rate: float) -> Iterator[Request]:
     )
 
 
-async def _load(
+def _load(
     url: str, requests: list[Request], *, warmup: int, max_concurrency: int | None = None
 ) -> LoadResult:
-    config = LoadConfig(endpoint=await discover(url), warmup=warmup, max_concurrency=max_concurrency)
-    with load_progress(len(requests)) as on_change:
-        return await run_load(config, requests, on_change=on_change)
+    async def load() -> LoadResult:
+        config = LoadConfig(endpoint=await discover(url), warmup=warmup, max_concurrency=max_concurrency)
+        with load_progress(len(requests)) as on_change:
+            return await run_load(config, requests, on_change=on_change)
+
+    return asyncio.run(load())
 
 
 if __name__ == "__main__":

@@ -25,6 +25,9 @@ class BlockManager:
         self._holds = [0] * num_blocks
         self._owned: dict[str, list[int]] = {}
         self._in_flight: dict[str, tuple[int, ...]] = {}
+        # Asked for in every iteration, so it is kept up to date rather than counted anew.
+        self._touched_by = [0] * num_blocks
+        self._num_in_flight = 0
 
     @property
     def num_free(self) -> int:
@@ -33,20 +36,16 @@ class BlockManager:
     @property
     def num_owned(self) -> int:
         """Blocks that some request needs."""
-        return len({block for blocks in self._owned.values() for block in blocks})
+        return sum(map(len, self._owned.values()))
 
     @property
     def num_in_flight(self) -> int:
         """Blocks that some transfer may still touch."""
-        return len({block for blocks in self._in_flight.values() for block in blocks})
+        return self._num_in_flight
 
     @property
     def owners(self) -> frozenset[str]:
         return frozenset(self._owned)
-
-    @property
-    def transfers(self) -> frozenset[str]:
-        return frozenset(self._in_flight)
 
     def blocks_for(self, tokens: int) -> int:
         """How many blocks `tokens` tokens take."""
@@ -85,10 +84,17 @@ class BlockManager:
             raise ValueError(f"transfer {transfer} touches a free block")
         self._in_flight[transfer] = held
         self._hold(held)
+        for block in held:
+            self._num_in_flight += self._touched_by[block] == 0
+            self._touched_by[block] += 1
 
     def end_transfer(self, transfer: str) -> None:
         """`transfer` will touch its blocks no more; those that no request needs become free."""
-        self._drop(self._in_flight.pop(transfer))
+        held = self._in_flight.pop(transfer)
+        for block in held:
+            self._touched_by[block] -= 1
+            self._num_in_flight -= self._touched_by[block] == 0
+        self._drop(held)
 
     def _hold(self, blocks: Iterable[int]) -> None:
         for block in blocks:

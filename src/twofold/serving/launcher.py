@@ -17,11 +17,6 @@ class LocalLauncher:
     def __init__(self, config: ServiceConfig) -> None:
         self._config = config
         self._process: asyncio.subprocess.Process | None = None
-        self.pids: dict[str, int] = {}
-
-    @property
-    def nursery_pid(self) -> int | None:
-        return None if self._process is None else self._process.pid
 
     async def start(self) -> None:
         """Start the nursery; it begins to report at once."""
@@ -43,8 +38,6 @@ class LocalLauncher:
         told = False
         async for line in self._process.stdout:
             report = msgspec.json.decode(line, type=Report)
-            if report.forked is not None and report.pid is not None:
-                self.pids[report.forked] = report.pid
             told = told or report.failure is not None
             yield report
         code = await self._process.wait()

@@ -1,7 +1,6 @@
 """A whole service on this host, from start to end: workers, controller and gateway."""
 
 import asyncio
-import logging
 import os
 import socket
 import time
@@ -29,8 +28,6 @@ from twofold.serving.metrics import ServiceMetrics
 from twofold.serving.plan import gateway_cores
 from twofold.serving.reports import Report
 from twofold.serving.service import ServedModel
-
-log = logging.getLogger(__name__)
 
 STOP_GRACE_S = 10  # answers that run when the service is told to stop get this long to end
 
@@ -167,7 +164,6 @@ class LocalService:
             self._worker_ended(report.exited, report.code)
 
     def _worker_ended(self, instance: str, code: int | None) -> None:
-        del self._launcher.pids[instance]
         if self._stop.is_set():
             return  # as it was told to
         if self._controller is not None and self._was_ready:

@@ -21,7 +21,7 @@ from typing import NoReturn
 
 import msgspec
 
-from twofold.errors import ConfigurationError, ModelError, UserError
+from twofold.errors import ConfigurationError, UserError
 from twofold.serving.config import EngineConfig, ServiceConfig
 from twofold.serving.reports import Report
 
@@ -41,9 +41,8 @@ def main() -> None:
         report(Report(failure=str(error)))
         sys.exit(2)
     _watch(workers, report)
-    shutil.rmtree(
-        config.run_dir, ignore_errors=True
-    )  # nobody else can, if the process that made it was killed
+    # Nobody else can, if the process that made it was killed.
+    shutil.rmtree(config.run_dir, ignore_errors=True)
 
 
 Reporter = Callable[[Report], None]
@@ -81,14 +80,7 @@ def _raise_workers(config: ServiceConfig, report: Reporter) -> dict[int, str]:
         workers=len(config.workers),
         available_bytes=available_memory(),
     )
-    report(
-        Report(
-            stage="starting workers",
-            max_model_len=plan.max_model_len,
-            vocab_size=model.vocab_size,
-            num_blocks=plan.num_blocks,
-        )
-    )
+    report(Report(stage="starting workers", max_model_len=plan.max_model_len, vocab_size=model.vocab_size))
     from twofold.serving.worker.process import run_worker  # noqa: PLC0415
 
     workers: dict[int, str] = {}
@@ -98,7 +90,6 @@ def _raise_workers(config: ServiceConfig, report: Reporter) -> dict[int, str]:
         if pid == 0:
             _become_worker(spec.instance, nursery, partial(run_worker, config, spec, model, plan))
         workers[pid] = spec.instance
-        report(Report(forked=spec.instance, pid=pid))
     return workers
 
 
@@ -122,7 +113,9 @@ def _context_length(engine: EngineConfig, model_len: int) -> int:
     if engine.max_model_len is None:
         return model_len
     if engine.max_model_len > model_len:
-        raise ModelError(f"--max-model-len {engine.max_model_len:,} is more than the model's {model_len:,}")
+        raise ConfigurationError(
+            f"--max-model-len {engine.max_model_len:,} is more than the model's {model_len:,}"
+        )
     return engine.max_model_len
 
 
@@ -176,7 +169,7 @@ def _reap(workers: dict[int, str], report: Reporter) -> None:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == 0:
             return
-        report(Report(exited=workers.pop(pid), pid=pid, code=os.waitstatus_to_exitcode(status)))
+        report(Report(exited=workers.pop(pid), code=os.waitstatus_to_exitcode(status)))
 
 
 def _die_with_parent(with_signal: signal.Signals, parent: int) -> None:

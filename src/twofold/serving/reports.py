@@ -4,17 +4,14 @@ import msgspec
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One event: a `stage` begins; a `failure` in one sentence; a worker was `forked` or `exited`; facts.
+    """One event: a `stage` begins; a `failure` in one sentence; a worker `exited`; facts of the model.
 
-    `max_model_len` (tokens), `vocab_size` and `num_blocks` (per worker) come with the stage "starting workers".
+    `max_model_len` (tokens) and `vocab_size` come with the stage "starting workers".
     """
 
     stage: str | None = None
     failure: str | None = None
-    forked: str | None = None
     exited: str | None = None
-    pid: int | None = None
     code: int | None = None
     max_model_len: int | None = None
     vocab_size: int | None = None
-    num_blocks: int | None = None

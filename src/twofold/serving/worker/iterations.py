@@ -87,15 +87,15 @@ class Iterations:
             outcomes = state.scheduler.complete(started.batch, self._stopped(drawn))
             tokens = [(o.request_id, self._token(o, drawn[o.request_id])) for o in outcomes]
             state.grant()
-            status, number = state.next_report()
+            report = state.next_report()
         state.tell(
             StepDone(
                 instance=state.instance,
                 started_s=started.now,
                 started=[i.request_id for i in started.batch.items if i.context_tokens == 0],
                 tokens=tokens,
-                status=status,
-                number=number,
+                status=report.status,
+                number=report.number,
             )
         )
         for outcome in outcomes:

@@ -63,17 +63,18 @@ class WorkerState:
         self.abort(request_id)
         self.tell(RequestFailed(request_id=request_id, reason=reason))
 
-    def next_report(self) -> tuple[InstanceStatus, int]:
-        """The accounts as they are, and the number of this report of them."""
+    def next_report(self) -> Status:
+        """The accounts as they are, numbered."""
         self._reported = self.scheduler.status()
         self._reports += 1
-        return self._reported, self._reports
+        return Status(instance=self.instance, status=self._reported, number=self._reports)
 
     def report_changes(self) -> None:
         """Tell the controller the accounts if they differ from what it was told last."""
-        if self.scheduler.status() != self._reported:
-            status, number = self.next_report()
-            self.tell(Status(instance=self.instance, status=status, number=number))
+        before = self._reported
+        report = self.next_report()
+        if report.status != before:
+            self.tell(report)
 
     # -- with or without it ---------------------------------------------------------------------------------------
 

@@ -20,17 +20,27 @@ class Role(StrEnum):
         return self is not Role.PREFILL
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class InstanceLoad:
     """What a router knows of an instance.
 
-    `pending_prefill_tokens`: prompt tokens routed here and not yet prefilled. `reserved_tokens`: KV tokens
-    that the requests decoding here, or on their way here, may come to hold. `requests`: how many requests
-    this instance has in either phase.
+    `role` is the pool it is in now, `home` the one it was started for. `pending_prefill_tokens`: prompt tokens
+    routed here and not yet prefilled. `reserved_tokens`: KV tokens that the requests here, or on their way here,
+    may come to hold; `capacity_tokens` what it has room for (None: not known). `prefills` and `decodes`: requests
+    routed here for that phase that are not through with it. `requests`: how many there are in either phase.
+    `queued`: sequences that wait on the instance itself, as it last said.
     """
 
     id: str
     role: Role
+    home: Role
+    capacity_tokens: int | None = None
     pending_prefill_tokens: int = 0
     reserved_tokens: int = 0
+    prefills: int = 0
+    decodes: int = 0
     requests: int = 0
+    queued: int = 0
+    # The pools' own: its place in its pool, and how often its numbers changed.
+    place: int = 0
+    version: int = 0

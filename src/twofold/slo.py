@@ -1,4 +1,6 @@
-"""Service-level objectives: the latencies a request must meet to count as served well."""
+"""Service-level objectives: what a request, or a whole run, must keep to count as served well."""
+
+from typing import Final
 
 import msgspec
 
@@ -42,3 +44,35 @@ class Slo(msgspec.Struct, frozen=True, kw_only=True):
                 )
             bounds[key] = seconds
         return cls(**bounds)
+
+
+class SlowdownSlo(msgspec.Struct, frozen=True, kw_only=True):
+    """Upper bounds on percentiles of slowdowns, as percentile -> multiple; all of them must hold together.
+
+    A slowdown is a latency over that of the same request alone on a reference machine. The P50, P90 and P99 of
+    Splitwise (ISCA'24, table VI) are of this kind.
+    """
+
+    ttft: dict[int, float] = {}
+    tpot: dict[int, float] = {}
+    e2e: dict[int, float] = {}
+
+
+# The nine bounds of Splitwise (table VI), against a DGX-A100 without contention; it says TBT for tpot.
+SPLITWISE: Final = SlowdownSlo(
+    ttft={50: 2.0, 90: 3.0, 99: 6.0},
+    tpot={50: 1.25, 90: 1.5, 99: 5.0},
+    e2e={50: 1.25, 90: 1.5, 99: 5.0},
+)
+
+
+def parse_slo(text: str) -> Slo | SlowdownSlo:
+    """Read `splitwise`, or bounds in seconds as `Slo.parse` does; raises ConfigurationError on anything else."""
+    if text.strip().lower() == "splitwise":
+        return SPLITWISE
+    slo = Slo.parse(text)
+    if slo == Slo():
+        raise ConfigurationError(
+            "an SLO without bounds says nothing: write ttft=2,tpot=0.1 (seconds) or splitwise"
+        )
+    return slo

@@ -42,22 +42,26 @@ class Moment(StrEnum):
 
 @dataclass(slots=True)
 class Timeline:
-    """What happened to one request, and when (seconds)."""
+    """What happened to one request, and when (seconds).
+
+    A live service knows the time of every token. A simulation counts tokens (`output_tokens`) and leaves
+    `token_times_s` empty: it keeps the gaps of all requests together.
+    """
 
     request: Request
     moments: dict[Moment, float] = field(default_factory=dict)
     token_times_s: list[float] = field(default_factory=list)
+    output_tokens: int = 0
     finish_reason: FinishReason | None = None
+    prefill_instance: str | None = None
+    decode_instance: str | None = None
+    preemptions: int = 0
 
     def span(self, start: Moment, end: Moment) -> float | None:
         """Seconds from one moment to another; None where either did not happen."""
         if start not in self.moments or end not in self.moments:
             return None
         return self.moments[end] - self.moments[start]
-
-    @property
-    def output_tokens(self) -> int:
-        return len(self.token_times_s)
 
     @property
     def ttft_s(self) -> float | None:
@@ -76,7 +80,8 @@ class Timeline:
     def tpot_s(self) -> float | None:
         if self.output_tokens < 2:
             return None
-        return (self.token_times_s[-1] - self.token_times_s[0]) / (self.output_tokens - 1)
+        decoding = self.span(Moment.FIRST_TOKEN, Moment.LAST_TOKEN)
+        return None if decoding is None else decoding / (self.output_tokens - 1)
 
     @property
     def queue_prefill_s(self) -> float | None:
@@ -139,6 +144,7 @@ class Recorder:
         if timeline is None:
             return
         timeline.token_times_s.append(now)
+        timeline.output_tokens += 1
         timeline.moments.setdefault(Moment.FIRST_TOKEN, now)
         timeline.moments[Moment.LAST_TOKEN] = now
 

@@ -5,18 +5,21 @@ import sys
 import typer
 
 from twofold import __version__
-from twofold.cli import bench, model, serve, trace
+from twofold.cli import bench, calibrate, catalog, model, serve, simulate, trace
 from twofold.errors import UserError
 
 app = typer.Typer(
     name="twofold",
-    help="Serve a large language model in two phases: prefill and decode on separate workers.",
+    help="Plan, simulate and serve large language models in two phases: prefill and decode on separate pools.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
 app.command("serve")(serve.serve)
 app.command("bench")(bench.bench)
+app.command("simulate")(simulate.simulate)
+app.add_typer(calibrate.app, name="calibrate")
+app.add_typer(catalog.app, name="catalog")
 app.add_typer(trace.app, name="trace")
 app.add_typer(model.app, name="model")
 

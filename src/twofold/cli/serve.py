@@ -28,11 +28,11 @@ def serve(  # noqa: PLR0917 (these are flags, nobody passes them by position)
         typer.Option(min=0, help="Workers that do both phases, instead of split.", rich_help_panel=_SERVICE),
     ] = 0,
     router: Annotated[
-        str, typer.Option(help="How requests are placed: jsq, round-robin.", rich_help_panel=_SERVICE)
+        str, typer.Option(help="How requests are placed: jsq, jsq-pending, jsq-requests, round-robin, random.", rich_help_panel=_SERVICE)
     ] = "jsq",
     handoff: Annotated[
         str,
-        typer.Option(help="How KV travels: layer-wise, serialized.", rich_help_panel=_SERVICE),
+        typer.Option(help="How KV travels: layer-wise, serialized, by-size.", rich_help_panel=_SERVICE),
     ] = "layer-wise",
     pin_cores: Annotated[
         bool, typer.Option(help="Give each worker cores of its own.", rich_help_panel=_SERVICE)

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from twofold.errors import ConfigurationError
 from twofold.scheduling.handoffs import HANDOFF_POLICIES
-from twofold.scheduling.routers import ROUTERS
+from twofold.scheduling.routers import FIXED_ROLE_ROUTERS
 from twofold.serving.config import EngineConfig, ServiceConfig, WorkerConfig
 from twofold.serving.local_service import HttpConfig, LocalService
 from twofold.serving.model_source import find_model
@@ -37,7 +37,7 @@ def run(
     journal: Path | None,
 ) -> None:
     """Serve until Ctrl-C or SIGTERM; raises ConfigurationError for what cannot be served."""
-    _check_choice("--router", router, tuple(ROUTERS))
+    _check_choice("--router", router, FIXED_ROLE_ROUTERS)
     _check_choice("--handoff", handoff, tuple(HANDOFF_POLICIES))
     _check_choice("--dtype", engine.dtype, DTYPES)
     if journal is not None:

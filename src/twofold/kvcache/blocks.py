@@ -1,9 +1,4 @@
-"""The block accounts of one instance: who holds which block of its paged KV cache.
-
-A block may be held by owners (requests that need its contents) and by transfers (reads or writes that may
-still touch its memory). It is free only when neither holds it, so an aborted request never gives away
-memory that a peer, or the running batch, is still writing to.
-"""
+"""Block accounts that know each block of a paged KV cache by its number."""
 
 from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
@@ -12,7 +7,7 @@ from twofold.errors import OutOfBlocksError
 
 
 class BlockManager:
-    """Hands out the blocks 0 … num_blocks − 1 of a cache with `block_size` tokens a block."""
+    """`BlockAccounts` for a live worker: hands out the blocks 0 … num_blocks − 1."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         if num_blocks < 1 or block_size < 1:
@@ -40,7 +35,6 @@ class BlockManager:
 
     @property
     def num_in_flight(self) -> int:
-        """Blocks that some transfer may still touch."""
         return self._num_in_flight
 
     @property
@@ -48,53 +42,51 @@ class BlockManager:
         return frozenset(self._owned)
 
     def blocks_for(self, tokens: int) -> int:
-        """How many blocks `tokens` tokens take."""
         return -(-tokens // self.block_size)
 
     def fits(self, tokens: int) -> bool:
-        """Whether `tokens` more tokens would get blocks now."""
         return self.blocks_for(tokens) <= len(self._free)
 
+    def owns(self, owner: str) -> bool:
+        return owner in self._owned
+
     def blocks_of(self, owner: str) -> Sequence[int]:
-        """The blocks of an owner in the order of its tokens."""
         return self._owned[owner]
 
-    def allocate(self, owner: str, tokens: int) -> Sequence[int]:
-        """Give a new owner blocks for `tokens` tokens; raises OutOfBlocksError and changes nothing if they lack."""
+    def allocate(self, owner: str, tokens: int) -> None:
         if owner in self._owned:
             raise ValueError(f"{owner} already owns blocks")
-        count = self.blocks_for(tokens)
-        if count > len(self._free):
-            raise OutOfBlocksError(f"{owner} needs {count} blocks and {len(self._free)} are free")
-        blocks = [heappop(self._free) for _ in range(count)]
-        self._owned[owner] = blocks
-        self._hold(blocks)
-        return blocks
+        self._owned[owner] = self._take(owner, tokens)
+
+    def extend(self, owner: str, tokens: int) -> None:
+        self._owned[owner] += self._take(owner, tokens)
 
     def release(self, owner: str) -> None:
-        """The request is done with its blocks; those that no transfer touches become free."""
         self._drop(self._owned.pop(owner))
 
-    def begin_transfer(self, transfer: str, blocks: Iterable[int]) -> None:
-        """From now on `transfer` may touch `blocks`, all of which must be held already."""
+    def begin_transfer(self, transfer: str, owner: str) -> None:
         if transfer in self._in_flight:
             raise ValueError(f"transfer {transfer} is already in flight")
-        held = tuple(blocks)
-        if any(self._holds[block] == 0 for block in held):
-            raise ValueError(f"transfer {transfer} touches a free block")
-        self._in_flight[transfer] = held
+        held = self._in_flight[transfer] = tuple(self._owned[owner])
         self._hold(held)
         for block in held:
             self._num_in_flight += self._touched_by[block] == 0
             self._touched_by[block] += 1
 
     def end_transfer(self, transfer: str) -> None:
-        """`transfer` will touch its blocks no more; those that no request needs become free."""
         held = self._in_flight.pop(transfer)
         for block in held:
             self._touched_by[block] -= 1
             self._num_in_flight -= self._touched_by[block] == 0
         self._drop(held)
+
+    def _take(self, owner: str, tokens: int) -> list[int]:
+        count = self.blocks_for(tokens)
+        if count > len(self._free):
+            raise OutOfBlocksError(f"{owner} needs {count} blocks and {len(self._free)} are free")
+        blocks = [heappop(self._free) for _ in range(count)]
+        self._hold(blocks)
+        return blocks
 
     def _hold(self, blocks: Iterable[int]) -> None:
         for block in blocks:

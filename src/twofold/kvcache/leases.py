@@ -2,7 +2,7 @@
 
 from twofold.errors import StaleEpochError
 from twofold.handoff import Lease
-from twofold.kvcache.blocks import BlockManager
+from twofold.kvcache.accounts import BlockAccounts
 
 
 class LeaseBook:
@@ -13,7 +13,7 @@ class LeaseBook:
     the caller passes in.
     """
 
-    def __init__(self, blocks: BlockManager, instance: str, epoch: int, lease_s: float) -> None:
+    def __init__(self, blocks: BlockAccounts, instance: str, epoch: int, lease_s: float) -> None:
         self._blocks = blocks
         self._instance = instance
         self._lease_s = lease_s
@@ -37,7 +37,7 @@ class LeaseBook:
             blocks=tuple(self._blocks.blocks_of(request_id)),
             deadline_s=now + self._lease_s,
         )
-        self._blocks.begin_transfer(transfer_name(request_id), lease.blocks)
+        self._blocks.begin_transfer(transfer_name(request_id), request_id)
         self._leases[request_id] = lease
         self._deadlines[request_id] = lease.deadline_s
         return lease

@@ -1,55 +1,163 @@
 """The batcher seam: which work goes into the next iteration of an instance?"""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from twofold.batch import BatchItem
-from twofold.kvcache.blocks import BlockManager
+from twofold.kvcache.accounts import BlockAccounts
+from twofold.scheduling.decode_set import DecodeSet
 from twofold.scheduling.sequence import ScheduledSequence
+
+Sequences = dict[str, ScheduledSequence]
+
+
+@dataclass(slots=True)
+class Queues:
+    """The sequences of an instance by what they wait for; every dict is in order of entry.
+
+    `waiting`: prompts not started. `prefilling`: prompts computed in part. `ready`: the KV cache of the prompt
+    is in place and no decode iteration was run yet. `decoding`: one token each in every iteration. `paused`:
+    pre-empted decodes, which keep their memory.
+    """
+
+    waiting: Sequences = field(default_factory=dict)
+    prefilling: Sequences = field(default_factory=dict)
+    ready: Sequences = field(default_factory=dict)
+    decoding: DecodeSet = field(default_factory=DecodeSet)
+    paused: Sequences = field(default_factory=dict)
+
+    @property
+    def started(self) -> int:
+        """Sequences that hold a seat of the running set."""
+        return len(self.prefilling) + len(self.ready) + self.decoding.size + len(self.paused)
+
+    @property
+    def settled(self) -> bool:
+        """Nothing waits for anything but its next decode iteration."""
+        return not (self.waiting or self.ready or self.prefilling or self.paused)
+
+    def find(self, request_id: str) -> ScheduledSequence | None:
+        for stage in (self.waiting, self.prefilling, self.ready, self.decoding, self.paused):
+            sequence = stage.get(request_id)
+            if sequence is not None:
+                return sequence
+        return None
 
 
 @dataclass(slots=True)
 class Room:
-    """What is left for sequences that have not started: blocks of the cache and seats in the running set."""
+    """What is left for sequences that want more: blocks of the cache, and seats in the running set."""
 
-    blocks: BlockManager
+    blocks: BlockAccounts
     free_blocks: int
     free_seats: int
 
     def take(self, sequence: ScheduledSequence) -> bool:
         """Set room aside for a waiting sequence; False, and nothing taken, when there is not enough."""
-        needed = self.blocks.blocks_for(sequence.cache_tokens)
+        needed = self.blocks.blocks_for(sequence.start_tokens)
         if self.free_seats < 1 or needed > self.free_blocks:
             return False
         self.free_seats -= 1
         self.free_blocks -= needed
         return True
 
+    def take_output(self, sequence: ScheduledSequence) -> bool:
+        """Set memory aside for the output of a ready sequence, where it was not taken at the start."""
+        if sequence.decode_tokens == 0:
+            return True
+        needed = self.blocks.blocks_for(sequence.decode_tokens)
+        if needed > self.free_blocks:
+            return False
+        self.free_blocks -= needed
+        return True
+
+
+@dataclass(slots=True)
+class Selection:
+    """What changes with the next iteration: prompt work, sequences that begin or resume decoding, and decodes
+    that pause. Every other member of the decode set goes on."""
+
+    prefills: list[BatchItem] = field(default_factory=list)
+    resume: list[ScheduledSequence] = field(default_factory=list)
+    pause: list[ScheduledSequence] = field(default_factory=list)
+
+
+class Running(Protocol):
+    """What a batcher may ask of the iteration under way."""
+
+    prefill_sequences: int
+    decode_sequences: int
+
 
 class Batcher(Protocol):
-    """Picks the items of the next iteration; it changes nothing but `room`.
+    """Picks the work of the next iterations; it changes nothing but `room` and notes of its own.
 
-    `waiting` holds sequences that have not started, first come first; a batcher may start them in that order
-    only, each after `room.take` said yes, so that a large request is never starved by small ones behind it.
-    `running` holds started sequences, in the order they started: partly prefilled or decoding.
+    A selection stands until a sequence in it ends or a prompt in it is done: iterations of decodes only run on
+    without asking again, unless something happens meanwhile that `reselects`.
     """
 
-    def select(
-        self, waiting: Iterable[ScheduledSequence], running: Iterable[ScheduledSequence], room: Room
-    ) -> list[BatchItem]: ...
+    def select(self, queues: Queues, room: Room) -> Selection:
+        """Waiting sequences are started in their order only, each after `room.take` said yes, so that a large
+        request is never starved by small ones behind it; ready ones after `room.take_output` did."""
+        ...
+
+    def queued(self, sequence: ScheduledSequence) -> None:
+        """A sequence came to wait for prefill (nothing of it is generated), or is ready for decode."""
+        ...
+
+    def gone(self, sequence: ScheduledSequence) -> None:
+        """A sequence that was queued has ended here, or goes on elsewhere."""
+        ...
+
+    def reselects(
+        self, sequence: ScheduledSequence | None, running: Running | None, blocks: BlockAccounts
+    ) -> bool:
+        """Whether to select anew at the next boundary, after `sequence` was queued or (None) blocks became free.
+        `running` is the iteration under way, if any."""
+        ...
+
+
+class EagerBatcher:
+    """Notes nothing: whatever happens may change the next iteration."""
+
+    def queued(self, sequence: ScheduledSequence) -> None:
+        pass
+
+    def gone(self, sequence: ScheduledSequence) -> None:
+        pass
+
+    def reselects(
+        self, sequence: ScheduledSequence | None, running: Running | None, blocks: BlockAccounts
+    ) -> bool:
+        return True
 
 
 def take_prompts(
-    waiting: Iterable[ScheduledSequence], room: Room, token_budget: int, *, longer_runs_alone: bool
+    waiting: Iterable[ScheduledSequence],
+    room: Room,
+    token_budget: int,
+    *,
+    max_prompts: int,
+    longer_runs_alone: bool,
 ) -> list[BatchItem]:
     """Whole prompts, first come first, up to `token_budget` tokens; the first may exceed it if it runs alone."""
     items: list[BatchItem] = []
     for sequence in waiting:
         tokens = sequence.prefill_remaining
         fits = tokens <= token_budget or (longer_runs_alone and not items)
-        if not fits or not room.take(sequence):
+        if not fits or len(items) >= max_prompts or not room.take(sequence):
             break
         items.append(sequence.prefill_item(tokens))
         token_budget -= tokens
     return items
+
+
+def take_ready(ready: Iterable[ScheduledSequence], room: Room, seats: int) -> list[ScheduledSequence]:
+    """Sequences that may begin to decode, first come first, as far as `seats` and memory go."""
+    chosen: list[ScheduledSequence] = []
+    for sequence in ready:
+        if len(chosen) >= seats or not room.take_output(sequence):
+            break
+        chosen.append(sequence)
+    return chosen

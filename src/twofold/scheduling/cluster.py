@@ -1,5 +1,6 @@
 """The cluster scheduler: routes requests and keeps the accounts that routers decide by."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -8,6 +9,8 @@ from twofold.handoff import HandoffMode
 from twofold.instance import InstanceLoad, Role
 from twofold.request import Request
 from twofold.scheduling.handoffs import HandoffPolicy
+from twofold.scheduling.memory import WHOLE, MemoryRule
+from twofold.scheduling.pools import Pools
 from twofold.scheduling.router import Route, Router
 
 
@@ -20,49 +23,68 @@ class Placement(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class _Placed:
+    """A request and what it still counts for: its prompt, its KV where it was prefilled, its KV where it decodes."""
+
     request: Request
     placement: Placement
     prefilled: bool = False
+    handed_off: bool = False
 
 
 class ClusterScheduler:
-    """Pure cluster-level state: instances, their loads and the requests placed on them."""
+    """Pure cluster-level state: instances in pools, their loads and the requests placed on them.
 
-    def __init__(self, router: Router, handoffs: HandoffPolicy) -> None:
+    `on_move` is told of every instance that goes to another pool.
+    """
+
+    def __init__(self, router: Router, handoffs: HandoffPolicy, memory: MemoryRule = WHOLE) -> None:
+        self.pools = Pools()
+        self.on_move: Callable[[str, Role], None] = lambda instance_id, role: None
         self._router = router
         self._handoffs = handoffs
-        self._loads: dict[str, InstanceLoad] = {}
+        self._memory = memory
         self._placed: dict[str, _Placed] = {}
 
-    @property
-    def loads(self) -> dict[str, InstanceLoad]:
-        return self._loads
-
-    def add_instance(self, instance_id: str, role: Role) -> None:
-        self._loads[instance_id] = InstanceLoad(instance_id, role)
+    def add_instance(self, instance_id: str, role: Role, capacity_tokens: int | None = None) -> None:
+        """An instance that may hold KV of `capacity_tokens` tokens (None: not known)."""
+        self.pools.add(InstanceLoad(instance_id, role, home=role, capacity_tokens=capacity_tokens))
 
     def remove_instance(self, instance_id: str) -> list[str]:
         """Forget an instance; returns the requests that it held a part of. They stay placed until `ended`."""
-        del self._loads[instance_id]
+        self.pools.remove(instance_id)
         return [
             request_id
             for request_id, placed in self._placed.items()
             if instance_id == placed.placement.route.decode
-            or (instance_id == placed.placement.route.prefill and not placed.prefilled)
+            or (instance_id == placed.placement.route.prefill and not placed.handed_off)
         ]
 
     def arrive(self, request: Request, now: float) -> Placement | None:
         """Place a request; None when no instance can take it."""
-        route = self._router.route(request, list(self._loads.values()), now)
+        tokens = self._memory.in_all(request)
+        route = self._router.route(request, tokens, self.pools, now)
         if route is None:
+            return None
+        for move in route.moves:
+            load = self.pools.get(move.instance)
+            if load is not None:
+                self._move(load, move.role)
+        prefill, decode = self.pools.get(route.prefill), self.pools.get(route.decode)
+        if prefill is None or decode is None or not _fits(decode, tokens):
             return None
         mode = self._handoffs.choose(request, route) if route.splits else None
         placement = Placement(route, mode)
         self._placed[request.id] = _Placed(request, placement)
-        self._loads[route.prefill].pending_prefill_tokens += request.prompt_tokens
-        self._loads[route.decode].reserved_tokens += request.total_tokens
-        for instance_id in {route.prefill, route.decode}:
-            self._loads[instance_id].requests += 1
+        prefill.pending_prefill_tokens += request.prompt_tokens
+        prefill.prefills += 1
+        prefill.requests += 1
+        decode.decodes += 1
+        decode.reserved_tokens += tokens
+        if prefill is not decode:
+            decode.requests += 1
+            prefill.reserved_tokens += self._memory.at_start(request, decodes_here=False)
+            self.pools.changed(prefill)
+        self.pools.changed(decode)
         return placement
 
     def prefilled(self, request_id: str) -> None:
@@ -71,19 +93,59 @@ class ClusterScheduler:
         if placed is None or placed.prefilled:
             return
         placed.prefilled = True
-        route = placed.placement.route
-        load = self._loads.get(route.prefill)
+        load = self.pools.get(placed.placement.route.prefill)
         if load is not None:
             load.pending_prefill_tokens -= placed.request.prompt_tokens
-            load.requests -= 1 if route.splits else 0
+            load.prefills -= 1
+            self._settle(load, idle=False)
+
+    def handed_off(self, request_id: str) -> None:
+        """The KV cache of a request is no more where it was prefilled."""
+        placed = self._placed.get(request_id)
+        if placed is None or placed.handed_off:
+            return
+        placed.handed_off = True
+        route = placed.placement.route
+        load = self.pools.get(route.prefill) if route.splits else None
+        if load is not None:
+            load.reserved_tokens -= self._memory.at_start(placed.request, decodes_here=False)
+            load.requests -= 1
+            self._settle(load, idle=False)
 
     def ended(self, request_id: str) -> None:
         """A request has finished, failed or been aborted."""
         self.prefilled(request_id)
+        self.handed_off(request_id)
         placed = self._placed.pop(request_id, None)
         if placed is None:
             return
-        load = self._loads.get(placed.placement.route.decode)
+        load = self.pools.get(placed.placement.route.decode)
         if load is not None:
-            load.reserved_tokens -= placed.request.total_tokens
+            load.decodes -= 1
+            load.reserved_tokens -= self._memory.in_all(placed.request)
             load.requests -= 1
+            self._settle(load, idle=False)
+
+    def idle(self, instance_id: str) -> None:
+        """An instance says that it has nothing to run and nothing waiting."""
+        load = self.pools.get(instance_id)
+        if load is not None:
+            self._settle(load, idle=True)
+
+    def _settle(self, load: InstanceLoad, *, idle: bool) -> None:
+        if load.role is not load.home:
+            role = self._router.role_of(load, idle)
+            if role is not load.role:
+                self._move(load, role)
+                return
+        if not idle:
+            self.pools.changed(load)
+
+    def _move(self, load: InstanceLoad, role: Role) -> None:
+        self.pools.move(load, role)
+        self.on_move(load.id, role)
+
+
+def _fits(load: InstanceLoad, tokens: int) -> bool:
+    """Whether an empty instance would have room for the request; without, it would wait for ever."""
+    return load.capacity_tokens is None or tokens <= load.capacity_tokens

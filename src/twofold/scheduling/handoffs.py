@@ -7,6 +7,10 @@ from twofold.handoff import HandoffMode
 from twofold.request import Request
 from twofold.scheduling.router import Route
 
+# The prompt length, in tokens, from which sending layer by layer leaves less of the transfer visible than sending all
+# at the end, on a given prefill instance.
+Crossover = Callable[[str], int]
+
 
 class HandoffPolicy(Protocol):
     """Picks the mode of each hand-off."""
@@ -24,7 +28,20 @@ class FixedHandoff:
         return self.mode
 
 
-HANDOFF_POLICIES: dict[str, Callable[[], HandoffPolicy]] = {
-    mode.value: lambda mode=mode: FixedHandoff(mode)  # type: ignore[misc]  # mypy cannot see the default's type
-    for mode in HandoffMode
+class BySize:
+    """Splitwise section 4.3: short prompts serialized, because each layer sent costs a little; long ones by layer."""
+
+    def __init__(self, crossover: Crossover) -> None:
+        self.crossover = crossover
+
+    def choose(self, request: Request, route: Route) -> HandoffMode:
+        serialized = request.prompt_tokens < self.crossover(route.prefill)
+        return HandoffMode.SERIALIZED if serialized else HandoffMode.LAYER_WISE
+
+
+# Each takes the crossover, which follows from the model and the link.
+HANDOFF_POLICIES: dict[str, Callable[[Crossover], HandoffPolicy]] = {
+    "serialized": lambda _: FixedHandoff(HandoffMode.SERIALIZED),
+    "layer-wise": lambda _: FixedHandoff(HandoffMode.LAYER_WISE),
+    "by-size": BySize,
 }

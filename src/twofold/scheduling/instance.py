@@ -1,26 +1,32 @@
-"""The instance scheduler: a state machine over the queue, the running set and the block accounts.
+"""The instance scheduler: a state machine over the queues, the running set and the block accounts.
 
-            submit                                 next_batch            complete
-    prefill ──────▶ waiting ───────────────────────▶ running ──┬── ends ──▶ done
-                                                               └── hands off ▶ handing off ── handed_off ─▶ done
-            reserve              grant              landed                complete
-    decode  ──────▶ lease queue ─────▶ arriving ────────────▶ running ──── ends ──▶ done
+            submit                    start                          advance
+    prefill ──────▶ waiting ────────▶ prefilling ──┬── decodes here ──▶ ready
+                                                   ├── ends ──────────▶ done
+                                                   └── hands off ─────▶ handing off ── handed_off ─▶ done
+            reserve              grant              landed        start             advance
+    decode  ──────▶ lease queue ─────▶ arriving ────────▶ ready ───────▶ decoding ─── ends ──▶ done
+                                                                   start │    ▲ start
+                                                                         └▶ paused
 
-A driver calls `next_batch(now)`, has the batch run (by an engine, or by a virtual clock) and calls
-`complete(batch, …, now)`. Nothing here reads a clock, does I/O or knows in which world it runs.
+A driver starts an iteration, has it run (by an engine, or by a virtual clock) and accounts for it. A live
+worker asks for each iteration as a batch of items (`next_batch`, `complete`); a simulation repeats an iteration
+of decodes as often as nothing changes (`start`, `advance`). Nothing here reads a clock, does I/O or knows in
+which world it runs.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 from twofold.batch import Batch, BatchItem
 from twofold.handoff import Lease
-from twofold.kvcache.blocks import BlockManager
+from twofold.kvcache.accounts import BlockAccounts
 from twofold.kvcache.leases import LeaseBook
-from twofold.request import FinishReason, Request
-from twofold.scheduling.batcher import Batcher, Room
+from twofold.request import FinishReason, Phase, Request
+from twofold.scheduling.batcher import Batcher, Queues, Room, Selection
+from twofold.scheduling.memory import WHOLE, MemoryRule
 from twofold.scheduling.sequence import ScheduledSequence
 
 
@@ -52,6 +58,25 @@ class InstanceStatus(msgspec.Struct, frozen=True):
         return queued == 0 and self.blocks_free == self.blocks_total
 
 
+@dataclass(slots=True, eq=False)
+class StartedIteration:
+    """An iteration under way: what it computes, and how often it may be run as it is.
+
+    `limit` is 1 with a prompt in it; without, it is the number of iterations until the first decode ends.
+    `joined` are sequences whose first decode iteration this is, or the first after a pause; `paused` those that
+    were running and are not.
+    """
+
+    prefills: Sequence[BatchItem]
+    prefill_tokens: int
+    prefill_sequences: int
+    decode_sequences: int
+    context_tokens: int
+    limit: int
+    joined: Sequence[ScheduledSequence] = ()
+    paused: Sequence[ScheduledSequence] = ()
+
+
 @dataclass(slots=True)
 class _Reservation:
     """A request that wants blocks here for KV which `source` will write."""
@@ -61,18 +86,33 @@ class _Reservation:
 
 
 class InstanceScheduler:
-    """Queue, running set and block accounts of one instance."""
+    """Queues, running set and block accounts of one instance.
 
-    def __init__(self, batcher: Batcher, blocks: BlockManager, leases: LeaseBook, max_seqs: int) -> None:
+    `changed` says that something happened after which another selection of work is due at the next boundary
+    between iterations; a driver that runs several at a time cuts them short there.
+    """
+
+    def __init__(
+        self,
+        batcher: Batcher,
+        blocks: BlockAccounts,
+        leases: LeaseBook,
+        max_seqs: int,
+        memory: MemoryRule = WHOLE,
+    ) -> None:
         self.blocks = blocks
         self.leases = leases
+        self.changed = False
+        self.preemptions = 0
         self._batcher = batcher
         self._max_seqs = max_seqs
-        self._waiting: dict[str, ScheduledSequence] = {}
-        self._running: dict[str, ScheduledSequence] = {}
+        self._memory = memory
+        self._queues = Queues()
         self._arriving: dict[str, ScheduledSequence] = {}
         self._handing_off: set[str] = set()
         self._lease_queue: dict[str, _Reservation] = {}
+        self._iteration: StartedIteration | None = None
+        self._standing = 0  # iterations for which the last selection holds
         self._batch: Batch | None = None
         self._batches = 0
         self._aborted_in_batch: set[str] = set()
@@ -82,13 +122,19 @@ class InstanceScheduler:
     def submit(self, request: Request, *, decodes_here: bool) -> None:
         """Queue a request for prefill here, and for decode too unless it is to be handed off."""
         self._refuse_known(request.id)
-        self._waiting[request.id] = ScheduledSequence(request, decodes_here)
+        memory = self._memory
+        sequence = ScheduledSequence(
+            request,
+            decodes_here,
+            memory.at_start(request, decodes_here),
+            memory.at_decode_start(request) if decodes_here else 0,
+        )
+        self._queue(sequence, self._queues.waiting)
 
     def reserve(self, request: Request, source: str) -> None:
         """Queue a request, whose prefill runs on `source`, for a lease on blocks; `grant` will say when it has one."""
         self._refuse_known(request.id)
-        sequence = ScheduledSequence(request, decodes_here=True, computed=request.prompt_tokens, generated=1)
-        self._lease_queue[request.id] = _Reservation(sequence, source)
+        self._lease_queue[request.id] = _Reservation(self._arrival(request), source)
 
     def grant(self, now: float) -> list[Lease]:
         """Grant leases, first come first, as far as there are blocks.
@@ -99,14 +145,17 @@ class InstanceScheduler:
         granted: list[Lease] = []
         while self._lease_queue:
             reservation = next(iter(self._lease_queue.values()))
-            sequence = reservation.sequence
-            if not self.blocks.fits(sequence.cache_tokens):
+            if not self.blocks.fits(reservation.sequence.start_tokens):
                 break
-            del self._lease_queue[sequence.id]
-            self.blocks.allocate(sequence.id, sequence.cache_tokens)
-            self._arriving[sequence.id] = sequence
-            granted.append(self.leases.grant(sequence.id, reservation.source, now))
+            del self._lease_queue[reservation.sequence.id]
+            granted.append(self._lease(reservation.sequence, reservation.source, now))
         return granted
+
+    def lease_now(self, request: Request, source: str, now: float) -> Lease | None:
+        """A lease at once, past any queue for one; None, and nothing changed, when there are not enough blocks."""
+        self._refuse_known(request.id)
+        sequence = self._arrival(request)
+        return self._lease(sequence, source, now) if self.blocks.fits(sequence.start_tokens) else None
 
     def landed(self, request_id: str, epoch: int) -> bool:
         """The KV cache of a leased request is complete here; True if the request now decodes."""
@@ -114,7 +163,7 @@ class InstanceScheduler:
         sequence = self._arriving.pop(request_id, None)
         if sequence is None:
             return False
-        self._running[request_id] = sequence
+        self._queue(sequence, self._queues.ready)
         return True
 
     def end_lease(self, request_id: str, epoch: int) -> None:
@@ -139,85 +188,216 @@ class InstanceScheduler:
         if request_id in self._handing_off:
             self._handing_off.remove(request_id)
             self.blocks.end_transfer(_handoff_name(request_id))
+            if not (self.changed or self._queues.settled):
+                self.changed = self._batcher.reselects(None, self._iteration, self.blocks)
 
     def abort(self, request_id: str) -> None:
         """Forget a request. Blocks that a transfer or the running batch may still touch stay held until it ends."""
+        queues = self._queues
         self._lease_queue.pop(request_id, None)
-        self._waiting.pop(request_id, None)
         if self._arriving.pop(request_id, None) is not None:
             self.blocks.release(request_id)
-        if self._running.pop(request_id, None) is not None:
-            if self._batch is not None and any(item.request_id == request_id for item in self._batch.items):
-                self.blocks.begin_transfer(_batch_name(request_id), self.blocks.blocks_of(request_id))
-                self._aborted_in_batch.add(request_id)
-            self.blocks.release(request_id)
+        sequence = queues.find(request_id)
+        if sequence is None:
+            return
+        self._batcher.gone(sequence)
+        self.changed = True
+        if queues.waiting.pop(request_id, None) is not None:
+            return
+        if self._is_running(request_id):
+            self.blocks.begin_transfer(_batch_name(request_id), request_id)
+            self._aborted_in_batch.add(request_id)
+        if request_id in queues.decoding:
+            queues.decoding.leave(sequence)
+        for stage in (queues.prefilling, queues.ready, queues.paused):
+            stage.pop(request_id, None)
+        self.blocks.release(request_id)
 
     # -- iterations -------------------------------------------------------------------------------------------
 
+    def start(self, now: float) -> StartedIteration | None:
+        """Start an iteration, or a run of equal ones; None when there is nothing to run."""
+        if self._iteration is not None:
+            raise RuntimeError("the previous iteration has not been accounted for")
+        queues, selection = self._queues, None
+        if self.changed or not self._standing:
+            self.changed = False
+            self._standing = 0
+            if not queues.settled:
+                room = Room(self.blocks, self.blocks.num_free, self._max_seqs - queues.started)
+                selection = self._batcher.select(queues, room)
+                self._apply(selection)
+        iteration = self._iterate(selection)
+        if iteration is not None:
+            self._iteration = iteration
+            self._standing = iteration.limit
+        return iteration
+
+    def advance(self, iterations: int = 1) -> list[Outcome]:
+        """Account for `iterations` runs of what was started.
+
+        Returns the outcomes of sequences for which something else comes next: first tokens and ends.
+        """
+        iteration = self._end_iteration(iterations)
+        outcomes = self._advance_prefills(iteration, ())
+        for sequence in self._queues.decoding.advance(iterations) if iteration.decode_sequences else ():
+            self._batcher.gone(sequence)
+            self.blocks.release(sequence.request.id)
+            outcomes.append(
+                Outcome(sequence.request.id, sequence.generated - 1, FinishReason.LENGTH, hands_off=False)
+            )
+        return outcomes
+
     def next_batch(self, now: float) -> Batch | None:
-        """Start an iteration; None when there is nothing to run."""
-        if self._batch is not None:
-            raise RuntimeError("the previous batch has not completed")
-        room = Room(self.blocks, self.blocks.num_free, self._max_seqs - len(self._running))
-        items = self._batcher.select(self._waiting.values(), self._running.values(), room)
-        if not items:
+        """Start one iteration and name its items; None when there is nothing to run."""
+        iteration = self.start(now)
+        if iteration is None:
             return None
-        for item in items:
-            if item.request_id in self._waiting:
-                self._start(self._waiting.pop(item.request_id))
+        items = [*iteration.prefills, *self._queues.decoding.items()]
         self._batch = Batch(self._batches, tuple(items))
         self._batches += 1
         return self._batch
 
     def complete(self, batch: Batch, stopped: Collection[str] = ()) -> list[Outcome]:
-        """Account for a finished iteration. `stopped` names requests whose sampled token ends their output."""
+        """Account for a batch, token by token. `stopped` names requests whose sampled token ends their output."""
         if batch is not self._batch:
             raise RuntimeError("only the batch that was started last can complete")
         self._batch = None
-        for request_id in self._aborted_in_batch:
-            self.blocks.end_transfer(_batch_name(request_id))
-        outcomes = [
-            outcome
+        decoding = self._queues.decoding
+        iteration = self._end_iteration(1)
+        made = [
+            (item.request_id, decoding.generated(sequence))
             for item in batch.items
-            if item.request_id not in self._aborted_in_batch
-            and (outcome := self._advance(item, item.request_id in stopped)) is not None
+            if item.phase is Phase.DECODE and (sequence := decoding.get(item.request_id)) is not None
         ]
-        self._aborted_in_batch.clear()
+        outcomes = self._advance_prefills(iteration, stopped)
+        ended = {sequence.request.id: sequence for sequence in decoding.advance(1)} if made else {}
+        for request_id in stopped:
+            if (sequence := decoding.get(request_id)) is not None:
+                decoding.leave(sequence)
+                ended[request_id] = sequence
+                self._standing = 0
+        for request_id, index in made:
+            reason = None
+            if request_id in ended:
+                self._batcher.gone(ended[request_id])
+                self.blocks.release(request_id)
+                reason = FinishReason.STOP if request_id in stopped else FinishReason.LENGTH
+            outcomes.append(Outcome(request_id, index, reason, hands_off=False))
         return outcomes
 
-    def _start(self, sequence: ScheduledSequence) -> None:
-        blocks = self.blocks.allocate(sequence.id, sequence.cache_tokens)
-        if not sequence.decodes_here:
-            self.blocks.begin_transfer(_handoff_name(sequence.id), blocks)
-            self._handing_off.add(sequence.id)
-        self._running[sequence.id] = sequence
+    def _apply(self, selection: Selection) -> None:
+        queues = self._queues
+        for sequence in selection.pause:
+            queues.decoding.leave(sequence)
+            queues.paused[sequence.request.id] = sequence
+        self.preemptions += len(selection.pause)
+        for sequence in selection.resume:
+            request_id = sequence.request.id
+            if queues.ready.pop(request_id, None) is None:
+                del queues.paused[request_id]
+            elif sequence.decode_tokens:
+                self.blocks.extend(request_id, sequence.decode_tokens)
+            queues.decoding.join(sequence)
+        for item in selection.prefills:
+            started = queues.waiting.pop(item.request_id, None)
+            if started is not None:
+                self._start_prefill(started)
 
-    def _advance(self, item: BatchItem, stopped: bool) -> Outcome | None:
-        sequence = self._running[item.request_id]
-        sequence.computed += item.num_tokens
-        if not item.samples:
-            return None
-        index = sequence.generated
-        sequence.generated += 1
-        reason = self._finish_reason(sequence, stopped)
+    def _start_prefill(self, sequence: ScheduledSequence) -> None:
+        request_id = sequence.request.id
+        self.blocks.allocate(request_id, sequence.start_tokens)
+        if not sequence.decodes_here:
+            self.blocks.begin_transfer(_handoff_name(request_id), request_id)
+            self._handing_off.add(request_id)
+        self._queues.prefilling[request_id] = sequence
+
+    def _iterate(self, selection: Selection | None) -> StartedIteration | None:
+        """What runs now: what was selected, or (None) every decode that there is, as often as may be."""
+        decoding = self._queues.decoding
+        decodes = decoding.size
+        if selection is None or not selection.prefills:
+            if not decodes:
+                return None
+            limit = self._standing or decoding.iterations_to_end()
+            context = decoding.context_tokens
+            if selection is None:
+                return StartedIteration((), 0, 0, decodes, context, limit)
+            return StartedIteration((), 0, 0, decodes, context, limit, selection.resume, selection.pause)
+        prefills, tokens = selection.prefills, 0
+        for item in prefills:
+            tokens += item.num_tokens
+        return StartedIteration(
+            prefills,
+            tokens,
+            len(prefills),
+            decodes,
+            decoding.context_tokens,
+            1,
+            selection.resume,
+            selection.pause,
+        )
+
+    def _end_iteration(self, iterations: int) -> StartedIteration:
+        iteration = self._iteration
+        if iteration is None or iterations > iteration.limit:
+            raise RuntimeError("only what was started can be accounted for")
+        self._iteration = None
+        self._standing -= iterations
+        if self._aborted_in_batch:
+            for request_id in self._aborted_in_batch:
+                self.blocks.end_transfer(_batch_name(request_id))
+            self._aborted_in_batch.clear()
+        return iteration
+
+    def _advance_prefills(self, iteration: StartedIteration, stopped: Collection[str]) -> list[Outcome]:
+        outcomes: list[Outcome] = []
+        prefilling = self._queues.prefilling
+        for item in iteration.prefills:
+            sequence = prefilling.get(item.request_id)
+            if sequence is None:
+                continue  # aborted meanwhile
+            sequence.computed += item.num_tokens
+            if item.samples:
+                del prefilling[item.request_id]
+                sequence.generated += 1
+                outcomes.append(self._first_token(sequence, item.request_id in stopped))
+        return outcomes
+
+    def _first_token(self, sequence: ScheduledSequence, stopped: bool) -> Outcome:
+        request = sequence.request
+        reason = None
+        if stopped:
+            reason = FinishReason.STOP
+        elif sequence.generated >= request.output_tokens:
+            reason = FinishReason.LENGTH
         hands_off = reason is None and not sequence.decodes_here
         if reason is not None or hands_off:
-            del self._running[sequence.id]
-            self.blocks.release(sequence.id)
-        return Outcome(sequence.id, index, reason, hands_off)
-
-    @staticmethod
-    def _finish_reason(sequence: ScheduledSequence, stopped: bool) -> FinishReason | None:
-        if stopped:
-            return FinishReason.STOP
-        return FinishReason.LENGTH if sequence.generated >= sequence.request.output_tokens else None
+            self._batcher.gone(sequence)
+            self.blocks.release(request.id)
+        else:
+            self._queues.ready[request.id] = sequence
+            self._batcher.queued(sequence)
+        return Outcome(request.id, sequence.generated - 1, reason, hands_off)
 
     # -- accounts ---------------------------------------------------------------------------------------------
 
+    @property
+    def queued(self) -> int:
+        """Sequences that are here and not in the iteration that runs."""
+        queues = self._queues
+        return len(queues.waiting) + len(queues.ready) + len(queues.paused)
+
+    @property
+    def empty(self) -> bool:
+        """No sequence is here to prefill or decode."""
+        queues = self._queues
+        return queues.settled and not queues.decoding.size
+
     def status(self) -> InstanceStatus:
         return InstanceStatus(
-            waiting=len(self._waiting),
-            running=len(self._running),
+            waiting=len(self._queues.waiting),
+            running=self._queues.started,
             arriving=len(self._arriving),
             handing_off=len(self._handing_off),
             lease_queue=len(self._lease_queue),
@@ -226,9 +406,41 @@ class InstanceScheduler:
             blocks_in_flight=self.blocks.num_in_flight,
         )
 
+    def _arrival(self, request: Request) -> ScheduledSequence:
+        return ScheduledSequence(
+            request,
+            decodes_here=True,
+            start_tokens=self._memory.at_start(request, decodes_here=True),
+            decode_tokens=self._memory.at_decode_start(request),
+            computed=request.prompt_tokens,
+            generated=1,
+        )
+
+    def _lease(self, sequence: ScheduledSequence, source: str, now: float) -> Lease:
+        self.blocks.allocate(sequence.id, sequence.start_tokens)
+        self._arriving[sequence.id] = sequence
+        return self.leases.grant(sequence.id, source, now)
+
+    def _queue(self, sequence: ScheduledSequence, stage: dict[str, ScheduledSequence]) -> None:
+        stage[sequence.request.id] = sequence
+        self._batcher.queued(sequence)
+        if not self.changed:
+            self.changed = self._batcher.reselects(sequence, self._iteration, self.blocks)
+
+    def _is_running(self, request_id: str) -> bool:
+        """Whether the iteration under way computes something for this request."""
+        if self._iteration is None:
+            return False
+        prefilled = any(item.request_id == request_id for item in self._iteration.prefills)
+        return prefilled or request_id in self._queues.decoding
+
     def _refuse_known(self, request_id: str) -> None:
-        stages = (self._waiting, self._running, self._arriving, self._lease_queue, self._handing_off)
-        if any(request_id in stage for stage in stages):
+        if (
+            request_id in self._queues.waiting
+            or request_id in self._lease_queue
+            or request_id in self._handing_off
+            or self.blocks.owns(request_id)
+        ):
             raise ValueError(f"request {request_id} is already here")
 
 

@@ -11,13 +11,22 @@ class ScheduledSequence:
     """Progress of a request on one instance.
 
     `computed` counts tokens whose KV is in this instance's cache, `generated` output tokens so far wherever
-    they were made. `decodes_here` is False on an instance that prefills and then hands off.
+    they were made; while the sequence decodes, both stand as they were when it joined the decode set, which
+    keeps count from there. `decodes_here` is False on an instance that prefills and then hands off.
+    `start_tokens` and `decode_tokens` say how much KV memory it takes when (see `MemoryRule`).
     """
 
     request: Request
     decodes_here: bool
+    start_tokens: int
+    decode_tokens: int = 0
     computed: int = 0
     generated: int = 0
+    # The decode set's own: at which of its iterations, and as the how-manieth, this sequence joined it.
+    joined_at: int = 0
+    join_number: int = -1
+    # For the driver: when it last gave a token, on the driver's clock.
+    last_token_at: int = 0
 
     @property
     def id(self) -> str:
@@ -28,20 +37,7 @@ class ScheduledSequence:
         """Prompt tokens still to be computed."""
         return max(0, self.request.prompt_tokens - self.computed)
 
-    @property
-    def in_prefill(self) -> bool:
-        return self.computed < self.request.prompt_tokens
-
-    @property
-    def cache_tokens(self) -> int:
-        """Tokens whose KV this instance may come to hold: blocks are taken for all of them at once."""
-        return self.request.total_tokens if self.decodes_here else self.request.prompt_tokens
-
     def prefill_item(self, num_tokens: int) -> BatchItem:
         """The next `num_tokens` tokens of the prompt as work for an iteration."""
-        completes = num_tokens == self.prefill_remaining
-        return BatchItem(self.id, Phase.PREFILL, num_tokens, self.computed, completes)
-
-    def decode_item(self) -> BatchItem:
-        """One more output token as work for an iteration."""
-        return BatchItem(self.id, Phase.DECODE, 1, self.computed, True)
+        completes = num_tokens == self.request.prompt_tokens - self.computed
+        return BatchItem(self.request.id, Phase.PREFILL, num_tokens, self.computed, completes)

@@ -88,7 +88,7 @@ class Controller:
 
     def ready(self) -> bool:
         """Whether a request could be admitted: all workers came up, and both phases have one that is alive."""
-        roles = [load.role for load in self._cluster.loads.values()]
+        roles = [load.role for load in self._cluster.pools]
         both = any(role.prefills for role in roles) and any(role.decodes for role in roles)
         return self._all_registered.is_set() and both
 
@@ -177,6 +177,7 @@ class Controller:
                 self._recorder.mark(request_id, Moment.HANDOFF_STARTED, message.started_s)
                 self._recorder.mark(request_id, Moment.HANDOFF_ENDED, message.ended_s)
                 self._metrics.handoff(message)
+                self._cluster.handed_off(request_id)
             case RequestFailed(request_id=request_id, reason=reason):
                 self._fail(request_id, reason)
             case Registered():

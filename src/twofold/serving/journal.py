@@ -106,8 +106,8 @@ class JournaledCluster(ClusterScheduler):
 
     journal: Journal
 
-    def add_instance(self, instance_id: str, role: Role) -> None:
-        super().add_instance(instance_id, role)
+    def add_instance(self, instance_id: str, role: Role, capacity_tokens: int | None = None) -> None:
+        super().add_instance(instance_id, role, capacity_tokens)
         self.journal.write("add_instance", {"instance_id": instance_id, "role": role})
 
     def remove_instance(self, instance_id: str) -> list[str]:
@@ -123,6 +123,10 @@ class JournaledCluster(ClusterScheduler):
     def prefilled(self, request_id: str) -> None:
         super().prefilled(request_id)
         self.journal.write("prefilled", {"request_id": request_id})
+
+    def handed_off(self, request_id: str) -> None:
+        super().handed_off(request_id)
+        self.journal.write("handed_off", {"request_id": request_id})
 
     def ended(self, request_id: str) -> None:
         super().ended(request_id)

@@ -15,7 +15,7 @@ from twofold.errors import ConfigurationError
 from twofold.scheduling.cluster import ClusterScheduler
 from twofold.scheduling.handoffs import HANDOFF_POLICIES
 from twofold.scheduling.routers import ROUTERS
-from twofold.serving.config import CONTROLLER, ServiceConfig
+from twofold.serving.config import CONTROLLER, CROSSOVER_TOKENS, ServiceConfig
 from twofold.serving.controller import Controller
 from twofold.serving.gateway.app import create_app
 from twofold.serving.gateway.server import HttpServer
@@ -138,7 +138,8 @@ class LocalService:
         )
 
     def _make_cluster(self) -> ClusterScheduler:
-        router, handoffs = ROUTERS[self._config.router](), HANDOFF_POLICIES[self._config.handoff]()
+        router = ROUTERS[self._config.router]()
+        handoffs = HANDOFF_POLICIES[self._config.handoff](lambda _: CROSSOVER_TOKENS)
         if self._config.journal_dir is None:
             return ClusterScheduler(router, handoffs)
         cluster = JournaledCluster(router, handoffs)

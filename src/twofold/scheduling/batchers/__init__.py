@@ -7,6 +7,8 @@ from twofold.scheduling.batchers.chunked_prefill import ChunkedPrefill
 from twofold.scheduling.batchers.decode_fcfs import DecodeFcfs
 from twofold.scheduling.batchers.mixed import MixedContinuous
 from twofold.scheduling.batchers.prefill_fcfs import PrefillFcfs
+from twofold.scheduling.batchers.splitwise import SplitwiseMixed
+from twofold.scheduling.batchers.splitwise_sim import SplitwiseSimBatcher
 
 # Each takes (token budget of an iteration, sequences in an iteration at most).
 BATCHERS: dict[str, Callable[[int, int], Batcher]] = {
@@ -14,4 +16,6 @@ BATCHERS: dict[str, Callable[[int, int], Batcher]] = {
     "decode": DecodeFcfs,
     "mixed": MixedContinuous,
     "chunked-prefill": ChunkedPrefill,
+    "splitwise": SplitwiseMixed,
+    "splitwise-sim": SplitwiseSimBatcher,
 }

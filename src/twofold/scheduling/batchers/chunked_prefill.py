@@ -1,14 +1,11 @@
 """Chunked prefill: decodes first, prompts in pieces that fill what is left of the token budget."""
 
-from collections.abc import Iterable
-from itertools import islice
+from itertools import chain
 
-from twofold.batch import BatchItem
-from twofold.scheduling.batcher import Room
-from twofold.scheduling.sequence import ScheduledSequence
+from twofold.scheduling.batcher import EagerBatcher, Queues, Room, Selection, take_ready
 
 
-class ChunkedPrefill:
+class ChunkedPrefill(EagerBatcher):
     """The stronger colocated baseline (Sarathi-Serve, OSDI'24; the default of vLLM).
 
     No iteration computes more than `token_budget` tokens, so a long prompt delays decodes by a bounded time
@@ -19,20 +16,17 @@ class ChunkedPrefill:
         self.token_budget = token_budget
         self.max_seqs = min(max_seqs, token_budget)
 
-    def select(
-        self, waiting: Iterable[ScheduledSequence], running: Iterable[ScheduledSequence], room: Room
-    ) -> list[BatchItem]:
-        started = list(running)
-        decoding = (sequence for sequence in started if not sequence.in_prefill)
-        items = [sequence.decode_item() for sequence in islice(decoding, self.max_seqs)]
-        budget = self.token_budget - len(items)
-        for sequence in started:
-            if sequence.in_prefill and budget > 0 and len(items) < self.max_seqs:
-                items.append(sequence.prefill_item(min(budget, sequence.prefill_remaining)))
-                budget -= items[-1].num_tokens
-        for sequence in waiting:
-            if budget < 1 or len(items) >= self.max_seqs or not room.take(sequence):
+    def select(self, queues: Queues, room: Room) -> Selection:
+        resume = take_ready(queues.ready.values(), room, self.max_seqs - queues.decoding.size)
+        selection = Selection(resume=resume)
+        decodes = queues.decoding.size + len(resume)
+        budget, seats = self.token_budget - decodes, self.max_seqs - decodes
+        for sequence in chain(queues.prefilling.values(), queues.waiting.values()):
+            started = sequence.computed > 0
+            if budget < 1 or seats < 1 or not (started or room.take(sequence)):
                 break
-            items.append(sequence.prefill_item(min(budget, sequence.prefill_remaining)))
-            budget -= items[-1].num_tokens
-        return items
+            item = sequence.prefill_item(min(budget, sequence.prefill_remaining))
+            selection.prefills.append(item)
+            budget -= item.num_tokens
+            seats -= 1
+        return selection

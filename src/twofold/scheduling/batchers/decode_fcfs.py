@@ -1,24 +1,14 @@
-"""Decode only: every running sequence makes one token."""
+"""Decode only: every sequence in place makes one token."""
 
-from collections.abc import Iterable
-from itertools import islice
-
-from twofold.batch import BatchItem
-from twofold.scheduling.batcher import Room
-from twofold.scheduling.sequence import ScheduledSequence
+from twofold.scheduling.batcher import EagerBatcher, Queues, Room, Selection, take_ready
 
 
-class DecodeFcfs:
-    """Splitwise section 4.2: decodes FCFS as far as memory goes, at most `max_seqs` in an iteration.
-
-    Memory was taken when the sequence's blocks were leased, so whatever runs here fits.
-    """
+class DecodeFcfs(EagerBatcher):
+    """Splitwise section 4.2: decodes FCFS as far as memory goes, at most `max_seqs` in an iteration."""
 
     def __init__(self, token_budget: int, max_seqs: int) -> None:
         self.max_seqs = min(max_seqs, token_budget)
 
-    def select(
-        self, waiting: Iterable[ScheduledSequence], running: Iterable[ScheduledSequence], room: Room
-    ) -> list[BatchItem]:
-        decoding = (sequence for sequence in running if not sequence.in_prefill)
-        return [sequence.decode_item() for sequence in islice(decoding, self.max_seqs)]
+    def select(self, queues: Queues, room: Room) -> Selection:
+        seats = self.max_seqs - queues.decoding.size
+        return Selection(resume=take_ready(queues.ready.values(), room, seats))

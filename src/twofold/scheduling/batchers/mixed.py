@@ -1,27 +1,26 @@
 """Mixed continuous batching: prompts first, and every decode beside them."""
 
-from collections.abc import Iterable
-from itertools import islice
-
-from twofold.batch import BatchItem
-from twofold.scheduling.batcher import Room, take_prompts
-from twofold.scheduling.sequence import ScheduledSequence
+from twofold.scheduling.batcher import EagerBatcher, Queues, Room, Selection, take_prompts, take_ready
 
 
-class MixedContinuous:
+class MixedContinuous(EagerBatcher):
     """The colocated baseline of Splitwise (section 2.3): whole prompts join the running decodes.
 
     Prompts are not cut, so a long one holds up every decode of its iteration: this is the interference that
-    splitting the phases removes. Of `max_seqs` sequences in an iteration prompts take their share first.
+    splitting the phases removes. The token budget is for prompts; decodes run beside them.
     """
 
     def __init__(self, token_budget: int, max_seqs: int) -> None:
         self.token_budget = token_budget
         self.max_seqs = max_seqs
 
-    def select(
-        self, waiting: Iterable[ScheduledSequence], running: Iterable[ScheduledSequence], room: Room
-    ) -> list[BatchItem]:
-        prompts = take_prompts(waiting, room, self.token_budget, longer_runs_alone=True)
-        decoding = (sequence for sequence in running if not sequence.in_prefill)
-        return prompts + [s.decode_item() for s in islice(decoding, self.max_seqs - len(prompts))]
+    def select(self, queues: Queues, room: Room) -> Selection:
+        resume = take_ready(queues.ready.values(), room, self.max_seqs - queues.decoding.size)
+        prompts = take_prompts(
+            queues.waiting.values(),
+            room,
+            self.token_budget,
+            max_prompts=self.max_seqs - queues.decoding.size - len(resume),
+            longer_runs_alone=True,
+        )
+        return Selection(prompts, resume)

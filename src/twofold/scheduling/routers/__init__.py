@@ -3,10 +3,19 @@
 from collections.abc import Callable
 
 from twofold.scheduling.router import Router
-from twofold.scheduling.routers.jsq import JoinShortestQueue
-from twofold.scheduling.routers.round_robin import RoundRobin
+from twofold.scheduling.routers.in_turn import at_random, round_robin
+from twofold.scheduling.routers.jsq import by_pending_tokens, by_requests, by_tokens
+from twofold.scheduling.routers.splitwise import Splitwise
 
 ROUTERS: dict[str, Callable[[], Router]] = {
-    "jsq": JoinShortestQueue,
-    "round-robin": RoundRobin,
+    "jsq": by_tokens,
+    "jsq-pending": by_pending_tokens,
+    "jsq-requests": by_requests,
+    "round-robin": round_robin,
+    "random": at_random,
+    "splitwise": Splitwise,
+    "splitwise-sim": lambda: Splitwise(returns_when_idle=True),
 }
+
+# Those that never ask an instance for a phase it was not started for.
+FIXED_ROLE_ROUTERS = ("jsq", "jsq-pending", "jsq-requests", "round-robin", "random")

@@ -1,0 +1,63 @@
+"""Derive the curves of SplitwiseSim's performance model from its profile.
+
+    python bench/splitwise/derive_knots.py [PROFILE]
+
+writes src/twofold/performance/data/splitwise-published.toml: for each pair, the medians of prompt_time and token_time
+of all rows with the same prompt_size × batch_size, in seconds and to the last digit, so that lines between them give
+what its interpolation gives. Rows that a fit would drop are kept: SplitwiseSim keeps them.
+"""
+
+import argparse
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+
+from profile_path import DATA, default_profile
+
+from twofold.performance.profile import Row, read_profile
+
+SOURCE = "Splitwise authors, profile of SplitwiseSim (data/perf_model.csv, MIT), arXiv 2311.18677"
+DATE = "2023-11"
+
+
+def knots(rows: Sequence[Row]) -> list[str]:
+    """The lines of one pair."""
+    groups: dict[int, list[Row]] = defaultdict(list)
+    for row in rows:
+        groups[row.prompt_size * row.batch_size].append(row)
+    tokens = sorted(groups)
+    model, hardware, tensor_parallel = rows[0].pair
+    return [
+        "",
+        "[[knots]]",
+        f'model = "{model}"',
+        f'accelerator = "{hardware}"',
+        f"tensor_parallel = {tensor_parallel}",
+        f"tokens = {tokens}",
+        f"prompt_s = {[median(row.prompt_time / 1000 for row in groups[x]) for x in tokens]}",
+        f"token_s = {[median(row.token_time / 1000 for row in groups[x]) for x in tokens]}",
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("profile", nargs="?", type=Path, default=default_profile())
+    rows = read_profile(parser.parse_args().profile)
+    lines = [
+        "# The curves of SplitwiseSim's performance model: see twofold.performance.splitwise_published.",
+        "# Written by bench/splitwise/derive_knots.py. Medians in seconds, at x = prompt_size × batch_size.",
+        f'source = "{SOURCE}"',
+        f'date = "{DATE}"',
+    ]
+    for pair in sorted({row.pair for row in rows}):
+        lines += knots([row for row in rows if row.pair == pair])
+    path = DATA / "splitwise-published.toml"
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    print(f"wrote {path}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+"""The pairs of the Splitwise profile that were measured, with what the catalog knows of them."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from twofold.hardware.catalog import load_catalog
+from twofold.hardware.machine import Machine
+from twofold.hardware.model import Model
+from twofold.performance.profile import Configuration, believable, read_profile
+
+MACHINES = {"a100-80gb": "dgx-a100", "h100-80gb": "dgx-h100"}  # the capped rows are synthetic
+
+
+class Pair(msgspec.Struct, frozen=True, kw_only=True):
+    """One model on one machine at one tensor parallelism, and what was measured of it."""
+
+    model: Model
+    machine: Machine
+    tensor_parallel: int
+    kept: list[Configuration]
+
+
+def measured_pairs(profile: Path) -> Iterator[Pair]:
+    """In the order of their names."""
+    catalog = load_catalog()
+    rows = read_profile(profile)
+    for model, hardware, tensor_parallel in sorted({row.pair for row in rows if row.hardware in MACHINES}):
+        pair = (model, hardware, tensor_parallel)
+        yield Pair(
+            model=catalog.model(model),
+            machine=catalog.machine(MACHINES[hardware]),
+            tensor_parallel=tensor_parallel,
+            kept=believable([row for row in rows if row.pair == pair])[0],
+        )

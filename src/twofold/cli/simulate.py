@@ -1,0 +1,156 @@
+"""`twofold simulate`: run a workload on a cluster that need not exist, and report what its users would feel."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from twofold.errors import ConfigurationError
+from twofold.slo import parse_slo
+
+DEFAULT_DURATION_S = 120.0
+
+_WORKLOAD = "A named workload, such as azure-conv, or the path of a trace."
+_CLUSTER = (
+    "Pools as COUNTxMACHINE:ROLE, as in 35xh100:prefill,5xh100:decode; a role is prefill, decode or mixed."
+)
+_CONFIG = "A file with the whole cluster (YAML or TOML); the flags below override what it says."
+_MODEL = "A model of the catalog, such as bloom-176b."
+_COUNT = "At most this many requests."
+_DURATION = (
+    f"Requests of this many seconds; {DEFAULT_DURATION_S:g} for a named workload without --num-requests."
+)
+_ARRIVAL = "Arrival process: trace, poisson, gamma or constant."
+_PERFORMANCE = (
+    "Performance model: auto, fitted, roofline, …; fitted if not given, which knows measured pairs only."
+)
+_CONTENTION = "Whether transfers share the link, or each has the whole of it."
+_RULES = "twofold, or splitwise-sim for the rules of that simulator where they differ."
+_FAIL = "An instance that ends, and starts again: decode-0@30+60 ends at 30 s and is back 60 s later."
+_SLO = "Latency bounds in seconds, as in ttft=2,tpot=0.1; or splitwise for its nine bounds on slowdowns."
+_REFERENCE = "The machine that slowdowns are multiples of; dgx-a100 if not given."
+_CATALOG = "A file with more machines, models or links (TOML)."
+_HTML = "Write a page of pictures here; it opens without a network."
+_TABLE = "Write a row for each request here (Parquet)."
+_CHROME = "Write a trace for chrome://tracing or Perfetto here."
+
+
+def simulate(
+    workload: Annotated[str, typer.Argument(metavar="WORKLOAD", help=_WORKLOAD, show_default=False)],
+    *,
+    cluster: Annotated[str | None, typer.Option(help=_CLUSTER)] = None,
+    config: Annotated[Path | None, typer.Option(help=_CONFIG)] = None,
+    model: Annotated[str | None, typer.Option(help=_MODEL)] = None,
+    rate: Annotated[
+        float | None,
+        typer.Option("--rate", "--request-rate", help="Requests per second; a trace's own if not given."),
+    ] = None,
+    num_requests: Annotated[
+        int | None, typer.Option("--num-requests", "--requests", min=1, help=_COUNT)
+    ] = None,
+    duration: Annotated[float | None, typer.Option(help=_DURATION)] = None,
+    start: Annotated[float, typer.Option(help="Begin at this second of a trace.")] = 0.0,
+    arrival: Annotated[str | None, typer.Option(help=_ARRIVAL)] = None,
+    burstiness: Annotated[
+        float, typer.Option(help="Shape of gamma arrivals: 1 is Poisson, less is burstier.")
+    ] = 1.0,
+    length_scale: Annotated[float, typer.Option(help="Multiply prompt and output lengths by this.")] = 1.0,
+    max_model_len: Annotated[
+        int | None, typer.Option(min=2, help="Clip requests to this many tokens, prompt and output.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of arrivals and lengths.")] = 0,
+    performance: Annotated[str | None, typer.Option(help=_PERFORMANCE)] = None,
+    router: Annotated[str | None, typer.Option(help="Router; splitwise if not given.")] = None,
+    handoff: Annotated[
+        str | None, typer.Option(help="serialized, layer-wise or by-size; by-size if not given.")
+    ] = None,
+    token_budget: Annotated[
+        int | None, typer.Option(min=1, help="Prompt tokens of an iteration; 2048 if not given.")
+    ] = None,
+    max_seqs: Annotated[
+        int | None, typer.Option(min=1, help="Sequences of an iteration; 512 if not given.")
+    ] = None,
+    block_size: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of a KV block; 16 if not given.")
+    ] = None,
+    kv_bytes_per_token: Annotated[
+        int | None, typer.Option(min=1, help="KV cache of a token in bytes; the model's own if not given.")
+    ] = None,
+    link_gb_per_s: Annotated[
+        float | None, typer.Option(help="Bandwidth of hand-offs in GB/s; the machines' own if not given.")
+    ] = None,
+    contention: Annotated[bool | None, typer.Option("--contention/--no-contention", help=_CONTENTION)] = None,
+    rules: Annotated[str | None, typer.Option(help=_RULES)] = None,
+    fail: Annotated[list[str] | None, typer.Option(help=_FAIL)] = None,
+    slo: Annotated[str | None, typer.Option(help=_SLO)] = None,
+    attainment: Annotated[
+        float, typer.Option(help="Share of requests that must be within bounds in seconds.")
+    ] = 0.9,
+    reference: Annotated[str | None, typer.Option(metavar="MACHINE", help=_REFERENCE)] = None,
+    catalog: Annotated[list[Path] | None, typer.Option(help=_CATALOG)] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    html: Annotated[Path | None, typer.Option(help=_HTML)] = None,
+    requests_table: Annotated[Path | None, typer.Option(help=_TABLE)] = None,
+    chrome_trace: Annotated[Path | None, typer.Option(help=_CHROME)] = None,
+    event_log: Annotated[
+        Path | None, typer.Option(help="Write a line for each thing that happened here (JSON lines).")
+    ] = None,
+) -> None:
+    """Simulate a workload on a cluster: latency, throughput, energy, cost, and whether an SLO is met.
+
+    Times come from a performance model; every number that rests on one shows how far that model was from
+    measurements it had not seen.
+    """
+    bounds = None if slo is None else parse_slo(slo)
+    _require_share(attainment)
+    # These are too heavy for the start of every command.
+    from twofold.cli import simulate_run, simulate_spec  # noqa: PLC0415
+    from twofold.cli.simulate_files import Files  # noqa: PLC0415
+    from twofold.cli.simulate_source import Source  # noqa: PLC0415
+    from twofold.hardware.catalog import load_catalog  # noqa: PLC0415
+
+    known = load_catalog(catalog or [])
+    spec = simulate_spec.read_spec(
+        cluster,
+        config,
+        known,
+        model=model,
+        performance=performance,
+        router=router,
+        handoff=handoff,
+        token_budget=token_budget,
+        max_seqs=max_seqs,
+        block_size=block_size,
+        kv_bytes_per_token=kv_bytes_per_token,
+        link_gb_per_s=link_gb_per_s,
+        contention=contention,
+        rules=rules,
+        failures=fail or [],
+    )
+    source = Source(
+        workload=workload,
+        rate=rate,
+        num_requests=num_requests,
+        duration_s=duration,
+        start_s=start,
+        arrival=arrival,
+        burstiness=burstiness,
+        length_scale=length_scale,
+        max_model_len=max_model_len,
+        seed=seed,
+    )
+    simulate_run.run(
+        spec,
+        source,
+        known,
+        slo=bounds,
+        attainment=attainment,
+        reference=reference,
+        as_json=as_json,
+        files=Files(html=html, requests_table=requests_table, chrome_trace=chrome_trace, event_log=event_log),
+    )
+
+
+def _require_share(attainment: float) -> None:
+    if not 0.0 < attainment <= 1.0:
+        raise ConfigurationError(f"--attainment {attainment:g} is no share: give more than 0, at most 1")

@@ -1,0 +1,119 @@
+"""The steps of `twofold simulate`: run the workload, judge the run, show it and write what was asked for."""
+
+import sys
+from collections.abc import Sequence
+
+import typer
+from rich.console import Console
+
+from twofold.cli.simulate_files import Files
+from twofold.cli.simulate_progress import simulation_progress
+from twofold.cli.simulate_source import Source
+from twofold.errors import UserError
+from twofold.hardware.catalog import Catalog
+from twofold.performance.base import PerformanceModel
+from twofold.performance.registry import performance_model
+from twofold.reporting.simulation.gantt import GanttRuns
+from twofold.reporting.simulation.html import html_report
+from twofold.reporting.simulation.report import SimulationReport
+from twofold.reporting.simulation.table import simulation_tables
+from twofold.simulation.observer import Observer
+from twofold.simulation.result import SimulationResult
+from twofold.simulation.simulate import simulate
+from twofold.simulation.spec import ClusterSpec
+from twofold.simulation.verdict import Verdict, verdict
+from twofold.slo import Slo, SlowdownSlo
+
+DEFAULT_REFERENCE = "dgx-a100"
+_FILE_COLUMNS = 120
+
+
+def run(
+    spec: ClusterSpec,
+    source: Source,
+    catalog: Catalog,
+    *,
+    slo: Slo | SlowdownSlo | None,
+    attainment: float,
+    reference: str | None,
+    as_json: bool,
+    files: Files,
+) -> None:
+    """Simulate, write the files, and print the tables or the JSON."""
+    needed = reference is not None or isinstance(slo, SlowdownSlo)
+    machine, base = _reference(reference or DEFAULT_REFERENCE, spec, catalog, needed=needed)
+    writers, page = files.open()
+    gantt = GanttRuns()
+    observers = [*writers, gantt] if page is not None else writers
+    result = _simulated(spec, source, catalog, slo=slo, base=base, observers=observers)
+    judged = None if slo is None else verdict(result, slo, attainment)
+    title = f"{spec.model} on {_cluster(spec)}, {source.title()}"
+    if page is not None:
+        page.write(_page(title, result, slo=slo, judged=judged, gantt=gantt).encode())
+        page.commit()
+    if as_json:
+        facts, seed = source.facts(), source.seed
+        report = SimulationReport.of(
+            result, workload=facts, seed=seed, reference=machine, slo=slo, judged=judged
+        )
+        typer.echo(report.json())
+    else:
+        _console().print(simulation_tables(result, title, judged))
+
+
+def _simulated(
+    spec: ClusterSpec,
+    source: Source,
+    catalog: Catalog,
+    *,
+    slo: Slo | SlowdownSlo | None,
+    base: PerformanceModel | None,
+    observers: Sequence[Observer],
+) -> SimulationResult:
+    with simulation_progress(source.num_requests) as ticked:
+        return simulate(
+            spec,
+            source.requests(),
+            catalog=catalog,
+            slo=slo if isinstance(slo, Slo) else None,
+            reference=base,
+            observers=observers,
+            progress=ticked,
+        )
+
+
+def _reference(
+    name: str, spec: ClusterSpec, catalog: Catalog, *, needed: bool
+) -> tuple[str | None, PerformanceModel | None]:
+    """The whole reference machine and its model; where nobody asked for it and it cannot be, a note and None."""
+    model = catalog.model(spec.model)
+    try:
+        machine = catalog.machine(name)
+        return machine.name, performance_model(spec.performance, model, machine, machine.count)
+    except UserError as error:
+        if needed:
+            raise
+        typer.echo(f"note: no slowdowns against {name}: {error}", err=True)
+        return None, None
+
+
+def _page(
+    title: str,
+    result: SimulationResult,
+    *,
+    slo: Slo | SlowdownSlo | None,
+    judged: Verdict | None,
+    gantt: GanttRuns,
+) -> str:
+    name = _cluster(result.spec)
+    verdicts = {} if judged is None else {name: judged}
+    return html_report({name: result}, title=title, slo=slo, verdicts=verdicts, runs={name: gantt})
+
+
+def _console() -> Console:
+    """As wide as the terminal; a file is as wide as the tables."""
+    return Console(width=None if sys.stdout.isatty() else _FILE_COLUMNS)
+
+
+def _cluster(spec: ClusterSpec) -> str:
+    return ", ".join(f"{pool.machines}x{pool.machine}:{pool.role}" for pool in spec.pools)

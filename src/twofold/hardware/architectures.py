@@ -1,0 +1,170 @@
+"""How many parameters a model has, from its config.json: one function per family of architectures.
+
+Each count equals that of the model which Transformers builds from the same file.
+"""
+
+from collections.abc import Callable
+
+import msgspec
+
+from twofold.hardware.config_json import ConfigJson
+
+
+class Architecture(msgspec.Struct, frozen=True, kw_only=True):
+    """The sizes that the catalog keeps of a model; `active` are the parameters that one token passes through."""
+
+    layers: int
+    hidden_size: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    parameters: int
+    active: int
+    max_context: int | None
+    kv_latent_dims: int | None = None
+
+
+def gpt2(config: ConfigJson) -> Architecture:
+    """GPT-2: learned positions, biases everywhere, output tied to the embedding."""
+    hidden = config.number("n_embd", "hidden_size")
+    positions = config.number("n_positions", "max_position_embeddings", default=1024)
+    inner = config.number("n_inner", default=4 * hidden)
+    outside = (config.number("vocab_size") + positions) * hidden + 2 * hidden
+    return _multi_head(config, hidden, inner, outside, positions)
+
+
+def bloom(config: ConfigJson) -> Architecture:
+    """BLOOM: no positions (ALiBi), a norm after the embedding, output tied to it."""
+    hidden = config.number("hidden_size", "n_embed")
+    outside = config.number("vocab_size") * hidden + 4 * hidden
+    return _multi_head(config, hidden, 4 * hidden, outside, config.maybe("seq_length"))
+
+
+def opt(config: ConfigJson) -> Architecture:
+    """OPT: two positions more than tokens; the 350m projects a smaller embedding and norms after each block."""
+    hidden = config.number("hidden_size")
+    width = config.number("word_embed_proj_dim", default=hidden)
+    positions = config.number("max_position_embeddings")
+    outside = config.number("vocab_size") * width + (positions + 2) * hidden
+    outside += 2 * width * hidden if width != hidden else 0
+    outside += 2 * hidden if config.flag("do_layer_norm_before", default=True) else 0
+    return _multi_head(config, hidden, config.number("ffn_dim"), outside, positions)
+
+
+def llama(config: ConfigJson) -> Architecture:
+    """Llama and its kind: grouped-query attention and a gated feed-forward layer, or experts of them."""
+    hidden, heads = config.number("hidden_size"), config.number("num_attention_heads")
+    kv_heads = config.number("num_key_value_heads", default=heads)
+    kind = config.text("model_type", default="")
+    head_dim = config.number("head_dim", default=_HEAD_DIMS.get(kind) or hidden // heads)
+    queries, keys = heads * head_dim, kv_heads * head_dim
+    layer = 2 * hidden * queries + 2 * hidden * keys
+    layer += (4 if kind == "gemma2" else 2) * hidden
+    layer += 2 * head_dim if kind.startswith("qwen3") else 0
+    if config.flag("attention_bias", default=kind == "qwen2"):
+        layer += queries + 2 * keys + (0 if kind == "qwen2" else hidden)
+    tied = config.flag("tie_word_embeddings", default=kind == "gemma2")
+    outside = config.number("vocab_size") * hidden * (1 if tied else 2) + hidden
+    layers = config.number("num_hidden_layers")
+    total, active = _feed_forward(config, hidden, layers)
+    return Architecture(
+        layers=layers,
+        hidden_size=hidden,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        parameters=layers * layer + outside + total,
+        active=layers * layer + outside + active,
+        max_context=config.maybe("max_position_embeddings"),
+    )
+
+
+def deepseek(config: ConfigJson) -> Architecture:
+    """DeepSeek V2 and V3: latent attention (arXiv 2405.04434, section 2.1), experts that some layers share."""
+    hidden, heads = config.number("hidden_size"), config.number("num_attention_heads")
+    latent, rope = config.number("kv_lora_rank"), config.number("qk_rope_head_dim")
+    plain, value = config.number("qk_nope_head_dim"), config.number("v_head_dim")
+    rank = config.maybe("q_lora_rank")
+    queries = heads * (plain + rope)
+    layer = hidden * queries if rank is None else hidden * rank + rank + rank * queries
+    layer += hidden * (latent + rope) + latent + latent * heads * (plain + value) + heads * value * hidden
+    layer += 2 * hidden
+    tied = config.flag("tie_word_embeddings", default=False)
+    outside = config.number("vocab_size") * hidden * (1 if tied else 2) + hidden
+    layers = config.number("num_hidden_layers")
+    total, active = _feed_forward(config, hidden, layers)
+    return Architecture(
+        layers=layers,
+        hidden_size=hidden,
+        heads=heads,
+        kv_heads=config.number("num_key_value_heads", default=heads),
+        head_dim=value,
+        parameters=layers * layer + outside + total,
+        active=layers * layer + outside + active,
+        max_context=config.maybe("max_position_embeddings"),
+        kv_latent_dims=latent + rope,
+    )
+
+
+def _multi_head(
+    config: ConfigJson, hidden: int, inner: int, outside: int, max_context: int | None
+) -> Architecture:
+    """Multi-head attention and two feed-forward matrices, all with biases, two norms a layer; `outside` is the rest."""
+    layers = config.number("num_hidden_layers", "n_layer")
+    heads = config.number("num_attention_heads", "n_head")
+    layer = 4 * hidden * hidden + 4 * hidden + 2 * hidden * inner + inner + hidden + 4 * hidden
+    return Architecture(
+        layers=layers,
+        hidden_size=hidden,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=hidden // heads,
+        parameters=layers * layer + outside,
+        active=layers * layer + outside,
+        max_context=max_context,
+    )
+
+
+def _feed_forward(config: ConfigJson, hidden: int, layers: int) -> tuple[int, int]:
+    """(parameters, those a token passes through) of the gated feed-forward matrices of all layers."""
+    inner = config.number("intermediate_size")
+    gated = 3 * hidden * inner
+    if config.flag("mlp_bias", default=False):
+        gated += 2 * inner + hidden
+    experts = config.maybe("num_local_experts", "num_experts", "n_routed_experts")
+    if experts is None:
+        return layers * gated, layers * gated
+    expert = 3 * hidden * config.number("moe_intermediate_size", default=inner)
+    chosen = min(config.number("num_experts_per_tok"), experts)
+    shared = config.maybe("n_shared_experts") or 0
+    sparse = sum(_is_sparse(config, index) for index in range(layers))
+    always = sparse * (hidden * experts + shared * expert) + (layers - sparse) * gated
+    return always + sparse * experts * expert, always + sparse * chosen * expert
+
+
+def _is_sparse(config: ConfigJson, index: int) -> bool:
+    """Whether this layer has experts rather than one feed-forward matrix."""
+    if index < (config.maybe("first_k_dense_replace") or 0) or index in config.numbers("mlp_only_layers"):
+        return False
+    return (index + 1) % config.number("decoder_sparse_step", default=1) == 0 and (
+        index % config.number("moe_layer_freq", default=1) == 0
+    )
+
+
+# What config.json may leave out because its family says it.
+_HEAD_DIMS = {"gemma2": 256, "qwen3": 128}
+
+ARCHITECTURES: dict[str, Callable[[ConfigJson], Architecture]] = {
+    "gpt2": gpt2,
+    "bloom": bloom,
+    "opt": opt,
+    "llama": llama,
+    "mistral": llama,
+    "mixtral": llama,
+    "qwen2": llama,
+    "qwen3": llama,
+    "qwen3_moe": llama,
+    "gemma2": llama,
+    "deepseek_v2": deepseek,
+    "deepseek_v3": deepseek,
+}

@@ -1,0 +1,95 @@
+"""A model of the catalog from a Hugging Face model directory, without loading it."""
+
+import datetime as dt
+from pathlib import Path
+
+import msgspec
+
+from twofold.hardware.architectures import ARCHITECTURES
+from twofold.hardware.config_json import ConfigJson
+from twofold.hardware.mistakes import unknown
+from twofold.hardware.model import Model
+
+_DTYPE_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1}
+_USUAL_BYTES = 2  # of a value where config.json leaves the type open: half precision, as it would be served
+
+
+class _IndexMetadata(msgspec.Struct):
+    total_size: float
+
+
+class _Index(msgspec.Struct):
+    metadata: _IndexMetadata
+
+
+def read_model(directory: Path) -> Model:
+    """The model of a directory with a config.json; its name is the directory's.
+
+    Weights are counted at the type that config.json names; those of a quantized model at their size on disk, or
+    by its bits where they are not there. Raises ModelError for a file that is missing, broken or of another kind.
+    """
+    config = ConfigJson(directory)
+    kind = config.text("model_type", default="")
+    if kind not in ARCHITECTURES:
+        raise config.refuse(str(unknown("model_type", kind, ARCHITECTURES)))
+    sizes = ARCHITECTURES[kind](config)
+    if sizes.heads % sizes.kv_heads:
+        raise config.refuse(f"{sizes.heads} heads cannot share {sizes.kv_heads} KV heads evenly")
+    if sizes.head_dim < 1:
+        raise config.refuse(f"a hidden size of {sizes.hidden_size} is too small for {sizes.heads} heads")
+    value_bytes = _value_bytes(config)
+    weight_bytes = _quantized_bytes(config, directory, sizes.parameters)
+    return Model(
+        name=directory.resolve().name,
+        layers=sizes.layers,
+        hidden_size=sizes.hidden_size,
+        heads=sizes.heads,
+        kv_heads=sizes.kv_heads,
+        head_dim=sizes.head_dim,
+        parameters=sizes.parameters,
+        active_parameters=sizes.active,
+        weight_bytes=sizes.parameters * value_bytes if weight_bytes is None else weight_bytes,
+        dtype_bytes=value_bytes if weight_bytes is None else max(1, round(weight_bytes / sizes.parameters)),
+        kv_dtype_bytes=value_bytes,
+        kv_latent_dims=sizes.kv_latent_dims,
+        max_context=sizes.max_context,
+        source=str(config.path),
+        date=_day(config.path),
+    )
+
+
+def _value_bytes(config: ConfigJson) -> int:
+    """Bytes of a value of the KV cache, and of a weight that is not quantized."""
+    name = config.text("dtype", "torch_dtype", default="")
+    if name and name not in _DTYPE_BYTES:
+        raise config.refuse(str(unknown("dtype", name, _DTYPE_BYTES)))
+    return _DTYPE_BYTES.get(name, _USUAL_BYTES)
+
+
+def _quantized_bytes(config: ConfigJson, directory: Path, parameters: int) -> int | None:
+    """Bytes of quantized weights; None for weights that are not."""
+    quantization = config.table("quantization_config")
+    if quantization is None:
+        return None
+    stored = _stored_bytes(directory)
+    if stored:
+        return stored
+    bits = 8 if quantization.get("quant_method") == "fp8" else quantization.get("bits")
+    if not isinstance(bits, int) or bits < 1:
+        raise config.refuse(
+            "the weights are quantized and are not there, and quantization_config does not say to how many bits"
+        )
+    return -(-parameters * bits // 8)
+
+
+def _stored_bytes(directory: Path) -> int:
+    """Bytes of the weights on disk, as their index says or as the files have; 0 where there are none."""
+    index = directory / "model.safetensors.index.json"
+    try:
+        return round(msgspec.json.decode(index.read_bytes(), type=_Index).metadata.total_size)
+    except (OSError, msgspec.DecodeError):  # without an index that says it, the files themselves do
+        return sum(path.stat().st_size for path in directory.glob("model*.safetensors"))
+
+
+def _day(path: Path) -> str:
+    return dt.datetime.fromtimestamp(path.stat().st_mtime, tz=dt.UTC).date().isoformat()

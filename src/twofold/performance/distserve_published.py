@@ -1,0 +1,142 @@
+"""The latency model of DistServe's simulator: to reproduce its figures.
+
+Milliseconds, on A100-80GB; l are the tokens of each prompt of a batch, PP the pipeline parallelism:
+
+    prefill = (a + b·Σl + c·Σl²) / PP + PP            + 2 + 1e-4·Σl
+    decode  = (a + b·Σ(context + 1) + c·batch) / PP   + 2 + 1e-4·Σcontext
+
+The second part is the overhead of the first stage of each iteration, which a batch always passes. Decode has one set of
+coefficients below 95 sequences and another from there on, which can make 95 sequences faster than 94. With PP > 1 these
+are the times of one stage, and what lies between a batch's stages is the simulator's to add.
+
+Ambiguous in the original: it takes the context of a decode before the token it makes, and adds 1. The KV tokens of
+`DecodeCost` are taken as that context. It has no mixed iterations; here decodes add to a prefill what they cost
+beyond a and the overhead of an iteration, which is an assumption.
+"""
+
+from functools import cache
+
+import msgspec
+
+from twofold.errors import ConfigurationError
+from twofold.hardware.machine import Machine
+from twofold.hardware.model import Model
+from twofold.performance.alone import alone
+from twofold.performance.base import DecodeCost, ModelError
+from twofold.performance.data_files import data_bytes
+from twofold.performance.instance import check_tensor_parallel, instance_name, memory_share, profile_name
+from twofold.performance.power import Powered, instance_power
+
+ENGINES = ("distserve", "vllm")
+_LARGE_BATCH = 95
+_OVERHEAD_MS, _OVERHEAD_TOKEN_MS = 2.0, 1e-4
+
+
+class Coefficients(msgspec.Struct, frozen=True, array_like=True):
+    """a, b, c of one line, in milliseconds."""
+
+    a: float
+    b: float
+    c: float
+
+
+class Latency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One line of the table: a model at one tensor parallelism on one engine."""
+
+    engine: str
+    model: str
+    tensor_parallel: int
+    prefill: Coefficients
+    decode_small: Coefficients
+    decode_large: Coefficients
+
+
+class LatencyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """performance/data/distserve-published.toml."""
+
+    accelerator: str
+    source: str
+    date: str
+    latency: list[Latency]
+
+
+class DistservePublishedModel(Powered):
+    """The formula of this module with the coefficients of one line of the table."""
+
+    def __init__(
+        self,
+        latency: Latency,
+        model: Model,
+        machine: Machine,
+        tensor_parallel: int,
+        *,
+        pipeline_parallel: int = 1,
+    ) -> None:
+        if pipeline_parallel < 1:
+            raise ConfigurationError(f"pipeline parallelism must be at least 1, not {pipeline_parallel}")
+        self.name = instance_name("distserve-published", model, machine, tensor_parallel)
+        self.error = ModelError(
+            prefill=None,
+            decode=None,
+            basis=f"the latency model of DistServe's simulator for {latency.engine}",
+        )
+        self._latency, self._stages = latency, pipeline_parallel
+        used = memory_share(model, machine, tensor_parallel, self.decode_cost(1).base_s * pipeline_parallel)
+        super().__init__(instance_power(machine, tensor_parallel, memory_share=used))
+
+    def prefill_s(self, tokens: int, squares: int) -> float:
+        line = self._latency.prefill
+        stage_ms = (line.a + line.b * tokens + line.c * squares) / self._stages + self._stages
+        return (stage_ms + _OVERHEAD_MS + _OVERHEAD_TOKEN_MS * tokens) / 1e3
+
+    def decode_cost(self, sequences: int) -> DecodeCost:
+        line = self._decode(sequences)
+        base_ms = (line.a + (line.b + line.c) * sequences) / self._stages + _OVERHEAD_MS
+        return DecodeCost(base_ms / 1e3, (line.b / self._stages + _OVERHEAD_TOKEN_MS) / 1e3)
+
+    def mixed_s(self, tokens: int, squares: int, sequences: int, context: int) -> float:
+        line = self._decode(sequences)
+        sequences_ms = ((line.b + line.c) * sequences + line.b * context) / self._stages
+        return self.prefill_s(tokens, squares) + (sequences_ms + _OVERHEAD_TOKEN_MS * context) / 1e3
+
+    def uncontended(self, prompt_tokens: int, output_tokens: int) -> tuple[float, float]:
+        return alone(self, prompt_tokens, output_tokens)
+
+    def _decode(self, sequences: int) -> Coefficients:
+        small = sequences < _LARGE_BATCH
+        return self._latency.decode_small if small else self._latency.decode_large
+
+
+def distserve_published(
+    model: Model,
+    machine: Machine,
+    tensor_parallel: int,
+    *,
+    engine: str = "distserve",
+    pipeline_parallel: int = 1,
+) -> DistservePublishedModel:
+    """Raises ConfigurationError, naming what there is, for a pair or an engine that is not in the table."""
+    check_tensor_parallel(machine, tensor_parallel)
+    if engine not in ENGINES:
+        raise ConfigurationError(f"DistServe published no engine {engine!r}: there is {', '.join(ENGINES)}")
+    table = _latencies()
+    known = [line for line in table.latency if line.engine == engine]
+    accelerator = profile_name(machine)
+    for line in known:
+        if accelerator == table.accelerator and (line.model, line.tensor_parallel) == (
+            model.name,
+            tensor_parallel,
+        ):
+            return DistservePublishedModel(
+                line, model, machine, tensor_parallel, pipeline_parallel=pipeline_parallel
+            )
+    there = ", ".join(f"{line.model} TP{line.tensor_parallel}" for line in known)
+    raise ConfigurationError(
+        f"DistServe published nothing of {model.name} on {accelerator} TP{tensor_parallel}: on {table.accelerator} "
+        f"there is {there}; the performance models `roofline` and `auto` would estimate it"
+    )
+
+
+@cache
+def _latencies() -> LatencyFile:
+    return msgspec.toml.decode(data_bytes("distserve-published.toml"), type=LatencyFile)

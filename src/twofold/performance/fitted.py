@@ -1,0 +1,116 @@
+"""Times fitted to a measured profile of the very model and accelerator.
+
+With n batched prompt tokens, S their squares (see `PerformanceModel.prefill_s`), b decodes that read C KV tokens:
+
+    prefill(n, S) = (floor^p + (a·n)^p)^(1/p) + e·n·w(n) + q·S         p = 2.5
+    decode(b, C)  = t0 + k·b + k2·max(b − 32, 0) + c·C
+    mixed         = max(prefill(n, S), t0) + decode(b, C) − t0
+
+- Below a few hundred tokens prefill is bound by reading the weights and launching kernels (the floor), then by compute
+  (a); p rounds the corner between the two. Attention grows with the square of a prompt (q).
+- Throughput falls past 2,048 batched tokens (Splitwise, figure 6): e is what a token costs more from 4,096 on. Nothing
+  was measured between the two, so w rises there from 0 to 1 in a straight line: no jump, and no longer batch is faster.
+- A decode of more than 32 sequences costs more for each further one (k2); every KV token read costs c.
+- In a mixed iteration the weights are read once for all, so decodes add only what they cost beyond t0. This is an
+  assumption: the profile has no mixed iterations.
+
+All coefficients are ≥ 0, which makes every time grow with each of its arguments.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from twofold.errors import ConfigurationError
+from twofold.hardware.machine import Machine
+from twofold.hardware.model import Model
+from twofold.performance.alone import alone
+from twofold.performance.base import DecodeCost, ModelError
+from twofold.performance.calibration import Calibration, calibrations
+from twofold.performance.instance import check_tensor_parallel, instance_name, memory_share, profile_name
+from twofold.performance.power import Powered, instance_power
+
+KNEE = 2.5
+LONG_TOKENS, FULL_LONG_TOKENS = 2048, 4096
+LARGE_BATCH = 32
+
+
+class FittedModel(Powered):
+    """The formula of this module with the coefficients of one calibration."""
+
+    def __init__(
+        self, calibration: Calibration, model: Model, machine: Machine, tensor_parallel: int
+    ) -> None:
+        self.name = instance_name("fitted", model, machine, tensor_parallel)
+        self.calibration = calibration
+        self.error = ModelError(
+            prefill=calibration.prefill_error, decode=calibration.decode_error, basis=calibration.basis
+        )
+        prefill, decode = calibration.prefill, calibration.decode
+        self._floor = (prefill.floor_ms / 1e3) ** KNEE
+        self._token_s = prefill.token_ms / 1e3
+        self._long_token_s = prefill.long_token_ms / 1e3
+        self._square_s = prefill.square_ms / 1e3
+        self._base_s = decode.base_ms / 1e3
+        self._sequence_s = decode.sequence_ms / 1e3
+        self._large_batch_s = decode.large_batch_ms / 1e3
+        self._context_s = decode.context_ms / 1e3
+        super().__init__(
+            instance_power(
+                machine,
+                tensor_parallel,
+                memory_share=memory_share(model, machine, tensor_parallel, self.decode_cost(1).base_s),
+                decode_share=calibration.decode_power,
+            )
+        )
+
+    def prefill_s(self, tokens: int, squares: int) -> float:
+        short_s: float = (self._floor + (self._token_s * tokens) ** KNEE) ** (1 / KNEE)
+        return short_s + self._long_token_s * tokens * long_share(tokens) + self._square_s * squares
+
+    def decode_cost(self, sequences: int) -> DecodeCost:
+        return DecodeCost(self._base_s + self._sequences_s(sequences), self._context_s)
+
+    def mixed_s(self, tokens: int, squares: int, sequences: int, context: int) -> float:
+        prefill_s = max(self.prefill_s(tokens, squares), self._base_s)
+        return prefill_s + self._sequences_s(sequences) + self._context_s * context
+
+    def uncontended(self, prompt_tokens: int, output_tokens: int) -> tuple[float, float]:
+        return alone(self, prompt_tokens, output_tokens)
+
+    def _sequences_s(self, sequences: int) -> float:
+        return self._sequence_s * sequences + self._large_batch_s * max(sequences - LARGE_BATCH, 0)
+
+
+def long_share(tokens: float) -> float:
+    """How much of the extra cost of long batches applies: 0 up to 2,048 tokens, 1 from 4,096 on."""
+    return min(max((tokens - LONG_TOKENS) / (FULL_LONG_TOKENS - LONG_TOKENS), 0.0), 1.0)
+
+
+def fitted(
+    model: Model, machine: Machine, tensor_parallel: int, *, extra: Sequence[Path] = ()
+) -> FittedModel:
+    """The fit of this model on this machine's accelerators, from `extra` files first.
+
+    Raises ConfigurationError, naming what there is, where nobody measured the pair.
+    """
+    check_tensor_parallel(machine, tensor_parallel)
+    known = calibrations(extra)
+    entry = _find(known, model, machine, tensor_parallel)
+    if entry is None:
+        raise ConfigurationError(
+            f"nobody measured {model.name} on {profile_name(machine)} TP{tensor_parallel}: there is "
+            f"{', '.join(one.pair for one in known)}; the performance models `roofline` and `auto` would estimate it"
+        )
+    return FittedModel(entry, model, machine, tensor_parallel)
+
+
+def is_fitted(model: Model, machine: Machine, tensor_parallel: int) -> bool:
+    """Whether `fitted` knows the pair."""
+    return _find(calibrations(), model, machine, tensor_parallel) is not None
+
+
+def _find(
+    known: Sequence[Calibration], model: Model, machine: Machine, tensor_parallel: int
+) -> Calibration | None:
+    wanted = (model.name, profile_name(machine), tensor_parallel)
+    return next((one for one in known if (one.model, one.accelerator, one.tensor_parallel) == wanted), None)

@@ -1,0 +1,110 @@
+"""Watts of an instance, by phase and batch.
+
+What Splitwise found (sections 3.6 and 3.7): prefill nears the accelerators' TDP as its batch grows; decode draws
+much less and hardly more for a larger batch, so a power cap slows prefill and spares decode. Assumed here:
+
+- decode draws a share of TDP that rises with how busy it keeps the memory, and a little with each sequence;
+- prefill rises in a straight line from there to all of TDP, where prompts saturate the accelerator;
+- what a machine provisions beyond its accelerators is drawn in full while a batch runs;
+- an accelerator under a power cap draws what it would without, up to the cap.
+
+An instance on t of a machine's c accelerators draws t/c of the machine.
+"""
+
+from functools import cache
+
+import msgspec
+
+from twofold.hardware.machine import Machine
+from twofold.performance.data_files import data_bytes
+
+
+class PowerLaw(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Shares of an accelerator's TDP, fitted by bench/splitwise/fit_power.py.
+
+    Decode of one sequence draws `decode + memory · (share of memory bandwidth in use)`, each further one
+    `sequence` more; prefill draws TDP from `saturation_tokens` on.
+    """
+
+    decode: float
+    memory: float
+    sequence: float
+    saturation_tokens: int
+    decode_error: float
+    prefill_error: float
+    source: str
+    date: str
+
+
+@cache
+def power_law() -> PowerLaw:
+    """The law that comes with the package."""
+    return msgspec.toml.decode(data_bytes("power.toml"), type=PowerLaw)
+
+
+class InstancePower(msgspec.Struct, frozen=True, kw_only=True):
+    """Watts of one instance; see the module for what they rest on."""
+
+    idle_w: float
+    overhead_w: float
+    accelerators_w: float
+    cap: float
+    decode_share: float
+    sequence_share: float
+    saturation_tokens: int
+
+    def prefill_w(self, tokens: int) -> float:
+        """Watts while prompts of `tokens` tokens in all run, alone or beside decodes."""
+        full = min(tokens / self.saturation_tokens, 1.0)
+        return self._watts(self.decode_share + (1.0 - self.decode_share) * full)
+
+    def decode_w(self, sequences: int) -> float:
+        """Watts while a decode iteration of `sequences` sequences runs."""
+        return self._watts(self.decode_share + self.sequence_share * max(sequences - 1, 0))
+
+    def _watts(self, share: float) -> float:
+        return max(self.overhead_w + self.accelerators_w * min(share, self.cap), self.idle_w)
+
+
+def instance_power(
+    machine: Machine,
+    tensor_parallel: int,
+    *,
+    memory_share: float,
+    decode_share: float | None = None,
+) -> InstancePower:
+    """The power of an instance on `tensor_parallel` accelerators of a machine.
+
+    `memory_share` is the share of memory bandwidth that a decode of one sequence uses; `decode_share` is the
+    share of TDP that it draws where that was measured.
+    """
+    law = power_law()
+    part = tensor_parallel / machine.count
+    accelerators_w = machine.count * machine.accelerator.tdp_w
+    estimated = law.decode + law.memory * min(memory_share, 1.0)
+    return InstancePower(
+        idle_w=part * machine.idle_w,
+        overhead_w=part * max(machine.tdp_w - accelerators_w * machine.power_cap, 0.0),
+        accelerators_w=part * accelerators_w,
+        cap=machine.power_cap,
+        decode_share=min(estimated if decode_share is None else decode_share, 1.0),
+        sequence_share=law.sequence,
+        saturation_tokens=law.saturation_tokens,
+    )
+
+
+class Powered:
+    """The power half of a performance model."""
+
+    def __init__(self, power: InstancePower) -> None:
+        self._power = power
+
+    @property
+    def idle_w(self) -> float:
+        return self._power.idle_w
+
+    def prefill_w(self, tokens: int) -> float:
+        return self._power.prefill_w(tokens)
+
+    def decode_w(self, sequences: int) -> float:
+        return self._power.decode_w(sequences)

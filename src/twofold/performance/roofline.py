@@ -1,0 +1,200 @@
+"""Times for a pair that nobody measured, from what the model needs and the machine can do.
+
+Per accelerator of an instance, with n batched prompt tokens, S their squares, b decodes that read C KV tokens:
+
+    overhead      layers · (launch + step · log2 TP), for kernels and for all-reduces that wait
+    weights(b)    bytes of the weights that b tokens touch / (TP · bandwidth · efficiency)
+    token         2 · active parameters / (TP · FLOP/s · efficiency)
+                  + all-reduce of a token / (interconnect · efficiency)
+    floor(n)      overhead + layers · prefill launch + weights(n)
+    prefill(n, S) (floor(n)^p + (token·n)^p)^(1/p) + long·token·n·w(n) + attention·S
+    decode(b, C)  overhead + weights(b) + sequence·layers·b + token·b + kv·C
+    mixed         max(prefill(n, S), overhead + weights(b)) + the last three of decode
+
+p and w are those of `twofold.performance.fitted`. A token passes two all-reduces in each layer, of hidden_size values
+each, in which every accelerator sends and receives 2·(TP − 1)/TP of them. For a mixture of experts b tokens touch
+1 − (1 − active/all)^b of the weights: what independent, even routing touches in expectation.
+
+The efficiencies and overheads are the same for all pairs: bench/splitwise/fit_roofline.py fitted them to the measured
+ones. They are of one serving stack of 2023 and carry its overheads, so newer stacks are faster.
+Against DistServe's latency model of OPT on A100, another stack, prefill is 8% off on average and decode 22%, mostly too
+slow in large batches. Nothing was fitted at TP 1, where overhead comes out as 0. Under a power cap
+prefill slows down in a straight line to 1.3 × at a cap of half the TDP, and decode not at all (Splitwise).
+"""
+
+import math
+from functools import cache
+from statistics import fmean
+
+import msgspec
+
+from twofold.hardware.machine import Machine
+from twofold.hardware.model import Model
+from twofold.performance.alone import alone
+from twofold.performance.base import DecodeCost, ModelError
+from twofold.performance.data_files import data_bytes
+from twofold.performance.fitted import KNEE, long_share
+from twofold.performance.instance import (
+    check_tensor_parallel,
+    instance_name,
+    memory_share,
+    profile_name,
+    resident_kv_bytes_per_token,
+)
+from twofold.performance.power import Powered, instance_power
+
+_CAPPED_SLOWDOWN, _CAP = 1.3, 0.5
+
+
+class Constants(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Efficiencies are shares of the peak; the rest are seconds per layer, but `long_batch`: a share."""
+
+    compute_efficiency: float
+    interconnect_efficiency: float
+    memory_efficiency: float
+    kv_efficiency: float
+    launch_s: float
+    step_s: float
+    prefill_launch_s: float
+    sequence_s: float
+    long_batch: float
+
+
+class LeftOut(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Errors on one measured pair of constants that were fitted to all the others."""
+
+    model: str
+    accelerator: str
+    tensor_parallel: int
+    prefill_error: float
+    decode_error: float
+
+
+class RooflineFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What bench/splitwise/fit_roofline.py writes."""
+
+    source: str
+    date: str
+    constants: Constants
+    left_out: list[LeftOut]
+
+
+class RooflineModel(Powered):
+    """The formula of this module for one model on one machine."""
+
+    def __init__(
+        self, constants: Constants, error: ModelError, model: Model, machine: Machine, tensor_parallel: int
+    ) -> None:
+        self.name = instance_name("roofline", model, machine, tensor_parallel)
+        self.error = error
+        needs = Needs.of(model, machine, tensor_parallel)
+        self._slowdown = 1.0 + (_CAPPED_SLOWDOWN - 1.0) * (1.0 - machine.power_cap) / (1.0 - _CAP)
+        self._token_s = (
+            needs.compute_s / constants.compute_efficiency
+            + needs.all_reduce_s / constants.interconnect_efficiency
+        )
+        self._square_s = needs.attention_s / constants.compute_efficiency
+        self._context_s = needs.kv_s / constants.kv_efficiency
+        self._weights_s = needs.weights_s / constants.memory_efficiency
+        self._active = needs.active
+        self._overhead_s = needs.layers * constants.launch_s + needs.steps * constants.step_s
+        self._prefill_launch_s = needs.layers * constants.prefill_launch_s
+        self._sequence_s = needs.layers * constants.sequence_s + self._token_s
+        self._long_batch = constants.long_batch
+        used = memory_share(model, machine, tensor_parallel, self.decode_cost(1).base_s)
+        super().__init__(instance_power(machine, tensor_parallel, memory_share=used))
+
+    def prefill_s(self, tokens: int, squares: int) -> float:
+        floor_s = self._overhead_s + self._prefill_launch_s + self._touched_s(tokens)
+        linear_s = self._token_s * tokens
+        short_s: float = (floor_s**KNEE + linear_s**KNEE) ** (1 / KNEE)
+        long_s = self._long_batch * linear_s * long_share(tokens)
+        return self._slowdown * (short_s + long_s + self._square_s * squares)
+
+    def decode_cost(self, sequences: int) -> DecodeCost:
+        base_s = self._overhead_s + self._touched_s(sequences) + self._sequence_s * sequences
+        return DecodeCost(base_s, self._context_s)
+
+    def mixed_s(self, tokens: int, squares: int, sequences: int, context: int) -> float:
+        alone_s = max(self.prefill_s(tokens, squares), self._overhead_s + self._touched_s(sequences))
+        return alone_s + self._sequence_s * sequences + self._context_s * context
+
+    def uncontended(self, prompt_tokens: int, output_tokens: int) -> tuple[float, float]:
+        return alone(self, prompt_tokens, output_tokens)
+
+    def _touched_s(self, tokens: int) -> float:
+        if self._active == 1.0:
+            return self._weights_s
+        return self._weights_s * (1.0 - (1.0 - self._active) ** tokens)
+
+
+class Needs(msgspec.Struct, frozen=True, kw_only=True):
+    """What an instance must do, as seconds at the peak of its accelerators; `steps` is layers · log2 TP."""
+
+    compute_s: float
+    all_reduce_s: float
+    attention_s: float
+    kv_s: float
+    weights_s: float
+    active: float
+    layers: int
+    steps: float
+
+    @classmethod
+    def of(cls, model: Model, machine: Machine, tensor_parallel: int) -> "Needs":
+        """Per token, per unit of squares, per KV token and per reading of all weights."""
+        accelerator = machine.accelerator
+        flops_per_s = tensor_parallel * accelerator.flops_per_s
+        bytes_per_s = tensor_parallel * accelerator.memory_bytes_per_s
+        sent = 2 * (tensor_parallel - 1) / tensor_parallel * 2 * model.hidden_size * model.dtype_bytes
+        kv_bytes = resident_kv_bytes_per_token(model, tensor_parallel)
+        return cls(
+            compute_s=2 * model.active_parameters / flops_per_s,
+            all_reduce_s=model.layers * sent / accelerator.interconnect_bytes_per_s if sent else 0.0,
+            # S counts each pair of a token and one it attends to twice; a pair costs 4 FLOPs per value of a head
+            attention_s=2 * model.layers * model.heads * model.head_dim / flops_per_s,
+            kv_s=kv_bytes / bytes_per_s,
+            weights_s=model.weight_bytes / bytes_per_s,
+            active=min(model.active_parameters / model.parameters, 1.0),
+            layers=model.layers,
+            steps=model.layers * math.log2(tensor_parallel),
+        )
+
+
+def roofline_with(
+    constants: Constants,
+    model: Model,
+    machine: Machine,
+    tensor_parallel: int,
+    error: ModelError | None = None,
+) -> RooflineModel:
+    """The roofline with constants of one's own, and the error that goes with them."""
+    check_tensor_parallel(machine, tensor_parallel)
+    unknown = ModelError(prefill=None, decode=None, basis="roofline with its own constants", estimated=True)
+    return RooflineModel(constants, error or unknown, model, machine, tensor_parallel)
+
+
+def roofline(model: Model, machine: Machine, tensor_parallel: int) -> RooflineModel:
+    """An estimate for any pair. Its error is that on this pair, left out of the fit, where it was measured; else the
+    mean over the pairs that were."""
+    data = _data()
+    error = _error(data.left_out, (model.name, profile_name(machine), tensor_parallel))
+    return roofline_with(data.constants, model, machine, tensor_parallel, error)
+
+
+def _error(left_out: list[LeftOut], wanted: tuple[str, str, int]) -> ModelError:
+    for one in left_out:
+        if (one.model, one.accelerator, one.tensor_parallel) == wanted:
+            basis = "roofline fitted to other measured pairs"
+            return ModelError(prefill=one.prefill_error, decode=one.decode_error, basis=basis, estimated=True)
+    return ModelError(
+        prefill=round(fmean(one.prefill_error for one in left_out), 3),
+        decode=round(fmean(one.decode_error for one in left_out), 3),
+        basis=f"roofline fitted to {len(left_out)} measured pairs; errors are those on each when left out",
+        estimated=True,
+    )
+
+
+@cache
+def _data() -> RooflineFile:
+    return msgspec.toml.decode(data_bytes("roofline.toml"), type=RooflineFile)

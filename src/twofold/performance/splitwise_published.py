@@ -1,0 +1,102 @@
+"""The performance model of SplitwiseSim, exactly as it computes: to reproduce the paper's figures, not to plan.
+
+Both times are piecewise linear in x = prompt tokens × batch size, through the medians of the profile, and continued
+beyond both ends. An iteration of prompts takes the prompt curve at all its tokens. One of decodes takes the token curve
+at x = *number of sequences*, far below where it was measured, so decode batching is almost free; context plays no part.
+A mixed one takes 1.1 × the prompt curve at prompt tokens + decodes.
+"""
+
+from functools import cache
+
+import msgspec
+
+from twofold.errors import ConfigurationError
+from twofold.hardware.machine import Machine
+from twofold.hardware.model import Model
+from twofold.performance.base import DecodeCost, ModelError
+from twofold.performance.curve import Curve
+from twofold.performance.data_files import data_bytes
+from twofold.performance.instance import check_tensor_parallel, instance_name, memory_share, profile_name
+from twofold.performance.power import Powered, instance_power
+
+_MIXED = 1.1
+
+
+class Knots(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The medians of one pair: seconds of prompt and token time at each number of batched tokens."""
+
+    model: str
+    accelerator: str
+    tensor_parallel: int
+    tokens: list[int]
+    prompt_s: list[float]
+    token_s: list[float]
+
+    @property
+    def pair(self) -> str:
+        """For people: `bloom-176b on h100-80gb TP8`."""
+        return f"{self.model} on {self.accelerator} TP{self.tensor_parallel}"
+
+
+class KnotsFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What bench/splitwise/derive_knots.py writes."""
+
+    source: str
+    date: str
+    knots: list[Knots]
+
+
+class SplitwisePublishedModel(Powered):
+    """The two curves of one pair."""
+
+    def __init__(self, knots: Knots, model: Model, machine: Machine, tensor_parallel: int) -> None:
+        self.name = instance_name("splitwise-published", model, machine, tensor_parallel)
+        self.error = ModelError(
+            prefill=None,
+            decode=None,
+            basis="SplitwiseSim's interpolation, known to be wrong for decode batches",
+        )
+        self._prompt_s = Curve(knots.tokens, knots.prompt_s)
+        self._token_s = Curve(knots.tokens, knots.token_s)
+        used = memory_share(model, machine, tensor_parallel, self._token_s(1))
+        super().__init__(instance_power(machine, tensor_parallel, memory_share=used))
+
+    def prefill_s(self, tokens: int, squares: int) -> float:  # noqa: ARG002  (it knows no squares)
+        return self._above_zero(self._prompt_s(tokens), tokens)
+
+    def decode_cost(self, sequences: int) -> DecodeCost:
+        return DecodeCost(self._above_zero(self._token_s(sequences), sequences), 0.0)
+
+    def mixed_s(self, tokens: int, squares: int, sequences: int, context: int) -> float:  # noqa: ARG002
+        return _MIXED * self._above_zero(self._prompt_s(tokens + sequences), tokens + sequences)
+
+    def uncontended(self, prompt_tokens: int, output_tokens: int) -> tuple[float, float]:  # noqa: ARG002
+        """Both curves at x = prompt tokens, as its notebooks do to normalise latencies."""
+        return self._prompt_s(prompt_tokens), self._token_s(prompt_tokens)
+
+    def _above_zero(self, seconds: float, tokens: int) -> float:
+        if seconds <= 0:
+            raise ConfigurationError(
+                f"{self.name} has no time for {tokens:,} batched tokens: its last line, continued that far, "
+                "falls below 0; use `fitted`"
+            )
+        return seconds
+
+
+def splitwise_published(model: Model, machine: Machine, tensor_parallel: int) -> SplitwisePublishedModel:
+    """Raises ConfigurationError, naming what there is, for a pair that the profile does not have."""
+    check_tensor_parallel(machine, tensor_parallel)
+    wanted = (model.name, profile_name(machine), tensor_parallel)
+    known = _knots().knots
+    for knots in known:
+        if (knots.model, knots.accelerator, knots.tensor_parallel) == wanted:
+            return SplitwisePublishedModel(knots, model, machine, tensor_parallel)
+    raise ConfigurationError(
+        f"Splitwise published nothing of {wanted[0]} on {wanted[1]} TP{tensor_parallel}: there is "
+        f"{', '.join(knots.pair for knots in known)}; the performance models `roofline` and `auto` would estimate it"
+    )
+
+
+@cache
+def _knots() -> KnotsFile:
+    return msgspec.toml.decode(data_bytes("splitwise-published.toml"), type=KnotsFile)

@@ -1,0 +1,123 @@
+"""The facts of a simulation besides its distributions: a label, a text and what the number rests on."""
+
+from collections.abc import Iterator
+
+import msgspec
+
+from twofold.reporting.simulation.accuracy import accuracy, describe
+from twofold.reporting.tables import NOTHING, seconds
+from twofold.request import Phase
+from twofold.simulation.result import PoolResult, SimulationResult
+from twofold.simulation.verdict import Check
+from twofold.slo import Slo, SlowdownSlo
+
+_J_PER_KWH = 3.6e6
+
+
+class Fact(msgspec.Struct, frozen=True):
+    """One line: `accuracy` is empty where no performance model plays a part."""
+
+    label: str
+    value: str
+    accuracy: str = ""
+
+
+def facts(result: SimulationResult) -> list[Fact]:
+    """Counts, rates, energy and cost, in the order of reading."""
+    return [*_counts(result), *_rates(result), *_costs(result), *_effort(result)]
+
+
+def design(result: SimulationResult) -> list[Fact]:
+    """What was simulated: model, pools and policies."""
+    spec = result.spec
+    return [
+        Fact("Model", spec.model),
+        *(Fact(f"Pool {pool.role}", pool_text(pool)) for pool in result.pools),
+        Fact("Router, hand-off", f"{spec.router}, {spec.handoff}"),
+        Fact("Batches", f"at most {spec.token_budget:,} prompt tokens, {spec.max_seqs:,} sequences"),
+        Fact("Transfers", "share the link" if spec.contention else "each have the whole link"),
+        Fact("Rules", spec.rules),
+        *(Fact(f"Failure of {lost.instance}", _failure(lost.at_s, lost.back_s)) for lost in spec.failures),
+        *(Fact(f"Times of {pool.role}", describe(pool.error)) for pool in result.pools),
+    ]
+
+
+def pool_text(pool: PoolResult) -> str:
+    """`35 × dgx-h100, 35 instances`."""
+    return f"{pool.machines:,} × {pool.machine}, {pool.instances:,} instance{'s'[: pool.instances != 1]}"
+
+
+def slo_text(slo: Slo | SlowdownSlo) -> str:
+    """The bounds of an SLO in one line."""
+    if isinstance(slo, Slo):
+        seconds_of = (("TTFT", slo.ttft_s), ("TPOT", slo.tpot_s), ("E2E", slo.e2e_s))
+        return ", ".join(f"{name} ≤ {seconds(bound)}" for name, bound in seconds_of if bound is not None)
+    multiples = (("TTFT", slo.ttft), ("TPOT", slo.tpot), ("E2E", slo.e2e))
+    return "; ".join(
+        f"{name} {', '.join(f'P{at} ≤ {bound:g}×' for at, bound in sorted(bounds.items()))}"
+        for name, bounds in multiples
+        if bounds
+    )
+
+
+def check_text(check: Check) -> tuple[str, str]:
+    """The value and the bound of a check, in its unit: a share where it is a floor, else a multiple."""
+    if check.at_least:
+        return (NOTHING if check.value is None else f"{check.value:.2%}"), f"≥ {check.bound:.2%}"
+    return (NOTHING if check.value is None else f"{check.value:.3f}×"), f"≤ {check.bound:g}×"
+
+
+def rate(count: float, over_s: float, unit: str) -> str:
+    if over_s <= 0:
+        return NOTHING
+    value = count / over_s
+    return f"{value:,.2f} {unit}" if value < 100.0 else f"{value:,.0f} {unit}"
+
+
+def _counts(result: SimulationResult) -> Iterator[Fact]:
+    yield Fact("Requests arrived", f"{result.arrived:,}")
+    yield Fact("Completed", f"{result.completed:,}")
+    others = (("Rejected", result.rejected), ("Failed", result.failed), ("Unfinished", result.unfinished))
+    for label, count in others:
+        if count:
+            yield Fact(label, f"{count:,}")
+    yield Fact("Simulated time", seconds(result.duration_s))
+
+
+def _rates(result: SimulationResult) -> Iterator[Fact]:
+    both = _rests_on_all(result)
+    yield Fact("Arrivals", rate(result.arrived, result.arrival_s, "requests/s"))
+    yield Fact("Throughput", rate(result.completed, result.duration_s, "requests/s"), both)
+    yield Fact("Output", rate(result.output_tokens, result.duration_s, "tokens/s"), both)
+    if result.slo_met is not None:
+        share = f"{result.slo_met / result.arrived:.2%} of requests" if result.arrived else NOTHING
+        yield Fact("Within the SLO", share, both)
+        yield Fact("Goodput", rate(result.slo_met, result.duration_s, "requests/s"), both)
+    yield Fact("Hand-offs", f"{result.handoffs:,}")
+    yield Fact("Pre-emptions", f"{result.preemptions:,}", both)
+
+
+def _costs(result: SimulationResult) -> Iterator[Fact]:
+    both, tokens = _rests_on_all(result), result.output_tokens
+    yield Fact("Energy", f"{result.energy_j / _J_PER_KWH:,.3f} kWh", both)
+    yield Fact("Energy per output token", f"{result.energy_j / tokens:,.2f} J" if tokens else NOTHING, both)
+    power = f"{result.mean_power_w / 1e3:,.1f} kW mean, {result.tdp_w / 1e3:,.1f} kW provisioned"
+    yield Fact("Power", power, both)
+    yield Fact("Price", f"${result.price_per_h:,.2f} per hour")
+    paid = result.price_per_h * result.duration_s / 3600
+    yield Fact("Price per million output tokens", f"${paid / tokens * 1e6:,.2f}" if tokens else NOTHING, both)
+
+
+def _effort(result: SimulationResult) -> Iterator[Fact]:
+    yield Fact("Iterations simulated", f"{result.iterations:,} in {result.events:,} events")
+    speed = f", {result.duration_s / result.cpu_s:,.0f}× real time" if result.cpu_s > 0 else ""
+    yield Fact("Simulator's CPU time", f"{seconds(result.cpu_s)}{speed}")
+
+
+def _rests_on_all(result: SimulationResult) -> str:
+    return accuracy(result.pools, (Phase.PREFILL, Phase.DECODE))
+
+
+def _failure(at_s: float, back_s: float | None) -> str:
+    back = "for good" if back_s is None else f"back at {seconds(back_s)}"
+    return f"at {seconds(at_s)}, {back}"

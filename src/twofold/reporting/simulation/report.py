@@ -1,0 +1,128 @@
+"""The JSON of a simulation: everything that is known of it, in numbers, with the design that gave them."""
+
+import msgspec
+
+from twofold import __version__
+from twofold.reporting.simulation.statistics import LATENCIES, SLOWDOWNS, Statistics
+from twofold.simulation.result import PoolResult, SimulationResult
+from twofold.simulation.spec import ClusterSpec
+from twofold.simulation.verdict import Verdict
+from twofold.slo import Slo, SlowdownSlo
+
+
+class Counts(msgspec.Struct, frozen=True, kw_only=True):
+    """arrived = completed + rejected + failed + unfinished."""
+
+    arrived: int
+    completed: int
+    rejected: int
+    failed: int
+    unfinished: int
+    slo_met: int | None
+    preemptions: int
+    handoffs: int
+    prompt_tokens: int
+    output_tokens: int
+    iterations: int
+    events: int
+
+
+class Rates(msgspec.Struct, frozen=True, kw_only=True):
+    """Per second: arrivals over the time of arriving, the others over the whole run; None over no time."""
+
+    arrivals: float | None
+    requests: float | None
+    output_tokens: float | None
+    goodput: float | None
+
+
+class SeriesSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """A series over the run: its mean over time and its highest value."""
+
+    mean: float
+    max: float
+
+
+class SimulationReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What `twofold simulate --json` prints. Times are seconds, energy joules, power watts, prices US dollars.
+
+    `workload` says which requests came, as the flags did. A distribution is None where nothing was measured.
+    """
+
+    twofold_version: str
+    workload: dict[str, str | int | float | None]
+    seed: int
+    spec: ClusterSpec
+    reference: str | None
+    slo: Slo | SlowdownSlo | None
+    verdict: Verdict | None
+    counts: Counts
+    duration_s: float
+    arrival_s: float
+    rates: Rates
+    latencies_s: dict[str, Statistics | None]
+    slowdowns: dict[str, Statistics | None]
+    pools: tuple[PoolResult, ...]
+    series: dict[str, SeriesSummary]
+    energy_j: float
+    mean_power_w: float
+    tdp_w: float
+    price_per_h: float
+    cpu_s: float
+
+    @classmethod
+    def of(
+        cls,
+        result: SimulationResult,
+        *,
+        workload: dict[str, str | int | float | None],
+        seed: int,
+        reference: str | None = None,
+        slo: Slo | SlowdownSlo | None = None,
+        judged: Verdict | None = None,
+    ) -> "SimulationReport":
+        return cls(
+            twofold_version=__version__,
+            workload=workload,
+            seed=seed,
+            spec=result.spec,
+            reference=reference,
+            slo=slo,
+            verdict=judged,
+            counts=Counts(**{name: getattr(result, name) for name in Counts.__struct_fields__}),
+            duration_s=result.duration_s,
+            arrival_s=result.arrival_s,
+            rates=_rates(result),
+            latencies_s={known.field: Statistics.of(known.of(result)) for known in LATENCIES},
+            slowdowns={known.field: Statistics.of(known.of(result)) for known in SLOWDOWNS},
+            pools=result.pools,
+            series={name: _series(result, name) for name in result.series},
+            energy_j=result.energy_j,
+            mean_power_w=result.mean_power_w,
+            tdp_w=result.tdp_w,
+            price_per_h=result.price_per_h,
+            cpu_s=result.cpu_s,
+        )
+
+    def json(self) -> str:
+        """Indented JSON, in a fixed order."""
+        return msgspec.json.format(msgspec.json.encode(self), indent=2).decode()
+
+
+def _rates(result: SimulationResult) -> Rates:
+    good = result.slo_met
+    return Rates(
+        arrivals=_per(result.arrived, result.arrival_s),
+        requests=_per(result.completed, result.duration_s),
+        output_tokens=_per(result.output_tokens, result.duration_s),
+        goodput=None if good is None else _per(good, result.duration_s),
+    )
+
+
+def _series(result: SimulationResult, name: str) -> SeriesSummary:
+    series = result.series[name]
+    return SeriesSummary(mean=series.mean(), max=series.maximum())
+
+
+def _per(count: float, over_s: float) -> float | None:
+    return count / over_s if over_s > 0 else None

@@ -1,0 +1,98 @@
+"""Tables of a simulation for the terminal: latencies with their model errors, facts, pools and the verdict."""
+
+from rich.console import Group
+from rich.markup import escape
+from rich.table import Table
+
+from twofold.reporting.simulation.accuracy import accuracy, describe
+from twofold.reporting.simulation.facts import check_text, facts, pool_text
+from twofold.reporting.simulation.statistics import LATENCIES, SLOWDOWNS, Statistics
+from twofold.reporting.tables import NOTHING, seconds
+from twofold.simulation.result import SimulationResult
+from twofold.simulation.verdict import Verdict
+
+HEADINGS = ("mean", "P50", "P90", "P95", "P99", "max")
+ERROR_HEADING = "model error"
+
+
+def simulation_tables(
+    result: SimulationResult,
+    title: str,
+    judged: Verdict | None = None,
+) -> Group:
+    """Everything that a person asks of one simulation."""
+    tables = [_latencies(result, title), _facts(result), _pools(result)]
+    if judged is not None:
+        tables.append(_verdict(judged))
+    return Group(*tables)
+
+
+def latency_rows(result: SimulationResult) -> list[tuple[str, list[str], str]]:
+    """(label, texts of HEADINGS, model error) of every distribution that the run has."""
+    rows = [
+        (
+            known.label,
+            cells(Statistics.of(known.of(result)), times=True),
+            accuracy(result.pools, known.phases),
+        )
+        for known in LATENCIES
+    ]
+    return rows + [
+        (known.label, cells(Statistics.of(histogram), times=False), accuracy(result.pools, known.phases))
+        for known in SLOWDOWNS
+        if (histogram := known.of(result)) is not None
+    ]
+
+
+def cells(statistics: Statistics | None, *, times: bool) -> list[str]:
+    """The texts of HEADINGS: times with their unit, or multiples."""
+    if statistics is None:
+        return [NOTHING] * len(HEADINGS)
+    values = (
+        *(statistics.mean, statistics.p50, statistics.p90),
+        *(statistics.p95, statistics.p99, statistics.max),
+    )
+    return [seconds(value) if times else f"{value:.2f}×" for value in values]
+
+
+def _latencies(result: SimulationResult, title: str) -> Table:
+    table = _table(title, ("", *HEADINGS, ERROR_HEADING), right=range(1, 1 + len(HEADINGS)))
+    for label, texts, error in latency_rows(result):
+        table.add_row(label, *texts, error)
+    return table
+
+
+def _facts(result: SimulationResult) -> Table:
+    table = _table(None, ("", "", ERROR_HEADING), right=())
+    for fact in facts(result):
+        table.add_row(fact.label, fact.value, fact.accuracy)
+    return table
+
+
+def _pools(result: SimulationResult) -> Table:
+    table = _table(None, ("pool", "machines", "busy", "mean batch", "times"), right=(2, 3))
+    for pool in result.pools:
+        batch = NOTHING if pool.mean_batch is None else f"{pool.mean_batch:,.1f}"
+        table.add_row(
+            pool.role, pool_text(pool), f"{pool.utilization:.1%}", batch, escape(describe(pool.error))
+        )
+    return table
+
+
+def _verdict(judged: Verdict) -> Table:
+    table = _table("SLO", ("", "value", "bound", "met"), right=(1, 2))
+    for check in judged.checks:
+        table.add_row(check.name, *check_text(check), "yes" if check.met else "[bold red]no[/]")
+    table.add_section()
+    table.add_row("verdict", "", "", "[bold green]met[/]" if judged.met else "[bold red]missed[/]")
+    return table
+
+
+def _table(title: str | None, headings: tuple[str, ...], right: range | tuple[int, ...]) -> Table:
+    # A title may hold a path of the user's, and that may hold brackets.
+    table = Table(
+        title=None if title is None else escape(title), title_justify="left", show_header=any(headings)
+    )
+    for index, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if index in right else "left")
+    return table

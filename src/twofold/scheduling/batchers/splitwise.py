@@ -1,0 +1,68 @@
+"""Splitwise's mixed batching: prompts first within one token budget, decodes that do not fit pause, but not for ever."""
+
+from itertools import chain
+
+from twofold.scheduling.batcher import EagerBatcher, Queues, Room, Selection
+from twofold.scheduling.sequence import ScheduledSequence
+
+
+class SplitwiseMixed(EagerBatcher):
+    """Splitwise section 4.2, for an instance of any role.
+
+    Prompts and decodes share the token budget; prompts go first, whole and first come first served, one longer
+    than the budget runs alone. Decodes that do not fit are paused and keep their memory. One that was left out of
+    `MAX_PREEMPTIONS` selections in a row goes before the prompts.
+    """
+
+    MAX_PREEMPTIONS = 4
+
+    def __init__(self, token_budget: int, max_seqs: int) -> None:
+        self.token_budget = token_budget
+        self.max_seqs = max_seqs
+        self._left_out: dict[str, int] = {}
+
+    def select(self, queues: Queues, room: Room) -> Selection:
+        if not (queues.waiting or queues.ready or queues.paused):
+            return Selection()
+        selection = Selection()
+        overdue = [s for s in queues.paused.values() if self._left_out[s.id] >= self.MAX_PREEMPTIONS]
+        overdue = overdue[: min(self.max_seqs, self.token_budget)]
+        seats, budget = self.max_seqs - len(overdue), self.token_budget - len(overdue)
+        for sequence in queues.waiting.values():
+            tokens = sequence.prefill_remaining
+            fits = tokens <= budget or not (selection.prefills or overdue)
+            if not fits or seats < 1 or not room.take(sequence):
+                break
+            selection.prefills.append(sequence.prefill_item(tokens))
+            seats -= 1
+            budget -= tokens
+        self._decode(selection, overdue, queues, room, max(0, min(seats, budget)))
+        return selection
+
+    def _decode(
+        self,
+        selection: Selection,
+        overdue: list[ScheduledSequence],
+        queues: Queues,
+        room: Room,
+        seats: int,
+    ) -> None:
+        """Share what the prompts leave: paused decodes first, then running ones, then those that begin."""
+        chosen = {s.id for s in overdue}
+        paused = [s for s in queues.paused.values() if s.id not in chosen]
+        selection.resume = overdue + paused[:seats]
+        seats -= len(selection.resume) - len(overdue)
+        selection.pause = queues.decoding.last(max(0, queues.decoding.size - seats))
+        seats -= queues.decoding.size - len(selection.pause)
+        for sequence in queues.ready.values():
+            if seats < 1 or not room.take_output(sequence):
+                break
+            selection.resume.append(sequence)
+            seats -= 1
+        for sequence in selection.resume:
+            self._left_out.pop(sequence.id, None)
+        for sequence in chain(paused[len(selection.resume) - len(overdue) :], selection.pause):
+            self._left_out[sequence.id] = self._left_out.get(sequence.id, 0) + 1
+
+    def gone(self, sequence: ScheduledSequence) -> None:
+        self._left_out.pop(sequence.id, None)

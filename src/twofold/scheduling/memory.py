@@ -1,0 +1,35 @@
+"""How much KV memory a request takes, and when."""
+
+from dataclasses import dataclass
+
+from twofold.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryRule:
+    """Tokens of KV that a request takes on the instances it runs on.
+
+    By default all of it at once, where it decodes: an admitted request can then always run to its end. With
+    `output_at_decode_start` the output's share is taken when its first decode iteration starts, and a request
+    may wait for it with its prompt's KV in place. `extra` tokens are counted on top of each prompt.
+    """
+
+    output_at_decode_start: bool = False
+    extra: int = 0
+
+    def at_start(self, request: Request, decodes_here: bool) -> int:
+        """Tokens taken before prefill, or before the KV cache arrives from elsewhere."""
+        if self.output_at_decode_start or not decodes_here:
+            return request.prompt_tokens + self.extra
+        return request.total_tokens + self.extra
+
+    def at_decode_start(self, request: Request) -> int:
+        """Tokens taken on top of that with the first decode iteration."""
+        return request.output_tokens - 1 if self.output_at_decode_start else 0
+
+    def in_all(self, request: Request) -> int:
+        """Tokens taken in the end where the request decodes."""
+        return request.total_tokens + self.extra
+
+
+WHOLE = MemoryRule()

@@ -1,0 +1,52 @@
+"""Round robin and random: the baselines that look at nothing."""
+
+from collections.abc import Callable
+
+from twofold.request import Request
+from twofold.scheduling.pools import Pool, Pools
+from twofold.scheduling.router import FixedRoles, Route
+
+
+class InTurn(FixedRoles):
+    """Each phase goes to a member of its pool by number; where there is no prefill pool, one mixed instance does both."""
+
+    def __init__(self, number: Callable[[int], int]) -> None:
+        """`number` gives the n-th number drawn, counted from 0."""
+        self._number = number
+        self._prefills = 0
+        self._decodes = 0
+
+    def route(self, request: Request, tokens: int, pools: Pools, now: float) -> Route | None:
+        split = len(pools.prefill) > 0
+        prefill = (pools.prefill if split else pools.mixed).nth(self._number(self._prefills))
+        if prefill is None:
+            return None
+        decode = self._decode(pools.decode if len(pools.decode) else pools.mixed) if split else prefill.id
+        if decode is None:
+            return None
+        self._prefills += 1
+        return Route(prefill.id, decode)
+
+    def _decode(self, pool: Pool) -> str | None:
+        load = pool.nth(self._number(~self._decodes))
+        self._decodes += 1
+        return None if load is None else load.id
+
+
+def round_robin() -> InTurn:
+    """Each phase goes to the next instance in turn."""
+    return InTurn(lambda turn: turn if turn >= 0 else ~turn)
+
+
+def at_random() -> InTurn:
+    """Each phase goes to any instance with equal probability, drawn alike in every run."""
+    return InTurn(_scrambled)
+
+
+def _scrambled(turn: int) -> int:
+    """The number at place `turn` of a fixed pseudo-random sequence (the SplitMix64 generator, Steele et al., 2014)."""
+    mask = (1 << 64) - 1
+    z = (turn * 0x9E3779B97F4A7C15) & mask
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
+    return z ^ (z >> 31)

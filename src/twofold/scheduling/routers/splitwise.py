@@ -1,0 +1,71 @@
+"""Splitwise's cluster-level scheduler: three pools, of which the mixed one grows and shrinks with the load."""
+
+from twofold.instance import InstanceLoad, Role
+from twofold.request import Request
+from twofold.scheduling.pools import Pool, Pools, pending_tokens, reserved_tokens
+from twofold.scheduling.router import Move, Route
+
+
+class Splitwise:
+    """Splitwise section 4.1: join the shortest queue for both phases at once, at arrival.
+
+    Prefill goes to the least pending tokens of the prefill pool, unless its queue is longer than the threshold;
+    then of the mixed pool; then an instance is taken from the decode pool and becomes mixed. Decode likewise, by
+    memory in use, refused by an instance where the request's KV cache does not fit. If there is nothing to take,
+    both phases run where the least is pending. A mixed instance goes back to its own pool when it has no work
+    of the other kind; with `returns_when_idle`, as in SplitwiseSim, when it has no work at all.
+    """
+
+    MAX_PENDING_TOKENS = 8192  # the setting of its published experiments
+
+    def __init__(self, *, returns_when_idle: bool = False) -> None:
+        self._returns_when_idle = returns_when_idle
+
+    def route(self, request: Request, tokens: int, pools: Pools, now: float) -> Route | None:
+        moves: list[Move] = []
+        prefill = self._prefill(request, pools.prefill) or self._prefill(request, pools.mixed)
+        decode = self._decode(tokens, pools.decode) or self._decode(tokens, pools.mixed)
+        if prefill is None:
+            prefill = _take(pools.decode.least(pending_tokens), moves)
+        if decode is None:
+            decode = _take(pools.prefill.least(reserved_tokens), moves)
+        if prefill is None or decode is None:
+            prefill = decode = _least_of_all(pools, moves)
+        if prefill is None or decode is None:
+            return None
+        return Route(prefill.id, decode.id, tuple(moves))
+
+    def role_of(self, load: InstanceLoad, idle: bool) -> Role:
+        if load.role is not Role.MIXED:
+            return load.role
+        if self._returns_when_idle:
+            return load.home if idle else load.role
+        others = load.decodes if load.home is Role.PREFILL else load.prefills
+        return load.role if others else load.home
+
+    def _prefill(self, request: Request, pool: Pool) -> InstanceLoad | None:
+        load = pool.least(pending_tokens)
+        if load is None:
+            return None
+        too_long = pending_tokens(load) + request.prompt_tokens > self.MAX_PENDING_TOKENS
+        return None if load.queued and too_long else load
+
+    def _decode(self, tokens: int, pool: Pool) -> InstanceLoad | None:
+        load = pool.least(reserved_tokens)
+        if load is None or load.capacity_tokens is None:
+            return load
+        return load if load.reserved_tokens + tokens <= load.capacity_tokens else None
+
+
+def _take(load: InstanceLoad | None, moves: list[Move]) -> InstanceLoad | None:
+    if load is not None:
+        moves.append(Move(load.id, Role.MIXED))
+    return load
+
+
+def _least_of_all(pools: Pools, moves: list[Move]) -> InstanceLoad | None:
+    """Where the least is pending in the whole cluster; those just moved count as mixed, after the others there."""
+    moved = {move.instance for move in moves}
+    candidates = [pool.least(pending_tokens) for pool in (pools.prefill, pools.mixed, pools.decode)]
+    known = [load for load in candidates if load is not None]
+    return min(known, key=lambda load: (pending_tokens(load), load.id in moved), default=None)

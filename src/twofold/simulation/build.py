@@ -1,0 +1,194 @@
+"""From a cluster's description to a virtual cluster."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from twofold.errors import ConfigurationError
+from twofold.hardware.catalog import Catalog
+from twofold.hardware.machine import Machine
+from twofold.hardware.model import Model
+from twofold.instance import Role
+from twofold.kvcache.counts import BlockCounts
+from twofold.kvcache.leases import LeaseBook
+from twofold.performance.base import PerformanceModel
+from twofold.performance.memory import kv_capacity_tokens
+from twofold.performance.registry import performance_model
+from twofold.performance.transfer import TransferModel, default_sync_s
+from twofold.scheduling.batchers import BATCHERS
+from twofold.scheduling.cluster import ClusterScheduler
+from twofold.scheduling.handoffs import HANDOFF_POLICIES
+from twofold.scheduling.instance import InstanceScheduler
+from twofold.scheduling.routers import FIXED_ROLE_ROUTERS, ROUTERS
+from twofold.simulation.cluster import VirtualCluster
+from twofold.simulation.handoffs import Handoffs
+from twofold.simulation.instance import VirtualInstance
+from twofold.simulation.kernel import Kernel
+from twofold.simulation.network import Network
+from twofold.simulation.observer import Observer
+from twofold.simulation.rules import Rules, rules
+from twofold.simulation.spec import ClusterSpec, PoolSpec
+from twofold.simulation.statistics import Statistics
+from twofold.simulation.timing import Timing
+
+_ROLE_BATCHERS = {Role.PREFILL: "prefill", Role.DECODE: "decode", Role.MIXED: "mixed"}
+# Where a machine has no crossover, because synchronisation costs more than any prefill hides.
+_NEVER = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What the instances of a pool have in common."""
+
+    pool: PoolSpec
+    machine: Machine
+    tensor_parallel: int
+    batcher: str
+    model: PerformanceModel
+    timing: Timing
+    capacity_tokens: int
+
+    @property
+    def instances(self) -> int:
+        return self.pool.machines * (self.machine.count // self.tensor_parallel)
+
+
+def kinds_of(spec: ClusterSpec, catalog: Catalog) -> list[Kind]:
+    """One kind per pool; raises ConfigurationError for whatever is unknown, or does not fit."""
+    _check(spec)
+    model = catalog.model(spec.model)
+    timings: dict[tuple[str, int], Timing] = {}
+    return [_kind(spec, pool, model, catalog.machine(pool.machine), timings) for pool in spec.pools]
+
+
+def build(
+    spec: ClusterSpec,
+    catalog: Catalog,
+    kinds: Sequence[Kind],
+    statistics: Statistics,
+    observers: Sequence[Observer],
+    max_run: int,
+) -> VirtualCluster:
+    """A cluster at rest, at picosecond 0."""
+    how = rules(spec.rules)
+    kernel = Kernel()
+    model = catalog.model(spec.model)
+    crossovers: dict[str, int] = {}
+    scheduler = ClusterScheduler(
+        ROUTERS[spec.router](), HANDOFF_POLICIES[spec.handoff](crossovers.__getitem__), how.memory
+    )
+    cluster = VirtualCluster(kernel, scheduler, statistics, observers)
+    network = Network(kernel, contention=spec.contention, latency_s=spec.link_latency_s or 0.0)
+    by_instance: dict[str, Kind] = {}
+
+    def new_scheduler(name: str, epoch: int) -> InstanceScheduler:
+        return _scheduler(spec, how, by_instance[name], name, epoch)
+
+    cluster.new_scheduler = new_scheduler
+    numbers: dict[Role, int] = dict.fromkeys(Role, 0)
+    for place, kind in enumerate(kinds):
+        transfer = _transfer(spec, model, kind)
+        crossover = transfer.crossover_tokens(lambda n, kind=kind: kind.model.prefill_s(n, n * n))  # type: ignore[misc]
+        for number in range(kind.instances):
+            machine = f"{place}/{number // (kind.machine.count // kind.tensor_parallel)}"
+            network.add_machine(machine, transfer.bytes_per_s, kind.machine.accelerator.interconnect_bytes_per_s)
+            role = kind.pool.role
+            name = f"{role.value}-{numbers[role]}"
+            numbers[role] += 1
+            by_instance[name] = kind
+            crossovers[name] = _NEVER if crossover is None else crossover
+            cluster.capacities[name] = kind.capacity_tokens
+            cluster.instances[name] = VirtualInstance(
+                name,
+                len(cluster.instances),
+                machine,
+                place,
+                role,
+                new_scheduler(name, 1),
+                kind.timing,
+                kernel,
+                cluster,
+                max_run,
+            )
+    transfers = [_transfer(spec, model, kind) for kind in kinds]
+    slowest = max(transfers, key=lambda transfer: transfer.sync_s)
+    cluster.handoffs = Handoffs(
+        kernel, network, cluster.instances, slowest, how.lease_retry_s, cluster.landed
+    )
+    for instance in cluster.instances.values():
+        cluster.join(instance)
+    cluster.plan_failures(spec.failures)
+    return cluster
+
+
+def _check(spec: ClusterSpec) -> None:
+    for what, name, known in (
+        ("router", spec.router, ROUTERS),
+        ("hand-off", spec.handoff, HANDOFF_POLICIES),
+    ):
+        if name not in known:
+            raise ConfigurationError(f"there is no {what} {name!r}: there are {', '.join(known)}")
+    for what, value in (
+        ("token budget", spec.token_budget),
+        ("number of sequences", spec.max_seqs),
+        ("block size", spec.block_size),
+    ):
+        if value < 1:
+            raise ConfigurationError(f"the {what} of a batch must be at least 1, not {value}")
+    if spec.link_bytes_per_s is not None and not spec.link_bytes_per_s > 0:
+        raise ConfigurationError(f"a link of {spec.link_bytes_per_s:g} bytes per second carries nothing")
+    roles = {pool.role for pool in spec.pools}
+    if not (any(role.prefills for role in roles) and any(role.decodes for role in roles)):
+        raise ConfigurationError("a cluster needs instances for both phases: prefill and decode, or mixed")
+    if any(pool.machines < 1 for pool in spec.pools):
+        raise ConfigurationError("a pool needs at least one machine")
+
+
+def _kind(
+    spec: ClusterSpec,
+    pool: PoolSpec,
+    model: Model,
+    machine: Machine,
+    timings: dict[tuple[str, int], Timing],
+) -> Kind:
+    tensor_parallel = machine.count if pool.tensor_parallel is None else pool.tensor_parallel
+    key = machine.name, tensor_parallel
+    if key not in timings:
+        timings[key] = Timing(performance_model(spec.performance, model, machine, tensor_parallel))
+    timing = timings[key]
+    tokens = kv_capacity_tokens(
+        model, machine, tensor_parallel, spec.memory_utilization, spec.kv_bytes_per_token
+    )
+    capacity = tokens // spec.block_size * spec.block_size
+    return Kind(pool, machine, tensor_parallel, _batcher(spec, pool), timing.model, timing, capacity)
+
+
+def _batcher(spec: ClusterSpec, pool: PoolSpec) -> str:
+    """The pool's own batcher, else that of the rules, else one that suits what its instances may be asked for."""
+    if pool.batcher is not None:
+        if pool.batcher not in BATCHERS:
+            raise ConfigurationError(
+                f"there is no batcher {pool.batcher!r}: there are {', '.join(BATCHERS)}"
+            )
+        return pool.batcher
+    if spec.rules == "splitwise-sim":
+        return "splitwise-sim"
+    return _ROLE_BATCHERS[pool.role] if spec.router in FIXED_ROLE_ROUTERS else "splitwise"
+
+
+def _scheduler(spec: ClusterSpec, how: Rules, kind: Kind, name: str, epoch: int) -> InstanceScheduler:
+    blocks = BlockCounts(max(1, kind.capacity_tokens // spec.block_size), spec.block_size)
+    leases = LeaseBook(blocks, name, epoch, lease_s=float("inf"))
+    batcher = BATCHERS[kind.batcher](spec.token_budget, spec.max_seqs)
+    return InstanceScheduler(batcher, blocks, leases, spec.max_seqs, how.memory)
+
+
+def _transfer(spec: ClusterSpec, model: Model, kind: Kind) -> TransferModel:
+    share = kind.tensor_parallel / kind.machine.count
+    bytes_per_s = spec.link_bytes_per_s or kind.machine.network_bytes_per_s * share
+    return TransferModel(
+        kv_bytes_per_token=spec.kv_bytes_per_token or model.kv_bytes_per_token,
+        layers=model.layers,
+        bytes_per_s=bytes_per_s,
+        latency_s=spec.link_latency_s or 0.0,
+        sync_s=default_sync_s(bytes_per_s),
+    )

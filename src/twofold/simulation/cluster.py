@@ -1,0 +1,239 @@
+"""The virtual cluster: arrivals, instances, hand-offs and failures around the live cluster scheduler."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from twofold.errors import ConfigurationError, WorkloadError
+from twofold.instance import Role
+from twofold.request import FinishReason, Request
+from twofold.scheduling.cluster import ClusterScheduler
+from twofold.scheduling.instance import InstanceScheduler, Outcome, StartedIteration
+from twofold.simulation.handoffs import Handoffs
+from twofold.simulation.instance import VirtualInstance
+from twofold.simulation.kernel import Kernel, Order, ps
+from twofold.simulation.life import Life
+from twofold.simulation.observer import Observer, Run, Transfer
+from twofold.simulation.spec import Failure
+from twofold.simulation.statistics import Statistics
+from twofold.simulation.timing import Pace
+
+
+class VirtualCluster:
+    """Runs requests through the schedulers that serve live.
+
+    `instances` is filled by who builds the cluster, then `join` makes an instance known to the cluster scheduler.
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        scheduler: ClusterScheduler,
+        statistics: Statistics,
+        observers: Sequence[Observer],
+    ) -> None:
+        self.kernel, self.scheduler, self.statistics = kernel, scheduler, statistics
+        self.instances: dict[str, VirtualInstance] = {}
+        self.handoffs: Handoffs
+        self.capacities: dict[str, int] = {}
+        self.new_scheduler: Callable[[str, int], InstanceScheduler]
+        self.lives: dict[str, Life] = {}
+        self._observers = tuple(observers)
+        self._requests: Iterator[Request] = iter(())
+        scheduler.on_move = self._note_role
+
+    # -- from outside -----------------------------------------------------------------------------------------------
+
+    def join(self, instance: VirtualInstance) -> None:
+        """Make an instance, which must be empty, part of the cluster."""
+        name = instance.name
+        self.scheduler.add_instance(name, instance.role, self.capacities[name])
+        instance.load = self.scheduler.pools.get(name)
+        self._note_role(name, instance.role)
+
+    def feed(self, requests: Iterable[Request]) -> None:
+        """Requests that are to arrive, in order of arrival."""
+        self._requests = iter(requests)
+        self._schedule_arrival(None)
+
+    def plan_failures(self, failures: Sequence[Failure]) -> None:
+        for failure in failures:
+            instance = self.instances.get(failure.instance)
+            if instance is None:
+                known = ", ".join(list(self.instances)[:6])
+                raise ConfigurationError(
+                    f"there is no instance {failure.instance!r} that could fail: there are {known} …"
+                )
+            if failure.at_s < 0 or (failure.back_s is not None and failure.back_s <= failure.at_s):
+                raise ConfigurationError(
+                    f"a failure of {failure.instance} at {failure.at_s:g} s must not be before 0 nor after its return"
+                )
+            order = Order.FAILURE + instance.number
+            self.kernel.schedule(ps(failure.at_s), order, self._fail_instance, instance)
+            if failure.back_s is not None:
+                self.kernel.schedule(ps(failure.back_s), order, self._restore, instance)
+
+    # -- arrivals ---------------------------------------------------------------------------------------------------
+
+    def _schedule_arrival(self, previous: Request | None) -> None:
+        request = next(self._requests, None)
+        if request is None:
+            return
+        if previous is not None and request.arrival_s < previous.arrival_s:
+            raise WorkloadError(
+                "the workload",
+                f"request {request.id} arrives at {request.arrival_s:g} s, before {previous.id}"
+                f" at {previous.arrival_s:g} s: sort it by time",
+            )
+        at = ps(request.arrival_s)
+        if at < self.kernel.now:
+            raise WorkloadError("the workload", f"request {request.id} arrives before the run begins")
+        self.kernel.schedule(at, Order.ARRIVAL, self._arrive, request)
+
+    def _arrive(self, request: Request) -> None:
+        now, statistics = self.kernel.now, self.statistics
+        statistics.arrive(now)
+        life = Life(request, statistics.arrived, now)
+        if request.id in self.lives:
+            raise WorkloadError("the workload", f"two requests under way have the id {request.id}")
+        placement = self.scheduler.arrive(request, now)
+        if placement is None:
+            statistics.rejected += 1
+            self._tell_ended(life, FinishReason.ERROR, 0)
+        else:
+            route = placement.route
+            life.prefill, life.decode, life.mode = route.prefill, route.decode, placement.mode
+            self.lives[request.id] = life
+            prefill = self.instances[route.prefill]
+            prefill.scheduler.submit(request, decodes_here=not route.splits)
+            if route.splits:
+                self.handoffs.expect(life)
+            prefill.poke()
+        self._schedule_arrival(request)
+
+    # -- World, for instances -----------------------------------------------------------------------------------------
+
+    def started(self, instance: VirtualInstance, iteration: StartedIteration, end: int) -> None:
+        now, lives = self.kernel.now, self.lives
+        for item in iteration.prefills:
+            if not item.context_tokens:
+                life = lives[item.request_id]
+                life.prefill_started = now
+                if life.prefill != life.decode:
+                    self.handoffs.prefill_started(life, end)
+        for sequence in iteration.paused:
+            sequence.last_token_at = now
+            lives[sequence.request.id].preemptions += 1
+        for sequence in iteration.joined:
+            life = lives[sequence.request.id]
+            if life.decode_started is None:
+                life.decode_started = now
+                sequence.last_token_at = life.first_token or 0
+
+    def ran(self, instance: VirtualInstance, iteration: StartedIteration, pace: Pace, count: int) -> None:
+        start = instance.started_at
+        if iteration.decode_sequences:
+            self.statistics.gaps(pace, count, iteration.decode_sequences, start, iteration.joined)
+        if self._observers:
+            run = Run(
+                instance.name,
+                start,
+                self.kernel.now,
+                count,
+                iteration.prefill_tokens,
+                iteration.prefill_sequences,
+                iteration.decode_sequences,
+                iteration.context_tokens,
+                pace.milliwatts / 1e3,
+            )
+            for observer in self._observers:
+                observer.run(run)
+
+    def outcomes(self, instance: VirtualInstance, outcomes: list[Outcome]) -> None:
+        for outcome in outcomes:
+            life = self.lives[outcome.request_id]
+            if outcome.index == 0:
+                life.first_token = self.kernel.now
+                self.scheduler.prefilled(outcome.request_id)
+            if outcome.finish_reason is not None:
+                self._complete(life)
+            elif outcome.hands_off:
+                self.handoffs.prefilled(life)
+        self.handoffs.grant(instance)
+
+    def idle(self, instance: VirtualInstance) -> None:
+        load = instance.load
+        if load is not None and load.role is not load.home and instance.scheduler.empty:
+            self.scheduler.idle(instance.name)
+
+    # -- ends -------------------------------------------------------------------------------------------------------
+
+    def landed(self, life: Life) -> None:
+        """The KV cache of a request is where it decodes."""
+        self.statistics.handoffs += 1
+        self.scheduler.handed_off(life.request.id)
+        if self._observers and life.handoff_started is not None:
+            size = life.request.prompt_tokens * self.handoffs.kv_bytes_per_token
+            transfer = Transfer(
+                life.request.id, life.prefill, life.decode, life.handoff_started, self.kernel.now, size
+            )
+            for observer in self._observers:
+                observer.transfer(transfer)
+
+    def _complete(self, life: Life) -> None:
+        now = self.kernel.now
+        life.last_token = now
+        life.ended = True
+        del self.lives[life.request.id]
+        if life.splits and life.handoff_ended is None:  # it ended with its first token: nothing is to be decoded
+            self.handoffs.give_up(life)
+        self.scheduler.ended(life.request.id)
+        self.statistics.complete(life, now)
+        if self._observers:
+            self._tell_ended(life, FinishReason.LENGTH, life.request.output_tokens)
+
+    def _fail(self, life: Life) -> None:
+        life.ended = True
+        del self.lives[life.request.id]
+        self.statistics.failed += 1
+        self.statistics.last_end = self.kernel.now
+        self.handoffs.give_up(life)
+        self.scheduler.ended(life.request.id)
+        self._tell_ended(life, FinishReason.ERROR, 0)
+        for name in {life.prefill, life.decode}:
+            if self.instances[name].load is not None:
+                self.instances[name].poke()
+
+    def _fail_instance(self, instance: VirtualInstance) -> None:
+        if instance.load is None:
+            return
+        self._note("failure", instance.name, "down")
+        held = self.scheduler.remove_instance(instance.name)
+        instance.load = None
+        instance.die()
+        for other in self.instances.values():
+            if other.load is not None:
+                other.scheduler.lose_source(instance.name)
+        for request_id in held:
+            self._fail(self.lives[request_id])
+
+    def _restore(self, instance: VirtualInstance) -> None:
+        if instance.load is None:
+            self._note("failure", instance.name, "up again")
+            epoch = instance.scheduler.leases.epoch + 1
+            instance.revive(self.new_scheduler(instance.name, epoch))
+            self.join(instance)
+
+    # -- observers --------------------------------------------------------------------------------------------------
+
+    def _tell_ended(self, life: Life, reason: FinishReason, output_tokens: int) -> None:
+        if self._observers:
+            timeline = life.timeline(reason, output_tokens)
+            for observer in self._observers:
+                observer.ended(timeline)
+
+    def _note_role(self, instance: str, role: Role) -> None:
+        for observer in self._observers:
+            observer.role(instance, role, self.kernel.now)
+
+    def _note(self, kind: str, subject: str, detail: str) -> None:
+        for observer in self._observers:
+            observer.note(self.kernel.now, kind, subject, detail)

@@ -1,0 +1,196 @@
+"""Clusters as people write them: a file (YAML or TOML), or a line such as `35xh100:prefill,5xh100:decode`.
+
+Names of machines become those of the catalog, so that `h100` and `dgx-h100` are one and the same afterwards.
+"""
+
+import re
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from twofold.errors import ConfigurationError
+from twofold.hardware.catalog import Catalog, load_catalog
+from twofold.hardware.mistakes import explain, near, unknown
+from twofold.instance import Role
+from twofold.performance.instance import check_tensor_parallel
+from twofold.scheduling.batchers import BATCHERS
+from twofold.simulation.spec import ClusterSpec, Failure, PoolSpec
+
+_POOL = re.compile(
+    r"(?P<machines>\d{1,9})x(?P<machine>[^@:/\s]+)(?:@(?P<tensor_parallel>\d{1,4}))?(?::(?P<role>[^/]*)(?:/(?P<batcher>.*))?)?"
+)
+_LINE: Final = "write pools as in 35xh100:prefill,5xh100:decode, or 4xh100@4:mixed/chunked-prefill"
+_MOST_MACHINES: Final = 1_000_000  # more is a slip of the keyboard, which would fill memory with instances
+_YAML_PLACE = re.compile(r"line (\d+), column (\d+)")
+_YAML_KEY = re.compile(r"^([A-Za-z_]+)[ \t]*:", re.MULTILINE)
+
+
+def parse_cluster(text: str, *, model: str, catalog: Catalog | None = None) -> ClusterSpec:
+    """The cluster of a line, with every setting but its pools and its model as `ClusterSpec` has it.
+
+    A pool is COUNTxMACHINE, then `@N` for N accelerators per instance, `:ROLE` (mixed if not given) and `/BATCHER`.
+    `catalog` is that of the package and the environment if None. Raises ConfigurationError.
+    """
+    return ClusterSpec(pools=parse_pools(text, catalog=catalog), model=model)
+
+
+def parse_pools(text: str, *, catalog: Catalog | None = None) -> tuple[PoolSpec, ...]:
+    """The pools of a line; see `parse_cluster`."""
+    if not text.strip():
+        raise ConfigurationError(f"a cluster without pools serves nobody: {_LINE}")
+    known = catalog or load_catalog()
+    return tuple(_parse_pool(part.strip(), known) for part in text.split(","))
+
+
+def load_cluster(path: Path, *, catalog: Catalog | None = None) -> ClusterSpec:
+    """The cluster of a file, YAML or TOML by its ending, with the fields of `ClusterSpec`; see `parse_cluster`."""
+    try:
+        text = path.read_bytes().decode()
+    except OSError as error:
+        raise ConfigurationError(f"cluster {path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"cluster {path} is not a text file in UTF-8") from error
+    return read_cluster(text, str(path), catalog=catalog)
+
+
+def read_cluster(text: str, name: str, *, catalog: Catalog | None = None) -> ClusterSpec:
+    """The cluster of a file with this content, and this name, whose ending says what it is written in."""
+    reader = _READERS.get(Path(name).suffix.lower())
+    if reader is None:
+        raise ConfigurationError(
+            f"cluster {name} is of no known kind: its name must end in {', '.join(_READERS)}"
+        )
+    raw = reader(text, name)
+    if not raw:
+        raise ConfigurationError(f"cluster {name} is empty: it needs at least a model and pools")
+    try:
+        # Not strict, because YAML 1.1 takes 200e9 for a text.
+        spec = msgspec.convert(raw, ClusterSpec, strict=False)
+        return _checked(spec, catalog or load_catalog())
+    except msgspec.ValidationError as error:
+        raise ConfigurationError(f"cluster {name}: {_what_is_wrong(error)}") from error
+    except ConfigurationError as error:
+        raise ConfigurationError(f"cluster {name}: {error}") from error
+
+
+def dump_cluster(spec: ClusterSpec) -> str:
+    """The cluster as a YAML file that `load_cluster` reads back; every setting is in it, but none that is not set."""
+    fields = msgspec.to_builtins(spec)
+    for group in (fields, *fields["pools"], *fields["failures"]):
+        for key in [key for key, value in group.items() if value is None or value == ()]:
+            del group[key]
+    return msgspec.yaml.encode(fields).decode()
+
+
+def _parse_pool(text: str, catalog: Catalog) -> PoolSpec:
+    found = _POOL.fullmatch(text)
+    if found is None:
+        raise ConfigurationError(f"pool {text!r} is not understood: {_LINE}")
+    role = "mixed" if found["role"] is None else found["role"].strip().lower()
+    if role not in list(Role):
+        raise ConfigurationError(f"pool {text!r}: {unknown('role', role, list(Role))}")
+    parallel, batcher = found["tensor_parallel"], found["batcher"]
+    pool = PoolSpec(
+        machines=int(found["machines"]),
+        machine=found["machine"],
+        role=Role(role),
+        tensor_parallel=None if parallel is None else int(parallel),
+        batcher=None if batcher is None else batcher.strip(),
+    )
+    try:
+        return _checked_pool(pool, catalog)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"pool {text!r}: {error}") from error
+
+
+def _checked(spec: ClusterSpec, catalog: Catalog) -> ClusterSpec:
+    """The cluster, if its numbers can be, with its machines called as the catalog does."""
+    if not spec.pools:
+        raise ConfigurationError("it has no pools: a cluster without pools serves nobody")
+    for field in ("token_budget", "max_seqs", "block_size", "kv_bytes_per_token", "link_bytes_per_s"):
+        value = getattr(spec, field)
+        _require(value is None or 0 < value < float("inf"), f"{field} must be more than 0, not {value}")
+    latency, share = spec.link_latency_s, spec.memory_utilization
+    _require(
+        latency is None or 0 <= latency < float("inf"),
+        f"link_latency_s cannot be {latency}: it is in seconds",
+    )
+    _require(0 < share <= 1, f"memory_utilization {share} is no share: give more than 0, at most 1")
+    for index, failure in enumerate(spec.failures):
+        _check_failure(failure, f"failures[{index}]")
+    pools = []
+    for index, pool in enumerate(spec.pools):
+        try:
+            pools.append(_checked_pool(pool, catalog))
+        except ConfigurationError as error:
+            raise ConfigurationError(f"pools[{index}]: {error}") from error
+    return msgspec.structs.replace(spec, pools=tuple(pools))
+
+
+def _checked_pool(pool: PoolSpec, catalog: Catalog) -> PoolSpec:
+    count = pool.machines
+    _require(count >= 1, f"it has {count} machines: give a count of at least 1")
+    _require(count <= _MOST_MACHINES, f"it has {count} machines, more than {_MOST_MACHINES}")
+    machine = catalog.machine(pool.machine)
+    if pool.tensor_parallel is not None:
+        check_tensor_parallel(machine, pool.tensor_parallel)
+    if pool.batcher is not None and pool.batcher not in BATCHERS:
+        raise unknown("batcher", pool.batcher, BATCHERS)
+    return msgspec.structs.replace(pool, machine=machine.name)
+
+
+def _check_failure(failure: Failure, where: str) -> None:
+    at_s, back_s = failure.at_s, failure.back_s
+    _require(0 <= at_s < float("inf"), f"{where}: at_s cannot be {at_s}: it is in seconds from the start")
+    later = back_s is None or at_s < back_s < float("inf")
+    _require(later, f"{where}: back_s must be later than at_s, which is {at_s}, not {back_s}")
+
+
+def _require(holds: bool, sentence: str) -> None:
+    if not holds:
+        raise ConfigurationError(sentence)
+
+
+def _from_yaml(text: str, name: str) -> object:
+    keys = _YAML_KEY.findall(text)
+    twice = next((key for key in keys if keys.count(key) > 1), None)
+    if twice is not None:  # YAML would take the last and forget the others
+        raise ConfigurationError(f"cluster {name} says {twice} more than once")
+    try:
+        return msgspec.yaml.decode(text)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        lines = [line.strip() for line in str(error).splitlines()]
+        places = _YAML_PLACE.findall(str(error))
+        reason = [line for line in lines if not line.startswith("in ")] or ["it is nested too deeply"]
+        where = f" (line {places[-1][0]}, column {places[-1][1]})" if places else ""
+        raise ConfigurationError(f"cluster {name} is not YAML: {reason[-1]}{where}") from error
+
+
+def _from_toml(text: str, name: str) -> object:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigurationError(f"cluster {name} is not TOML: {error}") from error
+
+
+def _what_is_wrong(error: msgspec.ValidationError) -> str:
+    """The place and the reason, with the field that may be meant where one is not known."""
+    place, what = explain(error)
+    kind = PoolSpec if place.startswith("pools") else Failure if place.startswith("failures") else ClusterSpec
+    _, _, field = what.partition("contains unknown field ")
+    if field:
+        what = f"there is no field {field}{near(field, kind.__struct_fields__)}"
+    elif what.startswith("invalid enum value"):
+        what = f"{what.removeprefix('invalid enum value ')} is not one of {', '.join(Role)}"
+    return f"{place}: {what}" if place else what
+
+
+_READERS: Final[dict[str, Callable[[str, str], object]]] = {
+    ".yaml": _from_yaml,
+    ".yml": _from_yaml,
+    ".json": _from_yaml,  # YAML holds all of JSON
+    ".toml": _from_toml,
+}

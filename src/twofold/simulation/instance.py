@@ -1,0 +1,139 @@
+"""A virtual instance: the live scheduler, with a performance model in the place of an engine."""
+
+from typing import Protocol
+
+from twofold.instance import InstanceLoad, Role
+from twofold.scheduling.instance import InstanceScheduler, Outcome, StartedIteration
+from twofold.simulation.kernel import Kernel, Order
+from twofold.simulation.timing import Pace, Timing
+
+
+class World(Protocol):
+    """What an instance reports to."""
+
+    def started(self, instance: "VirtualInstance", iteration: StartedIteration, end: int) -> None: ...
+
+    def ran(self, instance: "VirtualInstance", iteration: StartedIteration, pace: Pace, count: int) -> None: ...
+
+    def outcomes(self, instance: "VirtualInstance", outcomes: list[Outcome]) -> None: ...
+
+    def idle(self, instance: "VirtualInstance") -> None: ...
+
+
+class VirtualInstance:
+    """Runs what its scheduler starts, as many iterations at a time as the scheduler lets stand.
+
+    `max_run` limits how many; with 1 every iteration is an event of its own, which gives the same results and
+    takes longer. `busy` is the time in which a batch ran, in picoseconds; `energy` is in milliwatt-picoseconds
+    on top of idle.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        number: int,
+        machine: str,
+        pool: int,
+        role: Role,
+        scheduler: InstanceScheduler,
+        timing: Timing,
+        kernel: Kernel,
+        world: World,
+        max_run: int,
+    ) -> None:
+        self.name, self.number, self.machine, self.pool, self.role = name, number, machine, pool, role
+        self.scheduler = scheduler
+        self.timing = timing
+        self.load: InstanceLoad | None = None
+        self.iteration: StartedIteration | None = None
+        self.started_at = 0
+        self.milliwatts = timing.idle_mw
+        self.busy = 0
+        self.energy = 0
+        self.iterations = 0
+        self.sequence_time = 0
+        self._pace: Pace | None = None
+        self._count = 0  # iterations that will have been run when the completion scheduled last comes
+        self._limit = max_run
+        self._version = 0
+        self._cut = False
+        self._kernel = kernel
+        self._world = world
+
+    def poke(self) -> None:
+        """Something was said to the scheduler: begin, or cut a run short, if it has something new to run."""
+        scheduler = self.scheduler
+        if scheduler.changed:
+            if self.iteration is None:
+                self._begin()
+            elif not self._cut and self._count > 1:
+                self._cut_short()
+        if self.load is not None:
+            self.load.queued = scheduler.queued
+
+    def die(self) -> None:
+        """What runs is lost."""
+        if self.iteration is not None:
+            self._account(self._kernel.now)
+            self.iteration = None
+        self._version += 1
+        self.milliwatts = 0
+
+    def revive(self, scheduler: InstanceScheduler) -> None:
+        self.scheduler = scheduler
+        self.milliwatts = self.timing.idle_mw
+
+    def _begin(self) -> None:
+        kernel = self._kernel
+        iteration = self.scheduler.start(kernel.now)
+        if iteration is None:
+            self.milliwatts = self.timing.idle_mw
+            self._world.idle(self)
+            return
+        pace = self.timing.pace(iteration)
+        count = iteration.limit if iteration.limit < self._limit else self._limit
+        self.iteration, self._pace, self._count = iteration, pace, count
+        self.started_at = kernel.now
+        self.milliwatts = pace.milliwatts
+        self._cut = False
+        end = kernel.now + pace.end_ps(count)
+        self._version += 1
+        kernel.schedule(end, Order.COMPLETION + self.number, self._complete, self._version)
+        self._world.started(self, iteration, end)
+
+    def _cut_short(self) -> None:
+        """End at the next boundary between iterations: what came meanwhile may join there."""
+        pace, kernel = self._pace, self._kernel
+        assert pace is not None  # noqa: S101  (there is an iteration; tells the type checker so)
+        self._cut = True
+        count = pace.under_way(kernel.now - self.started_at)
+        if count < self._count:
+            self._count = count
+            self._version += 1
+            end = self.started_at + pace.end_ps(count)
+            kernel.schedule(end, Order.COMPLETION + self.number, self._complete, self._version)
+
+    def _complete(self, version: int) -> None:
+        if version != self._version:
+            return  # cut short, or dead, since
+        iteration, pace = self.iteration, self._pace
+        assert iteration is not None and pace is not None  # noqa: S101, PT018  (as above)
+        self._account(self._kernel.now)
+        self._world.ran(self, iteration, pace, self._count)
+        self.iteration = None
+        outcomes = self.scheduler.advance(self._count)
+        self.iterations += self._count
+        if outcomes:
+            self._world.outcomes(self, outcomes)
+        if self.iteration is None:
+            self._begin()
+        if self.load is not None:
+            self.load.queued = self.scheduler.queued
+
+    def _account(self, now: int) -> None:
+        iteration, pace = self.iteration, self._pace
+        assert iteration is not None and pace is not None  # noqa: S101, PT018  (as above)
+        duration = now - self.started_at
+        self.busy += duration
+        self.energy += duration * (pace.milliwatts - self.timing.idle_mw)
+        self.sequence_time += duration * (iteration.decode_sequences + iteration.prefill_sequences)

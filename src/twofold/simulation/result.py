@@ -1,0 +1,68 @@
+"""What a simulation says: counts, distributions, series over time, energy and cost. Its size does not depend on the trace."""
+
+import msgspec
+
+from twofold.performance.base import ModelError
+from twofold.simulation.histogram import Histogram
+from twofold.simulation.series import Series
+from twofold.simulation.spec import ClusterSpec
+
+
+class PoolResult(msgspec.Struct, frozen=True, kw_only=True):
+    """One pool over the run. Power is drawn by all of its machines; `utilization` is the share of instance time
+    in which a batch ran."""
+
+    role: str
+    machine: str
+    machines: int
+    instances: int
+    utilization: float
+    energy_j: float
+    mean_batch: float | None
+    performance: str
+    error: ModelError
+
+
+class SimulationResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Latencies are seconds; slowdowns are multiples of the uncontended reference (None without one).
+
+    arrived = completed + rejected + failed + unfinished. `itl_s` counts every gap between tokens. `slo_met`
+    counts completed requests that met every bound of the SLO jointly (None without one). `duration_s` runs
+    from the first arrival to the end of the last request, `arrival_s` to the last arrival. `series` are named `queue/ROLE`,
+    `batch/ROLE`, `pool/ROLE` (instances now working as that role) and `power_w`.
+    """
+
+    spec: ClusterSpec
+    arrived: int
+    completed: int
+    rejected: int
+    failed: int
+    unfinished: int
+    prompt_tokens: int
+    output_tokens: int
+    duration_s: float
+    arrival_s: float
+    ttft_s: Histogram
+    tpot_s: Histogram
+    itl_s: Histogram
+    e2e_s: Histogram
+    queue_s: Histogram
+    transfer_s: Histogram
+    ttft_slowdown: Histogram | None
+    tpot_slowdown: Histogram | None
+    e2e_slowdown: Histogram | None
+    slo_met: int | None
+    preemptions: int
+    handoffs: int
+    pools: tuple[PoolResult, ...]
+    series: dict[str, Series]
+    energy_j: float
+    price_per_h: float
+    tdp_w: float
+    events: int
+    iterations: int
+    cpu_s: float
+
+    @property
+    def mean_power_w(self) -> float:
+        return self.energy_j / self.duration_s if self.duration_s else 0.0

@@ -1,0 +1,35 @@
+"""Where SplitwiseSim's cluster behaves otherwise than a Twofold cluster, as named options."""
+
+from dataclasses import dataclass
+
+from twofold.errors import ConfigurationError
+from twofold.scheduling.memory import WHOLE, MemoryRule
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """How a cluster treats what the papers leave open.
+
+    `memory`: when the KV of the output is taken. `lease_retry_s`: None reserves room for a request on its decode
+    instance when it arrives, first come first served; a number asks for it only when the prompt is done, and again
+    after that many seconds while there is none. `over_all_tokens`: divide the time after the first token
+    by all output tokens, not by the gaps between them.
+    """
+
+    memory: MemoryRule = WHOLE
+    lease_retry_s: float | None = None
+    over_all_tokens: bool = False
+
+
+RULES: dict[str, Rules] = {
+    "twofold": Rules(),
+    "splitwise-sim": Rules(
+        MemoryRule(output_at_decode_start=True, extra=1), lease_retry_s=1.0, over_all_tokens=True
+    ),
+}
+
+
+def rules(name: str) -> Rules:
+    if name not in RULES:
+        raise ConfigurationError(f"there are no rules {name!r}: there are {', '.join(RULES)}")
+    return RULES[name]

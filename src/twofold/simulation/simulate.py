@@ -1,0 +1,148 @@
+"""Run a workload through a cluster and say what came of it."""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from twofold.errors import WorkloadError
+from twofold.hardware.catalog import Catalog
+from twofold.performance.base import PerformanceModel
+from twofold.request import Request
+from twofold.simulation.build import Kind, build, kinds_of
+from twofold.simulation.cluster import VirtualCluster
+from twofold.simulation.kernel import PS
+from twofold.simulation.observer import Observer
+from twofold.simulation.result import PoolResult, SimulationResult
+from twofold.simulation.rules import rules
+from twofold.simulation.series import Series
+from twofold.simulation.spec import ClusterSpec
+from twofold.simulation.statistics import Sampler, Statistics
+from twofold.slo import Slo
+
+# Changes whenever the same input may give another result: what was stored of an earlier version is then not used.
+VERSION = 1
+
+Progress = Callable[[int, float], None]
+StopWhen = Callable[[Statistics], bool]
+_LOOK_EVERY = 512  # events between two looks at progress and at whether to stop
+
+
+def simulate(
+    spec: ClusterSpec,
+    requests: Iterable[Request],
+    *,
+    catalog: Catalog,
+    slo: Slo | None = None,
+    reference: PerformanceModel | None = None,
+    observers: Sequence[Observer] = (),
+    progress: Progress | None = None,
+    stop_when: StopWhen | None = None,
+    series: bool = True,
+    max_run: int = 1 << 60,
+) -> SimulationResult:
+    """Simulate `requests`, which stream in by order of arrival, until the last has ended.
+
+    `reference` is the instance whose uncontended latencies slowdowns are multiples of. `progress` is told of ended requests and
+    simulated seconds now and then. `stop_when` may end a run early, when what it has shown is enough; what has not
+    ended counts as unfinished. Without `series` no state over time is kept, which is quicker. `max_run` bounds how many
+    iterations are taken at a time and changes nothing but the time it takes.
+
+    Raises ConfigurationError for a cluster that cannot be and WorkloadError for an empty or unsorted workload.
+    """
+    kinds = kinds_of(spec, catalog)
+    statistics = Statistics(slo, reference, over_all_tokens=rules(spec.rules).over_all_tokens)
+    began = time.process_time()
+    cluster = build(spec, catalog, kinds, statistics, observers, max_run)
+    instances = list(cluster.instances.values())
+    sampler = Sampler(instances) if series else None
+    cluster.feed(requests)
+    _run(cluster, statistics, sampler, progress, stop_when)
+    if statistics.first_arrival is None:
+        raise WorkloadError("the workload", "it has no requests")
+    sampled = sampler.finish(cluster.kernel.now) if sampler is not None else {}
+    for observer in observers:
+        observer.close(cluster.kernel.now)
+    return _result(spec, kinds, cluster, statistics, sampled, time.process_time() - began)
+
+
+def _run(
+    cluster: VirtualCluster,
+    statistics: Statistics,
+    sampler: Sampler | None,
+    progress: Progress | None,
+    stop_when: StopWhen | None,
+) -> None:
+    kernel = cluster.kernel
+    if sampler is not None:
+        kernel.before_step = sampler.before
+    look_at = _LOOK_EVERY
+    while kernel.run(until_events=look_at):
+        look_at += _LOOK_EVERY
+        if progress is not None:
+            progress(statistics.completed + statistics.failed + statistics.rejected, kernel.now / PS)
+        if stop_when is not None and stop_when(statistics):
+            return
+
+
+def _result(
+    spec: ClusterSpec,
+    kinds: Sequence[Kind],
+    cluster: VirtualCluster,
+    statistics: Statistics,
+    sampled: dict[str, Series],
+    cpu_s: float,
+) -> SimulationResult:
+    first = statistics.first_arrival or 0
+    end = max(statistics.last_end, statistics.last_arrival) if not cluster.lives else cluster.kernel.now
+    duration = end - first
+    pools = tuple(_pool(kind, place, cluster, duration) for place, kind in enumerate(kinds))
+    slowdowns = statistics.slowdowns
+    return SimulationResult(
+        spec=spec,
+        arrived=statistics.arrived,
+        completed=statistics.completed,
+        rejected=statistics.rejected,
+        failed=statistics.failed,
+        unfinished=len(cluster.lives),
+        prompt_tokens=statistics.prompt_tokens,
+        output_tokens=statistics.output_tokens,
+        duration_s=duration / PS,
+        arrival_s=(statistics.last_arrival - first) / PS,
+        ttft_s=statistics.ttft,
+        tpot_s=statistics.tpot,
+        itl_s=statistics.itl,
+        e2e_s=statistics.e2e,
+        queue_s=statistics.queue,
+        transfer_s=statistics.transfer,
+        ttft_slowdown=slowdowns.ttft if slowdowns else None,
+        tpot_slowdown=slowdowns.tpot if slowdowns else None,
+        e2e_slowdown=slowdowns.e2e if slowdowns else None,
+        slo_met=None if statistics.slo is None else statistics.slo_met,
+        preemptions=sum(instance.scheduler.preemptions for instance in cluster.instances.values()),
+        handoffs=statistics.handoffs,
+        pools=pools,
+        series=sampled,
+        energy_j=sum(pool.energy_j for pool in pools),
+        price_per_h=sum(kind.pool.machines * kind.machine.price_per_h for kind in kinds),
+        tdp_w=sum(kind.pool.machines * kind.machine.tdp_w for kind in kinds),
+        events=cluster.kernel.events,
+        iterations=sum(instance.iterations for instance in cluster.instances.values()),
+        cpu_s=cpu_s,
+    )
+
+
+def _pool(kind: Kind, place: int, cluster: VirtualCluster, duration: int) -> PoolResult:
+    members = [instance for instance in cluster.instances.values() if instance.pool == place]
+    busy = sum(instance.busy for instance in members)
+    energy = sum(instance.energy for instance in members) + len(members) * duration * kind.timing.idle_mw
+    together = sum(instance.sequence_time for instance in members)
+    return PoolResult(
+        role=kind.pool.role.value,
+        machine=kind.machine.name,
+        machines=kind.pool.machines,
+        instances=len(members),
+        utilization=busy / (len(members) * duration) if duration else 0.0,
+        energy_j=energy / 1e3 / PS,
+        mean_batch=together / busy if busy else None,
+        performance=kind.model.name,
+        error=kind.model.error,
+    )

@@ -1,0 +1,54 @@
+"""What is simulated: pools of instances, the model they serve, and the policies that run them."""
+
+import msgspec
+
+from twofold.instance import Role
+
+
+class PoolSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`machines` equal machines that play one role.
+
+    `tensor_parallel` accelerators make an instance (all of a machine if None), so a machine may hold several.
+    `batcher` None takes the role's own: prefill, decode, or `mixed` for mixed instances.
+    """
+
+    machines: int
+    machine: str
+    role: Role
+    tensor_parallel: int | None = None
+    batcher: str | None = None
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An instance ends at `at_s` seconds; with `back_s` it starts again, empty, at that time."""
+
+    instance: str
+    at_s: float
+    back_s: float | None = None
+
+
+class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A cluster and how it is run; names are those of the catalog and of the registries.
+
+    `performance` is one of the performance models by name. `handoff` is a mode or `by-size`.
+    `link_bytes_per_s` overrides what the machines' own networks give; `contention` False lets every transfer
+    have all of it. `memory_utilization` is the share of accelerator memory that weights and KV may fill.
+    `kv_bytes_per_token` overrides the model's own. `rules` is `twofold`, or `splitwise-sim` for the rules of
+    that simulator where they differ (see docs/simulation.md).
+    """
+
+    pools: tuple[PoolSpec, ...]
+    model: str
+    performance: str = "fitted"
+    router: str = "splitwise"
+    handoff: str = "by-size"
+    token_budget: int = 2048
+    max_seqs: int = 512
+    block_size: int = 16
+    memory_utilization: float = 0.95
+    contention: bool = True
+    link_bytes_per_s: float | None = None
+    link_latency_s: float | None = None
+    kv_bytes_per_token: int | None = None
+    rules: str = "twofold"
+    failures: tuple[Failure, ...] = ()

@@ -1,0 +1,170 @@
+"""What a run leaves behind, gathered as it happens: distributions, counts and series, in memory that does not grow."""
+
+from collections.abc import Sequence
+
+from twofold.instance import Role
+from twofold.performance.base import PerformanceModel
+from twofold.scheduling.sequence import ScheduledSequence
+from twofold.simulation.histogram import Histogram
+from twofold.simulation.instance import VirtualInstance
+from twofold.simulation.kernel import PS
+from twofold.simulation.life import Life
+from twofold.simulation.series import Series
+from twofold.simulation.timing import Pace
+from twofold.slo import Slo
+
+MICRO = 10**6  # slowdowns are counted in millionths
+
+
+def seconds() -> Histogram:
+    """A histogram of picoseconds."""
+    return Histogram(unit=1 / PS)
+
+
+class Slowdowns:
+    """Latencies as multiples of those of a request that has a reference instance to itself (Splitwise section 5)."""
+
+    def __init__(self, reference: PerformanceModel) -> None:
+        self.ttft, self.tpot, self.e2e = (Histogram(unit=1 / MICRO) for _ in range(3))
+        self._reference = reference
+        self._known: dict[tuple[int, int], tuple[float, float]] = {}
+
+    def add(self, life: Life, ttft: int, tpot: float | None, e2e: int) -> None:
+        request = life.request
+        sizes = request.prompt_tokens, request.output_tokens
+        alone = self._known.get(sizes)
+        if alone is None:
+            if len(self._known) > 1 << 16:
+                self._known.clear()
+            alone = self._known[sizes] = self._reference.uncontended(*sizes)
+        first_s, each_s = alone
+        self.ttft.add(round(ttft * (MICRO / PS) / first_s))
+        if tpot is not None:
+            self.tpot.add(round(tpot * (MICRO / PS) / each_s))
+        self.e2e.add(round(e2e * (MICRO / PS) / (first_s + each_s * (request.output_tokens - 1))))
+
+
+class Statistics:
+    """Counts requests and tokens and keeps their latencies.
+
+    With `over_all_tokens` TPOT is what SplitwiseSim calls TBT: the time after the first token over all output
+    tokens, the first included, which is one more than there are gaps.
+    """
+
+    def __init__(
+        self, slo: Slo | None, reference: PerformanceModel | None, *, over_all_tokens: bool
+    ) -> None:
+        self.ttft, self.tpot, self.itl, self.e2e = (seconds() for _ in range(4))
+        self.queue, self.transfer = seconds(), seconds()
+        self.slowdowns = Slowdowns(reference) if reference is not None else None
+        self.arrived = self.completed = self.rejected = self.failed = 0
+        self.prompt_tokens = self.output_tokens = 0
+        self.slo_met = 0
+        self.handoffs = 0
+        self.first_arrival: int | None = None
+        self.last_arrival = self.last_end = 0
+        self.slo = slo
+        self._bounds = _bounds(slo)
+        self._all_tokens = over_all_tokens
+
+    def arrive(self, now: int) -> None:
+        self.arrived += 1
+        self.last_arrival = now
+        if self.first_arrival is None:
+            self.first_arrival = now
+
+    def complete(self, life: Life, now: int) -> None:
+        """A request made its last token; its moments are all there."""
+        request, first = life.request, life.first_token
+        assert first is not None and life.prefill_started is not None  # noqa: S101, PT018  (tells the type checker)
+        arrived, output = life.arrived, request.output_tokens
+        ttft, e2e = first - arrived, now - arrived
+        self.completed += 1
+        self.last_end = now
+        self.prompt_tokens += request.prompt_tokens
+        self.output_tokens += output
+        self.ttft.add(ttft)
+        self.e2e.add(e2e)
+        self.queue.add(life.prefill_started - arrived)
+        tpot = None
+        if output > 1:
+            tpot = (now - first) / (output if self._all_tokens else output - 1)
+            self.tpot.add(round(tpot))
+        if life.handoff_started is not None and life.handoff_ended is not None:
+            self.transfer.add(life.handoff_ended - life.handoff_started)
+        if self.slowdowns is not None:
+            self.slowdowns.add(life, ttft, tpot, e2e)
+        if self.slo is not None:
+            max_ttft, max_tpot, max_e2e = self._bounds
+            self.slo_met += ttft <= max_ttft and e2e <= max_e2e and (tpot is None or tpot <= max_tpot)
+
+    def gaps(self, pace: Pace, count: int, decodes: int, start: int, joined: Sequence[ScheduledSequence]) -> None:
+        """A run of decodes: all of its gaps between tokens, those of members that just joined since their last one."""
+        if not decodes:
+            return
+        first, itl = pace.first_ps, self.itl
+        if not joined:
+            itl.add_ramp(first, pace.step_ps, count, decodes)
+            return
+        end = start + first
+        for sequence in joined:
+            itl.add(end - sequence.last_token_at)
+        if decodes > len(joined):
+            itl.add(first, decodes - len(joined))
+        if count > 1:
+            itl.add_ramp(first + pace.step_ps, pace.step_ps, count - 1, decodes)
+
+
+def _bounds(slo: Slo | None) -> tuple[float, float, float]:
+    if slo is None:
+        return (0.0, 0.0, 0.0)
+    given = (slo.ttft_s, slo.tpot_s, slo.e2e_s)
+    ttft, tpot, e2e = (float("inf") if bound is None else bound * PS for bound in given)
+    return ttft, tpot, e2e
+
+
+class Sampler:
+    """Looks at the cluster at equal intervals, which double when there were many, and keeps what it saw as series."""
+
+    _MANY = 1024
+
+    def __init__(self, instances: Sequence[VirtualInstance]) -> None:
+        self._instances = instances
+        self._interval = PS // 10
+        self._samples = 0
+        self._next = 0
+        self._last = 0
+        self._series: dict[str, Series] = {"power_w": Series()}
+        for role in {instance.role for instance in instances} | {Role.MIXED}:
+            for kind in ("queue", "batch", "pool"):
+                self._series[f"{kind}/{role.value}"] = Series()
+
+    def before(self, at: int) -> None:
+        """The next event is at picosecond `at`: until then the cluster stays as it is."""
+        if at > self._next:
+            self._last = self._next
+            self._sample(self._next)
+            self._samples += 1
+            if self._samples % self._MANY == 0:
+                self._interval *= 2
+            self._next = (at // self._interval + 1) * self._interval
+
+    def _sample(self, at: int) -> None:
+        sums = dict.fromkeys(self._series, 0.0)
+        for instance in self._instances:
+            load, iteration = instance.load, instance.iteration
+            if load is None:
+                continue
+            role = load.role.value
+            sums["power_w"] += instance.milliwatts / 1e3
+            sums[f"pool/{role}"] += 1
+            sums[f"queue/{role}"] += load.queued
+            if iteration is not None:
+                sums[f"batch/{role}"] += iteration.decode_sequences + iteration.prefill_sequences
+        for name, value in sums.items():
+            self._series[name].set(at, value)
+
+    def finish(self, now: int) -> dict[str, Series]:
+        for series in self._series.values():
+            series.finish(max(now, self._last))
+        return self._series

@@ -1,0 +1,74 @@
+"""Durations and power of iterations in whole picoseconds and milliwatts, from a performance model."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from twofold.batch import BatchItem
+from twofold.performance.base import PerformanceModel
+from twofold.scheduling.instance import StartedIteration
+from twofold.simulation.kernel import ps
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How iterations of one batch follow each other: the first takes `first_ps`, each later one `step_ps` more."""
+
+    first_ps: int
+    step_ps: int
+    milliwatts: int
+
+    def end_ps(self, iterations: int) -> int:
+        """Picoseconds until the end of that many (an arithmetic series)."""
+        return iterations * self.first_ps + self.step_ps * (iterations * (iterations - 1) // 2)
+
+    def under_way(self, elapsed_ps: int) -> int:
+        """Which iteration runs after `elapsed_ps`, counted from 1; one that ends just then is over."""
+        if not self.step_ps:
+            return elapsed_ps // self.first_ps + 1
+        # Solves the series for the count; floats come close, integers decide.
+        half = self.first_ps / self.step_ps - 0.5
+        count = int((half * half + 2.0 * elapsed_ps / self.step_ps) ** 0.5 - half)
+        while count > 0 and self.end_ps(count) > elapsed_ps:
+            count -= 1
+        while self.end_ps(count + 1) <= elapsed_ps:
+            count += 1
+        return count + 1
+
+
+class Timing:
+    """The pace of every kind of iteration; one serves all instances of the same kind.
+
+    What is asked of the performance model once per number of sequences is kept, in integers: the duration of an
+    iteration is then the same whether it is asked for alone or as the last of a run.
+    """
+
+    def __init__(self, model: PerformanceModel) -> None:
+        self.model = model
+        self.idle_mw = round(model.idle_w * 1e3)
+        self._decodes: dict[int, tuple[int, int, int]] = {}
+
+    def pace(self, iteration: StartedIteration) -> Pace:
+        sequences = iteration.decode_sequences
+        if iteration.prefills:
+            return self._prefill(iteration)
+        known = self._decodes.get(sequences)
+        if known is None:
+            cost = self.model.decode_cost(sequences)
+            watts = self.model.decode_w(sequences)
+            known = max(1, ps(cost.base_s)), ps(cost.context_s), round(watts * 1e3)
+            self._decodes[sequences] = known
+        base, per_token, milliwatts = known
+        return Pace(base + per_token * iteration.context_tokens, per_token * sequences, milliwatts)
+
+    def _prefill(self, iteration: StartedIteration) -> Pace:
+        tokens, squares = iteration.prefill_tokens, _squares(iteration.prefills)
+        if iteration.decode_sequences:
+            seconds = self.model.mixed_s(tokens, squares, iteration.decode_sequences, iteration.context_tokens)
+        else:
+            seconds = self.model.prefill_s(tokens, squares)
+        return Pace(max(1, ps(seconds)), 0, round(self.model.prefill_w(tokens) * 1e3))
+
+
+def _squares(prefills: Sequence[BatchItem]) -> int:
+    """Σ((context + tokens)² − context²): what attention within the prompts costs."""
+    return sum(item.num_tokens * (item.num_tokens + 2 * item.context_tokens) for item in prefills)

@@ -1,0 +1,82 @@
+"""`twofold catalog` shows every entry, for people and for programs."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from twofold.cli.catalog import app
+from twofold.errors import ConfigurationError
+from twofold.hardware.catalog import load_catalog
+
+KINDS = ("accelerators", "machines", "models", "links")
+
+
+@pytest.fixture(autouse=True)
+def _wide(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.delenv("TWOFOLD_CATALOG", raising=False)
+
+
+def run(*arguments):
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert result.exit_code == 0, result.exception
+    return result.stdout
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_entry_is_shown(kind):
+    """A row for each, and a source for each where it is asked for."""
+    table, sources = run(kind), run(kind, "--sources")
+    for name, item in getattr(load_catalog(), kind).items():
+        assert name in table
+        assert name in sources
+        assert item.source[:20] in sources
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_json_is_exact(kind):
+    """The figures without rounding, by name, each with its source and date."""
+    shown = json.loads(run(kind, "--json"))
+    items = getattr(load_catalog(), kind)
+    assert list(shown) == list(items)
+    for name, facts in shown.items():
+        assert facts["source"] == items[name].source
+        assert facts["date"] == items[name].date
+
+
+def test_json_has_what_follows():
+    """KV of a token and memory of a machine are worked out for the reader."""
+    models = json.loads(run("models", "llama2-70b", "--json"))
+    assert models["llama2-70b"]["kv_bytes_per_token"] == 327_680
+    machines = json.loads(run("machines", "h100", "--json"))
+    assert machines["dgx-h100"]["memory_bytes"] == 8 * 85_899_345_920
+    assert machines["dgx-h100"]["accelerator"]["name"] == "h100-80gb"
+
+
+def test_tables_have_units():
+    """What a person looks for."""
+    machines, models = run("machines", "a100", "h100-pcap"), run("models", "bloom-176b")
+    for expected in ("$17.60/h", "6,500 W", "200 GB/s", "8 × h100-80gb-pcap at 50% power", "7,140 W"):
+        assert expected in machines
+    assert "dgx-b200" not in machines
+    for expected in ("176.2B", "329.0 GB", "4,014,080 B", "112/112"):
+        assert expected in models
+
+
+def test_own_files_and_directories(tmp_path):
+    """Files of the user are in, and a model may be a directory."""
+    own = tmp_path / "own.toml"
+    own.write_text("[machines.dgx-h100]\nprice_per_h = 12.5\n")
+    assert "$12.50/h" in run("machines", "--catalog", own)
+    (tmp_path / "config.json").write_text(
+        '{"model_type": "gpt2", "n_layer": 12, "n_embd": 768, "n_head": 12, "vocab_size": 50257}'
+    )
+    assert "36,864 B" in run("models", tmp_path)
+
+
+def test_unknown_names_are_a_sentence():
+    """The error reaches the caller, who prints it."""
+    result = CliRunner().invoke(app, ["machines", "h10"])
+    assert isinstance(result.exception, ConfigurationError)
+    assert "did you mean h100?" in str(result.exception)

@@ -1,0 +1,213 @@
+"""`twofold simulate` runs a workload on a cluster, prints and writes what is asked, and refuses in one sentence."""
+
+import gc
+import signal
+import subprocess
+import sys
+import time
+
+import msgspec
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from support.traces import ask
+from twofold.cli.simulate import simulate
+from twofold.errors import UserError
+from twofold.workload.trace import FORMATS
+from twofold.workload.writer import write_trace
+
+app = typer.Typer()
+app.command()(simulate)
+
+SMALL = ("azure-conv", "--rate", 4, "--duration", 20, "--model", "bloom-176b")
+CLUSTER = ("--cluster", "2xh100:prefill,1xh100:decode")
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "160"})
+
+
+def run(*arguments):
+    result = invoke(*arguments)
+    assert result.exit_code == 0, result.exception
+    return result
+
+
+def simulated(*arguments):
+    return msgspec.json.decode(run(*SMALL, *CLUSTER, "--json", *arguments).stdout)
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_tables_say_what_users_would_feel():
+    """Latencies with model errors, rates, energy, price, and the verdict."""
+    shown = run(*SMALL, *CLUSTER, "--slo", "splitwise").stdout
+    for expected in ("TTFT", "model error", "±", "requests/s", "kWh", "per hour", "busy", "verdict"):
+        assert expected in shown
+
+
+def test_json_is_everything_and_repeats():
+    """Equal flags give equal numbers, apart from the CPU time they took; another seed gives others."""
+    first, again, other = simulated(), simulated(), simulated("--seed", 1)
+    for report in (first, again, other):
+        report.pop("cpu_s")
+    assert first == again
+    assert first["latencies_s"] != other["latencies_s"]
+    assert (first["seed"], other["seed"], first["workload"]["rate"]) == (0, 1, 4.0)
+    counts = first["counts"]
+    ended = counts["completed"] + counts["rejected"] + counts["failed"] + counts["unfinished"]
+    assert counts["arrived"] == ended > 0
+    assert first["spec"]["model"] == "bloom-176b"
+    assert 0 < first["slowdowns"]["ttft_slowdown"]["p50"] < 1, (
+        "an H100 is faster than the A100 of the reference"
+    )
+    assert {pool["role"] for pool in first["pools"]} == {"prefill", "decode"}
+
+
+def test_flags_reach_the_simulation():
+    """A hand-off over a thin link takes longer; a lost instance comes back."""
+    quick, slow = (
+        simulated("--handoff", "serialized"),
+        simulated("--handoff", "serialized", "--link-gb-per-s", 1),
+    )
+    assert slow["latencies_s"]["transfer_s"]["p50"] > 2 * quick["latencies_s"]["transfer_s"]["p50"]
+    report = simulated("--fail", "decode-0@5+5")
+    assert report["spec"]["failures"] == [{"instance": "decode-0", "at_s": 5.0, "back_s": 10.0}]
+
+
+def test_an_slo_in_seconds_is_judged():
+    """The joint share of requests against the attainment that is asked for."""
+    verdict = simulated("--slo", "ttft=10,tpot=1", "--attainment", 0.5)["verdict"]
+    assert verdict["met"]
+    assert verdict["checks"][0]["bound"] == 0.5
+    assert not simulated("--slo", "ttft=0.001")["verdict"]["met"]
+
+
+def test_every_file_is_written(tmp_path):
+    """A page, a table of requests, a trace for the browser and a log, and nothing besides."""
+    files = {
+        "--html": "page.html",
+        "--requests-table": "requests.parquet",
+        "--chrome-trace": "trace.json",
+        "--event-log": "events.jsonl",
+    }
+    run(*SMALL, *CLUSTER, *(part for flag, name in files.items() for part in (flag, tmp_path / name)))
+    assert names(tmp_path) == sorted(files.values())
+    assert all((tmp_path / name).stat().st_size > 0 for name in files.values())
+    assert 'data-picture="gantt-0"' in (tmp_path / "page.html").read_text()
+
+
+def test_a_trace_is_replayed(tmp_path):
+    """A file instead of a name, at its own times."""
+    path = tmp_path / "trace.jsonl"
+    write_trace([ask(index, index * 0.5) for index in range(10)], path, FORMATS["twofold"])
+    report = msgspec.json.decode(run(path, *CLUSTER, "--model", "bloom-176b", "--json").stdout)
+    assert (report["counts"]["completed"], report["arrival_s"]) == (10, 4.5)
+
+
+def outputs(folder):
+    flags = ("--html", "--requests-table", "--chrome-trace", "--event-log")
+    return [part for index, flag in enumerate(flags) for part in (flag, folder / f"out{index}")]
+
+
+# As the entry point does: mistakes become one sentence and Ctrl-C the exit status 130.
+START = """
+from twofold.cli import main, simulate
+main.app.command("simulate")(simulate.simulate)
+main.main()
+"""
+
+
+def test_ctrl_c_leaves_no_half_file(tmp_path):
+    """A process that is interrupted while it writes four files leaves none of them, under no name."""
+    endless = ("azure-conv", "--rate", 40, "--duration", 1e6, "--model", "bloom-176b", *CLUSTER)
+    command = [sys.executable, "-c", START, "simulate", *map(str, (*endless, *outputs(tmp_path)))]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        try:
+            while len(names(tmp_path)) < 4 and process.poll() is None:
+                time.sleep(0.05)
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert (process.returncode, errors) == (130, b"")
+    assert names(tmp_path) == []
+
+
+def test_a_bad_line_leaves_no_half_file(tmp_path):
+    """The sentence names the line; only the trace itself is still there."""
+    path = tmp_path / "trace.jsonl"
+    write_trace([ask(index, float(index)) for index in range(20)], path, FORMATS["twofold"])
+    path.write_text(path.read_text() + "{")
+    result = invoke(path, *CLUSTER, "--model", "bloom-176b", *outputs(tmp_path))
+    assert isinstance(result.exception, UserError)
+    assert f"{path}:" in str(result.exception)
+    del result  # and with it the frames that hold the files
+    gc.collect()
+    assert names(tmp_path) == ["trace.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((*SMALL, "--cluster", "2xh200x:prefill,1xh100:decode"), "h200x"),
+        ((*SMALL, "--cluster", "2:prefill"), "2:prefill"),
+        ((*SMALL,), "either --cluster"),
+        ((*SMALL, *CLUSTER, "--model", "bloom-1"), "bloom-1"),
+        ((*SMALL, *CLUSTER, "--router", "nowhere"), "nowhere"),
+        ((*SMALL, *CLUSTER, "--performance", "guess"), "guess"),
+        ((*SMALL, *CLUSTER, "--handoff", "pigeon"), "pigeon"),
+        ((*SMALL, *CLUSTER, "--rules", "none"), "none"),
+        ((*SMALL, *CLUSTER, "--reference", "abacus"), "abacus"),
+        ((*SMALL, *CLUSTER, "--fail", "decode-9@3"), "decode-9"),
+        ((*SMALL, *CLUSTER, "--slo", "fast"), "fast"),
+        ((*SMALL, *CLUSTER, "--attainment", "90"), "--attainment 90"),
+        ((*SMALL, *CLUSTER, "--html", "no/where/page.html"), "no/where/page.html cannot be written"),
+        ((*SMALL, *CLUSTER, "--html", "same", "--event-log", "same"), "--html and --event-log both ask for"),
+        ((*SMALL, *CLUSTER, "--duration", "0.000001"), "no request"),
+        (("azure-conv", *CLUSTER, "--model", "bloom-176b"), "needs a rate"),
+        (("azure-cond", *CLUSTER, "--model", "bloom-176b"), "did you mean azure-conv"),
+    ],
+)
+def test_mistakes_are_one_sentence(arguments, words):
+    """Each says what was wrong."""
+    error = invoke(*arguments).exception
+    assert isinstance(error, UserError), repr(error)
+    assert words in str(error)
+    assert "\n" not in str(error)
+
+
+def test_an_empty_trace_and_times_out_of_order_are_refused(tmp_path):
+    """As everywhere: the file, the line and the reason."""
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text("")
+    assert "the file is empty" in str(invoke(empty, *CLUSTER, "--model", "bloom-176b").exception)
+    backwards = tmp_path / "backwards.jsonl"
+    backwards.write_text("".join(_lines((5, 3))))
+    assert "must be in order" in str(invoke(backwards, *CLUSTER, "--model", "bloom-176b").exception)
+
+
+def _lines(milliseconds):
+    for at in milliseconds:
+        yield f'{{"timestamp":{at},"input_length":5,"output_length":5}}\n'
+
+
+def test_weights_that_do_not_fit_are_refused(tmp_path):
+    """One H100 does not hold 352 GB."""
+    config = tmp_path / "cluster.yaml"
+    config.write_text(
+        "model: bloom-176b\npools:\n- {machines: 1, machine: dgx-h100, role: mixed, tensor_parallel: 1}\n"
+    )
+    error = invoke(*SMALL, "--config", config).exception
+    assert isinstance(error, UserError), repr(error)
+    assert "bloom-176b" in str(error)
+
+
+def test_the_command_starts_light():
+    """Help needs neither plotly nor the simulator."""
+    code = "import sys, twofold.cli.simulate; print([m for m in ('plotly', 'numpy', 'torch') if m in sys.modules])"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert shown.strip() == "[]"

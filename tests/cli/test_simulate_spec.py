@@ -1,0 +1,79 @@
+"""Flags become the cluster that is simulated."""
+
+import pytest
+
+from twofold.cli.simulate_spec import parse_failure, read_spec
+from twofold.errors import ConfigurationError
+from twofold.hardware.catalog import load_catalog
+from twofold.instance import Role
+from twofold.simulation.spec import Failure
+
+LINE = "35xh100:prefill,5xh100:decode"
+
+
+def spec(cluster=LINE, config=None, *, link_gb_per_s=None, failures=(), **flags):
+    flags = {"model": "bloom-176b"} | flags
+    return read_spec(cluster, config, load_catalog(), link_gb_per_s=link_gb_per_s, failures=failures, **flags)
+
+
+def test_a_line_of_pools():
+    """Counts, machines and roles; what no flag says is the default."""
+    made = spec(token_budget=None)
+    assert [(pool.machines, pool.role) for pool in made.pools] == [(35, Role.PREFILL), (5, Role.DECODE)]
+    assert (made.model, made.token_budget, made.contention) == ("bloom-176b", 2048, True)
+
+
+def test_flags_override():
+    """A flag that is given counts, also one that says no."""
+    made = spec(token_budget=4096, contention=False, link_gb_per_s=25.0, failures=["decode-0@30"])
+    assert (made.token_budget, made.contention, made.link_bytes_per_s) == (4096, False, 25e9)
+    assert made.failures == (Failure(instance="decode-0", at_s=30.0),)
+
+
+def test_a_file_and_what_overrides_it(tmp_path):
+    """The file says everything, a flag a little more."""
+    file = tmp_path / "cluster.yaml"
+    file.write_text(
+        "model: bloom-176b\npools:\n- {machines: 2, machine: dgx-h100, role: mixed}\ntoken_budget: 1024\n"
+    )
+    made = spec(None, file, model=None, max_seqs=64)
+    assert (made.model, made.token_budget, made.max_seqs, made.pools[0].role) == (
+        *("bloom-176b", 1024, 64),
+        Role.MIXED,
+    )
+    assert spec(None, file, model="llama2-70b").model == "llama2-70b"
+
+
+@pytest.mark.parametrize(
+    ("text", "at_s", "back_s"),
+    [("decode-0@30", 30.0, None), ("decode-0@30+60", 30.0, 90.0), ("a@0.5+1e3", 0.5, 1000.5)],
+)
+def test_failures(text, at_s, back_s):
+    """An end, and how much later the instance is back."""
+    failure = parse_failure(text)
+    assert (failure.at_s, failure.back_s) == (at_s, back_s)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "decode-0", "@3", "decode-0@", "a@-1", "a@nan", "a@1+", "a@1+0", "a@1+inf", "a@b@c"]
+)
+def test_failures_that_cannot_be(text):
+    """One sentence shows the form."""
+    with pytest.raises(ConfigurationError, match="decode-0@30"):
+        parse_failure(text)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"cluster": None}, "either --cluster"),
+        ({"config": "cluster.yaml"}, "either --cluster"),
+        ({"model": None}, "give --model"),
+        ({"link_gb_per_s": 0.0}, "--link-gb-per-s 0 cannot be"),
+        ({"link_gb_per_s": float("nan")}, "--link-gb-per-s nan cannot be"),
+    ],
+)
+def test_flags_that_cannot_be(arguments, words):
+    """What is missing or contradicts itself is said in one sentence."""
+    with pytest.raises(ConfigurationError, match=words):
+        spec(**arguments)

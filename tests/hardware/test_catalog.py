@@ -1,0 +1,258 @@
+"""The catalog holds the published figures, says where they are from, and can be extended and corrected."""
+
+import os
+
+import pytest
+
+from twofold.errors import ConfigurationError
+from twofold.hardware.catalog import load_catalog
+
+ACCELERATORS = ("a100-80gb", "h100-80gb", "h100-80gb-pcap", "h200", "b200", "mi300x", "l40s")
+
+
+@pytest.fixture(autouse=True)
+def _no_environment(monkeypatch):
+    monkeypatch.delenv("TWOFOLD_CATALOG", raising=False)
+
+
+@pytest.fixture
+def catalog():
+    return load_catalog()
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Writes a catalog file and returns its path."""
+
+    def path(text, name="mine.toml"):
+        (tmp_path / name).write_text(text)
+        return tmp_path / name
+
+    return path
+
+
+def every(catalog):
+    kinds = (catalog.accelerators, catalog.machines, catalog.links, catalog.models)
+    return [item for kind in kinds for item in kind.values()]
+
+
+def test_every_entry_says_where_it_is_from(catalog):
+    """Source and date beside each figure; the key is the name."""
+    for item in every(catalog):
+        assert len(item.source) > 10
+        assert len(item.date) in {7, 10}
+        assert item.date[:4].isdigit()
+    for kind in (catalog.accelerators, catalog.machines, catalog.links, catalog.models):
+        assert all(name == item.name for name, item in kind.items())
+
+
+@pytest.mark.parametrize(
+    ("name", "price", "tdp", "idle", "network", "bandwidth", "units"),
+    [
+        ("dgx-a100", 17.6, 6500, 1500, 200e9, 2.039e12, 24.8),
+        ("dgx-h100", 38.0, 10200, 2800, 400e9, 3.352e12, 44.0),
+        ("dgx-h100-pcap", 38.0, 7140, 2800, 400e9, 3.352e12, 0.7 * 44),
+    ],
+)
+def test_machines_of_splitwise(catalog, name, price, tdp, idle, network, bandwidth, units):
+    """Table I of the paper and the configuration of its simulator, per machine of eight."""
+    machine = catalog.machine(name)
+    assert (machine.price_per_h, machine.tdp_w, machine.idle_w) == (price, tdp, idle)
+    assert machine.network_bytes_per_s == network
+    assert machine.power_units == pytest.approx(units)
+    assert machine.accelerator.memory_bytes_per_s == bandwidth
+    assert machine.memory_bytes == 8 * 85_899_345_920
+
+
+def test_power_cap_is_half_of_an_h100(catalog):
+    """350 W of 700 W; the cap is the machine's, so the accelerator keeps its own TDP."""
+    capped = catalog.machine("h100-pcap")
+    assert capped.power_cap * capped.accelerator.tdp_w == 350
+    assert catalog.machine("h100").power_cap == 1.0
+
+
+def test_iso_power_and_iso_cost_of_splitwise(catalog):
+    """70 A100 machines cost 18.75% less than 40 H100 machines at about the same power units."""
+    a100, h100 = catalog.machine("a100"), catalog.machine("h100")
+    assert 70 * a100.price_per_h / (40 * h100.price_per_h) == pytest.approx(0.8105, abs=1e-3)
+    assert 70 * a100.power_units == pytest.approx(40 * h100.power_units, rel=0.02)
+    assert 86 * a100.price_per_h == pytest.approx(40 * h100.price_per_h, rel=0.01)
+
+
+def test_network_is_that_of_all_nics(catalog):
+    """KV of 512 tokens of bloom takes about the 5 ms at which the paper sees layer-wise begin to pay."""
+    size = 512 * catalog.model("bloom-176b").kv_bytes_per_token
+    assert size / 1e9 == pytest.approx(2.06, abs=0.01)
+    assert size / catalog.machine("dgx-h100").network_bytes_per_s == pytest.approx(5e-3, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("name", "kv_bytes"),
+    [
+        ("llama2-70b", 327_680),
+        ("bloom-176b", 4_014_080),
+        ("opt-13b", 819_200),
+        ("opt-66b", 2_359_296),
+        ("opt-175b", 4_718_592),
+        ("llama-3.1-8b", 131_072),
+        ("llama-3.1-70b", 327_680),
+        ("llama-3.1-405b", 516_096),
+        ("qwen3-235b-a22b", 192_512),
+        ("deepseek-v3", 61 * 576 * 2),
+    ],
+)
+def test_kv_bytes_follow_from_the_architecture(catalog, name, kv_bytes):
+    """Grouped-query and latent attention need much less than hidden size would say."""
+    assert catalog.model(name).kv_bytes_per_token == kv_bytes
+
+
+def test_bloom_weighs_what_splitwise_sim_says(catalog):
+    """Its memory for KV follows from this number; other dense models weigh two bytes a parameter."""
+    assert catalog.model("bloom-176b").weight_bytes == 329_000_000_000
+    for model in catalog.models.values():
+        if model.name not in {"bloom-176b", "deepseek-v3"}:
+            assert model.weight_bytes == 2 * model.parameters
+
+
+def test_active_parameters_are_the_published_ones(catalog):
+    """3.3B of 30B, 22B of 235B, 37B of 671B; all of a dense model."""
+    billions = {"qwen3-30b-a3b": 3.35, "qwen3-235b-a22b": 22.2, "deepseek-v3": 37.55}
+    for model in catalog.models.values():
+        expected = billions.get(model.name, model.parameters / 1e9)
+        assert model.active_parameters / 1e9 == pytest.approx(expected, rel=0.01)
+
+
+def test_what_is_there(catalog):
+    """The names that documents and tests of others rely on."""
+    assert set(ACCELERATORS) <= set(catalog.accelerators)
+    assert all(catalog.accelerator(name).name == name for name in ACCELERATORS)
+    assert {"mi300x", "l40s"} <= {machine.accelerator.name for machine in catalog.machines.values()}
+    assert catalog.link("infiniband-hdr").bytes_per_s * 8 == 200e9
+    assert catalog.link("infiniband-ndr").bytes_per_s * 8 == 400e9
+    assert {"ethernet-100g", "nvlink", "pcie4", "pcie5"} <= set(catalog.links)
+
+
+def test_short_names(catalog):
+    """`h100` is the dgx-h100, and so for every dgx."""
+    for name in ("a100", "h100", "h100-pcap", "h200", "b200"):
+        assert catalog.machine(name) is catalog.machine(f"dgx-{name}")
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "message"),
+    [
+        ("machine", "H10", "machine 'H10' is not known (did you mean h100?); there are dgx-a100, "),
+        ("machine", "dgx-h1000", "did you mean dgx-h100?"),
+        ("machine", "", "machine '' is not known; there are"),
+        ("accelerator", "h20", "did you mean h200?"),
+        ("link", "infiniband", "there are ethernet-100g, "),
+        ("model", "bloom", "did you mean bloom-176b?"),
+        ("model", "zzz", "model 'zzz' is not known; there are bloom-176b, "),
+        ("model", "", "model '' is not known; there are"),
+        ("model", "meta-llama/Llama-3.1-8B", "nor a name of the catalog (did you mean llama-3.1-8b?)"),
+    ],
+)
+def test_unknown_names_get_a_hint_and_the_list(catalog, kind, name, message):
+    """One sentence with the nearest name and all of them."""
+    with pytest.raises(ConfigurationError) as error:
+        getattr(catalog, kind)(name)
+    assert message in str(error.value)
+
+
+def test_a_file_changes_some_fields(write):
+    """The price of a machine without the rest of it; the source then says so."""
+    machine = load_catalog([write("[machines.dgx-h100]\nprice_per_h = 20\n")]).machine("h100")
+    assert (machine.price_per_h, machine.tdp_w) == (20.0, 10200)
+    assert "mine.toml: machines.dgx-h100; the rest: Splitwise" in machine.source
+
+
+def test_a_file_adds_entries(write):
+    """Sections of a user's file are those of the package; integers may be written 80e9 and dates bare."""
+    mine = write(
+        """
+        [accelerators.x1]
+        memory_bytes = 80e9
+        memory_bytes_per_s = 1e12
+        flops_per_s = 1e15
+        interconnect_bytes_per_s = 1e11
+        tdp_w = 500
+        source = "measured"
+        date = 2025-02-03
+        [machines.dgx-x1]
+        accelerator = "x1"
+        count = 4
+        network_bytes_per_s = 1e11
+        price_per_h = 0
+        tdp_w = 3000
+        idle_w = 500
+        source = "measured"
+        date = "2025"
+        """
+    )
+    machine = load_catalog([mine]).machine("x1")
+    assert machine.memory_bytes == 320_000_000_000
+    assert machine.accelerator.date == "2025-02-03"
+    assert machine.power_units is None
+
+
+def test_changed_accelerators_change_their_machines(write):
+    """A machine names its accelerator, so it has what the accelerator has at last."""
+    mine = write("[accelerators.h100-80gb]\nmemory_bytes_per_s = 1e12\n")
+    assert load_catalog([mine]).machine("h100").accelerator.memory_bytes_per_s == 1e12
+
+
+def test_later_files_win(write, monkeypatch):
+    """Package, then the environment in order, then the files given."""
+    paths = [write(f"[links.pcie4]\nlatency_s = {n}\n", f"{n}.toml") for n in (1, 2, 3)]
+    monkeypatch.setenv("TWOFOLD_CATALOG", os.pathsep.join([str(paths[0]), "", str(paths[1])]))
+    assert load_catalog().link("pcie4").latency_s == 2.0
+    assert load_catalog([paths[2]]).link("pcie4").latency_s == 3.0
+    monkeypatch.delenv("TWOFOLD_CATALOG")
+    assert load_catalog().link("pcie4").latency_s == 10e-6
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[machine.x]\n", "section 'machine' is not known (did you mean machines?)"),
+        ("machines = 3\n", "machines must hold a table for each name"),
+        ("[machines]\nx = 3\n", "machines.x must be a table of fields"),
+        ("[machines.dgx-h100]\nprice = 3\n", "machines.dgx-h100: field price: there is no such field"),
+        ("[machines.dgx-h100]\nprice_per_hour = 3\n", "did you mean price_per_h?"),
+        ('[machines.dgx-h100]\nname = "x"\n', "field name: there is no such field"),
+        ('[machines.dgx-h100]\nprice_per_h = "3"\n', "field price_per_h: expected float, got str"),
+        ("[machines.dgx-h100]\nprice_per_h = -3\n", "field price_per_h: expected float >= 0"),
+        ("[machines.dgx-h100]\nprice_per_h = inf\n", "field price_per_h: inf is not a number"),
+        ("[machines.dgx-h100]\ncount = 1.5\n", "field count: expected int, got float"),
+        ("[machines.dgx-h100]\npower_cap = 50\n", "field power_cap: expected float <= 1"),
+        ('[machines.dgx-h100]\naccelerator = "h10"\n', "field accelerator: accelerator 'h10' is not known"),
+        ("[machines.dgx-h100]\naccelerator = 3\n", "field accelerator: it must be the name"),
+        ("[machines.mine]\ncount = 8\n", "machines.mine: missing required field accelerator"),
+        ('[links.mine]\nbytes_per_s = 1\nlatency_s = 0\ndate = "2025"\n', "missing required field source"),
+        ("[models.llama2-70b]\nkv_heads = 7\n", "field kv_heads: 64 heads cannot share 7 KV heads"),
+        ("[models.llama2-70b]\nactive_parameters = 70e9\n", "field active_parameters: there cannot be more"),
+        ("[machines.x\n", "is not TOML"),
+        ("a = 1\na = 2\n", "is not TOML"),
+    ],
+)
+def test_mistakes_name_file_entry_and_field(write, text, message):
+    """One sentence that can be acted on."""
+    path = write(text)
+    with pytest.raises(ConfigurationError) as error:
+        load_catalog([path])
+    assert message in str(error.value)
+    assert f"catalog {path}" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    """A missing file, a directory and no text."""
+    binary = tmp_path / "binary.toml"
+    binary.write_bytes(b"\xff\xfe\x00")
+    for path, message in (
+        (tmp_path / "no.toml", "No such file or directory"),
+        (tmp_path, "Is a directory"),
+        (binary, "is not a text file in UTF-8"),
+    ):
+        with pytest.raises(ConfigurationError, match=message):
+            load_catalog([path])

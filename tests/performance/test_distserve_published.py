@@ -1,0 +1,86 @@
+"""DistServe's latency model, against values worked out by hand and against its simulator's own output."""
+
+import json
+
+import pytest
+
+from twofold.demo.real_data import find_data
+from twofold.errors import ConfigurationError
+from twofold.performance.distserve_published import distserve_published
+
+
+@pytest.fixture
+def opt_13b(models, machines):
+    return distserve_published(models["opt-13b"], machines["dgx-a100"], 1)
+
+
+def test_prefill_by_hand(opt_13b):
+    """18.1025 + .101912·512 + 7.1223e-6·512² + 1, and 2 + 1e-4·512 of the first stage, in ms."""
+    expected = 18.1025 + 0.101912 * 512 + 7.1223e-6 * 512**2 + 1 + 2 + 1e-4 * 512
+    assert expected == pytest.approx(75.1997, abs=1e-3)
+    assert opt_13b.prefill_s(512, 512**2) * 1e3 == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("sequences", "a", "b", "c"),
+    [(1, 19.9347, 6.2694e-4, 0.038507), (94, 19.9347, 6.2694e-4, 0.038507), (95, 7.1662, 5.798e-4, 0.158311)],
+)
+def test_decode_by_hand(opt_13b, sequences, a, b, c):
+    """Two sets of coefficients, and context + 1 for each sequence."""
+    context = 600 * sequences
+    expected = a + b * (context + sequences) + c * sequences + 2 + 1e-4 * context
+    cost = opt_13b.decode_cost(sequences)
+    assert (cost.base_s + cost.context_s * context) * 1e3 == pytest.approx(expected, rel=1e-12)
+
+
+def test_pipeline_stages_share_the_work(models, machines):
+    """(a + b·Σl + c·Σl²)/PP + PP, and decode without the last part; the first stage's overhead stays."""
+    model = distserve_published(models["opt-66b"], machines["dgx-a100"], 2, pipeline_parallel=2)
+    expected = (43.0588 + 0.274229 * 512 + 2.2478e-5 * 512**2) / 2 + 2 + 2 + 1e-4 * 512
+    assert model.prefill_s(512, 512**2) * 1e3 == pytest.approx(expected, rel=1e-12)
+    decode = (48.288 + 9.4243e-4 * 101 + 0.12755) / 2 + 2 + 1e-4 * 100
+    cost = model.decode_cost(1)
+    assert (cost.base_s + cost.context_s * 100) * 1e3 == pytest.approx(decode, rel=1e-12)
+    with pytest.raises(ConfigurationError, match="at least 1"):
+        distserve_published(models["opt-66b"], machines["dgx-a100"], 2, pipeline_parallel=0)
+
+
+@pytest.mark.parametrize(
+    ("file", "name", "tensor_parallel", "engine"),
+    [
+        ("golden-distserve-opt-13b-1111-r2-N300.json", "opt-13b", 1, "distserve"),
+        ("golden-distserve-opt-13b-2111-r3-N300.json", "opt-13b", 2, "distserve"),
+        ("golden-distserve-opt-66b-4122-r4-N300.json", "opt-66b", 4, "distserve"),
+        ("golden-vllm-opt-13b-1100-r1-N300.json", "opt-13b", 1, "vllm"),
+        ("golden-vllm-opt-66b-4100-r2-N300.json", "opt-66b", 4, "vllm"),
+    ],
+)
+def test_the_first_request_has_the_ttft_of_its_simulator(
+    models, machines, file, name, tensor_parallel, engine
+):
+    """It finds an empty cluster, so its TTFT is its prefill."""
+    path = find_data(f"golden/distserve/{file}")
+    if path is None:
+        pytest.skip("needs the reference output of DistServe's simulator: set TWOFOLD_DATA")
+    first = json.loads(path.read_text())[0]
+    model = distserve_published(models[name], machines["dgx-a100"], tensor_parallel, engine=engine)
+    tokens = first["prompt_len"]
+    assert model.prefill_s(tokens, tokens**2) * 1e3 == pytest.approx(first["ttft_ms"], rel=1e-5)
+
+
+def test_mixed_adds_the_marginal_cost_of_decodes(opt_13b):
+    """To the prefill, without a second overhead."""
+    more = opt_13b.mixed_s(512, 512**2, 10, 5000) - opt_13b.prefill_s(512, 512**2)
+    expected = (6.2694e-4 * 5010 + 0.038507 * 10 + 1e-4 * 5000) / 1e3
+    assert more == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("name", "machine", "tensor_parallel"), [("opt-13b", "dgx-h100", 1), ("opt-66b", "dgx-a100", 1)]
+)
+def test_what_was_not_published_is_refused(models, machines, name, machine, tensor_parallel):
+    """Another accelerator, another parallelism, another engine."""
+    with pytest.raises(ConfigurationError, match="on a100-80gb there is opt-13b TP1, "):
+        distserve_published(models[name], machines[machine], tensor_parallel)
+    with pytest.raises(ConfigurationError, match="there is distserve, vllm"):
+        distserve_published(models["opt-13b"], machines["dgx-a100"], 1, engine="tgi")

@@ -1,0 +1,111 @@
+"""Profiles are read as they are, and what contradicts itself is dropped with a reason."""
+
+import pytest
+
+from twofold.errors import ConfigurationError
+from twofold.performance.profile import Row, believable, configurations, decode_power, read_profile
+
+HEADER = "model,hardware,tensor_parallel,prompt_size,batch_size,token_size,prompt_time,token_time"
+
+
+def row(prompt=512, batch=1, prompt_time=100.0, token_time=40.0, **more):
+    return Row(
+        model="m",
+        hardware="h",
+        tensor_parallel=1,
+        prompt_size=prompt,
+        batch_size=batch,
+        token_size=more.pop("token_size", 128),
+        prompt_time=prompt_time,
+        token_time=token_time,
+        **more,
+    )
+
+
+def test_reads_rows_with_and_without_optional_columns(tmp_path):
+    """Empty optional cells are not measured."""
+    path = tmp_path / "p.csv"
+    path.write_text(f"{HEADER},average_power,other\nm,h,8,512,2,128,100.5,40.25,,x\n", encoding="utf-8")
+    (read,) = read_profile(path)
+    assert (read.pair, read.prompt_time, read.average_power) == (("m", "h", 8), 100.5, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("model,hardware\nm,h\n", "lacks the columns tensor_parallel, prompt_size"),
+        ("", "lacks the columns model"),
+        (f"{HEADER}\nm,h,8,512,2,128,fast,40\n", r"p\.csv:2: .*prompt_time"),
+        (f"{HEADER}\nm,h,8,512,2,128,1.5,40\nm,h,8,51.5,2,128,1,40\n", r"p\.csv:3: .*prompt_size"),
+        (f"{HEADER}\nm,h,8,512\n", r"p\.csv:2: .*batch_size"),
+    ],
+)
+def test_mistakes_name_file_line_and_column(tmp_path, text, says):
+    """One sentence each."""
+    path = tmp_path / "p.csv"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigurationError, match=says):
+        read_profile(path)
+
+
+def test_missing_and_binary_files_are_mistakes(tmp_path):
+    """Not tracebacks."""
+    with pytest.raises(ConfigurationError, match="cannot read profile"):
+        read_profile(tmp_path / "none.csv")
+    (tmp_path / "b.csv").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigurationError, match="no csv"):
+        read_profile(tmp_path / "b.csv")
+
+
+def test_a_generation_that_ended_early_has_less_context():
+    """End-to-end time says after how many tokens: (1100 − 100)/40 decodes and the first token."""
+    assert row(token_size=128).mean_context == 512 + 64
+    assert row(token_size=128, e2e_time=1100.0).mean_context == 512 + 13
+    assert row(token_size=128, e2e_time=1e6, batch=2).mean_context == 2 * (512 + 64)
+
+
+def test_repeats_become_medians():
+    """So one odd run counts for nothing."""
+    (one,) = configurations([row(prompt_time=time) for time in (100.0, 101.0, 900.0)])
+    assert one.prompt_time == 101.0
+
+
+def test_a_large_batch_that_is_faster_than_small_ones_is_dropped():
+    """The one that contradicts most others goes, with its reason; noise stays."""
+    rows = [
+        row(128, 1, 50.0),
+        row(256, 1, 45.0),
+        row(512, 1, 100.0),
+        row(512, 8, 800.0),
+        row(512, 16, 1600.0),
+        row(512, 64, 90.0),
+        row(512, 64, 90.0),
+    ]
+    kept, dropped = believable(rows)
+    assert [one.prefill_tokens for one in kept] == [128, 256, 512, 4096, 8192]
+    assert [(one.rows, "batch_size 64" in one.reason) for one in dropped] == [(2, True)]
+
+
+def test_rows_without_times_are_dropped():
+    """Zero, negative or not a number."""
+    kept, dropped = believable([row(), row(prompt_time=0.0), row(token_time=float("nan"))])
+    assert (len(kept), dropped[0].rows) == (1, 2)
+
+
+def test_decode_power_is_that_of_short_prompts_alone():
+    """Zero means not measured; long prompts and batches are not decode of one sequence."""
+    rows = [row(average_power=0.6), row(average_power=0.0), row(8192, average_power=0.2)]
+    assert decode_power(configurations([*rows, row(batch=4, average_power=0.9)])) == 0.6
+    assert decode_power(configurations([row()])) is None
+
+
+def test_the_invalid_rows_of_the_splitwise_profile_are_found(profile_path):
+    """llama2-70b TP2 (512, 64), and nothing else."""
+    rows = read_profile(profile_path)
+    dropped = {
+        pair: believable([one for one in rows if one.pair == pair])[1] for pair in {one.pair for one in rows}
+    }
+    assert {pair for pair, reasons in dropped.items() if reasons} == {
+        ("llama2-70b", hardware, 2) for hardware in ("a100-80gb", "h100-80gb", "h100-80gb-pcap")
+    }
+    assert all(reason.rows == 5 for reasons in dropped.values() for reason in reasons)

@@ -1,0 +1,153 @@
+"""The roofline estimates any pair, says so, and keeps physics."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from twofold.errors import ConfigurationError
+from twofold.hardware.model import Model
+from twofold.performance.calibration import packaged
+from twofold.performance.distserve_published import distserve_published
+from twofold.performance.fitted import fitted
+from twofold.performance.roofline import Needs, roofline
+
+
+@pytest.fixture(scope="module")
+def mixture():
+    """A mixture of experts in which a token passes a tenth of the weights, with latent attention."""
+    return Model(
+        name="moe",
+        layers=60,
+        hidden_size=7168,
+        heads=128,
+        kv_heads=128,
+        head_dim=128,
+        parameters=400e9,
+        active_parameters=40e9,
+        weight_bytes=400_000_000_000,
+        kv_latent_dims=576,
+        source="made",
+        date="2025",
+    )
+
+
+def test_it_is_near_what_was_measured(models, machines):
+    """Within 20% on average of the fits to profiles, which it saw, over the range they cover."""
+    named = {"a100-80gb": "dgx-a100", "h100-80gb": "dgx-h100"}
+    for entry in packaged():
+        if entry.accelerator not in named:
+            continue
+        pair = models[entry.model], machines[named[entry.accelerator]], entry.tensor_parallel
+        estimate, known = roofline(*pair), fitted(*pair)
+        prefill = [
+            abs(estimate.prefill_s(n, n * n) / known.prefill_s(n, n * n) - 1)
+            for n in (128, 512, 1500, 2048, 8192)
+        ]
+        decode = [abs(estimate.decode_cost(b).base_s / known.decode_cost(b).base_s - 1) for b in (1, 8, 32)]
+        assert sum(prefill) / len(prefill) < 0.2
+        assert sum(decode) / len(decode) < 0.2
+
+
+def test_it_is_near_another_stack_that_it_never_saw(models, machines):
+    """DistServe's latency model of OPT on A100: what the module says of it."""
+    prefill, decode = [], []
+    for name, parallel in (
+        ("13b", 1),
+        ("13b", 2),
+        ("13b", 4),
+        ("66b", 2),
+        ("66b", 3),
+        ("66b", 4),
+        ("66b", 8),
+    ):
+        pair = models[f"opt-{name}"], machines["dgx-a100"], parallel
+        estimate, known = roofline(*pair), distserve_published(*pair)
+        prefill += [
+            abs(estimate.prefill_s(n, n * n) / known.prefill_s(n, n * n) - 1) for n in (128, 512, 1024, 2048)
+        ]
+        for batch in (1, 16, 64, 128):
+            mine, theirs = estimate.decode_cost(batch), known.decode_cost(batch)
+            context = 600 * batch
+            ratio = (mine.base_s + mine.context_s * context) / (theirs.base_s + theirs.context_s * context)
+            decode.append(abs(ratio - 1))
+    assert sum(prefill) / len(prefill) < 0.1
+    assert sum(decode) / len(decode) < 0.25
+
+
+def test_errors_are_those_of_pairs_left_out(models, machines):
+    """A pair's own where it was measured, else the mean; always marked as estimated."""
+    measured = roofline(models["bloom-176b"], machines["dgx-h100"], 8).error
+    other = roofline(models["tiny-1b"], machines["dgx-h100"], 1).error
+    assert measured.estimated
+    assert other.estimated
+    assert "8 measured pairs" in other.basis
+    assert 0 < measured.prefill < 0.2
+    assert 0 < other.decode < 0.2
+
+
+@given(
+    st.integers(1, 20_000),
+    st.integers(1, 4000),
+    st.integers(0, 300),
+    st.integers(0, 10**7),
+    st.sampled_from([1, 2, 4, 8]),
+)
+def test_more_work_never_takes_less_time(
+    models, machines, mixture, tokens, more, sequences, context, parallel
+):
+    """For dense models and mixtures of experts."""
+    for model in (models["tiny-1b"], models["llama2-70b"], mixture):
+        estimate = roofline(model, machines["dgx-h100"], parallel)
+        prefill_s = estimate.prefill_s(tokens, tokens**2)
+        assert estimate.prefill_s(tokens + more, (tokens + more) ** 2) > prefill_s > 0
+        cost = estimate.decode_cost(sequences)
+        assert estimate.decode_cost(sequences + 1).base_s > cost.base_s
+        mixed_s = estimate.mixed_s(tokens, tokens**2, sequences, context)
+        assert mixed_s >= max(prefill_s, cost.base_s + cost.context_s * context) * (1 - 1e-12)
+
+
+def test_a_faster_machine_is_faster(models, machines):
+    """In both phases."""
+    slow, fast = (roofline(models["llama2-70b"], machines[name], 4) for name in ("dgx-a100", "dgx-h100"))
+    assert fast.prefill_s(1000, 10**6) < slow.prefill_s(1000, 10**6)
+    assert fast.decode_cost(8).base_s < slow.decode_cost(8).base_s
+
+
+def test_a_power_cap_slows_prompts_only(models, machines):
+    """1.3 times at half of TDP."""
+    free, capped = (
+        roofline(models["llama2-70b"], machines[name], 4) for name in ("dgx-h100", "dgx-h100-capped")
+    )
+    assert capped.prefill_s(1000, 10**6) == pytest.approx(1.3 * free.prefill_s(1000, 10**6))
+    assert capped.decode_cost(8) == free.decode_cost(8)
+
+
+def test_nothing_beats_the_hardware(models, machines, mixture):
+    """No prefill faster than its FLOPs, no decode faster than reading what it must."""
+    for model in (*models.values(), mixture):
+        estimate, needs = roofline(model, machines["dgx-h100"], 8), Needs.of(model, machines["dgx-h100"], 8)
+        assert estimate.prefill_s(8192, 8192**2) > needs.compute_s * 8192
+        assert estimate.decode_cost(1).base_s > needs.weights_s * needs.active
+        assert estimate.decode_cost(1).context_s > needs.kv_s
+
+
+def test_more_tokens_touch_more_experts(machines, mixture):
+    """One token reads a tenth of the weights, a large batch nearly all."""
+    estimate = roofline(mixture, machines["dgx-h100"], 8)
+    dense = roofline(msgspec.structs.replace(mixture, active_parameters=400e9), machines["dgx-h100"], 8)
+    full_s = dense.decode_cost(0).base_s - estimate.decode_cost(0).base_s  # no token touches no expert
+    assert estimate._touched_s(1) == pytest.approx(0.1 * full_s)
+    assert estimate._touched_s(10) == pytest.approx((1 - 0.9**10) * full_s)
+
+
+def test_one_accelerator_needs_no_all_reduce(models, machines):
+    """Nothing to exchange, nothing to wait for."""
+    needs = Needs.of(models["tiny-1b"], machines["dgx-h100"], 1)
+    assert (needs.all_reduce_s, needs.steps) == (0.0, 0.0)
+
+
+def test_too_many_accelerators_are_refused(models, machines):
+    """A machine has eight."""
+    with pytest.raises(ConfigurationError, match="not 9"):
+        roofline(models["tiny-1b"], machines["dgx-h100"], 9)

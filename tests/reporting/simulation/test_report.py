@@ -1,0 +1,55 @@
+"""The JSON holds everything, and reads back."""
+
+import msgspec
+
+from support.simulated import histogram, result
+from twofold.reporting.simulation.report import SimulationReport
+from twofold.simulation.spec import ClusterSpec
+from twofold.simulation.verdict import verdict
+from twofold.slo import SPLITWISE
+
+
+def test_json_holds_everything():
+    """Percentiles, rates, energy, power, price, model errors, verdict, counts, seed and spec."""
+    run = result(tpot_slowdown=None)
+    whole = result()
+    report = SimulationReport.of(
+        run, workload={"workload": "azure-conv", "rate": 70.0}, seed=7, reference="dgx-a100", slo=SPLITWISE,
+        judged=verdict(whole, SPLITWISE),
+    )  # fmt: skip
+    read = msgspec.json.decode(report.json())
+    assert (read["seed"], read["workload"]["rate"], read["reference"]) == (7, 70.0, "dgx-a100")
+    assert set(read["latencies_s"]["ttft_s"]) == {"count", "mean", "min", "p50", "p90", "p95", "p99", "max"}
+    assert read["latencies_s"]["ttft_s"]["p50"] == run.ttft_s.percentile(50)
+    assert (read["slowdowns"]["tpot_slowdown"], read["slowdowns"]["e2e_slowdown"]["count"]) == (None, 101)
+    assert read["rates"] == {
+        "arrivals": 0.4,
+        "requests": 98 / 300,
+        "output_tokens": 20_000 / 300,
+        "goodput": 0.3,
+    }
+    assert (read["energy_j"], read["mean_power_w"], read["price_per_h"], read["tdp_w"]) == (
+        7.2e6,
+        24e3,
+        114,
+        30600,
+    )
+    assert read["pools"][0]["error"] == {
+        "prefill": 0.1,
+        "decode": 0.02,
+        "basis": "fitted to 19 measured points",
+        "estimated": False,
+    }
+    assert read["slo"]["ttft"] == {"50": 2.0, "90": 3.0, "99": 6.0}
+    assert not read["verdict"]["met"]
+    assert read["counts"]["preemptions"] == 3
+    assert read["series"]["pool/prefill"] == {"mean": 1.5, "max": 2.0}
+    assert msgspec.convert(read["spec"], ClusterSpec) == run.spec
+
+
+def test_nothing_measured_is_null():
+    """No value is made up for an empty distribution or a rate over no time."""
+    empty = result(ttft_s=histogram(), duration_s=0.0, slo_met=None)
+    report = SimulationReport.of(empty, workload={}, seed=0)
+    assert report.latencies_s["ttft_s"] is None
+    assert (report.rates.requests, report.rates.goodput) == (None, None)

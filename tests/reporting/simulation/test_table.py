@@ -1,0 +1,94 @@
+"""Tables for the terminal: every number with its unit and with what it rests on."""
+
+import pytest
+from rich.console import Console
+
+from support.simulated import ESTIMATED, FITTED, histogram, pool, result
+from twofold.performance.base import ModelError
+from twofold.reporting.simulation.accuracy import accuracy, describe
+from twofold.reporting.simulation.table import latency_rows, simulation_tables
+from twofold.request import Phase
+from twofold.simulation.verdict import verdict
+from twofold.slo import SPLITWISE, Slo
+
+BOTH = (Phase.PREFILL, Phase.DECODE)
+
+
+def printed(*arguments):
+    console = Console(width=200, record=True)
+    with console.capture() as capture:
+        console.print(simulation_tables(*arguments))
+    return capture.get()
+
+
+def test_everything_a_person_asks_is_printed():
+    """Latencies, rates, energy, cost, pools and the verdict."""
+    run = result()
+    text = printed(run, "azure-code [70/s]", verdict(run, SPLITWISE))
+    for expected in (
+        "azure-code [70/s]",
+        "TTFT slowdown",
+        "1.50×",
+        "0.33 requests/s",
+        "2.000 kWh",
+        "360.00 J",
+        "24.0 kW mean, 30.6 kW provisioned",
+        "$114.00 per hour",
+        "$475.00",
+        "90.00% of requests",
+        "±10% prefill, ±2% decode: fitted to 19 measured points",
+        "98.00%",
+        "missed",
+    ):
+        assert expected in text
+
+
+def test_every_latency_shows_its_model_error():
+    """TTFT rests on prefill, TPOT on decode, E2E on both, a transfer on neither."""
+    errors = {label: error for label, _, error in latency_rows(result())}
+    assert errors["TTFT"] == errors["TTFT slowdown"] == "±10%"
+    assert errors["TPOT"] == errors["ITL"] == "±2%"
+    assert errors["E2E"] == errors["Queue"] == "±10% prefill, ±2% decode"
+    assert errors["KV transfer"] == ""
+
+
+def test_what_was_not_measured_is_a_dash():
+    """A run without hand-offs or a reference has no such numbers."""
+    rows = {
+        label: texts for label, texts, _ in latency_rows(result(transfer_s=histogram(), e2e_slowdown=None))
+    }
+    assert set(rows["KV transfer"]) == {"-"}
+    assert "E2E slowdown" not in rows
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (FITTED, "±10% prefill, ±2% decode: fitted to 19 measured points"),
+        (ESTIMATED, "estimated (±25% prefill, ±20% decode on pairs that were measured): roofline"),
+        (ModelError(prefill=None, decode=0.004, basis="b"), "±0.4% decode: b"),
+        (ModelError(prefill=None, decode=None, basis="b"), "error unknown: b"),
+        (ModelError(prefill=None, decode=None, basis="b", estimated=True), "estimated: b"),
+    ],
+)
+def test_a_performance_model_in_words(error, text):
+    """Measured or estimated, and on what basis."""
+    assert describe(error) == text
+
+
+def test_the_worst_pool_of_a_phase_counts():
+    """A mixed pool runs both phases; a decode pool says nothing about TTFT."""
+    pools = (pool("prefill", 1), pool("mixed", 1, ESTIMATED), pool("decode", 1))
+    assert accuracy(pools, BOTH) == "estimated, ±25% prefill, ±20% decode"
+    assert accuracy((pool("prefill", 1), pool("decode", 1, ESTIMATED)), (Phase.PREFILL,)) == "±10%"
+    unknown = ModelError(prefill=None, decode=None, basis="b")
+    assert accuracy((pool("mixed", 1, unknown), pool("mixed", 1)), (Phase.PREFILL,)) == "error unknown"
+    assert accuracy(pools, ()) == ""
+
+
+def test_an_empty_run_has_no_rates():
+    """Nothing is divided by nothing."""
+    empty = result(
+        arrived=0, completed=0, output_tokens=0, duration_s=0.0, arrival_s=0.0, cpu_s=0.0, slo_met=0
+    )
+    assert "requests/s" not in printed(empty, "t", verdict(empty, Slo(ttft_s=1.0)))

@@ -1,0 +1,110 @@
+"""The trace is valid JSON that Perfetto reads, with the events of every instance in its place."""
+
+import gc
+import json
+from itertools import groupby
+
+import pytest
+
+from support.observed import S, tell
+from twofold.errors import ConfigurationError
+from twofold.instance import Role
+from twofold.simulation.chrome_trace import ChromeTrace
+from twofold.simulation.observer import Run
+
+
+def events_of(tmp_path, story=tell):
+    path = tmp_path / "trace.json"
+    story(ChromeTrace(path))
+    return json.loads(path.read_text("utf-8"))["traceEvents"]
+
+
+def of_kind(events, kind):
+    return [event for event in events if event["ph"] == kind]
+
+
+def test_runs_are_complete_events_that_say_what_ran(tmp_path):
+    """Names as a person would say them, times in microseconds."""
+    runs = of_kind(events_of(tmp_path), "X")
+    assert [run["name"] for run in runs] == [
+        "prefill 1,204 tokens",
+        "decode ×17 (32 iterations)",
+        "prefill 2,048 tokens + decode ×3",
+    ]
+    assert [run["cat"] for run in runs] == ["prefill", "decode", "mixed"]
+    assert (runs[0]["ts"], runs[0]["dur"]) == (375_000.0, 375_000.000001)
+    assert runs[1]["args"]["context tokens"] == 20_468
+
+
+def test_instances_are_threads_of_the_pool_they_joined_first(tmp_path):
+    """A change of role moves no thread: it is an instant event."""
+    events = events_of(tmp_path)
+    names = {
+        (m["name"], m["pid"], m["tid"]): m["args"]["name"]
+        for m in of_kind(events, "M")
+        if "name" in m["args"]
+    }
+    assert names == {
+        ("process_name", 1, 0): "prefill",
+        ("thread_name", 1, 1): "prefill-0",
+        ("process_name", 2, 0): "decode",
+        ("thread_name", 2, 2): "decode-0",
+    }
+    assert [(run["pid"], run["tid"]) for run in of_kind(events, "X")] == [(1, 1), (2, 2), (2, 2)]
+    assert [(i["name"], i["tid"], i["ts"]) for i in of_kind(events, "i")] == [
+        ("joins mixed", 2, 2e6),
+        ("failure", 2, 3e6),
+    ]
+
+
+def test_a_transfer_is_a_pair_of_asynchronous_events(tmp_path):
+    """Both carry one id, by which the viewer pairs them."""
+    events = events_of(tmp_path)
+    (begin,), (end,) = of_kind(events, "b"), of_kind(events, "e")
+    assert begin["name"] == "KV to decode-0"
+    assert begin["args"] == {"request": "chat-1", "from": "prefill-0", "bytes": 987_654_321}
+    assert (begin["ts"], end["ts"]) == (500_000.0, 812_500.0)
+    assert all(begin[key] == end[key] for key in ("id", "name", "cat", "pid"))
+
+
+def test_power_returns_to_zero_between_runs(tmp_path):
+    """A counter for each instance, in the order of time."""
+    counters = sorted(of_kind(events_of(tmp_path), "C"), key=lambda c: (c["name"], c["ts"]))
+    power = {
+        name: [(c["ts"], c["args"]["W"]) for c in group]
+        for name, group in groupby(counters, lambda c: c["name"])
+    }
+    assert power == {
+        "power of prefill-0": [(375_000.0, 4_000.0), (750_000.000001, 0.0)],
+        "power of decode-0": [(875_000.0, 2_500.5), (1_250_000.0, 0.0), (2e6, 3_000.0), (3e6, 0.0)],
+    }
+
+
+def test_runs_without_a_break_have_no_zero_between_them(tmp_path):
+    """And a power that stays the same is said once."""
+
+    def story(trace):
+        trace.role("mixed-0", Role.MIXED, 0)
+        for i, watts in enumerate([100.0, 100.0, 200.0]):
+            trace.run(Run("mixed-0", i * S, (i + 1) * S, 1, 0, 0, 1, 5, watts))
+        trace.close(3 * S)
+
+    counters = of_kind(events_of(tmp_path, story), "C")
+    assert [(c["ts"], c["args"]["W"]) for c in counters] == [(0, 100.0), (2e6, 200.0), (3e6, 0.0)]
+
+
+def test_an_empty_run_is_valid_too(tmp_path):
+    """No events between the brackets."""
+    assert events_of(tmp_path, lambda trace: trace.close(0)) == []
+
+
+def test_whole_or_not_there(tmp_path):
+    """A broken run leaves nothing, and a place that cannot be written to is refused at once."""
+    trace = ChromeTrace(tmp_path / "trace.json")
+    trace.role("mixed-0", Role.MIXED, 0)
+    assert not (tmp_path / "trace.json").exists()
+    del trace
+    gc.collect()
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ConfigurationError, match="cannot be written"):
+        ChromeTrace(tmp_path / "gone" / "trace.json")

@@ -1,0 +1,246 @@
+"""Clusters written by people are read, and what is written can be read back."""
+
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from twofold.errors import ConfigurationError
+from twofold.hardware.catalog import load_catalog
+from twofold.instance import Role
+from twofold.scheduling.batchers import BATCHERS
+from twofold.simulation.cluster_file import dump_cluster, load_cluster, parse_cluster, read_cluster
+from twofold.simulation.spec import ClusterSpec, Failure, PoolSpec
+
+CATALOG = load_catalog()
+YAML = """
+model: bloom-176b
+pools:
+  - {machines: 35, machine: h100, role: prefill}
+  - {machines: 5, machine: dgx-a100, role: decode, tensor_parallel: 4}
+"""
+
+
+def pool(machines, machine, role, **more):
+    return PoolSpec(machines=machines, machine=machine, role=Role(role), **more)
+
+
+@pytest.mark.parametrize(
+    ("text", "pools"),
+    [
+        (
+            "35xh100:prefill,5xh100:decode",
+            (pool(35, "dgx-h100", "prefill"), pool(5, "dgx-h100", "decode")),
+        ),
+        ("40xh100", (pool(40, "dgx-h100", "mixed"),)),
+        ("40xh100:mixed", (pool(40, "dgx-h100", "mixed"),)),
+        ("1xdgx-a100:MIXED/chunked-prefill", (pool(1, "dgx-a100", "mixed", batcher="chunked-prefill"),)),
+        (
+            " 4xh100-pcap@4:prefill , 2xmi300x-8@8 ",
+            (
+                pool(4, "dgx-h100-pcap", "prefill", tensor_parallel=4),
+                pool(2, "mi300x-8", "mixed", tensor_parallel=8),
+            ),
+        ),
+    ],
+)
+def test_lines(text, pools):
+    """Count, machine, tensor parallelism, role and batcher, in this order."""
+    assert parse_cluster(text, model="m", catalog=CATALOG) == ClusterSpec(pools=pools, model="m")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "a cluster without pools serves nobody: write pools as in 35xh100:prefill"),
+        ("  ", "a cluster without pools"),
+        ("5xh100,", "pool '' is not understood"),
+        ("h100", "pool 'h100' is not understood: write pools as in"),
+        ("-5xh100", "is not understood"),
+        ("5 xh100", "is not understood"),
+        (f"{'9' * 5000}xh100", "is not understood"),
+        ("99999999xh100", "it has 99999999 machines, more than 1000000"),
+        ("0xh100", "pool '0xh100': it has 0 machines: give a count of at least 1"),
+        ("5xh10", "pool '5xh10': machine 'h10' is not known (did you mean h100?); there are dgx-a100"),
+        (
+            "5xh100:prefil",
+            "role 'prefil' is not known (did you mean prefill?); there are decode, mixed, prefill",
+        ),
+        ("5xh100:", "role '' is not known"),
+        ("5xh100@9:decode", "dgx-h100 has 8 accelerators, so tensor parallelism is 1 to 8, not 9"),
+        ("5xh100@0", "not 0"),
+        ("5xh100@x", "is not understood"),
+        ("5xh100:mixed/chunked", "batcher 'chunked' is not known (did you mean chunked-prefill?)"),
+        ("5xh100:mixed/", "batcher '' is not known"),
+    ],
+)
+def test_mistakes_in_lines(text, message):
+    """One sentence that says which pool and what would be right."""
+    with pytest.raises(ConfigurationError) as error:
+        parse_cluster(text, model="m", catalog=CATALOG)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_files_of_both_kinds(tmp_path):
+    """YAML and TOML say the same."""
+    toml = 'model = "bloom-176b"\nlink_bytes_per_s = 200e9\n' + "".join(
+        f'[[pools]]\nmachines = {machines}\nmachine = "{machine}"\nrole = "{role}"\n{more}\n'
+        for machines, machine, role, more in (
+            (35, "h100", "prefill", ""),
+            (5, "a100", "decode", "tensor_parallel = 4"),
+        )
+    )
+    (tmp_path / "a.toml").write_text(toml)
+    (tmp_path / "a.yml").write_text(YAML + "link_bytes_per_s: 200e9\n")
+    expected = ClusterSpec(
+        model="bloom-176b",
+        pools=(pool(35, "dgx-h100", "prefill"), pool(5, "dgx-a100", "decode", tensor_parallel=4)),
+        link_bytes_per_s=200e9,
+    )
+    assert load_cluster(tmp_path / "a.toml") == load_cluster(tmp_path / "a.yml") == expected
+
+
+def test_machines_of_the_users_own_catalog(tmp_path):
+    """A file may name a machine that only the user's catalog has."""
+    own = tmp_path / "own.toml"
+    own.write_text(
+        '[machines.mine]\naccelerator = "l40s"\ncount = 1\nnetwork_bytes_per_s = 1e9\nprice_per_h = 1\n'
+        'tdp_w = 900\nidle_w = 90\nsource = "own"\ndate = "2025"\n'
+    )
+    catalog = load_catalog([own])
+    assert parse_cluster("2xmine", model="m", catalog=catalog).pools[0].machine == "mine"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "is empty: it needs at least a model and pools"),
+        ("# nothing\n", "is empty"),
+        ("just text", "expected table, got str"),
+        ("model: m", "missing required field pools"),
+        ("model: m\npools: []", "it has no pools"),
+        (YAML + "ruter: jsq\n", "there is no field ruter (did you mean router?)"),
+        (
+            YAML.replace("machines: 35", "machins: 35"),
+            "pools[0]: there is no field machins (did you mean machines?)",
+        ),
+        (YAML.replace("35", "many"), "pools[0].machines: expected int, got str"),
+        (YAML.replace("35", "0"), "pools[0]: it has 0 machines: give a count of at least 1"),
+        (YAML.replace("decode", "token"), "pools[1].role: 'token' is not one of prefill, decode, mixed"),
+        (YAML.replace("h100", "h10"), "pools[0]: machine 'h10' is not known"),
+        (YAML.replace(": 4", ": 9"), "pools[1]: dgx-a100 has 8 accelerators"),
+        (YAML + "token_budget: 0\n", "token_budget must be more than 0, not 0"),
+        (YAML + "link_bytes_per_s: .inf\n", "link_bytes_per_s must be more than 0, not inf"),
+        (YAML + "link_latency_s: -1\n", "link_latency_s cannot be -1.0"),
+        (YAML + "memory_utilization: 95\n", "memory_utilization 95.0 is no share"),
+        (YAML + "failures: [{instance: a, at_s: -1}]\n", "failures[0]: at_s cannot be -1.0"),
+        (
+            YAML + "failures: [{instance: a, at_s: 5, back_s: 5}]\n",
+            "failures[0]: back_s must be later than at_s",
+        ),
+        (
+            YAML + "failures: [{instance: a, at: 5}]\n",
+            "failures[0]: there is no field at (did you mean at_s?)",
+        ),
+        (YAML + YAML, "says model more than once"),
+        ("pools: [", "is not YAML: did not find expected node content (line 2, column 1)"),
+        ("a: b: c", "is not YAML: mapping values are not allowed in this context (line 1, column 5)"),
+        ("a: 2024-99-99", "is not YAML: month must be in 1..12"),
+        ("a: !!python/object:os.system 1", "is not YAML: could not determine a constructor"),
+        ("a: &a [*a]", "there is no field a"),
+    ],
+)
+def test_mistakes_in_files(text, message):
+    """One sentence with file, place and reason."""
+    with pytest.raises(ConfigurationError) as error:
+        read_cluster(text, "c.yaml", catalog=CATALOG)
+    assert message in str(error.value)
+    assert str(error.value).startswith("cluster c.yaml")
+    assert "\n" not in str(error.value)
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    """Missing, a directory, no text, bad TOML, and of no known kind."""
+    (tmp_path / "dir.yaml").mkdir()
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe")
+    (tmp_path / "bad.toml").write_text("a = \n")
+    (tmp_path / "some.ini").write_text("a = 1\n")
+    for name, message in (
+        ("no.yaml", "cannot be read: No such file or directory"),
+        ("dir.yaml", "cannot be read: Is a directory"),
+        ("binary.yaml", "is not a text file in UTF-8"),
+        ("bad.toml", "is not TOML: Invalid value"),
+        ("some.ini", "is of no known kind: its name must end in .yaml, .yml, .json, .toml"),
+    ):
+        with pytest.raises(ConfigurationError, match=message):
+            load_cluster(tmp_path / name)
+
+
+pools = st.builds(
+    PoolSpec,
+    machines=st.integers(1, 10_000),
+    machine=st.sampled_from(sorted(CATALOG.machines)),
+    role=st.sampled_from(Role),
+    tensor_parallel=st.none() | st.integers(1, 8),
+    batcher=st.none() | st.sampled_from(sorted(BATCHERS)),
+)
+seconds = st.floats(0, 1e9, exclude_max=True)
+failures = st.builds(
+    lambda instance, at_s, away_s: Failure(
+        instance=instance, at_s=at_s, back_s=None if away_s is None else at_s + away_s
+    ),
+    st.text(min_size=1),
+    seconds,
+    st.none() | st.floats(1, 1e6),
+)
+positive = st.floats(0, exclude_min=True, allow_infinity=False)
+specs = st.builds(
+    ClusterSpec,
+    pools=st.lists(pools, min_size=1, max_size=4).map(tuple),
+    model=st.text(),
+    performance=st.text(),
+    router=st.text(),
+    handoff=st.text(),
+    token_budget=st.integers(1, 10**9),
+    max_seqs=st.integers(1, 10**9),
+    block_size=st.integers(1, 10**9),
+    memory_utilization=st.floats(0, 1, exclude_min=True),
+    contention=st.booleans(),
+    link_bytes_per_s=st.none() | positive,
+    link_latency_s=st.none() | seconds,
+    kv_bytes_per_token=st.none() | st.integers(1, 10**9),
+    rules=st.text(),
+    failures=st.lists(failures, max_size=3).map(tuple),
+)
+
+
+@given(specs)
+def test_what_is_written_is_read_back(spec):
+    """Every setting survives a file, whatever the names in it."""
+    assert read_cluster(dump_cluster(spec), "c.yaml", catalog=CATALOG) == spec
+
+
+@given(st.text())
+def test_no_line_is_a_crash(text):
+    """Anything that is typed is either pools or one sentence."""
+    with suppress(ConfigurationError):
+        assert parse_cluster(text, model="m", catalog=CATALOG).pools
+
+
+@given(st.text() | st.text("[]{}:-,&*!? \n\t'\"#a1|>%@`"))
+def test_no_file_is_a_crash(text):
+    """Anything that is in a file is either a cluster or one sentence."""
+    with pytest.raises(ConfigurationError):
+        read_cluster(text, "c.yaml", catalog=CATALOG)
+
+
+def test_files_read_well():
+    """Only what is set is written, the pools first."""
+    text = dump_cluster(parse_cluster("2xh100@4:prefill,1xa100:decode", model="bloom-176b", catalog=CATALOG))
+    assert text.startswith(
+        "pools:\n- machines: 2\n  machine: dgx-h100\n  role: prefill\n  tensor_parallel: 4\n"
+    )
+    assert "null" not in text
+    assert "failures" not in text

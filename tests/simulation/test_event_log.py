@@ -1,0 +1,87 @@
+"""The log has a line for everything that happened, exact to the picosecond, and the same bytes every time."""
+
+import json
+from decimal import Decimal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support.observed import completed, tell
+from twofold.errors import ConfigurationError
+from twofold.simulation.event_log import EventLog, _seconds
+from twofold.timeline import Timeline
+
+
+def lines_of(path):
+    return [json.loads(line, parse_float=Decimal) for line in path.read_text("utf-8").splitlines()]
+
+
+def test_equal_runs_give_equal_bytes(tmp_path):
+    """What lets two simulations be compared by their logs."""
+    tell(EventLog(tmp_path / "a"))
+    tell(EventLog(tmp_path / "b"))
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+def test_every_event_has_its_line_in_the_order_told(tmp_path):
+    """Nothing is left out."""
+    tell(EventLog(tmp_path / "log"))
+    events = [line["event"] for line in lines_of(tmp_path / "log")]
+    assert " ".join(events) == "role role note run transfer ended run ended role run note close"
+
+
+def test_lines_say_what_happened_and_when(tmp_path):
+    """A run and a transfer whole, with times that a float would round."""
+    tell(EventLog(tmp_path / "log"))
+    lines = lines_of(tmp_path / "log")
+    assert lines[3] == {
+        "at_s": Decimal("0.750000000001"),
+        "event": "run",
+        "instance": "prefill-0",
+        "start_s": Decimal("0.375"),
+        "iterations": 1,
+        "prefill_tokens": 1_204,
+        "prefill_sequences": 1,
+        "decode_sequences": 0,
+        "context_tokens": 0,
+        "watts": Decimal("4000.0"),
+    }
+    assert lines[4]["request"] == "chat-1"
+    assert (lines[4]["start_s"], lines[4]["at_s"]) == (Decimal("0.5"), Decimal("0.8125"))
+    assert lines[-1] == {"at_s": Decimal("12345.000000000001"), "event": "close"}
+
+
+def test_the_moments_of_a_request_come_in_the_order_of_its_life(tmp_path):
+    """Whatever the order in which they were recorded: equal timelines, equal bytes."""
+    line, mirrored = completed(), completed()
+    mirrored.moments = dict(reversed(line.moments.items()))
+    for name, timeline in (("a", line), ("b", mirrored)):
+        log = EventLog(tmp_path / name)
+        log.ended(timeline)
+        log.close(0)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    first = json.loads((tmp_path / "a").read_text().splitlines()[0])
+    assert first["moments"] == {moment.value: at_s for moment, at_s in line.moments.items()}
+    assert first["at_s"] == 1.25
+
+
+def test_a_request_without_moments_has_its_arrival(tmp_path):
+    """It ended before anything was recorded of it."""
+    log = EventLog(tmp_path / "log")
+    log.ended(Timeline(completed().request))
+    log.close(0)
+    assert lines_of(tmp_path / "log")[0]["at_s"] == Decimal("0.25")
+
+
+@given(st.integers(0, 10**24))
+def test_seconds_are_exact(ps):
+    """Every picosecond has its own number."""
+    assert Decimal(bytes(_seconds(ps)).decode()) == Decimal(ps).scaleb(-12)
+    assert json.loads(bytes(_seconds(ps))) == pytest.approx(ps / 1e12)
+
+
+def test_a_place_that_cannot_be_written_to_is_refused_at_once(tmp_path):
+    """Before anything is simulated."""
+    with pytest.raises(ConfigurationError, match="cannot be written"):
+        EventLog(tmp_path / "gone" / "log")

@@ -1,0 +1,182 @@
+"""The histogram keeps counts and sums exactly, and values to one part in two thousand."""
+
+import math
+import pickle
+from itertools import pairwise
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from twofold.simulation.histogram import Histogram
+
+PRECISION = 2**-11
+
+values = st.one_of(st.integers(0, 5_000), st.integers(0, 10**15), st.integers(0, 2**63 - 2))
+weights = st.integers(1, 1_000)
+samples = st.lists(values, min_size=1, max_size=60)
+
+
+def histogram_of(numbers, unit=1.0):
+    histogram = Histogram(unit)
+    for number in numbers:
+        histogram.add(number)
+    return histogram
+
+
+@given(st.lists(st.tuples(values, weights)))
+def test_count_sum_and_extremes_are_exact(pairs):
+    """However the values fall into buckets, what was counted is known exactly."""
+    histogram = Histogram(1.0)
+    for value, weight in pairs:
+        histogram.add(value, weight)
+    assert histogram.count == sum(weight for _, weight in pairs)
+    assert histogram.total == sum(value * weight for value, weight in pairs)
+    if pairs:
+        assert histogram.low == min(value for value, _ in pairs)
+        assert histogram.high == max(value for value, _ in pairs)
+
+
+@given(st.integers(0, 10**13), st.integers(0, 10**7), st.integers(0, 400), weights)
+def test_a_ramp_equals_its_terms(first, step, count, weight):
+    """A ramp leaves the same histogram as its terms added one by one."""
+    ramp, single = Histogram(1.0), Histogram(1.0)
+    ramp.add_ramp(first, step, count, weight)
+    for i in range(count):
+        single.add(first + i * step, weight)
+    assert ramp == single
+
+
+def test_a_ramp_costs_by_bucket_not_by_term():
+    """A billion equal gaps, or a billion slowly growing ones, take no longer than a few."""
+    histogram = Histogram(1e-9)
+    histogram.add_ramp(30_000_000, 0, 10**9)
+    histogram.add_ramp(30_000_000, 1, 10**9)
+    assert histogram.count == 2 * 10**9
+    assert len(histogram.counts) < 8_000
+
+
+@given(samples, st.floats(0, 100))
+def test_percentiles_agree_with_numpy(numbers, p):
+    """Interpolated as numpy does, and no further off than half a bucket."""
+    expected = float(np.percentile(np.array(numbers, dtype=float), p))
+    assert histogram_of(numbers).percentile(p) == pytest.approx(expected, rel=PRECISION * 1.001, abs=1e-9)
+
+
+@given(st.lists(st.integers(0, 2_047), min_size=1), st.floats(0, 100))
+def test_small_values_have_exact_percentiles(numbers, p):
+    """Below 2,048 every value has its own bucket."""
+    assert histogram_of(numbers).percentile(p) == pytest.approx(float(np.percentile(numbers, p)), rel=1e-12)
+
+
+@given(samples)
+def test_the_ends_are_exact(numbers):
+    """The 0th and the 100th percentile are the least and the greatest value themselves."""
+    histogram = histogram_of(numbers, unit=1e-9)
+    assert histogram.percentile(0) == pytest.approx(histogram.minimum, rel=1e-15)
+    assert histogram.percentile(100) == pytest.approx(histogram.maximum, rel=1e-15)
+
+
+@given(samples, samples)
+def test_merging_equals_counting_together(left, right):
+    """Two histograms merged are the histogram of both inputs."""
+    merged = histogram_of(left)
+    merged.merge(histogram_of(right))
+    assert merged == histogram_of(left + right)
+
+
+@given(samples)
+def test_merging_an_empty_histogram_changes_nothing(numbers):
+    """Empty on either side."""
+    empty, histogram = Histogram(1.0), histogram_of(numbers)
+    histogram.merge(empty)
+    empty.merge(histogram)
+    assert empty == histogram == histogram_of(numbers)
+
+
+@given(st.lists(st.integers(0, 2_047), min_size=1), st.integers(0, 2_100))
+def test_the_fraction_at_most_is_exact_for_small_values(numbers, bound):
+    """A bound counts the values equal to it."""
+    expected = sum(number <= bound for number in numbers) / len(numbers)
+    assert histogram_of(numbers).fraction_at_most(bound) == pytest.approx(expected)
+
+
+@given(samples, values)
+def test_the_fraction_at_most_is_bounded_by_whole_buckets(numbers, bound):
+    """A bucket that the bound divides counts somewhere between none and all of it."""
+    wide = (bound + 1) * (1 + 2**-10)
+    narrow = bound * (1 - 2**-10) - 1
+    fraction = histogram_of(numbers).fraction_at_most(bound)
+    assert sum(number <= narrow for number in numbers) <= fraction * len(numbers) + 1e-6
+    assert fraction * len(numbers) <= sum(number <= wide for number in numbers) + 1e-6
+
+
+@given(st.integers(1, 10**6))
+def test_a_bound_in_units_includes_the_value_it_names(milliseconds):
+    """0.3 s includes 300,000,000 ns, whatever 0.3 / 1e-9 rounds to."""
+    bound_s = milliseconds / 1_000
+    assert histogram_of([milliseconds * 1_000_000], unit=1e-9).fraction_at_most(bound_s) == 1.0
+    assert histogram_of([milliseconds], unit=1e-3).fraction_at_most(bound_s) == 1.0
+
+
+@given(samples, st.integers(2, 50))
+def test_the_distribution_rises_from_the_least_to_the_greatest(numbers, points):
+    """Its fractions run evenly from 0 to 1, and its values never fall."""
+    curve = histogram_of(numbers).cdf(points)
+    assert len(curve) == points
+    assert [fraction for _, fraction in curve] == [i / (points - 1) for i in range(points)]
+    assert all(a <= b * (1 + 1e-12) for (a, _), (b, _) in pairwise(curve))
+    assert (curve[0][0], curve[-1][0]) == (float(min(numbers)), float(max(numbers)))
+
+
+@given(st.lists(values))
+def test_it_survives_json_and_pickle(numbers):
+    """Results are stored and cross process borders."""
+    histogram = histogram_of(numbers, unit=1e-9)
+    assert msgspec.json.decode(msgspec.json.encode(histogram), type=Histogram) == histogram
+    assert pickle.loads(pickle.dumps(histogram)) == histogram  # noqa: S301  (our own bytes)
+
+
+def test_units_scale_what_is_reported():
+    """Nanoseconds in, seconds out."""
+    histogram = histogram_of([1_000_000_000, 3_000_000_000], unit=1e-9)
+    assert histogram.mean == pytest.approx(2.0)
+    assert histogram.minimum == pytest.approx(1.0)
+    assert histogram.maximum == pytest.approx(3.0)
+    assert histogram.percentile(50) == pytest.approx(2.0, rel=PRECISION)
+
+
+def test_nothing_counted_reports_nothing():
+    """None is not zero seconds."""
+    empty = Histogram(1e-9)
+    reports = (empty.mean, empty.minimum, empty.maximum, empty.percentile(50), empty.fraction_at_most(1))
+    assert reports == (None,) * 5
+    assert empty.cdf(10) == []
+    assert empty.count == 0
+
+
+@pytest.mark.parametrize("value", [-1, 2**63 - 1])
+def test_values_out_of_range_are_refused_and_leave_no_trace(value):
+    """A refused value changes nothing."""
+    histogram = histogram_of([5])
+    with pytest.raises(ValueError, match="integers from 0"):
+        histogram.add(value)
+    with pytest.raises(ValueError, match="integers from 0"):
+        histogram.add_ramp(value, 1, 2)
+    assert histogram == histogram_of([5])
+
+
+def test_questions_out_of_range_are_refused():
+    """Falling ramps, foreign units, percentiles beyond 100 and curves of one point."""
+    histogram = histogram_of([5])
+    with pytest.raises(ValueError, match="cannot fall"):
+        histogram.add_ramp(5, -1, 2)
+    with pytest.raises(ValueError, match="cannot be merged"):
+        histogram.merge(Histogram(1e-9))
+    for p in (-0.1, 100.1, math.nan):
+        with pytest.raises(ValueError, match="between 0 and 100"):
+            histogram.percentile(p)
+    with pytest.raises(ValueError, match="at least 2 points"):
+        histogram.cdf(1)

@@ -1,0 +1,100 @@
+"""The table of requests: a row each, nulls for what did not happen, whole or not there."""
+
+import builtins
+import gc
+
+import pytest
+
+from support.observed import completed, refused, tell
+from twofold.errors import ConfigurationError
+from twofold.simulation.parquet import ROWS_PER_GROUP, ParquetTable
+
+parquet = pytest.importorskip("pyarrow.parquet")
+
+
+def test_a_row_holds_what_the_timeline_says(tmp_path):
+    """Every column of a request that was handed off, and of one that was refused."""
+    path = tmp_path / "requests.parquet"
+    tell(ParquetTable(path))
+    nothing = dict.fromkeys(["ttft_s", "tpot_s", "e2e_s", "queue_prefill_s", "prefill_s", "transfer_s"])
+    nothing |= dict.fromkeys(["visible_transfer_s", "queue_decode_s", "prefill_instance", "decode_instance"])
+    first, second = parquet.read_table(path).to_pylist()
+    assert first == nothing | {
+        "id": "chat-2",
+        "arrival_s": 0.5,
+        "prompt_tokens": 9,
+        "output_tokens": 0,
+        "finish_reason": "error",
+        "preemptions": 0,
+    }
+    assert second == {
+        "id": "chat-1",
+        "arrival_s": 0.25,
+        "prompt_tokens": 1_204,
+        "output_tokens": 5,
+        "finish_reason": "length",
+        "ttft_s": 0.5,
+        "tpot_s": 0.125,
+        "e2e_s": 1.0,
+        "queue_prefill_s": 0.125,
+        "prefill_s": 0.375,
+        "transfer_s": 0.3125,
+        "visible_transfer_s": 0.0625,
+        "queue_decode_s": 0.0625,
+        "prefill_instance": "prefill-0",
+        "decode_instance": "decode-0",
+        "preemptions": 2,
+    }
+
+
+def test_rows_are_written_in_groups(tmp_path):
+    """Two full groups and a rest, in the order in which the requests ended."""
+    path, rows = tmp_path / "requests.parquet", 2 * ROWS_PER_GROUP + 1
+    table = ParquetTable(path)
+    for i in range(rows):
+        table.ended(refused(str(i)))
+    assert len(table._rows) == 1
+    table.close(0)
+    file = parquet.ParquetFile(path)
+    assert [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)] == [10_000, 10_000, 1]
+    assert file.read(["id"])["id"].to_pylist() == [str(i) for i in range(rows)]
+
+
+def test_a_run_without_requests_gives_a_table_without_rows(tmp_path):
+    """Its columns are there all the same."""
+    ParquetTable(tmp_path / "none.parquet").close(0)
+    assert parquet.read_table(tmp_path / "none.parquet").num_rows == 0
+    assert len(parquet.read_schema(tmp_path / "none.parquet").names) == 16
+
+
+def test_a_broken_run_leaves_no_file(tmp_path):
+    """Even with rows written, there is neither the file nor a part of it."""
+    table = ParquetTable(tmp_path / "requests.parquet")
+    for _ in range(ROWS_PER_GROUP):
+        table.ended(completed())
+    del table
+    gc.collect()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_place_that_cannot_be_written_to_is_refused_at_once(tmp_path):
+    """Before anything is simulated."""
+    with pytest.raises(
+        ConfigurationError, match=r"gone/t.parquet cannot be written: No such file or directory"
+    ):
+        ParquetTable(tmp_path / "gone" / "t.parquet")
+
+
+def test_without_pyarrow_one_sentence_says_so(tmp_path, monkeypatch):
+    """It is no part of the light core."""
+    real = builtins.__import__
+
+    def without_pyarrow(name, *args, **kwargs):
+        if name.startswith("pyarrow"):
+            raise ImportError(name)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without_pyarrow)
+    with pytest.raises(ConfigurationError, match="needs pyarrow, which is not here: pip install pyarrow"):
+        ParquetTable(tmp_path / "t.parquet")
+    assert list(tmp_path.iterdir()) == []

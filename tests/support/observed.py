@@ -1,0 +1,53 @@
+"""A short run as the simulator would tell it to an observer."""
+
+from twofold.instance import Role
+from twofold.request import FinishReason, Request
+from twofold.simulation.observer import Run, Transfer
+from twofold.timeline import Moment, Timeline
+
+S = 10**12
+MS = 10**9
+
+
+def completed(request_id="chat-1", arrival_s=0.25):
+    """Handed off: TTFT 0.5 s, TPOT 0.125 s, E2E 1 s."""
+    return Timeline(
+        Request(id=request_id, arrival_s=arrival_s, prompt_tokens=1_204, output_tokens=5),
+        moments={
+            Moment.ARRIVED: arrival_s,
+            Moment.ROUTED: arrival_s,
+            Moment.PREFILL_STARTED: arrival_s + 0.125,
+            Moment.HANDOFF_STARTED: arrival_s + 0.25,
+            Moment.FIRST_TOKEN: arrival_s + 0.5,
+            Moment.HANDOFF_ENDED: arrival_s + 0.5625,
+            Moment.DECODE_STARTED: arrival_s + 0.625,
+            Moment.LAST_TOKEN: arrival_s + 1,
+        },
+        output_tokens=5,
+        finish_reason=FinishReason.LENGTH,
+        prefill_instance="prefill-0",
+        decode_instance="decode-0",
+        preemptions=2,
+    )
+
+
+def refused(request_id="chat-2", arrival_s=0.5):
+    """Nothing happened to it but that it came."""
+    request = Request(id=request_id, arrival_s=arrival_s, prompt_tokens=9, output_tokens=1)
+    return Timeline(request, moments={Moment.ARRIVED: arrival_s}, finish_reason=FinishReason.ERROR)
+
+
+def tell(observer):
+    """Two instances, three runs, one transfer, a change of role, two notes and two requests."""
+    observer.role("prefill-0", Role.PREFILL, 0)
+    observer.role("decode-0", Role.DECODE, 0)
+    observer.note(250 * MS, "placement", "chat-1", "prefill-0, decode-0")
+    observer.run(Run("prefill-0", 375 * MS, 750 * MS + 1, 1, 1_204, 1, 0, 0, 4_000.0))
+    observer.transfer(Transfer("chat-1", "prefill-0", "decode-0", 500 * MS, 812_500_000_000, 987_654_321))
+    observer.ended(refused())
+    observer.run(Run("decode-0", 875 * MS, 1_250 * MS, 32, 0, 0, 17, 20_468, 2_500.5))
+    observer.ended(completed())
+    observer.role("decode-0", Role.MIXED, 2 * S)
+    observer.run(Run("decode-0", 2 * S, 3 * S, 1, 2_048, 2, 3, 100, 3_000.0))
+    observer.note(3 * S, "failure", "decode-0", "until the end")
+    observer.close(12_345 * S + 1)

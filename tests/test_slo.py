@@ -1,0 +1,21 @@
+"""SLOs as they are written on the command line."""
+
+import pytest
+
+from twofold.errors import ConfigurationError
+from twofold.slo import SPLITWISE, Slo, parse_slo
+
+
+def test_names_and_bounds():
+    """`splitwise` is the nine slowdown bounds of its paper; anything else is bounds in seconds."""
+    assert parse_slo("Splitwise") is SPLITWISE
+    assert (SPLITWISE.ttft, SPLITWISE.tpot) == ({50: 2.0, 90: 3.0, 99: 6.0}, {50: 1.25, 90: 1.5, 99: 5.0})
+    assert SPLITWISE.e2e == SPLITWISE.tpot
+    assert parse_slo("ttft=2,tpot=0.1") == Slo(ttft_s=2.0, tpot_s=0.1)
+
+
+@pytest.mark.parametrize("text", ["", ",", "ttft", "ttft=-1", "ttft=nan", "ttfb=1", "distserve"])
+def test_what_is_no_slo_is_refused(text):
+    """In one sentence that shows what would be right."""
+    with pytest.raises(ConfigurationError, match=r"ttft=2,tpot=0\.1"):
+        parse_slo(text)

@@ -4,35 +4,43 @@
 
 CHECKOUT is a clone of https://github.com/Mutinifni/splitwise-sim, TRACE a csv of its format, FOLDER where it writes
 its output (detailed/0.csv has a row for each request) and the overrides are those of its run.py. Needs what its
-modules import (hydra-core, numpy, pandas, scipy, networkx, requests) and nothing of Twofold. Prints one line of JSON: CPU
-seconds of its event loop alone, without reading the trace and without writing results, and of the whole process.
+modules import (hydra-core, numpy, pandas, scipy, networkx, requests) and nothing of Twofold. Prints one line of JSON:
+CPU seconds of its event loop alone, without reading the trace and without writing results, and of the process.
 """
 
 import argparse
 import json
 import os
 import random
+import shutil
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
-from hydra import compose, initialize_config_dir
-from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, OmegaConf, open_dict
+from hydra import compose, initialize_config_dir  # type: ignore[import-not-found]
+from hydra.core.hydra_config import HydraConfig  # type: ignore[import-not-found]
+from omegaconf import DictConfig, OmegaConf, open_dict  # type: ignore[import-not-found]
 
 
 def configuration(checkout: Path, trace: Path, folder: Path, overrides: list[str]) -> DictConfig:
-    """Its configuration as its run.py would compose it, with its own launcher (Ray) left out."""
+    """Its configuration as its run.py would compose it, without its launcher (Ray)."""
     OmegaConf.register_new_resolver("eval", eval)  # as its run.py does
-    with initialize_config_dir(config_dir=str(checkout / "configs"), version_base=None):
+    configs = folder / "configs"
+    shutil.copytree(checkout / "configs", configs, dirs_exist_ok=True)
+    top = OmegaConf.load(configs / "config.yaml")
+    del top["hydra"]
+    top["defaults"] = [one for one in top["defaults"] if "override hydra/launcher" not in one]
+    OmegaConf.save(top, configs / "config.yaml")
+    with initialize_config_dir(config_dir=str(configs), version_base=None):
         whole = compose(
             "config",
-            overrides=["hydra/launcher=basic", "performance_model=db", f"trace.path={trace}", *overrides],
+            overrides=["performance_model=db", f"trace.path={trace}", *overrides],
             return_hydra_config=True,
         )
     with open_dict(whole):
-        whole.hydra.runtime.cwd = str(checkout)
+        whole.hydra.runtime.cwd = str(checkout)  # where its modules look for their data
         whole.hydra.runtime.output_dir = str(folder)
     HydraConfig.instance().set_config(whole)
     with open_dict(whole):
@@ -40,10 +48,19 @@ def configuration(checkout: Path, trace: Path, folder: Path, overrides: list[str
     return whole
 
 
-def simulator(config: DictConfig) -> Any:  # noqa: ANN401  (its classes have no types)
+class Simulator(Protocol):
+    """What is needed of its simulator."""
+
+    save_results: Callable[[], None]
+
+    def run(self) -> None: ...
+
+
+def simulator(config: DictConfig) -> Simulator:
     """Its simulator, put together as its run.py does."""
-    import initialize  # noqa: PLC0415  (a module of the checkout)
-    from simulator import TraceSimulator  # noqa: PLC0415
+    # Modules of the checkout.
+    import initialize  # type: ignore[import-not-found]  # noqa: PLC0415
+    from simulator import TraceSimulator  # type: ignore[import-not-found]  # noqa: PLC0415
 
     # The repositories stay referenced by their own modules once they are made.
     for make in (
@@ -62,7 +79,7 @@ def simulator(config: DictConfig) -> Any:  # noqa: ANN401  (its classes have no 
     for application in applications.values():
         router.add_application(application)
         arbiter.add_application(application)
-    made = TraceSimulator(
+    made: Simulator = TraceSimulator(
         trace=trace,
         cluster=cluster,
         applications=applications,

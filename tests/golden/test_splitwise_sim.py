@@ -53,7 +53,9 @@ def run(request):
     golden = find_data(f"golden/splitwise/{name}.csv")
     requests = find_data(f"traces/splitwise-{trace}-70rps-2min.csv")
     if golden is None or requests is None:
-        pytest.skip("the reference runs are absent; set TWOFOLD_DATA to the folder that holds golden/ and traces/")
+        pytest.skip(
+            "the reference runs are absent; set TWOFOLD_DATA to the folder that holds golden/ and traces/"
+        )
     observer = Ended()
     result = simulate(
         splitwise_sim(pools, catalog=CATALOG),

@@ -2,85 +2,104 @@
 
 import pytest
 
-from twofold.kvcache.blocks import BlockManager
-from twofold.request import Phase, Request
-from twofold.scheduling.batcher import Room
+from support.selecting import decoding, ready, room, selected, waiting
 from twofold.scheduling.batchers import BATCHERS
-from twofold.scheduling.sequence import ScheduledSequence
 
-
-def waiting(*prompt_lengths, decodes_here=True):
-    requests = [
-        Request(id=f"w{i}", arrival_s=0.0, prompt_tokens=length, output_tokens=8)
-        for i, length in enumerate(prompt_lengths)
-    ]
-    return [ScheduledSequence(request, decodes_here) for request in requests]
-
-
-def decoding(count, prompt=10):
-    requests = [
-        Request(id=f"d{i}", arrival_s=0.0, prompt_tokens=prompt, output_tokens=8) for i in range(count)
-    ]
-    return [ScheduledSequence(r, decodes_here=True, computed=prompt, generated=1) for r in requests]
-
-
-def room(blocks=1000, seats=64, block_size=16):
-    return Room(BlockManager(max(blocks, 1), block_size), blocks, seats)
-
-
-def shape(items):
-    return [(item.request_id, item.num_tokens) for item in items]
+# What they take: sequences that are to be prefilled, sequences that are ready for decode.
+ONLY_PREFILL, ONLY_DECODE = {"prefill"}, {"decode"}
 
 
 def test_prefill_stops_at_its_token_budget():
     """First come first served up to 2,048 tokens; what exceeds waits, and nothing overtakes it."""
-    items = BATCHERS["prefill"](2048, 64).select(waiting(1000, 1000, 100, 10), [], room())
-    assert shape(items) == [("w0", 1000), ("w1", 1000)]
+    prefill = BATCHERS["prefill"](2048, 64)
+    assert selected(prefill, waiting(1000, 1000, 100, 10)).prefills == [("w0", 1000), ("w1", 1000)]
 
 
 def test_a_prompt_over_the_budget_runs_alone():
     """Splitwise section 4.2."""
-    items = BATCHERS["prefill"](2048, 64).select(waiting(5000, 10), [], room())
-    assert shape(items) == [("w0", 5000)]
-    items = BATCHERS["prefill"](2048, 64).select(waiting(10, 5000), [], room())
-    assert shape(items) == [("w0", 10)]
+    prefill = BATCHERS["prefill"](2048, 64)
+    assert selected(prefill, waiting(5000, 10)).prefills == [("w0", 5000)]
+    assert selected(prefill, waiting(10, 5000)).prefills == [("w0", 10)]
 
 
 def test_a_large_prompt_without_room_is_not_overtaken():
     """Small requests behind it must not starve it of blocks."""
-    items = BATCHERS["prefill"](2048, 64).select(waiting(10, 1000, 10), [], room(blocks=5))
-    assert shape(items) == [("w0", 10)]
-
-
-def test_a_handed_off_prompt_takes_blocks_for_the_prompt_alone():
-    """The output's KV is the decode instance's business."""
-    (kept,), (handed,) = waiting(16), waiting(16, decodes_here=False)
-    assert (kept.cache_tokens, handed.cache_tokens) == (16 + 8 - 1, 16)
+    prefill = BATCHERS["prefill"](2048, 64)
+    assert selected(prefill, waiting(10, 1000, 10), room(blocks=5)).prefills == [("w0", 10)]
 
 
 def test_decode_runs_everybody_once_up_to_the_limit():
-    """One token each, in the order of arrival."""
-    items = BATCHERS["decode"](2048, 3).select([], decoding(5), room())
-    assert shape(items) == [("d0", 1), ("d1", 1), ("d2", 1)]
-    assert all(item.phase is Phase.DECODE and item.context_tokens == 10 for item in items)
+    """Those that are ready join those that decode, in the order of arrival."""
+    decode = BATCHERS["decode"](2048, 4)
+    chosen = selected(decode, decoding(2), ready(5))
+    assert (chosen.prefills, chosen.resume, chosen.pause) == ([], ["r0", "r1"], [])
 
 
-def test_mixed_puts_whole_prompts_before_decodes():
+def test_an_iteration_has_no_more_decodes_than_tokens():
+    """A decode is one token of the budget too."""
+    for name in ("decode", "chunked-prefill", "splitwise", "splitwise-sim"):
+        assert selected(BATCHERS[name](3, 64), ready(5)).resume == ["r0", "r1", "r2"], name
+
+
+def test_mixed_puts_whole_prompts_beside_decodes():
     """The colocated baseline that interferes."""
-    items = BATCHERS["mixed"](2048, 64).select(waiting(1500), decoding(2), room())
-    assert shape(items) == [("w0", 1500), ("d0", 1), ("d1", 1)]
+    mixed = BATCHERS["mixed"](2048, 64)
+    chosen = selected(mixed, waiting(1500), decoding(2), ready(1))
+    assert (chosen.prefills, chosen.resume, chosen.pause) == ([("w0", 1500)], ["r0"], [])
+
+
+def test_mixed_keeps_to_its_number_of_sequences():
+    """Decodes keep their seats, what is left goes to prompts."""
+    chosen = selected(BATCHERS["mixed"](2048, 4), waiting(10, 10, 10), decoding(2), ready(1))
+    assert (chosen.prefills, chosen.resume) == ([("w0", 10)], ["r0"])
 
 
 def test_chunked_prefill_fills_what_decodes_leave():
     """Decodes first; then prompts started earlier; then new ones; never more than the budget."""
-    started = waiting(300)[0]
-    started.computed = 100
-    items = BATCHERS["chunked-prefill"](256, 64).select(waiting(100)[:1], [*decoding(2), started], room())
-    assert shape(items) == [("d0", 1), ("d1", 1), ("w0", 200), ("w0", 54)]
-    assert [item.samples for item in items] == [True, True, True, False]
+    started = waiting(300, name="s")
+    started.queues.waiting["s0"].computed = 100
+    started.queues.prefilling, started.queues.waiting = started.queues.waiting, {}
+    chosen = selected(BATCHERS["chunked-prefill"](256, 64), waiting(100), decoding(1), ready(1), started)
+    assert chosen.resume == ["r0"]
+    assert chosen.prefills == [("s0", 200), ("w0", 54)]
+    assert [item.samples for item in chosen.items] == [True, False]
+
+
+def test_a_prompt_cut_in_pieces_takes_its_memory_once():
+    """What was started has its blocks, so it goes on where nothing is free."""
+    started = waiting(300, name="s")
+    started.queues.waiting["s0"].computed = 100
+    started.queues.prefilling, started.queues.waiting = started.queues.waiting, {}
+    chunked = BATCHERS["chunked-prefill"](256, 64)
+    assert selected(chunked, started, waiting(10), room(blocks=0)).prefills == [("s0", 200)]
+
+
+@pytest.mark.parametrize("name", sorted(set(BATCHERS) - ONLY_PREFILL))
+def test_a_ready_sequence_without_memory_for_its_output_waits(name):
+    """So do those behind it, though there would be room for them."""
+    batcher = BATCHERS[name](2048, 64)
+    sequences = ready(3, output_tokens=(4, 500, 4))
+    assert selected(batcher, sequences, room(blocks=10)).resume == ["r0"]
+
+
+@pytest.mark.parametrize("name", sorted(set(BATCHERS) - ONLY_DECODE - {"splitwise-sim"}))
+def test_no_more_prompts_start_than_there_are_seats(name):
+    """The running set of an instance is limited, whatever an iteration could take."""
+    assert selected(BATCHERS[name](2048, 64), waiting(10, 10, 10), room(seats=2)).prefills == [
+        ("w0", 10),
+        ("w1", 10),
+    ]
 
 
 @pytest.mark.parametrize("name", sorted(BATCHERS))
-def test_nothing_to_do_makes_no_items(name):
+def test_nothing_to_do_selects_nothing(name):
     """An idle instance runs no empty batches."""
-    assert BATCHERS[name](512, 8).select([], [], room()) == []
+    chosen = selected(BATCHERS[name](512, 8))
+    assert (chosen.prefills, chosen.resume, chosen.pause) == ([], [], [])
+
+
+@pytest.mark.parametrize("name", sorted(BATCHERS))
+def test_decodes_go_on_when_nothing_waits(name):
+    """A selection says what changes; those that decode are not in it."""
+    chosen = selected(BATCHERS[name](512, 8), decoding(3))
+    assert (chosen.prefills, chosen.resume, chosen.pause) == ([], [], [])

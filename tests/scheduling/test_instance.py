@@ -2,27 +2,10 @@
 
 import pytest
 
+from support.scheduled import EPOCH, arrive, ran, request, scheduler, step
 from twofold.kvcache.blocks import BlockManager
-from twofold.kvcache.leases import LeaseBook
-from twofold.request import FinishReason, Request
-from twofold.scheduling.batchers import BATCHERS
-from twofold.scheduling.instance import InstanceScheduler
-
-EPOCH = 3
-
-
-def scheduler(batcher, num_blocks=64, block_size=4, max_seqs=16, budget=2048):
-    blocks = BlockManager(num_blocks, block_size)
-    leases = LeaseBook(blocks, batcher, EPOCH, lease_s=10.0)
-    return InstanceScheduler(BATCHERS[batcher](budget, max_seqs), blocks, leases, max_seqs)
-
-
-def request(name, prompt=10, output=3):
-    return Request(id=name, arrival_s=0.0, prompt_tokens=prompt, output_tokens=output)
-
-
-def step(instance, stopped=()):
-    return instance.complete(instance.next_batch(0.0), stopped)
+from twofold.kvcache.counts import BlockCounts
+from twofold.request import FinishReason
 
 
 def test_a_colocated_request_makes_its_tokens_and_leaves():
@@ -33,6 +16,7 @@ def test_a_colocated_request_makes_its_tokens_and_leaves():
     assert [o.index for o in outcomes] == [0, 1, 2]
     assert [o.finish_reason for o in outcomes] == [None, None, FinishReason.LENGTH]
     assert mixed.status().idle
+    assert mixed.empty
 
 
 def test_a_stop_token_ends_a_request_early():
@@ -41,6 +25,19 @@ def test_a_stop_token_ends_a_request_early():
     mixed.submit(request("a"), decodes_here=True)
     assert step(mixed, stopped={"a"})[0].finish_reason is FinishReason.STOP
     assert mixed.next_batch(0.0) is None
+
+
+def test_a_stop_token_ends_one_decode_and_not_its_neighbours():
+    """Those that go on do so in the next iteration, and what waited takes the seat."""
+    decode = scheduler("decode", max_seqs=2)
+    for name in "abc":
+        arrive(decode, request(name, output=9))
+    outcomes = step(decode, stopped={"a"})
+    assert [(o.request_id, o.index, o.finish_reason) for o in outcomes] == [
+        ("a", 1, FinishReason.STOP),
+        ("b", 1, None),
+    ]
+    assert ran(decode) == ["b", "c"]
 
 
 def test_prefill_blocks_stay_held_until_the_hand_off_is_over():
@@ -66,6 +63,23 @@ def test_leases_wait_for_room_first_come_first_served():
     assert [lease.request_id for lease in decode.grant(0.0)] == ["b", "c"]
 
 
+@pytest.mark.parametrize("accounts", [BlockManager, BlockCounts])
+def test_a_lease_at_once_passes_the_queue_or_changes_nothing(accounts):
+    """For drivers that ask again and again instead of waiting their turn."""
+    decode = scheduler("decode", num_blocks=10, accounts=accounts)
+    decode.reserve(request("large", prompt=60), "p")
+    assert decode.grant(0.0) == []
+    lease = decode.lease_now(request("a", prompt=20), "p", 5.0)
+    assert (lease.request_id, lease.source, lease.epoch, lease.deadline_s) == ("a", "p", EPOCH, 15.0)
+    before = decode.status()
+    assert decode.lease_now(request("b", prompt=20), "p", 5.0) is None
+    assert decode.status() == before
+    with pytest.raises(ValueError, match="already here"):
+        decode.lease_now(request("a", prompt=20), "p", 5.0)
+    assert decode.landed("a", EPOCH)
+    assert ran(decode) == ["a"]
+
+
 def test_a_landed_request_decodes_from_its_second_token():
     """The first token came from the prefill instance."""
     decode = scheduler("decode")
@@ -88,12 +102,41 @@ def test_an_abort_in_a_running_batch_keeps_its_blocks_until_the_batch_ends():
     assert mixed.status().idle
 
 
-def test_a_request_is_known_once():
-    """Sending it twice is a fault of the sender, said at once."""
+def test_an_abort_of_everything_leaves_nothing_to_run():
+    """However many iterations the selection that is gone would have stood for."""
     mixed = scheduler("mixed")
-    mixed.submit(request("a"), decodes_here=True)
-    with pytest.raises(ValueError, match="already here"):
-        mixed.submit(request("a"), decodes_here=True)
+    mixed.submit(request("a", output=50), decodes_here=True)
+    step(mixed)
+    batch = mixed.next_batch(0.0)
+    mixed.abort("a")
+    assert mixed.complete(batch) == []
+    assert mixed.next_batch(0.0) is None
+    assert mixed.next_batch(0.0) is None
+
+
+def test_a_request_is_known_once():
+    """Sending it twice is a fault of the sender, said at once, whatever the first is doing."""
+    mixed = scheduler("splitwise", budget=10)
+    again = (
+        lambda name: mixed.submit(request(name), decodes_here=True),
+        lambda name: mixed.reserve(request(name), "p"),
+        lambda name: mixed.lease_now(request(name), "p", 0.0),
+    )
+    mixed.reserve(request("arriving"), "p")
+    mixed.grant(0.0)
+    for name in ("paused", "ready"):
+        arrive(mixed, request(name, output=9))
+    ran(mixed)
+    mixed.submit(request("handing off", prompt=1), decodes_here=False)
+    ran(mixed)
+    mixed.submit(request("runs"), decodes_here=True)
+    mixed.next_batch(0.0)
+    mixed.submit(request("waiting"), decodes_here=True)
+    mixed.reserve(request("wants a lease", prompt=1000), "p")
+    for name in ("arriving", "paused", "ready", "handing off", "runs", "waiting", "wants a lease"):
+        for call in again:
+            with pytest.raises(ValueError, match=f"{name} is already here"):
+                call(name)
 
 
 def test_a_dead_source_takes_its_reservations_and_leases_with_it():
@@ -106,3 +149,50 @@ def test_a_dead_source_takes_its_reservations_and_leases_with_it():
     for name in "ab":
         decode.abort(name)
     assert [lease.request_id for lease in decode.grant(0.0)] == ["c"]
+
+
+def test_only_what_was_started_can_be_accounted_for():
+    """A driver that loses count is told so, before tokens are made up."""
+    decode = scheduler("decode")
+    arrive(decode, request("a", output=5))
+    with pytest.raises(RuntimeError, match="only what was started"):
+        decode.advance(1)
+    assert decode.start(0.0).limit == 4
+    with pytest.raises(RuntimeError, match="not been accounted for"):
+        decode.start(0.0)
+    with pytest.raises(RuntimeError, match="only what was started"):
+        decode.advance(5)
+
+
+def test_an_iteration_says_what_it_computes():
+    """What a performance model needs, and which sequences begin, resume or pause with it."""
+    mixed = scheduler("splitwise", budget=12)
+    arrive(mixed, request("a", prompt=7, output=9))
+    arrive(mixed, request("b", prompt=8, output=9))
+    first = mixed.start(0.0)
+    assert (first.prefill_tokens, first.prefill_sequences, first.limit) == (0, 0, 8)
+    assert (first.decode_sequences, first.context_tokens) == (2, 15)
+    assert [s.id for s in first.joined] == ["a", "b"]
+    mixed.submit(request("p", prompt=6), decodes_here=False)
+    mixed.submit(request("q", prompt=5), decodes_here=False)
+    mixed.advance(2)
+    second = mixed.start(0.0)
+    assert (second.prefill_tokens, second.prefill_sequences, second.limit) == (11, 2, 1)
+    assert (second.decode_sequences, second.context_tokens) == (1, 9)
+    assert ([s.id for s in second.joined], [s.id for s in second.paused]) == ([], ["b"])
+    mixed.advance(1)
+    third = mixed.start(0.0)
+    assert (third.decode_sequences, third.context_tokens, third.limit) == (2, 10 + 10, 5)
+    assert ([s.id for s in third.joined], list(third.paused)) == (["b"], [])
+    assert mixed.preemptions == 1
+
+
+def test_what_waits_and_what_runs_are_counted_apart():
+    """`queued` is what a router may ask: how many are here and not in the iteration that runs."""
+    mixed = scheduler("mixed", max_seqs=2)
+    for name in "abc":
+        mixed.submit(request(name), decodes_here=True)
+    assert mixed.queued == 3
+    mixed.next_batch(0.0)
+    assert mixed.queued == 1
+    assert not mixed.empty

@@ -1,77 +1,110 @@
 """A tiny simulation: the schedulers of the live service under a virtual clock, with given durations.
 
 It stands in for nothing: these are the very objects that run live. Batches, hand-offs and messages take as
-long as the callables say; everything that happens is checked as it happens.
+long as the callables say (whole numbers, so that sums are exact); everything that happens is checked as it happens.
 """
 
 import heapq
 import itertools
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from twofold.batch import Batch
 from twofold.handoff import HandoffMode, Lease
 from twofold.instance import Role
+from twofold.kvcache.accounts import BlockAccounts
 from twofold.kvcache.blocks import BlockManager
 from twofold.kvcache.leases import LeaseBook
 from twofold.request import FinishReason, Request
 from twofold.scheduling.batchers import BATCHERS
 from twofold.scheduling.cluster import ClusterScheduler
 from twofold.scheduling.handoffs import FixedHandoff
-from twofold.scheduling.instance import InstanceScheduler
-from twofold.scheduling.routers import ROUTERS
+from twofold.scheduling.instance import InstanceScheduler, Outcome, StartedIteration
+from twofold.scheduling.memory import WHOLE, MemoryRule
+from twofold.scheduling.router import Router
 
 EPOCH = 1
+# What happens at the same time happens in this order; completions of several instances in the order of their numbers.
+ARRIVAL, ABORT, LANDING, COMPLETION = range(4)
+
+
+@dataclass
+class Run:
+    """Iterations under way on an instance: when they began, how long each takes, and how many there will be."""
+
+    began: float
+    each_s: float
+    count: int
+    iteration: StartedIteration | None = None
+    batch: Batch | None = None
+    version: int = 0
 
 
 class VirtualCluster:
-    """Runs requests to their end; `tokens` and `ended` say what came of each."""
+    """Runs requests to their end; `tokens`, `ended`, `first_token_s` and `end_s` say what came of each.
+
+    With `runs`, iterations that are all alike are accounted for together (`start`, `advance`) and cut short where
+    the scheduler says that something `changed`; without, each is a batch of its own (`next_batch`, `complete`).
+    """
 
     def __init__(
         self,
         instances: list[tuple[str, Role, str]],
         *,
         num_blocks: int,
+        router: Router,
+        batch_s: Callable[[int, int], float],
+        transfer_s: Callable[[Request], float],
         block_size: int = 4,
         budget: int = 64,
         max_seqs: int = 8,
-        router: str = "jsq",
-        batch_s: Callable[[Batch], float],
-        transfer_s: Callable[[Request], float],
+        accounts: Callable[[int, int], BlockAccounts] = BlockManager,
+        memory: MemoryRule = WHOLE,
+        capacity_tokens: int | None = None,
+        runs: bool = False,
     ) -> None:
-        self.cluster = ClusterScheduler(ROUTERS[router](), FixedHandoff(HandoffMode.LAYER_WISE))
+        self.cluster = ClusterScheduler(router, FixedHandoff(HandoffMode.LAYER_WISE), memory)
+        self.moves: list[tuple[str, Role]] = []
+        self.cluster.on_move = lambda name, role: self.moves.append((name, role))
         self.instances: dict[str, InstanceScheduler] = {}
         for name, role, batcher in instances:
-            blocks = BlockManager(num_blocks, block_size)
+            blocks = accounts(num_blocks, block_size)
             leases = LeaseBook(blocks, name, EPOCH, lease_s=1e9)
             made = BATCHERS[batcher](budget, max_seqs)
-            self.instances[name] = InstanceScheduler(made, blocks, leases, max_seqs)
-            self.cluster.add_instance(name, role)
+            self.instances[name] = InstanceScheduler(made, blocks, leases, max_seqs, memory)
+            self.cluster.add_instance(name, role, capacity_tokens)
         self.now = 0.0
         self.tokens: dict[str, list[int]] = {}
         self.ended: dict[str, FinishReason] = {}
-        self._batch_s, self._transfer_s = batch_s, transfer_s
-        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self.first_token_s: dict[str, float] = {}
+        self.end_s: dict[str, float] = {}
+        self._numbers = {name: number for number, name in enumerate(self.instances)}
+        self._batch_s, self._transfer_s, self._runs = batch_s, transfer_s, runs
+        self._events: list[tuple[float, int, int, int, Callable[[], None]]] = []
         self._count = itertools.count()
-        self._busy: set[str] = set()
+        self._order = (ARRIVAL, 0)
+        self._running: dict[str, Run] = {}
         self._requests: dict[str, Request] = {}
         self._leases: dict[str, Lease] = {}
         self._prefilled: set[str] = set()
         self._sending: set[str] = set()
 
-    def at(self, when: float, action: Callable[[], None]) -> None:
-        heapq.heappush(self._events, (when, next(self._count), action))
+    def at(self, when: float, kind: int, number: int, action: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (when, kind, number, next(self._count), action))
 
     def run(self, requests: list[Request], aborts: dict[str, float] | None = None) -> None:
-        for request in requests:
-            self.at(request.arrival_s, lambda request=request: self._arrive(request))
-        for request_id, when in (aborts or {}).items():
-            self.at(when, lambda request_id=request_id: self._abort(request_id))
+        for place, request in enumerate(requests):
+            self.at(request.arrival_s, ARRIVAL, place, lambda request=request: self._arrive(request))
+        for place, (request_id, when) in enumerate((aborts or {}).items()):
+            self.at(when, ABORT, place, lambda request_id=request_id: self._abort(request_id))
         while self._events:
-            when, _, action = heapq.heappop(self._events)
+            when, kind, number, _, action = heapq.heappop(self._events)
             assert when >= self.now, "time ran backwards"
-            self.now = when
+            self.now, self._order = when, (kind, number)
             action()
-            self._start_batches()
+            self._settle()
+
+    # -- what happens to a request --------------------------------------------------------------------------------
 
     def _arrive(self, request: Request) -> None:
         self._requests[request.id] = request
@@ -93,63 +126,123 @@ class VirtualCluster:
         ready = request_id in self._prefilled and request_id in self._leases
         if ready and request_id not in self._sending:
             self._sending.add(request_id)
-            duration = self._transfer_s(self._requests[request_id])
-            self.at(self.now + duration, lambda: self._landed(request_id))
+            request = self._requests[request_id]
+            number = list(self._requests).index(request_id)
+            self.at(self.now + self._transfer_s(request), LANDING, number, lambda: self._landed(request_id))
 
     def _landed(self, request_id: str) -> None:
         lease = self._leases[request_id]
         self.instances[lease.source].handed_off(request_id)
+        self.cluster.handed_off(request_id)
         decode = self.instances[lease.instance]
         decodes = decode.landed(request_id, EPOCH)
         assert decodes == (request_id not in self.ended)
-        self._keep(decode.grant(self.now))
+        for instance in (decode, self.instances[lease.source]):
+            self._keep(instance.grant(self.now))
 
     def _abort(self, request_id: str) -> None:
-        if request_id in self.ended or request_id not in self._requests:
+        if request_id not in self.ended and request_id in self._requests:
+            self._end(request_id, FinishReason.ABORT)
+            for instance in self.instances.values():
+                instance.abort(request_id)
+                self._keep(instance.grant(self.now))
+            self._give_up(request_id)
+
+    def _give_up(self, request_id: str) -> None:
+        """Unless it is being written just now, nothing of a request is read or written: both sides are told so."""
+        if request_id in self._sending:
             return
-        self._end(request_id, FinishReason.ABORT)
         for instance in self.instances.values():
             instance.abort(request_id)
+            instance.handed_off(request_id)
+            instance.end_lease(request_id, EPOCH)
             self._keep(instance.grant(self.now))
-        if request_id not in self._sending:  # nothing is being written: both sides are told so
-            for instance in self.instances.values():
-                instance.handed_off(request_id)
-                instance.end_lease(request_id, EPOCH)
-                self._keep(instance.grant(self.now))
-
-    def _start_batches(self) -> None:
-        for name, instance in self.instances.items():
-            if name not in self._busy:
-                batch = instance.next_batch(self.now)
-                if batch is not None:
-                    self._busy.add(name)
-                    done = self.now + self._batch_s(batch)
-                    self.at(done, lambda name=name, batch=batch: self._complete(name, batch))
-
-    def _complete(self, name: str, batch: Batch) -> None:
-        self._busy.remove(name)
-        instance = self.instances[name]
-        for outcome in instance.complete(batch):
-            self.tokens[outcome.request_id].append(outcome.index)
-            if outcome.index == 0:
-                self.cluster.prefilled(outcome.request_id)
-            if outcome.hands_off:
-                self._prefilled.add(outcome.request_id)
-                self._maybe_send(outcome.request_id)
-            elif outcome.finish_reason is not None:
-                self._finish(outcome.request_id, outcome.finish_reason)
-        self._keep(instance.grant(self.now))
-
-    def _finish(self, request_id: str, reason: FinishReason) -> None:
-        self._end(request_id, reason)
-        for instance in self.instances.values():  # one that ended with its first token leaves a lease behind
-            if request_id not in self._sending:
-                instance.abort(request_id)
-                instance.handed_off(request_id)
-                instance.end_lease(request_id, EPOCH)
-                self._keep(instance.grant(self.now))
 
     def _end(self, request_id: str, reason: FinishReason) -> None:
         assert request_id not in self.ended, "a request ended twice"
         self.ended[request_id] = reason
+        self.end_s[request_id] = self.now
         self.cluster.ended(request_id)
+
+    # -- what happens on an instance ------------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        """After each event: idle instances begin, runs that no longer stand are cut, the cluster is told the rest."""
+        for name, instance in self.instances.items():
+            if name not in self._running:
+                self._begin(name, instance)
+            elif instance.changed:
+                self._cut_short(name, self._running[name])
+            load = self.cluster.pools.get(name)
+            assert load is not None
+            load.queued = instance.queued
+            if load.role is not load.home and instance.empty:
+                self.cluster.idle(name)
+            check_blocks(instance)
+
+    def _begin(self, name: str, instance: InstanceScheduler) -> None:
+        if self._runs:
+            iteration = instance.start(self.now)
+            if iteration is None:
+                return
+            each_s = self._batch_s(iteration.prefill_tokens, iteration.decode_sequences)
+            run = Run(self.now, each_s, iteration.limit, iteration=iteration)
+        else:
+            batch = instance.next_batch(self.now)
+            if batch is None:
+                return
+            assert batch.items, "an empty batch"
+            each_s = self._batch_s(batch.prefill_tokens, batch.decode_sequences)
+            run = Run(self.now, each_s, 1, batch=batch)
+        self._running[name] = run
+        self._expect(name, run)
+
+    def _expect(self, name: str, run: Run) -> None:
+        run.version += 1
+        version, end = run.version, run.began + run.count * run.each_s
+        self.at(end, COMPLETION, self._numbers[name], lambda: self._complete(name, run, version))
+
+    def _cut_short(self, name: str, run: Run) -> None:
+        """End at the next boundary between iterations; one that is due now is the next if its turn is still to come."""
+        passed, rest = divmod(self.now - run.began, run.each_s)
+        due = rest == 0 and self._order < (COMPLETION, self._numbers[name])
+        count = max(1, int(passed) + (0 if due else 1))
+        if count < run.count:
+            run.count = count
+            self._expect(name, run)
+
+    def _complete(self, name: str, run: Run, version: int) -> None:
+        if version != run.version:
+            return
+        del self._running[name]
+        instance = self.instances[name]
+        outcomes = instance.advance(run.count) if run.batch is None else instance.complete(run.batch)
+        for outcome in outcomes:
+            self._account(outcome)
+        self._keep(instance.grant(self.now))
+
+    def _account(self, outcome: Outcome) -> None:
+        request_id = outcome.request_id
+        assert request_id not in self.ended, "a token for a request that has ended"
+        made = self.tokens[request_id]
+        made.extend(range(len(made), outcome.index + 1) if self._runs else [outcome.index])
+        if outcome.index == 0:
+            self.first_token_s[request_id] = self.now
+            self.cluster.prefilled(request_id)
+        if outcome.hands_off:
+            self._prefilled.add(request_id)
+            self._maybe_send(request_id)
+        elif outcome.finish_reason is not None:
+            self._end(request_id, outcome.finish_reason)
+            self._give_up(request_id)  # one that ended with its first token leaves a lease behind
+
+
+def check_blocks(instance: InstanceScheduler) -> None:
+    """No block is lost, and none has two owners (where the accounts know which is which)."""
+    blocks = instance.blocks
+    assert 0 <= blocks.num_in_flight <= blocks.num_blocks - blocks.num_free <= blocks.num_blocks
+    if isinstance(blocks, BlockManager):
+        each = [block for owner in blocks.owners for block in blocks.blocks_of(owner)]
+        assert len(each) == len(set(each)) == blocks.num_owned, "a block has two owners"
+        held = blocks.num_blocks - blocks.num_free
+        assert max(blocks.num_owned, blocks.num_in_flight) <= held <= blocks.num_owned + blocks.num_in_flight

@@ -47,16 +47,23 @@ class Queues:
 
 @dataclass(slots=True)
 class Room:
-    """What is left for sequences that want more: blocks of the cache, and seats in the running set."""
+    """What is left for sequences that want more: blocks of the cache, and seats in the running set.
+
+    While a lease is waited for here (`leases_first`), prompts that will be handed off do not start. Two instances
+    that prefill for each other could otherwise fill up with KV caches that each wants to send to the other.
+    """
 
     blocks: BlockAccounts
     free_blocks: int
     free_seats: int
+    leases_first: bool = False
 
     def take(self, sequence: ScheduledSequence) -> bool:
         """Set room aside for a waiting sequence; False, and nothing taken, when there is not enough."""
         needed = self.blocks.blocks_for(sequence.start_tokens)
         if self.free_seats < 1 or needed > self.free_blocks:
+            return False
+        if self.leases_first and not sequence.decodes_here:
             return False
         self.free_seats -= 1
         self.free_blocks -= needed

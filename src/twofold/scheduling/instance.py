@@ -149,6 +149,8 @@ class InstanceScheduler:
                 break
             del self._lease_queue[reservation.sequence.id]
             granted.append(self._lease(reservation.sequence, reservation.source, now))
+            if not self._lease_queue:
+                self._room_made()
         return granted
 
     def lease_now(self, request: Request, source: str, now: float) -> Lease | None:
@@ -168,7 +170,8 @@ class InstanceScheduler:
 
     def end_lease(self, request_id: str, epoch: int) -> None:
         """The source of a lease gave up, or is gone: it writes no more, and the KV cache is not complete."""
-        self.leases.end(request_id, epoch)
+        if self.leases.end(request_id, epoch):
+            self._room_made()
 
     def lose_source(self, source: str) -> list[str]:
         """A source is dead and writes no more: end its leases and forget its reservations.
@@ -181,6 +184,7 @@ class InstanceScheduler:
         leased = [lease.request_id for lease in self.leases.held_by(source)]
         for request_id in leased:
             self.leases.end(request_id, self.leases.epoch)
+        self._room_made()
         return queued + leased
 
     def handed_off(self, request_id: str) -> None:
@@ -188,15 +192,16 @@ class InstanceScheduler:
         if request_id in self._handing_off:
             self._handing_off.remove(request_id)
             self.blocks.end_transfer(_handoff_name(request_id))
-            if not (self.changed or self._queues.settled):
-                self.changed = self._batcher.reselects(None, self._iteration, self.blocks)
+            self._room_made()
 
     def abort(self, request_id: str) -> None:
         """Forget a request. Blocks that a transfer or the running batch may still touch stay held until it ends."""
         queues = self._queues
-        self._lease_queue.pop(request_id, None)
+        if self._lease_queue.pop(request_id, None) is not None:
+            self._room_made()
         if self._arriving.pop(request_id, None) is not None:
             self.blocks.release(request_id)
+            self._room_made()
         sequence = queues.find(request_id)
         if sequence is None:
             return
@@ -224,7 +229,8 @@ class InstanceScheduler:
             self.changed = False
             self._standing = 0
             if not queues.settled:
-                room = Room(self.blocks, self.blocks.num_free, self._max_seqs - queues.started)
+                seats = self._max_seqs - queues.started
+                room = Room(self.blocks, self.blocks.num_free, seats, bool(self._lease_queue))
                 selection = self._batcher.select(queues, room)
                 self._apply(selection)
         iteration = self._iterate(selection)
@@ -426,6 +432,11 @@ class InstanceScheduler:
         self._batcher.queued(sequence)
         if not self.changed:
             self.changed = self._batcher.reselects(sequence, self._iteration, self.blocks)
+
+    def _room_made(self) -> None:
+        """Blocks became free, or the last lease that was waited for is granted: something may start."""
+        if not (self.changed or self._queues.settled):
+            self.changed = self._batcher.reselects(None, self._iteration, self.blocks)
 
     def _is_running(self, request_id: str) -> bool:
         """Whether the iteration under way computes something for this request."""

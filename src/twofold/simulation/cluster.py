@@ -185,10 +185,17 @@ class VirtualCluster:
         del self.lives[life.request.id]
         if life.splits and life.handoff_ended is None:  # it ended with its first token: nothing is to be decoded
             self.handoffs.give_up(life)
+            self.instances[life.decode].poke()
         self.scheduler.ended(life.request.id)
         self.statistics.complete(life, now)
         if self._observers:
             self._tell_ended(life, FinishReason.LENGTH, life.request.output_tokens)
+
+    def _poke_both(self, life: Life) -> None:
+        for name in (life.prefill, life.decode) if life.splits else (life.prefill,):
+            instance = self.instances[name]
+            if instance.load is not None:
+                instance.poke()
 
     def _fail(self, life: Life) -> None:
         life.ended = True
@@ -198,9 +205,7 @@ class VirtualCluster:
         self.handoffs.give_up(life)
         self.scheduler.ended(life.request.id)
         self._tell_ended(life, FinishReason.ERROR, 0)
-        for name in {life.prefill, life.decode}:
-            if self.instances[name].load is not None:
-                self.instances[name].poke()
+        self._poke_both(life)
 
     def _fail_instance(self, instance: VirtualInstance) -> None:
         if instance.load is None:

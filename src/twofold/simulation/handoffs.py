@@ -33,6 +33,7 @@ class Handoffs:
         self._sync = ps(times.sync_s)
         self._retry = None if retry_s is None else ps(retry_s)
         self._on_landed = landed
+        self._asking = 0  # requests that will ask for a lease again
         self._waiting: dict[str, Life] = {}  # requests that were promised a lease
 
     def expect(self, life: Life) -> None:
@@ -79,15 +80,20 @@ class Handoffs:
                 self.grant(instance)
 
     def _ask(self, life: Life) -> None:
-        assert self._retry is not None  # noqa: S101  (or nobody asks; tells the type checker)
         if life.ended:
             return
         decode = self._instances[life.decode]
         life.lease = decode.scheduler.lease_now(life.request, life.prefill, self._kernel.now)
-        if life.lease is None:
-            self._kernel.schedule(self._kernel.now + self._retry, Order.RETRY + life.number, self._ask, life)
-        else:
+        if life.lease is not None:
             self._send_all(life)
+        elif self._kernel.pending > self._asking:  # else nothing else is left to happen: there will never be room
+            self._asking += 1
+            at = self._kernel.now + (self._retry or 0)
+            self._kernel.schedule(at, Order.RETRY + life.number, self._ask_again, life)
+
+    def _ask_again(self, life: Life) -> None:
+        self._asking -= 1
+        self._ask(life)
 
     def _send_all(self, life: Life) -> None:
         """All layers at once: serialized, or a lease that came too late for anything else."""

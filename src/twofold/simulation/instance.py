@@ -72,9 +72,14 @@ class VirtualInstance:
             self.load.queued = scheduler.queued
 
     def die(self) -> None:
-        """What runs is lost."""
-        if self.iteration is not None:
+        """The iteration under way is lost; those of its run that are over have happened."""
+        iteration, pace = self.iteration, self._pace
+        if iteration is not None and pace is not None:
             self._account(self._kernel.now)
+            over = pace.under_way(self._kernel.now - self.started_at) - 1
+            if over:
+                self.iterations += over
+                self._world.ran(self, iteration, pace, over)
             self.iteration = None
         self._version += 1
         self.milliwatts = 0

@@ -47,6 +47,11 @@ class Kernel:
         self._scheduled += 1
         heappush(self._heap, (at, order, self._scheduled, action, argument))
 
+    @property
+    def pending(self) -> int:
+        """Events that are scheduled, those that will turn out to be void included."""
+        return len(self._heap)
+
     def run(self, until_events: int) -> bool:
         """Let events happen until that many have in all, or none is left (then False)."""
         heap, before = self._heap, self.before_step

@@ -10,9 +10,7 @@ from twofold.simulation.spec import ClusterSpec, PoolSpec
 _LINK_BYTES_PER_S = 200 * 1024**3  # its `transfer_bandwidth` of 200, in GiB
 
 
-def splitwise_sim(
-    pools: Sequence[PoolSpec], model: str = "bloom-176b", *, catalog: Catalog
-) -> ClusterSpec:
+def splitwise_sim(pools: Sequence[PoolSpec], model: str = "bloom-176b", *, catalog: Catalog) -> ClusterSpec:
     """A cluster under the timing and the rules of SplitwiseSim, the simulator of Splitwise (ISCA'24).
 
     With pools of mixed machines only it is one of the paper's baselines: least pending tokens, no hand-off.

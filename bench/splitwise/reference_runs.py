@@ -1,0 +1,56 @@
+"""The three reference runs of SplitwiseSim: what each is for it, and for Twofold."""
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from twofold.instance import Role
+from twofold.simulation.spec import PoolSpec
+
+ROOT = Path(__file__).parents[2]
+_MACHINES = 40  # all of them H100
+
+
+class ReferenceRun(msgspec.Struct, frozen=True, kw_only=True):
+    """8,502 requests at 70 per second on 40 machines; without `prefill` all of them are mixed."""
+
+    name: str
+    trace: str
+    prefill: int = 0
+
+    @property
+    def trace_path(self) -> Path:
+        """Under TWOFOLD_DATA, else under shared/data beside the checkout."""
+        configured = os.environ.get("TWOFOLD_DATA")
+        root = Path(configured) if configured else ROOT.parent / "shared" / "data"
+        return root / "traces" / f"splitwise-{self.trace}-70rps-2min.csv"
+
+    @property
+    def pools(self) -> tuple[PoolSpec, ...]:
+        split = ((self.prefill, Role.PREFILL), (_MACHINES - self.prefill, Role.DECODE))
+        return tuple(
+            PoolSpec(machines=number, machine="dgx-h100", role=role)
+            for number, role in (split if self.prefill else ((_MACHINES, Role.MIXED),))
+        )
+
+    @property
+    def overrides(self) -> list[str]:
+        """The same for SplitwiseSim."""
+        cluster = ["cluster=half_half", "cluster.servers.0.count=0", f"cluster.servers.1.count={_MACHINES}"]
+        if not self.prefill:
+            return [*cluster, "start_state=baseline", "applications.0.scheduler=token_jsq"]
+        return [
+            *cluster,
+            "start_state=splitwise",
+            f"start_state.prompt.num_instances={self.prefill}",
+            f"start_state.token.num_instances={_MACHINES - self.prefill}",
+            "applications.0.scheduler=mixed_pool",
+        ]
+
+
+RUNS = (
+    ReferenceRun(name="40 H100 mixed, code", trace="code"),
+    ReferenceRun(name="HH 35,5, code", trace="code", prefill=35),
+    ReferenceRun(name="HH 25,15, conversation", trace="conv", prefill=25),
+)

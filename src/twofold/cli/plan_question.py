@@ -1,0 +1,113 @@
+"""From flags to what is to be planned."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import typer
+
+from twofold.errors import ConfigurationError
+from twofold.hardware.catalog import load_catalog
+from twofold.planning.budget import Budget
+from twofold.planning.families import fitting, parse_families
+from twofold.planning.objective import Objective
+from twofold.planning.plan import Question
+from twofold.planning.problem import Problem
+from twofold.planning.workload import WorkloadArguments
+from twofold.simulation.spec import ClusterSpec
+from twofold.slo import Slo, SlowdownSlo
+
+
+def read_problem(
+    template: ClusterSpec,
+    workload: WorkloadArguments,
+    *,
+    slo: Slo | SlowdownSlo,
+    attainment: float,
+    reference: str,
+    tensor_parallel: int | None,
+    catalog: Sequence[Path],
+) -> Problem:
+    """The problem; raises ConfigurationError for what the catalog does not know and for numbers that cannot be."""
+    known = load_catalog(catalog)
+    known.model(template.model)
+    problem = Problem(
+        template=template,
+        workload=workload,
+        slo=slo,
+        attainment=attainment,
+        reference=known.machine(reference).name,
+        tensor_parallel=tensor_parallel,
+        catalog=known,
+    )
+    problem.require_sensible()
+    return problem
+
+
+def read_question(
+    problem: Problem,
+    *,
+    objective: str,
+    rate: float | None,
+    families: Sequence[str],
+    machines: str | None,
+    split: bool,
+    colocated: bool,
+    max_machines: str | None,
+    max_cost: float | None,
+    max_power_kw: float | None,
+) -> Question:
+    """What to search for; machines that do not hold the model are left out with a note on stderr."""
+    wanted = parse_families(problem, families, machines, split=split, colocated=colocated)
+    fit, reasons = fitting(problem, wanted)
+    for reason in reasons:
+        typer.echo(f"note: left out: {reason}", err=True)
+    most, of_kind = _parse_machines(problem, max_machines)
+    budget = Budget(
+        machines=most,
+        price_per_h=max_cost,
+        tdp_w=None if max_power_kw is None else max_power_kw * 1e3,
+        of_kind=of_kind,
+    )
+    budget.require_sensible()
+    aim = _parse_objective(objective)
+    return Question(objective=aim, families=fit, budget=budget, rate=_checked_rate(aim, rate))
+
+
+def _parse_objective(text: str) -> Objective:
+    try:
+        return Objective(text.strip().lower())
+    except ValueError:
+        raise ConfigurationError(f"--objective {text!r} is not one of {', '.join(Objective)}") from None
+
+
+def _checked_rate(objective: Objective, rate: float | None) -> float | None:
+    if objective is Objective.THROUGHPUT:
+        if rate is not None:
+            raise ConfigurationError(
+                "--rate is what --objective throughput looks for: leave it out, or ask for cost or power"
+            )
+        return None
+    if rate is None:
+        raise ConfigurationError(f"--objective {objective} needs --rate: the requests per second to plan for")
+    if not 0 < rate < math.inf:
+        raise ConfigurationError(f"--rate {rate:g} cannot be: give more than 0 requests per second")
+    return rate
+
+
+def _parse_machines(problem: Problem, text: str | None) -> tuple[int | None, dict[str, int]]:
+    """(of all kinds, of each kind) of `40`, of `a100=30,h100=20`, or of both."""
+    most, of_kind = None, {}
+    for word in filter(None, (text or "").split(",")):
+        name, equals, number = word.rpartition("=")
+        try:
+            count = int(number)
+        except ValueError:
+            raise ConfigurationError(
+                f"--max-machines {word!r} is not understood: write 40, or a100=30,h100=20"
+            ) from None
+        if equals:
+            of_kind[problem.kind(name.strip()).name] = count
+        else:
+            most = count
+    return most, of_kind

@@ -1,0 +1,122 @@
+"""The steps of `twofold plan`: search, judge, show and write what was asked for."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import typer
+from rich.console import Console
+
+from twofold.cli.plan_progress import plan_progress
+from twofold.errors import ConfigurationError
+from twofold.planning.advice import Advice, advise
+from twofold.planning.bounds import Bounds
+from twofold.planning.curves import Curve, curve
+from twofold.planning.deployment import deployment_of
+from twofold.planning.deployment_text import deployment_text
+from twofold.planning.evaluator import Evaluator
+from twofold.planning.executors.base import Executor
+from twofold.planning.executors.local import LocalExecutor, cores
+from twofold.planning.executors.ray import RayExecutor
+from twofold.planning.key import Keys
+from twofold.planning.objective import Objective
+from twofold.planning.pareto import Point, pareto_front
+from twofold.planning.plan import Choice, Plan, Question, make_plan
+from twofold.planning.problem import Problem
+from twofold.planning.rates import RateGrid, RateSearch
+from twofold.planning.store import SqliteStore
+from twofold.reporting.plan.html import plan_page
+from twofold.reporting.plan.report import PlanReport
+from twofold.reporting.plan.table import plan_tables
+from twofold.simulation.whole_file import WholeFile
+
+
+class Where(msgspec.Struct, frozen=True, kw_only=True):
+    """Where simulations run and where their results are kept."""
+
+    store: Path
+    jobs: int | None = None
+    ray: str | None = None
+
+    def executor(self, problem: Problem) -> Executor:
+        """The Ray cluster if one was named, else this machine's cores."""
+        if self.ray is not None:
+            return RayExecutor(problem, self.ray)
+        return LocalExecutor(problem, self.jobs or cores())
+
+
+class Files(msgspec.Struct, frozen=True, kw_only=True):
+    """What to write besides the tables."""
+
+    output: Path | None = None
+    html: Path | None = None
+
+
+class Made(msgspec.Struct, frozen=True, kw_only=True):
+    """A plan with all that is said of it."""
+
+    plan: Plan
+    advice: Advice
+    front: tuple[Point, ...]
+    curves: dict[str, Curve]
+
+
+def run(
+    problem: Problem, question: Question, *, tolerance: float, where: Where, files: Files, as_json: bool
+) -> None:
+    """Plan, write the files, and print the tables or the JSON."""
+    if where.ray is not None and where.jobs is not None:
+        raise ConfigurationError("--jobs counts the cores of this machine: leave it out with --ray")
+    bounds = Bounds(problem)
+    page = None if files.html is None else WholeFile(files.html)
+    deployment = None if files.output is None else WholeFile(files.output)
+    with SqliteStore(where.store) as store, plan_progress(question.objective) as shown:
+        with where.executor(problem) as executor:
+            evaluator = Evaluator(executor, store, Keys(problem).of, shown.evaluated)
+            search = RateSearch(evaluate=evaluator, bound=bounds, grid=RateGrid(tolerance))
+            made = asyncio.run(_made(search, question, shown.found, evaluator, with_curves=page is not None))
+    title = _title(problem, question)
+    if deployment is not None:
+        deployment.write(_deployment(problem, made, title).encode())
+        deployment.commit()
+    if page is not None:
+        text = plan_page(made.plan, made.advice, made.front, made.curves, slo=problem.slo, title=title)
+        page.write(text.encode())
+        page.commit()
+    if as_json:
+        typer.echo(PlanReport.of(problem, made.plan, made.advice, made.front, evaluator.effort).json())
+    else:
+        Console().print(plan_tables(made.plan, made.advice, made.front, evaluator.effort, title))
+
+
+async def _made(
+    search: RateSearch,
+    question: Question,
+    found: Callable[[Choice], None],
+    evaluator: Evaluator,
+    *,
+    with_curves: bool,
+) -> Made:
+    plan = await make_plan(search, question, found)
+    kept = (trial for trial, told in evaluator.answered().items() if told.met)
+    front = pareto_front(Point(design=trial.design, rate=trial.rate) for trial in kept)
+    best = [choice for choice in (plan.best_split, plan.best_colocated) if choice is not None]
+    curves = {choice.design.name: await curve(search, choice) for choice in best} if with_curves else {}
+    return Made(plan=plan, advice=advise(plan), front=front, curves=curves)
+
+
+def _title(problem: Problem, question: Question) -> str:
+    what = {
+        Objective.THROUGHPUT: "most requests per second",
+        Objective.COST: "least dollars",
+        Objective.POWER: "least power",
+    }[question.objective]
+    at = "" if question.rate is None else f" at {question.rate:g} requests/s"
+    return f"{what[:1].upper()}{what[1:]} for {problem.template.model}, {problem.workload.workload}{at}"
+
+
+def _deployment(problem: Problem, made: Made, title: str) -> str:
+    best = made.plan.best
+    comment = f"{title}: {best.design.name}, planned by simulation.\n{made.advice.text}"
+    return deployment_text(deployment_of(problem, made.plan, best), comment)

@@ -1,0 +1,116 @@
+"""What a design can take at most, from the performance models alone: no queueing, every batch as good as can be.
+
+A machine that could run every batch at its most efficient size would still need so many seconds for the prefill of a
+request and so many for its decode. A pool has that many machines; where a router moves machines between
+pools, both pools may do either.
+"""
+
+import math
+
+from twofold.performance.base import PerformanceModel
+from twofold.planning.design import Design, Family, MachineKind
+from twofold.planning.problem import Problem
+from twofold.planning.workload import Shape
+from twofold.scheduling.routers import FIXED_ROLE_ROUTERS
+from twofold.slo import Slo
+
+_REACHED = 0.8  # of the bound, about: what queues and uneven batches leave
+_PREFILL_TOKENS = (128, 256, 512, 1024, 2048, 4096, 8192)
+
+
+class Seconds:
+    """Seconds of one machine of a kind for the mean request: at least `prefill` and `decode`."""
+
+    def __init__(
+        self, problem: Problem, shape: Shape, kind: MachineKind, tiers: list[tuple[float, float]]
+    ) -> None:
+        model = problem.performance(kind)
+        instances = problem.instances_on(kind)
+        per_token = min(model.prefill_s(tokens, 0) / tokens for tokens in _PREFILL_TOKENS)
+        self.prefill = per_token * shape.prompt_tokens / instances
+        capacity = problem.kv_capacity_tokens(kind)
+        most = min(problem.template.max_seqs, max(1, int(capacity / max(shape.context, 1.0))))
+        per_step = sum(share * _step_s(model, shape.context, most, bound_s) for share, bound_s in tiers)
+        self.decode = per_step * shape.decode_tokens / instances
+
+
+class Bounds:
+    """`UpperBound` for the designs of a problem."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        self._shape = problem.workload.shape()
+        self._tiers = _tiers(problem, self._shape)
+        self._pooled = problem.template.router not in FIXED_ROLE_ROUTERS
+        self._known: dict[MachineKind, Seconds] = {}
+
+    def upper(self, design: Design) -> float:
+        if not design.family.split or self._pooled:
+            prefill = sum(count / self._of(kind).prefill for kind, count in design.parts())
+            decode = sum(_per(count, self._of(kind).decode) for kind, count in design.parts())
+            return min(prefill, decode)
+        return self._by_phase(design)
+
+    def estimate(self, design: Design) -> float:
+        if design.family.split:
+            return _REACHED * self._by_phase(design)
+        needs = self._of(design.family.kinds[0])
+        return _REACHED * design.machines / (needs.prefill + needs.decode)
+
+    def suggest(self, family: Family, rate: float) -> tuple[int, ...]:
+        wanted = rate / _REACHED
+        needs = [self._of(kind) for kind in family.kinds]
+        if not family.split:
+            return (max(1, math.ceil(wanted * (needs[0].prefill + needs[0].decode))),)
+        prefill, decode = needs
+        return max(1, math.ceil(wanted * prefill.prefill)), max(1, math.ceil(wanted * decode.decode))
+
+    def _by_phase(self, design: Design) -> float:
+        (prefill, many), (decode, others) = design.parts()
+        return min(many / self._of(prefill).prefill, _per(others, self._of(decode).decode))
+
+    def _of(self, kind: MachineKind) -> Seconds:
+        if kind not in self._known:
+            self._known[kind] = Seconds(self._problem, self._shape, kind, self._tiers)
+        return self._known[kind]
+
+
+def _per(count: int, seconds: float) -> float:
+    """A workload of single tokens needs no decode at all."""
+    return count / seconds if seconds else math.inf
+
+
+def _step_s(model: PerformanceModel, context: float, most: int, bound_s: float) -> float:
+    """Seconds of an instance for one token, in the best batch whose iterations keep the bound (else in the best)."""
+    costs = [(sequences, model.decode_cost(sequences)) for sequences in _batches(most)]
+    steps = [(cost.base_s + cost.context_s * context * sequences, sequences) for sequences, cost in costs]
+    within = [step_s / sequences for step_s, sequences in steps if step_s <= bound_s]
+    return min(within or [step_s / sequences for step_s, sequences in steps])
+
+
+def _batches(most: int) -> list[int]:
+    """Sizes from 1 to `most`, closer together than a hundredth where they are large."""
+    sizes = {1, most}
+    size = 1.0
+    while size < most:
+        sizes.add(math.ceil(size))
+        size = max(size + 1.0, size * 1.01)
+    return sorted(sizes)
+
+
+def _tiers(problem: Problem, shape: Shape) -> list[tuple[float, float]]:
+    """The slowest decode that the SLO lets each share of requests have: (share, seconds per token), summing to 1."""
+    slo = problem.slo
+    if isinstance(slo, Slo):
+        bound_s = math.inf if slo.tpot_s is None else slo.tpot_s
+        return [(problem.attainment, bound_s), (1.0 - problem.attainment, math.inf)]
+    reference = problem.reference_model()
+    if reference is None or not slo.tpot:
+        return [(1.0, math.inf)]
+    cost = reference.decode_cost(1)
+    alone_s = cost.base_s + cost.context_s * shape.context
+    tiers, below = [], 0.0
+    for percentile, multiple in sorted(slo.tpot.items()):
+        tiers.append((percentile / 100 - below, multiple * alone_s))
+        below = percentile / 100
+    return [*tiers, (1.0 - below, math.inf)]

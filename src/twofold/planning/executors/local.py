@@ -1,0 +1,107 @@
+"""Trials on the cores of this machine: one worker process each, forked from a clean server that has loaded the code."""
+
+import ctypes
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.connection import wait
+from multiprocessing.sharedctypes import RawValue
+from typing import Self
+
+from twofold.errors import ConfigurationError, UserError
+from twofold.planning.evaluation import Simulated, Trial
+from twofold.planning.executors.base import Refused, sentence
+from twofold.planning.problem import Problem
+from twofold.planning.simulated import Abandoned, simulated
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+class LocalExecutor:
+    """`jobs` worker processes. Leaving the context ends running trials within a moment."""
+
+    def __init__(self, problem: Problem, jobs: int) -> None:
+        if jobs < 1:
+            raise ConfigurationError(f"--jobs {jobs} runs nothing: give at least 1")
+        self._leaving = RawValue(ctypes.c_bool, False)
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([__name__])
+        self._pool = ProcessPoolExecutor(
+            jobs, mp_context=context, initializer=_begin, initargs=(problem, self._leaving)
+        )
+
+    def submit(self, trial: Trial) -> Future[Simulated]:
+        outer: Future[Simulated] = Future()
+        try:
+            inner = self._pool.submit(_run, trial)
+        except BrokenProcessPool as error:
+            outer.set_exception(_explained(error))
+        else:
+            inner.add_done_callback(lambda done: _pass_on(done, outer))
+        return outer
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self._leaving.value = True
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _pass_on(inner: Future[Simulated], outer: Future[Simulated]) -> None:
+    if inner.cancelled() or not outer.set_running_or_notify_cancel():
+        outer.cancel()
+        return
+    error = inner.exception()
+    if error is None:
+        outer.set_result(inner.result())
+    else:
+        outer.set_exception(_explained(error))
+
+
+def _explained(error: BaseException) -> BaseException:
+    if isinstance(error, Refused):
+        return ConfigurationError(str(error))
+    if isinstance(error, BrokenProcessPool):
+        return ConfigurationError(
+            "a worker process ended, perhaps for want of memory: try fewer --jobs; finished simulations are kept"
+        )
+    return error
+
+
+# -- in a worker ----------------------------------------------------------------------------------------------------
+
+_problem: Problem
+_abandoned: Callable[[], bool]
+
+
+def _begin(problem: Problem, leaving: "ctypes.c_bool") -> None:
+    """Ctrl-C is for the parent, which tells the workers; a worker whose parent has gone ends by itself."""
+    global _problem, _abandoned  # noqa: PLW0603 (what a worker process is for)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _problem = problem
+    _abandoned = lambda: bool(leaving.value)  # noqa: E731
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
+
+
+def _end_with(parent: int) -> None:
+    wait([parent])
+    os._exit(1)
+
+
+def _run(trial: Trial) -> Simulated:
+    try:
+        return simulated(_problem, trial, _abandoned)
+    except UserError as error:
+        raise sentence(error) from None
+    except Abandoned:
+        raise Refused("the plan was given up") from None

@@ -1,0 +1,109 @@
+"""The highest rate at which a design keeps the SLO: bisection over a grid of rates.
+
+All designs are tried at the rates of one grid, whose steps are the tolerance apart. So results compare exactly,
+and what was simulated once is found again whatever the search that asks for it.
+"""
+
+import math
+
+import msgspec
+
+from twofold.planning.design import Design
+from twofold.planning.evaluation import Evaluate, Evaluation, Trial, UpperBound
+
+_DIGITS = 6
+_STRIDE = 1.25  # the first step out of a start that was not the answer; it doubles
+_IDLE = 1 / 64  # of the analytic bound: where the search for a rate ends
+
+
+class RateGrid(msgspec.Struct, frozen=True):
+    """Rates `(1 + tolerance)^step`."""
+
+    tolerance: float = 0.02
+
+    def rate(self, step: int) -> float:
+        return float(f"{(1.0 + self.tolerance) ** step:.{_DIGITS}g}")
+
+    def step(self, rate: float) -> int:
+        """The greatest step whose rate is at most `rate`."""
+        step = math.floor(math.log(rate) / math.log1p(self.tolerance)) + 1
+        while self.rate(step) > rate:
+            step -= 1
+        return step
+
+    @property
+    def stride(self) -> int:
+        return max(1, round(math.log(_STRIDE) / math.log1p(self.tolerance)))
+
+
+class Capacity(msgspec.Struct, frozen=True, kw_only=True):
+    """How much a design takes: it kept the SLO at `step` (as `kept` says) and not at the next (`missed`).
+
+    `step` and `kept` are None where it missed even at the lowest rate that was tried, as `missed` then says.
+    """
+
+    design: Design
+    step: int | None
+    kept: Evaluation | None
+    missed: Evaluation | None
+
+
+class RateSearch(msgspec.Struct, frozen=True, kw_only=True):
+    """Evaluations of designs at rates of a grid."""
+
+    evaluate: Evaluate
+    bound: UpperBound
+    grid: RateGrid = RateGrid()
+
+    async def at(self, design: Design, step: int) -> Evaluation:
+        return await self.evaluate(Trial(design, self.grid.rate(step)))
+
+    def lowest(self, design: Design) -> int:
+        """Where the design is all but idle."""
+        return self.grid.step(self.bound.upper(design) * _IDLE)
+
+    def could(self, design: Design, rate: float) -> bool:
+        """Whether its bound does not rule it out."""
+        return self.bound.upper(design) >= rate
+
+    async def highest(self, design: Design, start: int | None = None) -> Capacity:
+        """The design's capacity; the search begins at `start`, by default where the bound suggests.
+
+        It ends at the bound: a run too short for its queues to grow may pass beyond it, a service would not.
+        """
+        step = self.grid.step(self.bound.estimate(design)) if start is None else start
+        known = await self._bracket(design, step)
+        kept = max((each for each, told in known.items() if told.met), default=None)
+        missed = min((each for each, told in known.items() if not told.met), default=None)
+        if kept is not None and missed is not None:
+            kept, missed = await self._bisect(design, known, kept, missed)
+        return Capacity(
+            design=design,
+            step=kept,
+            kept=None if kept is None else known[kept],
+            missed=None if missed is None else known[missed],
+        )
+
+    async def _bracket(self, design: Design, start: int) -> dict[int, Evaluation]:
+        """Steps up or down from the start, wider and wider, until the answer changes or the range ends."""
+        lowest, highest = (
+            self.lowest(design),
+            max(self.grid.step(self.bound.upper(design)), self.lowest(design)),
+        )
+        step, stride = min(max(start, lowest), highest), self.grid.stride
+        known = {step: await self.at(design, step)}
+        up = known[step].met
+        while known[step].met is up and step != (highest if up else lowest):
+            step = min(step + stride, highest) if up else max(step - stride, lowest)
+            stride *= 2
+            known[step] = await self.at(design, step)
+        return known
+
+    async def _bisect(
+        self, design: Design, known: dict[int, Evaluation], kept: int, missed: int
+    ) -> tuple[int, int]:
+        while missed - kept > 1:
+            middle = (kept + missed) // 2
+            known[middle] = await self.at(design, middle)
+            kept, missed = (middle, missed) if known[middle].met else (kept, middle)
+        return kept, missed

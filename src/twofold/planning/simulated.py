@@ -1,0 +1,100 @@
+"""One trial by simulation: what runs in every worker."""
+
+import time
+from collections.abc import Callable
+from functools import lru_cache
+
+from twofold.planning.evaluation import Evaluation, Latency, Simulated, Trial
+from twofold.planning.hopeless import Hopeless
+from twofold.planning.problem import Problem
+from twofold.planning.workload import WorkloadArguments
+from twofold.request import Phase, Request
+from twofold.simulation.histogram import Histogram
+from twofold.simulation.result import SimulationResult
+from twofold.simulation.simulate import simulate
+from twofold.simulation.statistics import Statistics
+from twofold.simulation.verdict import verdict
+from twofold.slo import Slo, SlowdownSlo
+
+
+class Abandoned(Exception):  # noqa: N818 (it is no error: whoever asked has gone)
+    """Nobody waits for the trial any more."""
+
+
+def simulated(problem: Problem, trial: Trial, abandoned: Callable[[], bool] = lambda: False) -> Simulated:
+    """Simulate a trial and judge it; raises `Abandoned` soon after `abandoned` says so, else as `simulate` does."""
+    began = time.process_time()
+    requests = _requests(problem.workload, trial.rate)
+    hopeless = Hopeless(requests, problem.slo, problem.attainment)
+    stopped = False
+
+    def stop_when(statistics: Statistics) -> bool:
+        nonlocal stopped
+        if abandoned():
+            raise Abandoned
+        stopped = hopeless(statistics)
+        return stopped
+
+    result = simulate(
+        problem.spec(trial.design),
+        requests,
+        catalog=problem.catalog,
+        slo=problem.slo if isinstance(problem.slo, Slo) else None,
+        reference=problem.reference_model(),
+        stop_when=stop_when,
+        series=False,
+    )
+    judged = verdict(result, problem.slo, problem.attainment)
+    evaluation = Evaluation(
+        met=judged.met and not stopped,
+        checks=judged.checks,
+        bound_by=bound_by(result, problem.slo),
+        stopped=stopped,
+        requests=result.arrived,
+        output_tokens=result.output_tokens,
+        duration_s=result.duration_s,
+        energy_j=result.energy_j,
+        ttft_s=_latency(result.ttft_s),
+        tpot_s=_latency(result.tpot_s),
+        e2e_s=_latency(result.e2e_s),
+        pools=result.pools,
+    )
+    return Simulated(evaluation=evaluation, cpu_s=time.process_time() - began)
+
+
+def bound_by(result: SimulationResult, slo: Slo | SlowdownSlo) -> Phase | None:
+    """The phase that is nearer to missing its bounds; by how busy the pools were where the SLO bounds neither."""
+    if isinstance(slo, Slo):
+        prefill, decode = _misses(result.ttft_s, slo.ttft_s), _misses(result.tpot_s, slo.tpot_s)
+    else:
+        prefill, decode = _excess(result.ttft_slowdown, slo.ttft), _excess(result.tpot_slowdown, slo.tpot)
+    if prefill == decode:
+        busy = {pool.role: pool.utilization for pool in result.pools}
+        prefill, decode = busy.get(Phase.PREFILL.value, 0.0), busy.get(Phase.DECODE.value, 0.0)
+    if prefill == decode:
+        return None
+    return Phase.PREFILL if prefill > decode else Phase.DECODE
+
+
+def _misses(histogram: Histogram, bound_s: float | None) -> float:
+    within = None if bound_s is None else histogram.fraction_at_most(bound_s)
+    return 0.0 if within is None else 1.0 - within
+
+
+def _excess(histogram: Histogram | None, bounds: dict[int, float]) -> float:
+    """The worst percentile as a multiple of its bound."""
+    if histogram is None:
+        return 0.0
+    values = ((histogram.percentile(percentile), bound) for percentile, bound in bounds.items())
+    return max((value / bound for value, bound in values if value is not None), default=0.0)
+
+
+def _latency(histogram: Histogram) -> Latency | None:
+    p50, p90, p99 = (histogram.percentile(p) for p in (50, 90, 99))
+    return None if p50 is None or p90 is None or p99 is None else Latency(p50=p50, p90=p90, p99=p99)
+
+
+@lru_cache(maxsize=4)
+def _requests(workload: WorkloadArguments, rate: float) -> tuple[Request, ...]:
+    """Families are tried at the same rates of one grid, often one after the other."""
+    return tuple(workload.requests(rate))

@@ -1,0 +1,1 @@
+"""Reports on plans: tables, JSON and a page of pictures."""

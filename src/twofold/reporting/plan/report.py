@@ -1,0 +1,114 @@
+"""A plan as JSON: everything that is known of it, in numbers."""
+
+import msgspec
+
+from twofold import __version__
+from twofold.planning.advice import Advice
+from twofold.planning.deployment import Margin, margins, slo_words
+from twofold.planning.design import Design
+from twofold.planning.evaluation import Evaluation
+from twofold.planning.evaluator import Effort
+from twofold.planning.pareto import Point
+from twofold.planning.plan import Choice, Plan
+from twofold.planning.problem import Problem
+from twofold.simulation.spec import ClusterSpec
+
+
+class DesignReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A design by name, with what it takes; `counts` are its machines by kind, prefill before decode."""
+
+    name: str
+    family: str
+    split: bool
+    machines: tuple[tuple[str, int], ...]
+    price_per_h: float
+    tdp_w: float
+
+    @classmethod
+    def of(cls, design: Design) -> "DesignReport":
+        return cls(
+            name=design.name,
+            family=design.family.name,
+            split=design.family.split,
+            machines=tuple((kind.name, count) for kind, count in design.parts()),
+            price_per_h=design.price_per_h,
+            tdp_w=design.tdp_w,
+        )
+
+
+class ChoiceReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The best design of a family; `evaluation` is of `rate`."""
+
+    design: DesignReport
+    rate: float
+    highest_rate: float
+    requests_per_dollar: float
+    requests_per_kwh: float
+    mean_power_w: float
+    margins: tuple[Margin, ...]
+    cluster: ClusterSpec
+    evaluation: Evaluation
+
+    @classmethod
+    def of(cls, problem: Problem, choice: Choice) -> "ChoiceReport":
+        return cls(
+            design=DesignReport.of(choice.design),
+            rate=choice.rate,
+            highest_rate=choice.highest_rate,
+            requests_per_dollar=choice.requests_per_dollar,
+            requests_per_kwh=choice.requests_per_kwh,
+            mean_power_w=choice.evaluation.mean_power_w,
+            margins=tuple(margins(choice.evaluation.checks)),
+            cluster=problem.spec(choice.design),
+            evaluation=choice.evaluation,
+        )
+
+
+class PointReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A point of the Pareto front."""
+
+    design: DesignReport
+    rate: float
+
+
+class PlanReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What `twofold plan --json` prints. All but `effort` is the same whenever and however the plan is made.
+
+    `choices` are the best of each family, best first; `without` the families that cannot keep the SLO.
+    """
+
+    twofold_version: str
+    objective: str
+    rate: float | None
+    model: str
+    workload: dict[str, str | int | float | None]
+    slo: str
+    attainment: float
+    advice: Advice
+    choices: tuple[ChoiceReport, ...]
+    without: tuple[str, ...]
+    pareto: tuple[PointReport, ...]
+    effort: dict[str, int | float | None]
+
+    @classmethod
+    def of(
+        cls, problem: Problem, plan: Plan, advice: Advice, front: tuple[Point, ...], effort: Effort
+    ) -> "PlanReport":
+        return cls(
+            twofold_version=__version__,
+            objective=plan.question.objective.value,
+            rate=plan.question.rate,
+            model=problem.template.model,
+            workload=msgspec.to_builtins(problem.workload),
+            slo=slo_words(problem.slo),
+            attainment=problem.attainment,
+            advice=advice,
+            choices=tuple(ChoiceReport.of(problem, choice) for choice in plan.choices),
+            without=plan.without,
+            pareto=tuple(PointReport(design=DesignReport.of(each.design), rate=each.rate) for each in front),
+            effort={**msgspec.to_builtins(effort), "requests_per_cpu_s": effort.requests_per_cpu_s},
+        )
+
+    def json(self) -> str:
+        """Indented JSON, in a fixed order."""
+        return msgspec.json.format(msgspec.json.encode(self), indent=2).decode()

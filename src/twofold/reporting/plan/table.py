@@ -1,0 +1,83 @@
+"""A plan for the terminal: the best of each family, how near it is to the SLO, the Pareto front and the verdict."""
+
+from collections.abc import Iterable, Sequence
+
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from twofold.planning.advice import Advice
+from twofold.planning.deployment import margins
+from twofold.planning.evaluator import Effort
+from twofold.planning.pareto import Point
+from twofold.planning.plan import Choice, Plan
+from twofold.reporting.plan.design_facts import HEADINGS, NUMBERS, choice_row, rate_text
+from twofold.reporting.simulation.facts import check_text
+
+_MOST_POINTS = 14  # of the front: the JSON has them all
+
+
+def plan_tables(plan: Plan, advice: Advice, front: Sequence[Point], effort: Effort, title: str) -> Group:
+    """Everything that a person asks of a plan."""
+    parts: list[RenderableType] = [_choices(plan, title)]
+    if plan.without:
+        parts.append(Text(f"Cannot keep the SLO: {', '.join(plan.without)}."))
+    shown = [choice for choice in (plan.best_split, plan.best_colocated) if choice is not None]
+    parts += [_margins(shown), _front(front), Text(advice.text, style="bold"), Text(effort_text(effort))]
+    return Group(*parts)
+
+
+def effort_text(effort: Effort) -> str:
+    """What the plan took."""
+    reused = f", {effort.reused:,} reused" if effort.reused else ""
+    speed = effort.requests_per_cpu_s
+    pace = "" if speed is None else f": {speed:,.0f} requests per CPU second"
+    return f"{effort.simulations:,} simulations{reused}; {effort.requests:,} requests in {effort.cpu_s:,.1f} CPU s{pace}"
+
+
+def thinned(front: Sequence[Point], most: int = _MOST_POINTS) -> list[Point]:
+    """At most so many points, evenly, with the first and the last."""
+    if len(front) <= most:
+        return list(front)
+    return [front[round(index * (len(front) - 1) / (most - 1))] for index in range(most)]
+
+
+def _choices(plan: Plan, title: str) -> Table:
+    table = _table(title, HEADINGS, NUMBERS)
+    best = (plan.best_split, plan.best_colocated)
+    for choice in plan.choices:
+        style = "bold" if choice in best else None
+        table.add_row(*map(escape, choice_row(choice)), style=style)
+    return table
+
+
+def _margins(choices: Iterable[Choice]) -> Table:
+    table = _table("Margins", ("design", "at requests/s", "check", "value", "bound", "left"), (1, 3, 4, 5))
+    for choice in choices:
+        checks = choice.evaluation.checks
+        for check, margin in zip(checks, margins(checks), strict=True):
+            left = "-" if margin.left is None else f"{margin.left:.1%}"
+            table.add_row(choice.design.name, rate_text(choice.rate), check.name, *check_text(check), left)
+        table.add_section()
+    return table
+
+
+def _front(front: Sequence[Point]) -> Table:
+    shown = thinned(front)
+    more = f" ({len(shown)} of {len(front)} points)" if len(shown) < len(front) else ""
+    table = _table(f"Pareto front{more}", ("requests/s", "$/h", "kW", "design"), (0, 1, 2))
+    for point in shown:
+        design = point.design
+        table.add_row(
+            rate_text(point.rate), f"{design.price_per_h:,.2f}", f"{design.tdp_w / 1e3:,.1f}", design.name
+        )
+    return table
+
+
+def _table(title: str, headings: Sequence[str], right: Iterable[int]) -> Table:
+    table = Table(title=title, title_justify="left")
+    numbers = set(right)
+    for place, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if place in numbers else "left")
+    return table

@@ -1,0 +1,176 @@
+"""Splitwise's mixed batching."""
+
+from collections import Counter
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.scheduled import arrive, ran, request, scheduler
+from support.selecting import decoding, ready, room, selected, waiting
+from twofold.scheduling.batchers.splitwise import SplitwiseMixed
+
+
+def test_prompts_go_first_and_decodes_share_what_is_left_of_the_budget():
+    """Whole prompts, first come first served; the decodes that joined last are paused."""
+    chosen = selected(SplitwiseMixed(100, 64), waiting(60, 37, 20), decoding(5))
+    assert chosen.prefills == [("w0", 60), ("w1", 37)]
+    assert chosen.pause == ["d4", "d3"]
+    assert chosen.resume == []
+
+
+def test_a_prompt_over_the_budget_runs_alone():
+    """Every decode pauses for it, and none begins."""
+    chosen = selected(SplitwiseMixed(100, 64), waiting(500, 1), decoding(2), ready(1))
+    assert (chosen.prefills, chosen.resume, chosen.pause) == ([("w0", 500)], [], ["d1", "d0"])
+
+
+def test_an_iteration_has_no_more_sequences_than_there_are_seats():
+    """Prompts and decodes count alike."""
+    chosen = selected(SplitwiseMixed(100, 4), waiting(10, 10, 10), decoding(3), room(seats=2))
+    assert chosen.prefills == [("w0", 10), ("w1", 10)]
+    assert chosen.pause == ["d2"]
+
+
+def test_ready_sequences_begin_after_those_that_run():
+    """They are the last to get a seat."""
+    chosen = selected(SplitwiseMixed(2048, 4), decoding(2), ready(3))
+    assert (chosen.resume, chosen.pause) == (["r0", "r1"], [])
+
+
+def test_decodes_that_were_paused_go_on_before_those_that_run():
+    """So that a burst of prompts delays all of them a little and none of them much."""
+    mixed = scheduler("splitwise", num_blocks=1000, budget=10)
+    for name in "abcd":
+        arrive(mixed, request(name, output=50))
+    assert ran(mixed) == ["a", "b", "c", "d"]
+    for number in range(3):
+        mixed.submit(request(f"p{number}", prompt=8), decodes_here=False)
+    assert ran(mixed) == ["p0", "a", "b"]
+    assert ran(mixed) == ["p1", "d", "c"]
+    assert ran(mixed) == ["p2", "b", "a"]
+    assert sorted(ran(mixed)) == ["a", "b", "c", "d"]
+    assert mixed.preemptions == 6
+
+
+def test_a_decode_left_out_four_times_goes_before_the_prompts():
+    """A steady stream of prompts cannot hold it up for ever."""
+    mixed = scheduler("splitwise", num_blocks=1000, budget=10)
+    arrive(mixed, request("a", output=50))
+    assert ran(mixed) == ["a"]
+    for number in range(8):
+        mixed.submit(request(f"p{number}", prompt=10), decodes_here=False)
+    assert [ran(mixed) for _ in range(5)] == [["p0"], ["p1"], ["p2"], ["p3"], ["a"]]
+
+
+def test_after_the_turn_of_an_overdue_decode_prompts_go_on():
+    """They do not wait for its end: it made up for one turn, not for all of its output."""
+    mixed = scheduler("splitwise", num_blocks=1000, budget=10)
+    arrive(mixed, request("a", output=50))
+    assert ran(mixed) == ["a"]
+    for number in range(8):
+        mixed.submit(request(f"p{number}", prompt=10), decodes_here=False)
+    assert [ran(mixed) for _ in range(6)][-2:] == [["a"], ["p4"]]
+
+
+def test_a_paused_decode_keeps_its_memory_and_a_dead_one_gives_it_back():
+    """It can go on at any time; when it is aborted, nothing of it is left behind."""
+    mixed = scheduler("splitwise", budget=10)
+    arrive(mixed, request("a", output=5))
+    assert ran(mixed) == ["a"]
+    mixed.submit(request("p", prompt=10, output=1), decodes_here=True)
+    batch = mixed.next_batch(0.0)
+    assert mixed.queued == 1
+    assert mixed.status().blocks_free == 64 - 4 - 3
+    mixed.abort("a")
+    assert mixed.status().blocks_free == 64 - 3
+    mixed.complete(batch)
+    assert mixed.status().idle
+    assert mixed.empty
+
+
+class Watched(SplitwiseMixed):
+    """Checks each selection as it is made."""
+
+    def __init__(self, token_budget, max_seqs):
+        super().__init__(token_budget, max_seqs)
+        self.left_out = Counter()
+        self.longest = 0
+
+    def select(self, queues, room):
+        waiting, paused, before = list(queues.waiting), list(queues.paused), list(queues.decoding)
+        ready = list(queues.ready)
+        selection = super().select(queues, room)
+        pause, resume = {s.id for s in selection.pause}, [s.id for s in selection.resume]
+        stay = [s.id for s in before if s.id not in pause]
+        started = [item.request_id for item in selection.prefills]
+        running = resume + stay
+        self._check_limits(selection, running)
+        assert started == waiting[: len(started)], "a prompt was overtaken"
+        begun = [name for name in resume if name in ready]
+        assert begun == ready[: len(begun)], "a ready sequence was overtaken"
+        assert [s.id for s in before][: len(stay)] == stay, "those that joined last are paused"
+        assert not (stay or begun) or set(paused) <= set(resume), "paused decodes go first"
+        self._count({s.id for s in before} | set(paused), set(running))
+        return selection
+
+    def _check_limits(self, selection, running):
+        tokens = sum(item.num_tokens for item in selection.prefills) + len(running)
+        alone = len(selection.prefills) == 1 and not running
+        assert tokens <= self.token_budget or alone
+        assert len(selection.prefills) + len(running) <= self.max_seqs
+
+    def _count(self, those, running):
+        for name in those & running:
+            self.left_out.pop(name, None)
+        for name in those - running:
+            self.left_out[name] += 1
+        self.longest = max(self.longest, *self.left_out.values(), 0)
+
+
+lives = st.lists(
+    st.tuples(
+        st.integers(0, 60), st.integers(1, 14), st.integers(1, 12), st.sampled_from(["here", "goes", "comes"])
+    ),
+    min_size=1,
+    max_size=40,
+)
+
+
+@settings(max_examples=500, deadline=None)
+@given(lives, st.integers(1, 12), st.integers(1, 8))
+def test_no_decode_is_left_out_more_than_four_times_in_a_row(lives, budget, max_seqs):
+    """Whatever comes when, and however small an iteration is; and everybody comes to an end."""
+    watched = Watched(budget, max_seqs)
+    mixed = scheduler(watched, num_blocks=2000, max_seqs=max_seqs)
+    lives = sorted(((*life, str(number)) for number, life in enumerate(lives)), reverse=True)
+    total, ended, iteration = len(lives), 0, 0
+    while lives or not mixed.empty:
+        while lives and lives[-1][0] <= iteration:
+            _, prompt, output, kind, name = lives.pop()
+            made = request(name, prompt, output + (kind == "comes"))
+            if kind == "comes":
+                arrive(mixed, made)
+            else:
+                mixed.submit(made, decodes_here=kind == "here")
+        batch = mixed.next_batch(0.0)
+        if batch is not None:
+            for outcome in mixed.complete(batch):
+                ended += outcome.finish_reason is not None or outcome.hands_off
+        iteration += 1
+        assert iteration < 5000, "somebody starves"
+    assert ended == total
+    assert watched.longest <= SplitwiseMixed.MAX_PREEMPTIONS
+    assert not watched._left_out, "notes about nobody"
+
+
+def test_the_limit_is_reached():
+    """Or the property above would hold of any rule."""
+    watched = Watched(10, 16)
+    mixed = scheduler(watched, num_blocks=1000)
+    arrive(mixed, request("a", output=50))
+    ran(mixed)
+    for number in range(8):
+        mixed.submit(request(f"p{number}", prompt=10), decodes_here=False)
+    for _ in range(8):
+        ran(mixed)
+    assert watched.longest == SplitwiseMixed.MAX_PREEMPTIONS

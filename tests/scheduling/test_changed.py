@@ -1,0 +1,128 @@
+"""`changed`: what happens to an instance that makes another selection of work due."""
+
+import pytest
+
+from support.scheduled import EPOCH, arrive, ran, request, scheduler
+from twofold.kvcache.blocks import BlockManager
+from twofold.kvcache.counts import BlockCounts
+
+
+def in_a_run(batcher="mixed", **more):
+    """An instance in the middle of a run of decodes."""
+    made = scheduler(batcher, **more)
+    arrive(made, request("d", prompt=4, output=40))
+    assert made.changed
+    assert made.start(0.0).limit == 39
+    assert not made.changed
+    return made
+
+
+def test_a_selection_stands_until_a_decode_ends():
+    """Nothing is asked in between, and the rest of the run is what is left of it."""
+    made = in_a_run()
+    made.advance(10)
+    assert made.start(0.0).limit == 29
+    (outcome,) = made.advance(29)
+    assert outcome.index == 39
+    assert made.start(0.0) is None
+
+
+@pytest.mark.parametrize(
+    "happens",
+    [
+        lambda made: made.submit(request("p"), decodes_here=True),
+        lambda made: arrive(made, request("r")),
+        lambda made: made.abort("d"),
+    ],
+    ids=["a prompt came", "a KV cache landed", "a request was aborted"],
+)
+def test_what_may_join_or_leaves_is_a_change(happens):
+    """The run ends at the next boundary."""
+    made = in_a_run()
+    happens(made)
+    assert made.changed
+    made.advance(3)
+    made.start(0.0)
+    assert not made.changed
+
+
+@pytest.mark.parametrize(
+    "happens",
+    [
+        lambda made: made.reserve(request("p"), "source"),
+        lambda made: made.lease_now(request("p"), "source", 0.0),
+        lambda made: made.abort("nobody"),
+        lambda made: made.handed_off("nobody"),
+    ],
+    ids=["a reservation", "a lease", "an abort of nobody", "a hand-off of nobody"],
+)
+def test_what_cannot_join_yet_is_no_change(happens):
+    """Runs are not cut for what the next iteration cannot be about."""
+    made = in_a_run()
+    happens(made)
+    assert not made.changed
+
+
+@pytest.mark.parametrize("accounts", [BlockManager, BlockCounts])
+def test_a_hand_off_that_ends_makes_room_for_what_waits(accounts):
+    """A prompt without memory begins when the KV cache of another has left."""
+    made = scheduler("prefill", num_blocks=8, accounts=accounts)
+    made.submit(request("a", prompt=20), decodes_here=False)
+    made.submit(request("b", prompt=20), decodes_here=False)
+    assert ran(made) == ["a"]
+    assert made.next_batch(0.0) is None
+    assert not made.changed
+    made.handed_off("a")
+    assert made.changed
+    assert ran(made) == ["b"]
+
+
+def test_a_hand_off_that_ends_is_no_change_where_nothing_waits():
+    """There is nobody to make use of the room."""
+    made = in_a_run("splitwise")
+    made.submit(request("a"), decodes_here=False)
+    made.advance(1)
+    ran(made)
+    made.start(0.0)
+    made.handed_off("a")
+    assert not made.changed
+
+
+def arriving(made):
+    """Nothing runs; a lease holds the memory that a prompt waits for."""
+    assert made.lease_now(request("a", prompt=20), "source", 0.0) is not None
+    made.submit(request("b", prompt=20), decodes_here=True)
+    assert made.next_batch(0.0) is None
+    assert not made.changed
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda made: (made.end_lease("a", EPOCH), made.abort("a")),
+        lambda made: (made.abort("a"), made.end_lease("a", EPOCH)),
+        lambda made: (made.abort("a"), made.landed("a", EPOCH)),
+        lambda made: (made.abort("a"), made.lose_source("source")),
+    ],
+    ids=["given up, then aborted", "aborted, then given up", "aborted, then landed", "its source is lost"],
+)
+def test_a_lease_that_comes_to_nothing_makes_room_for_what_waits(end):
+    """Memory is memory, whoever held it: a driver that looks at `changed` alone must not leave a prompt waiting."""
+    made = scheduler("mixed", num_blocks=8)
+    arriving(made)
+    end(made)
+    assert made.status().blocks_free == 8
+    assert made.changed
+
+
+def test_a_lease_that_comes_to_nothing_ends_a_run_for_what_waits():
+    """Else a prompt waits for the end of a decode, with all the memory it needs."""
+    made = scheduler("mixed", num_blocks=30)
+    arrive(made, request("d", prompt=4, output=40))  # 11 blocks
+    assert made.lease_now(request("a", prompt=50), "source", 0.0) is not None  # 13 more
+    made.submit(request("b", prompt=26), decodes_here=True)  # 7, and 6 are free
+    assert made.start(0.0).limit == 39
+    made.abort("a")
+    made.end_lease("a", EPOCH)
+    made.advance(1)
+    assert made.start(0.0).prefill_sequences == 1

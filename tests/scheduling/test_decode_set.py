@@ -1,0 +1,166 @@
+"""The decode set, held against a model that counts every token of every member."""
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from twofold.request import Phase, Request
+from twofold.scheduling.decode_set import DecodeSet
+from twofold.scheduling.sequence import ScheduledSequence
+
+
+def ready(name, prompt=10, output=4, generated=1):
+    """A sequence whose prompt is computed and whose output has begun."""
+    request = Request(id=name, arrival_s=0.0, prompt_tokens=prompt, output_tokens=output)
+    computed = prompt + generated - 1
+    return ScheduledSequence(request, True, prompt + output - 1, computed=computed, generated=generated)
+
+
+def progress(sequence):
+    return sequence.id, sequence.computed, sequence.generated
+
+
+@dataclass
+class Counted:
+    """One member as the model sees it."""
+
+    name: str
+    computed: int
+    generated: int
+    output: int
+
+    def step(self):
+        self.computed += 1
+        self.generated += 1
+
+    @property
+    def done(self):
+        return self.generated >= self.output
+
+
+class NaiveDecodeSet:
+    """One iteration after another, one member after another."""
+
+    def __init__(self):
+        self.members: list[Counted] = []
+
+    def advance(self, iterations):
+        ended = []
+        for _ in range(iterations):
+            for member in self.members:
+                member.step()
+            ended += [member for member in self.members if member.done]
+            self.members = [member for member in self.members if not member.done]
+        return ended
+
+    def iterations_to_end(self):
+        return min((member.output - member.generated for member in self.members), default=0)
+
+
+def check(fast, naive):
+    assert len(fast) == fast.size == len(naive.members)
+    assert [sequence.id for sequence in fast] == [member.name for member in naive.members]
+    assert fast.context_tokens == sum(member.computed for member in naive.members)
+    assert fast.iterations_to_end() == naive.iterations_to_end()
+    items = [(item.request_id, item.context_tokens) for item in fast.items()]
+    assert items == [(member.name, member.computed) for member in naive.members]
+    assert all(
+        (item.phase, item.num_tokens, item.samples) == (Phase.DECODE, 1, True) for item in fast.items()
+    )
+    assert [fast.generated(sequence) for sequence in fast] == [m.generated for m in naive.members]
+
+
+# Join somebody new (prompt, output, generated so far), let somebody leave, let somebody who left join again, advance.
+steps = st.lists(
+    st.tuples(
+        st.sampled_from(["join", "join", "leave", "return", "advance", "advance"]),
+        st.integers(0, 40),
+        st.integers(1, 30),
+        st.integers(0, 100),
+    ),
+    max_size=120,
+)
+
+
+@settings(max_examples=800, deadline=None)
+@given(steps)
+def test_the_set_counts_what_counting_each_token_would(steps):
+    """Sizes, contexts, items, ends and their order, after members joined, left and returned at any time."""
+    fast, naive, left = DecodeSet(), NaiveDecodeSet(), {}
+    for number, (action, first, second, third) in enumerate(steps):
+        members = list(fast)
+        if action == "join":
+            generated = 1 + third % second
+            sequence = ready(str(number), 1 + first, second + generated, generated)
+            fast.join(sequence)
+            naive.members.append(Counted(sequence.id, first + generated, generated, second + generated))
+        elif action == "leave" and members:
+            sequence = members[third % len(members)]
+            model = naive.members.pop(third % len(members))
+            fast.leave(sequence)
+            assert progress(sequence) == (model.name, model.computed, model.generated)
+            left[sequence.id] = sequence, model
+        elif action == "return" and left:
+            sequence, model = left.pop(list(left)[third % len(left)])
+            fast.join(sequence)
+            naive.members.append(model)
+        elif action == "advance" and members:
+            count = 1 + third % naive.iterations_to_end()
+            ended = [progress(sequence) for sequence in fast.advance(count)]
+            assert ended == [(m.name, m.computed, m.generated) for m in naive.advance(count)]
+        check(fast, naive)
+
+
+@given(st.lists(st.integers(2, 20), min_size=1, max_size=12), st.integers(1, 19))
+def test_advancing_by_many_is_advancing_by_one_that_often(outputs, count):
+    """As far as the first end goes."""
+    sets = DecodeSet(), DecodeSet()
+    for made in sets:
+        for number, output in enumerate(outputs):
+            made.join(ready(str(number), output=output))
+    together, single = sets
+    count = min(count, together.iterations_to_end())
+    ended = [progress(sequence) for _ in range(count) for sequence in single.advance(1)]
+    assert [progress(sequence) for sequence in together.advance(count)] == ended
+    assert together.items() == single.items()
+
+
+def test_the_last_to_join_are_named_latest_first():
+    """Those are paused where seats are short, and one that returns has joined anew."""
+    decoding = DecodeSet()
+    members = [ready(name) for name in "abc"]
+    for member in members:
+        decoding.join(member)
+    decoding.leave(members[0])
+    decoding.join(members[0])
+    assert [member.id for member in decoding.last(2)] == ["a", "c"]
+    assert decoding.last(0) == []
+
+
+def test_members_that_left_are_forgotten():
+    """However often decodes pause and go on, the set does not grow."""
+    decoding, member = DecodeSet(), ready("a", output=10_000)
+    for _ in range(1000):
+        decoding.join(member)
+        decoding.leave(member)
+    assert decoding.iterations_to_end() == 0
+    assert len(decoding._ends) < 50
+
+
+def test_those_that_end_together_end_in_the_order_in_which_they_joined():
+    """Outcomes come in one order, whatever the ends were pushed in."""
+    decoding = DecodeSet()
+    for name, output in (("c", 4), ("a", 6), ("b", 4)):
+        decoding.join(ready(name, output=output))
+    assert [sequence.id for sequence in decoding.advance(3)] == ["c", "b"]
+
+
+def test_a_stranger_is_not_a_member():
+    """Asking does no harm; taking out what is not there is a fault of the caller."""
+    decoding = DecodeSet()
+    assert decoding.get("a") is None
+    assert "a" not in decoding
+    with pytest.raises(KeyError):
+        decoding.leave(ready("a"))

@@ -1,0 +1,75 @@
+"""How much memory a request takes, and when."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support.scheduled import arrive, ran, request, scheduler, step
+from twofold.scheduling.memory import WHOLE, MemoryRule
+
+LATE = MemoryRule(output_at_decode_start=True)
+
+
+def test_a_handed_off_prompt_takes_blocks_for_the_prompt_alone():
+    """The output's KV is the decode instance's business."""
+    made = request("a", prompt=16, output=8)
+    assert WHOLE.at_start(made, decodes_here=True) == 16 + 8 - 1
+    assert WHOLE.at_start(made, decodes_here=False) == 16
+    assert WHOLE.at_decode_start(made) == 0
+
+
+@given(st.integers(1, 1000), st.integers(1, 1000), st.booleans(), st.integers(0, 3))
+def test_what_is_taken_at_the_start_and_later_is_what_is_taken_in_all(prompt, output, late, extra):
+    """However it is divided; the last output token never needs any KV."""
+    rule, made = MemoryRule(late, extra), request("a", prompt, output)
+    assert rule.at_start(made, decodes_here=True) + rule.at_decode_start(made) == rule.in_all(made)
+    assert rule.in_all(made) == prompt + output - 1 + extra
+    assert rule.at_start(made, decodes_here=False) == prompt + extra
+
+
+def test_an_output_waits_for_memory_with_its_prompt_in_place():
+    """It is ready, and begins when another has ended; a smaller one behind it does not overtake it."""
+    decode = scheduler("decode", num_blocks=12, memory=LATE)
+    arrive(decode, request("a", prompt=8, output=17))  # 2 blocks, and 4 for the output
+    arrive(decode, request("b", prompt=8, output=17))
+    arrive(decode, request("c", prompt=4, output=2))  # 1, and 1
+    assert ran(decode) == ["a"], "5 blocks hold prompts, 4 are taken, 3 are left"
+    assert decode.status().blocks_free == 3
+    assert decode.queued == 2
+    for _ in range(15):
+        assert ran(decode) == ["a"]
+    assert ran(decode) == ["b", "c"]
+
+
+def test_a_prompt_starts_where_its_output_would_not_fit():
+    """That is what the rule is for; by default it waits for room for all of it."""
+    for memory, started in ((WHOLE, 1), (LATE, 0)):
+        mixed = scheduler("mixed", num_blocks=5, memory=memory)
+        mixed.submit(request("a", prompt=8, output=21), decodes_here=True)
+        assert (mixed.next_batch(0.0) is None) == started
+
+
+def test_a_lease_is_for_the_prompt_where_the_output_comes_later():
+    """And the whole of it is given back in the end."""
+    decode = scheduler("decode", num_blocks=10, memory=MemoryRule(output_at_decode_start=True, extra=1))
+    decode.reserve(request("a", prompt=8, output=5), "p")
+    (lease,) = decode.grant(0.0)
+    assert len(lease.blocks) == 3
+    decode.landed("a", lease.epoch)
+    step(decode)
+    assert decode.status().blocks_free == 10 - 3 - 1
+    for _ in range(3):
+        step(decode)
+    assert decode.status().idle
+
+
+def test_paused_decodes_keep_the_memory_of_their_output():
+    """It is taken once, however often they go on."""
+    mixed = scheduler("splitwise", num_blocks=20, budget=10, memory=LATE)
+    arrive(mixed, request("a", prompt=8, output=9))
+    assert ran(mixed) == ["a"]
+    assert mixed.status().blocks_free == 20 - 4
+    mixed.submit(request("p", prompt=10, output=1), decodes_here=True)
+    assert ran(mixed) == ["p"]
+    assert mixed.queued == 1
+    assert ran(mixed) == ["a"]
+    assert mixed.status().blocks_free == 20 - 4

@@ -1,0 +1,145 @@
+"""Running k iterations at once is running one iteration k times."""
+
+from dataclasses import dataclass, field
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.scheduled import EPOCH, request, scheduler
+from twofold.kvcache.blocks import BlockManager
+from twofold.kvcache.counts import BlockCounts
+from twofold.scheduling.batchers import BATCHERS
+from twofold.scheduling.instance import InstanceScheduler
+from twofold.scheduling.memory import WHOLE, MemoryRule
+
+# What can be said to an instance, of which request, with a prompt and an output of which lengths.
+commands = st.lists(
+    st.tuples(
+        st.sampled_from(
+            [
+                "colocated",
+                "handed off",
+                "reserve",
+                "lease now",
+                "land",
+                "land",
+                "give up",
+                "abort",
+                "hand-off over",
+            ]
+        ),
+        st.integers(0, 20),
+        st.integers(1, 30),
+        st.integers(1, 12),
+    ),
+    max_size=3,
+)
+# Before an iteration starts, while it runs, and how much of the run there then is.
+rounds = st.lists(st.tuples(commands, commands, st.integers(1, 12)), min_size=1, max_size=25)
+
+
+@dataclass
+class Side:
+    """An instance, and what came of its iterations."""
+
+    instance: InstanceScheduler
+    told: list[tuple[object, ...]] = field(default_factory=list)
+
+    def tell(self, action, number, prompt, output):
+        """One command, if it means something now; what came of it."""
+        made = self.instance
+        name = str(number)
+        here = made.blocks.owns(name) or name in made._lease_queue or name in made._queues.waiting
+        if action in ("colocated", "handed off") and not (here or name in made._handing_off):
+            made.submit(request(name, prompt, output), decodes_here=action == "colocated")
+        elif action == "reserve" and not (here or name in made._handing_off or name in made.leases):
+            made.reserve(request(name, prompt, output + 1), "source")
+        elif action == "lease now" and not (here or name in made._handing_off or name in made.leases):
+            self.told.append((made.lease_now(request(name, prompt, output + 1), "source", 0.0) is not None,))
+        elif action == "land" and name in made.leases:
+            self.told.append((made.landed(name, EPOCH),))
+        elif action == "give up" and name in made.leases:
+            made.end_lease(name, EPOCH)
+            made.abort(name)
+        elif action == "abort" and name not in made._handing_off:
+            made.abort(name)
+        elif action == "hand-off over":
+            if not made.blocks.owns(name):  # its prompt is through
+                made.handed_off(name)
+        self.told += [("lease", lease.request_id) for lease in made.grant(0.0)]
+
+    def hear(self, outcomes):
+        """First tokens and ends are what both ways of driving an instance report."""
+        self.told += [
+            (o.request_id, o.index, o.finish_reason, o.hands_off)
+            for o in outcomes
+            if o.index == 0 or o.finish_reason is not None
+        ]
+
+    @property
+    def accounts(self):
+        made = self.instance
+        stages = made._queues
+        queues = (stages.waiting, stages.prefilling, stages.ready, stages.paused)
+        context = stages.decoding.context_tokens, stages.decoding.items()
+        return (
+            made.status(),
+            made.queued,
+            made.empty,
+            made.preemptions,
+            [list(queue) for queue in queues],
+            context,
+        )
+
+
+def one_round(together, single, during, count):
+    """A run of some iterations; all but the last have passed when the commands come that cut it short."""
+    iteration = together.instance.start(0.0)
+    if iteration is None:
+        assert single.instance.next_batch(0.0) is None
+        return
+    count = min(count, iteration.limit)
+    for _ in range(count - 1):
+        single.hear(single.instance.complete(single.instance.next_batch(0.0)))
+    batch = single.instance.next_batch(0.0)
+    assert batch.prefill_tokens == iteration.prefill_tokens
+    assert batch.decode_sequences == iteration.decode_sequences
+    assert batch.context_tokens == iteration.context_tokens + (count - 1) * iteration.decode_sequences
+    for command in during:
+        together.tell(*command)
+        single.tell(*command)
+    together.hear(together.instance.advance(count))
+    single.hear(single.instance.complete(batch))
+
+
+@settings(max_examples=1500, deadline=None)
+@given(
+    st.sampled_from(sorted(BATCHERS)),
+    rounds,
+    st.sampled_from([3, 20]),
+    st.sampled_from([WHOLE, MemoryRule(output_at_decode_start=True, extra=1)]),
+)
+def test_a_run_of_iterations_is_as_many_single_ones(batcher, rounds, budget, memory):
+    """First tokens, ends, leases, memory, queues, preemptions and what is due next, whatever happens in between."""
+    how = {"num_blocks": 24, "max_seqs": 6, "budget": budget, "memory": memory}
+    together = Side(scheduler(batcher, accounts=BlockCounts, **how))
+    single = Side(scheduler(batcher, accounts=BlockManager, **how))
+    for before, during, count in rounds:
+        for command in before:
+            together.tell(*command)
+            single.tell(*command)
+        assert together.instance.changed == single.instance.changed
+        one_round(together, single, during, count)
+        assert together.told == single.told
+        assert together.instance.changed == single.instance.changed
+        assert together.accounts == single.accounts
+
+
+def test_runs_are_long_where_nothing_happens():
+    """Or the property above would say nothing about them."""
+    for batcher in sorted(set(BATCHERS) - {"prefill"}):
+        made = scheduler(batcher, num_blocks=1000)
+        for name in "ab":
+            made.lease_now(request(name, output=200), "source", 0.0)
+            made.landed(name, EPOCH)
+        assert made.start(0.0).limit == 199, batcher

@@ -1,0 +1,81 @@
+"""What must always hold in the simulator, over random workloads, clusters, links, memories, policies and failures."""
+
+from hypothesis import given, settings
+
+from support.toy import clusters, run, workloads
+from twofold.request import FinishReason
+from twofold.simulation.kernel import PS
+from twofold.timeline import Moment
+
+ORDERED = [
+    Moment.ARRIVED,
+    Moment.ROUTED,
+    Moment.PREFILL_STARTED,
+    Moment.FIRST_TOKEN,
+    Moment.DECODE_STARTED,
+    Moment.LAST_TOKEN,
+]
+
+
+@settings(max_examples=1500, deadline=None)
+@given(clusters(), workloads())
+def test_every_request_ends_once_and_everything_is_given_back(cluster, requests):
+    """queue + running + done + rejected = arrived; no block is left, no load remains, no token is lost or repeated."""
+    world = run(cluster, requests)
+    counts, lives = world.statistics, world.cluster.lives
+    assert counts.arrived == len(requests)
+    assert counts.arrived == counts.completed + counts.rejected + counts.failed + len(lives)
+    ended = [timeline.request.id for timeline in world.ends.timelines]
+    assert len(ended) == len(set(ended)) == len(requests) - len(lives)
+    if cluster[0].rules == "twofold":
+        assert not lives, "only SplitwiseSim's way of taking memory can wait for ever"
+    if lives:
+        return
+    for instance in world.cluster.instances.values():
+        assert instance.scheduler.status().idle or instance.load is None
+    for load in world.cluster.scheduler.pools:
+        left = (load.pending_prefill_tokens, load.reserved_tokens, load.prefills, load.decodes, load.requests)
+        assert left == (0, 0, 0, 0, 0)
+
+
+@settings(max_examples=700, deadline=None)
+@given(clusters(), workloads())
+def test_time_never_runs_backwards_in_a_request(cluster, requests):
+    """Its moments come in their order, and a completed one has all it needs; a hand-off lies where it must."""
+    for timeline in run(cluster, requests).ends.timelines:
+        moments = timeline.moments
+        times = [moments[moment] for moment in ORDERED if moment in moments]
+        assert times == sorted(times)
+        if timeline.finish_reason is not FinishReason.LENGTH:
+            continue
+        assert timeline.output_tokens == timeline.request.output_tokens
+        assert (Moment.DECODE_STARTED in moments) == (timeline.output_tokens > 1)
+        if timeline.prefill_instance != timeline.decode_instance and timeline.output_tokens > 1:
+            assert moments[Moment.HANDOFF_STARTED] <= moments[Moment.HANDOFF_ENDED]
+            assert moments[Moment.FIRST_TOKEN] <= moments[Moment.HANDOFF_ENDED] <= moments[Moment.DECODE_STARTED]
+
+
+@settings(max_examples=500, deadline=None)
+@given(clusters(), workloads())
+def test_distributions_hold_what_the_timelines_say(cluster, requests):
+    """The same definitions in both: the sums of the histograms are those of the spans, and every gap is counted."""
+    world = run(cluster, requests)
+    done = [t for t in world.ends.timelines if t.finish_reason is FinishReason.LENGTH]
+    counts = world.statistics
+    for histogram, name in ((counts.ttft, "ttft_s"), (counts.e2e, "e2e_s"), (counts.queue, "queue_prefill_s")):
+        assert histogram.count == len(done)
+        assert abs(histogram.total - sum(getattr(t, name) for t in done) * PS) <= len(requests)
+    if cluster[0].rules == "twofold":
+        several = [t.tpot_s for t in done if t.tpot_s is not None]
+        assert abs(counts.tpot.total - sum(several) * PS) <= len(requests)
+    if not counts.failed and not world.cluster.lives:
+        assert counts.itl.count == sum(t.output_tokens - 1 for t in done)
+        decoding = sum(t.span(Moment.FIRST_TOKEN, Moment.LAST_TOKEN) for t in done)
+        assert abs(counts.itl.total - decoding * PS) <= len(requests)
+
+
+@settings(max_examples=200, deadline=None)
+@given(clusters(), workloads())
+def test_the_same_input_gives_the_same_result(cluster, requests):
+    """Nothing depends on hash order, identity or a clock."""
+    assert run(cluster, requests).facts() == run(cluster, requests).facts()

@@ -1,0 +1,52 @@
+"""Instance schedulers at rest, and the requests they are given."""
+
+from twofold.kvcache.accounts import BlockAccounts
+from twofold.kvcache.blocks import BlockManager
+from twofold.kvcache.leases import LeaseBook
+from twofold.request import Request
+from twofold.scheduling.batcher import Batcher
+from twofold.scheduling.batchers import BATCHERS
+from twofold.scheduling.instance import InstanceScheduler, Outcome
+from twofold.scheduling.memory import WHOLE, MemoryRule
+
+EPOCH = 3
+
+
+def scheduler(
+    batcher: str | Batcher,
+    num_blocks: int = 64,
+    block_size: int = 4,
+    max_seqs: int = 16,
+    budget: int = 2048,
+    memory: MemoryRule = WHOLE,
+    accounts: type[BlockAccounts] = BlockManager,
+) -> InstanceScheduler:
+    blocks = accounts(num_blocks, block_size)
+    leases = LeaseBook(blocks, "instance", EPOCH, lease_s=10.0)
+    made = BATCHERS[batcher](budget, max_seqs) if isinstance(batcher, str) else batcher
+    return InstanceScheduler(made, blocks, leases, max_seqs, memory)
+
+
+def request(name: str, prompt: int = 10, output: int = 3, arrival_s: float = 0.0) -> Request:
+    return Request(id=name, arrival_s=arrival_s, prompt_tokens=prompt, output_tokens=output)
+
+
+def arrive(instance: InstanceScheduler, made: Request, source: str = "p") -> None:
+    """The KV cache of a request comes from `source` and is in place."""
+    assert instance.lease_now(made, source, 0.0) is not None
+    assert instance.landed(made.id, EPOCH)
+
+
+def step(instance: InstanceScheduler, stopped: tuple[str, ...] | set[str] = ()) -> list[Outcome]:
+    """One iteration."""
+    batch = instance.next_batch(0.0)
+    assert batch is not None
+    return instance.complete(batch, stopped)
+
+
+def ran(instance: InstanceScheduler) -> list[str]:
+    """One iteration; the requests that were in it, in order."""
+    batch = instance.next_batch(0.0)
+    assert batch is not None
+    instance.complete(batch)
+    return [item.request_id for item in batch.items]

@@ -1,0 +1,91 @@
+"""Queues in a given state, and what a batcher selects from them."""
+
+from dataclasses import dataclass, field
+
+from twofold.batch import BatchItem
+from twofold.kvcache.counts import BlockCounts
+from twofold.request import Request
+from twofold.scheduling.batcher import Batcher, Queues, Room, Selection
+from twofold.scheduling.sequence import ScheduledSequence
+
+OUTPUT_TOKENS = 8
+
+
+@dataclass
+class State:
+    """Part of a state of the queues; several are merged."""
+
+    queues: Queues = field(default_factory=Queues)
+    decodes: list[ScheduledSequence] = field(default_factory=list)
+
+
+@dataclass
+class Selected:
+    """A selection by names: prompts with how many of their tokens."""
+
+    prefills: list[tuple[str, int]]
+    resume: list[str]
+    pause: list[str]
+    items: list[BatchItem]
+
+
+def sequence(name: str, prompt: int = 10, output: int = OUTPUT_TOKENS, **more: int) -> ScheduledSequence:
+    request = Request(id=name, arrival_s=0.0, prompt_tokens=prompt, output_tokens=output)
+    return ScheduledSequence(request, decodes_here=True, start_tokens=request.total_tokens, **more)
+
+
+def waiting(*prompts: int, name: str = "w") -> State:
+    """Prompts of these lengths that have not begun."""
+    made = [sequence(f"{name}{i}", prompt) for i, prompt in enumerate(prompts)]
+    return State(Queues(waiting={each.id: each for each in made}))
+
+
+def ready(count: int, output_tokens: tuple[int, ...] = ()) -> State:
+    """Sequences that may begin to decode, with `output_tokens` they want that much memory with their first decode."""
+    made = [sequence(f"r{i}", computed=10, generated=1) for i in range(count)]
+    for each, tokens in zip(made, output_tokens, strict=False):
+        each.decode_tokens = tokens
+    return State(Queues(ready={each.id: each for each in made}))
+
+
+def decoding(count: int) -> State:
+    """Sequences that have made one token."""
+    return State(decodes=[sequence(f"d{i}", computed=10, generated=1) for i in range(count)])
+
+
+def room(blocks: int = 1000, seats: int = 64, block_size: int = 16) -> Room:
+    return Room(BlockCounts(max(blocks, 1), block_size), blocks, seats)
+
+
+def merged(states: tuple[State, ...]) -> Queues:
+    queues = Queues()
+    for state in states:
+        queues.waiting |= state.queues.waiting
+        queues.prefilling |= state.queues.prefilling
+        queues.ready |= state.queues.ready
+        for each in state.decodes:
+            queues.decoding.join(each)
+    return queues
+
+
+def named(selection: Selection) -> Selected:
+    return Selected(
+        [(item.request_id, item.num_tokens) for item in selection.prefills],
+        [each.id for each in selection.resume],
+        [each.id for each in selection.pause],
+        selection.prefills,
+    )
+
+
+def selected(batcher: Batcher, *parts: State | Room) -> Selected:
+    """What `batcher` selects where these sequences came to it: first those that decode by now, then in this order."""
+    states = tuple(part for part in parts if isinstance(part, State))
+    running = {each.id: each for state in states for each in state.decodes}
+    for each in running.values():
+        batcher.queued(each)
+    batcher.select(Queues(ready=running), room())
+    queues = merged(states)
+    for each in (*queues.waiting.values(), *queues.ready.values()):
+        batcher.queued(each)
+    given = next((part for part in parts if isinstance(part, Room)), room())
+    return named(batcher.select(queues, given))

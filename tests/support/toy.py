@@ -1,0 +1,174 @@
+"""Small virtual clusters with simple timing and little memory, so that everything that can happen does, often."""
+
+from hypothesis import strategies as st
+
+from twofold.hardware.catalog import load_catalog
+from twofold.instance import Role
+from twofold.performance.base import DecodeCost, ModelError
+from twofold.request import Request
+from twofold.scheduling.batchers import BATCHERS
+from twofold.simulation.build import Kind, build
+from twofold.simulation.observer import QuietObserver
+from twofold.simulation.rules import rules
+from twofold.simulation.spec import ClusterSpec, Failure, PoolSpec
+from twofold.simulation.statistics import Sampler, Statistics
+from twofold.simulation.timing import Timing
+from twofold.slo import Slo
+
+CATALOG = load_catalog()
+SPLIT_BATCHERS = ("splitwise", "splitwise-sim")
+
+
+class ToyModel:
+    """Milliseconds in round numbers: events often fall on the same picosecond."""
+
+    name = "toy"
+    error = ModelError(prefill=None, decode=None, basis="made up")
+    idle_w = 10.0
+
+    def __init__(self, base=4, per_sequence=1, per_token=0):
+        self.base, self.per_sequence, self.per_token = base, per_sequence, per_token
+
+    def prefill_s(self, tokens, squares):
+        return (self.base + tokens) / 1e3
+
+    def decode_cost(self, sequences):
+        return DecodeCost((self.base + self.per_sequence * sequences) / 1e3, self.per_token / 1e6)
+
+    def mixed_s(self, tokens, squares, sequences, context):
+        return (self.base + tokens + self.per_sequence * sequences) / 1e3 + self.per_token * context / 1e6
+
+    def uncontended(self, prompt_tokens, output_tokens):
+        cost = self.decode_cost(1)
+        return self.prefill_s(prompt_tokens, prompt_tokens**2), cost.base_s + cost.context_s * prompt_tokens
+
+    def prefill_w(self, tokens):
+        return 50.0 + tokens / 10
+
+    def decode_w(self, sequences):
+        return 20.0 + sequences
+
+
+class Ends(QuietObserver):
+    """Keeps the timeline of every request."""
+
+    def __init__(self):
+        self.timelines = []
+
+    def ended(self, timeline):
+        self.timelines.append(timeline)
+
+
+class ToyRun:
+    """A cluster that ran to its end."""
+
+    def __init__(self, spec, requests, *, model, capacity=400, max_run=1 << 60, batchers=None, slo=None):
+        how = rules(spec.rules)
+        batchers = batchers or {}
+        timing = Timing(model)
+        kinds = [
+            Kind(
+                pool=pool,
+                machine=CATALOG.machine(pool.machine),
+                tensor_parallel=pool.tensor_parallel or 8,
+                batcher=batchers.get(pool.role, pool.batcher),
+                model=model,
+                timing=timing,
+                capacity_tokens=capacity // spec.block_size * spec.block_size,
+            )
+            for pool in spec.pools
+        ]
+        self.statistics = Statistics(slo or Slo(ttft_s=1), model, over_all_tokens=how.over_all_tokens)
+        self.ends = Ends()
+        self.cluster = build(spec, CATALOG, kinds, self.statistics, [self.ends], max_run)
+        self.sampler = Sampler(list(self.cluster.instances.values()))
+        self.cluster.feed(requests)
+        self.cluster.kernel.run(until_events=1 << 60)
+
+    def facts(self):
+        """All that a run says, in a form that compares exactly."""
+        statistics = self.statistics
+        slow = statistics.slowdowns
+        histograms = (
+            statistics.ttft, statistics.tpot, statistics.itl, statistics.e2e, statistics.queue, statistics.transfer,
+            slow.ttft, slow.tpot, slow.e2e,
+        )  # fmt: skip
+        return {
+            "timelines": {t.request.id: (t.moments, t.finish_reason, t.output_tokens, t.preemptions,
+                                         t.prefill_instance, t.decode_instance) for t in self.ends.timelines},
+            "histograms": [(dict(sorted(h.counts.items())), h.total, h.low, h.high) for h in histograms],
+            "counts": (statistics.arrived, statistics.completed, statistics.rejected, statistics.failed,
+                       statistics.slo_met, statistics.handoffs, len(self.cluster.lives)),
+            "instances": {name: (i.busy, i.energy, i.iterations, i.sequence_time, i.scheduler.preemptions)
+                          for name, i in self.cluster.instances.items()},
+        }  # fmt: skip
+
+
+@st.composite
+def workloads(draw, most=30):
+    """Requests in order; arrivals tie now and then, and some do not fit anywhere."""
+    gaps = draw(st.lists(st.sampled_from([0, 0, 1, 2, 5, 13, 40, 200]), min_size=1, max_size=most))
+    requests, at = [], 0
+    for number, gap in enumerate(gaps):
+        at += gap
+        prompt = draw(st.sampled_from([1, 3, 17, 40, 64, 65, 130, 350]))
+        output = draw(st.sampled_from([1, 2, 3, 7, 20, 45]))
+        requests.append(
+            Request(id=str(number), arrival_s=at / 1e3, prompt_tokens=prompt, output_tokens=output)
+        )
+    return requests
+
+
+def pools(*shape):
+    return tuple(PoolSpec(machines=n, machine="dgx-h100", role=role) for n, role in shape)
+
+
+@st.composite
+def clusters(draw):
+    """Any mixture of roles, routers, batchers, hand-offs, links and failures that fits together."""
+    split = draw(st.booleans())
+    rule = draw(st.sampled_from(["twofold", "twofold", "splitwise-sim"]))
+    if split:
+        router = draw(
+            st.sampled_from(["splitwise", "splitwise-sim", "jsq", "jsq-requests", "round-robin", "random"])
+        )
+        shape = [(draw(st.integers(1, 3)), Role.PREFILL), (draw(st.integers(1, 3)), Role.DECODE)]
+        if draw(st.booleans()) and router == "splitwise":
+            shape.append((1, Role.MIXED))
+        if router.startswith("splitwise"):
+            name = draw(st.sampled_from(SPLIT_BATCHERS))
+            batchers = dict.fromkeys(Role, name)
+        else:
+            batchers = {Role.PREFILL: "prefill", Role.DECODE: "decode", Role.MIXED: "mixed"}
+    else:
+        router = draw(st.sampled_from(["jsq", "jsq-pending", "jsq-requests", "round-robin", "random"]))
+        shape = [(draw(st.integers(1, 3)), Role.MIXED)]
+        batchers = {Role.MIXED: draw(st.sampled_from(sorted(set(BATCHERS) - {"prefill", "decode"})))}
+    failures = ()
+    if draw(st.integers(0, 3)) == 0:
+        number, role = shape[0]
+        at = draw(st.sampled_from([0.0, 0.005, 0.05, 0.4]))
+        back = draw(st.none() | st.just(at + 0.1))
+        failures = (Failure(instance=f"{role.value}-{number - 1}", at_s=at, back_s=back),)
+    spec = ClusterSpec(
+        pools=pools(*shape),
+        model="llama2-70b",
+        router=router,
+        handoff=draw(st.sampled_from(["serialized", "layer-wise", "by-size"])),
+        token_budget=draw(st.sampled_from([64, 100])),
+        max_seqs=draw(st.sampled_from([3, 8, 64])),
+        block_size=draw(st.sampled_from([1, 16])),
+        contention=draw(st.booleans()),
+        link_bytes_per_s=draw(st.sampled_from([1e8, 1e10, 4e11])),
+        rules=rule,
+        failures=failures,
+    )
+    model = ToyModel(
+        draw(st.sampled_from([1, 4])), draw(st.sampled_from([0, 1])), draw(st.sampled_from([0, 1, 7]))
+    )
+    return spec, batchers, model, draw(st.sampled_from([400, 600, 5000]))
+
+
+def run(drawn, requests, **how):
+    spec, batchers, model, capacity = drawn
+    return ToyRun(spec, requests, model=model, capacity=capacity, batchers=batchers, **how)

@@ -1,5 +1,6 @@
 """An instance: one copy of the model that runs batches, and the role it plays."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -28,7 +29,7 @@ class InstanceLoad:
     routed here and not yet prefilled. `reserved_tokens`: KV tokens that the requests here, or on their way here,
     may come to hold; `capacity_tokens` what it has room for (None: not known). `prefills` and `decodes`: requests
     routed here for that phase that are not through with it. `requests`: how many there are in either phase.
-    `queued`: sequences that wait on the instance itself, as it last said.
+    `queued` tells how many sequences wait on the instance itself; where nobody can tell, none do.
     """
 
     id: str
@@ -40,7 +41,7 @@ class InstanceLoad:
     prefills: int = 0
     decodes: int = 0
     requests: int = 0
-    queued: int = 0
+    queued: Callable[[], int] = lambda: 0
     # The pools' own: its place in its pool, and how often its numbers changed.
     place: int = 0
     version: int = 0

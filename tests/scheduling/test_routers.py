@@ -1,75 +1,172 @@
 """Routers and the cluster accounts they decide by."""
 
-from hypothesis import given
+from functools import partial
+
+import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from twofold.handoff import HandoffMode
-from twofold.instance import InstanceLoad, Role
-from twofold.request import Request
-from twofold.scheduling.cluster import ClusterScheduler
-from twofold.scheduling.handoffs import FixedHandoff
+from support.routed import cluster, load, pools, request
+from twofold.instance import Role
 from twofold.scheduling.router import Route
-from twofold.scheduling.routers import ROUTERS
-
-
-def request(name="a", prompt=100, output=10):
-    return Request(id=name, arrival_s=0.0, prompt_tokens=prompt, output_tokens=output)
-
-
-def cluster(roles, router="jsq"):
-    made = ClusterScheduler(ROUTERS[router](), FixedHandoff(HandoffMode.LAYER_WISE))
-    for i, role in enumerate(roles):
-        made.add_instance(f"{role.value}-{i}", role)
-    return made
+from twofold.scheduling.routers import FIXED_ROLE_ROUTERS, ROUTERS
 
 
 def test_jsq_joins_the_shortest_queue_of_each_phase():
     """Fewest pending prompt tokens for prefill, least memory reserved for decode."""
-    loads = [
-        InstanceLoad("p0", Role.PREFILL, pending_prefill_tokens=50),
-        InstanceLoad("p1", Role.PREFILL, pending_prefill_tokens=20),
-        InstanceLoad("d0", Role.DECODE, reserved_tokens=10),
-        InstanceLoad("d1", Role.DECODE, reserved_tokens=30),
-    ]
-    assert ROUTERS["jsq"]().route(request(), loads, 0.0) == Route("p1", "d0")
+    known = pools(
+        load("p0", pending_prefill_tokens=50),
+        load("p1", pending_prefill_tokens=20),
+        load("d0", reserved_tokens=10),
+        load("d1", reserved_tokens=30),
+    )
+    assert ROUTERS["jsq"]().route(request(), 109, known, 0.0) == Route("p1", "d0")
 
 
-def test_a_mixed_instance_keeps_both_phases():
+def test_the_other_join_the_shortest_queues_count_what_their_name_says():
+    """Pending tokens, or requests, for both phases."""
+    known = pools(
+        load("p0", pending_prefill_tokens=50, requests=1),
+        load("p1", pending_prefill_tokens=20, requests=2),
+        load("d0", decodes=2, requests=3, reserved_tokens=1),
+        load("d1", decodes=1, requests=4, reserved_tokens=2),
+    )
+    assert ROUTERS["jsq-pending"]().route(request(), 109, known, 0.0) == Route("p1", "d1")
+    assert ROUTERS["jsq-requests"]().route(request(), 109, known, 0.0) == Route("p0", "d0")
+
+
+def test_ties_go_to_the_instance_that_joined_first():
+    """Equal inputs, equal decisions."""
+    known = pools(load("p1"), load("p0"), load("d1"), load("d0"))
+    assert ROUTERS["jsq"]().route(request(), 109, known, 0.0) == Route("p1", "d1")
+
+
+@pytest.mark.parametrize("router", sorted(ROUTERS))
+def test_a_mixed_instance_keeps_both_phases(router):
     """Nothing travels where nothing has to."""
-    placement = cluster([Role.MIXED, Role.MIXED]).arrive(request(), 0.0)
+    made = cluster([Role.MIXED, Role.MIXED] if router in FIXED_ROLE_ROUTERS else [Role.MIXED], router)
+    placement = made.arrive(request(), 0.0)
     assert placement is not None
     assert not placement.route.splits
     assert placement.mode is None
 
 
-def test_no_route_without_both_phases():
+@pytest.mark.parametrize("router", FIXED_ROLE_ROUTERS)
+def test_a_mixed_instance_decodes_for_a_prefill_instance(router):
+    """Where there is no decode instance."""
+    placement = cluster([Role.PREFILL, Role.MIXED], router).arrive(request(), 0.0)
+    assert placement is not None
+    assert placement.route == Route("prefill-0", "mixed-1")
+
+
+@pytest.mark.parametrize("router", FIXED_ROLE_ROUTERS)
+def test_no_route_without_both_phases(router):
     """A service without a decode instance cannot take requests."""
-    assert cluster([Role.PREFILL]).arrive(request(), 0.0) is None
-    assert cluster([Role.DECODE], "round-robin").arrive(request(), 0.0) is None
+    for roles in ([], [Role.PREFILL], [Role.DECODE]):
+        assert cluster(roles, router).arrive(request(), 0.0) is None
+
+
+def test_no_route_where_there_is_nobody():
+    """The routers that make do with any instance need one."""
+    for router in ("splitwise", "splitwise-sim"):
+        assert cluster([], router).arrive(request(), 0.0) is None
 
 
 def test_a_lost_instance_gives_back_the_requests_it_held():
-    """Those whose prefill is over are lost with their decode instance only."""
+    """Those whose KV cache has left are lost with their decode instance only."""
     made = cluster([Role.PREFILL, Role.DECODE])
-    made.arrive(request("a"), 0.0)
-    made.arrive(request("b"), 0.0)
+    for name in "abc":
+        made.arrive(request(name), 0.0)
+    for name in "ab":
+        made.prefilled(name)
+    made.handed_off("a")
+    assert made.remove_instance("prefill-0") == ["b", "c"], (
+        "b's KV cache is on its way, and its source is gone"
+    )
+    assert made.remove_instance("decode-1") == ["a", "b", "c"]
+    assert made.arrive(request("d"), 0.0) is None
+
+
+def test_what_is_said_about_requests_of_a_lost_instance_does_no_harm():
+    """Late messages about them are ordinary, and what is left of the cluster keeps its balance."""
+    made = cluster([Role.PREFILL, Role.PREFILL, Role.DECODE])
+    for name in "ab":
+        made.arrive(request(name), 0.0)
+    assert made.remove_instance("prefill-0") == ["a"]
+    for name in ("a", "b", "nobody"):
+        made.prefilled(name)
+        made.handed_off(name)
+        made.ended(name)
+        made.ended(name)
+    made.idle("prefill-0")
+    for each in made.pools:
+        assert (each.pending_prefill_tokens, each.reserved_tokens, each.requests) == (0, 0, 0)
+
+
+def test_memory_is_counted_where_the_kv_cache_is():
+    """The prompt's where it is prefilled until it is handed off, all of it where it decodes until the end."""
+    made = cluster([Role.PREFILL, Role.DECODE])
+    made.arrive(request("a", prompt=100, output=10), 0.0)
+    prefill, decode = made.pools
+    assert (prefill.reserved_tokens, decode.reserved_tokens) == (100, 109)
     made.prefilled("a")
-    assert made.remove_instance("prefill-0") == ["b"]
-    assert made.remove_instance("decode-1") == ["a", "b"]
+    assert (prefill.pending_prefill_tokens, prefill.prefills, prefill.reserved_tokens) == (0, 0, 100)
+    made.handed_off("a")
+    assert (prefill.requests, prefill.reserved_tokens, decode.reserved_tokens) == (0, 0, 109)
 
 
+def test_a_request_that_no_instance_could_ever_hold_is_refused():
+    """It would wait for ever, and others behind it."""
+    for router in sorted(ROUTERS):
+        made = cluster([Role.PREFILL, Role.DECODE], router, capacity_tokens=100)
+        assert made.arrive(request("a", prompt=60, output=41), 0.0) is not None, router
+        assert made.arrive(request("b", prompt=60, output=42), 0.0) is None, router
+
+
+def test_a_prompt_that_its_prefill_instance_could_never_hold_is_refused():
+    """The decode instance may be a larger one."""
+    made = cluster([], "jsq")
+    made.add_instance("p", Role.PREFILL, 50)
+    made.add_instance("d", Role.DECODE, 1000)
+    assert made.arrive(request("a", prompt=51, output=10), 0.0) is None
+
+
+@pytest.mark.parametrize("router", ["splitwise", "splitwise-sim"])
+def test_a_refused_request_moves_no_instance(router):
+    """It brings no work that an instance would have to change its pool for."""
+    made = cluster([Role.PREFILL, Role.DECODE], router, capacity_tokens=100)
+    assert made.arrive(request("a", prompt=60, output=42), 0.0) is None
+    assert [each.role for each in made.pools] == [Role.PREFILL, Role.DECODE]
+
+
+# Sizes, and how far a request came: placed, prefilled, handed off.
+placed = st.lists(st.tuples(st.integers(1, 500), st.integers(1, 50), st.integers(0, 2)))
+
+
+@settings(max_examples=300)
 @given(
     st.sampled_from(sorted(ROUTERS)),
-    st.lists(st.tuples(st.integers(1, 500), st.integers(1, 50), st.booleans())),
+    st.sampled_from([None, 600, 2000]),
+    placed,
+    st.randoms(use_true_random=False),
 )
-def test_loads_return_to_zero_when_all_requests_end(router, sizes):
-    """Whatever is placed and however it ends, the accounts balance."""
-    made = cluster([Role.PREFILL, Role.PREFILL, Role.DECODE, Role.DECODE], router)
-    for i, (prompt, output, prefilled) in enumerate(sizes):
-        made.arrive(request(str(i), prompt, output), 0.0)
-        if prefilled:
-            made.prefilled(str(i))
-    for i in range(len(sizes)):
-        made.ended(str(i))
-    for load in made.loads.values():
-        assert (load.pending_prefill_tokens, load.reserved_tokens, load.requests) == (0, 0, 0)
+def test_loads_return_to_zero_when_all_requests_end(router, capacity, sizes, draw):
+    """Whatever is placed and however it ends, the accounts balance, and every instance is back in its pool."""
+    made = cluster([Role.PREFILL, Role.PREFILL, Role.DECODE, Role.DECODE], router, capacity_tokens=capacity)
+    for number, (prompt, output, progress) in enumerate(sizes):
+        for each in made.pools:
+            each.queued = partial(int, draw.random() < 0.5)
+        assert made.arrive(request(str(number), prompt, output), 0.0) is not None
+        if progress > 0:
+            made.prefilled(str(number))
+        if progress > 1:
+            made.handed_off(str(number))
+    names = [str(number) for number in range(len(sizes))]
+    draw.shuffle(names)
+    for name in names:
+        made.ended(name)
+    for each in made.pools:
+        made.idle(each.id)
+        counted = (each.pending_prefill_tokens, each.reserved_tokens, each.requests)
+        assert (*counted, each.prefills, each.decodes) == (0, 0, 0, 0, 0)
+        assert each.role is each.home

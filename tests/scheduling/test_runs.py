@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from support.scheduled import EPOCH, request, scheduler
 from twofold.kvcache.blocks import BlockManager
 from twofold.kvcache.counts import BlockCounts
+from twofold.scheduling.batcher import Room, Selection
 from twofold.scheduling.batchers import BATCHERS
 from twofold.scheduling.instance import InstanceScheduler
 from twofold.scheduling.memory import WHOLE, MemoryRule
@@ -49,7 +50,7 @@ class Side:
         """One command, if it means something now; what came of it."""
         made = self.instance
         name = str(number)
-        here = made.blocks.owns(name) or name in made._lease_queue or name in made._queues.waiting
+        here = made.blocks.owns(name) or name in made.lease_queue or name in made._queues.waiting
         if action in ("colocated", "handed off") and not (here or name in made._handing_off):
             made.submit(request(name, prompt, output), decodes_here=action == "colocated")
         elif action == "reserve" and not (here or name in made._handing_off or name in made.leases):
@@ -61,11 +62,10 @@ class Side:
         elif action == "give up" and name in made.leases:
             made.end_lease(name, EPOCH)
             made.abort(name)
-        elif action == "abort" and name not in made._handing_off:
+        elif action == "abort":
             made.abort(name)
-        elif action == "hand-off over":
-            if not made.blocks.owns(name):  # its prompt is through
-                made.handed_off(name)
+        elif action == "hand-off over" and not made.blocks.owns(name):  # its prompt is through
+            made.handed_off(name)
         self.told += [("lease", lease.request_id) for lease in made.grant(0.0)]
 
     def hear(self, outcomes):
@@ -133,6 +133,39 @@ def test_a_run_of_iterations_is_as_many_single_ones(batcher, rounds, budget, mem
         assert together.told == single.told
         assert together.instance.changed == single.instance.changed
         assert together.accounts == single.accounts
+
+
+def selected_anew(instance):
+    """What the batcher would change if it were asked now."""
+    queues = instance._queues
+    seats = instance._max_seqs - queues.started
+    room = Room(instance.blocks, instance.blocks.num_free, seats, bool(instance.lease_queue))
+    return instance._batcher.select(queues, room)
+
+
+@settings(max_examples=800, deadline=None)
+@given(
+    st.sampled_from(["prefill", "decode", "mixed", "chunked-prefill"]),
+    rounds,
+    st.sampled_from([WHOLE, MemoryRule(output_at_decode_start=True, extra=1)]),
+)
+def test_what_is_not_said_to_be_changed_is_not(batcher, rounds, memory):
+    """While a selection stands another would be none, and who had nothing to run has nothing: drivers rely on it."""
+    side = Side(scheduler(batcher, num_blocks=24, max_seqs=6, budget=20, memory=memory))
+    instance, idle = side.instance, False
+    for before, during, count in rounds:
+        for command in before:
+            side.tell(*command)
+        if idle and not instance.changed:
+            assert selected_anew(instance) == Selection()
+        iteration = instance.start(0.0)
+        idle = iteration is None
+        for command in during:
+            side.tell(*command)
+        if iteration is not None:
+            side.hear(instance.advance(min(count, iteration.limit)))
+            if count < iteration.limit and not instance.changed:
+                assert selected_anew(instance) == Selection()
 
 
 def test_runs_are_long_where_nothing_happens():

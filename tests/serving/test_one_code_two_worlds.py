@@ -86,7 +86,8 @@ class VirtualRun:
         self.instances[name].end_lease(**args)
 
     def on_handed_off(self, name, **args):
-        self.instances[name].handed_off(**args)
+        """The worker that prefilled keeps accounts of it, and so does the controller."""
+        self.instances.get(name, self.cluster).handed_off(**args)
 
     def on_abort(self, name, **args):
         self.instances[name].abort(**args)

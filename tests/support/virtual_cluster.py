@@ -8,6 +8,7 @@ import heapq
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from twofold.batch import Batch
 from twofold.handoff import HandoffMode, Lease
@@ -73,6 +74,9 @@ class VirtualCluster:
             made = BATCHERS[batcher](budget, max_seqs)
             self.instances[name] = InstanceScheduler(made, blocks, leases, max_seqs, memory)
             self.cluster.add_instance(name, role, capacity_tokens)
+            load = self.cluster.pools.get(name)
+            assert load is not None
+            load.queued = partial(getattr, self.instances[name], "queued")
         self.now = 0.0
         self.tokens: dict[str, list[int]] = {}
         self.ended: dict[str, FinishReason] = {}
@@ -175,7 +179,6 @@ class VirtualCluster:
                 self._cut_short(name, self._running[name])
             load = self.cluster.pools.get(name)
             assert load is not None
-            load.queued = instance.queued
             if load.role is not load.home and instance.empty:
                 self.cluster.idle(name)
             check_blocks(instance)

@@ -25,7 +25,7 @@ _CAP = "Cap on requests in flight; waiting for a slot counts as send lag."
 _KEY = "Sent as a bearer token; the environment's OPENAI_API_KEY if not given."
 
 
-def bench(  # noqa: PLR0917 (these are flags, nobody passes them by position)
+def bench(
     base_url: Annotated[str, typer.Option(help="Where the endpoint is.")] = "http://127.0.0.1:8000",
     model: Annotated[str | None, typer.Option(help="Served model; the first one if not given.")] = None,
     workload: Annotated[str, typer.Option(help=_WORKLOAD)] = "azure-conv",

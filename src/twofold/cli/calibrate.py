@@ -18,7 +18,7 @@ def _group() -> None:
 
 
 @app.command()
-def fit(  # noqa: PLR0917  (these are flags, nobody passes them by position)
+def fit(
     profile: Annotated[
         Path,
         typer.Argument(

@@ -14,7 +14,7 @@ def _group() -> None:
 
 
 @app.command()
-def create(  # noqa: PLR0917  (these are flags, nobody passes them by position)
+def create(
     directory: Annotated[
         Path, typer.Argument(metavar="DIR", help="Where to write the model.", show_default=False)
     ],

@@ -21,7 +21,9 @@ _WHAT, _MACHINES, _WORKLOAD, _CLUSTER, _RUN, _OUTPUT = (
 _HELP_WORKLOAD = "A named workload, such as azure-conv, or the path of a trace."
 _HELP_OBJECTIVE = "throughput (most requests/s within a budget), cost or power (least for --rate)."
 _HELP_SLO = "Latency bounds in seconds, as in ttft=2,tpot=0.1; or splitwise for its nine bounds on slowdowns."
-_HELP_FAMILY = "PREFILL+DECODE machines, as in h100+a100, or AA, HH, HA, HHcap; several by commas. All four if not given."
+_HELP_FAMILY = (
+    "PREFILL+DECODE machines, as in h100+a100, or AA, HH, HA, HHcap; several by commas. All four if none."
+)
 _HELP_MOST = "At most this many machines in all, or of a kind, as in 40 or a100=30,h100=20."
 _HELP_DURATION = "Seconds of arrivals that each simulation has; more where they bring too few requests."
 _HELP_STORE = (
@@ -29,7 +31,7 @@ _HELP_STORE = (
 )
 
 
-def plan(  # noqa: PLR0917 (these are flags, nobody passes them by position)
+def plan(
     workload: Annotated[str, typer.Argument(metavar="WORKLOAD", help=_HELP_WORKLOAD, show_default=False)],
     model: Annotated[
         str, typer.Option(help="A model of the catalog, such as bloom-176b.", rich_help_panel=_WHAT)

@@ -39,7 +39,8 @@ class PlanProgress:
             self._best = choice
         if self._bar is not None and self._task is not None:
             design, rate = self._best.design, self._best.highest_rate
-            text = f"best so far: {design.name}, {rate:.3g} requests/s, ${design.price_per_h:,.0f}/h, {design.tdp_w / 1e3:,.0f} kW"
+            costs = f"${design.price_per_h:,.0f}/h, {design.tdp_w / 1e3:,.0f} kW"
+            text = f"best so far: {design.name}, {rate:.3g} requests/s, {costs}"
             self._bar.update(self._task, best=text)
 
     def _weight(self, choice: Choice) -> tuple[float, ...]:

@@ -15,13 +15,14 @@ from twofold.planning.bounds import Bounds
 from twofold.planning.curves import Curve, curve
 from twofold.planning.deployment import deployment_of
 from twofold.planning.deployment_text import deployment_text
-from twofold.planning.evaluator import Evaluator
+from twofold.planning.evaluator import Effort, Evaluator
 from twofold.planning.executors.base import Executor
 from twofold.planning.executors.local import LocalExecutor, cores
 from twofold.planning.executors.ray import RayExecutor
+from twofold.planning.front import front_of
 from twofold.planning.key import Keys
 from twofold.planning.objective import Objective
-from twofold.planning.pareto import Point, pareto_front
+from twofold.planning.pareto import Point
 from twofold.planning.plan import Choice, Plan, Question, make_plan
 from twofold.planning.problem import Problem
 from twofold.planning.rates import RateGrid, RateSearch
@@ -60,6 +61,7 @@ class Made(msgspec.Struct, frozen=True, kw_only=True):
     advice: Advice
     front: tuple[Point, ...]
     curves: dict[str, Curve]
+    effort: Effort
 
 
 def run(
@@ -68,26 +70,33 @@ def run(
     """Plan, write the files, and print the tables or the JSON."""
     if where.ray is not None and where.jobs is not None:
         raise ConfigurationError("--jobs counts the cores of this machine: leave it out with --ray")
-    bounds = Bounds(problem)
     page = None if files.html is None else WholeFile(files.html)
     deployment = None if files.output is None else WholeFile(files.output)
-    with SqliteStore(where.store) as store, plan_progress(question.objective) as shown:
-        with where.executor(problem) as executor:
-            evaluator = Evaluator(executor, store, Keys(problem).of, shown.evaluated)
-            search = RateSearch(evaluate=evaluator, bound=bounds, grid=RateGrid(tolerance))
-            made = asyncio.run(_made(search, question, shown.found, evaluator, with_curves=page is not None))
+    made = _searched(problem, question, RateGrid(tolerance), where, with_curves=page is not None)
     title = _title(problem, question)
     if deployment is not None:
         deployment.write(_deployment(problem, made, title).encode())
         deployment.commit()
     if page is not None:
-        text = plan_page(made.plan, made.advice, made.front, made.curves, slo=problem.slo, title=title)
-        page.write(text.encode())
+        page.write(_page(problem, made, title).encode())
         page.commit()
     if as_json:
-        typer.echo(PlanReport.of(problem, made.plan, made.advice, made.front, evaluator.effort).json())
+        typer.echo(PlanReport.of(problem, made.plan, made.advice, made.front, made.effort).json())
     else:
-        Console().print(plan_tables(made.plan, made.advice, made.front, evaluator.effort, title))
+        Console().print(plan_tables(made.plan, made.advice, made.front, made.effort, title))
+
+
+def _searched(
+    problem: Problem, question: Question, grid: RateGrid, where: Where, *, with_curves: bool
+) -> Made:
+    with (
+        SqliteStore(where.store) as store,
+        plan_progress(question.objective) as shown,
+        where.executor(problem) as executor,
+    ):
+        evaluator = Evaluator(executor, store, Keys(problem).of, shown.evaluated)
+        search = RateSearch(evaluate=evaluator, bound=Bounds(problem), grid=grid)
+        return asyncio.run(_made(search, question, shown.found, evaluator, with_curves=with_curves))
 
 
 async def _made(
@@ -100,10 +109,17 @@ async def _made(
 ) -> Made:
     plan = await make_plan(search, question, found)
     kept = (trial for trial, told in evaluator.answered().items() if told.met)
-    front = pareto_front(Point(design=trial.design, rate=trial.rate) for trial in kept)
+    found_points = [Point(design=trial.design, rate=trial.rate) for trial in kept]
+    front = await front_of(search, plan.choices, found_points)
     best = [choice for choice in (plan.best_split, plan.best_colocated) if choice is not None]
     curves = {choice.design.name: await curve(search, choice) for choice in best} if with_curves else {}
-    return Made(plan=plan, advice=advise(plan), front=front, curves=curves)
+    return Made(
+        plan=plan,
+        advice=advise(plan, search.grid.tolerance),
+        front=front,
+        curves=curves,
+        effort=evaluator.effort,
+    )
 
 
 def _title(problem: Problem, question: Question) -> str:
@@ -114,6 +130,10 @@ def _title(problem: Problem, question: Question) -> str:
     }[question.objective]
     at = "" if question.rate is None else f" at {question.rate:g} requests/s"
     return f"{what[:1].upper()}{what[1:]} for {problem.template.model}, {problem.workload.workload}{at}"
+
+
+def _page(problem: Problem, made: Made, title: str) -> str:
+    return plan_page(made.plan, made.advice, made.front, made.curves, slo=problem.slo, title=title)
 
 
 def _deployment(problem: Problem, made: Made, title: str) -> str:

@@ -15,7 +15,7 @@ _HTTP = "HTTP"
 _SIZE_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
 
 
-def serve(  # noqa: PLR0917 (these are flags, nobody passes them by position)
+def serve(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Model directory, or hub id.")],
     prefill: Annotated[
         int | None, typer.Option(min=0, help="Prefill workers (1).", rich_help_panel=_SERVICE)
@@ -28,7 +28,11 @@ def serve(  # noqa: PLR0917 (these are flags, nobody passes them by position)
         typer.Option(min=0, help="Workers that do both phases, instead of split.", rich_help_panel=_SERVICE),
     ] = 0,
     router: Annotated[
-        str, typer.Option(help="How requests are placed: jsq, jsq-pending, jsq-requests, round-robin, random.", rich_help_panel=_SERVICE)
+        str,
+        typer.Option(
+            help="Placement: jsq, jsq-pending, jsq-requests, round-robin, random.",
+            rich_help_panel=_SERVICE,
+        ),
     ] = "jsq",
     handoff: Annotated[
         str,

@@ -13,7 +13,7 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     """`gain` is how many times better the best split design is than the best colocated one: in rate, dollars or watts,
     as the objective says; None where one of the two is missing.
 
-    `within_error` says that the performance models are not good enough to tell the two apart.
+    `within_error` says that the performance models and the search are not good enough to tell the two apart.
     """
 
     split: bool
@@ -25,8 +25,8 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     text: str
 
 
-def advise(plan: Plan) -> Advice:
-    """The verdict on a plan."""
+def advise(plan: Plan, tolerance: float) -> Advice:
+    """The verdict on a plan whose rates were found to within `tolerance`."""
     split, colocated = plan.best_split, plan.best_colocated
     if split is None or colocated is None:
         return Advice(
@@ -40,10 +40,12 @@ def advise(plan: Plan) -> Advice:
         )
     gain = _gain(plan.question.objective, split, colocated)
     pays = gain > 1.0
-    unsure = abs(gain - 1.0) <= _error((split, colocated))
+    unsure = abs(gain - 1.0) <= _error((split, colocated)) + tolerance
     first = _comparison(plan.question.objective, split, colocated, gain)
     second = _below(plan, pays=pays)
-    third = " The difference is smaller than the error of the performance models." if unsure else ""
+    third = (
+        " The difference is within the errors of the performance models and of the search." if unsure else ""
+    )
     return Advice(
         split=pays,
         gain=gain,

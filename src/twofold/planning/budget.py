@@ -47,10 +47,10 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
         for flag, value in (
             ("--max-machines", self.machines),
             ("--max-cost", self.price_per_h),
-            ("--max-power", self.tdp_w),
+            ("--max-power", None if self.tdp_w is None else self.tdp_w / 1e3),
         ):
             if value is not None and not 0 < value < float("inf"):
-                raise ConfigurationError(f"{flag} leaves no machine to plan with: give more than 0")
+                raise ConfigurationError(f"{flag} {value:g} leaves no machine to plan with: give more than 0")
         for name, most in self.of_kind.items():
             if most < 1:
                 raise ConfigurationError(

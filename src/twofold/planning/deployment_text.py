@@ -1,11 +1,13 @@
 """A deployment as a file for people: YAML in the order of reading, with a comment where a name does not say enough."""
 
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
 from twofold.planning.deployment import Deployment
 
+_WIDTH = 100
 _COMMENTS = {
     "deployment": "layout of this file",
     "cluster": "what to run: the fields of a cluster file, as twofold simulate --config takes",
@@ -40,20 +42,21 @@ _COMMENTS = {
 
 def deployment_text(deployment: Deployment, comment: str) -> str:
     """The file; `comment` is the text above it."""
-    head = [f"# {line}".rstrip() for line in comment.splitlines()]
+    lines = [line for text in comment.splitlines() for line in textwrap.wrap(text, _WIDTH)]
+    head = [f"# {line}" for line in lines]
     return "\n".join([*head, *_mapping(msgspec.to_builtins(deployment), 0)]) + "\n"
 
 
 def _mapping(fields: Mapping[str, object], depth: int) -> Iterator[str]:
     pad = "  " * depth
     for key, value in fields.items():
-        if value is None or value == []:
+        if value is None or value == ():
             continue
         comment = f"  # {_COMMENTS[key]}" if key in _COMMENTS else ""
         if isinstance(value, Mapping):
             yield f"{pad}{key}:{comment}"
             yield from _mapping(value, depth + 1)
-        elif isinstance(value, list):
+        elif isinstance(value, tuple | list):
             yield f"{pad}{key}:{comment}"
             yield from _sequence(value, depth + 1)
         else:

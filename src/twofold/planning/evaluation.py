@@ -30,7 +30,8 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
 
     `bound_by` is the phase that was, or would be first, in the way of the SLO; None where that cannot be told.
     A `stopped` simulation ended as soon as the SLO could no longer be met: its numbers cover what ran till then.
-    Latencies are None where nothing was measured.
+    Latencies are None where nothing was measured. `checks` are those of the verdict and, for an SLO in seconds,
+    the percentile of each latency that must be within its bound for enough requests to keep all of them.
     """
 
     met: bool

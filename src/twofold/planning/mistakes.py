@@ -37,25 +37,31 @@ async def unmet(
     idle = list(zip(largest, told, strict=True))
     able = [design for design, evaluation in idle if evaluation.met]
     if able and rate is not None:
-        best = max(able, key=lambda design: (search.bound.estimate(design), design.name))
-        reached = await search.highest(best)
-        most = "less than that" if reached.step is None else f"{search.grid.rate(reached.step):.3g}"
-        return ConfigurationError(
-            f"no design within the budget keeps the SLO at {rate:g} requests/s: {best.name} keeps it up to {most}; "
-            f"allow more machines or plan for a lower rate"
-        )
+        return await _too_much(search, able, rate)
     design, evaluation = min(idle, key=lambda each: _worst(each[1])[0])
     return ConfigurationError(
-        f"no design can keep this SLO: even {design.name}, all but idle, has {describe(_worst(evaluation)[1])}; "
+        f"no design can keep this SLO: even {design.name}, all but idle, has {_described(_worst(evaluation)[1])}; "
         f"loosen the SLO or plan with other machines"
     )
 
 
-def describe(check: Check) -> str:
-    """`TPOT slowdown P50 of 1.9, over 1.25` or `62.0% requests within the SLO, under 90.0%`."""
+async def _too_much(search: RateSearch, designs: Sequence[Design], rate: float) -> ConfigurationError:
+    """The SLO can be kept, but not at this rate."""
+    capacities = await asyncio.gather(*(search.highest(design) for design in designs))
+    steps = [(capacity.step, capacity.design.name) for capacity in capacities if capacity.step is not None]
+    step, name = max(steps, key=lambda each: (each[0], each[1]))
+    return ConfigurationError(
+        f"no design within the budget keeps the SLO at {rate:g} requests/s: {name} keeps it up to "
+        f"{search.grid.rate(step):.3g}; allow more machines or plan for a lower rate"
+    )
+
+
+def _described(check: Check) -> str:
+    """`a TPOT slowdown P50 of 1.9×, where at most 1.25× is asked for`, or a share of requests, or seconds."""
     if check.at_least:
         return f"{check.value or 0.0:.1%} of {check.name}, where {check.bound:.1%} are asked for"
-    return f"a {check.name} of {check.value or 0.0:.3g}, where at most {check.bound:.3g} is asked for"
+    unit = "×" if "slowdown" in check.name else " s"
+    return f"a {check.name} of {check.value or 0.0:.3g}{unit}, where at most {check.bound:.3g}{unit} is asked for"
 
 
 def _largest(search: RateSearch, family: Family, budget: Budget, rate: float | None) -> list[Design]:
@@ -69,8 +75,10 @@ def _largest(search: RateSearch, family: Family, budget: Budget, rate: float | N
 
 
 def _worst(evaluation: Evaluation) -> tuple[float, Check]:
-    """(by which factor, which check) of the bound that is missed most."""
-    return max(((_excess(check), check) for check in evaluation.checks), key=lambda each: each[0])
+    """(by which factor, which check) of the bound that is missed most; a share only where no ceiling is missed."""
+    missed = [check for check in evaluation.checks if not check.met] or list(evaluation.checks)
+    ceilings = [check for check in missed if not check.at_least] or missed
+    return max(((_excess(check), check) for check in ceilings), key=lambda each: each[0])
 
 
 def _excess(check: Check) -> float:

@@ -50,9 +50,9 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """`choices` are the best of each family that can keep the SLO, best first; `without` names those that cannot.
 
-    `break_even` is the rate at or below which some colocated design costs no more than any split one: None where
-    there is no such rate, or where not both kinds were asked for. It is the rate of the plan itself where splitting does not
-    pay at all.
+    `break_even` is the rate, about, at or below which some colocated design costs no more than any split one. It is
+    the rate of the plan itself where splitting does not pay even there, and None where splitting pays as far
+    down as was looked, or where not both kinds can keep the SLO.
     """
 
     question: Question

@@ -1,7 +1,7 @@
 """One trial by simulation: what runs in every worker."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 
 from twofold.planning.evaluation import Evaluation, Latency, Simulated, Trial
@@ -13,7 +13,7 @@ from twofold.simulation.histogram import Histogram
 from twofold.simulation.result import SimulationResult
 from twofold.simulation.simulate import simulate
 from twofold.simulation.statistics import Statistics
-from twofold.simulation.verdict import verdict
+from twofold.simulation.verdict import Check, verdict
 from twofold.slo import Slo, SlowdownSlo
 
 
@@ -47,7 +47,7 @@ def simulated(problem: Problem, trial: Trial, abandoned: Callable[[], bool] = la
     judged = verdict(result, problem.slo, problem.attainment)
     evaluation = Evaluation(
         met=judged.met and not stopped,
-        checks=judged.checks,
+        checks=(*judged.checks, *_ceilings(result, problem)),
         bound_by=bound_by(result, problem.slo),
         stopped=stopped,
         requests=result.arrived,
@@ -60,6 +60,22 @@ def simulated(problem: Problem, trial: Trial, abandoned: Callable[[], bool] = la
         pools=result.pools,
     )
     return Simulated(evaluation=evaluation, cpu_s=time.process_time() - began)
+
+
+def _ceilings(result: SimulationResult, problem: Problem) -> Iterator[Check]:
+    """What an SLO in seconds asks of each latency by itself: the joint share alone does not say which one is near."""
+    slo, percentile = problem.slo, 100 * problem.attainment
+    if not isinstance(slo, Slo):
+        return
+    for name, histogram, bound_s in (
+        ("TTFT", result.ttft_s, slo.ttft_s),
+        ("TPOT", result.tpot_s, slo.tpot_s),
+        ("E2E", result.e2e_s, slo.e2e_s),
+    ):
+        if bound_s is not None:
+            value = histogram.percentile(percentile)
+            met = value is None or value <= bound_s
+            yield Check(name=f"{name} P{percentile:g}", value=value, bound=bound_s, met=met)
 
 
 def bound_by(result: SimulationResult, slo: Slo | SlowdownSlo) -> Phase | None:

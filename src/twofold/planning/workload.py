@@ -22,7 +22,7 @@ class WorkloadArguments(msgspec.Struct, frozen=True, kw_only=True):
 
     workload: str
     duration_s: float = 120.0
-    min_requests: int = 200
+    min_requests: int = 500
     start_s: float = 0.0
     arrival: str | None = None
     burstiness: float = 1.0

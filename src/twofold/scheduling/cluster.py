@@ -39,7 +39,7 @@ class ClusterScheduler:
 
     def __init__(self, router: Router, handoffs: HandoffPolicy, memory: MemoryRule = WHOLE) -> None:
         self.pools = Pools()
-        self.on_move: Callable[[str, Role], None] = lambda instance_id, role: None
+        self.on_move: Callable[[str, Role], None] | None = None
         self._router = router
         self._handoffs = handoffs
         self._memory = memory
@@ -143,7 +143,8 @@ class ClusterScheduler:
 
     def _move(self, load: InstanceLoad, role: Role) -> None:
         self.pools.move(load, role)
-        self.on_move(load.id, role)
+        if self.on_move is not None:
+            self.on_move(load.id, role)
 
 
 def _fits(load: InstanceLoad, tokens: int) -> bool:

@@ -88,8 +88,9 @@ class _Reservation:
 class InstanceScheduler:
     """Queues, running set and block accounts of one instance.
 
-    `changed` says that something happened after which another selection of work is due at the next boundary
-    between iterations; a driver that runs several at a time cuts them short there.
+    `lease_queue` holds the requests that wait for a lease, in their order. `changed` says that something happened
+    after which another selection of work is due at the next boundary between iterations; a driver that runs
+    several at a time cuts them short there.
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class InstanceScheduler:
         self._queues = Queues()
         self._arriving: dict[str, ScheduledSequence] = {}
         self._handing_off: set[str] = set()
-        self._lease_queue: dict[str, _Reservation] = {}
+        self.lease_queue: dict[str, _Reservation] = {}
         self._iteration: StartedIteration | None = None
         self._standing = 0  # iterations for which the last selection holds
         self._batch: Batch | None = None
@@ -134,7 +135,7 @@ class InstanceScheduler:
     def reserve(self, request: Request, source: str) -> None:
         """Queue a request, whose prefill runs on `source`, for a lease on blocks; `grant` will say when it has one."""
         self._refuse_known(request.id)
-        self._lease_queue[request.id] = _Reservation(self._arrival(request), source)
+        self.lease_queue[request.id] = _Reservation(self._arrival(request), source)
 
     def grant(self, now: float) -> list[Lease]:
         """Grant leases, first come first, as far as there are blocks.
@@ -143,13 +144,13 @@ class InstanceScheduler:
         freed blocks.
         """
         granted: list[Lease] = []
-        while self._lease_queue:
-            reservation = next(iter(self._lease_queue.values()))
+        while self.lease_queue:
+            reservation = next(iter(self.lease_queue.values()))
             if not self.blocks.fits(reservation.sequence.start_tokens):
                 break
-            del self._lease_queue[reservation.sequence.id]
+            del self.lease_queue[reservation.sequence.id]
             granted.append(self._lease(reservation.sequence, reservation.source, now))
-            if not self._lease_queue:
+            if not self.lease_queue:
                 self._room_made()
         return granted
 
@@ -178,9 +179,9 @@ class InstanceScheduler:
 
         Returns the requests concerned; those that own blocks still do, until they are aborted.
         """
-        queued = [request_id for request_id, r in self._lease_queue.items() if r.source == source]
+        queued = [request_id for request_id, r in self.lease_queue.items() if r.source == source]
         for request_id in queued:
-            del self._lease_queue[request_id]
+            del self.lease_queue[request_id]
         leased = [lease.request_id for lease in self.leases.held_by(source)]
         for request_id in leased:
             self.leases.end(request_id, self.leases.epoch)
@@ -197,7 +198,7 @@ class InstanceScheduler:
     def abort(self, request_id: str) -> None:
         """Forget a request. Blocks that a transfer or the running batch may still touch stay held until it ends."""
         queues = self._queues
-        if self._lease_queue.pop(request_id, None) is not None:
+        if self.lease_queue.pop(request_id, None) is not None:
             self._room_made()
         if self._arriving.pop(request_id, None) is not None:
             self.blocks.release(request_id)
@@ -230,7 +231,7 @@ class InstanceScheduler:
             self._standing = 0
             if not queues.settled:
                 seats = self._max_seqs - queues.started
-                room = Room(self.blocks, self.blocks.num_free, seats, bool(self._lease_queue))
+                room = Room(self.blocks, self.blocks.num_free, seats, bool(self.lease_queue))
                 selection = self._batcher.select(queues, room)
                 self._apply(selection)
         iteration = self._iterate(selection)
@@ -406,7 +407,7 @@ class InstanceScheduler:
             running=self._queues.started,
             arriving=len(self._arriving),
             handing_off=len(self._handing_off),
-            lease_queue=len(self._lease_queue),
+            lease_queue=len(self.lease_queue),
             blocks_total=self.blocks.num_blocks,
             blocks_free=self.blocks.num_free,
             blocks_in_flight=self.blocks.num_in_flight,
@@ -448,7 +449,7 @@ class InstanceScheduler:
     def _refuse_known(self, request_id: str) -> None:
         if (
             request_id in self._queues.waiting
-            or request_id in self._lease_queue
+            or request_id in self.lease_queue
             or request_id in self._handing_off
             or self.blocks.owns(request_id)
         ):

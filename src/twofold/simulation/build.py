@@ -90,7 +90,9 @@ def build(
         crossover = transfer.crossover_tokens(lambda n, kind=kind: kind.model.prefill_s(n, n * n))  # type: ignore[misc]
         for number in range(kind.instances):
             machine = f"{place}/{number // (kind.machine.count // kind.tensor_parallel)}"
-            network.add_machine(machine, transfer.bytes_per_s, kind.machine.accelerator.interconnect_bytes_per_s)
+            network.add_machine(
+                machine, transfer.bytes_per_s, kind.machine.accelerator.interconnect_bytes_per_s
+            )
             role = kind.pool.role
             name = f"{role.value}-{numbers[role]}"
             numbers[role] += 1
@@ -166,9 +168,7 @@ def _batcher(spec: ClusterSpec, pool: PoolSpec) -> str:
     """The pool's own batcher, else that of the rules, else one that suits what its instances may be asked for."""
     if pool.batcher is not None:
         if pool.batcher not in BATCHERS:
-            raise ConfigurationError(
-                f"there is no batcher {pool.batcher!r}: there are {', '.join(BATCHERS)}"
-            )
+            raise ConfigurationError(f"there is no batcher {pool.batcher!r}: there are {', '.join(BATCHERS)}")
         return pool.batcher
     if spec.rules == "splitwise-sim":
         return "splitwise-sim"

@@ -46,7 +46,9 @@ class VirtualCluster:
         """Make an instance, which must be empty, part of the cluster."""
         name = instance.name
         self.scheduler.add_instance(name, instance.role, self.capacities[name])
-        instance.load = self.scheduler.pools.get(name)
+        instance.load = load = self.scheduler.pools.get(name)
+        if load is not None:
+            load.queued = instance.queued
         self._note_role(name, instance.role)
 
     def feed(self, requests: Iterable[Request]) -> None:
@@ -111,7 +113,7 @@ class VirtualCluster:
 
     # -- World, for instances -----------------------------------------------------------------------------------------
 
-    def started(self, instance: VirtualInstance, iteration: StartedIteration, end: int) -> None:
+    def started(self, iteration: StartedIteration, end: int) -> None:
         now, lives = self.kernel.now, self.lives
         for item in iteration.prefills:
             if not item.context_tokens:
@@ -183,7 +185,9 @@ class VirtualCluster:
         life.last_token = now
         life.ended = True
         del self.lives[life.request.id]
-        if life.splits and life.handoff_ended is None:  # it ended with its first token: nothing is to be decoded
+        if (
+            life.splits and life.handoff_ended is None
+        ):  # it ended with its first token: nothing is to be decoded
             self.handoffs.give_up(life)
             self.instances[life.decode].poke()
         self.scheduler.ended(life.request.id)

@@ -46,6 +46,8 @@ class Handoffs:
 
     def grant(self, instance: VirtualInstance) -> None:
         """Room may have been made on an instance."""
+        if not instance.scheduler.lease_queue:
+            return
         for lease in instance.scheduler.grant(self._kernel.now):
             life = self._waiting.pop(lease.request_id)
             life.lease = lease
@@ -86,7 +88,9 @@ class Handoffs:
         life.lease = decode.scheduler.lease_now(life.request, life.prefill, self._kernel.now)
         if life.lease is not None:
             self._send_all(life)
-        elif self._kernel.pending > self._asking:  # else nothing else is left to happen: there will never be room
+        elif (
+            self._kernel.pending > self._asking
+        ):  # else nothing else is left to happen: there will never be room
             self._asking += 1
             at = self._kernel.now + (self._retry or 0)
             self._kernel.schedule(at, Order.RETRY + life.number, self._ask_again, life)

@@ -11,9 +11,11 @@ from twofold.simulation.timing import Pace, Timing
 class World(Protocol):
     """What an instance reports to."""
 
-    def started(self, instance: "VirtualInstance", iteration: StartedIteration, end: int) -> None: ...
+    def started(self, iteration: StartedIteration, end: int) -> None: ...
 
-    def ran(self, instance: "VirtualInstance", iteration: StartedIteration, pace: Pace, count: int) -> None: ...
+    def ran(
+        self, instance: "VirtualInstance", iteration: StartedIteration, pace: Pace, count: int
+    ) -> None: ...
 
     def outcomes(self, instance: "VirtualInstance", outcomes: list[Outcome]) -> None: ...
 
@@ -68,8 +70,10 @@ class VirtualInstance:
                 self._begin()
             elif not self._cut and self._count > 1:
                 self._cut_short()
-        if self.load is not None:
-            self.load.queued = scheduler.queued
+
+    def queued(self) -> int:
+        """Sequences that wait here."""
+        return self.scheduler.queued
 
     def die(self) -> None:
         """The iteration under way is lost; those of its run that are over have happened."""
@@ -96,7 +100,7 @@ class VirtualInstance:
             self._world.idle(self)
             return
         pace = self.timing.pace(iteration)
-        count = iteration.limit if iteration.limit < self._limit else self._limit
+        count = min(self._limit, iteration.limit)
         self.iteration, self._pace, self._count = iteration, pace, count
         self.started_at = kernel.now
         self.milliwatts = pace.milliwatts
@@ -104,7 +108,7 @@ class VirtualInstance:
         end = kernel.now + pace.end_ps(count)
         self._version += 1
         kernel.schedule(end, Order.COMPLETION + self.number, self._complete, self._version)
-        self._world.started(self, iteration, end)
+        self._world.started(iteration, end)
 
     def _cut_short(self) -> None:
         """End at the next boundary between iterations: what came meanwhile may join there."""
@@ -132,8 +136,6 @@ class VirtualInstance:
             self._world.outcomes(self, outcomes)
         if self.iteration is None:
             self._begin()
-        if self.load is not None:
-            self.load.queued = self.scheduler.queued
 
     def _account(self, now: int) -> None:
         iteration, pace = self.iteration, self._pace

@@ -26,7 +26,9 @@ class Life:
     last_token: int | None = None
     preemptions: int = 0
     lease: Lease | None = None
-    layers_sent: int | None = None  # when the last byte was through, of a layer-wise hand-off that awaits its prefill
+    layers_sent: int | None = (
+        None  # when the last byte was through, of a layer-wise hand-off that awaits its prefill
+    )
     ended: bool = False
 
     @property

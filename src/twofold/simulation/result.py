@@ -1,4 +1,4 @@
-"""What a simulation says: counts, distributions, series over time, energy and cost. Its size does not depend on the trace."""
+"""What a simulation says: counts, distributions, series, energy and cost, not sized by its trace."""
 
 import msgspec
 
@@ -28,8 +28,8 @@ class SimulationResult(msgspec.Struct, frozen=True, kw_only=True):
 
     arrived = completed + rejected + failed + unfinished. `itl_s` counts every gap between tokens. `slo_met`
     counts completed requests that met every bound of the SLO jointly (None without one). `duration_s` runs
-    from the first arrival to the end of the last request, `arrival_s` to the last arrival. `series` are named `queue/ROLE`,
-    `batch/ROLE`, `pool/ROLE` (instances now working as that role) and `power_w`.
+    from the first arrival to the end of the last request, `arrival_s` to the last arrival. `series` are named
+    `queue/ROLE`, `batch/ROLE`, `pool/ROLE` (instances now working as that role) and `power_w`.
     """
 
     spec: ClusterSpec

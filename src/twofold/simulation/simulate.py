@@ -41,10 +41,10 @@ def simulate(
 ) -> SimulationResult:
     """Simulate `requests`, which stream in by order of arrival, until the last has ended.
 
-    `reference` is the instance whose uncontended latencies slowdowns are multiples of. `progress` is told of ended requests and
-    simulated seconds now and then. `stop_when` may end a run early, when what it has shown is enough; what has not
-    ended counts as unfinished. Without `series` no state over time is kept, which is quicker. `max_run` bounds how many
-    iterations are taken at a time and changes nothing but the time it takes.
+    `reference` is the instance whose uncontended latencies slowdowns are multiples of. `progress` is told of ended
+    requests and simulated seconds now and then. `stop_when` may end a run early, when what it has shown is enough;
+    what has not ended counts as unfinished. Without `series` no state over time is kept, which is quicker. `max_run`
+    bounds how many iterations are taken at a time and changes nothing but the time it takes.
 
     Raises ConfigurationError for a cluster that cannot be and WorkloadError for an empty or unsorted workload.
     """

@@ -51,9 +51,7 @@ class Statistics:
     tokens, the first included, which is one more than there are gaps.
     """
 
-    def __init__(
-        self, slo: Slo | None, reference: PerformanceModel | None, *, over_all_tokens: bool
-    ) -> None:
+    def __init__(self, slo: Slo | None, reference: PerformanceModel | None, *, over_all_tokens: bool) -> None:
         self.ttft, self.tpot, self.itl, self.e2e = (seconds() for _ in range(4))
         self.queue, self.transfer = seconds(), seconds()
         self.slowdowns = Slowdowns(reference) if reference is not None else None
@@ -98,7 +96,9 @@ class Statistics:
             max_ttft, max_tpot, max_e2e = self._bounds
             self.slo_met += ttft <= max_ttft and e2e <= max_e2e and (tpot is None or tpot <= max_tpot)
 
-    def gaps(self, pace: Pace, count: int, decodes: int, start: int, joined: Sequence[ScheduledSequence]) -> None:
+    def gaps(
+        self, pace: Pace, count: int, decodes: int, start: int, joined: Sequence[ScheduledSequence]
+    ) -> None:
         """A run of decodes: all of its gaps between tokens, those of members that just joined since their last one."""
         if not decodes:
             return
@@ -158,7 +158,7 @@ class Sampler:
             role = load.role.value
             sums["power_w"] += instance.milliwatts / 1e3
             sums[f"pool/{role}"] += 1
-            sums[f"queue/{role}"] += load.queued
+            sums[f"queue/{role}"] += load.queued()
             if iteration is not None:
                 sums[f"batch/{role}"] += iteration.decode_sequences + iteration.prefill_sequences
         for name, value in sums.items():

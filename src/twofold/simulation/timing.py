@@ -63,7 +63,9 @@ class Timing:
     def _prefill(self, iteration: StartedIteration) -> Pace:
         tokens, squares = iteration.prefill_tokens, _squares(iteration.prefills)
         if iteration.decode_sequences:
-            seconds = self.model.mixed_s(tokens, squares, iteration.decode_sequences, iteration.context_tokens)
+            seconds = self.model.mixed_s(
+                tokens, squares, iteration.decode_sequences, iteration.context_tokens
+            )
         else:
             seconds = self.model.prefill_s(tokens, squares)
         return Pace(max(1, ps(seconds)), 0, round(self.model.prefill_w(tokens) * 1e3))

@@ -2,22 +2,23 @@
 
 from twofold.planning.plan import Choice
 from twofold.reporting.simulation.accuracy import accuracy
+from twofold.reporting.simulation.facts import check_text
 from twofold.reporting.tables import seconds
 from twofold.request import Phase
+from twofold.simulation.verdict import Check
 
 HEADINGS = (
     "design",
-    "requests/s",
+    "req/s",
     "$/h",
     "kW",
-    "requests/$",
-    "requests/kWh",
+    "req/$",
+    "req/kWh",
     "TTFT P90",
     "TPOT P90",
     "mean kW",
-    "model error",
+    "model error (prefill / decode)",
 )
-NUMBERS = range(1, len(HEADINGS) - 1)
 
 
 def choice_row(choice: Choice) -> tuple[str, ...]:
@@ -33,8 +34,15 @@ def choice_row(choice: Choice) -> tuple[str, ...]:
         seconds(None if evaluation.ttft_s is None else evaluation.ttft_s.p90),
         seconds(None if evaluation.tpot_s is None else evaluation.tpot_s.p90),
         f"{evaluation.mean_power_w / 1e3:,.1f}",
-        accuracy(evaluation.pools, (Phase.PREFILL, Phase.DECODE)),
+        " / ".join(accuracy(evaluation.pools, (phase,)) for phase in Phase),
     )
+
+
+def check_texts(check: Check) -> tuple[str, str]:
+    """The value and the bound of a check, in its unit: a share, a multiple or seconds."""
+    if check.at_least or "slowdown" in check.name:
+        return check_text(check)
+    return seconds(check.value), f"≤ {seconds(check.bound)}"
 
 
 def rate_text(rate: float) -> str:

@@ -17,7 +17,8 @@ _STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; color: #222; max-width: 1200px; margin: 2em auto; padding: 0 1em }
 h1 { font-size: 1.5em } h2 { font-size: 1.15em; margin: 1.8em 0 .3em } p { margin: .3em 0; color: #555 }
 table { border-collapse: collapse } th, td { padding: .2em .8em; text-align: right; border-bottom: 1px solid #e5e5e5 }
-th:first-child, td:first-child, th:last-child, td:last-child { text-align: left } .advice { color: #222; font-weight: 600 }
+th:first-child, td:first-child, th:last-child, td:last-child { text-align: left }
+.advice { color: #222; font-weight: 600 }
 """
 
 

@@ -38,7 +38,7 @@ def pareto_picture(plan: Plan, front: Sequence[Point]) -> Picture:
         (axis(_RATE), axis("Dollars per hour", rangemode="tozero")),
         (axis(_RATE), axis("Power (kW)", rangemode="tozero")),
     ]
-    note = "Designs that no other beats at once in rate, dollars and provisioned power; circles are split, squares colocated."
+    note = "Designs that no other beats at once in rate, dollars and provisioned power. Circles are split designs."
     return Picture(
         id="pareto", title="Pareto front", note=note, traces=traces, layout=_taller(grid(1, 2, axes))
     )

@@ -12,9 +12,12 @@ from twofold.planning.deployment import margins
 from twofold.planning.evaluator import Effort
 from twofold.planning.pareto import Point
 from twofold.planning.plan import Choice, Plan
-from twofold.reporting.plan.design_facts import HEADINGS, NUMBERS, choice_row, rate_text
-from twofold.reporting.simulation.facts import check_text
+from twofold.reporting.plan.design_facts import HEADINGS, check_texts, choice_row, rate_text
 
+# The page has all columns; a terminal is narrow.
+_SHOWN = tuple(
+    place for place, heading in enumerate(HEADINGS) if heading not in {"TTFT P90", "TPOT P90", "mean kW"}
+)
 _MOST_POINTS = 14  # of the front: the JSON has them all
 
 
@@ -33,7 +36,8 @@ def effort_text(effort: Effort) -> str:
     reused = f", {effort.reused:,} reused" if effort.reused else ""
     speed = effort.requests_per_cpu_s
     pace = "" if speed is None else f": {speed:,.0f} requests per CPU second"
-    return f"{effort.simulations:,} simulations{reused}; {effort.requests:,} requests in {effort.cpu_s:,.1f} CPU s{pace}"
+    spent = f"{effort.requests:,} requests in {effort.cpu_s:,.1f} CPU s"
+    return f"{effort.simulations:,} simulations{reused}; {spent}{pace}"
 
 
 def thinned(front: Sequence[Point], most: int = _MOST_POINTS) -> list[Point]:
@@ -44,21 +48,23 @@ def thinned(front: Sequence[Point], most: int = _MOST_POINTS) -> list[Point]:
 
 
 def _choices(plan: Plan, title: str) -> Table:
-    table = _table(title, HEADINGS, NUMBERS)
+    table = _table(title, [HEADINGS[place] for place in _SHOWN], range(1, len(_SHOWN) - 1))
+    table.columns[0].no_wrap = True
     best = (plan.best_split, plan.best_colocated)
     for choice in plan.choices:
         style = "bold" if choice in best else None
-        table.add_row(*map(escape, choice_row(choice)), style=style)
+        texts = choice_row(choice)
+        table.add_row(*(escape(texts[place]) for place in _SHOWN), style=style)
     return table
 
 
 def _margins(choices: Iterable[Choice]) -> Table:
-    table = _table("Margins", ("design", "at requests/s", "check", "value", "bound", "left"), (1, 3, 4, 5))
+    table = _table("Margins", ("design", "at req/s", "check", "value", "bound", "left"), (1, 3, 4, 5))
     for choice in choices:
         checks = choice.evaluation.checks
         for check, margin in zip(checks, margins(checks), strict=True):
             left = "-" if margin.left is None else f"{margin.left:.1%}"
-            table.add_row(choice.design.name, rate_text(choice.rate), check.name, *check_text(check), left)
+            table.add_row(choice.design.name, rate_text(choice.rate), check.name, *check_texts(check), left)
         table.add_section()
     return table
 
@@ -66,7 +72,7 @@ def _margins(choices: Iterable[Choice]) -> Table:
 def _front(front: Sequence[Point]) -> Table:
     shown = thinned(front)
     more = f" ({len(shown)} of {len(front)} points)" if len(shown) < len(front) else ""
-    table = _table(f"Pareto front{more}", ("requests/s", "$/h", "kW", "design"), (0, 1, 2))
+    table = _table(f"Pareto front{more}", ("req/s", "$/h", "kW", "design"), (0, 1, 2))
     for point in shown:
         design = point.design
         table.add_row(

@@ -1,8 +1,8 @@
-"""Splitwise's mixed batching: prompts first within one token budget, decodes that do not fit pause, but not for ever."""
+"""Splitwise's mixed batching: prompts first within one token budget; decodes that do not fit pause, not for ever."""
 
 from itertools import chain
 
-from twofold.scheduling.batcher import EagerBatcher, Queues, Room, Selection
+from twofold.scheduling.batcher import EagerBatcher, Queues, Room, Selection, take_ready
 from twofold.scheduling.sequence import ScheduledSequence
 
 
@@ -22,11 +22,11 @@ class SplitwiseMixed(EagerBatcher):
         self._left_out: dict[str, int] = {}
 
     def select(self, queues: Queues, room: Room) -> Selection:
-        if not (queues.waiting or queues.ready or queues.paused):
-            return Selection()
         selection = Selection()
-        overdue = [s for s in queues.paused.values() if self._left_out[s.id] >= self.MAX_PREEMPTIONS]
-        overdue = overdue[: min(self.max_seqs, self.token_budget)]
+        overdue: list[ScheduledSequence] = []
+        if queues.paused:
+            overdue = [s for s in queues.paused.values() if self._left_out[s.id] >= self.MAX_PREEMPTIONS]
+            overdue = overdue[: min(self.max_seqs, self.token_budget)]
         seats, budget = self.max_seqs - len(overdue), self.token_budget - len(overdue)
         for sequence in queues.waiting.values():
             tokens = sequence.prefill_remaining
@@ -36,7 +36,8 @@ class SplitwiseMixed(EagerBatcher):
             selection.prefills.append(sequence.prefill_item(tokens))
             seats -= 1
             budget -= tokens
-        self._decode(selection, overdue, queues, room, max(0, min(seats, budget)))
+        if queues.ready or queues.paused or queues.decoding.size:
+            self._decode(selection, overdue, queues, room, max(0, min(seats, budget)))
         return selection
 
     def _decode(
@@ -48,20 +49,21 @@ class SplitwiseMixed(EagerBatcher):
         seats: int,
     ) -> None:
         """Share what the prompts leave: paused decodes first, then running ones, then those that begin."""
-        chosen = {s.id for s in overdue}
-        paused = [s for s in queues.paused.values() if s.id not in chosen]
-        selection.resume = overdue + paused[:seats]
-        seats -= len(selection.resume) - len(overdue)
-        selection.pause = queues.decoding.last(max(0, queues.decoding.size - seats))
-        seats -= queues.decoding.size - len(selection.pause)
-        for sequence in queues.ready.values():
-            if seats < 1 or not room.take_output(sequence):
-                break
-            selection.resume.append(sequence)
-            seats -= 1
+        decodes, paused = queues.decoding.size, list[ScheduledSequence]()
+        if queues.paused:
+            chosen = {s.id for s in overdue}
+            paused = [s for s in queues.paused.values() if s.id not in chosen]
+            selection.resume = overdue + paused[:seats]
+            paused = paused[seats:]
+            seats -= len(selection.resume) - len(overdue)
+        if decodes > seats:
+            selection.pause = queues.decoding.last(decodes - seats)
+        if queues.ready:
+            seats -= decodes - len(selection.pause)
+            selection.resume += take_ready(queues.ready.values(), room, seats)
         for sequence in selection.resume:
-            self._left_out.pop(sequence.id, None)
-        for sequence in chain(paused[len(selection.resume) - len(overdue) :], selection.pause):
+            self._left_out.pop(sequence.request.id, None)
+        for sequence in chain(paused, selection.pause):
             self._left_out[sequence.id] = self._left_out.get(sequence.id, 0) + 1
 
     def gone(self, sequence: ScheduledSequence) -> None:

@@ -42,12 +42,14 @@ class _Choice:
 
     def full(self, tokens: int) -> bool:
         """A task of `tokens` tokens does not fit any more; the first of a batch always does."""
-        return self.seats < 1 or bool(self.tasks) and tokens > self.budget
+        return self.seats < 1 or (bool(self.tasks) and tokens > self.budget)
 
     def take(self, task: _Task) -> bool:
         """Choose a task if there is memory for it; one that was paused has its memory."""
         sequence = task.sequence
-        if not task.paused and not (self.room.take(sequence) if task.prompt else self.room.take_output(sequence)):
+        if not task.paused and not (
+            self.room.take(sequence) if task.prompt else self.room.take_output(sequence)
+        ):
             return False
         self.tasks[task] = None
         self.seats -= 1
@@ -112,7 +114,10 @@ class SplitwiseSimBatcher:
         if running.prefill_sequences:
             return False
         tokens = sequence.request.prompt_tokens if prompt else 1
-        if running.decode_sequences < self.max_seqs and running.decode_sequences + tokens <= self.token_budget:
+        if (
+            running.decode_sequences < self.max_seqs
+            and running.decode_sequences + tokens <= self.token_budget
+        ):
             return True
         return prompt and tokens <= self.token_budget
 
@@ -166,7 +171,7 @@ class SplitwiseSimBatcher:
                 break
             if task in choice.tasks:
                 continue
-            if (choice.tasks or kept) and task.tokens > choice.budget or not choice.take(task):
+            if ((choice.tasks or kept) and task.tokens > choice.budget) or not choice.take(task):
                 break
 
     def _settle(self, choice: _Choice, pause: list[ScheduledSequence]) -> Selection:
@@ -190,7 +195,9 @@ class SplitwiseSimBatcher:
     def _new_task(self, sequence: ScheduledSequence, *, prompt: bool) -> _Task:
         self._arrivals += 1
         request = sequence.request
-        return _Task(sequence, prompt, request.prompt_tokens if prompt else 1, (request.arrival_s, self._arrivals))
+        return _Task(
+            sequence, prompt, request.prompt_tokens if prompt else 1, (request.arrival_s, self._arrivals)
+        )
 
     def _next(self, task: _Task, ages_from: int | None = None) -> None:
         """This task is what its sequence needs next."""

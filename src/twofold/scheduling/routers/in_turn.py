@@ -8,7 +8,7 @@ from twofold.scheduling.router import FixedRoles, Route
 
 
 class InTurn(FixedRoles):
-    """Each phase goes to a member of its pool by number; where there is no prefill pool, one mixed instance does both."""
+    """Each phase goes to a member of its pool by number. Without a prefill pool one mixed instance does both."""
 
     def __init__(self, number: Callable[[int], int]) -> None:
         """`number` gives the n-th number drawn, counted from 0."""

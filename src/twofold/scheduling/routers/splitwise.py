@@ -48,7 +48,7 @@ class Splitwise:
         if load is None:
             return None
         too_long = pending_tokens(load) + request.prompt_tokens > self.MAX_PENDING_TOKENS
-        return None if load.queued and too_long else load
+        return None if too_long and load.queued() else load
 
     def _decode(self, tokens: int, pool: Pool) -> InstanceLoad | None:
         load = pool.least(reserved_tokens)

@@ -1,0 +1,130 @@
+"""The designs and the claims of Splitwise (ISCA'24, section 6), as data."""
+
+from typing import Final
+
+import msgspec
+
+from twofold.hardware.catalog import Catalog
+from twofold.planning.budget import Allows
+from twofold.planning.design import Design, Family, MachineKind
+
+H100: Final = "dgx-h100"
+A100: Final = "dgx-a100"
+CAPPED: Final = "dgx-h100-pcap"
+# What 40 DGX-H100 draw, in the power units of the paper's notebooks, and cost an hour; the paper's iso-power and
+# iso-cost clusters are the largest within that.
+H100_MACHINES: Final = 40
+
+WORKLOADS: Final = ("conv", "code")
+
+
+class Kind(msgspec.Struct, frozen=True, kw_only=True):
+    """A family of the paper by its name; one machine makes a baseline, in which every machine runs both phases."""
+
+    name: str
+    machines: tuple[str, ...]
+
+    @property
+    def split(self) -> bool:
+        return len(self.machines) > 1
+
+
+BASELINE_A100: Final = Kind(name="Baseline-A100", machines=(A100,))
+BASELINE_H100: Final = Kind(name="Baseline-H100", machines=(H100,))
+AA: Final = Kind(name="Splitwise-AA", machines=(A100, A100))
+HH: Final = Kind(name="Splitwise-HH", machines=(H100, H100))
+HA: Final = Kind(name="Splitwise-HA", machines=(H100, A100))
+HHCAP: Final = Kind(name="Splitwise-HHcap", machines=(H100, CAPPED))
+KINDS: Final = (BASELINE_A100, BASELINE_H100, AA, HH, HA, HHCAP)
+
+
+class PaperSet(msgspec.Struct, frozen=True, kw_only=True):
+    """Clusters of equal power, or of equal cost, tuned for one workload: machines per kind."""
+
+    name: str
+    workload: str
+    counts: dict[str, tuple[int, ...]]
+
+
+SETS: Final = (
+    PaperSet(
+        name="iso-power",
+        workload="conv",
+        counts={
+            "Baseline-A100": (70,),
+            "Baseline-H100": (40,),
+            "Splitwise-AA": (45, 25),
+            "Splitwise-HH": (25, 15),
+            "Splitwise-HA": (25, 26),
+            "Splitwise-HHcap": (25, 21),
+        },
+    ),
+    PaperSet(
+        name="iso-power",
+        workload="code",
+        counts={
+            "Baseline-A100": (70,),
+            "Baseline-H100": (40,),
+            "Splitwise-AA": (55, 15),
+            "Splitwise-HH": (35, 5),
+            "Splitwise-HA": (35, 8),
+            "Splitwise-HHcap": (35, 7),
+        },
+    ),
+    PaperSet(
+        name="iso-cost",
+        workload="conv",
+        counts={
+            "Baseline-A100": (86,),
+            "Baseline-H100": (40,),
+            "Splitwise-AA": (51, 35),
+            "Splitwise-HH": (25, 15),
+            "Splitwise-HA": (30, 21),
+            "Splitwise-HHcap": (30, 10),
+        },
+    ),
+    PaperSet(
+        name="iso-cost",
+        workload="code",
+        counts={
+            "Baseline-A100": (86,),
+            "Baseline-H100": (40,),
+            "Splitwise-AA": (66, 20),
+            "Splitwise-HH": (35, 5),
+            "Splitwise-HA": (35, 10),
+        },
+    ),
+)
+
+
+def paper_set(name: str, workload: str) -> PaperSet:
+    return next(each for each in SETS if (each.name, each.workload) == (name, workload))
+
+
+def family(kind: Kind, catalog: Catalog, mixed_batcher: str) -> Family:
+    """The planner's family of a kind; `mixed_batcher` is how the machines of a baseline batch."""
+    kinds = tuple(_machine_kind(name, catalog) for name in kind.machines)
+    return Family(kinds=kinds, batcher=None if kind.split else mixed_batcher)
+
+
+def _machine_kind(name: str, catalog: Catalog) -> MachineKind:
+    machine = catalog.machine(name)
+    return MachineKind(name=machine.name, price_per_h=machine.price_per_h, tdp_w=machine.tdp_w)
+
+
+def power_units(design: Design, catalog: Catalog) -> float:
+    """Power as the notebooks of the paper count it."""
+    units = (
+        count * (catalog.machine(kind.name).power_units or 0.0)
+        for kind, count in design.parts()
+    )
+    return round(sum(units), 6)
+
+
+def within(name: str, catalog: Catalog) -> Allows:
+    """Whether a design is no more than 40 DGX-H100 in what the set holds equal."""
+    h100 = catalog.machine(H100)
+    if name == "iso-cost":
+        return lambda design: design.price_per_h <= H100_MACHINES * h100.price_per_h
+    most = H100_MACHINES * (h100.power_units or 0.0)
+    return lambda design: power_units(design, catalog) <= most

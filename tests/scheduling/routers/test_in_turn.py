@@ -1,0 +1,61 @@
+"""Round robin and random: the baselines that look at nothing."""
+
+from collections import Counter
+
+import pytest
+
+from support.routed import load, pools, request
+from twofold.scheduling.router import Route
+from twofold.scheduling.routers.in_turn import at_random, round_robin
+
+
+def routes(router, known, count):
+    return [router.route(request(), 109, known, 0.0) for _ in range(count)]
+
+
+def test_round_robin_takes_each_phase_in_turn():
+    """Two prefill and three decode instances come round after six requests."""
+    known = pools(load("p0"), load("p1"), load("d0"), load("d1"), load("d2"))
+    expected = [Route(f"p{i % 2}", f"d{i % 3}") for i in range(7)]
+    assert routes(round_robin(), known, 7) == expected
+
+
+def test_round_robin_over_mixed_instances():
+    """One instance does both, and the next request goes to the next."""
+    assert routes(round_robin(), pools(load("m0"), load("m1")), 3) == [
+        Route("m0", "m0"),
+        Route("m1", "m1"),
+        Route("m0", "m0"),
+    ]
+
+
+def test_an_instance_that_joins_gets_its_turn():
+    """And one that is gone does not."""
+    known, router = pools(load("m0"), load("m1")), round_robin()
+    routes(router, known, 2)
+    known.add(load("m2"))
+    assert {route.prefill for route in routes(router, known, 3)} == {"m0", "m1", "m2"}
+    known.remove("m1")
+    assert {route.prefill for route in routes(router, known, 2)} == {"m0", "m2"}
+
+
+def test_random_is_spread_evenly_and_drawn_anew_for_each_phase():
+    """Every pair of instances comes up about as often as any other."""
+    known = pools(*(load(name) for name in ("p0", "p1", "p2", "d0", "d1", "d2")))
+    counts = Counter(routes(at_random(), known, 9000))
+    assert len(counts) == 9
+    assert all(850 < count < 1150 for count in counts.values())
+
+
+def test_random_draws_alike_in_every_run():
+    """A simulation is repeated to the byte."""
+    known = pools(*(load(name) for name in ("p0", "p1", "p2", "d0", "d1", "d2")))
+    assert routes(at_random(), known, 100) == routes(at_random(), known, 100)
+
+
+@pytest.mark.parametrize("router", [round_robin, at_random])
+def test_nobody_to_go_to(router):
+    """Either phase may lack an instance."""
+    assert routes(router(), pools(), 1) == [None]
+    assert routes(router(), pools(load("p0")), 1) == [None]
+    assert routes(router(), pools(load("d0")), 1) == [None]

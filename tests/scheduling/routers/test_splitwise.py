@@ -1,0 +1,225 @@
+"""Splitwise's cluster-level rules, one by one (section 4.1)."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.routed import cluster, load, pools, request
+from twofold.instance import Role
+from twofold.scheduling.pools import pending_tokens
+from twofold.scheduling.router import Move, Route
+from twofold.scheduling.routers.splitwise import Splitwise
+
+THRESHOLD = 8192
+TOKENS = 109  # of KV that the request below takes in all
+
+
+def route(*loads, prompt=100, tokens=TOKENS):
+    return Splitwise().route(request(prompt=prompt), tokens, pools(*loads), 0.0)
+
+
+def long(name, **more):
+    """Its queue is over the threshold with any prompt."""
+    return load(name, queued=1, pending_prefill_tokens=THRESHOLD, **more)
+
+
+def full(name, **more):
+    """It has no memory left."""
+    return load(name, capacity=1000, reserved_tokens=1000, **more)
+
+
+def to_mixed(name):
+    return Move(name, Role.MIXED)
+
+
+def test_prefill_joins_the_fewest_pending_tokens_and_decode_the_least_memory_in_use():
+    """Both at arrival, each in its own pool."""
+    busy = load("p0", pending_prefill_tokens=20, decodes=5)
+    assert route(
+        busy, load("p1", pending_prefill_tokens=24), load("d0", reserved_tokens=9), load("d1")
+    ) == Route("p1", "d1")
+
+
+@pytest.mark.parametrize(
+    ("queued", "pending", "prompt", "stays"),
+    [
+        (1, 8092, 100, True),
+        (1, 8093, 100, False),
+        (0, 8093, 100, True),
+        (0, 0, 9000, True),
+        (1, 0, 8193, False),
+    ],
+)
+def test_a_queue_is_too_long_when_something_waits_and_the_threshold_is_passed(queued, pending, prompt, stays):
+    """8,192 tokens, this prompt included; an instance on which nothing waits takes any prompt."""
+    first = load("p0", queued=queued, pending_prefill_tokens=pending)
+    made = route(first, load("m0"), load("d0"), prompt=prompt)
+    assert made == Route("p0" if stays else "m0", "d0")
+
+
+def test_the_mixed_pool_helps_before_another_instance_is_taken():
+    """With either phase."""
+    assert route(long("p0"), load("m0"), load("m1", decodes=1), load("d0")) == Route("m0", "d0")
+    assert route(load("p0"), load("m0"), load("m1", reserved_tokens=1), full("d0")) == Route("p0", "m0")
+
+
+def test_a_long_prefill_queue_takes_an_instance_from_the_decode_pool():
+    """The one with the fewest pending tokens becomes mixed."""
+    made = route(
+        long("p0"),
+        long("m0"),
+        load("d0", decodes=3, reserved_tokens=1),
+        load("d1", decodes=2, reserved_tokens=2),
+    )
+    assert made == Route("d1", "d0", (to_mixed("d1"),))
+
+
+def test_a_full_decode_pool_takes_an_instance_from_the_prefill_pool():
+    """The one with the least memory in use becomes mixed."""
+    made = route(
+        load("p0", reserved_tokens=50),
+        load("p1", reserved_tokens=40, pending_prefill_tokens=7),
+        full("m0"),
+        full("d0"),
+    )
+    assert made == Route("p0", "p1", (to_mixed("p1"),))
+
+
+def test_an_instance_may_help_with_prefill_and_keep_the_decode():
+    """Then nothing is handed off."""
+    assert route(long("p0"), load("d0")) == Route("d0", "d0", (to_mixed("d0"),))
+
+
+def test_if_nothing_is_found_both_phases_run_where_the_least_is_pending():
+    """On one instance of any pool, as in mixed batching."""
+    assert route(long("m0", decodes=9), long("m1", decodes=3)) == Route("m1", "m1")
+    assert route(full("m0", decodes=5), full("m1", decodes=4)) == Route("m1", "m1")
+    assert route(long("p0"), load("m0", queued=1, pending_prefill_tokens=8190)) == Route("m0", "m0")
+
+
+def test_of_equals_the_one_that_was_just_taken_comes_last():
+    """It is the latest member of the mixed pool."""
+    crowd = full("m0", queued=1, pending_prefill_tokens=THRESHOLD)
+    made = route(crowd, full("d0", pending_prefill_tokens=THRESHOLD))
+    assert made == Route("m0", "m0", (to_mixed("d0"),))
+
+
+@pytest.mark.parametrize(("tokens", "fits"), [(100, True), (101, False)])
+def test_an_instance_without_room_for_all_of_the_kv_cache_is_refused(tokens, fits):
+    """Prompt and output; the router is told how many tokens that is."""
+    made = route(load("p0"), load("m0"), load("d0", capacity=1000, reserved_tokens=900), tokens=tokens)
+    assert made == Route("p0", "d0" if fits else "m0")
+
+
+def test_unknown_memory_refuses_nothing():
+    """A live instance may not have said how much it has."""
+    assert route(load("p0"), load("d0", reserved_tokens=10**12)) == Route("p0", "d0")
+
+
+# -- roles ----------------------------------------------------------------------------------------------------------
+
+
+def crowded():
+    """A cluster of one instance for each phase whose prefill queue is long, after one request has come."""
+    made = cluster([Role.PREFILL, Role.DECODE], "splitwise")
+    prefill, decode = made.pools
+    made.arrive(request("first", prompt=THRESHOLD), 0.0)
+    prefill.queued = lambda: 1
+    return made, prefill, decode
+
+
+def test_an_instance_goes_back_when_it_has_no_work_of_the_other_kind():
+    """A decode instance that helped with prefill, with its last prompt; it may have decodes left."""
+    made, prefill, decode = crowded()
+    moved = []
+    made.on_move = lambda name, role: moved.append((name, role))
+    assert made.arrive(request("second"), 0.0).route == Route("decode-1", "decode-1", (to_mixed("decode-1"),))
+    assert moved == [("decode-1", Role.MIXED)]
+    assert (len(made.pools.decode), len(made.pools.mixed)) == (0, 1)
+    assert made.arrive(request("third"), 0.0).route.prefill == "decode-1", "it is in the mixed pool now"
+    made.prefilled("second")
+    assert decode.role is Role.MIXED
+    made.prefilled("third")
+    assert (decode.role, decode.decodes) == (Role.DECODE, 3)
+    assert moved == [("decode-1", Role.MIXED), ("decode-1", Role.DECODE)]
+    assert prefill.role is Role.PREFILL
+
+
+def test_a_prefill_instance_goes_back_with_its_last_decode():
+    """It may have prompts left."""
+    made = cluster([Role.PREFILL, Role.PREFILL, Role.DECODE], "splitwise", capacity_tokens=1000)
+    made.arrive(request("first", prompt=600), 0.0)
+    placement = made.arrive(request("second", prompt=500), 0.0)
+    assert placement.route.moves == (to_mixed(placement.route.decode),)
+    helper = made.pools.get(placement.route.decode)
+    made.arrive(request("third", prompt=10), 0.0)
+    made.prefilled("second")
+    made.handed_off("second")
+    assert helper.role is Role.MIXED
+    made.ended("second")
+    assert helper.role is Role.PREFILL
+
+
+def test_as_in_splitwise_sim_it_goes_back_only_when_it_is_idle():
+    """When nothing at all is left there, whatever it was."""
+    made = cluster([Role.PREFILL, Role.DECODE], "splitwise-sim")
+    prefill, decode = made.pools
+    made.arrive(request("first", prompt=THRESHOLD), 0.0)
+    prefill.queued = lambda: 1
+    made.arrive(request("second"), 0.0)
+    made.ended("second")
+    assert decode.role is Role.MIXED
+    made.idle("decode-1")
+    assert decode.role is Role.DECODE
+
+
+def test_instances_that_were_started_mixed_stay_so():
+    """The mixed pool is their own."""
+    for returns_when_idle in (False, True):
+        router = Splitwise(returns_when_idle=returns_when_idle)
+        for idle in (False, True):
+            assert router.role_of(load("m0"), idle) is Role.MIXED
+            assert router.role_of(load("p0", decodes=1), idle) is Role.PREFILL
+            assert router.role_of(load("d0", prefills=1), idle) is Role.DECODE
+
+
+numbers = st.tuples(
+    st.sampled_from([0, 50, 8100, 9000]), st.sampled_from([0, 500, 950]), st.integers(0, 2), st.booleans()
+)
+clusters = st.lists(st.tuples(st.sampled_from("pmd"), numbers), min_size=1, max_size=8)
+
+
+def known(specs):
+    return [
+        load(
+            f"{letter}{i}",
+            capacity=1000,
+            pending_prefill_tokens=pending,
+            reserved_tokens=reserved,
+            decodes=decodes,
+            queued=queued,
+        )
+        for i, (letter, (pending, reserved, decodes, queued)) in enumerate(specs)
+    ]
+
+
+@settings(max_examples=500)
+@given(clusters)
+def test_a_route_keeps_the_rules_and_changes_nothing(specs):
+    """Whatever the cluster looks like: there is a route, moves are from the other pool, and routing twice agrees."""
+    loads = known(specs)
+    made, router = pools(*loads), Splitwise()
+    chosen = router.route(request(), TOKENS, made, 0.0)
+    assert chosen is not None
+    assert [each.role for each in loads] == [each.home for each in loads]
+    assert router.route(request(), TOKENS, made, 0.0) == chosen
+    for move in chosen.moves:
+        assert move.role is Role.MIXED
+        assert made.get(move.instance).role is not Role.MIXED
+    prefill, decode = made.get(chosen.prefill), made.get(chosen.decode)
+    if chosen.splits:
+        assert prefill.role is not Role.DECODE or to_mixed(prefill.id) in chosen.moves
+        assert decode.role is not Role.PREFILL or to_mixed(decode.id) in chosen.moves
+        assert decode.role is Role.PREFILL or decode.reserved_tokens + TOKENS <= 1000
+        if prefill.role is not Role.DECODE:
+            assert not prefill.queued() or pending_tokens(prefill) + 100 <= THRESHOLD

@@ -1,0 +1,123 @@
+"""Pools: who is in which, and who has the least, held against looking at everybody."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from twofold.instance import InstanceLoad, Role
+from twofold.scheduling.pools import Pools, pending_tokens, requests, reserved_tokens
+
+MEASURES = (pending_tokens, reserved_tokens, requests)
+steps = st.lists(
+    st.tuples(
+        st.sampled_from(["add", "add", "remove", "move", "change", "change", "change", "ask"]),
+        st.integers(0, 200),
+        st.sampled_from(list(Role)),
+        st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 2), st.integers(0, 3)),
+    ),
+    max_size=150,
+)
+
+
+class Everybody:
+    """Members of each pool in the order in which they joined it."""
+
+    def __init__(self):
+        self.pools = {role: [] for role in Role}
+
+    @property
+    def all(self):
+        return [load for pool in self.pools.values() for load in pool]
+
+    def move(self, load, role):
+        for pool in self.pools.values():
+            if load in pool:
+                pool.remove(load)
+        if role is not None:
+            self.pools[role].append(load)
+
+
+def check(pools, everybody, measures):
+    for role in Role:
+        members = everybody.pools[role]
+        assert list(pools[role]) == members
+        assert len(pools[role]) == len(members)
+        assert all(load.role is role and load.id in pools[role] for load in members)
+        for measure in measures:
+            assert pools[role].least(measure) is min(members, key=measure, default=None)
+        for number in range(3):
+            assert pools[role].nth(number) is (members[number % len(members)] if members else None)
+    assert {load.id for load in pools} == {load.id for load in everybody.all}
+
+
+@settings(max_examples=800, deadline=None)
+@given(steps, st.booleans())
+def test_the_least_is_what_looking_at_everybody_finds(steps, often):
+    """Whatever changes, joins, leaves and moves, asked after each step or now and then; ties go to who joined first."""
+    pools, everybody = Pools(), Everybody()
+    for number, (action, which, role, numbers) in enumerate(steps):
+        loads = everybody.all
+        if action == "add":
+            load = InstanceLoad(str(number), role, home=role)
+            pools.add(load)
+            everybody.move(load, role)
+        elif loads:
+            load = loads[which % len(loads)]
+            if action == "remove":
+                pools.remove(load.id)
+                everybody.move(load, None)
+            elif action == "move":
+                pools.move(load, role)
+                everybody.move(load, role)
+            elif action == "change":
+                load.pending_prefill_tokens, load.reserved_tokens, load.decodes, load.requests = numbers
+                pools.changed(load)
+        if often or action == "ask":
+            check(pools, everybody, MEASURES if often else MEASURES[which % 3 :])
+    check(pools, everybody, MEASURES)
+
+
+def test_an_instance_that_comes_back_starts_anew():
+    """What was known of its earlier life says nothing about this one."""
+    pools = Pools()
+    first, other = (InstanceLoad(name, Role.PREFILL, home=Role.PREFILL, requests=1) for name in ("a", "b"))
+    pools.add(first)
+    pools.add(other)
+    assert pools.prefill.least(requests) is first
+    pools.remove("a")
+    again = InstanceLoad("a", Role.PREFILL, home=Role.PREFILL)
+    pools.add(again)
+    assert pools.get("a") is again
+    assert pools.prefill.least(requests) is again
+    again.requests = 1
+    pools.changed(again)
+    assert pools.prefill.least(requests) is other, "it joined later"
+
+
+def test_many_changes_take_no_more_memory_than_few():
+    """Entries that are out of date are thrown away in time."""
+    pools = Pools()
+    loads = [InstanceLoad(str(number), Role.MIXED, home=Role.MIXED) for number in range(3)]
+    for load in loads:
+        pools.add(load)
+    pools.mixed.least(requests)
+    for number in range(10_000):
+        loads[number % 3].requests = number
+        pools.changed(loads[number % 3])
+    assert len(pools.mixed._heaps[requests]) < 100
+    assert pools.mixed.least(requests) is loads[(10_000 - 3) % 3]
+
+
+def test_pending_tokens_are_prompts_and_one_for_each_decode():
+    """As SplitwiseSim counts them."""
+    load = InstanceLoad("a", Role.MIXED, home=Role.MIXED, pending_prefill_tokens=100, decodes=3)
+    assert pending_tokens(load) == 103
+
+
+def test_nobody_is_known_by_a_wrong_name():
+    """An instance that is gone is not there; taking it out twice is a fault of the caller."""
+    pools = Pools()
+    assert pools.get("a") is None
+    assert pools.prefill.least(requests) is None
+    with pytest.raises(KeyError):
+        pools.remove("a")

@@ -1,0 +1,45 @@
+"""The event kernel."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from twofold.simulation.kernel import PS, Kernel, Order, ps
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.sampled_from([Order.COMPLETION, Order.TRANSFER, Order.ARRIVAL])))
+)
+def test_events_happen_by_time_then_kind_then_as_scheduled(events):
+    """Whatever order they were scheduled in, but for equal ones."""
+    kernel, happened = Kernel(), []
+    for number, (at, order) in enumerate(events):
+        kernel.schedule(at, order, happened.append, (at, order, number))
+    assert not kernel.run(until_events=1000)
+    assert happened == sorted(happened)
+    assert kernel.events == len(events)
+
+
+def test_the_past_cannot_be_scheduled():
+    """Time never runs backwards."""
+    kernel = Kernel()
+    kernel.schedule(10, Order.ARRIVAL, lambda _: kernel.schedule(9, Order.ARRIVAL, print))
+    with pytest.raises(ValueError, match="in the past"):
+        kernel.run(until_events=10)
+
+
+def test_a_run_can_be_taken_in_parts():
+    """Which is how progress is shown and a run is ended early."""
+    kernel, happened = Kernel(), []
+    for at in range(5):
+        kernel.schedule(at, Order.ARRIVAL, happened.append, at)
+    assert kernel.run(until_events=3)
+    assert happened == [0, 1, 2]
+    assert not kernel.run(until_events=9)
+    assert happened == [0, 1, 2, 3, 4]
+
+
+def test_seconds_become_whole_picoseconds():
+    """Half a picosecond is lost at most."""
+    assert ps(1.5) == 3 * PS // 2
+    assert ps(1e-12) == 1

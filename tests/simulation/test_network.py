@@ -1,0 +1,95 @@
+"""Links and contention between transfers."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from twofold.simulation.kernel import PS, Kernel
+from twofold.simulation.network import Network
+
+
+class Transfers:
+    """A network of equal machines; `ends` says when each transfer landed, in seconds."""
+
+    def __init__(self, machines=4, bytes_per_s=100.0, *, contention=True, latency_s=0.0):
+        self.kernel = Kernel()
+        self.network = Network(self.kernel, contention=contention, latency_s=latency_s)
+        for machine in range(machines):
+            self.network.add_machine(str(machine), bytes_per_s, 1000.0)
+        self.ends = {}
+
+    def send(self, number, source, target, size, start_s):
+        def landed(argument):
+            self.ends[argument] = self.kernel.now / PS
+
+        self.network.send(number, str(source), str(target), size, round(start_s * PS), landed, number)
+
+    def run(self):
+        self.kernel.run(until_events=10**9)
+        return self.ends
+
+
+def test_a_transfer_alone_takes_its_bytes_over_the_bandwidth():
+    """And what it costs to start one."""
+    net = Transfers(latency_s=0.5)
+    net.send(0, 0, 1, 200, 1.0)
+    assert net.run() == {0: 3.5}
+
+
+def test_two_transfers_into_one_machine_share_its_network():
+    """The second comes when the first is half through; each goes at half speed from then on."""
+    net = Transfers()
+    net.send(0, 0, 2, 100, 0.0)
+    net.send(1, 1, 2, 100, 0.5)
+    assert net.run() == pytest.approx({0: 1.5, 1: 2.0})
+
+
+def test_disjoint_pairs_do_not_disturb_each_other():
+    """Contention is between those that share a port."""
+    net = Transfers()
+    net.send(0, 0, 1, 100, 0.0)
+    net.send(1, 2, 3, 100, 0.0)
+    assert net.run() == {0: 1.0, 1: 1.0}
+
+
+def test_without_contention_everybody_has_a_link_of_their_own():
+    """As SplitwiseSim assumes."""
+    net = Transfers(contention=False)
+    for number in range(3):
+        net.send(number, 0, 1, 100, 0.0)
+    assert net.run() == {0: 1.0, 1: 1.0, 2: 1.0}
+
+
+def test_a_machine_talks_to_itself_over_its_own_interconnect():
+    """Instances that share a machine do not use its network."""
+    net = Transfers()
+    net.send(0, 1, 1, 100, 0.0)
+    assert net.run() == {0: 0.1}
+
+
+transfers = st.lists(
+    st.tuples(
+        st.integers(0, 3), st.integers(0, 3), st.integers(1, 500), st.sampled_from([0.0, 0.5, 1.0, 2.5])
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+@settings(max_examples=500, deadline=None)
+@given(transfers)
+def test_no_port_carries_more_than_it_can_and_everything_lands(wanted):
+    """Each ends no earlier than alone, and a port's bytes need at least their time."""
+    net = Transfers()
+    for number, (source, target, size, start) in enumerate(wanted):
+        net.send(number, source, target, size, start)
+    ends = net.run()
+    assert len(ends) == len(wanted)
+    for number, (source, target, size, start) in enumerate(wanted):
+        assert ends[number] >= start + size / (1000 if source == target else 100) - 1e-9
+    for end in (0, 1):
+        for machine in range(4):
+            through = [(n, w) for n, w in enumerate(wanted) if w[end] == machine and w[0] != w[1]]
+            if through:
+                busy = max(ends[n] for n, _ in through) - min(w[3] for _, w in through)
+                assert busy >= sum(w[2] for _, w in through) / 100 - 1e-9

@@ -1,0 +1,173 @@
+"""`simulate` as a whole: against hand-made sums, under failures, and with mistakes in its input."""
+
+import msgspec
+import pytest
+
+from support.toy import CATALOG
+from twofold.errors import ConfigurationError, WorkloadError
+from twofold.instance import Role
+from twofold.performance.registry import performance_model
+from twofold.performance.transfer import TransferModel, default_sync_s
+from twofold.request import Request
+from twofold.simulation.observer import QuietObserver
+from twofold.simulation.simulate import simulate
+from twofold.simulation.spec import ClusterSpec, Failure, PoolSpec
+from twofold.timeline import Moment
+from twofold.workload.named import workload
+
+SPLIT = ClusterSpec(
+    pools=(
+        PoolSpec(machines=1, machine="dgx-h100", role=Role.PREFILL),
+        PoolSpec(machines=1, machine="dgx-h100", role=Role.DECODE),
+    ),
+    model="llama2-70b",
+)
+
+
+def one(prompt, output, arrival=0.0, name="a"):
+    return Request(id=name, arrival_s=arrival, prompt_tokens=prompt, output_tokens=output)
+
+
+def model():
+    return performance_model("fitted", CATALOG.model("llama2-70b"), CATALOG.machine("dgx-h100"), 8)
+
+
+class Timelines(QuietObserver):
+    def __init__(self):
+        self.all = []
+
+    def ended(self, timeline):
+        self.all.append(timeline)
+
+
+def timelines(spec, requests):
+    seen = Timelines()
+    result = simulate(spec, requests, catalog=CATALOG, observers=[seen])
+    return result, seen.all
+
+
+@pytest.mark.parametrize("mode", ["serialized", "layer-wise"])
+def test_a_lone_request_takes_the_sum_of_its_parts(mode):
+    """Prefill, what is visible of the hand-off, and each decode iteration at its own context."""
+    spec = msgspec.structs.replace(SPLIT, handoff=mode)
+    _, (timeline,) = timelines(spec, [one(1500, 5)])
+    prefill = model().prefill_s(1500, 1500**2)
+    machine, llama = CATALOG.machine("dgx-h100"), CATALOG.model("llama2-70b")
+    rate = machine.network_bytes_per_s
+    transfer = TransferModel(
+        kv_bytes_per_token=llama.kv_bytes_per_token,
+        layers=llama.layers,
+        bytes_per_s=rate,
+        sync_s=default_sync_s(rate),
+    )
+    visible = transfer.serialized_s(1500) if mode == "serialized" else transfer.layer_wise_s(1500, prefill)
+    cost = model().decode_cost(1)
+    decode = sum(cost.base_s + cost.context_s * (1500 + i) for i in range(4))
+    assert timeline.ttft_s == pytest.approx(prefill, rel=1e-9)
+    assert timeline.visible_transfer_s == pytest.approx(visible, rel=1e-6)
+    assert timeline.e2e_s == pytest.approx(prefill + visible + decode, rel=1e-6)
+
+
+def test_the_mode_is_chosen_by_size():
+    """Short prompts serialized, long ones by layer: the long one is under way before its first token."""
+    bloom = msgspec.structs.replace(SPLIT, model="bloom-176b")
+    _, (short, long) = timelines(bloom, [one(20, 2), one(4000, 2, arrival=5.0, name="b")])
+    assert short.moments[Moment.HANDOFF_STARTED] >= short.moments[Moment.FIRST_TOKEN]
+    assert long.moments[Moment.HANDOFF_STARTED] < long.moments[Moment.FIRST_TOKEN]
+
+
+def test_a_failed_instance_fails_what_it_held_and_takes_work_again_when_it_is_back():
+    """Requests of the time in between find no decode instance; later ones complete."""
+    spec = msgspec.structs.replace(
+        SPLIT, router="jsq", failures=(Failure(instance="decode-0", at_s=1.0, back_s=3.0),)
+    )
+    result, ended = timelines(spec, [one(500, 100), one(500, 4, 2.0, "b"), one(500, 4, 4.0, "c")])
+    assert (result.failed, result.rejected, result.completed) == (1, 1, 1)
+    assert [t.finish_reason.value for t in sorted(ended, key=lambda t: t.request.id)] == [
+        "error",
+        "error",
+        "length",
+    ]
+
+
+def test_a_request_that_no_instance_could_hold_is_rejected():
+    """It would wait for ever."""
+    result, _ = timelines(SPLIT, [one(10_000_000, 2), one(10, 2, name="b")])
+    assert (result.rejected, result.completed) == (1, 1)
+
+
+def test_energy_is_idle_power_and_what_batches_draw_on_top():
+    """By hand, for one request on an otherwise idle cluster."""
+    result, (timeline,) = timelines(SPLIT, [one(1000, 1)])
+    prefill = timeline.ttft_s
+    expected = prefill * (model().prefill_w(1000) + model().idle_w)
+    assert result.energy_j == pytest.approx(expected, rel=1e-3)
+
+
+def test_series_show_the_pools_and_the_power():
+    """One value per role; the mean power is near what the energy says."""
+    result = simulate(SPLIT, workload("azure-conv", rate=2, num_requests=200), catalog=CATALOG)
+    assert result.series["pool/prefill"].mean() == pytest.approx(1.0, abs=0.05)
+    assert result.series["power_w"].mean() == pytest.approx(result.mean_power_w, rel=0.05)
+    assert set(result.series) >= {"queue/prefill", "queue/decode", "batch/prefill", "batch/decode"}
+
+
+def test_a_result_survives_serialization():
+    """Plans keep results; reports travel between processes."""
+    result = simulate(SPLIT, [one(1000, 10)], catalog=CATALOG)
+    again = msgspec.json.decode(msgspec.json.encode(result), type=type(result))
+    assert again.e2e_s.percentile(50) == result.e2e_s.percentile(50)
+
+
+def test_a_run_can_be_ended_early():
+    """What has not ended counts as unfinished."""
+    result = simulate(
+        SPLIT,
+        workload("azure-conv", rate=2, num_requests=2000),
+        catalog=CATALOG,
+        stop_when=lambda statistics: statistics.completed >= 100,
+    )
+    assert 100 <= result.completed < 2000
+    assert result.unfinished == result.arrived - result.completed
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"model": "gpt-9"}, "gpt-9"),
+        ({"router": "fastest"}, "there is no router 'fastest'"),
+        ({"handoff": "pigeon"}, "there is no hand-off 'pigeon'"),
+        ({"rules": "none"}, "there are no rules 'none'"),
+        ({"token_budget": 0}, "token budget"),
+        ({"link_bytes_per_s": 0.0}, "carries nothing"),
+        ({"pools": SPLIT.pools[:1]}, "both phases"),
+        ({"performance": "crystal-ball"}, "crystal-ball"),
+        ({"failures": (Failure(instance="decode-7", at_s=1.0),)}, "no instance 'decode-7'"),
+        ({"failures": (Failure(instance="decode-0", at_s=2.0, back_s=1.0),)}, "return"),
+        ({"memory_utilization": 0.05}, "llama2-70b needs"),
+        (
+            {"pools": (PoolSpec(machines=1, machine="dgx-h100", role=Role.MIXED, batcher="magic"),)},
+            "there is no batcher 'magic'",
+        ),
+        (
+            {"pools": (PoolSpec(machines=1, machine="dgx-h100", role=Role.MIXED, tensor_parallel=16),)},
+            "tensor parallelism",
+        ),
+    ],
+)
+def test_a_cluster_that_cannot_be_is_refused_in_one_sentence(change, says):
+    """What is wrong, and what there would be."""
+    spec = msgspec.structs.replace(SPLIT, **change)
+    with pytest.raises(ConfigurationError, match=says) as refused:
+        simulate(spec, [one(10, 2)], catalog=CATALOG)
+    assert "\n" not in str(refused.value)
+
+
+def test_an_empty_workload_and_times_out_of_order_are_refused():
+    """Each in one sentence that names the request."""
+    with pytest.raises(WorkloadError, match="no requests"):
+        simulate(SPLIT, [], catalog=CATALOG)
+    with pytest.raises(WorkloadError, match="request b arrives at 1 s, before a at 2 s"):
+        simulate(SPLIT, [one(10, 2, 2.0), one(10, 2, 1.0, "b")], catalog=CATALOG)
+    with pytest.raises(WorkloadError, match="have the id a"):
+        simulate(SPLIT, [one(10, 200), one(10, 200)], catalog=CATALOG)

@@ -1,0 +1,63 @@
+"""Durations of iterations and of runs of them."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support.toy import ToyModel
+from twofold.batch import BatchItem
+from twofold.request import Phase
+from twofold.scheduling.instance import StartedIteration
+from twofold.simulation.kernel import PS
+from twofold.simulation.timing import Pace, Timing
+
+paces = st.builds(Pace, st.integers(1, 10**11), st.integers(0, 10**9) | st.just(0), st.just(1000))
+
+
+@given(paces, st.integers(0, 3000))
+def test_the_end_of_a_run_is_the_sum_of_its_iterations(pace, count):
+    """The closed form equals adding them up, exactly."""
+    assert pace.end_ps(count) == sum(pace.first_ps + pace.step_ps * i for i in range(count))
+
+
+@given(paces, st.integers(1, 5000), st.integers(-1, 1))
+def test_the_iteration_under_way_is_the_first_that_ends_later(pace, count, off):
+    """Also at and around every boundary, where one that ends just then is over."""
+    elapsed = max(0, pace.end_ps(count) + off)
+    running = pace.under_way(elapsed)
+    assert pace.end_ps(running - 1) <= elapsed < pace.end_ps(running)
+
+
+@given(paces, st.integers(0, 10**17))
+def test_it_is_found_after_any_time(pace, elapsed):
+    """Floats only guess, integers decide."""
+    running = pace.under_way(elapsed)
+    assert pace.end_ps(running - 1) <= elapsed < pace.end_ps(running)
+
+
+@given(st.integers(1, 100), st.integers(1, 10**6), st.integers(1, 500))
+def test_a_later_iteration_of_a_run_takes_what_it_would_alone(sequences, context, later):
+    """Every sequence has one token more in each; that is what makes closed form and single steps equal."""
+    timing = Timing(ToyModel(4, 1, 7))
+    first = timing.pace(StartedIteration((), 0, 0, sequences, context, 10**6))
+    alone = timing.pace(StartedIteration((), 0, 0, sequences, context + later * sequences, 10**6))
+    assert alone.first_ps == first.first_ps + later * first.step_ps
+
+
+def test_prompts_are_asked_for_with_their_squares_and_decodes_beside_them():
+    """A chunk after a context costs the attention to that context too."""
+    asked = []
+
+    class Asked(ToyModel):
+        def prefill_s(self, tokens, squares):
+            asked.append((tokens, squares))
+            return 1.0
+
+        def mixed_s(self, tokens, squares, sequences, context):
+            asked.append((tokens, squares, sequences, context))
+            return 2.0
+
+    chunk = BatchItem("a", Phase.PREFILL, 10, 90, samples=True)
+    timing = Timing(Asked())
+    assert timing.pace(StartedIteration((chunk,), 10, 1, 0, 0, 1)).first_ps == PS
+    assert timing.pace(StartedIteration((chunk,), 10, 1, 3, 700, 1)).first_ps == 2 * PS
+    assert asked == [(10, 100**2 - 90**2), (10, 100**2 - 90**2, 3, 700)]

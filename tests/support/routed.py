@@ -1,0 +1,40 @@
+"""Clusters at rest, and pools in a given state."""
+
+from functools import partial
+
+from twofold.handoff import HandoffMode
+from twofold.instance import InstanceLoad, Role
+from twofold.request import Request
+from twofold.scheduling.cluster import ClusterScheduler
+from twofold.scheduling.handoffs import FixedHandoff
+from twofold.scheduling.pools import Pools
+from twofold.scheduling.routers import ROUTERS
+
+_ROLES = {"p": Role.PREFILL, "d": Role.DECODE, "m": Role.MIXED}
+
+
+def request(name: str = "a", prompt: int = 100, output: int = 10) -> Request:
+    return Request(id=name, arrival_s=0.0, prompt_tokens=prompt, output_tokens=output)
+
+
+def cluster(roles: list[Role], router: str = "jsq", capacity_tokens: int | None = None) -> ClusterScheduler:
+    """Instances named after their role and their number in the cluster."""
+    made = ClusterScheduler(ROUTERS[router](), FixedHandoff(HandoffMode.LAYER_WISE))
+    for i, role in enumerate(roles):
+        made.add_instance(f"{role.value}-{i}", role, capacity_tokens)
+    return made
+
+
+def load(name: str, capacity: int | None = None, queued: int = 0, **numbers: int) -> InstanceLoad:
+    """An instance in the pool that the first letter of its name says, with that many sequences that wait."""
+    role = _ROLES[name[0]]
+    return InstanceLoad(
+        name, role, home=role, capacity_tokens=capacity, queued=partial(int, queued), **numbers
+    )
+
+
+def pools(*loads: InstanceLoad) -> Pools:
+    made = Pools()
+    for each in loads:
+        made.add(each)
+    return made

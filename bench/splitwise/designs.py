@@ -103,21 +103,19 @@ def paper_set(name: str, workload: str) -> PaperSet:
 
 def family(kind: Kind, catalog: Catalog, mixed_batcher: str) -> Family:
     """The planner's family of a kind; `mixed_batcher` is how the machines of a baseline batch."""
-    kinds = tuple(_machine_kind(name, catalog) for name in kind.machines)
+    kinds = tuple(machine_kind(name, catalog) for name in kind.machines)
     return Family(kinds=kinds, batcher=None if kind.split else mixed_batcher)
 
 
-def _machine_kind(name: str, catalog: Catalog) -> MachineKind:
+def machine_kind(name: str, catalog: Catalog) -> MachineKind:
+    """A machine as the planner sees it."""
     machine = catalog.machine(name)
     return MachineKind(name=machine.name, price_per_h=machine.price_per_h, tdp_w=machine.tdp_w)
 
 
 def power_units(design: Design, catalog: Catalog) -> float:
     """Power as the notebooks of the paper count it."""
-    units = (
-        count * (catalog.machine(kind.name).power_units or 0.0)
-        for kind, count in design.parts()
-    )
+    units = (count * (catalog.machine(kind.name).power_units or 0.0) for kind, count in design.parts())
     return round(sum(units), 6)
 
 

@@ -1,4 +1,4 @@
-"""What a design takes, under the published timing and under the corrected one: the planner's search, in a form for tables."""
+"""What a design takes, under the published timing and under the corrected one, by the planner's search."""
 
 import asyncio
 from collections.abc import Iterator, Sequence
@@ -6,20 +6,19 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
-from designs import Kind, family, within
+from designs import A100, CAPPED, H100, Kind, family, machine_kind, within
 from msgspec.structs import replace
 
-from twofold.hardware.catalog import Catalog, load_catalog
+from twofold.hardware.catalog import Catalog
 from twofold.instance import Role
 from twofold.planning.bounds import Bounds
 from twofold.planning.budget import Allows, frontier
-from twofold.planning.design import Design
-from twofold.planning.evaluation import Evaluation
+from twofold.planning.design import Design, Family
 from twofold.planning.evaluator import Evaluator
 from twofold.planning.executors.local import LocalExecutor
 from twofold.planning.key import Keys
 from twofold.planning.problem import Problem
-from twofold.planning.rates import RateGrid, RateSearch
+from twofold.planning.rates import Capacity, RateGrid, RateSearch
 from twofold.planning.store import NoStore, SqliteStore, Store
 from twofold.planning.throughput import most_throughput
 from twofold.planning.workload import WorkloadArguments
@@ -59,7 +58,6 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
 
     design: Design
     rate: float
-    evaluation: Evaluation | None
 
 
 def timings(settings: Settings, catalog: Catalog) -> dict[str, Timing]:
@@ -76,25 +74,30 @@ def timings(settings: Settings, catalog: Catalog) -> dict[str, Timing]:
     }
 
 
+def problem_of(timing: Timing, workload: str, settings: Settings, catalog: Catalog) -> Problem:
+    """What designs are tried with: the nine SLOs, against a DGX-A100 under the same timing."""
+    return Problem(
+        template=timing.template,
+        workload=settings.workload(workload),
+        slo=SPLITWISE,
+        catalog=catalog,
+    )
+
+
 class Study:
     """Searches for one timing and one workload; what was simulated once is not simulated again."""
 
-    def __init__(
-        self, timing: Timing, problem: Problem, search: RateSearch, evaluator: Evaluator
-    ) -> None:
-        self.timing, self.problem, self.search, self.evaluator = timing, problem, search, evaluator
+    def __init__(self, timing: Timing, problem: Problem, search: RateSearch) -> None:
+        self.timing, self.problem, self.search = timing, problem, search
 
-    def design(self, kind: Kind, counts: Sequence[int], batcher: str | None = None) -> Design:
-        made = family(kind, self.problem.catalog, batcher or self.timing.mixed_batchers[0])
-        return Design(family=made, counts=tuple(counts))
+    def design(self, kind: Kind, counts: Sequence[int]) -> Design:
+        return Design(family=self._families(kind)[0], counts=tuple(counts))
 
     async def capacity(self, kind: Kind, counts: Sequence[int]) -> Found:
         """Of a given number of machines; of a baseline, with the way to batch that takes most."""
-        batchers = (None,) if kind.split else self.timing.mixed_batchers
-        return max(
-            [await self._capacity(self.design(kind, counts, batcher)) for batcher in batchers],
-            key=lambda found: found.rate,
-        )
+        designs = [Design(family=each, counts=tuple(counts)) for each in self._families(kind)]
+        found = await asyncio.gather(*(self.search.highest(design) for design in designs))
+        return max(map(self._found, found), key=lambda each: each.rate)
 
     async def tuned(self, kind: Kind, equal: str) -> Found:
         """Of the best split that is no more power, or cost, than 40 DGX-H100."""
@@ -102,33 +105,43 @@ class Study:
 
     async def best(self, kind: Kind, allows: Allows) -> Found:
         """Of the best split that is allowed."""
-        found = []
-        for batcher in (None,) if kind.split else self.timing.mixed_batchers:
-            made = family(kind, self.problem.catalog, batcher or self.timing.mixed_batchers[0])
-            capacity = await most_throughput(self.search, frontier(made, allows))
-            rate = 0.0 if capacity.step is None else self.search.grid.rate(capacity.step)
-            found.append(Found(design=capacity.design, rate=rate, evaluation=capacity.kept or capacity.missed))
-        return max(found, key=lambda each: each.rate)
+        frontiers = [frontier(each, allows) for each in self._families(kind)]
+        found = await asyncio.gather(*(most_throughput(self.search, designs) for designs in frontiers))
+        return max(map(self._found, found), key=lambda each: each.rate)
 
-    async def _capacity(self, design: Design) -> Found:
-        capacity = await self.search.highest(design)
+    def errors(self) -> list[str]:
+        """How far the models behind the results are from measurements, in a line per machine."""
+        lines = []
+        for machine in (A100, H100, CAPPED):
+            model = self.problem.performance(machine_kind(machine, self.problem.catalog))
+            error = model.error
+            known = [
+                f"{phase} {value:.0%}"
+                for phase, value in (("prefill", error.prefill), ("decode", error.decode))
+                if value is not None
+            ]
+            off = f"mean error {', '.join(known)}" if known else "errors not known"
+            lines.append(f"{model.name}: {off}{' (estimated)' if error.estimated else ''}; {error.basis}")
+        return lines
+
+    def _families(self, kind: Kind) -> list[Family]:
+        catalog = self.problem.catalog
+        batchers = self.timing.mixed_batchers[:1] if kind.split else self.timing.mixed_batchers
+        return [family(kind, catalog, batcher) for batcher in batchers]
+
+    def _found(self, capacity: Capacity) -> Found:
         rate = 0.0 if capacity.step is None else self.search.grid.rate(capacity.step)
-        return Found(design=design, rate=rate, evaluation=capacity.kept or capacity.missed)
+        return Found(design=capacity.design, rate=rate)
 
 
 @contextmanager
 def study(timing: Timing, workload: str, settings: Settings, catalog: Catalog) -> Iterator[Study]:
     """Workers that simulate live as long as the context."""
-    problem = Problem(
-        template=timing.template,
-        workload=settings.workload(workload),
-        slo=SPLITWISE,
-        catalog=catalog,
-    )
+    problem = problem_of(timing, workload, settings, catalog)
     with _store(settings) as store, LocalExecutor(problem, settings.jobs) as executor:
         evaluator = Evaluator(executor, store, Keys(problem).of)
         search = RateSearch(evaluate=evaluator, bound=Bounds(problem), grid=RateGrid(settings.tolerance))
-        yield Study(timing, problem, search, evaluator)
+        yield Study(timing, problem, search)
 
 
 @contextmanager
@@ -138,24 +151,3 @@ def _store(settings: Settings) -> Iterator[Store]:
     else:
         with SqliteStore(settings.store) as store:
             yield store
-
-
-if __name__ == "__main__":
-    import sys
-    import time
-
-    from designs import AA, BASELINE_A100, BASELINE_H100, HA, HH, HHCAP, paper_set
-
-    catalog = load_catalog()
-    settings = Settings(jobs=1, minutes=float(sys.argv[1]))
-    for name, timing in timings(settings, catalog).items():
-        for wl in ("conv", "code"):
-            with study(timing, wl, settings, catalog) as st:
-
-                async def go():
-                    for kind in (BASELINE_H100, BASELINE_A100, AA, HH, HA, HHCAP):
-                        t = time.time()
-                        c = await st.capacity(kind, paper_set("iso-power", wl).counts[kind.name])
-                        print(name, wl, kind.name, c.design.name, c.rate, c.evaluation.bound_by, f"{time.time()-t:.1f}s", flush=True)
-
-                asyncio.run(go())

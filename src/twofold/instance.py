@@ -1,7 +1,6 @@
 """An instance: one copy of the model that runs batches, and the role it plays."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import StrEnum
 
 
@@ -21,7 +20,6 @@ class Role(StrEnum):
         return self is not Role.PREFILL
 
 
-@dataclass(slots=True, eq=False)
 class InstanceLoad:
     """What a router knows of an instance.
 
@@ -32,16 +30,46 @@ class InstanceLoad:
     `queued` tells how many sequences wait on the instance itself; where nobody can tell, none do.
     """
 
-    id: str
-    role: Role
-    home: Role
-    capacity_tokens: int | None = None
-    pending_prefill_tokens: int = 0
-    reserved_tokens: int = 0
-    prefills: int = 0
-    decodes: int = 0
-    requests: int = 0
-    queued: Callable[[], int] = lambda: 0
     # The pools' own: its place in its pool, and how often its numbers changed.
-    place: int = 0
-    version: int = 0
+    __slots__ = (
+        "capacity_tokens",
+        "decodes",
+        "home",
+        "id",
+        "pending_prefill_tokens",
+        "place",
+        "prefills",
+        "queued",
+        "requests",
+        "reserved_tokens",
+        "role",
+        "version",
+    )
+
+    def __init__(
+        self,
+        id: str,  # noqa: A002  (an instance is called what it is everywhere)
+        role: Role,
+        home: Role,
+        capacity_tokens: int | None = None,
+        pending_prefill_tokens: int = 0,
+        reserved_tokens: int = 0,
+        prefills: int = 0,
+        decodes: int = 0,
+        requests: int = 0,
+        queued: Callable[[], int] = lambda: 0,
+        place: int = 0,
+        version: int = 0,
+    ) -> None:
+        self.id = id
+        self.role = role
+        self.home = home
+        self.capacity_tokens = capacity_tokens
+        self.pending_prefill_tokens = pending_prefill_tokens
+        self.reserved_tokens = reserved_tokens
+        self.prefills = prefills
+        self.decodes = decodes
+        self.requests = requests
+        self.queued = queued
+        self.place = place
+        self.version = version

@@ -16,13 +16,13 @@ from twofold.instance import Role
 from twofold.kvcache.accounts import BlockAccounts
 from twofold.kvcache.blocks import BlockManager
 from twofold.kvcache.leases import LeaseBook
-from twofold.request import FinishReason, Request
+from twofold.request import FinishReason, Phase, Request
 from twofold.scheduling.batchers import BATCHERS
 from twofold.scheduling.cluster import ClusterScheduler
 from twofold.scheduling.handoffs import FixedHandoff
 from twofold.scheduling.instance import InstanceScheduler, Outcome, StartedIteration
 from twofold.scheduling.memory import WHOLE, MemoryRule
-from twofold.scheduling.router import Router
+from twofold.scheduling.router import FixedRoles, Router
 
 EPOCH = 1
 # What happens at the same time happens in this order; completions of several instances in the order of their numbers.
@@ -89,6 +89,8 @@ class VirtualCluster:
         self._order = (ARRIVAL, 0)
         self._running: dict[str, Run] = {}
         self._requests: dict[str, Request] = {}
+        self._reserves_at_arrival = isinstance(router, FixedRoles)
+        self._decode_of: dict[str, str] = {}  # of requests whose room is still to be reserved
         self._leases: dict[str, Lease] = {}
         self._prefilled: set[str] = set()
         self._sending: set[str] = set()
@@ -118,8 +120,16 @@ class VirtualCluster:
         route = placement.route
         self.instances[route.prefill].submit(request, decodes_here=not route.splits)
         if route.splits:
-            self.instances[route.decode].reserve(request, route.prefill)
-            self._keep(self.instances[route.decode].grant(self.now))
+            self._decode_of[request.id] = route.decode
+            if self._reserves_at_arrival:
+                self._reserve(request.id, route.prefill)
+
+    def _reserve(self, request_id: str, source: str) -> None:
+        """Room for a request where it decodes: see docs/decisions/0007."""
+        decode = self._decode_of.pop(request_id, None)
+        if decode is not None and request_id not in self.ended:
+            self.instances[decode].reserve(self._requests[request_id], source)
+            self._keep(self.instances[decode].grant(self.now))
 
     def _keep(self, leases: list[Lease]) -> None:
         for lease in leases:
@@ -189,6 +199,7 @@ class VirtualCluster:
             if iteration is None:
                 return
             each_s = self._batch_s(iteration.prefill_tokens, iteration.decode_sequences)
+            prefills = iteration.prefills
             run = Run(self.now, each_s, iteration.limit, iteration=iteration)
         else:
             batch = instance.next_batch(self.now)
@@ -196,9 +207,12 @@ class VirtualCluster:
                 return
             assert batch.items, "an empty batch"
             each_s = self._batch_s(batch.prefill_tokens, batch.decode_sequences)
+            prefills = [item for item in batch.items if item.phase is Phase.PREFILL]
             run = Run(self.now, each_s, 1, batch=batch)
         self._running[name] = run
         self._expect(name, run)
+        for item in prefills:
+            self._reserve(item.request_id, name)
 
     def _expect(self, name: str, run: Run) -> None:
         run.version += 1

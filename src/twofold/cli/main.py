@@ -5,7 +5,7 @@ import sys
 import typer
 
 from twofold import __version__
-from twofold.cli import bench, calibrate, catalog, model, serve, simulate, trace
+from twofold.cli import bench, calibrate, catalog, model, plan, serve, simulate, trace
 from twofold.errors import UserError
 
 app = typer.Typer(
@@ -18,6 +18,7 @@ app = typer.Typer(
 app.command("serve")(serve.serve)
 app.command("bench")(bench.bench)
 app.command("simulate")(simulate.simulate)
+app.command("plan")(plan.plan)
 app.add_typer(calibrate.app, name="calibrate")
 app.add_typer(catalog.app, name="catalog")
 app.add_typer(trace.app, name="trace")

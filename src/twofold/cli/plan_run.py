@@ -89,13 +89,17 @@ def run(
 def _searched(
     problem: Problem, question: Question, grid: RateGrid, where: Where, *, with_curves: bool
 ) -> Made:
+    bounds, key = (
+        Bounds(problem),
+        Keys(problem).of,
+    )  # both look at the workload: mistakes in it are found here
     with (
         SqliteStore(where.store) as store,
         plan_progress(question.objective) as shown,
         where.executor(problem) as executor,
     ):
-        evaluator = Evaluator(executor, store, Keys(problem).of, shown.evaluated)
-        search = RateSearch(evaluate=evaluator, bound=Bounds(problem), grid=grid)
+        evaluator = Evaluator(executor, store, key, shown.evaluated)
+        search = RateSearch(evaluate=evaluator, bound=bounds, grid=grid)
         return asyncio.run(_made(search, question, shown.found, evaluator, with_curves=with_curves))
 
 

@@ -1,17 +1,17 @@
 """Block accounts that count: each operation takes the same time however many blocks it is about."""
 
-from dataclasses import dataclass
-
 from twofold.errors import OutOfBlocksError
 
 
-@dataclass(slots=True)
 class _Grant:
     """Blocks given to an owner at once or bit by bit; they become free together, when nothing holds them."""
 
-    blocks: int
-    holds: int = 1
-    transfers: int = 0
+    __slots__ = ("blocks", "holds", "transfers")
+
+    def __init__(self, blocks: int, holds: int = 1, transfers: int = 0) -> None:
+        self.blocks = blocks
+        self.holds = holds
+        self.transfers = transfers
 
 
 class BlockCounts:

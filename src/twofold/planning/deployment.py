@@ -25,9 +25,9 @@ class Margin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """One bound of the SLO: what the simulation had of it, and the share of the bound that is left."""
 
     check: str
-    value: float | None
     bound: float
-    left: float | None
+    value: float | None = None
+    left: float | None = None
 
 
 class Expected(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -41,9 +41,9 @@ class Expected(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     rate: float
     highest_rate: float
     slo: str
-    attainment: float | None
-    reference: str | None
-    margins: tuple[Margin, ...]
+    attainment: float | None = None
+    reference: str | None = None
+    margins: tuple[Margin, ...] = ()
     price_per_h: float
     tdp_w: float
     power_w: float
@@ -57,8 +57,8 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     objective: str
     seed: int
     duration_s: float
-    trace_sha256: str | None
-    models: tuple[str, ...]
+    trace_sha256: str | None = None
+    models: tuple[str, ...] = ()
 
 
 class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from twofold.request import Request
 from twofold.simulation.histogram import Histogram
-from twofold.simulation.statistics import Statistics
+from twofold.simulation.statistics import MICRO, Statistics
 from twofold.slo import Slo, SlowdownSlo
 
 _EVERY = 16  # looks between two counts over histograms, which cost more than the others
@@ -32,9 +32,9 @@ class Hopeless:
     def _slow(self, statistics: Statistics, slo: SlowdownSlo) -> bool:
         slowdowns = statistics.slowdowns
         return slowdowns is not None and (
-            _beyond(slowdowns.ttft, slo.ttft, self._requests)
-            or _beyond(slowdowns.tpot, slo.tpot, self._decoding)
-            or _beyond(slowdowns.e2e, slo.e2e, self._requests)
+            _beyond(Histogram.of(slowdowns.ttft, 1 / MICRO), slo.ttft, self._requests)
+            or _beyond(Histogram.of(slowdowns.tpot, 1 / MICRO), slo.tpot, self._decoding)
+            or _beyond(Histogram.of(slowdowns.e2e, 1 / MICRO), slo.e2e, self._requests)
         )
 
 

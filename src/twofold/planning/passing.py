@@ -8,8 +8,8 @@ from twofold.planning.evaluation import Evaluation, Trial
 from twofold.planning.rates import RateSearch
 from twofold.request import Phase
 
-# How far from where the bisection ended its neighbours are asked as well: what is in the way of the SLO says only
-# nearly always where to look, since pools may help each other out.
+# How far from where the bisection began and ended its neighbours are asked as well: what is in the way of the SLO
+# says only nearly always where to look, since pools may help each other out.
 _NEIGHBOURS = (1, 2, 4)
 
 
@@ -29,7 +29,7 @@ async def find_passing(
     place = _nearest(
         open_places, start if start is not None else _best_estimate(search, designs, open_places)
     )
-    last = place
+    first = last = place
     low, high = open_places[0], open_places[-1]
     while low <= high:
         tried[place] = told = await search.evaluate(Trial(designs[place], rate))
@@ -46,13 +46,13 @@ async def find_passing(
         if not between:
             break
         place = between[len(between) // 2]
-    return await _among_neighbours(search, designs, rate, last, set(open_places) - set(tried))
+    near = {end + sign * by for end in (first, last) for sign in (-1, 1) for by in _NEIGHBOURS}
+    return await _among(search, designs, rate, sorted(near & set(open_places) - set(tried)))
 
 
-async def _among_neighbours(
-    search: RateSearch, designs: Sequence[Design], rate: float, last: int, untried: set[int]
+async def _among(
+    search: RateSearch, designs: Sequence[Design], rate: float, places: Sequence[int]
 ) -> Design | None:
-    places = sorted({last + sign * by for by in _NEIGHBOURS for sign in (-1, 1)} & untried)
     told = await asyncio.gather(*(search.evaluate(Trial(designs[place], rate)) for place in places))
     passed = (designs[place] for place, each in zip(places, told, strict=True) if each.met)
     return next(passed, None)

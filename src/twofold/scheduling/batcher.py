@@ -45,7 +45,6 @@ class Queues:
         return None
 
 
-@dataclass(slots=True)
 class Room:
     """What is left for sequences that want more: blocks of the cache, and seats in the running set.
 
@@ -53,10 +52,15 @@ class Room:
     that prefill for each other could otherwise fill up with KV caches that each wants to send to the other.
     """
 
-    blocks: BlockAccounts
-    free_blocks: int
-    free_seats: int
-    leases_first: bool = False
+    __slots__ = ("blocks", "free_blocks", "free_seats", "leases_first")
+
+    def __init__(
+        self, blocks: BlockAccounts, free_blocks: int, free_seats: int, leases_first: bool = False
+    ) -> None:
+        self.blocks = blocks
+        self.free_blocks = free_blocks
+        self.free_seats = free_seats
+        self.leases_first = leases_first
 
     def take(self, sequence: ScheduledSequence) -> bool:
         """Set room aside for a waiting sequence; False, and nothing taken, when there is not enough."""
@@ -80,14 +84,20 @@ class Room:
         return True
 
 
-@dataclass(slots=True)
 class Selection:
     """What changes with the next iteration: prompt work, sequences that begin or resume decoding, and decodes
-    that pause. Every other member of the decode set goes on."""
+    that pause. Every other member of the decode set goes on. `stands` False asks for another selection right after
+    it, because whoever was left out of this one is to have a turn."""
 
-    prefills: list[BatchItem] = field(default_factory=list)
-    resume: list[ScheduledSequence] = field(default_factory=list)
-    pause: list[ScheduledSequence] = field(default_factory=list)
+    __slots__ = ("pause", "prefills", "resume", "stands")
+
+    def __init__(
+        self, prefills: list[BatchItem] | None = None, resume: list[ScheduledSequence] | None = None
+    ) -> None:
+        self.prefills: list[BatchItem] = [] if prefills is None else prefills
+        self.resume: list[ScheduledSequence] = [] if resume is None else resume
+        self.pause: list[ScheduledSequence] = []
+        self.stands = True
 
 
 class Running(Protocol):

@@ -1,7 +1,6 @@
 """The cluster scheduler: routes requests and keeps the accounts that routers decide by."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import msgspec
 
@@ -21,14 +20,18 @@ class Placement(msgspec.Struct, frozen=True):
     mode: HandoffMode | None
 
 
-@dataclass(slots=True)
 class _Placed:
     """A request and what it still counts for: its prompt, its KV where it was prefilled, its KV where it decodes."""
 
-    request: Request
-    placement: Placement
-    prefilled: bool = False
-    handed_off: bool = False
+    __slots__ = ("handed_off", "placement", "prefilled", "request")
+
+    def __init__(
+        self, request: Request, placement: Placement, prefilled: bool = False, handed_off: bool = False
+    ) -> None:
+        self.request = request
+        self.placement = placement
+        self.prefilled = prefilled
+        self.handed_off = handed_off
 
 
 class ClusterScheduler:
@@ -65,13 +68,15 @@ class ClusterScheduler:
         route = self._router.route(request, tokens, self.pools, now)
         if route is None:
             return None
+        prefill, decode = self.pools.get(route.prefill), self.pools.get(route.decode)
+        if prefill is None or decode is None or not _fits(decode, tokens):
+            return None
+        if route.splits and not _fits(prefill, self._memory.at_start(request, decodes_here=False)):
+            return None
         for move in route.moves:
             load = self.pools.get(move.instance)
             if load is not None:
                 self._move(load, move.role)
-        prefill, decode = self.pools.get(route.prefill), self.pools.get(route.decode)
-        if prefill is None or decode is None or not _fits(decode, tokens):
-            return None
         mode = self._handoffs.choose(request, route) if route.splits else None
         placement = Placement(route, mode)
         self._placed[request.id] = _Placed(request, placement)

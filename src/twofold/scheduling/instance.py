@@ -16,7 +16,6 @@ which world it runs.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
 import msgspec
 
@@ -58,7 +57,6 @@ class InstanceStatus(msgspec.Struct, frozen=True):
         return queued == 0 and self.blocks_free == self.blocks_total
 
 
-@dataclass(slots=True, eq=False)
 class StartedIteration:
     """An iteration under way: what it computes, and how often it may be run as it is.
 
@@ -67,22 +65,46 @@ class StartedIteration:
     were running and are not.
     """
 
-    prefills: Sequence[BatchItem]
-    prefill_tokens: int
-    prefill_sequences: int
-    decode_sequences: int
-    context_tokens: int
-    limit: int
-    joined: Sequence[ScheduledSequence] = ()
-    paused: Sequence[ScheduledSequence] = ()
+    __slots__ = (
+        "context_tokens",
+        "decode_sequences",
+        "joined",
+        "limit",
+        "paused",
+        "prefill_sequences",
+        "prefill_tokens",
+        "prefills",
+    )
+
+    def __init__(
+        self,
+        prefills: Sequence[BatchItem],
+        prefill_tokens: int,
+        prefill_sequences: int,
+        decode_sequences: int,
+        context_tokens: int,
+        limit: int,
+        joined: Sequence[ScheduledSequence] = (),
+        paused: Sequence[ScheduledSequence] = (),
+    ) -> None:
+        self.prefills = prefills
+        self.prefill_tokens = prefill_tokens
+        self.prefill_sequences = prefill_sequences
+        self.decode_sequences = decode_sequences
+        self.context_tokens = context_tokens
+        self.limit = limit
+        self.joined = joined
+        self.paused = paused
 
 
-@dataclass(slots=True)
 class _Reservation:
     """A request that wants blocks here for KV which `source` will write."""
 
-    sequence: ScheduledSequence
-    source: str
+    __slots__ = ("sequence", "source")
+
+    def __init__(self, sequence: ScheduledSequence, source: str) -> None:
+        self.sequence = sequence
+        self.source = source
 
 
 class InstanceScheduler:
@@ -165,6 +187,7 @@ class InstanceScheduler:
         self.leases.end(request_id, epoch)
         sequence = self._arriving.pop(request_id, None)
         if sequence is None:
+            self._room_made()
             return False
         self._queue(sequence, self._queues.ready)
         return True
@@ -330,6 +353,8 @@ class InstanceScheduler:
             context = decoding.context_tokens
             if selection is None:
                 return StartedIteration((), 0, 0, decodes, context, limit)
+            if not selection.stands:
+                limit = 1
             return StartedIteration((), 0, 0, decodes, context, limit, selection.resume, selection.pause)
         prefills, tokens = selection.prefills, 0
         for item in prefills:

@@ -1,12 +1,9 @@
 """What an instance's scheduler knows of one request."""
 
-from dataclasses import dataclass
-
 from twofold.batch import BatchItem
 from twofold.request import Phase, Request
 
 
-@dataclass(slots=True, eq=False)
 class ScheduledSequence:
     """Progress of a request on one instance.
 
@@ -16,17 +13,41 @@ class ScheduledSequence:
     `start_tokens` and `decode_tokens` say how much KV memory it takes when (see `MemoryRule`).
     """
 
-    request: Request
-    decodes_here: bool
-    start_tokens: int
-    decode_tokens: int = 0
-    computed: int = 0
-    generated: int = 0
     # The decode set's own: at which of its iterations, and as the how-manieth, this sequence joined it.
-    joined_at: int = 0
-    join_number: int = -1
     # For the driver: when it last gave a token, on the driver's clock.
-    last_token_at: int = 0
+    __slots__ = (
+        "computed",
+        "decode_tokens",
+        "decodes_here",
+        "generated",
+        "join_number",
+        "joined_at",
+        "last_token_at",
+        "request",
+        "start_tokens",
+    )
+
+    def __init__(
+        self,
+        request: Request,
+        decodes_here: bool,
+        start_tokens: int,
+        decode_tokens: int = 0,
+        computed: int = 0,
+        generated: int = 0,
+        joined_at: int = 0,
+        join_number: int = -1,
+        last_token_at: int = 0,
+    ) -> None:
+        self.request = request
+        self.decodes_here = decodes_here
+        self.start_tokens = start_tokens
+        self.decode_tokens = decode_tokens
+        self.computed = computed
+        self.generated = generated
+        self.joined_at = joined_at
+        self.join_number = join_number
+        self.last_token_at = last_token_at
 
     @property
     def id(self) -> str:

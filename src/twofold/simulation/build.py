@@ -114,7 +114,13 @@ def build(
     transfers = [_transfer(spec, model, kind) for kind in kinds]
     slowest = max(transfers, key=lambda transfer: transfer.sync_s)
     cluster.handoffs = Handoffs(
-        kernel, network, cluster.instances, slowest, how.lease_retry_s, cluster.landed
+        kernel,
+        network,
+        cluster.instances,
+        slowest,
+        how.lease_retry_s,
+        spec.router in FIXED_ROLE_ROUTERS,
+        cluster.landed,
     )
     for instance in cluster.instances.values():
         cluster.join(instance)

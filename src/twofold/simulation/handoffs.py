@@ -16,6 +16,9 @@ class Handoffs:
 
     A layer-wise hand-off begins when the first layer is computed and ends no earlier than one layer's transfer
     and the synchronisation after the last: with a link to itself it takes what `TransferModel` says.
+
+    Room on the decode instance is reserved when a request arrives or, where instances may come to prefill for each
+    other, when its prefill starts (`docs/decisions/0007`).
     """
 
     def __init__(
@@ -25,6 +28,7 @@ class Handoffs:
         instances: dict[str, VirtualInstance],
         times: TransferModel,
         retry_s: float | None,
+        reserve_at_arrival: bool,
         landed: Callable[[Life], None],
     ) -> None:
         self._kernel, self._network, self._instances = kernel, network, instances
@@ -32,17 +36,21 @@ class Handoffs:
         self._times = times
         self._sync = ps(times.sync_s)
         self._retry = None if retry_s is None else ps(retry_s)
+        self._at_arrival = reserve_at_arrival
         self._on_landed = landed
         self._asking = 0  # requests that will ask for a lease again
         self._waiting: dict[str, Life] = {}  # requests that were promised a lease
 
     def expect(self, life: Life) -> None:
         """A request was placed on two instances."""
-        if self._retry is None:
-            decode = self._instances[life.decode]
-            self._waiting[life.request.id] = life
-            decode.scheduler.reserve(life.request, life.prefill)
-            self.grant(decode)
+        if self._retry is None and self._at_arrival:
+            self._reserve(life)
+
+    def _reserve(self, life: Life) -> None:
+        decode = self._instances[life.decode]
+        self._waiting[life.request.id] = life
+        decode.scheduler.reserve(life.request, life.prefill)
+        self.grant(decode)
 
     def grant(self, instance: VirtualInstance) -> None:
         """Room may have been made on an instance."""
@@ -54,13 +62,16 @@ class Handoffs:
             if life.first_token is not None:
                 self._send_all(life)
             elif life.prefill_started is not None and life.mode is HandoffMode.LAYER_WISE:
-                self._send(life, self._kernel.now)
+                self._send(life, max(self._kernel.now, life.first_layer))
 
     def prefill_started(self, life: Life, end: int) -> None:
         """A prompt is being computed until picosecond `end`."""
-        if life.lease is not None and life.mode is HandoffMode.LAYER_WISE:
-            now = self._kernel.now
-            self._send(life, now + (end - now) // self._times.layers)
+        now = self._kernel.now
+        life.first_layer = now + (end - now) // self._times.layers
+        if self._retry is None and not self._at_arrival:
+            self._reserve(life)
+        elif life.lease is not None and life.mode is HandoffMode.LAYER_WISE:
+            self._send(life, life.first_layer)
 
     def prefilled(self, life: Life) -> None:
         """The first token is out."""

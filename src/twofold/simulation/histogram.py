@@ -1,8 +1,6 @@
 """A histogram of non-negative integers in constant memory: what a run keeps of a million latencies.
 
-A bucket holds the values that share their top eleven bits, so every value below 2,048 has a bucket of its own
-and above that a bucket is at most 2⁻¹⁰ of its values wide (the layout of HdrHistogram). A bucket is named by
-the lowest value in it, and only those that hold something are kept.
+Its buckets are those of `tally.py`, where the counting is done.
 """
 
 import math
@@ -13,16 +11,10 @@ from typing import Final
 
 import msgspec
 
-_BITS: Final = 11
-# Stands for "no value yet" in `low`, and so bounds the values: in nanoseconds it is 292 years.
-_LIMIT: Final = (1 << 63) - 1
+from twofold.simulation.tally import LIMIT, Tally, width_of
+
 # A bound such as 0.3 s must count the value 300,000,000 ns though 0.3 / 1e-9 may fall just short of it.
 _ROUNDING: Final = 1.0 + 2.0**-51
-
-
-def _width(lowest: int) -> int:
-    """How many integers the bucket that begins at `lowest` holds."""
-    return 1 << max(0, lowest.bit_length() - _BITS)
 
 
 class Histogram(msgspec.Struct):
@@ -36,42 +28,36 @@ class Histogram(msgspec.Struct):
     unit: float
     counts: dict[int, int] = {}
     total: int = 0
-    low: int = _LIMIT
+    low: int = LIMIT
     high: int = -1
 
     def add(self, value: int, weight: int = 1) -> None:
         """Count `value` `weight` times (at least once); raises ValueError if it is out of range."""
-        if value < self.low or value > self.high:
-            self._extend(value, value)
-        shift = value.bit_length() - 11  # _BITS: a global would be looked up on the hottest path
-        bucket = value >> shift << shift if shift > 0 else value
-        try:  # costs nothing while the bucket is there, as it nearly always is
-            self.counts[bucket] += weight
-        except KeyError:
-            self.counts[bucket] = weight
-        self.total += value * weight
+        tally = self._tally()
+        tally.add(value, weight)
+        self._take(tally)
 
     def add_ramp(self, first: int, step: int, count: int, weight: int = 1) -> None:
         """Count `first`, `first + step`, … (`count` of them), each `weight` times.
 
-        The result equals that of adding them one by one; the time taken grows with the buckets they fall into.
         Raises ValueError if the step is negative or a value out of range.
         """
-        if step < 0:
-            raise ValueError(f"a ramp cannot fall: its step is {step}")
-        if count < 1 or weight < 1:
-            return
-        last = first + step * (count - 1)
-        self._extend(first, last)
-        self.total += weight * (count * first + step * (count * (count - 1) // 2))
-        counts, value, left = self.counts, first, count
-        while left:
-            width = 1 << max(0, value.bit_length() - _BITS)
-            bucket = value // width * width
-            inside = left if bucket + width > last else (bucket + width - 1 - value) // step + 1
-            counts[bucket] = counts.get(bucket, 0) + inside * weight
-            value += inside * step
-            left -= inside
+        tally = self._tally()
+        tally.add_ramp(first, step, count, weight)
+        self._take(tally)
+
+    @classmethod
+    def of(cls, tally: Tally, unit: float) -> "Histogram":
+        """What was counted, in units of `unit`."""
+        return cls(unit, tally.counts, tally.total, tally.low, tally.high)
+
+    def _tally(self) -> Tally:
+        tally = Tally()
+        tally.counts, tally.total, tally.low, tally.high = self.counts, self.total, self.low, self.high
+        return tally
+
+    def _take(self, tally: Tally) -> None:
+        self.total, self.low, self.high = tally.total, tally.low, tally.high
 
     def merge(self, other: "Histogram") -> None:
         """Add all that `other` counted; raises ValueError if it counts in another unit."""
@@ -109,14 +95,14 @@ class Histogram(msgspec.Struct):
         """The share of values that are `value` (in units) or less; a bucket that it divides counts in proportion."""
         if not self.counts:
             return None
-        bound = math.floor(min(value / self.unit * _ROUNDING, float(_LIMIT)))
+        bound = math.floor(min(value / self.unit * _ROUNDING, float(LIMIT)))
         if bound >= self.high:
             return 1.0
         if bound < self.low:
             return 0.0
         below = 0.0
         for bucket, count in self.counts.items():
-            width = _width(bucket)
+            width = width_of(bucket)
             below += count * min(max(bound - bucket + 1, 0), width) / width
         return below / self.count
 
@@ -130,12 +116,6 @@ class Histogram(msgspec.Struct):
         fractions = [i / (points - 1) for i in range(points)]
         return list(zip(self._quantiles(fractions), fractions, strict=True))
 
-    def _extend(self, first: int, last: int) -> None:
-        """Let `low` and `high` include both."""
-        if first < 0 or last >= _LIMIT:
-            raise ValueError(f"a histogram counts integers from 0 to 2**63 - 2, not {first} to {last}")
-        self.low, self.high = min(self.low, first), max(self.high, last)
-
     def _quantiles(self, fractions: Sequence[float]) -> list[float]:
         """The values at these fractions of the way from the first rank to the last."""
         buckets = sorted(self.counts)
@@ -146,7 +126,7 @@ class Histogram(msgspec.Struct):
             if rank in {0, last}:
                 return self.low if rank == 0 else self.high
             bucket = buckets[bisect_right(ends, rank)]
-            return min(max(bucket + (_width(bucket) - 1) / 2, self.low), self.high)
+            return min(max(bucket + (width_of(bucket) - 1) / 2, self.low), self.high)
 
         values = []
         for fraction in fractions:

@@ -8,7 +8,7 @@ however many steps an instance takes at a time.
 
 from collections.abc import Callable
 from heapq import heappop, heappush
-from typing import Any
+from typing import Any, Final
 
 PS = 10**12  # picoseconds in a second
 
@@ -23,11 +23,11 @@ def ps(seconds: float) -> int:
 class Order:
     """Kinds of events in the order in which they happen at the same time; a number of its kind is added to each."""
 
-    COMPLETION = 0
-    TRANSFER = 1 << 40
-    RETRY = 2 << 40
-    ARRIVAL = 3 << 40
-    FAILURE = 4 << 40
+    COMPLETION: Final = 0
+    TRANSFER: Final = 1 << 40
+    RETRY: Final = 2 << 40
+    ARRIVAL: Final = 3 << 40
+    FAILURE: Final = 4 << 40
 
 
 class Kernel:

@@ -1,35 +1,53 @@
 """A request under way in the simulator, in whole picoseconds."""
 
-from dataclasses import dataclass
-
 from twofold.handoff import HandoffMode, Lease
 from twofold.request import FinishReason, Request
 from twofold.simulation.kernel import PS
 from twofold.timeline import Moment, Timeline
 
 
-@dataclass(slots=True, eq=False)
 class Life:
     """The moments of `twofold.timeline` as far as they have come, and what the driver must remember of a hand-off."""
 
-    request: Request
-    number: int
-    arrived: int
-    prefill: str = ""
-    decode: str = ""
-    mode: HandoffMode | None = None
-    prefill_started: int | None = None
-    first_token: int | None = None
-    handoff_started: int | None = None
-    handoff_ended: int | None = None
-    decode_started: int | None = None
-    last_token: int | None = None
-    preemptions: int = 0
-    lease: Lease | None = None
-    layers_sent: int | None = (
-        None  # when the last byte was through, of a layer-wise hand-off that awaits its prefill
+    __slots__ = (
+        "arrived",
+        "decode",
+        "decode_started",
+        "ended",
+        "first_layer",
+        "first_token",
+        "handoff_ended",
+        "handoff_started",
+        "last_token",
+        "layers_sent",
+        "lease",
+        "mode",
+        "number",
+        "preemptions",
+        "prefill",
+        "prefill_started",
+        "request",
     )
-    ended: bool = False
+
+    def __init__(self, request: Request, number: int, arrived: int) -> None:
+        self.request = request
+        self.number = number
+        self.arrived = arrived
+        self.prefill = ""
+        self.decode = ""
+        self.mode: HandoffMode | None = None
+        self.prefill_started: int | None = None
+        self.first_layer = 0  # when the first layer of its prefill is computed
+        self.first_token: int | None = None
+        self.handoff_started: int | None = None
+        self.handoff_ended: int | None = None
+        self.decode_started: int | None = None
+        self.last_token: int | None = None
+        self.preemptions = 0
+        self.lease: Lease | None = None
+        # When the last byte was through, of a layer-wise hand-off that awaits the end of its prefill.
+        self.layers_sent: int | None = None
+        self.ended = False
 
     @property
     def splits(self) -> bool:

@@ -1,7 +1,6 @@
 """Links: KV caches on their way between machines, sharing what the machines' networks can carry."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from twofold.simulation.kernel import PS, Kernel, Order, ps
@@ -9,19 +8,32 @@ from twofold.simulation.kernel import PS, Kernel, Order, ps
 Landed = Callable[[Any], None]
 
 
-@dataclass(slots=True, eq=False)
 class Flow:
     """Bytes on their way. `left` and `since` are as of the last change of its rate (bytes per second)."""
 
-    number: int
-    source: str
-    target: str
-    left: float
-    rate: float
-    since: int
-    landed: Landed
-    argument: object
-    version: int = 0
+    __slots__ = ("argument", "landed", "left", "number", "rate", "since", "source", "target", "version")
+
+    def __init__(
+        self,
+        number: int,
+        source: str,
+        target: str,
+        left: float,
+        rate: float,
+        since: int,
+        landed: Landed,
+        argument: Any,  # noqa: ANN401  (whatever `landed` takes)
+        version: int = 0,
+    ) -> None:
+        self.number = number
+        self.source = source
+        self.target = target
+        self.left = left
+        self.rate = rate
+        self.since = since
+        self.landed = landed
+        self.argument = argument
+        self.version = version
 
 
 class _Port:

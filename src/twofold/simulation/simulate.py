@@ -9,13 +9,14 @@ from twofold.performance.base import PerformanceModel
 from twofold.request import Request
 from twofold.simulation.build import Kind, build, kinds_of
 from twofold.simulation.cluster import VirtualCluster
+from twofold.simulation.histogram import Histogram
 from twofold.simulation.kernel import PS
 from twofold.simulation.observer import Observer
 from twofold.simulation.result import PoolResult, SimulationResult
 from twofold.simulation.rules import rules
 from twofold.simulation.series import Series
 from twofold.simulation.spec import ClusterSpec
-from twofold.simulation.statistics import Sampler, Statistics
+from twofold.simulation.statistics import MICRO, Sampler, Statistics
 from twofold.slo import Slo
 
 # Changes whenever the same input may give another result: what was stored of an earlier version is then not used.
@@ -107,15 +108,15 @@ def _result(
         output_tokens=statistics.output_tokens,
         duration_s=duration / PS,
         arrival_s=(statistics.last_arrival - first) / PS,
-        ttft_s=statistics.ttft,
-        tpot_s=statistics.tpot,
-        itl_s=statistics.itl,
-        e2e_s=statistics.e2e,
-        queue_s=statistics.queue,
-        transfer_s=statistics.transfer,
-        ttft_slowdown=slowdowns.ttft if slowdowns else None,
-        tpot_slowdown=slowdowns.tpot if slowdowns else None,
-        e2e_slowdown=slowdowns.e2e if slowdowns else None,
+        ttft_s=Histogram.of(statistics.ttft, 1 / PS),
+        tpot_s=Histogram.of(statistics.tpot, 1 / PS),
+        itl_s=Histogram.of(statistics.itl, 1 / PS),
+        e2e_s=Histogram.of(statistics.e2e, 1 / PS),
+        queue_s=Histogram.of(statistics.queue, 1 / PS),
+        transfer_s=Histogram.of(statistics.transfer, 1 / PS),
+        ttft_slowdown=Histogram.of(slowdowns.ttft, 1 / MICRO) if slowdowns else None,
+        tpot_slowdown=Histogram.of(slowdowns.tpot, 1 / MICRO) if slowdowns else None,
+        e2e_slowdown=Histogram.of(slowdowns.e2e, 1 / MICRO) if slowdowns else None,
         slo_met=None if statistics.slo is None else statistics.slo_met,
         preemptions=sum(instance.scheduler.preemptions for instance in cluster.instances.values()),
         handoffs=statistics.handoffs,

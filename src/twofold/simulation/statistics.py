@@ -5,27 +5,22 @@ from collections.abc import Sequence
 from twofold.instance import Role
 from twofold.performance.base import PerformanceModel
 from twofold.scheduling.sequence import ScheduledSequence
-from twofold.simulation.histogram import Histogram
 from twofold.simulation.instance import VirtualInstance
 from twofold.simulation.kernel import PS
 from twofold.simulation.life import Life
 from twofold.simulation.series import Series
+from twofold.simulation.tally import Tally
 from twofold.simulation.timing import Pace
 from twofold.slo import Slo
 
 MICRO = 10**6  # slowdowns are counted in millionths
 
 
-def seconds() -> Histogram:
-    """A histogram of picoseconds."""
-    return Histogram(unit=1 / PS)
-
-
 class Slowdowns:
     """Latencies as multiples of those of a request that has a reference instance to itself (Splitwise section 5)."""
 
     def __init__(self, reference: PerformanceModel) -> None:
-        self.ttft, self.tpot, self.e2e = (Histogram(unit=1 / MICRO) for _ in range(3))
+        self.ttft, self.tpot, self.e2e = Tally(), Tally(), Tally()
         self._reference = reference
         self._known: dict[tuple[int, int], tuple[float, float]] = {}
 
@@ -52,8 +47,9 @@ class Statistics:
     """
 
     def __init__(self, slo: Slo | None, reference: PerformanceModel | None, *, over_all_tokens: bool) -> None:
-        self.ttft, self.tpot, self.itl, self.e2e = (seconds() for _ in range(4))
-        self.queue, self.transfer = seconds(), seconds()
+        # All in picoseconds.
+        self.ttft, self.tpot, self.itl, self.e2e = Tally(), Tally(), Tally(), Tally()
+        self.queue, self.transfer = Tally(), Tally()
         self.slowdowns = Slowdowns(reference) if reference is not None else None
         self.arrived = self.completed = self.rejected = self.failed = 0
         self.prompt_tokens = self.output_tokens = 0

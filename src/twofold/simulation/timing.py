@@ -1,7 +1,6 @@
 """Durations and power of iterations in whole picoseconds and milliwatts, from a performance model."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from twofold.batch import BatchItem
 from twofold.performance.base import PerformanceModel
@@ -9,13 +8,15 @@ from twofold.scheduling.instance import StartedIteration
 from twofold.simulation.kernel import ps
 
 
-@dataclass(frozen=True, slots=True)
 class Pace:
     """How iterations of one batch follow each other: the first takes `first_ps`, each later one `step_ps` more."""
 
-    first_ps: int
-    step_ps: int
-    milliwatts: int
+    __slots__ = ("first_ps", "milliwatts", "step_ps")
+
+    def __init__(self, first_ps: int, step_ps: int, milliwatts: int) -> None:
+        self.first_ps = first_ps
+        self.step_ps = step_ps
+        self.milliwatts = milliwatts
 
     def end_ps(self, iterations: int) -> int:
         """Picoseconds until the end of that many (an arithmetic series)."""

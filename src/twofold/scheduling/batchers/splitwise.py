@@ -56,6 +56,7 @@ class SplitwiseMixed(EagerBatcher):
             selection.resume = overdue + paused[:seats]
             paused = paused[seats:]
             seats -= len(selection.resume) - len(overdue)
+            selection.stands = not (overdue or paused)
         if decodes > seats:
             selection.pause = queues.decoding.last(decodes - seats)
         if queues.ready:

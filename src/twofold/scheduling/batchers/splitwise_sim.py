@@ -10,35 +10,48 @@ rules is that of its `SplitwiseInstance`:
 """
 
 from bisect import bisect_left, insort_right
-from dataclasses import dataclass, field
 
 from twofold.kvcache.accounts import BlockAccounts
 from twofold.scheduling.batcher import Queues, Room, Running, Selection
 from twofold.scheduling.sequence import ScheduledSequence
 
 
-@dataclass(slots=True, eq=False)
 class _Task:
     """A prompt or the decodes of one sequence. It ages while it is the sequence's next task and is left out."""
 
-    sequence: ScheduledSequence
-    prompt: bool
-    tokens: int
-    place: tuple[float, int]
-    missed: int = 0
-    since: int | None = None  # set while it ages, which is while it is among those left out
-    paused: bool = False
-    pending: bool = False
+    __slots__ = ("missed", "paused", "pending", "place", "prompt", "sequence", "since", "tokens")
+
+    def __init__(
+        self,
+        sequence: ScheduledSequence,
+        prompt: bool,
+        tokens: int,
+        place: tuple[float, int],
+        missed: int = 0,
+        since: int | None = None,
+        paused: bool = False,
+        pending: bool = False,
+    ) -> None:
+        self.sequence = sequence
+        self.prompt = prompt
+        self.tokens = tokens
+        self.place = place
+        self.missed = missed
+        self.since = since
+        self.paused = paused
+        self.pending = pending
 
 
-@dataclass(slots=True)
 class _Choice:
     """A batch in the making: which tasks were chosen, and what they leave of the limits."""
 
-    room: Room
-    seats: int
-    budget: int
-    tasks: dict[_Task, None] = field(default_factory=dict)
+    __slots__ = ("budget", "room", "seats", "tasks")
+
+    def __init__(self, room: Room, seats: int, budget: int) -> None:
+        self.room = room
+        self.seats = seats
+        self.budget = budget
+        self.tasks: dict[_Task, None] = {}
 
     def full(self, tokens: int) -> bool:
         """A task of `tokens` tokens does not fit any more; the first of a batch always does."""
@@ -135,6 +148,10 @@ class SplitwiseSimBatcher:
 
     def select(self, queues: Queues, room: Room) -> Selection:
         room.free_seats = self.max_seqs  # its own limit is on the batch alone
+        if len(self._left_out) == 1 and not self._blocked:
+            task, decodes = self._left_out[0], queues.decoding.size
+            if decodes < self.max_seqs and (not decodes or decodes + task.tokens <= self.token_budget):
+                return self._one_more(task, room)
         choice = _Choice(room, self.max_seqs, self.token_budget)
         self._take_overdue(choice)
         self._take_prompts(choice)
@@ -144,6 +161,18 @@ class SplitwiseSimBatcher:
         kept = self._keep_running(choice, queues.decoding.size)
         self._take_rest(choice, kept)
         return self._settle(choice, queues.decoding.last(queues.decoding.size - kept))
+
+    def _one_more(self, task: _Task, room: Room) -> Selection:
+        """The same, where one task waits and fits beside all that run: by far the most common case."""
+        selection, sequence = Selection(), task.sequence
+        if room.take(sequence) if task.prompt else room.take_output(sequence):
+            self._drop(task)
+            if task.prompt:
+                selection.prefills.append(sequence.prefill_item(task.tokens))
+            else:
+                selection.resume.append(sequence)
+        self._selections += 1
+        return selection
 
     def _take_overdue(self, choice: _Choice) -> None:
         for task in self._pending:
@@ -175,7 +204,8 @@ class SplitwiseSimBatcher:
                 break
 
     def _settle(self, choice: _Choice, pause: list[ScheduledSequence]) -> Selection:
-        selection = Selection(pause=pause[::-1])
+        selection = Selection()
+        selection.pause = pause[::-1]
         for task in choice.tasks:
             self._drop(task)
             if task.prompt:

@@ -1,0 +1,93 @@
+"""The results of Splitwise (ISCA'24) again: under its simulator's timing, and under a corrected one.
+
+    python bench/splitwise/reproduce.py [--minutes 2] [--jobs 2] [--store FILE]          headlines and design sets
+    python bench/splitwise/reproduce.py --headlines | --sets                             one of the two
+    python bench/splitwise/reproduce.py --provisioning [--html PAGE] [--rate 70]         figure 12
+    python bench/splitwise/reproduce.py --load [--workload conv] [--rates 40 60 80]      figure 16
+    python bench/splitwise/reproduce.py --batch | --robustness                           batch jobs, other workloads
+
+`published`: SplitwiseSim's interpolated times and its rules, which give its results request by request. `corrected`:
+times fitted to the same profile, and Twofold's rules. Slow-downs are multiples of a DGX-A100 under the same timing;
+all nine bounds must hold, and every request must complete. Splits are tuned by the planner, within the power (in the
+paper's units) or the cost of 40 DGX-H100. Rates are on a grid of `--tolerance`; each is simulated for `--minutes`. With
+`--store`, what was simulated is kept there and not simulated again.
+"""
+
+import argparse
+from pathlib import Path
+
+from batch_jobs import batch_jobs
+from headlines import headlines
+from load import latency_over_load
+from provisioning import provisioning
+from robustness import robustness
+from sets import design_sets, model_errors
+from study import Settings
+
+from twofold.hardware.catalog import load_catalog
+
+
+def main() -> None:
+    args = _parser().parse_args()
+    settings = Settings(
+        minutes=args.minutes,
+        jobs=args.jobs,
+        model=args.model,
+        tolerance=args.tolerance,
+        store=args.store,
+        traces=args.traces,
+    )
+    catalog = load_catalog()
+    chosen = {name for name in _PARTS if getattr(args, name)} or {"headlines", "sets"}
+    if "headlines" in chosen:
+        headlines(settings, catalog)
+    if "sets" in chosen:
+        design_sets(settings, catalog)
+    if chosen & {"headlines", "sets"}:
+        model_errors(settings, catalog)
+    if "provisioning" in chosen:
+        provisioning(
+            settings,
+            catalog,
+            kind_name=args.family,
+            workload=args.workload,
+            rate=args.rate,
+            prefill=args.prefill,
+            decode=args.decode,
+            html=args.html,
+        )
+    if "load" in chosen:
+        latency_over_load(settings, catalog, args.workload, args.rates)
+    if "batch" in chosen:
+        batch_jobs(settings, catalog, args.workload)
+    if "robustness" in chosen:
+        robustness(settings, catalog)
+
+
+_PARTS = ("headlines", "sets", "provisioning", "load", "batch", "robustness")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    for name in _PARTS:
+        parser.add_argument(f"--{name}", action="store_true")
+    parser.add_argument("--minutes", type=float, default=2.0, help="simulated, at each rate")
+    parser.add_argument("--jobs", type=int, default=1, help="simulations at a time")
+    parser.add_argument("--model", default="bloom-176b", choices=("bloom-176b", "llama2-70b"))
+    parser.add_argument("--tolerance", type=float, default=0.02, help="step of the grid of rates")
+    parser.add_argument("--store", type=Path, help="a file of finished simulations")
+    parser.add_argument("--traces", type=Path, help="a folder with azure-2023-*.csv, whose lengths to use")
+    parser.add_argument("--workload", default="conv", choices=("conv", "code"))
+    parser.add_argument("--family", default="HH", choices=("AA", "HH", "HA", "HHcap"))
+    parser.add_argument("--rate", type=float, default=70.0, help="for --provisioning, requests per second")
+    parser.add_argument("--prefill", type=int, nargs="+", default=list(range(14, 31, 2)))
+    parser.add_argument("--decode", type=int, nargs="+", default=list(range(4, 21, 2)))
+    parser.add_argument("--rates", type=float, nargs="+", default=[40, 60, 80, 100, 120, 140])
+    parser.add_argument("--html", type=Path, help="for --provisioning, a page with pictures")
+    return parser
+
+
+if __name__ == "__main__":
+    main()

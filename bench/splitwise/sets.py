@@ -1,0 +1,84 @@
+"""The design sets of the paper's section 6: how many requests per second each cluster takes within the nine SLOs."""
+
+import asyncio
+from collections.abc import Sequence
+
+import msgspec
+from designs import BASELINE_A100, BASELINE_H100, KINDS, SETS, Kind, PaperSet, power_units
+from show import progress, split_name, table, times
+from study import Found, Settings, Study, study, timings
+
+from twofold.hardware.catalog import Catalog
+from twofold.planning.design import Design
+
+
+class Column(msgspec.Struct, frozen=True, kw_only=True):
+    """One timing: each kind with the split of the paper (None where it has none), and with the best of the budget."""
+
+    paper: dict[str, Found]
+    tuned: dict[str, Found]
+
+
+def design_sets(settings: Settings, catalog: Catalog) -> None:
+    """Print a table for each set."""
+    for each in SETS:
+        columns = {}
+        for timing in timings(settings, catalog).values():
+            with study(timing, each.workload, settings, catalog) as searches:
+                columns[timing.name] = asyncio.run(_column(searches, each))
+            progress(f"{each.name} {each.workload}: {timing.name} done")
+        _show(each, columns, catalog)
+
+
+def model_errors(settings: Settings, catalog: Catalog) -> None:
+    """Print what the times rest on."""
+    for timing in timings(settings, catalog).values():
+        with study(timing, "conv", settings, catalog) as searches:
+            print(f"\nModels of the {timing.name} timing:\n")
+            print("\n".join(f"- {line}" for line in searches.errors()))
+
+
+async def _column(searches: Study, each: PaperSet) -> Column:
+    known = [kind for kind in KINDS if kind.name in each.counts]
+    paper = await asyncio.gather(*(searches.capacity(kind, each.counts[kind.name]) for kind in known))
+    tuned = await asyncio.gather(*(_tuned(searches, each, kind) for kind in KINDS))
+    return Column(
+        paper={kind.name: found for kind, found in zip(known, paper, strict=True)},
+        tuned={kind.name: found for kind, found in zip(KINDS, tuned, strict=True)},
+    )
+
+
+async def _tuned(searches: Study, each: PaperSet, kind: Kind) -> Found:
+    """A baseline has nothing to tune: it keeps the paper's number of machines."""
+    if not kind.split:
+        return await searches.capacity(kind, each.counts[kind.name])
+    return await searches.tuned(kind, each.name)
+
+
+def _show(each: PaperSet, columns: dict[str, Column], catalog: Catalog) -> None:
+    header = ["cluster", "$/h", "power units", "TDP kW"]
+    for name in columns:
+        header += [f"{name}: paper's split", "tuned split", "req/s", "÷ H100", "÷ A100"]
+    rows = [_row(kind, each, columns, catalog) for kind in KINDS]
+    table(f"{each.name}, {each.workload}", header, rows)
+
+
+def _row(kind: Kind, each: PaperSet, columns: dict[str, Column], catalog: Catalog) -> Sequence[str]:
+    first = next(iter(columns.values()))
+    row = [kind.name, *_costs((first.paper.get(kind.name) or first.tuned[kind.name]).design, catalog)]
+    for column in columns.values():
+        paper, tuned = column.paper.get(kind.name), column.tuned[kind.name]
+        h100, a100 = (column.tuned[base.name].rate for base in (BASELINE_H100, BASELINE_A100))
+        row += [
+            "—" if paper is None else f"{split_name(each.counts[kind.name])}: {paper.rate:.1f}",
+            split_name(tuned.design.counts),
+            f"{tuned.rate:.1f}",
+            times(tuned.rate, h100),
+            times(tuned.rate, a100),
+        ]
+    return row
+
+
+def _costs(design: Design, catalog: Catalog) -> tuple[str, str, str]:
+    units = power_units(design, catalog)
+    return f"{design.price_per_h:,.0f}", f"{units:,.0f}", f"{design.tdp_w / 1e3:.0f}"

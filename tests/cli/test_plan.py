@@ -1,0 +1,196 @@
+"""`twofold plan` finds machines, says whether to split, writes what is asked, and refuses in one sentence."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import msgspec
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from support.traces import ask
+from twofold.cli.plan import plan
+from twofold.errors import UserError
+from twofold.planning.deployment import load_deployment
+from twofold.planning.store import SqliteStore
+from twofold.workload.trace import FORMATS
+from twofold.workload.writer import write_trace
+
+app = typer.Typer()
+app.command()(plan)
+
+MODEL = ("--model", "bloom-176b")
+SMALL = ("azure-conv", *MODEL, "--family", "HH", "--duration", 20, "--max-machines", 4)
+
+
+@pytest.fixture
+def invoke(tmp_path):
+    def run(*arguments):
+        where = () if "--store" in arguments else ("--store", tmp_path / "plan.sqlite")
+        words = [str(argument) for argument in (*arguments, *where)]
+        return CliRunner().invoke(app, words, env={"COLUMNS": "140"})
+
+    return run
+
+
+@pytest.fixture
+def planned(invoke):
+    def run(*arguments):
+        result = invoke(*arguments, "--json")
+        assert result.exit_code == 0, result.exception
+        return msgspec.json.decode(result.stdout)
+
+    return run
+
+
+def test_the_plan_does_not_depend_on_the_number_of_jobs(planned, tmp_path):
+    """One at a time or three: the same plan, byte for byte, apart from what it took."""
+    reports = [planned(*SMALL, "--jobs", jobs, "--store", tmp_path / f"{jobs}.sqlite") for jobs in (1, 3)]
+    efforts = [report.pop("effort") for report in reports]
+    assert reports[0] == reports[1]
+    assert efforts[0]["simulations"] == efforts[1]["simulations"] > 10
+    assert efforts[0]["requests_per_cpu_s"] > 0
+    names = {choice["design"]["family"] for choice in reports[0]["choices"]}
+    assert names >= {"h100+h100", "h100 mixed", "h100 chunked-prefill@512"}
+
+
+def test_a_second_run_reuses_all(planned):
+    """Nothing is simulated; the plan is the same."""
+    first, second = planned(*SMALL), planned(*SMALL)
+    effort = second.pop("effort")
+    assert (effort["simulations"], effort["reused"]) == (0, first.pop("effort")["simulations"])
+    assert first == second
+
+
+def test_tables_say_what_to_do(invoke):
+    """The designs, how near they are to the SLO, and the verdict with its break-even."""
+    shown = invoke(*SMALL, "--slo", "ttft=1,tpot=0.06").stdout
+    for words in (
+        "h100+h100",
+        "chunked-prefill",
+        "model error",
+        "±",
+        "Margins",
+        "Pareto front",
+        "plit",
+        "CPU second",
+    ):
+        assert words in shown, words
+
+
+def test_cost_at_a_rate_and_its_files(planned, tmp_path):
+    """The least dollars, a deployment that can be read back and simulated, and a page."""
+    deployment, page = tmp_path / "deployment.yaml", tmp_path / "plan.html"
+    report = planned(
+        *("azure-conv", *MODEL, "--family", "HH", "--duration", 20, "--objective", "cost", "--rate", 6),
+        *("--output", deployment, "--html", page),
+    )
+    best = report["choices"][0]
+    assert best["rate"] == 6.0 <= best["highest_rate"]
+    assert best["design"]["price_per_h"] == min(each["design"]["price_per_h"] for each in report["choices"])
+    read = load_deployment(deployment)
+    assert msgspec.to_builtins(read.cluster.pools)[0]["machines"] == best["design"]["machines"][0][1]
+    assert read.expected.rate == 6.0
+    assert 'id="curves"' in page.read_text()
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".part")]
+
+
+def test_a_trace_can_be_planned_for(planned, tmp_path):
+    """A file instead of a name; its fingerprint is kept."""
+    trace, deployment = tmp_path / "trace.jsonl", tmp_path / "deployment.yaml"
+    write_trace([ask(n, n * 0.1, 500 + n, 20) for n in range(400)], trace, FORMATS["twofold"])
+    planned(
+        *(trace, *MODEL, "--family", "HH", "--no-colocated", "--max-machines", 2, "--slo", "ttft=2,tpot=0.1"),
+        *("--output", deployment),
+    )
+    assert len(load_deployment(deployment).provenance.trace_sha256) == 64
+
+
+def test_machines_and_money_bound_the_plan(planned):
+    """Each of the three, and of one kind."""
+    report = planned(
+        *("azure-conv", *MODEL, "--machines", "h100", "--no-colocated", "--duration", 10),
+        *("--max-machines", "9,h100=6", "--max-cost", 200, "--max-power", 45),
+    )
+    (choice,) = report["choices"]
+    assert sum(count for _, count in choice["design"]["machines"]) == 4
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_an_interrupted_plan_is_taken_up(planned, tmp_path, how):
+    """Ended in the middle, it goes on from what was simulated, and comes to the same end."""
+    store = tmp_path / "plan.sqlite"
+    flags = ("azure-conv", *MODEL, "--family", "HH", "--no-colocated", "--duration", 60, "--max-machines", 5)
+    code = "import typer; from twofold.cli.plan import plan; app = typer.Typer(); app.command()(plan); app()"
+    words = [str(flag) for flag in (*flags, "--store", store, "--jobs", 1)]
+    process = subprocess.Popen([sys.executable, "-c", code, *words], start_new_session=True)
+    while process.poll() is None and kept(store) < 3:
+        time.sleep(0.05)
+    os.kill(process.pid, how)
+    assert process.wait(60) != 0
+    before = kept(store)
+    resumed = planned(*flags, "--store", store)
+    whole = planned(*flags, "--store", tmp_path / "other.sqlite")
+    assert resumed["effort"]["reused"] == before > 0
+    assert resumed["effort"]["simulations"] + before == whole["effort"]["simulations"]
+    assert {**resumed, "effort": None} == {**whole, "effort": None}
+
+
+def kept(store):
+    if not store.exists():
+        return 0
+    with SqliteStore(store) as opened:
+        return len(opened)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((*SMALL, "--slo", "ttft=0.001,tpot=0.06"), "all but idle, has a TTFT P90 of"),
+        ((*SMALL, "--slo", "fast"), "fast"),
+        ((*SMALL, "--attainment", "90"), "--attainment 90"),
+        ((*SMALL, "--max-machines", "0"), "--max-machines 0"),
+        ((*SMALL, "--max-machines", "few"), "few"),
+        ((*SMALL, "--max-machines", "1", "--no-colocated"), "one machine of each phase"),
+        ((*SMALL, "--max-cost", "5"), "too small"),
+        ((*SMALL, "--rate", "5"), "leave it out"),
+        ((*SMALL, "--objective", "cost"), "needs --rate"),
+        ((*SMALL, "--objective", "cost", "--rate", "-5"), "--rate -5"),
+        ((*SMALL, "--objective", "cost", "--rate", "500"), "keeps it up to"),
+        ((*SMALL, "--objective", "speed"), "throughput, cost, power"),
+        ((*SMALL, "--family", "h100+b300"), "b300"),
+        ((*SMALL, "--model", "bloom-1"), "bloom-1"),
+        ((*SMALL, "--reference", "abacus"), "abacus"),
+        ((*SMALL, "--router", "nowhere"), "nowhere"),
+        ((*SMALL, "--performance", "guess"), "guess"),
+        ((*SMALL, "--tensor-parallel", "1"), "use more accelerators"),
+        ((*SMALL, "--tolerance", "0"), "--tolerance 0"),
+        ((*SMALL, "--duration", "0"), "--duration 0"),
+        ((*SMALL, "--output", "no/where/plan.yaml"), "no/where/plan.yaml"),
+        ((*SMALL, "--ray", "auto", "--jobs", "2"), "--jobs"),
+        (("azure-cond", *SMALL[1:]), "did you mean azure-conv"),
+        (("azure-conv", *MODEL), "Give a budget"),
+        (
+            ("azure-conv", "--model", "deepseek-v3", "--machines", "a100", "--max-machines", "4"),
+            "deepseek-v3 needs",
+        ),
+    ],
+)
+def test_mistakes_are_one_sentence(invoke, arguments, words):
+    """Each says what was wrong."""
+    error = invoke(*arguments).exception
+    assert isinstance(error, UserError), repr(error)
+    assert words in str(error)
+    assert "\n" not in str(error)
+
+
+def test_the_command_starts_light():
+    """Help needs neither the simulator nor a database."""
+    code = (
+        "import sys, twofold.cli.plan; print([m for m in ('plotly', 'numpy', 'sqlite3') if m in sys.modules])"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert shown.strip() == "[]"

@@ -1,0 +1,46 @@
+"""No design takes more than its bound."""
+
+import pytest
+
+from twofold.planning.bounds import Bounds
+from twofold.planning.design import Design, Family
+from twofold.planning.evaluation import Trial
+from twofold.planning.simulated import simulated
+
+
+def designs(problem):
+    fast, slow = problem.kind("h100"), problem.kind("a100")
+    yield Design(family=Family(kinds=(fast, fast)), counts=(2, 3))
+    yield Design(family=Family(kinds=(fast, slow)), counts=(1, 4))
+    yield Design(family=Family(kinds=(fast,), batcher="mixed"), counts=(4,))
+    yield Design(family=Family(kinds=(slow,), batcher="chunked-prefill", token_budget=512), counts=(4,))
+
+
+@pytest.mark.parametrize("slo", ["splitwise", "ttft=1.5,tpot=0.08"])
+@pytest.mark.parametrize("router", ["splitwise", "jsq-pending"])
+def test_simulation_never_beats_the_bound(make_problem, slo, router):
+    """Above it the SLO is missed, in pools that stay apart and in pools that help each other."""
+    problem = make_problem(slo, router, duration_s=60.0)
+    bounds = Bounds(problem)
+    for one in designs(problem):
+        assert not simulated(problem, Trial(one, 1.05 * bounds.upper(one))).evaluation.met
+
+
+def test_more_machines_raise_it_and_the_suggestion_holds(make_problem):
+    """The bound grows with every machine; the counts suggested for a rate are bounded at or above it."""
+    problem = make_problem()
+    bounds = Bounds(problem)
+    for one in designs(problem):
+        more = Design(family=one.family, counts=tuple(count + 1 for count in one.counts))
+        assert bounds.upper(more) > bounds.upper(one) >= bounds.estimate(one) > 0
+        counts = bounds.suggest(one.family, 12.0)
+        assert min(counts) >= 1
+        assert bounds.upper(Design(family=one.family, counts=counts)) >= 12.0
+
+
+def test_fixed_pools_are_bounded_by_their_own_phase(make_problem):
+    """A hundred decode machines do not help one prefill machine, unless the router lets them."""
+    fixed, pooled = make_problem(router="jsq-pending"), make_problem(router="splitwise")
+    kind = fixed.kind("h100")
+    lopsided = Design(family=Family(kinds=(kind, kind)), counts=(1, 100))
+    assert Bounds(fixed).upper(lopsided) < Bounds(pooled).upper(lopsided) / 10

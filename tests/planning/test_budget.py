@@ -1,0 +1,72 @@
+"""A budget bounds machines, dollars and watts together; its frontier holds every design that could be best."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support.analytic_cluster import COLOCATED, FAST, SAME, SPLIT, design
+from twofold.errors import ConfigurationError
+from twofold.planning.budget import Budget, frontier
+
+budgets = st.builds(
+    Budget,
+    machines=st.none() | st.integers(1, 12),
+    price_per_h=st.none() | st.floats(20, 400),
+    tdp_w=st.floats(5_000, 100_000),
+    of_kind=st.dictionaries(st.sampled_from(["dgx-fast", "dgx-slow"]), st.integers(1, 6)),
+)
+
+
+@given(budgets)
+def test_the_frontier_is_what_no_allowed_design_covers(budget):
+    """Exactly the allowed pairs to which neither kind can be added."""
+    allowed = {
+        (prefill, decode)
+        for prefill in range(1, 20)
+        for decode in range(1, 20)
+        if budget.allows(design(prefill, decode))
+    }
+    largest = {
+        (prefill, decode)
+        for prefill, decode in allowed
+        if (prefill + 1, decode) not in allowed and (prefill, decode + 1) not in allowed
+    }
+    found = [one.counts for one in frontier(SPLIT, budget.allows)]
+    assert found == sorted(largest)
+
+
+@given(budgets)
+def test_a_colocated_frontier_is_the_largest(budget):
+    """One design, or none where not one machine is allowed."""
+    found = [one.counts for one in frontier(COLOCATED, budget.allows)]
+    most = max((n for n in range(20) if n == 0 or budget.allows(design(n, family=COLOCATED))), default=0)
+    assert found == ([(most,)] if most else [])
+
+
+def test_a_bound_on_a_kind_counts_both_phases():
+    """Two pools of one kind share what there is of it."""
+    budget = Budget(of_kind={FAST.name: 5})
+    assert budget.bounds(SAME)
+    assert not budget.bounds(SPLIT)
+    assert budget.allows(design(2, 3, family=SAME))
+    assert not budget.allows(design(3, 3, family=SAME))
+
+
+def test_sums_of_prices_may_round():
+    """Ten machines of 17.6 are within 176."""
+    assert Budget(price_per_h=3 * 38 + 10 * 17.6).allows(design(3, 10))
+
+
+@pytest.mark.parametrize(
+    ("budget", "words"),
+    [
+        (Budget(machines=0), "--max-machines 0"),
+        (Budget(price_per_h=-1.0), "--max-cost -1"),
+        (Budget(tdp_w=0.0), "--max-power 0"),
+        (Budget(of_kind={"dgx-fast": 0}), "dgx-fast=0"),
+    ],
+)
+def test_a_bound_that_lets_nothing_through_is_refused(budget, words):
+    """Each sentence names the flag and the value."""
+    with pytest.raises(ConfigurationError, match=words):
+        budget.require_sensible()

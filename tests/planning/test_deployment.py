@@ -1,0 +1,110 @@
+"""A deployment file can be read by people, and read back."""
+
+import msgspec
+import pytest
+
+from support.plans import choice, plan
+from twofold.errors import ConfigurationError
+from twofold.planning.deployment import deployment_of, load_deployment, margins
+from twofold.planning.deployment_text import deployment_text
+from twofold.planning.design import Design, Family
+from twofold.simulation.cluster_file import dump_cluster, read_cluster
+from twofold.simulation.verdict import Check
+
+
+@pytest.fixture
+def deployments(make_problem):
+    """A split and a colocated one, for an SLO in seconds and for slowdowns."""
+
+    def made(slo="ttft=2,tpot=0.1", **more):
+        problem = make_problem(slo, **more)
+        fast, slow = problem.kind("h100"), problem.kind("a100")
+        split = choice(Design(family=Family(kinds=(fast, slow)), counts=(3, 2)), 20.0, 21.5)
+        chunked = Family(kinds=(fast,), batcher="chunked-prefill", token_budget=512)
+        colocated = choice(Design(family=chunked, counts=(4,)), 12.0)
+        return [deployment_of(problem, plan(split, colocated), each) for each in (split, colocated)]
+
+    return made
+
+
+def written(path, deployment, comment="A plan.\nIt is good."):
+    path.write_text(deployment_text(deployment, comment))
+    return path
+
+
+@pytest.mark.parametrize("slo", ["splitwise", "ttft=2,tpot=0.1,e2e=30"])
+def test_what_is_written_is_read_back(tmp_path, deployments, slo):
+    """Equal in every field."""
+    for deployment in deployments(slo):
+        assert load_deployment(written(tmp_path / "deployment.yaml", deployment)) == deployment
+
+
+def test_it_says_what_it_means(tmp_path, deployments):
+    """Comments above and beside; pools in plain words; the SLO as the flag takes it; nothing that is not set."""
+    text = written(tmp_path / "deployment.yaml", deployments()[0]).read_text()
+    assert text.startswith("# A plan.\n# It is good.\ndeployment: 1")
+    for line in (
+        "    - machines: 3  # how many",
+        "      role: prefill",
+        "      tensor_parallel: 8  # accelerators per instance",
+        "  highest_rate: 21.5  # requests per second up to which the SLO was kept",
+        '  slo: "ttft=2,tpot=0.1"',
+        '    - "fitted bloom-176b on dgx-h100 TP8: prefill off by 10.0%, decode off by 2.0%; ',
+    ):
+        assert any(each.startswith(line) for each in text.splitlines()), line
+    assert "null" not in text
+
+
+def test_its_cluster_is_a_cluster_file(deployments):
+    """What `twofold simulate --config` takes."""
+    for deployment in deployments():
+        assert read_cluster(dump_cluster(deployment.cluster), "cluster.yaml") == deployment.cluster
+
+
+def test_margins_are_shares_of_the_bound():
+    """For ceilings and for floors; none where nothing was measured."""
+    checks = (
+        Check(name="a", value=0.8, bound=1.0, met=True),
+        Check(name="b", value=0.99, bound=0.9, met=True, at_least=True),
+        Check(name="c", value=None, bound=1.0, met=True),
+        Check(name="d", value=1.5, bound=1.0, met=False),
+    )
+    assert [margin.left for margin in margins(checks)] == [0.2, 0.1, None, -0.5]
+
+
+def test_any_text_survives(tmp_path, deployments):
+    """Words that YAML takes for something else, quotes and colons."""
+    deployment = deployments()[0]
+    for word in ("yes", "on", "1e3", "null", "a: b # c", '"', "-", "~", "é"):
+        provenance = msgspec.structs.replace(deployment.provenance, objective=word, models=(word,))
+        changed = msgspec.structs.replace(deployment, provenance=provenance)
+        assert load_deployment(written(tmp_path / "deployment.yaml", changed)) == changed
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("deployment: 1", "deployment: 2", "no deployment file of this version"),
+        ("machines: 3", "machines: 0", "0 machines"),
+        ("machines: 3", "machines: many", "machines"),
+        ("role: prefill", "role: prefil", "prefil"),
+        ('machine: "dgx-h100"', 'machine: "dgx-b300"', "b300"),
+        ("  rate:", "  speed:", "speed"),
+        ("cluster:", "cluster: [", "not YAML"),
+    ],
+)
+def test_mistakes_name_the_file_and_the_place(tmp_path, deployments, old, new, words):
+    """One sentence each."""
+    path = written(tmp_path / "deployment.yaml", deployments()[0])
+    path.write_text(path.read_text().replace(old, new, 1))
+    with pytest.raises(ConfigurationError) as error:
+        load_deployment(path)
+    assert str(path) in str(error.value)
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_missing_file_is_said_to_be_missing(tmp_path):
+    """With its name."""
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        load_deployment(tmp_path / "none.yaml")

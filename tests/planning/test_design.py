@@ -1,0 +1,20 @@
+"""A design is a family and counts; what it takes is the sum of its machines."""
+
+from support.analytic_cluster import COLOCATED, FAST, SPLIT, design
+from twofold.planning.design import Family
+
+
+def test_a_design_adds_up_its_machines():
+    """Dollars and watts of both kinds."""
+    one = design(2, 3)
+    assert (one.machines, one.price_per_h, one.tdp_w) == (5, 2 * 38 + 3 * 17.6, 2 * 10_200 + 3 * 6_500)
+
+
+def test_names_say_kinds_and_counts():
+    """Prefill before decode; a colocated family is named by how it batches."""
+    assert design(2, 3).name == "2+3 fast+slow"
+    assert design(4, family=COLOCATED).name == "4 fast mixed"
+    small = Family(kinds=(FAST,), batcher="chunked-prefill", token_budget=512)
+    assert small.name == "fast chunked-prefill@512"
+    assert SPLIT.split
+    assert not small.split

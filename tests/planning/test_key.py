@@ -1,0 +1,68 @@
+"""A key changes with everything that decides a result, and with nothing else."""
+
+import msgspec
+import pytest
+
+from twofold.planning.design import Design, Family
+from twofold.planning.evaluation import Trial
+from twofold.planning.key import Keys
+
+
+def trial(problem, counts=(2, 3), rate=5.0, machine="h100"):
+    return Trial(Design(family=Family(kinds=(problem.kind(machine),) * 2), counts=counts), rate)
+
+
+def key(problem, **more):
+    return Keys(problem).of(trial(problem, **more))
+
+
+def replaced(problem, name, **changes):
+    return msgspec.structs.replace(
+        problem, **{name: msgspec.structs.replace(getattr(problem, name), **changes)}
+    )
+
+
+def test_equal_problems_have_equal_keys(make_problem):
+    """Also when made twice, with a catalog loaded twice."""
+    assert key(make_problem()) == key(make_problem())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"slo": "splitwise"},
+        {"slo": "ttft=2,tpot=0.2"},
+        {"router": "jsq"},
+        {"workload": "azure-code"},
+        {"seed": 1},
+        {"duration_s": 11.0},
+        {"length_scale": 2.0},
+        {"model": "llama2-70b"},
+    ],
+)
+def test_each_part_of_the_problem_counts(make_problem, change):
+    """One at a time."""
+    assert key(make_problem(**change)) != key(make_problem())
+
+
+def test_the_trial_counts(make_problem):
+    """Counts, rate and machines."""
+    problem = make_problem()
+    keys = [key(problem), key(problem, counts=(3, 2)), key(problem, rate=6.0), key(problem, machine="a100")]
+    assert len(set(keys)) == 4
+
+
+def test_so_do_the_figures_of_the_catalog(make_problem):
+    """A machine that was given another network, under the same name; one that plays no part does not."""
+    problem = make_problem()
+    catalog = problem.catalog
+    faster = msgspec.structs.replace(catalog.machines["dgx-h100"], network_bytes_per_s=1.0)
+    changed = replaced(problem, "catalog", machines=catalog.machines | {"dgx-h100": faster})
+    assert key(changed) != key(problem)
+    assert key(changed, machine="a100") == key(problem, machine="a100")
+
+
+def test_an_attainment_counts(make_problem):
+    """It decides the verdict and when a run is hopeless."""
+    problem = make_problem()
+    assert key(msgspec.structs.replace(problem, attainment=0.99)) != key(problem)

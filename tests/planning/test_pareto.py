@@ -1,0 +1,55 @@
+"""The front holds every point that no other covers, and nothing else."""
+
+import asyncio
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support.analytic_cluster import COLOCATED, SPLIT, AnalyticCluster, design
+from twofold.planning.evaluation import Trial
+from twofold.planning.front import front_of
+from twofold.planning.pareto import Point, pareto_front
+from twofold.planning.plan import Choice
+
+points = st.lists(
+    st.builds(
+        lambda counts, rate: Point(design=design(*counts), rate=float(rate)),
+        st.tuples(st.integers(1, 4), st.integers(1, 4)),
+        st.integers(1, 5),
+    ),
+    max_size=20,
+)
+
+
+@given(points)
+def test_the_front_covers_every_point_and_no_member_another(some):
+    """Of equal points one is kept; rates rise."""
+    front = pareto_front(some)
+    assert all(any(kept.covers(point) for kept in front) for point in some)
+    assert not any(one.covers(other) for one in front for other in front if one is not other)
+    assert [point.rate for point in front] == sorted(point.rate for point in front)
+
+
+@given(points)
+def test_the_front_does_not_depend_on_the_order(some):
+    """Simulations end in any order."""
+    assert pareto_front(some) == pareto_front(reversed(some))
+
+
+def test_a_plans_front_has_smaller_clusters_each_at_its_limit():
+    """Quarters of the best designs, and points raised to what their designs take."""
+    cluster = AnalyticCluster(6.0, 3.0, 4.0)
+    search = cluster.search()
+    best = [design(8, 16), design(20, family=COLOCATED)]
+    choices = [asyncio.run(chosen(search, cluster, one)) for one in best]
+    front = asyncio.run(front_of(search, choices, [Point(design=design(1, 1), rate=0.5)]))
+    assert front[-1].design == best[1]
+    assert any(point.design == design(1, 1) for point in front)
+    for point in front:
+        assert point.rate == search.grid.rate(search.grid.step(cluster.capacity(point.design)))
+    assert {point.design.family for point in front} == {SPLIT, COLOCATED}
+
+
+async def chosen(search, cluster, one):
+    rate = search.grid.rate(search.grid.step(cluster.capacity(one)))
+    return Choice(design=one, rate=rate, highest_rate=rate, evaluation=await cluster(Trial(one, rate)))

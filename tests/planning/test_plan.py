@@ -1,0 +1,102 @@
+"""A plan is the best of each family; where there can be none, one sentence says why."""
+
+import asyncio
+
+import pytest
+
+from support.analytic_cluster import COLOCATED, SAME, SPLIT, AnalyticCluster, design
+from twofold.errors import ConfigurationError
+from twofold.planning.budget import Budget
+from twofold.planning.curves import curve
+from twofold.planning.objective import Objective
+from twofold.planning.plan import Question, make_plan
+
+FAMILIES = (SPLIT, SAME, COLOCATED)
+
+
+def planned(cluster, *, objective="throughput", families=FAMILIES, rate=None, found=lambda _: None, **budget):
+    question = Question(objective=Objective(objective), families=families, budget=Budget(**budget), rate=rate)
+    return asyncio.run(make_plan(cluster.search(), question, found))
+
+
+def test_the_choices_are_the_best_of_each_family_best_first():
+    """And each is told of as it is found."""
+    found = []
+    plan = planned(AnalyticCluster(5.0, 3.0, 1.5), machines=16, found=found.append)
+    assert [choice.design.counts for choice in plan.choices] == [(6, 10), (6, 10), (16,)]
+    assert plan.best.design == design(6, 10)  # cheaper than the same of one kind
+    assert plan.best_split is plan.best
+    assert plan.best_colocated.design == design(16, family=COLOCATED)
+    assert {choice.design.family for choice in found} == set(FAMILIES)
+    assert 0 < plan.break_even < plan.best.rate
+
+
+def test_a_given_rate_is_kept_at_least_cost():
+    """Each choice is judged at that rate, and says how much more it would take."""
+    plan = planned(AnalyticCluster(5.0, 3.0, 1.5), objective="cost", rate=30.0)
+    assert plan.best.design == design(6, 10)
+    assert all(choice.rate == 30.0 <= choice.highest_rate for choice in plan.choices)
+    weights = [choice.design.price_per_h for choice in plan.choices]
+    assert weights == sorted(weights)
+
+
+def test_power_ranks_by_watts():
+    """Slow machines draw less."""
+    plan = planned(AnalyticCluster(5.0, 3.0, 2.5), objective="power", rate=30.0)
+    watts = [choice.design.tdp_w for choice in plan.choices]
+    assert watts == sorted(watts)
+
+
+def test_families_that_cannot_keep_the_slo_are_named():
+    """The others are planned all the same."""
+
+    class NoColocation(AnalyticCluster):
+        def judged(self, one, rate):
+            return super().judged(one, rate if one.family.split else 1e9)
+
+    plan = planned(NoColocation(), machines=8)
+    assert plan.without == ("fast mixed",)
+    assert plan.best_colocated is None
+    assert plan.break_even is None
+
+
+def test_a_curve_comes_up_to_the_limit():
+    """Rates of the grid from a tenth to the highest."""
+    cluster = AnalyticCluster()
+    plan = planned(cluster, machines=8)
+    rates = list(asyncio.run(curve(cluster.search(), plan.best)))
+    assert rates == sorted(rates)
+    assert rates[-1] == plan.best.highest_rate
+
+
+class Impossible(AnalyticCluster):
+    def judged(self, one, rate):
+        return super().judged(one, 3.0 * self.capacity(one))
+
+
+@pytest.mark.parametrize(
+    ("cluster", "question", "words"),
+    [
+        (Impossible(), {"machines": 8}, "TTFT slowdown P50 of 3×, where at most 1× is asked for"),
+        (Impossible(), {"objective": "cost", "rate": 5.0}, "no design can keep this SLO"),
+        (
+            AnalyticCluster(),
+            {"machines": 1, "families": (SPLIT,)},
+            "one machine of each phase, takes 2 machines",
+        ),
+        (AnalyticCluster(), {"price_per_h": 10.0}, "too small: even 1 fast mixed takes 1 machine, "),
+        (AnalyticCluster(), {"machines": 0}, "--max-machines 0"),
+        (AnalyticCluster(), {}, "Give a budget"),
+        (
+            AnalyticCluster(),
+            {"objective": "cost", "rate": 500.0, "machines": 9},
+            "9 fast mixed keeps it up to 17.7",
+        ),
+    ],
+)
+def test_mistakes_are_one_sentence(cluster, question, words):
+    """Which bound fails and by how much, or what the budget lacks."""
+    with pytest.raises(ConfigurationError) as error:
+        planned(cluster, **question)
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)

@@ -1,0 +1,87 @@
+"""A problem turns designs into clusters."""
+
+import msgspec
+import pytest
+
+from twofold.errors import ConfigurationError
+from twofold.instance import Role
+from twofold.planning.design import Design, Family
+from twofold.planning.families import fitting, parse_families
+from twofold.planning.problem import COLOCATED_ROUTER
+
+
+def families(problem, *names, machines=None, split=True, colocated=True):
+    return parse_families(problem, names, machines, split=split, colocated=colocated)
+
+
+def test_a_split_design_is_two_pools(make_problem):
+    """Prefill on the first kind, decode on the second, with the template's router."""
+    problem = make_problem()
+    (family,) = families(problem, "h100+a100", colocated=False)
+    spec = problem.spec(Design(family=family, counts=(3, 2)))
+    assert [(pool.machines, pool.machine, pool.role) for pool in spec.pools] == [
+        (3, "dgx-h100", Role.PREFILL),
+        (2, "dgx-a100", Role.DECODE),
+    ]
+    assert spec.router == "splitwise"
+
+
+def test_a_colocated_design_keeps_requests_where_they_are(make_problem):
+    """One mixed pool with its own batcher, a router that never hands off, and the family's token budget."""
+    problem = make_problem()
+    small = Family(kinds=(problem.kind("h100"),), batcher="chunked-prefill", token_budget=512)
+    spec = problem.spec(Design(family=small, counts=(4,)))
+    assert (spec.router, spec.token_budget) == (COLOCATED_ROUTER, 512)
+    assert (spec.pools[0].role, spec.pools[0].batcher) == (Role.MIXED, "chunked-prefill")
+
+
+def test_the_four_families_of_splitwise_are_looked_at_by_default(make_problem):
+    """With the colocated baselines of their three machines, each in three ways."""
+    names = [family.name for family in families(make_problem())]
+    assert names[:4] == ["a100+a100", "h100+h100", "h100+a100", "h100+h100-pcap"]
+    assert len(names) == 4 + 3 * 3
+
+
+def test_families_are_named_or_all_pairs(make_problem):
+    """By kinds, by Splitwise's letters, or as pairs of machines; none is there twice."""
+    problem = make_problem()
+    named = families(problem, "HA,splitwise-hh", "h100+a100", colocated=False)
+    assert [family.name for family in named] == ["h100+a100", "h100+h100"]
+    pairs = families(problem, machines="a100,h100", colocated=False)
+    assert [family.name for family in pairs] == ["a100+a100", "a100+h100", "h100+a100", "h100+h100"]
+    assert not any(family.split for family in families(problem, split=False))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"names": ("h100",)}, "PREFILL"),
+        ({"names": ("h100+b300",)}, "b300"),
+        ({"names": ("HH",), "machines": "h100"}, "not both"),
+        ({"names": (), "split": False, "colocated": False}, "nothing to plan"),
+    ],
+)
+def test_mistakes_are_one_sentence(make_problem, arguments, words):
+    """Each says what would be right."""
+    names = arguments.pop("names")
+    with pytest.raises(ConfigurationError, match=words):
+        families(make_problem(), *names, **arguments)
+
+
+def test_machines_that_do_not_hold_the_model_are_left_out(make_problem):
+    """With the reason; where none is left, the reason is the error."""
+    giant = make_problem(model="deepseek-v3")
+    fit, reasons = fitting(giant, families(giant, machines="h100,b200"))
+    assert {kind.name for family in fit for kind in family.kinds} == {"dgx-b200"}
+    assert len(reasons) == 1
+    assert "8x h100-80gb" in reasons[0]
+    with pytest.raises(ConfigurationError, match="deepseek-v3 needs"):
+        fitting(giant, families(giant, machines="a100"))
+
+
+def test_numbers_that_cannot_be_are_refused(make_problem):
+    """An attainment of 90 and a duration of nothing."""
+    with pytest.raises(ConfigurationError, match="--attainment 90"):
+        msgspec.structs.replace(make_problem(), attainment=90.0).require_sensible()
+    with pytest.raises(ConfigurationError, match="--duration 0"):
+        make_problem(duration_s=0.0).require_sensible()

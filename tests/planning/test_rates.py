@@ -1,0 +1,58 @@
+"""The highest rate of a design is the last step of the grid that it keeps."""
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support.analytic_cluster import AnalyticCluster, design
+from twofold.planning.rates import RateGrid
+
+
+@given(st.integers(-400, 800), st.sampled_from([0.005, 0.02, 0.1]))
+def test_steps_and_rates_are_each_others_inverse(step, tolerance):
+    """Also after rounding to a few digits, and for rates between two steps."""
+    grid = RateGrid(tolerance)
+    assert grid.step(grid.rate(step)) == step
+    assert grid.step(grid.rate(step) * (1 + tolerance / 2)) == step
+
+
+@given(
+    st.floats(0.05, 50),
+    st.floats(0.05, 50),
+    st.integers(1, 30),
+    st.integers(1, 30),
+    st.none() | st.integers(-200, 500),
+)
+def test_the_capacity_is_found_wherever_the_search_begins(per_prefill, per_decode, prefill, decode, start):
+    """The kept step is within the capacity, the next one is not."""
+    cluster = AnalyticCluster(per_prefill, per_decode)
+    search = cluster.search()
+    one = design(prefill, decode)
+    found = asyncio.run(search.highest(one, start))
+    assert found.step == search.grid.step(cluster.capacity(one))
+    assert found.kept.met
+    assert not found.missed.met
+    assert len(cluster.asked) < 30
+
+
+def test_nothing_beyond_the_bound_is_believed():
+    """A simulation that passes there was too short."""
+    cluster = AnalyticCluster(slack=0.5)
+    search = cluster.search()
+    found = asyncio.run(search.highest(design(4, 4)))
+    assert found.step == search.grid.step(cluster.capacity(design(4, 4)) / 2)
+    assert found.missed is None
+
+
+def test_a_design_may_keep_the_slo_at_no_rate():
+    """What it missed when all but idle is told."""
+
+    class Hopeless(AnalyticCluster):
+        async def __call__(self, trial):
+            return self.judged(trial.design, 1e9)
+
+    found = asyncio.run(Hopeless().search().highest(design(1, 1)))
+    assert (found.step, found.kept) == (None, None)
+    assert found.missed.checks[0].value == pytest.approx(1e9 / 3.0)

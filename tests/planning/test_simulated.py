@@ -1,0 +1,92 @@
+"""A trial is simulated until its verdict is certain, and not longer."""
+
+import pytest
+
+from twofold.planning.design import Design, Family
+from twofold.planning.evaluation import Trial
+from twofold.planning.hopeless import Hopeless
+from twofold.planning.simulated import Abandoned, simulated
+from twofold.request import Phase
+from twofold.simulation.simulate import simulate
+from twofold.simulation.verdict import verdict
+from twofold.slo import Slo
+
+
+def split(problem, *counts):
+    return Design(family=Family(kinds=(problem.kind("h100"),) * 2), counts=counts)
+
+
+@pytest.mark.parametrize("slo", ["splitwise", "ttft=1,tpot=0.06", "tpot=0.05"])
+@pytest.mark.parametrize("rate", [3.0, 6.0, 9.0, 14.0, 30.0])
+def test_an_early_end_never_changes_the_verdict(make_problem, slo, rate):
+    """The same run, whole, says the same."""
+    problem = make_problem(slo, duration_s=40.0)
+    trial = Trial(split(problem, 2, 2), rate)
+    told = simulated(problem, trial).evaluation
+    whole = simulate(
+        problem.spec(trial.design),
+        problem.workload.requests(rate),
+        catalog=problem.catalog,
+        slo=problem.slo if isinstance(problem.slo, Slo) else None,
+        reference=problem.reference_model(),
+    )
+    judged = verdict(whole, problem.slo, problem.attainment)
+    assert told.met == judged.met
+    if not told.stopped:
+        assert told.checks[: len(judged.checks)] == judged.checks
+        assert told.energy_j == whole.energy_j
+
+
+def test_overload_ends_early(make_problem):
+    """Ten times too much: a small part of the run shows it."""
+    problem = make_problem("ttft=1,tpot=0.06", duration_s=60.0)
+    told = simulated(problem, Trial(split(problem, 1, 1), 60.0)).evaluation
+    assert told.stopped
+    assert not told.met
+    assert told.requests < 60 * 60
+
+
+@pytest.mark.parametrize("slo", ["splitwise", "ttft=1.5,tpot=0.1"])
+def test_it_says_which_phase_is_in_the_way(make_problem, slo):
+    """Too few machines of either."""
+    problem = make_problem(slo, router="jsq-pending", duration_s=30.0)
+    short_of_prefill = simulated(problem, Trial(split(problem, 1, 8), 12.0)).evaluation
+    short_of_decode = simulated(problem, Trial(split(problem, 8, 1), 12.0)).evaluation
+    assert (short_of_prefill.bound_by, short_of_decode.bound_by) == (Phase.PREFILL, Phase.DECODE)
+
+
+def test_without_bounds_on_either_phase_the_busier_pool_tells(make_problem):
+    """An SLO on the whole time only."""
+    problem = make_problem("e2e=20", router="jsq-pending", duration_s=30.0)
+    assert simulated(problem, Trial(split(problem, 8, 1), 12.0)).evaluation.bound_by is Phase.DECODE
+
+
+def test_an_slo_in_seconds_tells_each_latency_apart(make_problem):
+    """Beside the joint share: the percentile of each that matters for it."""
+    problem = make_problem("ttft=2,tpot=0.1,e2e=60")
+    checks = simulated(problem, Trial(split(problem, 2, 2), 4.0)).evaluation.checks
+    assert [check.name for check in checks] == ["requests within the SLO", "TTFT P90", "TPOT P90", "E2E P90"]
+    assert all(check.met for check in checks)
+
+
+def test_a_trial_that_nobody_waits_for_ends(make_problem):
+    """Within a moment, without a result."""
+    problem = make_problem(duration_s=600.0)
+    with pytest.raises(Abandoned):
+        simulated(problem, Trial(split(problem, 2, 2), 6.0), lambda: True)
+
+
+def test_a_run_is_hopeless_once_too_many_have_missed():
+    """Of ten requests, two misses are too many for 90%; one is not."""
+
+    class Counts:
+        rejected = failed = 0
+        completed, slo_met = 5, 4
+
+    class Request:
+        output_tokens = 2
+
+    hopeless = Hopeless([Request()] * 10, Slo(ttft_s=1.0), 0.9)
+    assert not hopeless(Counts())
+    Counts.slo_met = 3
+    assert hopeless(Counts())

@@ -1,0 +1,99 @@
+"""What was simulated is on disk, and nothing is simulated twice."""
+
+import asyncio
+import sqlite3
+
+import pytest
+
+from support.analytic_cluster import SPLIT, AnalyticCluster, design
+from support.inline_executor import InlineExecutor
+from twofold.errors import ConfigurationError
+from twofold.planning.budget import Budget, frontier
+from twofold.planning.evaluation import Trial
+from twofold.planning.evaluator import Evaluator
+from twofold.planning.rates import RateSearch
+from twofold.planning.store import NoStore, SqliteStore
+from twofold.planning.throughput import most_throughput
+
+DESIGNS = frontier(SPLIT, Budget(machines=30).allows)
+
+
+def name(trial):
+    return f"{trial.design.name}@{trial.rate}"
+
+
+def planned(store, executor):
+    cluster = AnalyticCluster(slack=3.0)
+    evaluator = Evaluator(executor, store, name)
+    search = RateSearch(evaluate=evaluator, bound=cluster)
+    return asyncio.run(most_throughput(search, DESIGNS)), evaluator
+
+
+def test_what_is_kept_comes_back_equal(tmp_path):
+    """Another process, or the same one later, reads what was written."""
+    path = tmp_path / "folder" / "plan.sqlite"
+    evaluation = AnalyticCluster().judged(design(2, 3), 4.0)
+    with SqliteStore(path) as store:
+        assert store.get("a") is None
+        store.put("a", "2+3 at 4/s", evaluation)
+        with SqliteStore(path) as other:
+            assert other.get("a") == evaluation
+            assert len(other) == 1
+
+
+def test_a_second_plan_simulates_nothing(tmp_path):
+    """It finds the same, from the store alone."""
+    with SqliteStore(tmp_path / "plan.sqlite") as store:
+        first, _ = planned(store, InlineExecutor())
+        second, again = planned(store, InlineExecutor())
+    assert first == second
+    assert again.effort.simulations == 0
+    assert again.effort.reused == len(again.answered())
+
+
+@pytest.mark.parametrize("after", [1, 4, 11])
+def test_an_interrupted_plan_goes_on(tmp_path, after):
+    """It ends as one that was never interrupted, and only what is missing is simulated."""
+    with SqliteStore(tmp_path / "plan.sqlite") as store:
+        with pytest.raises(KeyboardInterrupt):
+            planned(store, InlineExecutor(interrupt_after=after))
+        kept = len(store)
+        assert after - 12 <= kept <= after  # what was on its way is lost
+        resumed, evaluator = planned(store, InlineExecutor())
+    whole, from_scratch = planned(NoStore(), InlineExecutor())
+    assert resumed == whole
+    assert evaluator.effort.reused == kept
+    assert evaluator.effort.simulations == from_scratch.effort.simulations - kept
+
+
+def test_what_is_asked_twice_is_run_once():
+    """Also while the first answer is still on its way."""
+    executor = InlineExecutor()
+    evaluator = Evaluator(executor, NoStore(), name)
+    trial = Trial(design(2, 3), 4.0)
+
+    async def both():
+        return await asyncio.gather(evaluator(trial), evaluator(trial))
+
+    one, other = asyncio.run(both())
+    assert one == other
+    assert (executor.runs, evaluator.effort.simulations) == (1, 1)
+
+
+def test_a_file_that_is_no_store_is_refused(tmp_path):
+    """Text, a directory, and a store of a later layout: each by name."""
+    text, later = tmp_path / "text", tmp_path / "later"
+    text.write_text("not a database, though long enough to be looked at " * 20)
+    sqlite3.connect(later).execute("PRAGMA user_version=99").connection.close()
+    for path in (text, tmp_path, later):
+        with pytest.raises(ConfigurationError, match=str(path)):
+            SqliteStore(path)
+
+
+def test_a_broken_row_is_explained(tmp_path):
+    """Not a traceback from a decoder."""
+    with SqliteStore(tmp_path / "plan.sqlite") as store:
+        store.put("a", "a", AnalyticCluster().judged(design(1, 1), 1.0))
+        store._database.execute("UPDATE evaluations SET evaluation = '{'")
+        with pytest.raises(ConfigurationError, match="cannot be used"):
+            store.get("a")

@@ -1,0 +1,85 @@
+"""The search for the most throughput finds what trying every split would find, with a fraction of the trials."""
+
+import asyncio
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support.analytic_cluster import COLOCATED, SPLIT, AnalyticCluster, design
+from twofold.planning.budget import Budget, frontier
+from twofold.planning.throughput import most_throughput
+
+speeds = st.floats(0.1, 20)
+
+
+def best_step(search, designs):
+    return max(search.grid.step(search.evaluate.capacity(one)) for one in designs)
+
+
+@given(speeds, speeds, st.integers(2, 60), st.floats(1.0, 4.0))
+def test_the_best_split_is_that_of_brute_force(per_prefill, per_decode, machines, slack):
+    """Whatever the speeds and however loose the bound."""
+    search = AnalyticCluster(per_prefill, per_decode, slack=slack).search()
+    designs = frontier(SPLIT, Budget(machines=machines).allows)
+    found = asyncio.run(most_throughput(search, designs))
+    assert found.step == best_step(search, designs)
+
+
+@given(speeds, speeds, st.floats(60, 1500), st.floats(20_000, 400_000), st.floats(1.0, 4.0))
+def test_so_it_is_with_money_and_power_for_a_budget(per_prefill, per_decode, dollars, watts, slack):
+    """A frontier that is no straight line."""
+    cluster = AnalyticCluster(per_prefill, per_decode, slack=slack)
+    search = cluster.search()
+    designs = frontier(SPLIT, Budget(price_per_h=dollars, tdp_w=watts).allows)
+    if designs:
+        assert asyncio.run(most_throughput(search, designs)).step == best_step(search, designs)
+
+
+def test_it_asks_far_less_than_brute_force():
+    """Sixty splits, with a bound that rules out little and an estimate that says nothing."""
+
+    class NoIdea(AnalyticCluster):
+        def estimate(self, one):
+            return 1.0
+
+    cluster = NoIdea(slack=5.0)
+    designs = frontier(SPLIT, Budget(machines=60).allows)
+    search = cluster.search()
+    assert asyncio.run(most_throughput(search, designs)).step == best_step(search, designs)
+    assert len(set(cluster.asked)) < 60
+
+
+@given(speeds, speeds, st.integers(2, 40))
+def test_without_a_word_on_what_is_in_the_way_it_still_climbs(per_prefill, per_decode, machines):
+    """From the estimate's best to a design that none of its neighbours beats."""
+    cluster = AnalyticCluster(per_prefill, per_decode, tells=False)
+    search = cluster.search()
+    designs = frontier(SPLIT, Budget(machines=machines).allows)
+    assert asyncio.run(most_throughput(search, designs)).step == best_step(search, designs)
+
+
+def test_a_colocated_family_has_one_design():
+    """Whose capacity is found all the same."""
+    cluster = AnalyticCluster()
+    search = cluster.search()
+    found = asyncio.run(most_throughput(search, [design(10, family=COLOCATED)]))
+    assert found.step == search.grid.step(20.0)
+
+
+def test_a_hopeless_guess_does_not_end_the_search():
+    """Where the split with the best estimate keeps the SLO at no rate, another may."""
+
+    class OnlyEven(AnalyticCluster):
+        def capacity(self, one):
+            return 1e-9 if one.counts == (2, 4) else super().capacity(one)
+
+        def upper(self, one):
+            return 20.0
+
+        def estimate(self, one):
+            return 10.0 if one.counts == (2, 4) else 1.0
+
+    cluster = OnlyEven()
+    designs = frontier(SPLIT, Budget(machines=6).allows)
+    found = asyncio.run(most_throughput(cluster.search(), designs))
+    assert found.design.counts == (3, 3)

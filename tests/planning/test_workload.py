@@ -1,0 +1,43 @@
+"""The requests of a trial are the same at all rates but for their times, and there are enough of them."""
+
+import pytest
+
+from support.traces import ask
+from twofold.errors import ConfigurationError
+from twofold.planning.workload import Shape, WorkloadArguments
+from twofold.workload.trace import FORMATS
+from twofold.workload.writer import write_trace
+
+
+def test_rates_share_their_random_numbers():
+    """Twice the rate: half the times, the same lengths."""
+    arguments = WorkloadArguments(workload="azure-conv", duration_s=20.0, min_requests=1)
+    slow, fast = arguments.requests(4.0), arguments.requests(8.0)
+    for one, other in zip(slow, fast, strict=False):
+        assert (one.prompt_tokens, one.output_tokens) == (other.prompt_tokens, other.output_tokens)
+        assert one.arrival_s == pytest.approx(2 * other.arrival_s)
+
+
+def test_small_rates_are_simulated_for_longer():
+    """So that percentiles are of more than a handful."""
+    arguments = WorkloadArguments(workload="azure-conv", duration_s=10.0, min_requests=300)
+    assert len(arguments.requests(0.1)) > 200
+
+
+def test_the_shape_is_the_mean_of_each():
+    """Prompt, decode steps, and what these read: the context grows by one with each."""
+    shape = Shape.of([ask(0, 0.0, 10, 3), ask(1, 1.0, 20, 1)])
+    assert (shape.prompt_tokens, shape.decode_tokens, shape.context_tokens) == (15.0, 1.0, 11.5)
+    assert shape.context == 11.5
+    with pytest.raises(ConfigurationError, match="no requests"):
+        Shape.of([])
+
+
+def test_a_trace_has_a_fingerprint(tmp_path):
+    """Another file under the same name is another workload."""
+    path, other = tmp_path / "trace.jsonl", tmp_path / "other.jsonl"
+    write_trace([ask(index, index * 0.5) for index in range(10)], path, FORMATS["twofold"])
+    write_trace([ask(index, index * 0.6) for index in range(10)], other, FORMATS["twofold"])
+    digests = {WorkloadArguments(workload=str(each)).digest() for each in (path, other)}
+    assert len(digests) == 2
+    assert WorkloadArguments(workload="azure-conv").digest() == ""

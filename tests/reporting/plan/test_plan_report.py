@@ -1,0 +1,125 @@
+"""Tables, JSON and the page say what the plan says."""
+
+import io
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from support.analytic_cluster import COLOCATED, design
+from support.plans import choice, evaluation, plan, split_and_colocated
+from support.simulated import ESTIMATED
+from twofold.hardware.catalog import load_catalog
+from twofold.planning.advice import advise
+from twofold.planning.design import Design, Family
+from twofold.planning.evaluator import Effort
+from twofold.planning.pareto import Point
+from twofold.planning.problem import Problem
+from twofold.planning.workload import WorkloadArguments
+from twofold.reporting.plan.html import plan_page
+from twofold.reporting.plan.report import PlanReport
+from twofold.reporting.plan.table import plan_tables, thinned
+from twofold.simulation.spec import ClusterSpec
+from twofold.slo import Slo
+
+EFFORT = Effort(simulations=40, reused=3, requests=50_000, cpu_s=5.0)
+FRONT = (Point(design=design(1, 1), rate=3.0), Point(design=design(5, 5), rate=20.0))
+
+
+def shown(made, front=FRONT, width=120):
+    console = Console(width=width, file=io.StringIO())
+    console.print(plan_tables(made, advise(made, 0.02), front, EFFORT, "Most requests"))
+    return console.file.getvalue()
+
+
+def test_the_terminal_has_all_that_was_asked_for():
+    """Designs, margins, front, verdict and effort; estimated where nobody measured."""
+    text = shown(split_and_colocated(break_even=9.0, without=("slow mixed",)))
+    for words in (
+        "5+5 fast+slow",
+        "10 fast mixed",
+        "278.00",
+        "83.5",
+        "±10% / ±2%",
+        "Cannot keep the SLO: slow mixed.",
+        "TTFT P90",
+        "≤ 1.00 s",
+        "50.0%",
+        "Pareto front",
+        "Split: 2.00×",
+        "40 simulations, 3 reused; 50,000 requests in 5.0 CPU s: 10,000 requests per CPU second",
+    ):
+        assert words in text, words
+    guessed = plan(choice(design(5, 5), 12.0, error=ESTIMATED))
+    assert "estimated, ±25% / estimated, ±20%" in shown(guessed, width=160)
+
+
+def test_names_fit_a_narrow_terminal():
+    """The design is not cut."""
+    assert "5+5 fast+slow" in shown(split_and_colocated(), width=80)
+
+
+@pytest.mark.parametrize("count", [1, 13, 14, 15, 200])
+def test_a_long_front_is_thinned_between_its_ends(count):
+    """At most so many, the first and the last among them, in order."""
+    points = [Point(design=design(1, 1), rate=float(rate)) for rate in range(1, count + 1)]
+    some = thinned(points)
+    assert len(some) == min(count, 14)
+    assert (some[0], some[-1]) == (points[0], points[-1])
+    assert len({point.rate for point in some}) == len(some)
+
+
+@pytest.fixture(scope="module")
+def problem():
+    return Problem(
+        template=ClusterSpec(pools=(), model="bloom-176b"),
+        workload=WorkloadArguments(workload="azure-conv"),
+        slo=Slo(ttft_s=1.0, tpot_s=0.06),
+        catalog=load_catalog(),
+    )
+
+
+def test_the_json_is_everything(problem):
+    """In numbers: choices with their clusters and margins, the verdict, the front, the effort."""
+    fast = problem.kind("h100")
+    split = choice(Design(family=Family(kinds=(fast, fast)), counts=(3, 2)), 20.0)
+    made = plan(split)
+    report = msgspec.json.decode(PlanReport.of(problem, made, advise(made, 0.02), FRONT, EFFORT).json())
+    (told,) = report["choices"]
+    assert told["design"]["machines"] == [["dgx-h100", 3], ["dgx-h100", 2]]
+    assert [pool["role"] for pool in told["cluster"]["pools"]] == ["prefill", "decode"]
+    assert told["margins"][1] == {"check": "TTFT P90", "bound": 1.0, "value": 0.5, "left": 0.5}
+    assert told["evaluation"]["pools"][0]["error"]["decode"] == 0.02
+    assert (report["slo"], report["workload"]["workload"]) == ("ttft=1,tpot=0.06", "azure-conv")
+    assert [point["rate"] for point in report["pareto"]] == [3.0, 20.0]
+    assert report["effort"]["requests_per_cpu_s"] == 10_000.0
+    assert report["advice"]["split"]
+
+
+def test_the_page_has_both_pictures_and_escapes_names():
+    """A single file, with the front and with latency over rate, and bounds where the SLO is in seconds."""
+    made = split_and_colocated(break_even=9.0)
+    curves = {each.design.name: {5.0: evaluation(5.0), 10.0: evaluation(10.0)} for each in made.choices}
+    page = plan_page(
+        made, advise(made, 0.02), FRONT, curves, slo=Slo(ttft_s=1.0, tpot_s=0.06), title="<b>plan</b>"
+    )
+    for words in (
+        'id="pareto"',
+        'id="curves"',
+        "&lt;b&gt;plan",
+        "5+5 fast+slow",
+        "Split: 2.00×",
+        "TTFT ≤ 1.00 s",
+    ):
+        assert words in page, words
+    assert "<b>plan" not in page
+    assert "https://cdn" not in page.split("<h2>Pareto front")[0].split("<script")[0]
+
+
+def test_equal_best_families_of_one_plan_are_all_shown():
+    """A family that is not on the front still has its mark in the picture."""
+    from twofold.reporting.plan.pictures import pareto_picture
+
+    picture = pareto_picture(split_and_colocated(), FRONT)
+    names = {trace["name"] for trace in picture.traces}
+    assert {"fast+slow", "best fast+slow", f"best {COLOCATED.name}"} <= names

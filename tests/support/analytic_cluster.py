@@ -1,0 +1,68 @@
+"""Clusters whose capacity is a formula: what the searches of a plan are tested against."""
+
+from twofold.planning.design import Design, Family, MachineKind
+from twofold.planning.evaluation import Evaluation
+from twofold.planning.rates import RateGrid, RateSearch
+from twofold.request import Phase
+from twofold.simulation.verdict import Check
+
+FAST = MachineKind(name="dgx-fast", price_per_h=38.0, tdp_w=10_200.0)
+SLOW = MachineKind(name="dgx-slow", price_per_h=17.6, tdp_w=6_500.0)
+SPLIT = Family(kinds=(FAST, SLOW))
+SAME = Family(kinds=(FAST, FAST))
+COLOCATED = Family(kinds=(FAST,), batcher="mixed")
+
+
+def design(*counts, family=SPLIT):
+    return Design(family=family, counts=counts)
+
+
+class AnalyticCluster:
+    """Keeps the SLO up to the lesser of what its pools take; `slack` is how far the bound is above that.
+
+    `per_prefill`, `per_decode` and `per_mixed` are requests per second of one machine, of whatever kind; a split
+    cluster loses `overhead` of the total. It counts how often it was asked.
+    """
+
+    def __init__(
+        self, per_prefill=5.0, per_decode=3.0, per_mixed=2.0, *, slack=1.2, overhead=0.0, tells=True
+    ):
+        self.per_prefill, self.per_decode, self.per_mixed = per_prefill, per_decode, per_mixed
+        self.slack, self.overhead, self.tells = slack, overhead, tells
+        self.asked = []
+
+    def capacity(self, one):
+        if not one.family.split:
+            return one.machines * self.per_mixed
+        prefill, decode = one.counts
+        return max(min(prefill * self.per_prefill, decode * self.per_decode) - self.overhead, 1e-3)
+
+    async def __call__(self, trial):
+        self.asked.append(trial)
+        return self.judged(trial.design, trial.rate)
+
+    def judged(self, one, rate):
+        capacity = self.capacity(one)
+        met = rate <= capacity
+        check = Check(name="TTFT slowdown P50", value=rate / capacity, bound=1.0, met=met)
+        return Evaluation(met=met, checks=(check,), bound_by=self._bound_by(one) if self.tells else None)
+
+    def upper(self, one):
+        return self.capacity(one) * self.slack
+
+    def estimate(self, one):
+        return self.capacity(one) * 0.9
+
+    def suggest(self, family, rate):
+        if not family.split:
+            return (max(1, round(rate / self.per_mixed)),)
+        return max(1, round(rate / self.per_prefill)), max(1, round(rate / self.per_decode))
+
+    def search(self, tolerance=0.02):
+        return RateSearch(evaluate=self, bound=self, grid=RateGrid(tolerance))
+
+    def _bound_by(self, one):
+        if not one.family.split:
+            return None
+        prefill, decode = one.counts
+        return Phase.PREFILL if prefill * self.per_prefill < decode * self.per_decode else Phase.DECODE

@@ -1,0 +1,51 @@
+"""Plans made by hand: every number in them is known."""
+
+from support.analytic_cluster import COLOCATED, SPLIT, design
+from support.simulated import FITTED, pool
+from twofold.planning.budget import Budget
+from twofold.planning.evaluation import Evaluation, Latency
+from twofold.planning.objective import Objective
+from twofold.planning.plan import Choice, Plan, Question
+from twofold.simulation.verdict import Check
+
+
+def evaluation(rate, error=FITTED, ttft_s=0.5):
+    return Evaluation(
+        met=True,
+        checks=(
+            Check(name="requests within the SLO", value=0.95, bound=0.9, met=True, at_least=True),
+            Check(name="TTFT P90", value=ttft_s, bound=1.0, met=True),
+        ),
+        requests=round(120 * rate),
+        output_tokens=1000,
+        duration_s=120.0,
+        energy_j=120.0 * 5000.0,
+        ttft_s=Latency(p50=0.1, p90=ttft_s, p99=0.9),
+        tpot_s=Latency(p50=0.03, p90=0.05, p99=0.06),
+        e2e_s=Latency(p50=3.0, p90=9.0, p99=20.0),
+        pools=(pool("prefill", 1, error), pool("decode", 1, error)),
+    )
+
+
+def choice(one, rate, highest_rate=None, **more):
+    return Choice(
+        design=one, rate=rate, highest_rate=highest_rate or rate, evaluation=evaluation(rate, **more)
+    )
+
+
+def plan(
+    *choices,
+    objective=Objective.THROUGHPUT,
+    rate=None,
+    break_even=None,
+    without=(),
+    families=(SPLIT, COLOCATED),
+):
+    question = Question(objective=objective, families=families, budget=Budget(machines=10), rate=rate)
+    return Plan(question=question, choices=choices, without=without, break_even=break_even)
+
+
+def split_and_colocated(split_rate=20.0, colocated_rate=10.0, **more):
+    """5+5 at $278 and 83.5 kW against 10 at $380 and 102 kW, the better one first."""
+    both = [choice(design(5, 5), split_rate), choice(design(10, family=COLOCATED), colocated_rate)]
+    return plan(*sorted(both, key=lambda each: -each.highest_rate), **more)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from twofold.scheduling.router import Router
+from twofold.scheduling.router import FixedRoles, Router
 from twofold.scheduling.routers.in_turn import at_random, round_robin
 from twofold.scheduling.routers.jsq import by_pending_tokens, by_requests, by_tokens
 from twofold.scheduling.routers.splitwise import Splitwise
@@ -18,4 +18,4 @@ ROUTERS: dict[str, Callable[[], Router]] = {
 }
 
 # Those that never ask an instance for a phase it was not started for.
-FIXED_ROLE_ROUTERS = ("jsq", "jsq-pending", "jsq-requests", "round-robin", "random")
+FIXED_ROLE_ROUTERS = tuple(name for name, router in ROUTERS.items() if isinstance(router(), FixedRoles))

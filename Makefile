@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # torch is one pinned version here so that pip takes the CPU build where one is at hand; pyproject.toml keeps the range.
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: setup demo test check bench clean
+.PHONY: setup demo test check bench compile clean
 
 setup: $(VENV)/.installed
 
@@ -31,5 +31,10 @@ bench: setup  ## Interference and engine overhead, as ratios measured in one run
 	$(BIN)/python bench/engine_overhead.py
 	$(BIN)/python bench/interference.py
 
+# mypy compiles, and comes with the dev extra of the environment: hence no isolation. `make clean` goes back.
+compile: setup  ## Turn schedulers and simulator into machine code, in place (needs a C compiler; see docs/decisions/0008).
+	TWOFOLD_COMPILE=1 $(PIP_INSTALL) --no-build-isolation --no-deps -e .
+
 clean:
+	find src -name '*.so' -delete
 	rm -rf $(VENV) .demo build dist *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -82,9 +82,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--workload", default="conv", choices=("conv", "code"))
     parser.add_argument("--family", default="HH", choices=("AA", "HH", "HA", "HHcap"))
     parser.add_argument("--rate", type=float, default=70.0, help="for --provisioning, requests per second")
-    parser.add_argument("--prefill", type=int, nargs="+", default=list(range(14, 31, 2)))
-    parser.add_argument("--decode", type=int, nargs="+", default=list(range(4, 21, 2)))
-    parser.add_argument("--rates", type=float, nargs="+", default=[40, 60, 80, 100, 120, 140])
+    parser.add_argument("--prefill", type=int, nargs="+", default=list(range(10, 29, 2)))
+    parser.add_argument("--decode", type=int, nargs="+", default=list(range(4, 25, 2)))
+    parser.add_argument("--rates", type=float, nargs="+", default=[30, 50, 70, 90, 110, 130])
     parser.add_argument("--html", type=Path, help="for --provisioning, a page with pictures")
     return parser
 

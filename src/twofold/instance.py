@@ -30,7 +30,7 @@ class InstanceLoad:
     `queued` tells how many sequences wait on the instance itself; where nobody can tell, none do.
     """
 
-    # The pools' own: its place in its pool, and how often its numbers changed.
+    # The pools' own: its place in its pool, 0 where it is in none.
     __slots__ = (
         "capacity_tokens",
         "decodes",
@@ -43,7 +43,6 @@ class InstanceLoad:
         "requests",
         "reserved_tokens",
         "role",
-        "version",
     )
 
     def __init__(
@@ -59,7 +58,6 @@ class InstanceLoad:
         requests: int = 0,
         queued: Callable[[], int] = lambda: 0,
         place: int = 0,
-        version: int = 0,
     ) -> None:
         self.id = id
         self.role = role
@@ -72,4 +70,3 @@ class InstanceLoad:
         self.requests = requests
         self.queued = queued
         self.place = place
-        self.version = version

@@ -74,3 +74,12 @@ def test_a_profile_or_folder_that_is_not_there_is_one_sentence(profile, tmp_path
     """For reading and for writing."""
     assert "cannot read profile" in str(invoke(tmp_path / "no.csv", "-o", tmp_path / "c.toml").exception)
     assert "cannot write" in str(invoke(profile, "-o", tmp_path / "no" / "c.toml").exception)
+
+
+def test_the_profile_is_not_written_over(profile):
+    """Measurements cost more than fits."""
+    before = profile.read_text()
+    error = invoke(profile, "--out", profile).exception
+    assert isinstance(error, ConfigurationError)
+    assert "is the profile itself" in str(error)
+    assert profile.read_text() == before

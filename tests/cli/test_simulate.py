@@ -168,6 +168,16 @@ def test_a_bad_line_leaves_no_half_file(tmp_path):
         ((*SMALL, *CLUSTER, "--html", "no/where/page.html"), "no/where/page.html cannot be written"),
         ((*SMALL, *CLUSTER, "--html", "same", "--event-log", "same"), "--html and --event-log both ask for"),
         ((*SMALL, *CLUSTER, "--duration", "0.000001"), "no request"),
+        ((*SMALL, *CLUSTER, "--rate", "1e300"), "--rate 1e+300 is too much"),
+        ((*SMALL, *CLUSTER, "--duration", "1e300"), "--duration 1e+300 is too much"),
+        ((*SMALL, *CLUSTER, "--rate", "1e6", "--duration", "1e6"), "ask for 1e+12 requests"),
+        ((*SMALL, *CLUSTER, "--length-scale", "1e300"), "--length-scale 1e+300 is too much"),
+        (
+            (*SMALL, *CLUSTER, "--arrival", "gamma", "--burstiness", "1e-300"),
+            "--burstiness 1e-300 is too small",
+        ),
+        ((*SMALL, *CLUSTER, "--link-gb-per-s", "1e-300"), "--link-gb-per-s 1e-300 moves nothing"),
+        ((*SMALL, *CLUSTER, "--fail", "decode-0@1e300"), "--fail decode-0@1e300"),
         (("azure-conv", *CLUSTER, "--model", "bloom-176b"), "needs a rate"),
         (("azure-cond", *CLUSTER, "--model", "bloom-176b"), "did you mean azure-conv"),
     ],
@@ -178,6 +188,25 @@ def test_mistakes_are_one_sentence(arguments, words):
     assert isinstance(error, UserError), repr(error)
     assert words in str(error)
     assert "\n" not in str(error)
+
+
+def test_what_is_read_is_not_written_over(tmp_path):
+    """The trace and the cluster's file stay as they are."""
+    trace, cluster = tmp_path / "t.jsonl", tmp_path / "c.yaml"
+    trace.write_text("".join(_lines([0, 1])))
+    cluster.write_text("model: bloom-176b\npools: [{machines: 1, machine: h100, role: mixed}]\n")
+    for path in (trace, cluster):
+        before = path.read_text()
+        error = invoke(trace, "--config", cluster, "--html", path).exception
+        assert "a file that is read" in str(error)
+        assert path.read_text() == before
+
+
+def test_a_mistake_is_not_noted_beside_the_error():
+    """The reference that nobody asked for has the same mistake: it is said once."""
+    found = invoke(*SMALL, *CLUSTER, "--performance", "guess")
+    assert isinstance(found.exception, UserError)
+    assert found.stderr == ""
 
 
 def test_an_empty_trace_and_times_out_of_order_are_refused(tmp_path):

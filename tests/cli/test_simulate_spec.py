@@ -77,3 +77,10 @@ def test_flags_that_cannot_be(arguments, words):
     """What is missing or contradicts itself is said in one sentence."""
     with pytest.raises(ConfigurationError, match=words):
         spec(**arguments)
+
+
+@pytest.mark.parametrize("text", ["decode-0@1e300", "decode-0@1+1e300"])
+def test_failures_beyond_all_time(text):
+    """A clock of picoseconds does not reach there."""
+    with pytest.raises(ConfigurationError, match="not understood"):
+        parse_failure(text)

@@ -109,3 +109,9 @@ def test_the_invalid_rows_of_the_splitwise_profile_are_found(profile_path):
         ("llama2-70b", hardware, 2) for hardware in ("a100-80gb", "h100-80gb", "h100-80gb-pcap")
     }
     assert all(reason.rows == 5 for reasons in dropped.values() for reason in reasons)
+
+
+def test_power_without_end_is_not_believed():
+    """A slip in a csv must not become watts."""
+    (kept,), _ = believable([row(average_power=float("inf"))])
+    assert decode_power([kept]) is None

@@ -97,3 +97,15 @@ def test_a_broken_row_is_explained(tmp_path):
         store._database.execute("UPDATE evaluations SET evaluation = '{'")
         with pytest.raises(ConfigurationError, match="cannot be used"):
             store.get("a")
+
+
+def test_a_database_of_something_else_is_left_alone(tmp_path):
+    """Nothing is written into it."""
+    path = tmp_path / "mine.sqlite"
+    with sqlite3.connect(path) as database:
+        database.execute("CREATE TABLE mine (x)")
+    database.close()
+    before = path.read_bytes()
+    with pytest.raises(ConfigurationError, match="something else"):
+        SqliteStore(path)
+    assert path.read_bytes() == before

@@ -3,10 +3,10 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.scheduled import request
 from support.toy import ToyModel
-from twofold.batch import BatchItem
-from twofold.request import Phase
-from twofold.scheduling.instance import StartedIteration
+from twofold.scheduling.iteration import StartedIteration
+from twofold.scheduling.sequence import ScheduledSequence
 from twofold.simulation.kernel import PS
 from twofold.simulation.timing import Pace, Timing
 
@@ -56,7 +56,7 @@ def test_prompts_are_asked_for_with_their_squares_and_decodes_beside_them():
             asked.append((tokens, squares, sequences, context))
             return 2.0
 
-    chunk = BatchItem("a", Phase.PREFILL, 10, 90, samples=True)
+    chunk = ScheduledSequence(request("a", prompt=100), True, 100, computed=90).prefill(10)
     timing = Timing(Asked())
     assert timing.pace(StartedIteration((chunk,), 10, 1, 0, 0, 1)).first_ps == PS
     assert timing.pace(StartedIteration((chunk,), 10, 1, 3, 700, 1)).first_ps == 2 * PS

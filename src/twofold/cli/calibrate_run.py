@@ -25,6 +25,8 @@ def fit_file(
 ) -> None:
     """Fit every pair of a profile, write the calibration file and print how good it is."""
     rows = read_profile(profile)
+    if out.resolve() == profile.resolve():
+        raise ConfigurationError(f"--out {out} is the profile itself: name another file")
     options = FitOptions(
         source=source or profile.name,
         date=_date(date) if date is not None else _modified(profile),

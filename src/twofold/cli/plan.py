@@ -196,6 +196,7 @@ def plan(
         where=plan_run.Where(jobs=jobs, ray=ray, store=store),
         files=plan_run.Files(output=output, html=html),
         as_json=as_json,
+        inputs=catalog or [],
     )
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import typer
 
+from twofold.cli.simulate_source import require_an_end
 from twofold.errors import ConfigurationError
 from twofold.hardware.catalog import load_catalog
 from twofold.planning.budget import Budget
@@ -16,6 +17,8 @@ from twofold.planning.problem import Problem
 from twofold.planning.workload import WorkloadArguments
 from twofold.simulation.spec import ClusterSpec
 from twofold.slo import Slo, SlowdownSlo
+
+_MOST_RATE = 1e6  # requests per second: a trial of this many takes minutes, and a plan hundreds of trials
 
 
 def read_problem(
@@ -41,6 +44,12 @@ def read_problem(
         catalog=known,
     )
     problem.require_sensible()
+    require_an_end(
+        rate=None,
+        duration_s=workload.duration_s,
+        burstiness=workload.burstiness,
+        length_scale=workload.length_scale,
+    )
     return problem
 
 
@@ -92,6 +101,8 @@ def _checked_rate(objective: Objective, rate: float | None) -> float | None:
         raise ConfigurationError(f"--objective {objective} needs --rate: the requests per second to plan for")
     if not 0 < rate < math.inf:
         raise ConfigurationError(f"--rate {rate:g} cannot be: give more than 0 requests per second")
+    if rate > _MOST_RATE:
+        raise ConfigurationError(f"--rate {rate:g} is too much to plan for: give at most {_MOST_RATE:g}")
     return rate
 
 
@@ -107,7 +118,10 @@ def _parse_machines(problem: Problem, text: str | None) -> tuple[int | None, dic
                 f"--max-machines {word!r} is not understood: write 40, or a100=30,h100=20"
             ) from None
         if equals:
-            of_kind[problem.kind(name.strip()).name] = count
+            kind = problem.kind(name.strip()).name
+            if kind in of_kind:
+                raise ConfigurationError(f"--max-machines says twice how many {kind} there may be")
+            of_kind[kind] = count
         else:
             most = count
     return most, of_kind

@@ -1,7 +1,7 @@
 """The steps of `twofold plan`: search, judge, show and write what was asked for."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -53,6 +53,15 @@ class Files(msgspec.Struct, frozen=True, kw_only=True):
     output: Path | None = None
     html: Path | None = None
 
+    def require_apart(self, others: Iterable[str | Path]) -> None:
+        """Raise ConfigurationError where both are one file, or one that is read or kept."""
+        if self.output is not None and self.html is not None and self.output.resolve() == self.html.resolve():
+            raise ConfigurationError(f"--output and --html both ask for {self.html}: name two files")
+        taken = {Path(other).resolve() for other in others}
+        for flag, path in (("--output", self.output), ("--html", self.html)):
+            if path is not None and path.resolve() in taken:
+                raise ConfigurationError(f"{flag} {path} is a file that the plan reads: name another")
+
 
 class Made(msgspec.Struct, frozen=True, kw_only=True):
     """A plan with all that is said of it."""
@@ -65,11 +74,19 @@ class Made(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run(
-    problem: Problem, question: Question, *, tolerance: float, where: Where, files: Files, as_json: bool
+    problem: Problem,
+    question: Question,
+    *,
+    tolerance: float,
+    where: Where,
+    files: Files,
+    as_json: bool,
+    inputs: Sequence[Path] = (),
 ) -> None:
     """Plan, write the files, and print the tables or the JSON."""
     if where.ray is not None and where.jobs is not None:
         raise ConfigurationError("--jobs counts the cores of this machine: leave it out with --ray")
+    files.require_apart((where.store, problem.workload.workload, *inputs))
     page = None if files.html is None else WholeFile(files.html)
     deployment = None if files.output is None else WholeFile(files.output)
     made = _searched(problem, question, RateGrid(tolerance), where, with_curves=page is not None)

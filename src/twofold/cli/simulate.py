@@ -148,6 +148,7 @@ def simulate(
         reference=reference,
         as_json=as_json,
         files=Files(html=html, requests_table=requests_table, chrome_trace=chrome_trace, event_log=event_log),
+        inputs=[*([] if config is None else [config]), *(catalog or [])],
     )
 
 

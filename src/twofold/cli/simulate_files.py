@@ -1,5 +1,6 @@
 """The files of a simulation: which were asked for, and what writes them."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -34,6 +35,15 @@ class Files(msgspec.Struct, frozen=True, kw_only=True):
         if self.event_log is not None:
             writers.append(EventLog(self.event_log))
         return writers, None if self.html is None else WholeFile(self.html)
+
+    def require_apart(self, inputs: Iterable[str | Path]) -> None:
+        """Raise ConfigurationError where a file to write is one that is read."""
+        read = {Path(path).resolve() for path in inputs}
+        for name in self.__struct_fields__:
+            path = getattr(self, name)
+            if path is not None and path.resolve() in read:
+                flag = f"--{name.replace('_', '-')}"
+                raise ConfigurationError(f"{flag} {path} is a file that is read: name another")
 
     def _require_distinct(self) -> None:
         flags: dict[Path, str] = {}

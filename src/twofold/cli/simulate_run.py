@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import typer
 from rich.console import Console
@@ -11,7 +12,7 @@ from twofold.cli.simulate_progress import simulation_progress
 from twofold.cli.simulate_source import Source
 from twofold.errors import UserError
 from twofold.hardware.catalog import Catalog
-from twofold.performance.base import PerformanceModel
+from twofold.performance.base import ModelError, PerformanceModel
 from twofold.performance.registry import performance_model
 from twofold.reporting.simulation.gantt import GanttRuns
 from twofold.reporting.simulation.html import html_report
@@ -38,27 +39,38 @@ def run(
     reference: str | None,
     as_json: bool,
     files: Files,
+    inputs: Sequence[Path] = (),
 ) -> None:
-    """Simulate, write the files, and print the tables or the JSON."""
+    """Simulate, write the files, and print the tables or the JSON; `inputs` are files that must stay as they are."""
     needed = reference is not None or isinstance(slo, SlowdownSlo)
-    machine, base = _reference(reference or DEFAULT_REFERENCE, spec, catalog, needed=needed)
+    machine, base, why_not = _reference(reference or DEFAULT_REFERENCE, spec, catalog, needed=needed)
+    files.require_apart((source.workload, *inputs))
     writers, page = files.open()
     gantt = GanttRuns()
     observers = [*writers, gantt] if page is not None else writers
     result = _simulated(spec, source, catalog, slo=slo, base=base, observers=observers)
+    if why_not:  # said once all else is well: a mistake is one sentence
+        typer.echo(why_not, err=True)
+    error = None if base is None else base.error
     judged = None if slo is None else verdict(result, slo, attainment)
     title = f"{spec.model} on {_cluster(spec)}, {source.title()}"
     if page is not None:
-        page.write(_page(title, result, slo=slo, judged=judged, gantt=gantt).encode())
+        page.write(_page(title, result, slo=slo, judged=judged, gantt=gantt, reference=error).encode())
         page.commit()
     if as_json:
         facts, seed = source.facts(), source.seed
         report = SimulationReport.of(
-            result, workload=facts, seed=seed, reference=machine, slo=slo, judged=judged
+            result,
+            workload=facts,
+            seed=seed,
+            reference=machine,
+            reference_error=error,
+            slo=slo,
+            judged=judged,
         )
         typer.echo(report.json())
     else:
-        _console().print(simulation_tables(result, title, judged))
+        _console().print(simulation_tables(result, title, judged, error))
 
 
 def _simulated(
@@ -84,17 +96,16 @@ def _simulated(
 
 def _reference(
     name: str, spec: ClusterSpec, catalog: Catalog, *, needed: bool
-) -> tuple[str | None, PerformanceModel | None]:
-    """The whole reference machine and its model; where nobody asked for it and it cannot be, a note and None."""
+) -> tuple[str | None, PerformanceModel | None, str]:
+    """The whole reference machine and its model; where nobody asked for it and it cannot be, a note why."""
     model = catalog.model(spec.model)
     try:
         machine = catalog.machine(name)
-        return machine.name, performance_model(spec.performance, model, machine, machine.count)
+        return machine.name, performance_model(spec.performance, model, machine, machine.count), ""
     except UserError as error:
         if needed:
             raise
-        typer.echo(f"note: no slowdowns against {name}: {error}", err=True)
-        return None, None
+        return None, None, f"note: no slowdowns against {name}: {error}"
 
 
 def _page(
@@ -104,10 +115,13 @@ def _page(
     slo: Slo | SlowdownSlo | None,
     judged: Verdict | None,
     gantt: GanttRuns,
+    reference: ModelError | None,
 ) -> str:
     name = _cluster(result.spec)
     verdicts = {} if judged is None else {name: judged}
-    return html_report({name: result}, title=title, slo=slo, verdicts=verdicts, runs={name: gantt})
+    return html_report(
+        {name: result}, title=title, slo=slo, verdicts=verdicts, runs={name: gantt}, reference=reference
+    )
 
 
 def _console() -> Console:

@@ -1,5 +1,6 @@
 """Which requests a simulation serves: the workload that flags describe."""
 
+import math
 from collections.abc import Iterator
 
 import msgspec
@@ -8,6 +9,33 @@ from twofold.cli.simulate import DEFAULT_DURATION_S
 from twofold.errors import ConfigurationError
 from twofold.request import Request
 from twofold.workload.named import NAMED, workload
+
+MOST_SECONDS = 1e9
+MOST_REQUESTS = 1e10
+_LEAST_BURSTINESS = 1e-3
+_MOST_LENGTH_SCALE = 1e6
+
+
+def require_an_end(
+    *, rate: float | None, duration_s: float | None, burstiness: float, length_scale: float
+) -> None:
+    """Raise ConfigurationError for a workload that nobody could wait for; what is no number at all others refuse."""
+    for flag, value, most, unit in (
+        ("--rate", rate, MOST_REQUESTS, "requests per second"),
+        ("--duration", duration_s, MOST_SECONDS, "seconds"),
+        ("--length-scale", length_scale, _MOST_LENGTH_SCALE, "times"),
+    ):
+        if value is not None and most < value < math.inf:
+            raise ConfigurationError(f"{flag} {value:g} is too much: give at most {most:g} {unit}")
+    if 0 < burstiness < _LEAST_BURSTINESS:
+        raise ConfigurationError(
+            f"--burstiness {burstiness:g} is too small: give at least {_LEAST_BURSTINESS:g}"
+        )
+    requests = (rate or 0.0) * (duration_s or 0.0)
+    if MOST_REQUESTS < requests < math.inf:
+        raise ConfigurationError(
+            f"--rate and --duration ask for {requests:.2g} requests, more than {MOST_REQUESTS:.0e}: lower one of them"
+        )
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,6 +54,12 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
 
     def requests(self) -> Iterator[Request]:
         """The requests as a stream; one that ends without any raises ConfigurationError."""
+        require_an_end(
+            rate=self.rate,
+            duration_s=self._duration_s(),
+            burstiness=self.burstiness,
+            length_scale=self.length_scale,
+        )
         stream = workload(
             self.workload,
             rate=self.rate,

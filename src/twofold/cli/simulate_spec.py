@@ -9,7 +9,12 @@ import msgspec
 
 from twofold.errors import ConfigurationError
 from twofold.hardware.catalog import Catalog
-from twofold.simulation.cluster_file import load_cluster, parse_cluster
+from twofold.simulation.cluster_file import (
+    LEAST_BYTES_PER_S,
+    MOST_SECONDS,
+    load_cluster,
+    parse_cluster,
+)
 from twofold.simulation.spec import ClusterSpec, Failure
 
 _FAILURE = re.compile(r"(?P<instance>[^@]+)@(?P<at>[^+]+)(?:\+(?P<away>.+))?")
@@ -63,10 +68,12 @@ def _seconds(text: str) -> float | None:
         value = float(text)
     except ValueError:
         return None
-    return value if math.isfinite(value) and value >= 0 else None
+    return value if 0 <= value <= MOST_SECONDS else None
 
 
 def _positive(flag: str, value: float) -> float:
     if not 0 < value < math.inf:
         raise ConfigurationError(f"{flag} {value:g} cannot be: give more than 0")
+    if value * 1e9 < LEAST_BYTES_PER_S:
+        raise ConfigurationError(f"{flag} {value:g} moves nothing: give at least {LEAST_BYTES_PER_S / 1e9:g}")
     return value

@@ -4,9 +4,10 @@ from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
 
 from twofold.errors import OutOfBlocksError
+from twofold.kvcache.accounts import BlockAccounts
 
 
-class BlockManager:
+class BlockManager(BlockAccounts):
     """`BlockAccounts` for a live worker: hands out the blocks 0 … num_blocks − 1."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:

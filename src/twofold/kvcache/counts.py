@@ -1,6 +1,7 @@
 """Block accounts that count: each operation takes the same time however many blocks it is about."""
 
 from twofold.errors import OutOfBlocksError
+from twofold.kvcache.accounts import BlockAccounts
 
 
 class _Grant:
@@ -14,7 +15,7 @@ class _Grant:
         self.transfers = transfers
 
 
-class BlockCounts:
+class BlockCounts(BlockAccounts):
     """`BlockAccounts` for a simulation. Blocks that an owner gets while a transfer runs count as touched by it too."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -22,16 +23,24 @@ class BlockCounts:
             raise ValueError("block accounts need at least one block of at least one token")
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.num_free = num_blocks
-        self.num_in_flight = 0
+        self._free = num_blocks
+        self._touched = 0
         self._owned: dict[str, _Grant] = {}
         self._in_flight: dict[str, _Grant] = {}
+
+    @property
+    def num_free(self) -> int:
+        return self._free
+
+    @property
+    def num_in_flight(self) -> int:
+        return self._touched
 
     def blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.block_size)
 
     def fits(self, tokens: int) -> bool:
-        return -(-tokens // self.block_size) <= self.num_free
+        return -(-tokens // self.block_size) <= self._free
 
     def owns(self, owner: str) -> bool:
         return owner in self._owned
@@ -48,7 +57,7 @@ class BlockCounts:
         grant, blocks = self._owned[owner], self._take(owner, tokens)
         grant.blocks += blocks
         if grant.transfers:
-            self.num_in_flight += blocks
+            self._touched += blocks
 
     def release(self, owner: str) -> None:
         self._drop(self._owned.pop(owner))
@@ -60,23 +69,23 @@ class BlockCounts:
         grant.holds += 1
         grant.transfers += 1
         if grant.transfers == 1:
-            self.num_in_flight += grant.blocks
+            self._touched += grant.blocks
 
     def end_transfer(self, transfer: str) -> None:
         grant = self._in_flight.pop(transfer)
         grant.transfers -= 1
         if grant.transfers == 0:
-            self.num_in_flight -= grant.blocks
+            self._touched -= grant.blocks
         self._drop(grant)
 
     def _take(self, owner: str, tokens: int) -> int:
         blocks = -(-tokens // self.block_size)
-        if blocks > self.num_free:
-            raise OutOfBlocksError(f"{owner} needs {blocks} blocks and {self.num_free} are free")
-        self.num_free -= blocks
+        if blocks > self._free:
+            raise OutOfBlocksError(f"{owner} needs {blocks} blocks and {self._free} are free")
+        self._free -= blocks
         return blocks
 
     def _drop(self, grant: _Grant) -> None:
         grant.holds -= 1
         if grant.holds == 0:
-            self.num_free += grant.blocks
+            self._free += grant.blocks

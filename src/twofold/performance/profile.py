@@ -181,6 +181,9 @@ def decode_power(kept: Iterable[Configuration]) -> float | None:
         row.average_power
         for configuration in kept
         for row in configuration.rows
-        if row.batch_size == 1 and row.prompt_size <= 2048 and row.average_power and row.average_power > 0
+        if row.batch_size == 1
+        and row.prompt_size <= 2048
+        and row.average_power
+        and 0 < row.average_power < math.inf
     ]
     return median(shares) if shares else None

@@ -51,6 +51,11 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
         ):
             if value is not None and not 0 < value < float("inf"):
                 raise ConfigurationError(f"{flag} {value:g} leaves no machine to plan with: give more than 0")
+        for most in filter(None, (self.machines, *self.of_kind.values())):
+            if most > MOST_MACHINES:
+                raise ConfigurationError(
+                    f"--max-machines {most} is more than a plan can look at: give at most {MOST_MACHINES}"
+                )
         for name, most in self.of_kind.items():
             if most < 1:
                 raise ConfigurationError(

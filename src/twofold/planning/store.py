@@ -47,15 +47,21 @@ class SqliteStore:
         with self._explained():
             path.parent.mkdir(parents=True, exist_ok=True)
             self._database = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None)
-            self._database.execute("PRAGMA journal_mode=WAL")
-            self._database.execute("PRAGMA synchronous=NORMAL")
             (layout,) = self._database.execute("PRAGMA user_version").fetchone()
             if layout not in {0, _LAYOUT}:
                 raise ConfigurationError(
                     f"{path} was written by another version of Twofold: name another --store"
                 )
+            if not layout and self._tables() - {"evaluations"}:
+                raise ConfigurationError(f"{path} is a database of something else: name another --store")
+            self._database.execute("PRAGMA journal_mode=WAL")
+            self._database.execute("PRAGMA synchronous=NORMAL")
             self._database.execute(_CREATE)
             self._database.execute(f"PRAGMA user_version={_LAYOUT}")
+
+    def _tables(self) -> set[str]:
+        rows = self._database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+        return {name for (name,) in rows}
 
     def get(self, key: str) -> Evaluation | None:
         with self._explained():

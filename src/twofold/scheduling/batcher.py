@@ -1,18 +1,18 @@
 """The batcher seam: which work goes into the next iteration of an instance?"""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Protocol
 
-from twofold.batch import BatchItem
+from mypy_extensions import mypyc_attr
+
 from twofold.kvcache.accounts import BlockAccounts
 from twofold.scheduling.decode_set import DecodeSet
-from twofold.scheduling.sequence import ScheduledSequence
+from twofold.scheduling.iteration import StartedIteration
+from twofold.scheduling.sequence import PrefillPart, ScheduledSequence
 
 Sequences = dict[str, ScheduledSequence]
 
 
-@dataclass(slots=True)
 class Queues:
     """The sequences of an instance by what they wait for; every dict is in order of entry.
 
@@ -21,11 +21,14 @@ class Queues:
     pre-empted decodes, which keep their memory.
     """
 
-    waiting: Sequences = field(default_factory=dict)
-    prefilling: Sequences = field(default_factory=dict)
-    ready: Sequences = field(default_factory=dict)
-    decoding: DecodeSet = field(default_factory=DecodeSet)
-    paused: Sequences = field(default_factory=dict)
+    __slots__ = ("decoding", "paused", "prefilling", "ready", "waiting")
+
+    def __init__(self, waiting: Sequences | None = None, ready: Sequences | None = None) -> None:
+        self.waiting: Sequences = {} if waiting is None else waiting
+        self.prefilling: Sequences = {}
+        self.ready: Sequences = {} if ready is None else ready
+        self.decoding = DecodeSet()
+        self.paused: Sequences = {}
 
     @property
     def started(self) -> int:
@@ -38,11 +41,11 @@ class Queues:
         return not (self.waiting or self.ready or self.prefilling or self.paused)
 
     def find(self, request_id: str) -> ScheduledSequence | None:
-        for stage in (self.waiting, self.prefilling, self.ready, self.decoding, self.paused):
+        for stage in (self.waiting, self.prefilling, self.ready, self.paused):
             sequence = stage.get(request_id)
             if sequence is not None:
                 return sequence
-        return None
+        return self.decoding.get(request_id)
 
 
 class Room:
@@ -92,50 +95,53 @@ class Selection:
     __slots__ = ("pause", "prefills", "resume", "stands")
 
     def __init__(
-        self, prefills: list[BatchItem] | None = None, resume: list[ScheduledSequence] | None = None
+        self, prefills: list[PrefillPart] | None = None, resume: list[ScheduledSequence] | None = None
     ) -> None:
-        self.prefills: list[BatchItem] = [] if prefills is None else prefills
+        self.prefills: list[PrefillPart] = [] if prefills is None else prefills
         self.resume: list[ScheduledSequence] = [] if resume is None else resume
         self.pause: list[ScheduledSequence] = []
         self.stands = True
 
 
-class Running(Protocol):
-    """What a batcher may ask of the iteration under way."""
-
-    prefill_sequences: int
-    decode_sequences: int
-
-
-class Batcher(Protocol):
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Batcher(ABC):
     """Picks the work of the next iterations; it changes nothing but `room` and notes of its own.
 
     A selection stands until a sequence in it ends or a prompt in it is done: iterations of decodes only run on
     without asking again, unless something happens meanwhile that `reselects`.
     """
 
+    @abstractmethod
     def select(self, queues: Queues, room: Room) -> Selection:
         """Waiting sequences are started in their order only, each after `room.take` said yes, so that a large
         request is never starved by small ones behind it; ready ones after `room.take_output` did."""
         ...
 
+    @abstractmethod
     def queued(self, sequence: ScheduledSequence) -> None:
         """A sequence came to wait for prefill (nothing of it is generated), or is ready for decode."""
         ...
 
+    @abstractmethod
     def gone(self, sequence: ScheduledSequence) -> None:
         """A sequence that was queued has ended here, or goes on elsewhere."""
         ...
 
+    def waiting(self, queues: Queues) -> int:
+        """How many sequences are here and not in the iteration that runs: what a router may ask."""
+        return len(queues.waiting) + len(queues.ready) + len(queues.paused)
+
+    @abstractmethod
     def reselects(
-        self, sequence: ScheduledSequence | None, running: Running | None, blocks: BlockAccounts
+        self, sequence: ScheduledSequence | None, running: StartedIteration | None, blocks: BlockAccounts
     ) -> bool:
         """Whether to select anew at the next boundary, after `sequence` was queued or (None) blocks became free.
         `running` is the iteration under way, if any."""
         ...
 
 
-class EagerBatcher:
+@mypyc_attr(allow_interpreted_subclasses=True)
+class EagerBatcher(Batcher):
     """Notes nothing: whatever happens may change the next iteration."""
 
     def queued(self, sequence: ScheduledSequence) -> None:
@@ -145,7 +151,7 @@ class EagerBatcher:
         pass
 
     def reselects(
-        self, sequence: ScheduledSequence | None, running: Running | None, blocks: BlockAccounts
+        self, sequence: ScheduledSequence | None, running: StartedIteration | None, blocks: BlockAccounts
     ) -> bool:
         return True
 
@@ -157,15 +163,15 @@ def take_prompts(
     *,
     max_prompts: int,
     longer_runs_alone: bool,
-) -> list[BatchItem]:
+) -> list[PrefillPart]:
     """Whole prompts, first come first, up to `token_budget` tokens; the first may exceed it if it runs alone."""
-    items: list[BatchItem] = []
+    items: list[PrefillPart] = []
     for sequence in waiting:
         tokens = sequence.prefill_remaining
         fits = tokens <= token_budget or (longer_runs_alone and not items)
         if not fits or len(items) >= max_prompts or not room.take(sequence):
             break
-        items.append(sequence.prefill_item(tokens))
+        items.append(sequence.prefill(tokens))
         token_budget -= tokens
     return items
 

@@ -2,38 +2,37 @@
 
 from collections.abc import Callable
 
-import msgspec
+from mypy_extensions import mypyc_attr
 
-from twofold.handoff import HandoffMode
 from twofold.instance import InstanceLoad, Role
 from twofold.request import Request
 from twofold.scheduling.handoffs import HandoffPolicy
 from twofold.scheduling.memory import WHOLE, MemoryRule
 from twofold.scheduling.pools import Pools
-from twofold.scheduling.router import Route, Router
+from twofold.scheduling.route import Placement
+from twofold.scheduling.router import Router
 
-
-class Placement(msgspec.Struct, frozen=True):
-    """Where a request runs and, if it is split, how its KV cache travels."""
-
-    route: Route
-    mode: HandoffMode | None
+__all__ = ["ClusterScheduler", "Placement"]
 
 
 class _Placed:
     """A request and what it still counts for: its prompt, its KV where it was prefilled, its KV where it decodes."""
 
-    __slots__ = ("handed_off", "placement", "prefilled", "request")
+    __slots__ = ("decode", "handed_off", "prefill", "prefilled", "prompt_tokens", "start_tokens", "tokens")
 
     def __init__(
-        self, request: Request, placement: Placement, prefilled: bool = False, handed_off: bool = False
+        self, prefill: InstanceLoad, decode: InstanceLoad, prompt_tokens: int, start_tokens: int, tokens: int
     ) -> None:
-        self.request = request
-        self.placement = placement
-        self.prefilled = prefilled
-        self.handed_off = handed_off
+        self.prefill = prefill
+        self.decode = decode
+        self.prompt_tokens = prompt_tokens
+        self.start_tokens = start_tokens  # reserved where it is prefilled, if it is handed off
+        self.tokens = tokens  # reserved where it decodes
+        self.prefilled = False
+        self.handed_off = False
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class ClusterScheduler:
     """Pure cluster-level state: instances in pools, their loads and the requests placed on them.
 
@@ -54,12 +53,12 @@ class ClusterScheduler:
 
     def remove_instance(self, instance_id: str) -> list[str]:
         """Forget an instance; returns the requests that it held a part of. They stay placed until `ended`."""
+        load = self.pools.get(instance_id)
         self.pools.remove(instance_id)
         return [
             request_id
             for request_id, placed in self._placed.items()
-            if instance_id == placed.placement.route.decode
-            or (instance_id == placed.placement.route.prefill and not placed.handed_off)
+            if load is placed.decode or (load is placed.prefill and not placed.handed_off)
         ]
 
     def arrive(self, request: Request, now: float) -> Placement | None:
@@ -71,26 +70,28 @@ class ClusterScheduler:
         prefill, decode = self.pools.get(route.prefill), self.pools.get(route.decode)
         if prefill is None or decode is None or not _fits(decode, tokens):
             return None
-        if route.splits and not _fits(prefill, self._memory.at_start(request, decodes_here=False)):
+        splits = prefill is not decode
+        start_tokens = self._memory.at_start(request, decodes_here=False) if splits else 0
+        if splits and not _fits(prefill, start_tokens):
             return None
         for move in route.moves:
             load = self.pools.get(move.instance)
             if load is not None:
                 self._move(load, move.role)
-        mode = self._handoffs.choose(request, route) if route.splits else None
-        placement = Placement(route, mode)
-        self._placed[request.id] = _Placed(request, placement)
-        prefill.pending_prefill_tokens += request.prompt_tokens
+        mode = self._handoffs.choose(request, route) if splits else None
+        placed = _Placed(prefill, decode, request.prompt_tokens, start_tokens, tokens)
+        self._placed[request.id] = placed
+        prefill.pending_prefill_tokens += placed.prompt_tokens
         prefill.prefills += 1
         prefill.requests += 1
         decode.decodes += 1
         decode.reserved_tokens += tokens
-        if prefill is not decode:
+        if splits:
             decode.requests += 1
-            prefill.reserved_tokens += self._memory.at_start(request, decodes_here=False)
+            prefill.reserved_tokens += start_tokens
             self.pools.changed(prefill)
         self.pools.changed(decode)
-        return placement
+        return Placement(route, mode)
 
     def prefilled(self, request_id: str) -> None:
         """The first token of a request is out."""
@@ -98,11 +99,10 @@ class ClusterScheduler:
         if placed is None or placed.prefilled:
             return
         placed.prefilled = True
-        load = self.pools.get(placed.placement.route.prefill)
-        if load is not None:
-            load.pending_prefill_tokens -= placed.request.prompt_tokens
-            load.prefills -= 1
-            self._settle(load, idle=False)
+        load = placed.prefill
+        load.pending_prefill_tokens -= placed.prompt_tokens
+        load.prefills -= 1
+        self._settle(load, idle=False)
 
     def handed_off(self, request_id: str) -> None:
         """The KV cache of a request is no more where it was prefilled."""
@@ -110,26 +110,27 @@ class ClusterScheduler:
         if placed is None or placed.handed_off:
             return
         placed.handed_off = True
-        route = placed.placement.route
-        load = self.pools.get(route.prefill) if route.splits else None
-        if load is not None:
-            load.reserved_tokens -= self._memory.at_start(placed.request, decodes_here=False)
+        load = placed.prefill
+        if load is not placed.decode:
+            load.reserved_tokens -= placed.start_tokens
             load.requests -= 1
             self._settle(load, idle=False)
 
     def ended(self, request_id: str) -> None:
         """A request has finished, failed or been aborted."""
-        self.prefilled(request_id)
-        self.handed_off(request_id)
-        placed = self._placed.pop(request_id, None)
+        placed = self._placed.get(request_id)
         if placed is None:
             return
-        load = self.pools.get(placed.placement.route.decode)
-        if load is not None:
-            load.decodes -= 1
-            load.reserved_tokens -= self._memory.in_all(placed.request)
-            load.requests -= 1
-            self._settle(load, idle=False)
+        if not placed.prefilled:
+            self.prefilled(request_id)
+        if not placed.handed_off:
+            self.handed_off(request_id)
+        del self._placed[request_id]
+        load = placed.decode
+        load.decodes -= 1
+        load.reserved_tokens -= placed.tokens
+        load.requests -= 1
+        self._settle(load, idle=False)
 
     def idle(self, instance_id: str) -> None:
         """An instance says that it has nothing to run and nothing waiting."""
@@ -138,6 +139,8 @@ class ClusterScheduler:
             self._settle(load, idle=True)
 
     def _settle(self, load: InstanceLoad, *, idle: bool) -> None:
+        if not load.place:
+            return  # what was placed on it ends after it
         if load.role is not load.home:
             role = self._router.role_of(load, idle)
             if role is not load.role:

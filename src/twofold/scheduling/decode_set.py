@@ -44,11 +44,10 @@ class DecodeSet:
         self._joins += 1
         sequence.joined_at = self.iterations
         sequence.join_number = self._joins
-        request = sequence.request
-        self._members[request.id] = sequence
+        self._members[sequence.id] = sequence
         self.size += 1
         self.context_tokens += sequence.computed
-        end = self.iterations + request.output_tokens - sequence.generated
+        end = self.iterations + sequence.output_tokens - sequence.generated
         heappush(self._ends, (end, self._joins, sequence))
 
     def leave(self, sequence: ScheduledSequence) -> None:
@@ -58,7 +57,7 @@ class DecodeSet:
         sequence.generated += done
         sequence.join_number = -1
         self.context_tokens -= sequence.computed
-        del self._members[sequence.request.id]
+        del self._members[sequence.id]
         self.size -= 1
         if len(self._ends) > 2 * self.size + 16:  # keep entries of those who left from piling up
             self._ends = [entry for entry in self._ends if entry[2].join_number == entry[1]]
@@ -95,6 +94,6 @@ class DecodeSet:
         """One more output token of each member, as work for an iteration."""
         now = self.iterations
         return [
-            BatchItem(s.request.id, Phase.DECODE, 1, s.computed + now - s.joined_at, True)
+            BatchItem(s.id, Phase.DECODE, 1, s.computed + now - s.joined_at, True)
             for s in self._members.values()
         ]

@@ -1,7 +1,9 @@
 """The hand-off seam: how is the KV cache of a request to be sent?"""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Protocol
+
+from mypy_extensions import mypyc_attr
 
 from twofold.handoff import HandoffMode
 from twofold.request import Request
@@ -12,13 +14,15 @@ from twofold.scheduling.router import Route
 Crossover = Callable[[str], int]
 
 
-class HandoffPolicy(Protocol):
+@mypyc_attr(allow_interpreted_subclasses=True)
+class HandoffPolicy(ABC):
     """Picks the mode of each hand-off."""
 
+    @abstractmethod
     def choose(self, request: Request, route: Route) -> HandoffMode: ...
 
 
-class FixedHandoff:
+class FixedHandoff(HandoffPolicy):
     """The same mode for every request."""
 
     def __init__(self, mode: HandoffMode) -> None:
@@ -28,7 +32,7 @@ class FixedHandoff:
         return self.mode
 
 
-class BySize:
+class BySize(HandoffPolicy):
     """Splitwise section 4.3: short prompts serialized, because each layer sent costs a little; long ones by layer."""
 
     def __init__(self, crossover: Crossover) -> None:

@@ -15,86 +15,27 @@ of decodes as often as nothing changes (`start`, `advance`). Nothing here reads 
 which world it runs.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
+from typing import Final
 
-import msgspec
+from mypy_extensions import mypyc_attr
 
-from twofold.batch import Batch, BatchItem
+from twofold.batch import Batch
 from twofold.handoff import Lease
 from twofold.kvcache.accounts import BlockAccounts
 from twofold.kvcache.leases import LeaseBook
 from twofold.request import FinishReason, Phase, Request
 from twofold.scheduling.batcher import Batcher, Queues, Room, Selection
+from twofold.scheduling.iteration import StartedIteration, Step
 from twofold.scheduling.memory import WHOLE, MemoryRule
+from twofold.scheduling.outcome import InstanceStatus, Outcome
 from twofold.scheduling.sequence import ScheduledSequence
 
+__all__ = ["InstanceScheduler", "InstanceStatus", "Outcome", "StartedIteration"]
 
-class Outcome(msgspec.Struct, frozen=True):
-    """What an iteration did for one sequence that sampled a token: output token `index`, and what follows."""
-
-    request_id: str
-    index: int
-    finish_reason: FinishReason | None
-    hands_off: bool
-
-
-class InstanceStatus(msgspec.Struct, frozen=True):
-    """The accounts of an instance at one moment, for routers, metrics and health."""
-
-    waiting: int
-    running: int
-    arriving: int
-    handing_off: int
-    lease_queue: int
-    blocks_total: int
-    blocks_free: int
-    blocks_in_flight: int
-
-    @property
-    def idle(self) -> bool:
-        """Nothing is here and nothing is held."""
-        queued = self.waiting + self.running + self.arriving + self.handing_off + self.lease_queue
-        return queued == 0 and self.blocks_free == self.blocks_total
-
-
-class StartedIteration:
-    """An iteration under way: what it computes, and how often it may be run as it is.
-
-    `limit` is 1 with a prompt in it; without, it is the number of iterations until the first decode ends.
-    `joined` are sequences whose first decode iteration this is, or the first after a pause; `paused` those that
-    were running and are not.
-    """
-
-    __slots__ = (
-        "context_tokens",
-        "decode_sequences",
-        "joined",
-        "limit",
-        "paused",
-        "prefill_sequences",
-        "prefill_tokens",
-        "prefills",
-    )
-
-    def __init__(
-        self,
-        prefills: Sequence[BatchItem],
-        prefill_tokens: int,
-        prefill_sequences: int,
-        decode_sequences: int,
-        context_tokens: int,
-        limit: int,
-        joined: Sequence[ScheduledSequence] = (),
-        paused: Sequence[ScheduledSequence] = (),
-    ) -> None:
-        self.prefills = prefills
-        self.prefill_tokens = prefill_tokens
-        self.prefill_sequences = prefill_sequences
-        self.decode_sequences = decode_sequences
-        self.context_tokens = context_tokens
-        self.limit = limit
-        self.joined = joined
-        self.paused = paused
+_LENGTH: Final = FinishReason.LENGTH
+_STOP: Final = FinishReason.STOP
+_DECODE: Final = Phase.DECODE
 
 
 class _Reservation:
@@ -107,6 +48,7 @@ class _Reservation:
         self.source = source
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class InstanceScheduler:
     """Queues, running set and block accounts of one instance.
 
@@ -263,27 +205,26 @@ class InstanceScheduler:
             self._standing = iteration.limit
         return iteration
 
-    def advance(self, iterations: int = 1) -> list[Outcome]:
+    def advance(self, iterations: int = 1) -> list[Step]:
         """Account for `iterations` runs of what was started.
 
-        Returns the outcomes of sequences for which something else comes next: first tokens and ends.
+        Returns the steps of sequences for which something else comes next: first tokens and ends.
         """
         iteration = self._end_iteration(iterations)
-        outcomes = self._advance_prefills(iteration, ())
-        for sequence in self._queues.decoding.advance(iterations) if iteration.decode_sequences else ():
-            self._batcher.gone(sequence)
-            self.blocks.release(sequence.request.id)
-            outcomes.append(
-                Outcome(sequence.request.id, sequence.generated - 1, FinishReason.LENGTH, hands_off=False)
-            )
-        return outcomes
+        steps = self._advance_prefills(iteration, ())
+        if iteration.decode_sequences:
+            for sequence in self._queues.decoding.advance(iterations):
+                self._batcher.gone(sequence)
+                self.blocks.release(sequence.id)
+                steps.append(Step(sequence, sequence.generated - 1, _LENGTH, hands_off=False))
+        return steps
 
     def next_batch(self, now: float) -> Batch | None:
         """Start one iteration and name its items; None when there is nothing to run."""
         iteration = self.start(now)
         if iteration is None:
             return None
-        items = [*iteration.prefills, *self._queues.decoding.items()]
+        items = [part.item() for part in iteration.prefills] + self._queues.decoding.items()
         self._batch = Batch(self._batches, tuple(items))
         self._batches += 1
         return self._batch
@@ -298,9 +239,12 @@ class InstanceScheduler:
         made = [
             (item.request_id, decoding.generated(sequence))
             for item in batch.items
-            if item.phase is Phase.DECODE and (sequence := decoding.get(item.request_id)) is not None
+            if item.phase is _DECODE and (sequence := decoding.get(item.request_id)) is not None
         ]
-        outcomes = self._advance_prefills(iteration, stopped)
+        outcomes = [
+            Outcome(step.sequence.id, step.index, step.finish_reason, step.hands_off)
+            for step in self._advance_prefills(iteration, stopped)
+        ]
         ended = {sequence.request.id: sequence for sequence in decoding.advance(1)} if made else {}
         for request_id in stopped:
             if (sequence := decoding.get(request_id)) is not None:
@@ -312,7 +256,7 @@ class InstanceScheduler:
             if request_id in ended:
                 self._batcher.gone(ended[request_id])
                 self.blocks.release(request_id)
-                reason = FinishReason.STOP if request_id in stopped else FinishReason.LENGTH
+                reason = _STOP if request_id in stopped else _LENGTH
             outcomes.append(Outcome(request_id, index, reason, hands_off=False))
         return outcomes
 
@@ -320,22 +264,24 @@ class InstanceScheduler:
         queues = self._queues
         for sequence in selection.pause:
             queues.decoding.leave(sequence)
-            queues.paused[sequence.request.id] = sequence
+            queues.paused[sequence.id] = sequence
         self.preemptions += len(selection.pause)
         for sequence in selection.resume:
-            request_id = sequence.request.id
-            if queues.ready.pop(request_id, None) is None:
+            request_id = sequence.id
+            if request_id in queues.paused:
                 del queues.paused[request_id]
-            elif sequence.decode_tokens:
-                self.blocks.extend(request_id, sequence.decode_tokens)
+            else:
+                del queues.ready[request_id]
+                if sequence.decode_tokens:
+                    self.blocks.extend(request_id, sequence.decode_tokens)
             queues.decoding.join(sequence)
-        for item in selection.prefills:
-            started = queues.waiting.pop(item.request_id, None)
-            if started is not None:
-                self._start_prefill(started)
+        for part in selection.prefills:
+            if part.sequence.id in queues.waiting:
+                del queues.waiting[part.sequence.id]
+                self._start_prefill(part.sequence)
 
     def _start_prefill(self, sequence: ScheduledSequence) -> None:
-        request_id = sequence.request.id
+        request_id = sequence.id
         self.blocks.allocate(request_id, sequence.start_tokens)
         if not sequence.decodes_here:
             self.blocks.begin_transfer(_handoff_name(request_id), request_id)
@@ -357,8 +303,8 @@ class InstanceScheduler:
                 limit = 1
             return StartedIteration((), 0, 0, decodes, context, limit, selection.resume, selection.pause)
         prefills, tokens = selection.prefills, 0
-        for item in prefills:
-            tokens += item.num_tokens
+        for part in prefills:
+            tokens += part.num_tokens
         return StartedIteration(
             prefills,
             tokens,
@@ -382,43 +328,41 @@ class InstanceScheduler:
             self._aborted_in_batch.clear()
         return iteration
 
-    def _advance_prefills(self, iteration: StartedIteration, stopped: Collection[str]) -> list[Outcome]:
-        outcomes: list[Outcome] = []
+    def _advance_prefills(self, iteration: StartedIteration, stopped: Collection[str]) -> list[Step]:
+        steps: list[Step] = []
         prefilling = self._queues.prefilling
-        for item in iteration.prefills:
-            sequence = prefilling.get(item.request_id)
-            if sequence is None:
+        for part in iteration.prefills:
+            sequence = part.sequence
+            if sequence.id not in prefilling:
                 continue  # aborted meanwhile
-            sequence.computed += item.num_tokens
-            if item.samples:
-                del prefilling[item.request_id]
+            sequence.computed += part.num_tokens
+            if part.samples:
+                del prefilling[sequence.id]
                 sequence.generated += 1
-                outcomes.append(self._first_token(sequence, item.request_id in stopped))
-        return outcomes
+                steps.append(self._first_token(sequence, sequence.id in stopped))
+        return steps
 
-    def _first_token(self, sequence: ScheduledSequence, stopped: bool) -> Outcome:
-        request = sequence.request
+    def _first_token(self, sequence: ScheduledSequence, stopped: bool) -> Step:
         reason = None
         if stopped:
-            reason = FinishReason.STOP
-        elif sequence.generated >= request.output_tokens:
-            reason = FinishReason.LENGTH
+            reason = _STOP
+        elif sequence.generated >= sequence.output_tokens:
+            reason = _LENGTH
         hands_off = reason is None and not sequence.decodes_here
         if reason is not None or hands_off:
             self._batcher.gone(sequence)
-            self.blocks.release(request.id)
+            self.blocks.release(sequence.id)
         else:
-            self._queues.ready[request.id] = sequence
+            self._queues.ready[sequence.id] = sequence
             self._batcher.queued(sequence)
-        return Outcome(request.id, sequence.generated - 1, reason, hands_off)
+        return Step(sequence, sequence.generated - 1, reason, hands_off)
 
     # -- accounts ---------------------------------------------------------------------------------------------
 
     @property
     def queued(self) -> int:
         """Sequences that are here and not in the iteration that runs."""
-        queues = self._queues
-        return len(queues.waiting) + len(queues.ready) + len(queues.paused)
+        return self._batcher.waiting(self._queues)
 
     @property
     def empty(self) -> bool:
@@ -454,7 +398,7 @@ class InstanceScheduler:
         return self.leases.grant(sequence.id, source, now)
 
     def _queue(self, sequence: ScheduledSequence, stage: dict[str, ScheduledSequence]) -> None:
-        stage[sequence.request.id] = sequence
+        stage[sequence.id] = sequence
         self._batcher.queued(sequence)
         if not self.changed:
             self.changed = self._batcher.reselects(sequence, self._iteration, self.blocks)
@@ -468,7 +412,7 @@ class InstanceScheduler:
         """Whether the iteration under way computes something for this request."""
         if self._iteration is None:
             return False
-        prefilled = any(item.request_id == request_id for item in self._iteration.prefills)
+        prefilled = any(part.sequence.id == request_id for part in self._iteration.prefills)
         return prefilled or request_id in self._queues.decoding
 
     def _refuse_known(self, request_id: str) -> None:

@@ -1,11 +1,8 @@
 """How much KV memory a request takes, and when."""
 
-from dataclasses import dataclass
-
 from twofold.request import Request
 
 
-@dataclass(frozen=True, slots=True)
 class MemoryRule:
     """Tokens of KV that a request takes on the instances it runs on.
 
@@ -14,14 +11,17 @@ class MemoryRule:
     may wait for it with its prompt's KV in place. `extra` tokens are counted on top of each prompt.
     """
 
-    output_at_decode_start: bool = False
-    extra: int = 0
+    __slots__ = ("extra", "output_at_decode_start")
+
+    def __init__(self, output_at_decode_start: bool = False, extra: int = 0) -> None:
+        self.output_at_decode_start = output_at_decode_start
+        self.extra = extra
 
     def at_start(self, request: Request, decodes_here: bool) -> int:
         """Tokens taken before prefill, or before the KV cache arrives from elsewhere."""
         if self.output_at_decode_start or not decodes_here:
             return request.prompt_tokens + self.extra
-        return request.total_tokens + self.extra
+        return request.prompt_tokens + request.output_tokens - 1 + self.extra
 
     def at_decode_start(self, request: Request) -> int:
         """Tokens taken on top of that with the first decode iteration."""
@@ -29,7 +29,7 @@ class MemoryRule:
 
     def in_all(self, request: Request) -> int:
         """Tokens taken in the end where the request decodes."""
-        return request.total_tokens + self.extra
+        return request.prompt_tokens + request.output_tokens - 1 + self.extra
 
 
 WHOLE = MemoryRule()

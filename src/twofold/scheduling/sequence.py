@@ -20,9 +20,12 @@ class ScheduledSequence:
         "decode_tokens",
         "decodes_here",
         "generated",
+        "id",
         "join_number",
         "joined_at",
         "last_token_at",
+        "output_tokens",
+        "prompt_tokens",
         "request",
         "start_tokens",
     )
@@ -40,6 +43,10 @@ class ScheduledSequence:
         last_token_at: int = 0,
     ) -> None:
         self.request = request
+        # Again what the request says, because they are asked for at every step.
+        self.id = request.id
+        self.prompt_tokens = request.prompt_tokens
+        self.output_tokens = request.output_tokens
         self.decodes_here = decodes_here
         self.start_tokens = start_tokens
         self.decode_tokens = decode_tokens
@@ -50,15 +57,32 @@ class ScheduledSequence:
         self.last_token_at = last_token_at
 
     @property
-    def id(self) -> str:
-        return self.request.id
-
-    @property
     def prefill_remaining(self) -> int:
         """Prompt tokens still to be computed."""
-        return max(0, self.request.prompt_tokens - self.computed)
+        return max(0, self.prompt_tokens - self.computed)
 
-    def prefill_item(self, num_tokens: int) -> BatchItem:
+    def prefill(self, num_tokens: int) -> "PrefillPart":
         """The next `num_tokens` tokens of the prompt as work for an iteration."""
-        completes = num_tokens == self.request.prompt_tokens - self.computed
-        return BatchItem(self.request.id, Phase.PREFILL, num_tokens, self.computed, completes)
+        completes = num_tokens == self.prompt_tokens - self.computed
+        return PrefillPart(self, num_tokens, self.computed, completes)
+
+
+class PrefillPart:
+    """A prompt's part in an iteration: what its `BatchItem` says, and whose it is."""
+
+    __slots__ = ("context_tokens", "num_tokens", "samples", "sequence")
+
+    def __init__(
+        self, sequence: ScheduledSequence, num_tokens: int, context_tokens: int, samples: bool
+    ) -> None:
+        self.sequence = sequence
+        self.num_tokens = num_tokens
+        self.context_tokens = context_tokens
+        self.samples = samples
+
+    @property
+    def request_id(self) -> str:
+        return self.sequence.id
+
+    def item(self) -> BatchItem:
+        return BatchItem(self.sequence.id, Phase.PREFILL, self.num_tokens, self.context_tokens, self.samples)

@@ -1,14 +1,16 @@
 """The virtual cluster: arrivals, instances, hand-offs and failures around the live cluster scheduler."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final
 
 from twofold.errors import ConfigurationError, WorkloadError
 from twofold.instance import Role
 from twofold.request import FinishReason, Request
 from twofold.scheduling.cluster import ClusterScheduler
-from twofold.scheduling.instance import InstanceScheduler, Outcome, StartedIteration
+from twofold.scheduling.instance import InstanceScheduler
+from twofold.scheduling.iteration import StartedIteration, Step
 from twofold.simulation.handoffs import Handoffs
-from twofold.simulation.instance import VirtualInstance
+from twofold.simulation.instance import VirtualInstance, World
 from twofold.simulation.kernel import Kernel, Order, ps
 from twofold.simulation.life import Life
 from twofold.simulation.observer import Observer, Run, Transfer
@@ -16,8 +18,10 @@ from twofold.simulation.spec import Failure
 from twofold.simulation.statistics import Statistics
 from twofold.simulation.timing import Pace
 
+_LENGTH: Final = FinishReason.LENGTH
 
-class VirtualCluster:
+
+class VirtualCluster(World):
     """Runs requests through the schedulers that serve live.
 
     `instances` is filled by who builds the cluster, then `join` makes an instance known to the cluster scheduler.
@@ -38,6 +42,7 @@ class VirtualCluster:
         self.lives: dict[str, Life] = {}
         self._observers = tuple(observers)
         self._requests: Iterator[Request] = iter(())
+        self._on_arrival: Callable[[Request], None] = self._arrive  # made once, not for every request
         scheduler.on_move = self._note_role
 
     # -- from outside -----------------------------------------------------------------------------------------------
@@ -88,14 +93,14 @@ class VirtualCluster:
         at = ps(request.arrival_s)
         if at < self.kernel.now:
             raise WorkloadError("the workload", f"request {request.id} arrives before the run begins")
-        self.kernel.schedule(at, Order.ARRIVAL, self._arrive, request)
+        self.kernel.schedule(at, Order.ARRIVAL, self._on_arrival, request)
 
     def _arrive(self, request: Request) -> None:
         now, statistics = self.kernel.now, self.statistics
         statistics.arrive(now)
         life = Life(request, statistics.arrived, now)
-        if request.id in self.lives:
-            raise WorkloadError("the workload", f"two requests under way have the id {request.id}")
+        if life.id in self.lives:
+            raise WorkloadError("the workload", f"two requests under way have the id {life.id}")
         placement = self.scheduler.arrive(request, now)
         if placement is None:
             statistics.rejected += 1
@@ -103,10 +108,11 @@ class VirtualCluster:
         else:
             route = placement.route
             life.prefill, life.decode, life.mode = route.prefill, route.decode, placement.mode
-            self.lives[request.id] = life
-            prefill = self.instances[route.prefill]
-            prefill.scheduler.submit(request, decodes_here=not route.splits)
-            if route.splits:
+            self.lives[life.id] = life
+            prefill = self.instances[life.prefill]
+            splits = life.prefill != life.decode
+            prefill.scheduler.submit(request, decodes_here=not splits)
+            if splits:
                 self.handoffs.expect(life)
             prefill.poke()
         self._schedule_arrival(request)
@@ -115,17 +121,17 @@ class VirtualCluster:
 
     def started(self, iteration: StartedIteration, end: int) -> None:
         now, lives = self.kernel.now, self.lives
-        for item in iteration.prefills:
-            if not item.context_tokens:
-                life = lives[item.request_id]
+        for part in iteration.prefills:
+            if not part.context_tokens:
+                life = lives[part.sequence.id]
                 life.prefill_started = now
                 if life.prefill != life.decode:
                     self.handoffs.prefill_started(life, end)
         for sequence in iteration.paused:
             sequence.last_token_at = now
-            lives[sequence.request.id].preemptions += 1
+            lives[sequence.id].preemptions += 1
         for sequence in iteration.joined:
-            life = lives[sequence.request.id]
+            life = lives[sequence.id]
             if life.decode_started is None:
                 life.decode_started = now
                 sequence.last_token_at = life.first_token or 0
@@ -149,15 +155,15 @@ class VirtualCluster:
             for observer in self._observers:
                 observer.run(run)
 
-    def outcomes(self, instance: VirtualInstance, outcomes: list[Outcome]) -> None:
-        for outcome in outcomes:
-            life = self.lives[outcome.request_id]
-            if outcome.index == 0:
+    def stepped(self, instance: VirtualInstance, steps: list[Step]) -> None:
+        for step in steps:
+            life = self.lives[step.sequence.id]
+            if step.index == 0:
                 life.first_token = self.kernel.now
-                self.scheduler.prefilled(outcome.request_id)
-            if outcome.finish_reason is not None:
+                self.scheduler.prefilled(life.id)
+            if step.finish_reason is not None:
                 self._complete(life)
-            elif outcome.hands_off:
+            elif step.hands_off:
                 self.handoffs.prefilled(life)
         self.handoffs.grant(instance)
 
@@ -171,11 +177,11 @@ class VirtualCluster:
     def landed(self, life: Life) -> None:
         """The KV cache of a request is where it decodes."""
         self.statistics.handoffs += 1
-        self.scheduler.handed_off(life.request.id)
+        self.scheduler.handed_off(life.id)
         if self._observers and life.handoff_started is not None:
-            size = life.request.prompt_tokens * self.handoffs.kv_bytes_per_token
+            size = life.prompt_tokens * self.handoffs.kv_bytes_per_token
             transfer = Transfer(
-                life.request.id, life.prefill, life.decode, life.handoff_started, self.kernel.now, size
+                life.id, life.prefill, life.decode, life.handoff_started, self.kernel.now, size
             )
             for observer in self._observers:
                 observer.transfer(transfer)
@@ -184,16 +190,16 @@ class VirtualCluster:
         now = self.kernel.now
         life.last_token = now
         life.ended = True
-        del self.lives[life.request.id]
+        del self.lives[life.id]
         if (
             life.splits and life.handoff_ended is None
         ):  # it ended with its first token: nothing is to be decoded
             self.handoffs.give_up(life)
             self.instances[life.decode].poke()
-        self.scheduler.ended(life.request.id)
+        self.scheduler.ended(life.id)
         self.statistics.complete(life, now)
         if self._observers:
-            self._tell_ended(life, FinishReason.LENGTH, life.request.output_tokens)
+            self._tell_ended(life, _LENGTH, life.output_tokens)
 
     def _poke_both(self, life: Life) -> None:
         for name in (life.prefill, life.decode) if life.splits else (life.prefill,):
@@ -203,11 +209,11 @@ class VirtualCluster:
 
     def _fail(self, life: Life) -> None:
         life.ended = True
-        del self.lives[life.request.id]
+        del self.lives[life.id]
         self.statistics.failed += 1
         self.statistics.last_end = self.kernel.now
         self.handoffs.give_up(life)
-        self.scheduler.ended(life.request.id)
+        self.scheduler.ended(life.id)
         self._tell_ended(life, FinishReason.ERROR, 0)
         self._poke_both(life)
 

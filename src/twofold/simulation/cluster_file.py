@@ -24,6 +24,9 @@ _POOL = re.compile(
 )
 _LINE: Final = "write pools as in 35xh100:prefill,5xh100:decode, or 4xh100@4:mixed/chunked-prefill"
 _MOST_MACHINES: Final = 1_000_000  # more is a slip of the keyboard, which would fill memory with instances
+# Longer, and slower, is a slip of the keyboard as well; a float cannot hold picoseconds of it either.
+MOST_SECONDS: Final = 1e9
+LEAST_BYTES_PER_S: Final = 1.0
 _YAML_PLACE = re.compile(r"line (\d+), column (\d+)")
 _YAML_KEY = re.compile(r"^([A-Za-z_]+)[ \t]*:", re.MULTILINE)
 
@@ -46,7 +49,10 @@ def parse_pools(text: str, *, catalog: Catalog | None = None) -> tuple[PoolSpec,
 
 
 def load_cluster(path: Path, *, catalog: Catalog | None = None) -> ClusterSpec:
-    """The cluster of a file, YAML or TOML by its ending, with the fields of `ClusterSpec`; see `parse_cluster`."""
+    """The cluster of a file, YAML or TOML by its ending, with the fields of `ClusterSpec`; see `parse_cluster`.
+
+    A deployment file, as `twofold plan --output` writes it, stands for the cluster in it.
+    """
     try:
         text = path.read_bytes().decode()
     except OSError as error:
@@ -64,6 +70,8 @@ def read_cluster(text: str, name: str, *, catalog: Catalog | None = None) -> Clu
             f"cluster {name} is of no known kind: its name must end in {', '.join(_READERS)}"
         )
     raw = reader(text, name)
+    if isinstance(raw, dict) and isinstance(raw.get("cluster"), dict) and "deployment" in raw:
+        raw = raw["cluster"]  # a file of `twofold plan --output` holds a cluster file
     if not raw:
         raise ConfigurationError(f"cluster {name} is empty: it needs at least a model and pools")
     try:
@@ -115,8 +123,13 @@ def _checked(spec: ClusterSpec, catalog: Catalog) -> ClusterSpec:
         _require(value is None or 0 < value < float("inf"), f"{field} must be more than 0, not {value}")
     latency, share = spec.link_latency_s, spec.memory_utilization
     _require(
-        latency is None or 0 <= latency < float("inf"),
+        latency is None or 0 <= latency <= MOST_SECONDS,
         f"link_latency_s cannot be {latency}: it is in seconds",
+    )
+    link = spec.link_bytes_per_s
+    _require(
+        link is None or link >= LEAST_BYTES_PER_S,
+        f"link_bytes_per_s {link} moves nothing: give at least {LEAST_BYTES_PER_S:g}",
     )
     _require(0 < share <= 1, f"memory_utilization {share} is no share: give more than 0, at most 1")
     for index, failure in enumerate(spec.failures):
@@ -144,8 +157,8 @@ def _checked_pool(pool: PoolSpec, catalog: Catalog) -> PoolSpec:
 
 def _check_failure(failure: Failure, where: str) -> None:
     at_s, back_s = failure.at_s, failure.back_s
-    _require(0 <= at_s < float("inf"), f"{where}: at_s cannot be {at_s}: it is in seconds from the start")
-    later = back_s is None or at_s < back_s < float("inf")
+    _require(0 <= at_s <= MOST_SECONDS, f"{where}: at_s cannot be {at_s}: it is in seconds from the start")
+    later = back_s is None or at_s < back_s <= MOST_SECONDS
     _require(later, f"{where}: back_s must be later than at_s, which is {at_s}, not {back_s}")
 
 

@@ -1,6 +1,7 @@
 """Hand-offs in the simulator: leases, KV caches on their way, and what happens when they land or are given up."""
 
 from collections.abc import Callable
+from typing import Final
 
 from twofold.handoff import HandoffMode
 from twofold.performance.transfer import TransferModel
@@ -8,7 +9,10 @@ from twofold.scheduling.instance import InstanceScheduler
 from twofold.simulation.instance import VirtualInstance
 from twofold.simulation.kernel import Kernel, Order, ps
 from twofold.simulation.life import Life
-from twofold.simulation.network import Network
+from twofold.simulation.network import Landed, Network
+
+_LAYER_WISE: Final = HandoffMode.LAYER_WISE
+_SERIALIZED: Final = HandoffMode.SERIALIZED
 
 
 class Handoffs:
@@ -40,6 +44,7 @@ class Handoffs:
         self._on_landed = landed
         self._asking = 0  # requests that will ask for a lease again
         self._waiting: dict[str, Life] = {}  # requests that were promised a lease
+        self._when_sent: Landed = self._sent  # made once, not for every transfer
 
     def expect(self, life: Life) -> None:
         """A request was placed on two instances."""
@@ -48,7 +53,7 @@ class Handoffs:
 
     def _reserve(self, life: Life) -> None:
         decode = self._instances[life.decode]
-        self._waiting[life.request.id] = life
+        self._waiting[life.id] = life
         decode.scheduler.reserve(life.request, life.prefill)
         self.grant(decode)
 
@@ -57,11 +62,13 @@ class Handoffs:
         if not instance.scheduler.lease_queue:
             return
         for lease in instance.scheduler.grant(self._kernel.now):
-            life = self._waiting.pop(lease.request_id)
+            request_id = lease.request_id
+            life = self._waiting[request_id]
+            del self._waiting[request_id]
             life.lease = lease
             if life.first_token is not None:
                 self._send_all(life)
-            elif life.prefill_started is not None and life.mode is HandoffMode.LAYER_WISE:
+            elif life.prefill_started is not None and life.mode is _LAYER_WISE:
                 self._send(life, max(self._kernel.now, life.first_layer))
 
     def prefill_started(self, life: Life, end: int) -> None:
@@ -70,7 +77,7 @@ class Handoffs:
         life.first_layer = now + (end - now) // self._times.layers
         if self._retry is None and not self._at_arrival:
             self._reserve(life)
-        elif life.lease is not None and life.mode is HandoffMode.LAYER_WISE:
+        elif life.lease is not None and life.mode is _LAYER_WISE:
             self._send(life, life.first_layer)
 
     def prefilled(self, life: Life) -> None:
@@ -85,7 +92,8 @@ class Handoffs:
 
     def give_up(self, life: Life) -> None:
         """The request is over before its KV cache landed: nothing of it is read or written any more."""
-        self._waiting.pop(life.request.id, None)
+        if life.id in self._waiting:
+            del self._waiting[life.id]
         for name in (life.prefill, life.decode):
             instance = self._instances[name]
             if instance.load is not None:
@@ -112,19 +120,19 @@ class Handoffs:
 
     def _send_all(self, life: Life) -> None:
         """All layers at once: serialized, or a lease that came too late for anything else."""
-        life.mode = HandoffMode.SERIALIZED
+        life.mode = _SERIALIZED
         self._send(life, self._kernel.now)
 
     def _send(self, life: Life, start: int) -> None:
         life.handoff_started = start
-        size = life.request.prompt_tokens * self.kv_bytes_per_token
+        size = life.prompt_tokens * self.kv_bytes_per_token
         source, target = self._instances[life.prefill].machine, self._instances[life.decode].machine
-        self._network.send(life.number, source, target, size, start, self._sent, life)
+        self._network.send(life.number, source, target, size, start, self._when_sent, life)
 
     def _sent(self, life: Life) -> None:
         if life.ended:
             return
-        if life.mode is HandoffMode.LAYER_WISE:
+        if life.mode is _LAYER_WISE:
             life.layers_sent = self._kernel.now
             if life.first_token is not None:
                 self._land_after_tail(life)
@@ -135,7 +143,7 @@ class Handoffs:
         """The last layer leaves when prefill ends, and both ends synchronise."""
         assert life.first_token is not None  # noqa: S101  (tells the type checker)
         source, target = self._instances[life.prefill].machine, self._instances[life.decode].machine
-        size = life.request.prompt_tokens * self.kv_bytes_per_token
+        size = life.prompt_tokens * self.kv_bytes_per_token
         layer = ps(size / self._times.layers / self._network.bytes_per_s(source, target))
         at = max(self._kernel.now, life.first_token + layer) + self._sync
         self._kernel.schedule(at, Order.TRANSFER + life.number, self._land, life)
@@ -145,7 +153,7 @@ class Handoffs:
             return
         assert life.lease is not None  # noqa: S101  (tells the type checker)
         life.handoff_ended = self._kernel.now
-        request_id = life.request.id
+        request_id = life.id
         prefill, decode = self._instances[life.prefill], self._instances[life.decode]
         prefill.scheduler.handed_off(request_id)
         decode.scheduler.landed(request_id, life.lease.epoch)
@@ -157,7 +165,7 @@ class Handoffs:
 
 
 def _forget(scheduler: InstanceScheduler, life: Life) -> None:
-    request_id = life.request.id
+    request_id = life.id
     scheduler.abort(request_id)
     scheduler.handed_off(request_id)
     if life.lease is not None and life.lease.request_id in scheduler.leases:

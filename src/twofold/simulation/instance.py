@@ -1,24 +1,33 @@
 """A virtual instance: the live scheduler, with a performance model in the place of an engine."""
 
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+from mypy_extensions import mypyc_attr
 
 from twofold.instance import InstanceLoad, Role
-from twofold.scheduling.instance import InstanceScheduler, Outcome, StartedIteration
+from twofold.scheduling.instance import InstanceScheduler
+from twofold.scheduling.iteration import StartedIteration, Step
 from twofold.simulation.kernel import Kernel, Order
 from twofold.simulation.timing import Pace, Timing
 
 
-class World(Protocol):
+@mypyc_attr(allow_interpreted_subclasses=True)
+class World(ABC):
     """What an instance reports to."""
 
+    @abstractmethod
     def started(self, iteration: StartedIteration, end: int) -> None: ...
 
+    @abstractmethod
     def ran(
         self, instance: "VirtualInstance", iteration: StartedIteration, pace: Pace, count: int
     ) -> None: ...
 
-    def outcomes(self, instance: "VirtualInstance", outcomes: list[Outcome]) -> None: ...
+    @abstractmethod
+    def stepped(self, instance: "VirtualInstance", steps: list[Step]) -> None: ...
 
+    @abstractmethod
     def idle(self, instance: "VirtualInstance") -> None: ...
 
 
@@ -61,6 +70,7 @@ class VirtualInstance:
         self._cut = False
         self._kernel = kernel
         self._world = world
+        self._on_end: Callable[[int], None] = self._complete  # made once, not for every event
 
     def poke(self) -> None:
         """Something was said to the scheduler: begin, or cut a run short, if it has something new to run."""
@@ -107,7 +117,7 @@ class VirtualInstance:
         self._cut = False
         end = kernel.now + pace.end_ps(count)
         self._version += 1
-        kernel.schedule(end, Order.COMPLETION + self.number, self._complete, self._version)
+        kernel.schedule(end, Order.COMPLETION + self.number, self._on_end, self._version)
         self._world.started(iteration, end)
 
     def _cut_short(self) -> None:
@@ -120,7 +130,7 @@ class VirtualInstance:
             self._count = count
             self._version += 1
             end = self.started_at + pace.end_ps(count)
-            kernel.schedule(end, Order.COMPLETION + self.number, self._complete, self._version)
+            kernel.schedule(end, Order.COMPLETION + self.number, self._on_end, self._version)
 
     def _complete(self, version: int) -> None:
         if version != self._version:
@@ -130,10 +140,10 @@ class VirtualInstance:
         self._account(self._kernel.now)
         self._world.ran(self, iteration, pace, self._count)
         self.iteration = None
-        outcomes = self.scheduler.advance(self._count)
+        steps = self.scheduler.advance(self._count)
         self.iterations += self._count
-        if outcomes:
-            self._world.outcomes(self, outcomes)
+        if steps:
+            self._world.stepped(self, steps)
         if self.iteration is None:
             self._begin()
 

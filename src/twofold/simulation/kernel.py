@@ -54,11 +54,11 @@ class Kernel:
 
     def run(self, until_events: int) -> bool:
         """Let events happen until that many have in all, or none is left (then False)."""
-        heap, before = self._heap, self.before_step
+        heap, before, pop = self._heap, self.before_step, heappop
         while heap:
             if self.events >= until_events:
                 return True
-            at, _, _, action, argument = heappop(heap)
+            at, _, _, action, argument = pop(heap)
             if before is not None:
                 before(at)
             self.now = at

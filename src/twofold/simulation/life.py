@@ -18,19 +18,26 @@ class Life:
         "first_token",
         "handoff_ended",
         "handoff_started",
+        "id",
         "last_token",
         "layers_sent",
         "lease",
         "mode",
         "number",
+        "output_tokens",
         "preemptions",
         "prefill",
         "prefill_started",
+        "prompt_tokens",
         "request",
     )
 
     def __init__(self, request: Request, number: int, arrived: int) -> None:
         self.request = request
+        # Again what the request says, because they are asked for at every step.
+        self.id = request.id
+        self.prompt_tokens = request.prompt_tokens
+        self.output_tokens = request.output_tokens
         self.number = number
         self.arrived = arrived
         self.prefill = ""

@@ -25,8 +25,7 @@ class Slowdowns:
         self._known: dict[tuple[int, int], tuple[float, float]] = {}
 
     def add(self, life: Life, ttft: int, tpot: float | None, e2e: int) -> None:
-        request = life.request
-        sizes = request.prompt_tokens, request.output_tokens
+        sizes = life.prompt_tokens, life.output_tokens
         alone = self._known.get(sizes)
         if alone is None:
             if len(self._known) > 1 << 16:
@@ -36,7 +35,7 @@ class Slowdowns:
         self.ttft.add(round(ttft * (MICRO / PS) / first_s))
         if tpot is not None:
             self.tpot.add(round(tpot * (MICRO / PS) / each_s))
-        self.e2e.add(round(e2e * (MICRO / PS) / (first_s + each_s * (request.output_tokens - 1))))
+        self.e2e.add(round(e2e * (MICRO / PS) / (first_s + each_s * (life.output_tokens - 1))))
 
 
 class Statistics:
@@ -69,13 +68,13 @@ class Statistics:
 
     def complete(self, life: Life, now: int) -> None:
         """A request made its last token; its moments are all there."""
-        request, first = life.request, life.first_token
+        first = life.first_token
         assert first is not None and life.prefill_started is not None  # noqa: S101, PT018  (tells the type checker)
-        arrived, output = life.arrived, request.output_tokens
+        arrived, output = life.arrived, life.output_tokens
         ttft, e2e = first - arrived, now - arrived
         self.completed += 1
         self.last_end = now
-        self.prompt_tokens += request.prompt_tokens
+        self.prompt_tokens += life.prompt_tokens
         self.output_tokens += output
         self.ttft.add(ttft)
         self.e2e.add(e2e)

@@ -35,7 +35,7 @@ class Tally:
         bucket = value >> shift << shift if shift > 0 else value
         counts = self.counts
         counts[bucket] = counts.get(bucket, 0) + weight
-        self.total += value * weight
+        self.total += value if weight == 1 else value * weight
 
     def add_ramp(self, first: int, step: int, count: int, weight: int = 1) -> None:
         """Count `first`, `first + step`, … (`count` of them), each `weight` times.

@@ -1,11 +1,14 @@
 """Durations and power of iterations in whole picoseconds and milliwatts, from a performance model."""
 
 from collections.abc import Sequence
+from typing import Final
 
-from twofold.batch import BatchItem
 from twofold.performance.base import PerformanceModel
-from twofold.scheduling.instance import StartedIteration
+from twofold.scheduling.iteration import StartedIteration
+from twofold.scheduling.sequence import PrefillPart
 from twofold.simulation.kernel import ps
+
+_MANY: Final = 1 << 16  # kinds of prompts whose times are kept
 
 
 class Pace:
@@ -20,7 +23,10 @@ class Pace:
 
     def end_ps(self, iterations: int) -> int:
         """Picoseconds until the end of that many (an arithmetic series)."""
-        return iterations * self.first_ps + self.step_ps * (iterations * (iterations - 1) // 2)
+        if iterations == 1:
+            return self.first_ps
+        end = iterations * self.first_ps
+        return end + self.step_ps * (iterations * (iterations - 1) // 2) if self.step_ps else end
 
     def under_way(self, elapsed_ps: int) -> int:
         """Which iteration runs after `elapsed_ps`, counted from 1; one that ends just then is over."""
@@ -47,6 +53,8 @@ class Timing:
         self.model = model
         self.idle_mw = round(model.idle_w * 1e3)
         self._decodes: dict[int, tuple[int, int, int]] = {}
+        self._prompts: dict[tuple[int, int], tuple[int, int]] = {}
+        self._prefills: dict[tuple[int, int], tuple[int, int]] = {}
 
     def pace(self, iteration: StartedIteration) -> Pace:
         sequences = iteration.decode_sequences
@@ -63,15 +71,22 @@ class Timing:
 
     def _prefill(self, iteration: StartedIteration) -> Pace:
         tokens, squares = iteration.prefill_tokens, _squares(iteration.prefills)
-        if iteration.decode_sequences:
-            seconds = self.model.mixed_s(
-                tokens, squares, iteration.decode_sequences, iteration.context_tokens
-            )
-        else:
-            seconds = self.model.prefill_s(tokens, squares)
-        return Pace(max(1, ps(seconds)), 0, round(self.model.prefill_w(tokens) * 1e3))
+        sequences = iteration.decode_sequences
+        if sequences:
+            seconds = self.model.mixed_s(tokens, squares, sequences, iteration.context_tokens)
+            return Pace(max(1, ps(seconds)), 0, round(self.model.prefill_w(tokens) * 1e3))
+        known = self._prompts.get((tokens, squares))
+        if known is None:
+            if len(self._prompts) > _MANY:
+                self._prompts.clear()
+            seconds, watts = self.model.prefill_s(tokens, squares), self.model.prefill_w(tokens)
+            known = self._prompts[tokens, squares] = max(1, ps(seconds)), round(watts * 1e3)
+        return Pace(known[0], 0, known[1])
 
 
-def _squares(prefills: Sequence[BatchItem]) -> int:
+def _squares(prefills: Sequence[PrefillPart]) -> int:
     """Σ((context + tokens)² − context²): what attention within the prompts costs."""
-    return sum(item.num_tokens * (item.num_tokens + 2 * item.context_tokens) for item in prefills)
+    squares = 0
+    for part in prefills:
+        squares += part.num_tokens * (part.num_tokens + 2 * part.context_tokens)
+    return squares

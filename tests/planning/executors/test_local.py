@@ -1,6 +1,7 @@
 """Worker processes give what a simulation here gives, and end when they are no longer needed."""
 
 import asyncio
+import signal
 import time
 from concurrent.futures import CancelledError
 
@@ -11,6 +12,7 @@ from twofold.errors import ConfigurationError
 from twofold.planning.design import Design, Family
 from twofold.planning.evaluation import Trial
 from twofold.planning.evaluator import Evaluator
+from twofold.planning.executors import local
 from twofold.planning.executors.local import LocalExecutor, cores
 from twofold.planning.simulated import simulated
 from twofold.planning.store import NoStore
@@ -61,3 +63,15 @@ def test_no_jobs_are_refused(make_problem):
     with pytest.raises(ConfigurationError, match="--jobs 0"):
         LocalExecutor(make_problem(), 0)
     assert cores() >= 1
+
+
+def test_ctrl_c_does_not_reach_the_server_while_it_starts(make_problem, monkeypatch):
+    """It would print a traceback of its own; this process gets its Ctrl-C back afterwards."""
+    held = []
+    monkeypatch.setattr(
+        local, "ensure_running", lambda: held.append(signal.pthread_sigmask(signal.SIG_BLOCK, []))
+    )
+    with LocalExecutor(make_problem(), 1):
+        pass
+    assert signal.SIGINT in held[0]
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])

@@ -3,6 +3,7 @@
 import msgspec
 
 from support.simulated import histogram, result
+from twofold.performance.base import ModelError
 from twofold.reporting.simulation.report import SimulationReport
 from twofold.simulation.spec import ClusterSpec
 from twofold.simulation.verdict import verdict
@@ -23,10 +24,10 @@ def test_json_holds_everything():
     assert read["latencies_s"]["ttft_s"]["p50"] == run.ttft_s.percentile(50)
     assert (read["slowdowns"]["tpot_slowdown"], read["slowdowns"]["e2e_slowdown"]["count"]) == (None, 101)
     assert read["rates"] == {
-        "arrivals": 0.4,
-        "requests": 98 / 300,
-        "output_tokens": 20_000 / 300,
-        "goodput": 0.3,
+        "arrivals_per_s": 0.4,
+        "requests_per_s": 98 / 300,
+        "output_tokens_per_s": 20_000 / 300,
+        "goodput_per_s": 0.3,
     }
     assert (read["energy_j"], read["mean_power_w"], read["price_per_h"], read["tdp_w"]) == (
         7.2e6,
@@ -52,4 +53,24 @@ def test_nothing_measured_is_null():
     empty = result(ttft_s=histogram(), duration_s=0.0, slo_met=None)
     report = SimulationReport.of(empty, workload={}, seed=0)
     assert report.latencies_s["ttft_s"] is None
-    assert (report.rates.requests, report.rates.goodput) == (None, None)
+    assert (report.rates.requests_per_s, report.rates.goodput_per_s) == (None, None)
+
+
+def test_every_figure_has_its_error():
+    """By the figure's name; what slowdowns are multiples of counts for them alone."""
+    guess = ModelError(prefill=0.5, decode=None, basis="a guess", estimated=True)
+    report = SimulationReport.of(result(), workload={}, seed=0, reference_error=guess)
+    errors = report.model_errors
+    assert (errors["ttft_s"].prefill, errors["ttft_s"].decode) == (0.1, None)
+    assert (errors["ttft_slowdown"].prefill, errors["ttft_slowdown"].estimated) == (0.5, True)
+    assert (errors["energy_j"].prefill, errors["energy_j"].estimated) == (0.1, False)
+
+
+def test_series_are_in_a_fixed_order():
+    """Whatever order the simulator found them in: equal runs give equal bytes."""
+    run = result()
+    turned = result(series=dict(reversed(run.series.items())))
+    assert (
+        SimulationReport.of(run, workload={}, seed=0).json()
+        == SimulationReport.of(turned, workload={}, seed=0).json()
+    )

@@ -1,5 +1,7 @@
 """Tables for the terminal: every number with its unit and with what it rests on."""
 
+from io import StringIO
+
 import pytest
 from rich.console import Console
 
@@ -92,3 +94,26 @@ def test_an_empty_run_has_no_rates():
         arrived=0, completed=0, output_tokens=0, duration_s=0.0, arrival_s=0.0, cpu_s=0.0, slo_met=0
     )
     assert "requests/s" not in printed(empty, "t", verdict(empty, Slo(ttft_s=1.0)))
+
+
+def test_a_mixed_pool_rests_on_both_phases():
+    """There a prompt waits for decodes and a decode for prompts."""
+    assert accuracy((pool("mixed", 1),), (Phase.PREFILL,)) == "±10% prefill, ±2% decode"
+
+
+def test_slowdowns_carry_the_error_of_their_reference():
+    """A multiple of an estimate is one."""
+    errors = {label: error for label, _, error in latency_rows(result(), ESTIMATED)}
+    assert "estimated" in errors["TTFT slowdown"]
+    assert "estimated" not in errors["TTFT"]
+
+
+def test_a_narrow_terminal_cuts_nothing():
+    """80 columns: numbers may break before their unit, words are whole."""
+    console = Console(width=80, record=True, file=StringIO())
+    console.print(simulation_tables(result(), "t"))
+    text = console.export_text()
+    assert "…" not in text
+    assert "TPOT slowdown" in text
+    assert all(len(line) <= 80 for line in text.splitlines())
+    assert all(line[-1] in "┓┃┩│┘" for line in text.splitlines() if line[:1] in "┏┃┡│└")

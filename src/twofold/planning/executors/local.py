@@ -9,6 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.connection import wait
+from multiprocessing.forkserver import ensure_running
 from multiprocessing.sharedctypes import RawValue
 from typing import Self
 
@@ -33,6 +34,7 @@ class LocalExecutor:
         self._leaving = RawValue(ctypes.c_bool, False)
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([__name__])
+        _start_server()
         self._pool = ProcessPoolExecutor(
             jobs, mp_context=context, initializer=_begin, initargs=(problem, self._leaving)
         )
@@ -53,6 +55,15 @@ class LocalExecutor:
     def __exit__(self, *_exception: object) -> None:
         self._leaving.value = True
         self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _start_server() -> None:
+    """With Ctrl-C held back, which the server inherits: it would print a traceback before it learns to ignore it."""
+    old = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, old)
 
 
 def _pass_on(inner: Future[Simulated], outer: Future[Simulated]) -> None:

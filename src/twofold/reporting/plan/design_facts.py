@@ -1,7 +1,7 @@
 """What is said of a choice in tables and on pages."""
 
 from twofold.planning.plan import Choice
-from twofold.reporting.simulation.accuracy import accuracy
+from twofold.reporting.simulation.accuracy import phase_accuracy
 from twofold.reporting.simulation.facts import check_text
 from twofold.reporting.tables import seconds
 from twofold.request import Phase
@@ -34,7 +34,7 @@ def choice_row(choice: Choice) -> tuple[str, ...]:
         seconds(None if evaluation.ttft_s is None else evaluation.ttft_s.p90),
         seconds(None if evaluation.tpot_s is None else evaluation.tpot_s.p90),
         f"{evaluation.mean_power_w / 1e3:,.1f}",
-        " / ".join(accuracy(evaluation.pools, (phase,)) for phase in Phase),
+        " / ".join(phase_accuracy(evaluation.pools, phase) for phase in Phase),
     )
 
 

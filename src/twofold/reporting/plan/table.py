@@ -50,6 +50,7 @@ def thinned(front: Sequence[Point], most: int = _MOST_POINTS) -> list[Point]:
 def _choices(plan: Plan, title: str) -> Table:
     table = _table(title, [HEADINGS[place] for place in _SHOWN], range(1, len(_SHOWN) - 1))
     table.columns[0].no_wrap = True
+    table.columns[-1].overflow = "fold"  # an "estimated" must not be cut
     best = (plan.best_split, plan.best_colocated)
     for choice in plan.choices:
         style = "bold" if choice in best else None

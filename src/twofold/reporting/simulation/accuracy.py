@@ -1,6 +1,8 @@
 """How far to trust a number: the held-out errors of the performance models that it rests on."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+
+import msgspec
 
 from twofold.instance import Role
 from twofold.performance.base import ModelError
@@ -23,19 +25,51 @@ def describe(error: ModelError) -> str:
     return f"{known or UNKNOWN}: {error.basis}"
 
 
-def accuracy(pools: Sequence[PoolResult], phases: Sequence[Phase]) -> str:
-    """What a line of results rests on: the worst held-out error of each phase over the pools that run it.
+class Accuracy(msgspec.Struct, frozen=True, kw_only=True):
+    """The worst held-out error of each phase that a number rests on; None for a phase that plays no part, or whose
+    error is unknown. `estimated` where some part of it was never measured."""
 
-    Empty where no performance model plays a part.
-    """
-    if not phases:
+    prefill: float | None
+    decode: float | None
+    estimated: bool
+
+
+def worst(
+    pools: Sequence[PoolResult], phases: Sequence[Phase], reference: ModelError | None = None
+) -> Accuracy:
+    """What a number rests on: the pools that run its phases, and what slowdowns are multiples of."""
+    errors = {phase: _errors(pools, phase, reference) for phase in _all_phases(pools, phases)}
+    return Accuracy(
+        prefill=_worst(errors.get(Phase.PREFILL, []), Phase.PREFILL),
+        decode=_worst(errors.get(Phase.DECODE, []), Phase.DECODE),
+        estimated=any(error.estimated for of in errors.values() for error in of),
+    )
+
+
+def accuracy(
+    pools: Sequence[PoolResult], phases: Sequence[Phase], reference: ModelError | None = None
+) -> str:
+    """`worst` in words: `±10%`, `estimated, ±10% prefill, ±2% decode`; empty where no model plays a part."""
+    resting = _all_phases(pools, phases)
+    if not resting:
         return ""
-    errors = {phase: [pool.error for pool in _running(pools, phase)] for phase in phases}
-    worst = {phase: _worst(of, phase) for phase, of in errors.items()}
-    text = ", ".join(f"{value} {phase}" if len(phases) > 1 else value for phase, value in worst.items())
-    if set(worst.values()) == {UNKNOWN}:
+    known = worst(pools, phases, reference)
+    of = {Phase.PREFILL: known.prefill, Phase.DECODE: known.decode}
+    texts = {phase: UNKNOWN if (value := of[phase]) is None else percent(value) for phase in resting}
+    text = ", ".join(f"{value} {phase}" if len(resting) > 1 else value for phase, value in texts.items())
+    if set(texts.values()) == {UNKNOWN}:
         text = UNKNOWN
-    if any(error.estimated for of in errors.values() for error in of):
+    if known.estimated:
+        return "estimated" if text == UNKNOWN else f"estimated, {text}"
+    return text
+
+
+def phase_accuracy(pools: Sequence[PoolResult], phase: Phase) -> str:
+    """What is known of the times of one phase by itself."""
+    errors = _errors(pools, phase, None)
+    value = _worst(errors, phase)
+    text = UNKNOWN if value is None else percent(value)
+    if any(error.estimated for error in errors):
         return "estimated" if text == UNKNOWN else f"estimated, {text}"
     return text
 
@@ -53,8 +87,20 @@ def _running(pools: Sequence[PoolResult], phase: Phase) -> Sequence[PoolResult]:
     return running or pools
 
 
-def _worst(errors: Iterable[ModelError], phase: Phase) -> str:
+def _all_phases(pools: Sequence[PoolResult], phases: Sequence[Phase]) -> tuple[Phase, ...]:
+    """With the other phase where both run on the same instances: there each waits for the other."""
+    if any(Role(pool.role) is Role.MIXED for phase in phases for pool in _running(pools, phase)):
+        return tuple(Phase)
+    return tuple(phases)
+
+
+def _errors(pools: Sequence[PoolResult], phase: Phase, reference: ModelError | None) -> list[ModelError]:
+    errors = [pool.error for pool in _running(pools, phase)]
+    return errors if reference is None else [*errors, reference]
+
+
+def _worst(errors: Sequence[ModelError], phase: Phase) -> float | None:
     """The largest error of a phase; one that is unknown makes them all unknown."""
     values = [error.prefill if phase is Phase.PREFILL else error.decode for error in errors]
     known = [value for value in values if value is not None]
-    return percent(max(known)) if known and len(known) == len(values) else UNKNOWN
+    return max(known) if known and len(known) == len(values) else None

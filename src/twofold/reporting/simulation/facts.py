@@ -81,7 +81,7 @@ def _counts(result: SimulationResult) -> Iterator[Fact]:
     for label, count in others:
         if count:
             yield Fact(label, f"{count:,}")
-    yield Fact("Simulated time", seconds(result.duration_s))
+    yield Fact("Simulated time", seconds(result.duration_s), _rests_on_all(result))
 
 
 def _rates(result: SimulationResult) -> Iterator[Fact]:

@@ -5,6 +5,7 @@ from html import escape
 
 import msgspec
 
+from twofold.performance.base import ModelError
 from twofold.reporting.simulation.facts import check_text, slo_text
 from twofold.reporting.simulation.gantt import GanttRuns, gantt
 from twofold.reporting.simulation.html_tables import (
@@ -47,18 +48,22 @@ def html_report(
     slo: Slo | SlowdownSlo | None = None,
     verdicts: Mapping[str, Verdict] | None = None,
     runs: Mapping[str, GanttRuns] | None = None,
+    reference: ModelError | None = None,
 ) -> str:
     """The page, about 5 MB of which are plotly.js.
 
     `results`, `verdicts` and `runs` are by the name of the run; several runs share each picture, or have a row
-    of it each. Raises ValueError where there is no result.
+    of it each; `reference` is the error of what slowdowns are multiples of. Raises ValueError where there is no result.
     """
     if not results:
         raise ValueError("a report needs at least one result")
     from plotly.offline import get_plotlyjs  # noqa: PLC0415 (too heavy for those who want no page)
 
     body = [f"<h1>{escape(title)}</h1>", *_verdicts(slo, verdicts or {})]
-    body += [_section("Design", design_table(results)), _section("Latencies", percentile_table(results))]
+    body += [
+        _section("Design", design_table(results)),
+        _section("Latencies", percentile_table(results, reference)),
+    ]
     body += [_section("Rates, energy and cost", facts_table(results))]
     body += [_drawn(picture) for picture in pictures(results, slo, runs or {})]
     scripts = f"<script>{get_plotlyjs()}</script>\n<script>{_DRAW}</script>"

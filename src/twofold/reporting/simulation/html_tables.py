@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from html import escape
 
+from twofold.performance.base import ModelError
 from twofold.reporting.simulation.facts import Fact, check_text, design, facts
 from twofold.reporting.simulation.table import ERROR_HEADING, HEADINGS, latency_rows
 from twofold.reporting.tables import NOTHING
@@ -22,11 +23,11 @@ def facts_table(results: Mapping[str, SimulationResult]) -> str:
     return _side_by_side({name: facts(result) for name, result in results.items()})
 
 
-def percentile_table(results: Mapping[str, SimulationResult]) -> str:
+def percentile_table(results: Mapping[str, SimulationResult], reference: ModelError | None = None) -> str:
     """The distributions: a row for each run of each."""
     rows: dict[str, list[list[Cell]]] = {}
     for name, result in results.items():
-        for label, texts, error in latency_rows(result):
+        for label, texts, error in latency_rows(result, reference):
             lead = [(label, "")] if len(results) == 1 else [(label, ""), (name, "")]
             rows.setdefault(label, []).append(lead + [(text, "number") for text in texts] + [(error, "")])
     lead = [("", "")] if len(results) == 1 else [("", ""), ("run", "")]

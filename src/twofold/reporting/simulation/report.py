@@ -3,11 +3,20 @@
 import msgspec
 
 from twofold import __version__
+from twofold.performance.base import ModelError
+from twofold.reporting.simulation.accuracy import Accuracy, worst
 from twofold.reporting.simulation.statistics import LATENCIES, SLOWDOWNS, Statistics
+from twofold.request import Phase
 from twofold.simulation.result import PoolResult, SimulationResult
 from twofold.simulation.spec import ClusterSpec
 from twofold.simulation.verdict import Verdict
 from twofold.slo import Slo, SlowdownSlo
+
+# Everything that depends on when the run ended, or on who was in time.
+_OF_THE_WHOLE_RUN = (
+    *("duration_s", "slo_met", "preemptions", "requests_per_s", "output_tokens_per_s", "goodput_per_s"),
+    *("energy_j", "mean_power_w"),
+)
 
 
 class Counts(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,10 +39,10 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
 class Rates(msgspec.Struct, frozen=True, kw_only=True):
     """Per second: arrivals over the time of arriving, the others over the whole run; None over no time."""
 
-    arrivals: float | None
-    requests: float | None
-    output_tokens: float | None
-    goodput: float | None
+    arrivals_per_s: float | None
+    requests_per_s: float | None
+    output_tokens_per_s: float | None
+    goodput_per_s: float | None
 
 
 class SeriesSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,6 +55,7 @@ class SeriesSummary(msgspec.Struct, frozen=True, kw_only=True):
 class SimulationReport(msgspec.Struct, frozen=True, kw_only=True):
     """What `twofold simulate --json` prints. Times are seconds, energy joules, power watts, prices US dollars.
 
+    `model_errors` has the held-out errors behind each figure, by its name: of its prefill and of its decode times.
     `workload` says which requests came, as the flags did. A distribution is None where nothing was measured.
     """
 
@@ -62,6 +72,7 @@ class SimulationReport(msgspec.Struct, frozen=True, kw_only=True):
     rates: Rates
     latencies_s: dict[str, Statistics | None]
     slowdowns: dict[str, Statistics | None]
+    model_errors: dict[str, Accuracy]
     pools: tuple[PoolResult, ...]
     series: dict[str, SeriesSummary]
     energy_j: float
@@ -78,6 +89,7 @@ class SimulationReport(msgspec.Struct, frozen=True, kw_only=True):
         workload: dict[str, str | int | float | None],
         seed: int,
         reference: str | None = None,
+        reference_error: ModelError | None = None,
         slo: Slo | SlowdownSlo | None = None,
         judged: Verdict | None = None,
     ) -> "SimulationReport":
@@ -95,8 +107,9 @@ class SimulationReport(msgspec.Struct, frozen=True, kw_only=True):
             rates=_rates(result),
             latencies_s={known.field: Statistics.of(known.of(result)) for known in LATENCIES},
             slowdowns={known.field: Statistics.of(known.of(result)) for known in SLOWDOWNS},
+            model_errors=_model_errors(result, reference_error),
             pools=result.pools,
-            series={name: _series(result, name) for name in result.series},
+            series={name: _series(result, name) for name in sorted(result.series)},
             energy_j=result.energy_j,
             mean_power_w=result.mean_power_w,
             tdp_w=result.tdp_w,
@@ -109,13 +122,20 @@ class SimulationReport(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.json.format(msgspec.json.encode(self), indent=2).decode()
 
 
+def _model_errors(result: SimulationResult, reference: ModelError | None) -> dict[str, Accuracy]:
+    latencies = {known.field: worst(result.pools, known.phases) for known in LATENCIES if known.phases}
+    slowdowns = {known.field: worst(result.pools, known.phases, reference) for known in SLOWDOWNS}
+    whole = worst(result.pools, tuple(Phase))
+    return {**latencies, **slowdowns, **dict.fromkeys(_OF_THE_WHOLE_RUN, whole)}
+
+
 def _rates(result: SimulationResult) -> Rates:
     good = result.slo_met
     return Rates(
-        arrivals=_per(result.arrived, result.arrival_s),
-        requests=_per(result.completed, result.duration_s),
-        output_tokens=_per(result.output_tokens, result.duration_s),
-        goodput=None if good is None else _per(good, result.duration_s),
+        arrivals_per_s=_per(result.arrived, result.arrival_s),
+        requests_per_s=_per(result.completed, result.duration_s),
+        output_tokens_per_s=_per(result.output_tokens, result.duration_s),
+        goodput_per_s=None if good is None else _per(good, result.duration_s),
     )
 
 

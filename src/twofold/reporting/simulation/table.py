@@ -4,6 +4,7 @@ from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
 
+from twofold.performance.base import ModelError
 from twofold.reporting.simulation.accuracy import accuracy, describe
 from twofold.reporting.simulation.facts import check_text, facts, pool_text
 from twofold.reporting.simulation.statistics import LATENCIES, SLOWDOWNS, Statistics
@@ -19,15 +20,18 @@ def simulation_tables(
     result: SimulationResult,
     title: str,
     judged: Verdict | None = None,
+    reference: ModelError | None = None,
 ) -> Group:
-    """Everything that a person asks of one simulation."""
-    tables = [_latencies(result, title), _facts(result), _pools(result)]
+    """Everything that a person asks of one simulation; `reference` is the error of what slowdowns are multiples of."""
+    tables = [_latencies(result, title, reference), _facts(result), _pools(result)]
     if judged is not None:
         tables.append(_verdict(judged))
     return Group(*tables)
 
 
-def latency_rows(result: SimulationResult) -> list[tuple[str, list[str], str]]:
+def latency_rows(
+    result: SimulationResult, reference: ModelError | None = None
+) -> list[tuple[str, list[str], str]]:
     """(label, texts of HEADINGS, model error) of every distribution that the run has."""
     rows = [
         (
@@ -38,7 +42,11 @@ def latency_rows(result: SimulationResult) -> list[tuple[str, list[str], str]]:
         for known in LATENCIES
     ]
     return rows + [
-        (known.label, cells(Statistics.of(histogram), times=False), accuracy(result.pools, known.phases))
+        (
+            known.label,
+            cells(Statistics.of(histogram), times=False),
+            accuracy(result.pools, known.phases, reference),
+        )
         for known in SLOWDOWNS
         if (histogram := known.of(result)) is not None
     ]
@@ -55,9 +63,11 @@ def cells(statistics: Statistics | None, *, times: bool) -> list[str]:
     return [seconds(value) if times else f"{value:.2f}×" for value in values]
 
 
-def _latencies(result: SimulationResult, title: str) -> Table:
+def _latencies(result: SimulationResult, title: str, reference: ModelError | None) -> Table:
     table = _table(title, ("", *HEADINGS, ERROR_HEADING), right=range(1, 1 + len(HEADINGS)))
-    for label, texts, error in latency_rows(result):
+    table.columns[0].no_wrap = True  # in a narrow terminal the numbers break after their values instead
+    table.columns[-1].overflow = "fold"
+    for label, texts, error in latency_rows(result, reference):
         table.add_row(label, *texts, error)
     return table
 

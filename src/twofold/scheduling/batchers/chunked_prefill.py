@@ -25,7 +25,7 @@ class ChunkedPrefill(EagerBatcher):
             started = sequence.computed > 0
             if budget < 1 or seats < 1 or not (started or room.take(sequence)):
                 break
-            item = sequence.prefill_item(min(budget, sequence.prefill_remaining))
+            item = sequence.prefill(min(budget, sequence.prefill_remaining))
             selection.prefills.append(item)
             budget -= item.num_tokens
             seats -= 1

@@ -1,11 +1,15 @@
 """Splitwise's mixed batching: prompts first within one token budget; decodes that do not fit pause, not for ever."""
 
 from itertools import chain
+from typing import ClassVar
+
+from mypy_extensions import mypyc_attr
 
 from twofold.scheduling.batcher import EagerBatcher, Queues, Room, Selection, take_ready
 from twofold.scheduling.sequence import ScheduledSequence
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class SplitwiseMixed(EagerBatcher):
     """Splitwise section 4.2, for an instance of any role.
 
@@ -14,7 +18,7 @@ class SplitwiseMixed(EagerBatcher):
     `MAX_PREEMPTIONS` selections in a row goes before the prompts.
     """
 
-    MAX_PREEMPTIONS = 4
+    MAX_PREEMPTIONS: ClassVar[int] = 4
 
     def __init__(self, token_budget: int, max_seqs: int) -> None:
         self.token_budget = token_budget
@@ -33,7 +37,7 @@ class SplitwiseMixed(EagerBatcher):
             fits = tokens <= budget or not (selection.prefills or overdue)
             if not fits or seats < 1 or not room.take(sequence):
                 break
-            selection.prefills.append(sequence.prefill_item(tokens))
+            selection.prefills.append(sequence.prefill(tokens))
             seats -= 1
             budget -= tokens
         if queues.ready or queues.paused or queues.decoding.size:
@@ -63,7 +67,7 @@ class SplitwiseMixed(EagerBatcher):
             seats -= decodes - len(selection.pause)
             selection.resume += take_ready(queues.ready.values(), room, seats)
         for sequence in selection.resume:
-            self._left_out.pop(sequence.request.id, None)
+            self._left_out.pop(sequence.id, None)
         for sequence in chain(paused, selection.pause):
             self._left_out[sequence.id] = self._left_out.get(sequence.id, 0) + 1
 

@@ -10,9 +10,13 @@ rules is that of its `SplitwiseInstance`:
 """
 
 from bisect import bisect_left, insort_right
+from typing import ClassVar
+
+from mypy_extensions import mypyc_attr
 
 from twofold.kvcache.accounts import BlockAccounts
-from twofold.scheduling.batcher import Queues, Room, Running, Selection
+from twofold.scheduling.batcher import Batcher, Queues, Room, Selection
+from twofold.scheduling.iteration import StartedIteration
 from twofold.scheduling.sequence import ScheduledSequence
 
 
@@ -70,10 +74,11 @@ class _Choice:
         return True
 
 
-class SplitwiseSimBatcher:
+@mypyc_attr(allow_interpreted_subclasses=True)
+class SplitwiseSimBatcher(Batcher):
     """At most `max_seqs` (512) sequences and `token_budget` (2,048) tokens in a batch, four pre-emptions."""
 
-    MAX_PREEMPTIONS = 4
+    MAX_PREEMPTIONS: ClassVar[int] = 4
 
     def __init__(self, token_budget: int, max_seqs: int) -> None:
         self.token_budget = token_budget
@@ -90,27 +95,33 @@ class SplitwiseSimBatcher:
     # -- what comes and goes --------------------------------------------------------------------------------------
 
     def queued(self, sequence: ScheduledSequence) -> None:
-        request = sequence.request
         if sequence.generated:
-            task = self._chained.pop(request.id, None)
-            if task is None:
+            if sequence.id in self._chained:
+                task = self._chained[sequence.id]
+                del self._chained[sequence.id]
+            else:
                 task = self._new_task(sequence, prompt=False)
             self._next(task)
             return
         task = self._new_task(sequence, prompt=True)
-        self._prompts[request.id] = task
+        self._prompts[sequence.id] = task
         self._next(task)
         if sequence.decodes_here:
-            chained = self._chained[request.id] = _Task(sequence, False, 1, task.place)
+            chained = self._chained[sequence.id] = _Task(sequence, False, 1, task.place)
             self._append(chained)
 
     def gone(self, sequence: ScheduledSequence) -> None:
-        for task in (self._tasks.pop(sequence.id, None), self._chained.pop(sequence.id, None)):
+        for tasks in (self._tasks, self._chained):
+            task = tasks.get(sequence.id)
             if task is not None:
+                del tasks[sequence.id]
                 self._drop(task)
 
+    def waiting(self, queues: Queues) -> int:
+        return len(self._pending)
+
     def reselects(
-        self, sequence: ScheduledSequence | None, running: Running | None, blocks: BlockAccounts
+        self, sequence: ScheduledSequence | None, running: StartedIteration | None, blocks: BlockAccounts
     ) -> bool:
         if sequence is None:
             return self._room_made(running, blocks)
@@ -120,13 +131,17 @@ class SplitwiseSimBatcher:
         return prompt and sequence.decodes_here and self._interrupts(sequence, False, running, blocks)
 
     def _interrupts(
-        self, sequence: ScheduledSequence, prompt: bool, running: Running | None, blocks: BlockAccounts
+        self,
+        sequence: ScheduledSequence,
+        prompt: bool,
+        running: StartedIteration | None,
+        blocks: BlockAccounts,
     ) -> bool:
         if running is None:
             return blocks.fits(sequence.start_tokens if prompt else sequence.decode_tokens)
         if running.prefill_sequences:
             return False
-        tokens = sequence.request.prompt_tokens if prompt else 1
+        tokens = sequence.prompt_tokens if prompt else 1
         if (
             running.decode_sequences < self.max_seqs
             and running.decode_sequences + tokens <= self.token_budget
@@ -134,7 +149,7 @@ class SplitwiseSimBatcher:
             return True
         return prompt and tokens <= self.token_budget
 
-    def _room_made(self, running: Running | None, blocks: BlockAccounts) -> bool:
+    def _room_made(self, running: StartedIteration | None, blocks: BlockAccounts) -> bool:
         if not self._pending:
             return False
         if running is None:
@@ -168,7 +183,7 @@ class SplitwiseSimBatcher:
         if room.take(sequence) if task.prompt else room.take_output(sequence):
             self._drop(task)
             if task.prompt:
-                selection.prefills.append(sequence.prefill_item(task.tokens))
+                selection.prefills.append(sequence.prefill(task.tokens))
             else:
                 selection.resume.append(sequence)
         self._selections += 1
@@ -206,17 +221,18 @@ class SplitwiseSimBatcher:
     def _settle(self, choice: _Choice, pause: list[ScheduledSequence]) -> Selection:
         selection = Selection()
         selection.pause = pause[::-1]
-        for task in choice.tasks:
-            self._drop(task)
-            if task.prompt:
-                selection.prefills.append(task.sequence.prefill_item(task.tokens))
-            else:
-                selection.resume.append(task.sequence)
+        # Paused tasks go into the line while those that were chosen still stand in it.
         for sequence in selection.pause:
             task = self._tasks[sequence.id]
             task.paused = True
             self._blocked[sequence.id] = task
             self._next(task, ages_from=self._selections)
+        for task in choice.tasks:
+            self._drop(task)
+            if task.prompt:
+                selection.prefills.append(task.sequence.prefill(task.tokens))
+            else:
+                selection.resume.append(task.sequence)
         self._selections += 1
         return selection
 
@@ -224,10 +240,8 @@ class SplitwiseSimBatcher:
 
     def _new_task(self, sequence: ScheduledSequence, *, prompt: bool) -> _Task:
         self._arrivals += 1
-        request = sequence.request
-        return _Task(
-            sequence, prompt, request.prompt_tokens if prompt else 1, (request.arrival_s, self._arrivals)
-        )
+        tokens = sequence.prompt_tokens if prompt else 1
+        return _Task(sequence, prompt, tokens, (sequence.request.arrival_s, self._arrivals))
 
     def _next(self, task: _Task, ages_from: int | None = None) -> None:
         """This task is what its sequence needs next."""
@@ -235,30 +249,48 @@ class SplitwiseSimBatcher:
         if not task.pending:
             self._append(task)
         task.since = self._selections if ages_from is None else ages_from
-        insort_right(self._left_out, task, key=_place)
+        left_out = self._left_out
+        if not left_out or left_out[-1].place <= task.place:  # as it mostly is
+            left_out.append(task)
+        else:
+            insort_right(left_out, task, key=_place)
 
     def _append(self, task: _Task) -> None:
         task.pending = True
-        insort_right(self._pending, task, key=self._age)
+        pending = self._pending
+        if not pending or (len(pending) <= 2 and self._age(pending[-1]) <= self._age(task)):
+            pending.append(task)  # of so few, bisection looks at the last one first, sorted or not
+        else:
+            insort_right(pending, task, key=self._age)
 
     def _drop(self, task: _Task) -> None:
         """It waits no more: it runs, or is gone."""
         if task.pending:
-            self._pending.remove(task)
+            _remove(self._pending, task)
             task.pending = False
         if task.since is not None:
             task.missed += self._selections - task.since
             task.since = None
-            del self._left_out[bisect_left(self._left_out, task.place, key=_place)]
+            left_out = self._left_out
+            first = left_out[0] is task
+            del left_out[0 if first else bisect_left(left_out, task.place, key=_place)]
         task.paused = False
-        request_id = task.sequence.request.id
-        self._blocked.pop(request_id, None)
-        if task.prompt:
-            self._prompts.pop(request_id, None)
+        request_id = task.sequence.id
+        if request_id in self._blocked:
+            del self._blocked[request_id]
+        if task.prompt and request_id in self._prompts:
+            del self._prompts[request_id]
 
     def _age(self, task: _Task) -> tuple[int, float]:
         aged = 0 if task.since is None else self._selections - task.since
         return task.missed + aged, task.place[0]
+
+
+def _remove(tasks: list[_Task], gone: _Task) -> None:
+    for place, task in enumerate(tasks):  # `list.remove` would ask whether tasks are equal
+        if task is gone:
+            del tasks[place]
+            return
 
 
 def _place(task: _Task) -> tuple[float, int]:

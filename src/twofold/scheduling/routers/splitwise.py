@@ -1,12 +1,20 @@
 """Splitwise's cluster-level scheduler: three pools, of which the mixed one grows and shrinks with the load."""
 
+from typing import ClassVar, Final
+
+from mypy_extensions import mypyc_attr
+
 from twofold.instance import InstanceLoad, Role
 from twofold.request import Request
 from twofold.scheduling.pools import Pool, Pools, pending_tokens, reserved_tokens
-from twofold.scheduling.router import Move, Route
+from twofold.scheduling.router import Move, Route, Router
+
+_PREFILL: Final = Role.PREFILL
+_MIXED: Final = Role.MIXED
 
 
-class Splitwise:
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Splitwise(Router):
     """Splitwise section 4.1: join the shortest queue for both phases at once, at arrival.
 
     Prefill goes to the least pending tokens of the prefill pool, unless its queue is longer than the threshold;
@@ -16,7 +24,7 @@ class Splitwise:
     of the other kind; with `returns_when_idle`, as in SplitwiseSim, when it has no work at all.
     """
 
-    MAX_PENDING_TOKENS = 8192  # the setting of its published experiments
+    MAX_PENDING_TOKENS: ClassVar[int] = 8192  # the setting of its published experiments
 
     def __init__(self, *, returns_when_idle: bool = False) -> None:
         self._returns_when_idle = returns_when_idle
@@ -36,18 +44,18 @@ class Splitwise:
         return Route(prefill.id, decode.id, tuple(moves))
 
     def role_of(self, load: InstanceLoad, idle: bool) -> Role:
-        if load.role is not Role.MIXED:
+        if load.role is not _MIXED:
             return load.role
         if self._returns_when_idle:
             return load.home if idle else load.role
-        others = load.decodes if load.home is Role.PREFILL else load.prefills
+        others = load.decodes if load.home is _PREFILL else load.prefills
         return load.role if others else load.home
 
     def _prefill(self, request: Request, pool: Pool) -> InstanceLoad | None:
         load = pool.least(pending_tokens)
         if load is None:
             return None
-        too_long = pending_tokens(load) + request.prompt_tokens > self.MAX_PENDING_TOKENS
+        too_long = pending_tokens.of(load) + request.prompt_tokens > self.MAX_PENDING_TOKENS
         return None if too_long and load.queued() else load
 
     def _decode(self, tokens: int, pool: Pool) -> InstanceLoad | None:
@@ -68,4 +76,4 @@ def _least_of_all(pools: Pools, moves: list[Move]) -> InstanceLoad | None:
     moved = {move.instance for move in moves}
     candidates = [pool.least(pending_tokens) for pool in (pools.prefill, pools.mixed, pools.decode)]
     known = [load for load in candidates if load is not None]
-    return min(known, key=lambda load: (pending_tokens(load), load.id in moved), default=None)
+    return min(known, key=lambda load: (pending_tokens.of(load), load.id in moved), default=None)

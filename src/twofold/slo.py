@@ -38,7 +38,7 @@ class Slo(msgspec.Struct, frozen=True, kw_only=True):
                 seconds = float(value)
             except ValueError:
                 seconds = -1.0
-            if key not in cls.__struct_fields__ or not 0 < seconds < float("inf"):
+            if key not in cls.__struct_fields__ or key in bounds or not 0 < seconds < float("inf"):
                 raise ConfigurationError(
                     f"SLO {part!r} is not understood: write seconds as in ttft=2,tpot=0.1,e2e=30"
                 )

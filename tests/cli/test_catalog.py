@@ -1,6 +1,9 @@
 """`twofold catalog` shows every entry, for people and for programs."""
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -80,3 +83,12 @@ def test_unknown_names_are_a_sentence():
     result = CliRunner().invoke(app, ["machines", "h10"])
     assert isinstance(result.exception, ConfigurationError)
     assert "did you mean h100?" in str(result.exception)
+
+
+def test_a_full_disk_is_one_sentence():
+    """The output cannot be written: no traceback."""
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "twofold.cli.main", "catalog", "machines"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == ["twofold: cannot write the output: No space left on device"]

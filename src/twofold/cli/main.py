@@ -50,6 +50,10 @@ def main() -> None:
         code = _complain(error.format_message(), error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
         code = 130
+    except BrokenPipeError:  # the reader has seen enough
+        code = 141
+    except OSError as error:
+        code = _complain(f"cannot write the output: {error.strerror or error}", 1)
     sys.exit(code if isinstance(code, int) else 0)
 
 

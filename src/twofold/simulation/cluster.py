@@ -65,9 +65,10 @@ class VirtualCluster(World):
         for failure in failures:
             instance = self.instances.get(failure.instance)
             if instance is None:
-                known = ", ".join(list(self.instances)[:6])
+                names = list(self.instances)
+                known = ", ".join(names[:6]) + (" …" if len(names) > 6 else "")
                 raise ConfigurationError(
-                    f"there is no instance {failure.instance!r} that could fail: there are {known} …"
+                    f"there is no instance {failure.instance!r} that could fail: there are {known}"
                 )
             if failure.at_s < 0 or (failure.back_s is not None and failure.back_s <= failure.at_s):
                 raise ConfigurationError(

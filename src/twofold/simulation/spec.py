@@ -39,7 +39,7 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     pools: tuple[PoolSpec, ...]
     model: str
-    performance: str = "fitted"
+    performance: str = "auto"
     router: str = "splitwise"
     handoff: str = "by-size"
     token_budget: int = 2048

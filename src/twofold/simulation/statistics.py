@@ -130,7 +130,7 @@ class Sampler:
         self._next = 0
         self._last = 0
         self._series: dict[str, Series] = {"power_w": Series()}
-        for role in {instance.role for instance in instances} | {Role.MIXED}:
+        for role in sorted({instance.role for instance in instances} | {Role.MIXED}):
             for kind in ("queue", "batch", "pool"):
                 self._series[f"{kind}/{role.value}"] = Series()
 

@@ -86,7 +86,7 @@ def _counts(result: SimulationResult) -> Iterator[Fact]:
 
 def _rates(result: SimulationResult) -> Iterator[Fact]:
     both = _rests_on_all(result)
-    yield Fact("Arrivals", rate(result.arrived, result.arrival_s, "requests/s"))
+    yield Fact("Arrivals", rate(result.arrived - 1, result.arrival_s, "requests/s"))
     yield Fact("Throughput", rate(result.completed, result.duration_s, "requests/s"), both)
     yield Fact("Output", rate(result.output_tokens, result.duration_s, "tokens/s"), both)
     if result.slo_met is not None:

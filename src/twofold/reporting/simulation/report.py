@@ -132,7 +132,7 @@ def _model_errors(result: SimulationResult, reference: ModelError | None) -> dic
 def _rates(result: SimulationResult) -> Rates:
     good = result.slo_met
     return Rates(
-        arrivals_per_s=_per(result.arrived, result.arrival_s),
+        arrivals_per_s=_per(result.arrived - 1, result.arrival_s),
         requests_per_s=_per(result.completed, result.duration_s),
         output_tokens_per_s=_per(result.output_tokens, result.duration_s),
         goodput_per_s=None if good is None else _per(good, result.duration_s),

@@ -19,7 +19,7 @@ def run(ttft_s, gap_s, count=20):
         request = Request(id=str(i), arrival_s=0.0, prompt_tokens=100, output_tokens=3)
         times = [ttft_s, ttft_s + gap_s, ttft_s + 2 * gap_s]
         moments = {Moment.ARRIVED: 0.0, Moment.FIRST_TOKEN: times[0], Moment.LAST_TOKEN: times[-1]}
-        timelines.append(Timeline(request, moments, times, FinishReason.LENGTH))
+        timelines.append(Timeline(request, moments, times, 3, FinishReason.LENGTH))
     return summarise(timelines, slo=SLO)
 
 
@@ -55,7 +55,12 @@ def test_load_and_slo_follow_from_unloaded_requests():
 
     def goal(speed):
         alone = [
-            Timeline(request, {Moment.ARRIVED: 0.0, Moment.FIRST_TOKEN: speed}, [speed, 2 * speed])
+            Timeline(
+                request,
+                {Moment.ARRIVED: 0.0, Moment.FIRST_TOKEN: speed, Moment.LAST_TOKEN: 2 * speed},
+                [speed, 2 * speed],
+                output_tokens=2,
+            )
             for request in probe_requests(sample)
         ]
         return objectives(alone)

@@ -24,7 +24,7 @@ def test_json_holds_everything():
     assert read["latencies_s"]["ttft_s"]["p50"] == run.ttft_s.percentile(50)
     assert (read["slowdowns"]["tpot_slowdown"], read["slowdowns"]["e2e_slowdown"]["count"]) == (None, 101)
     assert read["rates"] == {
-        "arrivals_per_s": 0.4,
+        "arrivals_per_s": 0.396,
         "requests_per_s": 98 / 300,
         "output_tokens_per_s": 20_000 / 300,
         "goodput_per_s": 0.3,

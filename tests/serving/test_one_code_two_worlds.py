@@ -51,8 +51,11 @@ class VirtualRun:
         made = BATCHERS[batcher](token_budget, max_num_seqs)
         self.instances[name] = InstanceScheduler(made, blocks, leases, max_num_seqs)
 
-    def on_add_instance(self, _, instance_id, role):
-        self.cluster.add_instance(instance_id, Role(role))
+    def on_add_instance(self, _, instance_id, role, capacity_tokens):
+        self.cluster.add_instance(instance_id, Role(role), capacity_tokens)
+
+    def on_waits(self, _, **args):
+        self.cluster.waits(**args)
 
     def on_arrive(self, _, request):
         request = msgspec.convert(request, Request)

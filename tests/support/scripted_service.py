@@ -7,6 +7,7 @@ from random import Random
 
 import msgspec
 
+from twofold.errors import RequestError
 from twofold.request import FinishReason, Generation, TokenOutput
 from twofold.serving.service import ServedModel
 
@@ -81,6 +82,12 @@ class ScriptedService:
 
     def ready(self) -> bool:
         return self.is_ready
+
+    def pools(self):
+        return []
+
+    def set_role(self, instance, role):
+        raise RequestError(f"{instance} is scripted", status=409, code="roles_fixed")
 
     def metrics(self) -> bytes:
         return b"# HELP scripted_requests_total requests\nscripted_requests_total 0\n"

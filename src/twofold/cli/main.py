@@ -5,7 +5,7 @@ import sys
 import typer
 
 from twofold import __version__
-from twofold.cli import bench, calibrate, catalog, model, plan, serve, simulate, trace
+from twofold.cli import bench, calibrate, catalog, model, plan, pools, serve, simulate, trace
 from twofold.errors import UserError
 
 app = typer.Typer(
@@ -23,6 +23,7 @@ app.add_typer(calibrate.app, name="calibrate")
 app.add_typer(catalog.app, name="catalog")
 app.add_typer(trace.app, name="trace")
 app.add_typer(model.app, name="model")
+app.add_typer(pools.app, name="pools")
 
 
 def _print_version(wanted: bool) -> None:

@@ -30,7 +30,8 @@ def serve(
     router: Annotated[
         str,
         typer.Option(
-            help="Placement: jsq, jsq-pending, jsq-requests, round-robin, random.",
+            help="Placement: jsq, jsq-pending, jsq-requests, round-robin, random; splitwise also moves workers "
+            "between the phases.",
             rich_help_panel=_SERVICE,
         ),
     ] = "jsq",
@@ -102,6 +103,7 @@ def serve(
         chunked_prefill=enable_chunked_prefill,
         token_budget=max_num_batched_tokens,
         pin_cores=pin_cores,
+        roles_move=router in serve_run.MOVING_ROLES,
     )
     source = serve_run.find_model(model)
     engine = serve_run.EngineConfig(

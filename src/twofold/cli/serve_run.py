@@ -22,6 +22,8 @@ from twofold.serving.plan import plan_workers
 
 __all__ = ["EngineConfig", "HttpConfig", "find_model", "plan_workers", "run"]
 
+# Routers that take workers from one phase to the other.
+MOVING_ROLES = ("splitwise",)
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -37,7 +39,7 @@ def run(
     journal: Path | None,
 ) -> None:
     """Serve until Ctrl-C or SIGTERM; raises ConfigurationError for what cannot be served."""
-    _check_choice("--router", router, FIXED_ROLE_ROUTERS)
+    _check_choice("--router", router, (*FIXED_ROLE_ROUTERS, *MOVING_ROLES))
     _check_choice("--handoff", handoff, tuple(HANDOFF_POLICIES))
     _check_choice("--dtype", engine.dtype, DTYPES)
     if journal is not None:

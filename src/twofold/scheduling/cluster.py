@@ -61,6 +61,31 @@ class ClusterScheduler:
             if load is placed.decode or (load is placed.prefill and not placed.handed_off)
         ]
 
+    def waits(self, instance_id: str, sequences: int) -> None:
+        """An instance says how many sequences wait on it, where the cluster cannot look for itself."""
+        load = self.pools.get(instance_id)
+        if load is not None:
+            load.queued = lambda: sequences
+
+    def pause(self, instance_id: str) -> None:
+        """Route nothing to an instance until `resume`; what was placed on it goes on."""
+        load = self.pools.get(instance_id)
+        if load is not None:
+            self.pools.pause(load)
+
+    def resume(self, instance_id: str) -> None:
+        """An instance that was paused may be given requests again."""
+        load = self.pools.get(instance_id)
+        if load is not None:
+            self.pools.resume(load)
+
+    def set_role(self, instance_id: str, role: Role) -> None:
+        """An operator gives an instance another home: what comes is routed by it, what is there goes on."""
+        load = self.pools.get(instance_id)
+        if load is not None:
+            load.home = role
+            self._move(load, role)
+
     def arrive(self, request: Request, now: float) -> Placement | None:
         """Place a request; None when no instance can take it."""
         tokens = self._memory.in_all(request)

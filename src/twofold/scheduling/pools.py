@@ -176,13 +176,25 @@ class Pools:
 
     def remove(self, instance_id: str) -> None:
         load = self._loads.pop(instance_id)
-        self[load.role].remove(load)
+        self.pause(load)
+
+    def pause(self, load: InstanceLoad) -> None:
+        """Take an instance out of its pool, but remember it."""
+        if load.place:
+            self[load.role].remove(load)
+
+    def resume(self, load: InstanceLoad) -> None:
+        """Put an instance that was paused last in its pool."""
+        if not load.place:
+            self[load.role].add(load)
 
     def move(self, load: InstanceLoad, role: Role) -> None:
-        """Put an instance last in another pool."""
-        self[load.role].remove(load)
+        """Put an instance last in another pool; one that is paused will come back there."""
+        paused = not load.place
+        self.pause(load)
         load.role = role
-        self[role].add(load)
+        if not paused:
+            self[role].add(load)
 
     def changed(self, load: InstanceLoad) -> None:
         self[load.role].changed(load)

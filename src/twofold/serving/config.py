@@ -7,7 +7,13 @@ from twofold.instance import Role
 
 # For hand-offs chosen by size: the prompt length from which Splitwise (section 6.2) sends layer by layer on its H100s.
 CROSSOVER_TOKENS = 512
-DEFAULT_TOKEN_BUDGET = {"prefill": 2048, "decode": 2048, "mixed": 2048, "chunked-prefill": 512}
+DEFAULT_TOKEN_BUDGET = {
+    "prefill": 2048,
+    "decode": 2048,
+    "mixed": 2048,
+    "chunked-prefill": 512,
+    "splitwise": 2048,
+}
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):

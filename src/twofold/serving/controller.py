@@ -2,30 +2,35 @@
 
 It is the one place where the life of a request is known as a whole, and the only sender of requests, leases
 and aborts to workers. So a worker hears of a request before it hears of its lease, and a lease that is granted
-after its request ended is given back from here.
+after its request ended is given back from here. A request whose worker is lost begins another attempt; one that
+nobody can take just now waits.
 """
 
 import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator
+from operator import attrgetter
 
-from twofold.errors import RequestError
+from twofold.errors import ConfigurationError, InstanceLostError, RequestError, TwofoldError
 from twofold.handoff import Lease
-from twofold.request import FinishReason, Generation, Request, TokenOutput
-from twofold.scheduling.cluster import ClusterScheduler, Placement
-from twofold.serving.live_request import LiveRequest
-from twofold.serving.mailbox import Inbox, Outbox
+from twofold.instance import Role
+from twofold.request import FinishReason, Generation, TokenOutput
+from twofold.scheduling.cluster import ClusterScheduler
+from twofold.scheduling.outcome import InstanceStatus
+from twofold.serving.fleet import ALIVE_S, Fleet
+from twofold.serving.live_request import Attempt, LiveRequest
+from twofold.serving.mailbox import Inbox
 from twofold.serving.messages import (
     Abort,
+    Alive,
     HandoffEnded,
     HandoffReport,
     InstanceLost,
     LeaseGranted,
-    Message,
-    Peer,
-    Peers,
     Prefill,
+    PrefillStarted,
+    Refused,
     Registered,
     RequestFailed,
     Reserve,
@@ -35,35 +40,48 @@ from twofold.serving.messages import (
     ToController,
 )
 from twofold.serving.metrics import ServiceMetrics
-from twofold.serving.service import ServedModel
+from twofold.serving.service import PoolMember, ServedModel
 from twofold.timeline import Moment, Recorder
 
 log = logging.getLogger(__name__)
 
+# A request that was lost so often without a token in between may be what ends the workers.
+MAX_IN_VAIN = 8
+
+_prefills, _decodes = attrgetter("prefills"), attrgetter("decodes")
+
 
 class Controller:
-    """Implements `Service` for the gateway over the workers of one service."""
+    """Implements `Service` for the gateway over the workers of one service.
+
+    With `roles_move` room on the decode instance is asked for when a prefill starts (docs/decisions/0007).
+    """
 
     def __init__(
         self,
         *,
         model: ServedModel,
         cluster: ClusterScheduler,
+        fleet: Fleet,
         inbox: Inbox[ToController],
-        outbox: Outbox,
         metrics: ServiceMetrics,
-        expected: frozenset[str],
+        roles_move: bool = False,
     ) -> None:
         self.model = model
         self._cluster = cluster
-        self._inbox, self._outbox = inbox, outbox
+        self._fleet = fleet
+        self._inbox = inbox
         self._metrics = metrics
+        self._roles_move = roles_move
         self._recorder = Recorder(sinks=[metrics.observe])
-        self._expected = expected
-        self._peers: dict[str, Peer] = {}
         self._live: dict[str, LiveRequest] = {}
+        self._attempts: dict[str, LiveRequest] = {}  # by the attempt that runs now
+        self._waiting: dict[str, LiveRequest] = {}  # in the order in which they came
         self._reports: dict[str, int] = {}
-        self._all_registered = asyncio.Event()
+        self._statuses: dict[str, InstanceStatus] = {}
+        self._ready, self._idle = asyncio.Event(), asyncio.Event()
+        self._draining = False
+        self._watch: asyncio.Task[None] | None = None
 
     # -- life of the controller ---------------------------------------------------------------------------------
 
@@ -73,24 +91,61 @@ class Controller:
         self._drain()
 
     async def wait_ready(self) -> None:
-        """Wait until every expected worker has registered."""
-        await self._all_registered.wait()
+        """Wait until every expected worker has registered; from then on they are watched."""
+        await self._ready.wait()
+        self._watch = asyncio.create_task(self._keep_watch())
+
+    async def drain(self) -> None:
+        """Take no more requests, and wait until those that are here have ended."""
+        self._draining = True
+        if self._live:
+            await self._idle.wait()
 
     def shutdown(self) -> None:
         """Tell every worker to end, and stop receiving."""
-        for instance in list(self._peers):
-            self._send(instance, Shutdown())
+        if self._watch is not None:
+            self._watch.cancel()
+        self._fleet.tell_all(Shutdown())
         asyncio.get_running_loop().remove_reader(self._inbox.fileno())
-        self._outbox.close(linger_s=1.0)
+        self._fleet.close()
         self._inbox.close()
 
     # -- Service, for the gateway -----------------------------------------------------------------------------------
 
     def ready(self) -> bool:
-        """Whether a request could be admitted: all workers came up, and both phases have one that is alive."""
-        roles = [load.role for load in self._cluster.pools]
-        both = any(role.prefills for role in roles) and any(role.decodes for role in roles)
-        return self._all_registered.is_set() and both
+        """Whether a request would be placed at once: both phases have a worker that may be given one."""
+        pools = self._cluster.pools
+        prefill, decode, mixed = len(pools.prefill), len(pools.decode), len(pools.mixed)
+        able = prefill + decode + mixed if self._roles_move else prefill * decode + mixed
+        return self._ready.is_set() and not self._draining and able > 0
+
+    def pools(self) -> list[PoolMember]:
+        """Every worker, with the role that it plays now."""
+        return [self._member(instance) for instance in self._fleet.members]
+
+    def set_role(self, instance: str, role: Role) -> None:
+        """Let a worker play another role from the next request on. What it has goes on as it began."""
+        load = self._cluster.pools.get(instance)
+        if load is None:
+            raise RequestError(
+                f"there is no worker {instance!r} that is up", status=404, code="unknown_instance"
+            )
+        if not self._roles_move:
+            raise RequestError(
+                "the workers of this service have fixed roles: serve with --router splitwise to move them",
+                status=409,
+                code="roles_fixed",
+            )
+        others = [one.role for one in self._cluster.pools if one is not load]
+        if not all(any(phase(one) for one in [role, *others]) for phase in (_prefills, _decodes)):
+            raise RequestError(
+                f"{instance} is the last worker for its phase: with it as {role.value} nobody would do that phase",
+                status=409,
+                code="last_of_its_phase",
+            )
+        self._cluster.set_role(instance, role)
+        self._fleet.members[instance].role = role
+        self._place_waiting()
 
     def metrics(self) -> bytes:
         """Prometheus text exposition."""
@@ -98,66 +153,132 @@ class Controller:
 
     async def generate(self, generation: Generation) -> AsyncGenerator[TokenOutput, None]:
         """Yield output tokens in order. Closing the generator early aborts the request on every worker."""
-        live = self._admit(generation.request)
+        live = self._admit(generation)
         try:
-            self._place(generation, live.placement)
             while True:
                 output = await live.next()
                 yield output
                 if output.finish_reason is not None:
                     return
         finally:
-            self._retire(live)
-
-    # -- requests ---------------------------------------------------------------------------------------------------
+            self._end(
+                live, FinishReason.ABORT
+            )  # the client has everything, and then it has ended, or has gone
 
     def stop(self, request_id: str) -> None:
         """The client has all it asked for, found in the text: end the request as finished, not as aborted."""
-        live = self._live.pop(request_id, None)
+        live = self._live.get(request_id)
         if live is not None:
-            self._abort(live)
-            self._close(live, FinishReason.STOP)
+            self._end(live, FinishReason.STOP)
 
-    def _admit(self, request: Request) -> LiveRequest:
-        now = time.monotonic()
-        placement = self._cluster.arrive(request, now) if self.ready() else None
-        if placement is None:
-            raise RequestError("the service is not ready: a worker is missing", status=503, code="not_ready")
-        live = self._live[request.id] = LiveRequest(request.id, placement)
-        self._recorder.arrive(request, request.arrival_s)
-        self._recorder.mark(request.id, Moment.ROUTED, now)
+    def _member(self, instance: str) -> PoolMember:
+        member, load, status = (
+            self._fleet.members[instance],
+            self._cluster.pools.get(instance),
+            self._statuses.get(instance),
+        )
+        role = member.role if load is None else load.role
+        return PoolMember(
+            instance=instance,
+            role=role,
+            home=role if load is None else load.home,
+            state=member.state.value,
+            trusted=member.breaker.state.value,
+            restarts=member.restarts,
+            waiting=0 if status is None else status.waiting,
+            running=0 if status is None else status.running,
+            blocks_total=0 if status is None else status.blocks_total,
+            blocks_free=0 if status is None else status.blocks_free,
+        )
+
+    # -- requests ---------------------------------------------------------------------------------------------------
+
+    def _admit(self, generation: Generation) -> LiveRequest:
+        if self._draining or not self._ready.is_set():
+            what = "is about to end" if self._draining else "is starting"
+            raise RequestError(f"the service {what} and takes no requests", status=503, code="not_ready")
+        request = generation.request
+        live = self._live[request.id] = LiveRequest(generation)
+        live.timeline = self._recorder.arrive(request, request.arrival_s)
+        if self._waiting or not self._place(live):
+            self._waiting[live.id] = live
         return live
 
-    def _place(self, generation: Generation, placement: Placement) -> None:
-        route = placement.route
-        if not route.splits:
-            self._send(route.prefill, Prefill(generation=generation))
-            return
-        self._send(route.prefill, Prefill(generation=generation, target=route.decode, mode=placement.mode))
-        reserve = Reserve(request=generation.request, sampling=generation.sampling, source=route.prefill)
-        self._send(route.decode, reserve)
-
-    def _retire(self, live: LiveRequest) -> None:
-        """The client has everything, and then the request is not alive any more, or has gone."""
-        if self._live.pop(live.id, None) is not None:
-            self._abort(live)
-            self._close(live, FinishReason.ABORT)
-
-    def _abort(self, live: LiveRequest) -> None:
-        route = live.placement.route
+    def _place(self, live: LiveRequest) -> bool:
+        """Begin an attempt; False if no instance can take it now."""
+        generation, now = live.what_is_left(), time.monotonic()
+        placement = self._cluster.arrive(generation.request, now)
+        if placement is None:
+            return False
+        attempt, route = live.begin(generation, placement), placement.route
+        self._attempts[attempt.id] = live
+        self._recorder.mark(live.id, Moment.ROUTED, now)
+        live.timeline.prefill_instance, live.timeline.decode_instance = route.prefill, route.decode
         for instance in {route.prefill, route.decode}:
-            self._send(instance, Abort(request_id=live.id))
+            if self._fleet.breaker(instance).begin(attempt.id):
+                self._cluster.pause(instance)
+        if not route.splits:
+            self._fleet.send(route.prefill, Prefill(generation=generation))
+            return True
+        announce = self._roles_move
+        prefill = Prefill(generation=generation, target=route.decode, mode=placement.mode, announce=announce)
+        self._fleet.send(route.prefill, prefill)
+        if not announce:
+            self._reserve(attempt)
+        return True
 
-    def _close(self, live: LiveRequest, reason: FinishReason) -> None:
-        self._cluster.ended(live.id)
+    def _reserve(self, attempt: Attempt) -> None:
+        generation, route = attempt.generation, attempt.placement.route
+        reserve = Reserve(request=generation.request, sampling=generation.sampling, source=route.prefill)
+        self._fleet.send(route.decode, reserve)
+
+    def _place_waiting(self) -> None:
+        """Those that wait, as far as somebody can take them; the first goes first."""
+        while self._waiting:
+            live = next(iter(self._waiting.values()))
+            if not self._place(live):
+                return
+            del self._waiting[live.id]
+
+    def _close_attempt(self, live: LiveRequest, *, abort: bool) -> None:
+        """Its attempt, if there is one, is over; workers that still hold something of it are told to `abort`."""
+        attempt = live.attempt
+        if attempt is None:
+            return
+        del self._attempts[attempt.id]
+        live.lose()
+        self._cluster.ended(attempt.id)
+        route = attempt.placement.route
+        for instance in {route.prefill, route.decode}:
+            if abort:
+                self._fleet.send(instance, Abort(request_id=attempt.id))
+            if self._fleet.breaker(instance).release(attempt.id):
+                self._resume(instance)
+
+    def _end(self, live: LiveRequest, reason: FinishReason, *, abort: bool = True) -> None:
+        """A request is over, whatever it was doing; what ended before stays as it ended."""
+        if self._live.pop(live.id, None) is None:
+            return
+        self._waiting.pop(live.id, None)
+        self._close_attempt(live, abort=abort)
         self._recorder.end(live.id, reason)
+        if self._draining and not self._live:
+            self._idle.set()
 
-    def _fail(self, request_id: str, reason: str) -> None:
-        live = self._live.pop(request_id, None)
-        if live is not None:
-            self._abort(live)
-            self._close(live, FinishReason.ERROR)
-            live.fail(reason)
+    def _fail(self, live: LiveRequest, error: TwofoldError) -> None:
+        self._end(live, FinishReason.ERROR)
+        live.fail(error)
+
+    def _replay(self, live: LiveRequest, reason: str) -> None:
+        """The attempt is lost; the next one begins, or waits until somebody can take it."""
+        self._close_attempt(live, abort=True)
+        if live.in_vain >= MAX_IN_VAIN:
+            self._fail(
+                live, InstanceLostError(f"the request was lost {live.in_vain} times in a row: {reason}")
+            )
+            return
+        log.info("request %s is replayed after %d tokens: %s", live.id, live.next_index, reason)
+        self._waiting[live.id] = live
 
     # -- messages ---------------------------------------------------------------------------------------------------
 
@@ -165,92 +286,136 @@ class Controller:
         for message in self._inbox.drain():
             self._handle(message)
 
-    def _handle(self, message: ToController) -> None:
+    def _handle(self, message: ToController) -> None:  # noqa: C901  (one flat match over the kinds of messages)
         match message:
             case StepDone():
                 self._step_done(message)
+            case Alive():
+                self._fleet.heard(message, time.monotonic())
+            case PrefillStarted(request_id=attempt_id):
+                live = self._attempts.get(attempt_id)
+                if live is not None and live.attempt is not None:
+                    self._reserve(live.attempt)
             case LeaseGranted(lease=lease):
                 self._pass_on(lease)
             case Status():
                 self._note_status(message)
-            case HandoffReport(request_id=request_id):
-                self._recorder.mark(request_id, Moment.HANDOFF_STARTED, message.started_s)
-                self._recorder.mark(request_id, Moment.HANDOFF_ENDED, message.ended_s)
-                self._metrics.handoff(message)
-                self._cluster.handed_off(request_id)
-            case RequestFailed(request_id=request_id, reason=reason):
-                self._fail(request_id, reason)
+            case HandoffReport():
+                self._handed_off(message)
+            case RequestFailed(request_id=attempt_id, reason=reason):
+                live = self._attempts.get(attempt_id)
+                if live is not None:
+                    self._replay(live, reason)
+                    self._place_waiting()
             case Registered():
                 self._register(message)
 
     def _register(self, message: Registered) -> None:
-        instance = message.peer.memory.instance
-        self._peers[instance] = message.peer
-        self._cluster.add_instance(instance, message.role)
-        self._metrics.status(instance, message.status)
-        if self._expected <= self._peers.keys():
-            for each in self._peers:
-                self._send(each, Peers(peers=list(self._peers.values())))
-            self._all_registered.set()
+        instance, now = message.peer.memory.instance, time.monotonic()
+        try:
+            self._fleet.register(message, now)
+        except ConfigurationError as error:
+            log.error("%s", error)  # noqa: TRY400  (it is one sentence about a worker, not a fault of ours)
+            self._fleet.refuse(message, Refused(reason=str(error)))
+            return
+        self._reports[instance] = 0
+        memory, member = message.peer.memory, self._fleet.members[instance]
+        # A worker that comes back plays the role that it had.
+        self._cluster.add_instance(instance, member.role, memory.num_blocks * memory.layout.block_size)
+        self._took_note(instance, message.status)
+        if self._fleet.complete:
+            self._ready.set()
+        self._place_waiting()
 
     def _note_status(self, message: Status | StepDone) -> None:
         """Reports come over two ways: an older one that comes later, or after the worker's end, is dropped."""
         instance = message.instance
-        if instance in self._peers and message.number > self._reports.get(instance, 0):
+        if self._fleet.is_current(instance, message.epoch) and message.number > self._reports[instance]:
             self._reports[instance] = message.number
-            self._metrics.status(instance, message.status)
+            self._took_note(instance, message.status)
+
+    def _took_note(self, instance: str, status: InstanceStatus) -> None:
+        self._statuses[instance] = status
+        self._metrics.status(instance, status)
+        if self._roles_move:
+            self._cluster.waits(instance, status.waiting)
 
     def _step_done(self, message: StepDone) -> None:
         now = time.monotonic()
         self._note_status(message)
-        for request_id in message.started:
-            self._recorder.mark(request_id, Moment.PREFILL_STARTED, message.started_s)
-        for request_id, output in message.tokens:
-            live = self._live.get(request_id)
-            if live is None:
-                continue
-            if output.index == 0:
-                self._cluster.prefilled(request_id)
-            elif output.index == 1:
-                self._recorder.mark(request_id, Moment.DECODE_STARTED, message.started_s)
-            for ordered in live.push(output):
-                self._recorder.token(request_id, now)
-                if ordered.finish_reason is not None:
-                    self._finish(live, ordered.finish_reason)
+        for attempt_id in message.started:
+            live = self._attempts.get(attempt_id)
+            if live is not None:
+                self._recorder.mark(live.id, Moment.PREFILL_STARTED, message.started_s)
+        for attempt_id, output in message.tokens:
+            live = self._attempts.get(attempt_id)
+            if live is not None:
+                self._token(live, output, message, now)
 
-    def _finish(self, live: LiveRequest, reason: FinishReason) -> None:
-        route = live.placement.route
-        if route.splits and live.next_index == 1:  # it ended with its first token: nothing will be decoded
-            self._send(route.decode, Abort(request_id=live.id))
-        del self._live[live.id]
-        self._close(live, reason)
+    def _token(self, live: LiveRequest, output: TokenOutput, message: StepDone, now: float) -> None:
+        attempt = live.attempt
+        assert attempt is not None  # noqa: S101  (it was found by its attempt; tells the type checker so)
+        if output.index == 0:
+            self._cluster.prefilled(attempt.id)
+        elif output.index == 1:
+            self._recorder.mark(live.id, Moment.DECODE_STARTED, message.started_s)
+        if output.index < 2 and self._fleet.breaker(message.instance).succeed(attempt.id, now):
+            self._resume(message.instance)
+        for ordered in live.push(output):
+            self._recorder.token(live.id, now)
+            if ordered.finish_reason is not None:
+                # One that ended with its first token is still expected where it was to be decoded.
+                unused = attempt.placement.route.splits and live.next_index == attempt.first_index + 1
+                self._end(live, ordered.finish_reason, abort=unused)
+
+    def _handed_off(self, message: HandoffReport) -> None:
+        live = self._attempts.get(message.request_id)
+        if live is not None:
+            self._recorder.mark(live.id, Moment.HANDOFF_STARTED, message.started_s)
+            self._recorder.mark(live.id, Moment.HANDOFF_ENDED, message.ended_s)
+        self._metrics.handoff(message)
+        self._cluster.handed_off(message.request_id)
 
     def _pass_on(self, lease: Lease) -> None:
         """A lease goes to its source while its request lives; otherwise nothing was, or will be, written."""
-        if lease.request_id in self._live:
-            self._send(lease.source, LeaseGranted(lease=lease))
+        if lease.request_id in self._attempts:
+            self._fleet.send(lease.source, LeaseGranted(lease=lease))
         else:
-            self._send(lease.instance, HandoffEnded(request_id=lease.request_id, epoch=lease.epoch))
+            self._fleet.send(lease.instance, HandoffEnded(request_id=lease.request_id, epoch=lease.epoch))
 
-    def lose(self, instance: str) -> None:
-        """A worker's process has ended: its requests fail, and its peers are told."""
-        peer = self._peers.pop(instance, None)
-        if peer is None:
-            return
-        log.error("%s has ended; its requests fail", instance)
-        for request_id in self._cluster.remove_instance(instance):
-            self._fail(request_id, f"the worker {instance} ended")
-        for each in self._peers:
-            self._send(each, InstanceLost(instance=instance))
+    # -- workers ----------------------------------------------------------------------------------------------------
+
+    async def _keep_watch(self) -> None:
+        while True:
+            await asyncio.sleep(ALIVE_S)
+            self._drain()  # what they said while this process had no time is heard before they are judged
+            for instance in self._fleet.look(time.monotonic()):
+                self._lose(instance)
+            self._place_waiting()
+
+    def exited(self, instance: str) -> None:
+        """A worker's process has ended: it writes no more, and its peers are told so."""
+        if self._fleet.exited(instance, time.monotonic()):
+            log.error("%s has ended", instance)
+            self._lose(instance)
+        self._fleet.tell_all(InstanceLost(instance=instance))
+        self._place_waiting()
+
+    def fail_all(self, reason: str) -> None:
+        """The service cannot go on."""
+        self._draining = True
+        for live in list(self._live.values()):
+            self._fail(live, InstanceLostError(reason))
+
+    def _lose(self, instance: str) -> None:
+        """A worker works no more; what it held begins anew elsewhere."""
         self._metrics.remove(instance)
-        self._outbox.forget(peer.inbox)
+        self._statuses.pop(instance, None)
+        for attempt_id in self._cluster.remove_instance(instance):
+            live = self._attempts.get(attempt_id)
+            if live is not None:
+                self._replay(live, f"{instance} was lost")
 
-    def lose_all(self) -> None:
-        """Every worker's process has ended, or is about to."""
-        for instance in list(self._peers):
-            self.lose(instance)
-
-    def _send(self, instance: str, message: Message) -> None:
-        peer = self._peers.get(instance)
-        if peer is not None:
-            self._outbox.send(peer.inbox, message)
+    def _resume(self, instance: str) -> None:
+        self._cluster.resume(instance)
+        self._place_waiting()

@@ -108,12 +108,33 @@ class JournaledCluster(ClusterScheduler):
 
     def add_instance(self, instance_id: str, role: Role, capacity_tokens: int | None = None) -> None:
         super().add_instance(instance_id, role, capacity_tokens)
-        self.journal.write("add_instance", {"instance_id": instance_id, "role": role})
+        args: dict[str, object] = {
+            "instance_id": instance_id,
+            "role": role,
+            "capacity_tokens": capacity_tokens,
+        }
+        self.journal.write("add_instance", args)
 
     def remove_instance(self, instance_id: str) -> list[str]:
         requests = super().remove_instance(instance_id)
         self.journal.write("remove_instance", {"instance_id": instance_id}, requests)
         return requests
+
+    def waits(self, instance_id: str, sequences: int) -> None:
+        super().waits(instance_id, sequences)
+        self.journal.write("waits", {"instance_id": instance_id, "sequences": sequences})
+
+    def pause(self, instance_id: str) -> None:
+        super().pause(instance_id)
+        self.journal.write("pause", {"instance_id": instance_id})
+
+    def resume(self, instance_id: str) -> None:
+        super().resume(instance_id)
+        self.journal.write("resume", {"instance_id": instance_id})
+
+    def set_role(self, instance_id: str, role: Role) -> None:
+        super().set_role(instance_id, role)
+        self.journal.write("set_role", {"instance_id": instance_id, "role": role})
 
     def arrive(self, request: Request, now: float) -> Placement | None:
         placement = super().arrive(request, now)

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import msgspec
 
 from twofold.serving.config import ServiceConfig
-from twofold.serving.reports import Report
+from twofold.serving.reports import Order, Report
 
 
 class LocalLauncher:
@@ -31,6 +31,19 @@ class LocalLauncher:
         self._process.stdin.write(msgspec.json.encode(self._config) + b"\n")
         await self._process.stdin.drain()
 
+    def start_worker(self, instance: str) -> None:
+        """A worker that has ended is to be started again."""
+        self._order(Order(start=instance))
+
+    def kill_worker(self, instance: str) -> None:
+        """A worker must not go on; its end will be reported."""
+        self._order(Order(kill=instance))
+
+    def _order(self, order: Order) -> None:
+        process = self._process
+        if process is not None and process.stdin is not None and process.returncode is None:
+            process.stdin.write(msgspec.json.encode(order) + b"\n")
+
     async def reports(self) -> AsyncIterator[Report]:
         """What the nursery says, until it ends; a nursery that dies without a word is reported as a failure."""
         assert self._process is not None  # noqa: S101  (reports are asked for after start)
@@ -48,6 +61,7 @@ class LocalLauncher:
         """Wait for workers that were told to end; end by force what is still there after `grace_s`."""
         if self._process is None:
             return
+        self._order(Order(finish=True))
         try:
             await asyncio.wait_for(self._process.wait(), grace_s)
         except TimeoutError:

@@ -1,51 +1,118 @@
-"""A request that is alive in the controller: where it runs and the tokens on their way to its client."""
+"""A request that is alive in the controller: where it runs and the tokens on their way to its client.
+
+A request runs as one **attempt** after another: when the worker that holds it is lost, the next attempt starts from the
+prompt and the tokens that are known, and goes on where the last one stopped. Workers know attempts, not requests, so
+nothing that is said about an old attempt can touch a new one.
+"""
 
 import asyncio
 from collections import deque
 
-from twofold.errors import InstanceLostError
-from twofold.request import TokenOutput
-from twofold.scheduling.cluster import Placement
+import msgspec
+
+from twofold.errors import TwofoldError
+from twofold.request import Generation, TokenOutput
+from twofold.scheduling.route import Placement
+from twofold.timeline import Timeline
+
+
+class Attempt(msgspec.Struct, frozen=True):
+    """One run of a request, from output token `first_index` on."""
+
+    id: str
+    generation: Generation
+    placement: Placement
+    first_index: int
 
 
 class LiveRequest:
     """Puts the tokens of one request in order and hands them to the one task that waits for them.
 
-    The first token comes from the prefill instance and the others from the decode instance, so the second may
-    overtake the first on its way here.
+    The first token of an attempt comes from the prefill instance and the others from the decode instance, so the
+    second may overtake the first on its way here.
     """
 
-    def __init__(self, request_id: str, placement: Placement) -> None:
-        self.id = request_id
-        self.placement = placement
+    def __init__(self, generation: Generation) -> None:
+        self.id = generation.request.id
+        self.generation = generation
+        self.timeline = Timeline(generation.request)
+        self.attempt: Attempt | None = None
+        self.attempts = 0
+        self.in_vain = 0  # attempts in a row that were lost before they made a token
+        self._tokens: list[int] = []
         self._ordered: deque[TokenOutput] = deque()
         self._early: dict[int, TokenOutput] = {}
-        self.next_index = 0
-        self._failure: str | None = None
+        self._failure: TwofoldError | None = None
         self._changed = asyncio.Event()
 
+    @property
+    def next_index(self) -> int:
+        """The index of the output token that comes next."""
+        return len(self._tokens)
+
+    def what_is_left(self) -> Generation:
+        """The generation of the next attempt: the tokens that are known are part of its prompt.
+
+        Sampling is keyed by seed and position, so the tokens to come are those that would have come.
+        """
+        made = len(self._tokens)
+        generation, request, sampling = self.generation, self.generation.request, self.generation.sampling
+        attempt = msgspec.structs.replace(
+            request,
+            id=f"{request.id}~{self.attempts}",
+            prompt_tokens=request.prompt_tokens + made,
+            output_tokens=request.output_tokens - made,
+        )
+        if not made:
+            return msgspec.structs.replace(generation, request=attempt)
+        return msgspec.structs.replace(
+            generation,
+            request=attempt,
+            prompt_token_ids=generation.prompt_token_ids + self._tokens,
+            sampling=msgspec.structs.replace(
+                sampling,
+                max_tokens=sampling.max_tokens - made,
+                min_tokens=max(0, sampling.min_tokens - made),
+            ),
+        )
+
+    def begin(self, generation: Generation, placement: Placement) -> Attempt:
+        """What is left of it was placed."""
+        self.attempt = Attempt(generation.request.id, generation, placement, len(self._tokens))
+        self.attempts += 1
+        return self.attempt
+
+    def lose(self) -> None:
+        """The attempt is over, and tokens that it made out of order are forgotten."""
+        if self.attempt is not None:
+            self.in_vain = self.in_vain + 1 if self.attempt.first_index == len(self._tokens) else 0
+        self.attempt = None
+        self._early.clear()
+
     def push(self, output: TokenOutput) -> list[TokenOutput]:
-        """A token arrived; returns the tokens that are now in order, this one and any that waited for it."""
+        """A token of the attempt arrived; returns the tokens that are now in order, it and any that waited for it."""
+        if self.attempt is not None and self.attempt.first_index:
+            output = msgspec.structs.replace(output, index=output.index + self.attempt.first_index)
         self._early[output.index] = output
         ordered: list[TokenOutput] = []
-        while (ready := self._early.pop(self.next_index, None)) is not None:
+        while (ready := self._early.pop(len(self._tokens), None)) is not None:
             ordered.append(ready)
-            self.next_index += 1
+            self._tokens.append(ready.token_id)
         self._ordered.extend(ordered)
         if ordered:
             self._changed.set()
         return ordered
 
-    def fail(self, reason: str) -> None:
+    def fail(self, error: TwofoldError) -> None:
         """The request cannot go on; whoever waits is told after the tokens that are there."""
-        self._failure = reason
+        self._failure = error
         self._changed.set()
 
     async def next(self) -> TokenOutput:
-        """The next token in order; raises InstanceLostError when there will be none."""
+        """The next token in order; raises what the request failed with when there will be none."""
         while not self._ordered:
             if self._failure is not None:
-                raise InstanceLostError(self._failure)
+                raise self._failure
             self._changed.clear()
             await self._changed.wait()
         return self._ordered.popleft()

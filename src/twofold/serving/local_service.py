@@ -5,6 +5,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,9 +15,10 @@ import zmq
 from twofold.errors import ConfigurationError
 from twofold.scheduling.cluster import ClusterScheduler
 from twofold.scheduling.handoffs import HANDOFF_POLICIES
-from twofold.scheduling.routers import ROUTERS
+from twofold.scheduling.routers import FIXED_ROLE_ROUTERS, ROUTERS
 from twofold.serving.config import CONTROLLER, CROSSOVER_TOKENS, ServiceConfig
 from twofold.serving.controller import Controller
+from twofold.serving.fleet import Fleet, Patience
 from twofold.serving.gateway.app import create_app
 from twofold.serving.gateway.server import HttpServer
 from twofold.serving.gateway.tokenizer import load_tokenizer
@@ -105,6 +107,10 @@ class LocalService:
         host, port = self._listener.getsockname()[:2]
         self._on_progress(f"ready on http://{host}:{port}")
         await self._stop.wait()
+        if self._controller is not None:
+            # Health says that no more is taken while the streams that run come to their ends.
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._controller.drain(), STOP_GRACE_S)
         await server.stop()
 
     async def _unless_stopped(self, event: asyncio.Future[T]) -> bool:
@@ -131,10 +137,15 @@ class LocalService:
         return Controller(
             model=model,
             cluster=self._make_cluster(),
+            fleet=Fleet(
+                {worker.instance: worker.role for worker in self._config.workers},
+                Outbox(context),
+                self._launcher,
+                Patience(),
+            ),
             inbox=inbox,
-            outbox=Outbox(context),
             metrics=ServiceMetrics(),
-            expected=frozenset(worker.instance for worker in self._config.workers),
+            roles_move=self._config.router not in FIXED_ROLE_ROUTERS,
         )
 
     def _make_cluster(self) -> ClusterScheduler:
@@ -152,7 +163,7 @@ class LocalService:
                 self._follow(report)
         except msgspec.MsgspecError as error:
             self._fail(f"the process that starts the workers said something else than a report: {error}")
-        self._fail("every worker has ended")
+        self._fail("the process that starts the workers has ended")
 
     def _follow(self, report: Report) -> None:
         if report.stage is not None:
@@ -168,7 +179,7 @@ class LocalService:
         if self._stop.is_set():
             return  # as it was told to
         if self._controller is not None and self._was_ready:
-            self._controller.lose(instance)
+            self._controller.exited(instance)
         else:
             self._fail(f"{instance} ended with code {code} before the service was ready")
 
@@ -177,5 +188,5 @@ class LocalService:
         if not self._stop.is_set():
             self._failure = reason
             if self._controller is not None:
-                self._controller.lose_all()
+                self._controller.fail_all(reason)
         self.stop()

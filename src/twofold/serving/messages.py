@@ -30,11 +30,15 @@ class Peers(Message, frozen=True, kw_only=True):
 
 
 class Prefill(Message, frozen=True, kw_only=True):
-    """Prefill this request; then decode it too, or hand it to `target`."""
+    """Prefill this request; then decode it too, or hand it to `target`.
+
+    With `announce` the worker says when its prefill starts, because room on `target` is asked for only then.
+    """
 
     generation: Generation
     target: str | None = None
     mode: HandoffMode | None = None
+    announce: bool = False
 
 
 class Reserve(Message, frozen=True, kw_only=True):
@@ -57,6 +61,12 @@ class InstanceLost(Message, frozen=True, kw_only=True):
     instance: str
 
 
+class Refused(Message, frozen=True, kw_only=True):
+    """This worker cannot be part of the service, for this reason: end."""
+
+    reason: str
+
+
 class Shutdown(Message, frozen=True, kw_only=True):
     """End now."""
 
@@ -65,11 +75,26 @@ class Shutdown(Message, frozen=True, kw_only=True):
 
 
 class Registered(Message, frozen=True, kw_only=True):
-    """The worker is ready to be given work."""
+    """The worker is ready to be given work. `model` names what it computes: all workers must agree on it."""
 
     peer: Peer
     role: Role
+    model: str
     status: InstanceStatus
+
+
+class Alive(Message, frozen=True, kw_only=True):
+    """The worker lives and applies messages; its batch under way, if there is one, has run for `batch_s` seconds."""
+
+    instance: str
+    epoch: int
+    batch_s: float = 0.0
+
+
+class PrefillStarted(Message, frozen=True, kw_only=True):
+    """The prefill of an announced request starts: now is the time to ask for room on its target."""
+
+    request_id: str
 
 
 class LeaseGranted(Message, frozen=True, kw_only=True):
@@ -81,10 +106,12 @@ class LeaseGranted(Message, frozen=True, kw_only=True):
 class StepDone(Message, frozen=True, kw_only=True):
     """An iteration is over. `started` are the requests whose prefill began with it; times are monotonic seconds.
 
-    `number` counts the reports of status: they come over two ways, and an older one may come later.
+    `number` counts the reports of status: they come over two ways, and an older one may come later. `epoch` says
+    in which life of the instance all this happened.
     """
 
     instance: str
+    epoch: int
     started_s: float
     started: list[str]
     tokens: list[tuple[str, TokenOutput]]
@@ -93,9 +120,10 @@ class StepDone(Message, frozen=True, kw_only=True):
 
 
 class Status(Message, frozen=True, kw_only=True):
-    """The accounts of a worker changed while it ran no batch; see StepDone for `number`."""
+    """The accounts of a worker changed while it ran no batch; see StepDone for `epoch` and `number`."""
 
     instance: str
+    epoch: int
     status: InstanceStatus
     number: int
 
@@ -139,6 +167,17 @@ class Heartbeat(Message, frozen=True, kw_only=True):
 
 
 ToWorker = (
-    Peers | Prefill | Reserve | LeaseGranted | Abort | InstanceLost | Shutdown | HandoffEnded | Heartbeat
+    Peers
+    | Prefill
+    | Reserve
+    | LeaseGranted
+    | Abort
+    | InstanceLost
+    | Refused
+    | Shutdown
+    | HandoffEnded
+    | Heartbeat
 )
-ToController = Registered | LeaseGranted | StepDone | Status | HandoffReport | RequestFailed
+ToController = (
+    Registered | Alive | PrefillStarted | LeaseGranted | StepDone | Status | HandoffReport | RequestFailed
+)

@@ -1,7 +1,7 @@
 """The nursery: one process that imports torch and loads the model once, and forks every worker from there.
 
-It reads a ServiceConfig as one line of JSON from its standard input and reports on its standard output, one
-JSON object a line (see `Report`). It ends, and its workers with it, when told to (SIGTERM), when its
+It reads a ServiceConfig and then orders (see `Order`) from its standard input and reports on its standard output
+(see `Report`), one JSON object a line. It ends, and its workers with it, when told to (SIGTERM), when its
 standard input closes, or when the process that started it dies, however that happens.
 
 Before a fork there must be no other threads and no CUDA context: the model is loaded with a single thread
@@ -23,7 +23,7 @@ import msgspec
 
 from twofold.errors import ConfigurationError, UserError
 from twofold.serving.config import EngineConfig, ServiceConfig
-from twofold.serving.reports import Report
+from twofold.serving.reports import Order, Report
 
 PR_SET_PDEATHSIG = 1
 
@@ -34,18 +34,26 @@ def main() -> None:
     logging.basicConfig(
         level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr
     )
-    config = msgspec.json.decode(sys.stdin.buffer.readline(), type=ServiceConfig)
+    config = msgspec.json.decode(_read_line(sys.stdin.fileno()), type=ServiceConfig)
     try:
-        workers = _raise_workers(config, report)
+        nursery = _raise_workers(config, report)
     except UserError as error:
         report(Report(failure=str(error)))
         sys.exit(2)
-    _watch(workers, report)
+    nursery.watch()
     # Nobody else can, if the process that made it was killed.
     shutil.rmtree(config.run_dir, ignore_errors=True)
 
 
 Reporter = Callable[[Report], None]
+
+
+def _read_line(fd: int) -> bytes:
+    """One line, and nothing of what comes after it: a buffer would hide orders from the selector."""
+    line = bytearray()
+    while not line.endswith(b"\n") and (char := os.read(fd, 1)):
+        line += char
+    return bytes(line)
 
 
 def _take_stdout() -> Reporter:
@@ -59,8 +67,8 @@ def _take_stdout() -> Reporter:
     return report
 
 
-def _raise_workers(config: ServiceConfig, report: Reporter) -> dict[int, str]:
-    """Load the model and fork the workers; returns instance ids by pid."""
+def _raise_workers(config: ServiceConfig, report: Reporter) -> "Nursery":
+    """Load the model and fork the workers."""
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # our own stages say what happens
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # no OpenMP pool may exist when workers are forked
     report(Report(stage="importing torch"))
@@ -83,14 +91,12 @@ def _raise_workers(config: ServiceConfig, report: Reporter) -> dict[int, str]:
     report(Report(stage="starting workers", max_model_len=plan.max_model_len, vocab_size=model.vocab_size))
     from twofold.serving.worker.process import run_worker  # noqa: PLC0415
 
-    workers: dict[int, str] = {}
-    nursery = os.getpid()
+    nursery = Nursery(
+        {spec.instance: partial(run_worker, config, spec, model, plan) for spec in config.workers}, report
+    )
     for spec in config.workers:
-        pid = os.fork()
-        if pid == 0:
-            _become_worker(spec.instance, nursery, partial(run_worker, config, spec, model, plan))
-        workers[pid] = spec.instance
-    return workers
+        nursery.start(spec.instance)
+    return nursery
 
 
 def check_device(name: str) -> None:
@@ -136,40 +142,76 @@ def _become_worker(instance: str, nursery: int, run: Callable[[], None]) -> NoRe
         os._exit(code)
 
 
-def _watch(workers: dict[int, str], report: Reporter) -> None:
-    """Report workers that end, until told to end them all."""
-    wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    signal.set_wakeup_fd(wake_write)
-    ending = False
+class Nursery:
+    """Forks workers, and ends them when told to; `runs` is what each of them does."""
 
-    def end(_signal: int, _frame: object) -> None:
-        nonlocal ending
-        ending = True
+    def __init__(self, runs: dict[str, Callable[[], None]], report: Reporter) -> None:
+        self._runs = runs
+        self._report = report
+        self._pids: dict[int, str] = {}
+        self._pid = os.getpid()
+        self._ending = self._finishing = False
+        self._unread = b""
 
-    signal.signal(signal.SIGTERM, end)
-    signal.signal(signal.SIGCHLD, lambda _signal, _frame: None)
-    with selectors.DefaultSelector() as selector:
-        selector.register(wake_read, selectors.EVENT_READ)
-        selector.register(sys.stdin, selectors.EVENT_READ)
-        while workers and not ending:
-            _reap(workers, report)
-            for key, _ in selector.select(timeout=1.0):
-                if key.fd == wake_read:
-                    os.read(wake_read, 4096)
-                else:
-                    ending = ending or not sys.stdin.buffer.readline()
-    for pid in workers:
-        os.kill(pid, signal.SIGKILL)
-    for pid in workers:
-        os.waitpid(pid, 0)
-
-
-def _reap(workers: dict[int, str], report: Reporter) -> None:
-    while workers:
-        pid, status = os.waitpid(-1, os.WNOHANG)
+    def start(self, instance: str) -> None:
+        """Fork a worker."""
+        pid = os.fork()
         if pid == 0:
-            return
-        report(Report(exited=workers.pop(pid), code=os.waitstatus_to_exitcode(status)))
+            signal.set_wakeup_fd(-1)
+            for number in (signal.SIGTERM, signal.SIGCHLD):
+                signal.signal(number, signal.SIG_DFL)
+            _become_worker(instance, self._pid, self._runs[instance])
+        self._pids[pid] = instance
+
+    def kill(self, instance: str) -> None:
+        """End a worker by force, also one that is stopped; it is reported like any that ends."""
+        for pid, name in self._pids.items():
+            if name == instance:
+                os.kill(pid, signal.SIGKILL)
+
+    def watch(self) -> None:
+        """Report workers that end and do as ordered, until told to end them all."""
+        wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wake_write)
+        signal.signal(signal.SIGTERM, self._end)
+        signal.signal(signal.SIGCHLD, lambda _signal, _frame: None)
+        with selectors.DefaultSelector() as selector:
+            selector.register(wake_read, selectors.EVENT_READ)
+            selector.register(sys.stdin, selectors.EVENT_READ)
+            while not self._ending and (self._pids or not self._finishing):
+                self._reap()
+                for key, _ in selector.select(timeout=1.0):
+                    if key.fd == wake_read:
+                        os.read(wake_read, 4096)
+                    else:
+                        self._read_orders()
+        for pid in self._pids:
+            os.kill(pid, signal.SIGKILL)
+        for pid in self._pids:
+            os.waitpid(pid, 0)
+
+    def _end(self, _signal: int, _frame: object) -> None:
+        self._ending = True
+
+    def _reap(self) -> None:
+        while self._pids:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            self._report(Report(exited=self._pids.pop(pid), code=os.waitstatus_to_exitcode(status)))
+
+    def _read_orders(self) -> None:
+        """Whole lines are orders; the end of the input is the order to end."""
+        said = os.read(sys.stdin.fileno(), 1 << 16)
+        self._ending = self._ending or not said
+        *lines, self._unread = (self._unread + said).split(b"\n")
+        for line in lines:
+            order = msgspec.json.decode(line, type=Order)
+            self._finishing = self._finishing or order.finish
+            if order.kill is not None:
+                self.kill(order.kill)
+            if order.start is not None:
+                self.start(order.start)
 
 
 def _die_with_parent(with_signal: signal.Signals, parent: int) -> None:

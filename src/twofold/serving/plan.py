@@ -15,8 +15,12 @@ def plan_workers(
     chunked_prefill: bool,
     token_budget: int | None,
     pin_cores: bool,
+    roles_move: bool = False,
 ) -> tuple[WorkerConfig, ...]:
-    """Workers with their roles, batchers and cores; raises ConfigurationError for counts that cannot serve."""
+    """Workers with their roles, batchers and cores; raises ConfigurationError for counts that cannot serve.
+
+    Where `roles_move`, every worker can do both phases at any time, with Splitwise's batcher.
+    """
     if colocated and (prefill or decode):
         raise ConfigurationError(
             "--colocated excludes --prefill and --decode: a service is split or it is not"
@@ -25,12 +29,17 @@ def plan_workers(
         raise ConfigurationError(
             "a split service needs at least --prefill 1 and --decode 1 (or use --colocated N)"
         )
-    mixed = "chunked-prefill" if chunked_prefill else "mixed"
-    kinds = (
-        [(f"prefill-{i}", Role.PREFILL, "prefill") for i in range(prefill)]
-        + [(f"decode-{i}", Role.DECODE, "decode") for i in range(decode)]
-        + [(f"mixed-{i}", Role.MIXED, mixed) for i in range(colocated)]
-    )
+    batchers = {
+        Role.PREFILL: "prefill",
+        Role.DECODE: "decode",
+        Role.MIXED: "chunked-prefill" if chunked_prefill else "mixed",
+    }
+    counts = {Role.PREFILL: prefill, Role.DECODE: decode, Role.MIXED: colocated}
+    kinds = [
+        (f"{role.value}-{i}", role, "splitwise" if roles_move else batchers[role])
+        for role, count in counts.items()
+        for i in range(count)
+    ]
     cores = _share_cores(len(kinds))
     return tuple(
         WorkerConfig(

@@ -1,4 +1,4 @@
-"""What the nursery tells the launcher, one JSON object a line."""
+"""What the nursery tells the launcher, and what it is told: one JSON object a line each way."""
 
 import msgspec
 
@@ -15,3 +15,11 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     code: int | None = None
     max_model_len: int | None = None
     vocab_size: int | None = None
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """To the nursery: `start` a worker that has ended, `kill` one that must not go on, or `finish` with the last."""
+
+    start: str | None = None
+    kill: str | None = None
+    finish: bool = False

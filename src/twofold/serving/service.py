@@ -5,6 +5,7 @@ from typing import Protocol
 
 import msgspec
 
+from twofold.instance import Role
 from twofold.request import Generation, TokenOutput
 
 
@@ -19,6 +20,24 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int
     vocab_size: int
     created: int
+
+
+class PoolMember(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker in its pool. `home` is the role it was started for or was given; `state` is its life (see `Fleet`).
+
+    `trusted` is the state of its circuit breaker; blocks count those of its KV cache.
+    """
+
+    instance: str
+    role: Role
+    home: Role
+    state: str
+    trusted: str
+    restarts: int
+    waiting: int
+    running: int
+    blocks_total: int
+    blocks_free: int
 
 
 class Service(Protocol):
@@ -45,6 +64,14 @@ class Service(Protocol):
 
     def ready(self) -> bool:
         """Whether a request that came now would be served."""
+        ...
+
+    def pools(self) -> list[PoolMember]:
+        """Every worker, with the role that it plays now."""
+        ...
+
+    def set_role(self, instance: str, role: Role) -> None:
+        """Let a worker play another role from the next request on; raises RequestError where it cannot."""
         ...
 
     def metrics(self) -> bytes:

@@ -6,9 +6,12 @@ import msgspec
 from fastapi import FastAPI
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
 
 import twofold
 from twofold.errors import TwofoldError
+from twofold.instance import Role
+from twofold.serving.gateway.body import read_struct
 from twofold.serving.gateway.chat import chat
 from twofold.serving.gateway.completions import complete
 from twofold.serving.gateway.errors import answer_error, answer_http_error
@@ -35,7 +38,7 @@ def create_app(
     app.add_exception_handler(TwofoldError, answer_error)
     app.add_exception_handler(HTTPException, answer_http_error)
     _add_api(app, gateway)
-    _add_operations(app, service)
+    _add_operations(app, service, gateway.limits)
     return app
 
 
@@ -54,7 +57,14 @@ def _add_api(app: FastAPI, gateway: Gateway) -> None:
         return _json(_card(gateway))
 
 
-def _add_operations(app: FastAPI, service: Service) -> None:
+class RoleChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What `POST /pools` takes."""
+
+    instance: str
+    role: Role
+
+
+def _add_operations(app: FastAPI, service: Service, limits: Limits) -> None:
     """What operators and their tools ask for."""
 
     @app.get("/health")
@@ -67,6 +77,16 @@ def _add_operations(app: FastAPI, service: Service) -> None:
     @app.get("/metrics")
     async def metrics() -> Response:
         return Response(service.metrics(), media_type=METRICS_TYPE)
+
+    @app.get("/pools")
+    async def pools() -> Response:
+        return _json({"pools": service.pools()})
+
+    @app.post("/pools")
+    async def set_role(request: Request) -> Response:
+        change = await read_struct(request, RoleChange, limits.body_bytes)
+        service.set_role(change.instance, change.role)
+        return _json({"pools": service.pools()})
 
     @app.get("/version")
     async def version() -> Response:

@@ -37,7 +37,7 @@ def arrival_of(request: Request) -> Arrival:
 
 
 class Envelope:
-    """The middleware; the paths under /v1 need the API key where there is one."""
+    """The middleware; the API under /v1, and /pools, need the API key where there is one."""
 
     def __init__(self, app: ASGIApp, api_key: str | None) -> None:
         self._app = app
@@ -75,7 +75,7 @@ class Envelope:
             await failure_of(error).response()(scope, receive, send_with_id)
 
     def _allows(self, path: str, headers: Headers) -> bool:
-        if self._authorization is None or not (path == "/v1" or path.startswith("/v1/")):
+        if self._authorization is None or not (path in {"/v1", "/pools"} or path.startswith("/v1/")):
             return True
         given = headers.get("authorization", "").encode("latin-1")
         return hmac.compare_digest(given, self._authorization)

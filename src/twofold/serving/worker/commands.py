@@ -1,17 +1,21 @@
 """The inbox thread of a worker: messages are applied at once, also while a batch runs."""
 
 import logging
+import sys
 import time
 
+from twofold.serving.fleet import ALIVE_S
 from twofold.serving.mailbox import Inbox
 from twofold.serving.messages import (
     Abort,
+    Alive,
     HandoffEnded,
     Heartbeat,
     InstanceLost,
     LeaseGranted,
     Peers,
     Prefill,
+    Refused,
     Reserve,
     Shutdown,
     ToWorker,
@@ -28,11 +32,12 @@ class Commands:
     def __init__(self, state: WorkerState, inbox: Inbox[ToWorker], lease_s: float) -> None:
         self._state, self._inbox, self._lease_s = state, inbox, lease_s
         self._heartbeat_s = time.monotonic()
+        self._alive_s = 0.0
 
     def run(self) -> None:
         """Receive until told to shut down."""
         state = self._state
-        patience_s = min(0.5, self._lease_s / 8)
+        patience_s = min(ALIVE_S / 2, self._lease_s / 8)
         looked_s = time.monotonic()
         while not state.closing:
             for message in self._inbox.receive(patience_s):
@@ -63,6 +68,9 @@ class Commands:
                 state.peers.update(peers)
             case InstanceLost(instance=instance):
                 self._lose(instance)
+            case Refused(reason=reason):
+                sys.stderr.write(f"twofold: {state.instance} was refused: {reason}\n")
+                state.closing = True
             case Shutdown():
                 state.closing = True
 
@@ -71,6 +79,8 @@ class Commands:
         state.sequences[request.id] = LiveSequence(generation.sampling, token_ids=generation.prompt_token_ids)
         if message.target is not None and message.mode is not None:
             state.sender.expect(request.id, message.target, message.mode)
+            if message.announce:
+                state.announced.add(request.id)
         state.scheduler.submit(request, decodes_here=message.target is None)
 
     def _reserve(self, message: Reserve) -> None:
@@ -115,4 +125,10 @@ class Commands:
             for lease in state.scheduler.leases.expired(now):
                 state.fail(lease.request_id, f"{lease.source} went silent during the hand-off")
             state.report_changes()
+            batch_s = 0.0 if state.batch_started_s is None else now - state.batch_started_s
+        if (
+            now - self._alive_s >= ALIVE_S
+        ):  # said where the lock could be had: a worker that cannot get it hangs
+            self._alive_s = now
+            state.tell(Alive(instance=state.instance, epoch=state.epoch, batch_s=batch_s))
         return now

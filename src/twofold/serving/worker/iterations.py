@@ -10,7 +10,7 @@ from twofold.batch import Batch, BatchItem
 from twofold.engine.base import Engine, Sampled, SequenceStep
 from twofold.request import Phase, TokenOutput
 from twofold.scheduling.instance import Outcome
-from twofold.serving.messages import StepDone
+from twofold.serving.messages import PrefillStarted, StepDone
 from twofold.serving.worker.state import WorkerState
 
 log = logging.getLogger(__name__)
@@ -53,11 +53,23 @@ class Iterations:
                 now = time.monotonic()
                 batch = state.scheduler.next_batch(now)
                 if batch is not None:
+                    state.batch_started_s = now
+                    self._announce(batch)
                     steps = [self._step(item) for item in batch.items]
                     return _Started(batch, steps, self._begin_handoffs(batch), state.landing.take(), now)
+                state.batch_started_s = None
                 state.report_changes()
                 state.changed.wait()
             return None
+
+    def _announce(self, batch: Batch) -> None:
+        """Tell the controller of prompts that start, where it waits to hear of them."""
+        announced = self._state.announced
+        if announced:
+            for item in batch.items:
+                if item.request_id in announced:
+                    announced.remove(item.request_id)
+                    self._state.tell(PrefillStarted(request_id=item.request_id))
 
     def _step(self, item: BatchItem) -> SequenceStep:
         sequence = self._state.sequences[item.request_id]
@@ -91,6 +103,7 @@ class Iterations:
         state.tell(
             StepDone(
                 instance=state.instance,
+                epoch=state.epoch,
                 started_s=started.now,
                 started=[i.request_id for i in started.batch.items if i.context_tokens == 0],
                 tokens=tokens,

@@ -54,9 +54,10 @@ def run_worker(config: ServiceConfig, spec: WorkerConfig, model: LoadedModel, pl
         outbox=Outbox(context),
         controller=config.inbox(CONTROLLER),
     )
-    inbox: Inbox[ToWorker] = Inbox(context, config.inbox(spec.instance), ToWorker)
+    # Each life has an inbox of its own: what was meant for an earlier one does not arrive.
+    inbox: Inbox[ToWorker] = Inbox(context, config.inbox(f"{spec.instance}-{os.getpid()}"), ToWorker)
     engine = TorchEngine(model.to(config.engine.device), engine_pool)
-    work(state, engine, frozenset(model.eos_token_ids), inbox, config.lease_s)
+    work(state, engine, config.engine.model, frozenset(model.eos_token_ids), inbox, config.lease_s)
 
 
 def _end_process(failed: threading.ExceptHookArgs) -> None:

@@ -39,9 +39,16 @@ class WorkerState:
     controller: str
     sequences: dict[str, LiveSequence] = field(default_factory=dict)
     changed: threading.Condition = field(default_factory=threading.Condition)
+    announced: set[str] = field(default_factory=set)  # requests the controller waits to see started
+    batch_started_s: float | None = None  # when the batch that runs now was started
     closing: bool = False
     _reported: InstanceStatus | None = None
     _reports: int = 0
+
+    @property
+    def epoch(self) -> int:
+        """The number of this life of the instance."""
+        return self.scheduler.leases.epoch
 
     # -- with the lock held -------------------------------------------------------------------------------------
 
@@ -53,6 +60,7 @@ class WorkerState:
     def abort(self, request_id: str) -> None:
         """Forget a request, whatever it is waiting for; its blocks become free when nothing touches them."""
         self.sequences.pop(request_id, None)
+        self.announced.discard(request_id)
         self.landing.drop(request_id)
         self.scheduler.abort(request_id)
         if not self.sender.cancel(request_id):
@@ -67,7 +75,7 @@ class WorkerState:
         """The accounts as they are, numbered."""
         self._reported = self.scheduler.status()
         self._reports += 1
-        return Status(instance=self.instance, status=self._reported, number=self._reports)
+        return Status(instance=self.instance, epoch=self.epoch, status=self._reported, number=self._reports)
 
     def report_changes(self) -> None:
         """Tell the controller the accounts if they differ from what it was told last."""

@@ -19,11 +19,16 @@ from twofold.serving.worker.state import WorkerState
 
 
 def work(
-    state: WorkerState, engine: Engine, eos_token_ids: frozenset[int], inbox: Inbox[ToWorker], lease_s: float
+    state: WorkerState,
+    engine: Engine,
+    model: str,
+    eos_token_ids: frozenset[int],
+    inbox: Inbox[ToWorker],
+    lease_s: float,
 ) -> None:
     """Register with the controller and run batches until told to shut down."""
     peer = Peer(inbox=inbox.address, memory=state.peers.own_memory)
-    state.tell(Registered(peer=peer, role=state.role, status=state.scheduler.status()))
+    state.tell(Registered(peer=peer, role=state.role, model=model, status=state.scheduler.status()))
     handoffs = Handoffs(state)
     state.sender.start(handoffs.write_layer, handoffs.over)
     receiver = threading.Thread(target=Commands(state, inbox, lease_s).run, name="inbox", daemon=True)

@@ -1,0 +1,186 @@
+"""The fleet: which workers there are, whether they live, and what is done about those that do not.
+
+    starting ── registered ──▶ up ── silent, hung ──▶ fenced ── exited ──▶ down ── its time comes ──▶ starting
+                               └────────────────── exited ────────────────▶ ┘
+
+A worker that is silent is killed before anything else is done: from then on it can neither answer nor write.
+"""
+
+import logging
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Protocol
+
+import msgspec
+
+from twofold.errors import ConfigurationError
+from twofold.instance import Role
+from twofold.scheduling.breaker import Breaker
+from twofold.serving.mailbox import Outbox
+from twofold.serving.messages import Alive, Message, Peer, Peers, Registered
+
+log = logging.getLogger(__name__)
+
+
+class Orders(Protocol):
+    """Who starts and kills workers."""
+
+    def start_worker(self, instance: str) -> None: ...
+
+    def kill_worker(self, instance: str) -> None: ...
+
+
+class Patience(msgspec.Struct, frozen=True, kw_only=True):
+    """How long a worker may be silent, and how long one batch may take, before it counts as hung (seconds).
+
+    Workers say that they live every `ALIVE_S`. If nobody looked for longer than `STALL_S`, it is this process, or
+    the machine, that stood still, and every worker is given its time anew.
+    """
+
+    silence_s: float = 1.2
+    batch_s: float = 300.0
+
+
+ALIVE_S = 0.2
+STALL_S = 0.6
+
+
+class MemberState(StrEnum):
+    STARTING = "starting"
+    UP = "up"
+    FENCED = "fenced"
+    DOWN = "down"
+
+
+class Member:
+    """One worker of the service, in whichever of its lives."""
+
+    def __init__(self, instance: str, role: Role) -> None:
+        self.instance = instance
+        self.role = role  # the one it was started for, or was given since
+        self.state = MemberState.STARTING
+        self.breaker = Breaker()
+        self.peer: Peer | None = None
+        self.heard_s = 0.0
+        self.hung = False  # it lives, and its batch does not end
+        self.start_s = 0.0  # when it is to be started again
+        self.restarts = 0
+
+
+class Fleet:
+    """Knows every worker that the service should have, and sends to those that are up."""
+
+    def __init__(
+        self, expected: Mapping[str, Role], outbox: Outbox, orders: Orders, patience: Patience
+    ) -> None:
+        self.members = {instance: Member(instance, role) for instance, role in expected.items()}
+        self._outbox = outbox
+        self._orders = orders
+        self._patience = patience
+        self._model: tuple[str, object] | None = None
+        self._looked_s: float | None = None
+        self._complete = False
+
+    @property
+    def complete(self) -> bool:
+        """Whether every worker has been up once."""
+        self._complete = self._complete or all(member.peer is not None for member in self.members.values())
+        return self._complete
+
+    def up(self, instance: str) -> bool:
+        member = self.members.get(instance)
+        return member is not None and member.state is MemberState.UP
+
+    def breaker(self, instance: str) -> Breaker:
+        return self.members[instance].breaker
+
+    def is_current(self, instance: str, epoch: int) -> bool:
+        """Whether this is said by the life of the instance that is up now."""
+        member = self.members.get(instance)
+        return (
+            member is not None
+            and member.state is MemberState.UP
+            and member.peer is not None
+            and member.peer.memory.epoch == epoch
+        )
+
+    # -- what workers say -------------------------------------------------------------------------------------------
+
+    def register(self, message: Registered, now: float) -> None:
+        """A worker is there. Raises ConfigurationError where it cannot work with the others."""
+        instance, model = message.peer.memory.instance, (message.model, message.peer.memory.layout)
+        member = self.members.get(instance)
+        if member is None:
+            raise ConfigurationError(f"this service has no place for a worker called {instance!r}")
+        if self._model is not None and model != self._model:
+            what = "another model" if message.model != self._model[0] else "its KV cache laid out otherwise"
+            raise ConfigurationError(
+                f"{instance} has {what} than the workers that are here, so no request could move between them"
+            )
+        self._model = model
+        member.peer, member.state, member.heard_s, member.hung = message.peer, MemberState.UP, now, False
+        member.breaker.back(now)
+        if self.complete:
+            self.tell_all(Peers(peers=[one.peer for one in self._up() if one.peer is not None]))
+
+    def refuse(self, message: Registered, answer: Message) -> None:
+        """Answer a worker that is not, and will not be, one of us."""
+        self._outbox.send(message.peer.inbox, answer)
+
+    def heard(self, message: Alive, now: float) -> None:
+        if self.is_current(message.instance, message.epoch):
+            member = self.members[message.instance]
+            member.heard_s, member.hung = now, message.batch_s > self._patience.batch_s
+
+    # -- what is done about them --------------------------------------------------------------------------------------
+
+    def look(self, now: float) -> list[str]:
+        """To be called every `ALIVE_S`: kills what is silent, and returns it; starts what is due."""
+        if self._looked_s is not None and now - self._looked_s > STALL_S:
+            for member in self._up():
+                member.heard_s = now
+        self._looked_s = now
+        patience_s = self._patience.silence_s
+        silent = [member for member in self._up() if member.hung or now - member.heard_s > patience_s]
+        for member in silent:
+            log.error("%s %s; it is ended", member.instance, "hangs" if member.hung else "does not answer")
+            self._gone(member, now)
+            member.state = MemberState.FENCED
+            self._orders.kill_worker(member.instance)
+        for member in self.members.values():
+            if member.state is MemberState.DOWN and now >= member.start_s:
+                member.state = MemberState.STARTING
+                member.restarts += 1
+                self._orders.start_worker(member.instance)
+        return [member.instance for member in silent]
+
+    def exited(self, instance: str, now: float) -> bool:
+        """Its process has ended; True if it was up until now, so that nobody knows yet."""
+        member = self.members[instance]
+        was_up = member.state is MemberState.UP
+        if was_up or member.state is MemberState.STARTING:
+            self._gone(member, now)
+        member.state = MemberState.DOWN
+        return was_up
+
+    def send(self, instance: str, message: Message) -> None:
+        """Nothing is sent to a worker that is not up."""
+        member = self.members[instance]
+        if member.state is MemberState.UP and member.peer is not None:
+            self._outbox.send(member.peer.inbox, message)
+
+    def tell_all(self, message: Message) -> None:
+        for member in self._up():
+            self.send(member.instance, message)
+
+    def close(self) -> None:
+        """Send what is still to be sent, and no more."""
+        self._outbox.close(linger_s=1.0)
+
+    def _gone(self, member: Member, now: float) -> None:
+        member.start_s = member.breaker.fail(now)
+        if member.peer is not None:
+            self._outbox.forget(member.peer.inbox)
+
+    def _up(self) -> list[Member]:
+        return [member for member in self.members.values() if member.state is MemberState.UP]

@@ -1,4 +1,4 @@
-"""Tokens of a live request."""
+"""A live request: its tokens in order, and its attempts."""
 
 import asyncio
 
@@ -7,20 +7,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twofold.errors import InstanceLostError
-from twofold.request import FinishReason, TokenOutput
-from twofold.scheduling.cluster import Placement
-from twofold.scheduling.router import Route
+from twofold.request import FinishReason, Generation, Request, SamplingParams, TokenOutput
+from twofold.scheduling.route import Placement, Route
 from twofold.serving.live_request import LiveRequest
 
-
-def live():
-    return LiveRequest("r", Placement(Route("p", "d"), None))
+PLACEMENT = Placement(Route("p", "d"), None)
 
 
-def outputs(count):
+def live(prompt=(7, 8, 9), outputs=6, min_tokens=0):
+    request = Request(id="r", arrival_s=0.0, prompt_tokens=len(prompt), output_tokens=outputs)
+    sampling = SamplingParams(max_tokens=outputs, seed=5, min_tokens=min_tokens)
+    return LiveRequest(Generation(request=request, prompt_token_ids=list(prompt), sampling=sampling))
+
+
+def begin(request):
+    return request.begin(request.what_is_left(), PLACEMENT)
+
+
+def outputs(count, first=100):
     last = count - 1
     return [
-        TokenOutput(index=i, token_id=i, finish_reason=FinishReason.LENGTH if i == last else None)
+        TokenOutput(index=i, token_id=first + i, finish_reason=FinishReason.LENGTH if i == last else None)
         for i in range(count)
     ]
 
@@ -31,6 +38,7 @@ def test_tokens_come_out_in_order_however_they_arrive(order):
 
     async def collect():
         request, tokens = live(), outputs(6)
+        begin(request)
         ordered = [output for i in order for output in request.push(tokens[i])]
         assert [output.index for output in ordered] == list(range(6))
         assert ordered[-1].finish_reason is FinishReason.LENGTH
@@ -39,13 +47,59 @@ def test_tokens_come_out_in_order_however_they_arrive(order):
     assert asyncio.run(collect()) == list(range(6))
 
 
+@given(st.lists(st.integers(0, 3), max_size=6), st.integers(0, 9))
+def test_an_attempt_goes_on_where_the_last_one_stopped(made_by_each, min_tokens):
+    """Prompt and known tokens are its prompt, what is left its length; the client sees one run of indices."""
+    request = live(outputs=20, min_tokens=min_tokens)
+    seen = []
+    for number, made in enumerate(made_by_each):
+        attempt = begin(request)
+        generation = attempt.generation
+        assert attempt.id == generation.request.id == f"r~{number}"
+        assert generation.prompt_token_ids == [7, 8, 9, *(output.token_id for output in seen)]
+        assert generation.request.prompt_tokens == len(generation.prompt_token_ids)
+        assert generation.request.output_tokens == generation.sampling.max_tokens == 20 - len(seen)
+        assert generation.request.total_tokens == request.generation.request.total_tokens
+        assert generation.sampling.min_tokens == max(0, min_tokens - len(seen))
+        assert generation.sampling.seed == 5
+        for output in outputs(20, first=100 + len(seen))[:made]:
+            seen += request.push(output)
+        request.lose()
+    assert [output.index for output in seen] == list(range(len(seen)))
+    assert [output.token_id for output in seen] == [100 + i for i in range(len(seen))]
+
+
+def test_tokens_that_were_early_are_not_kept_for_the_next_attempt():
+    """It makes them again; kept, they would come twice or under another index."""
+    request = live()
+    begin(request)
+    assert request.push(outputs(6)[1]) == []
+    request.lose()
+    begin(request)
+    assert [output.index for output in request.push(outputs(6)[0])] == [0]
+
+
+def test_attempts_in_vain_are_counted_until_a_token_is_made():
+    """What ends every worker it touches must not go on for ever; what gets on may."""
+    request = live()
+    for _ in range(3):
+        begin(request)
+        request.lose()
+    assert request.in_vain == 3
+    begin(request)
+    request.push(outputs(6)[0])
+    request.lose()
+    assert request.in_vain == 0
+
+
 def test_a_failure_is_raised_after_the_tokens_that_are_there():
     """Nothing that was made is lost; nobody waits for ever."""
 
     async def fail():
         request = live()
+        begin(request)
         request.push(outputs(3)[0])
-        request.fail("the worker ended")
+        request.fail(InstanceLostError("the worker ended"))
         assert (await request.next()).index == 0
         with pytest.raises(InstanceLostError, match="the worker ended"):
             await request.next()

@@ -4,6 +4,7 @@ A journal lets the same scheduling code be driven again by a virtual clock and i
 those of the live run. One JSON object a line: {"at": seconds, "call": name, "args": {…}, "result": …}.
 """
 
+import logging
 import time
 from collections.abc import Collection
 from pathlib import Path
@@ -17,6 +18,8 @@ from twofold.instance import Role
 from twofold.request import Request
 from twofold.scheduling.cluster import ClusterScheduler, Placement
 from twofold.scheduling.instance import InstanceScheduler, Outcome
+
+log = logging.getLogger(__name__)
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -34,12 +37,20 @@ class Journal:
     def __init__(self, directory: str, name: str) -> None:
         self._file: BinaryIO = (Path(directory) / f"{name}.jsonl").open("wb", buffering=0)
         self._encoder = msgspec.json.Encoder()
+        self._name = name
 
     def write(
         self, call: str, args: dict[str, object], result: object = None, at: float | None = None
     ) -> None:
+        """Append an entry. A disk that is full, or gone, ends the journal and not the service."""
+        if self._file.closed:
+            return
         entry = Entry(time.monotonic() if at is None else at, call, args, result)
-        self._file.write(self._encoder.encode(entry) + b"\n")
+        try:
+            self._file.write(self._encoder.encode(entry) + b"\n")
+        except OSError as error:
+            log.error("the journal of %s ends here: %s", self._name, error.strerror)  # noqa: TRY400  (one sentence)
+            self._file.close()
 
 
 def read_journal(path: Path) -> list[Entry]:

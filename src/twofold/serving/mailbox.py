@@ -56,16 +56,16 @@ class Outbox:
         self._context = context
         self._encoder = msgspec.msgpack.Encoder()
         self._local = threading.local()  # ZeroMQ sockets must stay with their thread
+        self._gone: list[str] = []  # each thread closes its own connections when it comes by
 
     def send(self, address: str, message: Message) -> None:
         """Queue a message; it never waits for the receiver."""
         self._socket(address).send(self._encoder.encode(message))
 
     def forget(self, address: str) -> None:
-        """Drop this thread's connection to an inbox that is gone."""
-        socket = self._sockets().pop(address, None)
-        if socket is not None:
-            socket.close(linger=0)
+        """Drop the connections to an inbox that is gone for good: this thread's now, those of others as they send."""
+        self._gone.append(address)
+        self._drop_gone()
 
     def close(self, linger_s: float = 0.0) -> None:
         """Close this thread's connections, giving what is queued up to `linger_s` to leave."""
@@ -77,9 +77,19 @@ class Outbox:
         sockets: dict[str, zmq.Socket[bytes]] | None = getattr(self._local, "sockets", None)
         if sockets is None:
             sockets = self._local.sockets = {}
+            self._local.dropped = len(self._gone)
         return sockets
 
+    def _drop_gone(self) -> None:
+        sockets = self._sockets()
+        while self._local.dropped < len(self._gone):
+            socket = sockets.pop(self._gone[self._local.dropped], None)
+            self._local.dropped += 1
+            if socket is not None:
+                socket.close(linger=0)
+
     def _socket(self, address: str) -> zmq.Socket[bytes]:
+        self._drop_gone()
         sockets = self._sockets()
         socket = sockets.get(address)
         if socket is None:

@@ -1,0 +1,28 @@
+"""A service of a test's own, which it may break."""
+
+import subprocess
+import sys
+from contextlib import contextmanager
+
+import psutil
+
+from twofold.demo.services import free_port, wait_ready
+
+
+@contextmanager
+def running_service(model, *flags):
+    """`twofold serve MODEL FLAGS…` as (process, URL), ended by force however the test ends."""
+    port = free_port()
+    command = [sys.executable, "-m", "twofold.cli.main", "serve", str(model), *flags, "--port", str(port)]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    try:
+        assert wait_ready(process, f"http://127.0.0.1:{port}")
+        yield process, f"http://127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def children(process):
+    """Its nursery and workers."""
+    return psutil.Process(process.pid).children(recursive=True)

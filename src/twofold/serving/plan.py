@@ -31,7 +31,7 @@ def plan_workers(
         + [(f"decode-{i}", Role.DECODE, "decode") for i in range(decode)]
         + [(f"mixed-{i}", Role.MIXED, mixed) for i in range(colocated)]
     )
-    cores = _share_cores(len(kinds))
+    cores = share_cores(len(kinds))
     return tuple(
         WorkerConfig(
             instance=instance,
@@ -45,7 +45,7 @@ def plan_workers(
     )
 
 
-def _share_cores(workers: int) -> list[tuple[int, ...]]:
+def share_cores(workers: int) -> list[tuple[int, ...]]:
     """Equal shares of the cores this process may use; with more workers than cores they take turns."""
     cores = sorted(os.sched_getaffinity(0))
     each = max(1, len(cores) // workers)

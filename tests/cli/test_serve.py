@@ -10,7 +10,7 @@ import torch
 from twofold.cli.main import main
 from twofold.cli.serve import parse_size
 from twofold.errors import ConfigurationError
-from twofold.serving.nursery import check_device
+from twofold.serving.worker.torch_parts import check_device
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import torch
 from twofold.engine.base import KvLayout, LayerShape
 from twofold.engine.torch.pool import KvPool
 from twofold.errors import ConfigurationError
-from twofold.serving.worker.landing import Landing
+from twofold.serving.worker.pool_landing import PoolLanding
 from twofold.transport.memory import SharedMemory
 from twofold.transport.shared_memory import SharedMemoryTransport
 
@@ -62,7 +62,7 @@ def test_landed_blocks_are_brought_into_a_pool_elsewhere():
     for layer in range(3):
         landing_pool.keys(layer).fill_(layer + 1.0)
         landing_pool.values(layer).fill_(layer + 1.0)
-    landing = Landing(landing_pool, engine_pool)
+    landing = PoolLanding(landing_pool, engine_pool)
     landing.landed("a", [1, 2])
     landing.landed("b", [4])
     landing.drop("b")

@@ -1,6 +1,5 @@
 """`twofold serve`: a model behind the OpenAI API, split into two phases or colocated."""
 
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -12,11 +11,19 @@ _SERVICE = "Service"
 _ENGINE = "Engine"
 _HTTP = "HTTP"
 
+_MODEL = "Model directory, or hub id; none with --engine emulated, whose --cluster names it."
+_CLUSTER = "Take pools and policies from this file, as `twofold plan --output` writes it."
+_CATALOG = "A file with more machines or models for --cluster (TOML)."
+_ROUTER = "Placement: jsq, jsq-pending, jsq-requests, round-robin, random (jsq); splitwise moves workers between phases."
+_HANDOFF = "How KV travels: layer-wise, serialized, by-size (layer-wise)."
+_ENGINES = "torch, or emulated: takes its times from a performance model of the machines in --cluster."
+_TOKENIZER = "Directory of the tokenizer (the model's); an emulated model has none of its own."
+
 _SIZE_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
 
 
 def serve(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Model directory, or hub id.")],
+    model: Annotated[str | None, typer.Argument(metavar="MODEL", help=_MODEL, show_default=False)] = None,
     prefill: Annotated[
         int | None, typer.Option(min=0, help="Prefill workers (1).", rich_help_panel=_SERVICE)
     ] = None,
@@ -24,47 +31,44 @@ def serve(
         int | None, typer.Option(min=0, help="Decode workers (1).", rich_help_panel=_SERVICE)
     ] = None,
     colocated: Annotated[
-        int,
+        int | None,
         typer.Option(min=0, help="Workers that do both phases, instead of split.", rich_help_panel=_SERVICE),
-    ] = 0,
-    router: Annotated[
-        str,
-        typer.Option(
-            help="Placement: jsq, jsq-pending, jsq-requests, round-robin, random; splitwise also moves workers "
-            "between the phases.",
-            rich_help_panel=_SERVICE,
-        ),
-    ] = "jsq",
-    handoff: Annotated[
-        str,
-        typer.Option(help="How KV travels: layer-wise, serialized, by-size.", rich_help_panel=_SERVICE),
-    ] = "layer-wise",
+    ] = None,
+    cluster: Annotated[Path | None, typer.Option(help=_CLUSTER, rich_help_panel=_SERVICE)] = None,
+    catalog: Annotated[list[Path] | None, typer.Option(help=_CATALOG, rich_help_panel=_SERVICE)] = None,
+    router: Annotated[str | None, typer.Option(help=_ROUTER, rich_help_panel=_SERVICE)] = None,
+    handoff: Annotated[str | None, typer.Option(help=_HANDOFF, rich_help_panel=_SERVICE)] = None,
     pin_cores: Annotated[
-        bool, typer.Option(help="Give each worker cores of its own.", rich_help_panel=_SERVICE)
-    ] = True,
+        bool | None,
+        typer.Option(help="Give each worker cores of its own (if it computes).", rich_help_panel=_SERVICE),
+    ] = None,
     journal: Annotated[
         Path | None,
         typer.Option(help="Write every scheduling decision to this directory.", rich_help_panel=_SERVICE),
     ] = None,
+    engine: Annotated[str, typer.Option(help=_ENGINES, rich_help_panel=_ENGINE)] = "torch",
     dtype: Annotated[
-        str,
-        typer.Option(help="auto, float32, bfloat16 or float16.", rich_help_panel=_ENGINE),
-    ] = "auto",
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:0 …", rich_help_panel=_ENGINE)] = "cpu",
+        str | None,
+        typer.Option(help="auto, float32, bfloat16 or float16 (auto).", rich_help_panel=_ENGINE),
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda, cuda:0 … (cpu).", rich_help_panel=_ENGINE)
+    ] = None,
     block_size: Annotated[
-        int, typer.Option(min=1, help="Tokens in a KV block.", rich_help_panel=_ENGINE)
-    ] = 16,
+        int | None, typer.Option(min=1, help="Tokens in a KV block (16).", rich_help_panel=_ENGINE)
+    ] = None,
     kv_cache_memory_bytes: Annotated[
-        str,
-        typer.Option(help="KV cache of each worker, as in 2GiB or 500M.", rich_help_panel=_ENGINE),
-    ] = "1GiB",
+        str | None,
+        typer.Option(help="KV cache of each worker, as in 500M (1GiB).", rich_help_panel=_ENGINE),
+    ] = None,
     max_model_len: Annotated[
         int | None,
         typer.Option(min=2, help="Longest prompt plus output (the model's).", rich_help_panel=_ENGINE),
     ] = None,
     max_num_seqs: Annotated[
-        int, typer.Option(min=1, help="Sequences in an iteration at most.", rich_help_panel=_ENGINE)
-    ] = 64,
+        int | None,
+        typer.Option(min=1, help="Sequences in an iteration at most (64).", rich_help_panel=_ENGINE),
+    ] = None,
     max_num_batched_tokens: Annotated[
         int | None,
         typer.Option(
@@ -72,9 +76,13 @@ def serve(
         ),
     ] = None,
     enable_chunked_prefill: Annotated[
-        bool,
+        bool | None,
         typer.Option(help="Cut prompts into chunks (colocated workers only).", rich_help_panel=_ENGINE),
-    ] = True,
+    ] = None,
+    tokenizer: Annotated[Path | None, typer.Option(help=_TOKENIZER, rich_help_panel=_ENGINE)] = None,
+    vocab_size: Annotated[
+        int | None, typer.Option(min=2, help="Tokens that an emulated model knows.", rich_help_panel=_ENGINE)
+    ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.", rich_help_panel=_HTTP)] = "127.0.0.1",
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.", rich_help_panel=_HTTP)
@@ -91,41 +99,40 @@ def serve(
     """Serve MODEL behind the OpenAI API.
 
     Prefill and decode run in separate workers, and the KV cache travels from one to the other layer by layer
-    while it is being computed. `--colocated N` serves the same model unsplit, for comparison.
+    while it is being computed. `--colocated N` serves the same model unsplit, for comparison. With `--engine emulated
+    --cluster FILE` no model runs: the service keeps the time of the machines in the file.
     """
     from twofold.cli import serve_run  # noqa: PLC0415 (what it needs is too heavy for the start of every command)
 
-    split = not colocated
-    workers = serve_run.plan_workers(
-        prefill=(1 if split else 0) if prefill is None else prefill,
-        decode=(1 if split else 0) if decode is None else decode,
+    size = None if kv_cache_memory_bytes is None else parse_size(kv_cache_memory_bytes)
+    flags = serve_run.Flags(
+        model=model,
+        prefill=prefill,
+        decode=decode,
         colocated=colocated,
-        chunked_prefill=enable_chunked_prefill,
-        token_budget=max_num_batched_tokens,
+        cluster=cluster,
+        catalog=tuple(catalog or ()),
+        router=router,
+        handoff=handoff,
         pin_cores=pin_cores,
-        roles_move=router in serve_run.MOVING_ROLES,
-    )
-    source = serve_run.find_model(model)
-    engine = serve_run.EngineConfig(
-        model=str(source),
+        journal=journal,
+        engine=engine,
         dtype=dtype,
         device=device,
         block_size=block_size,
-        kv_cache_bytes=parse_size(kv_cache_memory_bytes),
+        kv_cache_memory_bytes=size,
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        enable_chunked_prefill=enable_chunked_prefill,
+        tokenizer=tokenizer,
+        vocab_size=vocab_size,
     )
-    name = served_model_name or (source.name if os.path.isdir(model) else model)  # noqa: PTH112 (a hub id is no path)
-    serve_run.run(
-        engine,
-        workers,
-        serve_run.HttpConfig(served_model_name=name, api_key=api_key),
-        host=host,
-        port=port,
-        router=router,
-        handoff=handoff,
-        journal=journal,
+    config = serve_run.service_of(flags)
+    http = serve_run.HttpConfig(
+        served_model_name=served_model_name or serve_run.public_name(flags, config), api_key=api_key
     )
+    serve_run.run(config, http, host=host, port=port)
 
 
 def parse_size(text: str) -> int:

@@ -7,57 +7,27 @@ import signal
 import socket
 import sys
 import tempfile
-from pathlib import Path
 
+import msgspec
 import uvloop
 from rich.console import Console
 
+from twofold.cli.serve_flags import Flags, public_name, service_of
 from twofold.errors import ConfigurationError
-from twofold.scheduling.handoffs import HANDOFF_POLICIES
-from twofold.scheduling.routers import FIXED_ROLE_ROUTERS
-from twofold.serving.config import EngineConfig, ServiceConfig, WorkerConfig
+from twofold.serving.config import ServiceConfig
 from twofold.serving.local_service import HttpConfig, LocalService
-from twofold.serving.model_source import find_model
-from twofold.serving.plan import plan_workers
 
-__all__ = ["EngineConfig", "HttpConfig", "find_model", "plan_workers", "run"]
-
-# Routers that take workers from one phase to the other.
-MOVING_ROLES = ("splitwise",)
-DTYPES = ("auto", "float32", "bfloat16", "float16")
+__all__ = ["Flags", "HttpConfig", "public_name", "run", "service_of"]
 
 
-def run(
-    engine: EngineConfig,
-    workers: tuple[WorkerConfig, ...],
-    http: HttpConfig,
-    *,
-    host: str,
-    port: int,
-    router: str,
-    handoff: str,
-    journal: Path | None,
-) -> None:
-    """Serve until Ctrl-C or SIGTERM; raises ConfigurationError for what cannot be served."""
-    _check_choice("--router", router, (*FIXED_ROLE_ROUTERS, *MOVING_ROLES))
-    _check_choice("--handoff", handoff, tuple(HANDOFF_POLICIES))
-    _check_choice("--dtype", engine.dtype, DTYPES)
-    if journal is not None:
-        _make_directory("--journal", journal)
+def run(config: ServiceConfig, http: HttpConfig, *, host: str, port: int) -> None:
+    """Serve until Ctrl-C or SIGTERM, with sockets in a directory of its own; raises ConfigurationError."""
     logging.basicConfig(
         level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr
     )
     listener = _listen(host, port)
     with tempfile.TemporaryDirectory(prefix=f"twofold-{os.getpid()}-", ignore_cleanup_errors=True) as run_dir:
-        config = ServiceConfig(
-            engine=engine,
-            workers=workers,
-            run_dir=run_dir,
-            router=router,
-            handoff=handoff,
-            journal_dir=None if journal is None else str(journal),
-        )
-        uvloop.run(_serve(config, http, listener))
+        uvloop.run(_serve(msgspec.structs.replace(config, run_dir=run_dir), http, listener))
 
 
 async def _serve(config: ServiceConfig, http: HttpConfig, listener: socket.socket) -> None:
@@ -86,15 +56,3 @@ def _listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         reason = (error.strerror or str(error)).partition(" (")[0]  # what follows repeats the address
         raise ConfigurationError(f"cannot listen on {host}:{port}: {reason}") from error
-
-
-def _make_directory(flag: str, path: Path) -> None:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigurationError(f"{flag} {path} is not a directory to write to: {error.strerror}") from error
-
-
-def _check_choice(flag: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ConfigurationError(f"{flag} {value!r} is unknown: choose one of {', '.join(choices)}")

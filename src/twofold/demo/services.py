@@ -19,13 +19,15 @@ STOP_S = 60.0
 
 
 @contextmanager
-def served(model: Path, flags: Sequence[str]) -> Iterator[str]:
+def served(model: Path | None, flags: Sequence[str]) -> Iterator[str]:
     """Run `twofold serve MODEL FLAGS…` on a free port; yields its base URL once it is ready.
 
-    Raises ConfigurationError, with what the service said, when it ends instead of getting ready.
+    An emulated service has no MODEL. Raises ConfigurationError, with what the service said, when it ends instead of
+    getting ready.
     """
     port = free_port()
-    command = [sys.executable, "-m", "twofold.cli.main", "serve", str(model), "--port", str(port), *flags]
+    what = [] if model is None else [str(model)]
+    command = [sys.executable, "-m", "twofold.cli.main", "serve", *what, "--port", str(port), *flags]
     url = f"http://127.0.0.1:{port}"
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)  # noqa: S603 (ours)

@@ -4,6 +4,7 @@ import msgspec
 
 from twofold.handoff import HandoffMode
 from twofold.instance import Role
+from twofold.simulation.spec import ClusterSpec
 
 # For hand-offs chosen by size: the prompt length from which Splitwise (section 6.2) sends layer by layer on its H100s.
 CROSSOVER_TOKENS = 512
@@ -16,10 +17,20 @@ DEFAULT_TOKEN_BUDGET = {
 }
 
 
+DEFAULT_VOCAB_SIZE = 32_000  # of an emulated model, whose tokens mean nothing
+
+
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """How each worker runs the model. `kv_cache_bytes` is per worker; None means a default for the device."""
+    """How each worker runs the model. `kv_cache_bytes` is per worker; None means a default for the device.
+
+    `engine` is one of those in `serving.worker.engines`. For `emulated`, `model` is a name of the catalog and
+    `vocab_size` says how many tokens there are. `tokenizer` is a directory, where it is not the model's own.
+    """
 
     model: str
+    engine: str = "torch"
+    tokenizer: str | None = None
+    vocab_size: int | None = None
     dtype: str = "auto"
     device: str = "cpu"
     block_size: int = 16
@@ -29,7 +40,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """One worker: its role, the batcher that goes with it, and the cores it may run on (empty: any)."""
+    """One worker: its role, the batcher that goes with it, and the cores it may run on (empty: any).
+
+    Where hand-offs go by size, it sends layer by layer from `crossover_tokens` of prompt on.
+    """
 
     instance: str
     role: Role
@@ -37,10 +51,14 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     token_budget: int
     cores: tuple[int, ...] = ()
     threads: int = 1
+    crossover_tokens: int = CROSSOVER_TOKENS
 
 
 class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole service. `run_dir` holds its sockets; `journal_dir` receives decision journals if set."""
+    """The whole service. `run_dir` holds its sockets; `journal_dir` receives decision journals if set.
+
+    `cluster` is what an emulated service emulates, and `catalog` the files that extend the catalog for it.
+    """
 
     engine: EngineConfig
     workers: tuple[WorkerConfig, ...]
@@ -49,6 +67,8 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
     handoff: str = HandoffMode.LAYER_WISE.value
     lease_s: float = 30.0
     journal_dir: str | None = None
+    cluster: ClusterSpec | None = None
+    catalog: tuple[str, ...] = ()
 
     def inbox(self, name: str) -> str:
         """The address of a process's inbox: a socket in a directory that only its user can enter."""

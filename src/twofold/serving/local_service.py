@@ -16,12 +16,12 @@ from twofold.errors import ConfigurationError
 from twofold.scheduling.cluster import ClusterScheduler
 from twofold.scheduling.handoffs import HANDOFF_POLICIES
 from twofold.scheduling.routers import FIXED_ROLE_ROUTERS, ROUTERS
-from twofold.serving.config import CONTROLLER, CROSSOVER_TOKENS, ServiceConfig
+from twofold.serving.config import CONTROLLER, EngineConfig, ServiceConfig
 from twofold.serving.controller import Controller
 from twofold.serving.fleet import Fleet, Patience
 from twofold.serving.gateway.app import create_app
 from twofold.serving.gateway.server import HttpServer
-from twofold.serving.gateway.tokenizer import load_tokenizer
+from twofold.serving.gateway.tokenizer import TextTokenizer, load_tokenizer
 from twofold.serving.journal import Journal, JournaledCluster
 from twofold.serving.launcher import LocalLauncher
 from twofold.serving.mailbox import Inbox, Outbox
@@ -89,7 +89,7 @@ class LocalService:
     async def _bring_up_and_serve(
         self, context: "zmq.Context[zmq.Socket[bytes]]", inbox: Inbox[ToController]
     ) -> None:
-        loading = asyncio.to_thread(load_tokenizer, Path(self._config.engine.model))
+        loading = asyncio.to_thread(_load_tokenizer, self._config.engine)
         tokenizer = asyncio.create_task(loading)
         if not await self._unless_stopped(self._facts):
             await asyncio.wait((tokenizer,))
@@ -150,7 +150,8 @@ class LocalService:
 
     def _make_cluster(self) -> ClusterScheduler:
         router = ROUTERS[self._config.router]()
-        handoffs = HANDOFF_POLICIES[self._config.handoff](lambda _: CROSSOVER_TOKENS)
+        crossovers = {worker.instance: worker.crossover_tokens for worker in self._config.workers}
+        handoffs = HANDOFF_POLICIES[self._config.handoff](crossovers.__getitem__)
         if self._config.journal_dir is None:
             return ClusterScheduler(router, handoffs)
         cluster = JournaledCluster(router, handoffs)
@@ -190,3 +191,10 @@ class LocalService:
             if self._controller is not None:
                 self._controller.fail_all(reason)
         self.stop()
+
+
+def _load_tokenizer(engine: EngineConfig) -> TextTokenizer | None:
+    """That of the flag, else the model's own; an emulated model has none."""
+    if engine.tokenizer is not None:
+        return load_tokenizer(Path(engine.tokenizer))
+    return None if engine.engine == "emulated" else load_tokenizer(Path(engine.model))

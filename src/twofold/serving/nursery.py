@@ -1,11 +1,11 @@
-"""The nursery: one process that imports torch and loads the model once, and forks every worker from there.
+"""The nursery: one process that prepares the engine once, and forks every worker from there.
 
 It reads a ServiceConfig and then orders (see `Order`) from its standard input and reports on its standard output
 (see `Report`), one JSON object a line. It ends, and its workers with it, when told to (SIGTERM), when its
 standard input closes, or when the process that started it dies, however that happens.
 
-Before a fork there must be no other threads and no CUDA context: the model is loaded with a single thread
-and onto the CPU, and workers move it to their device.
+Preparing may take long (torch is imported and a model loaded) and is shared by all workers. Before a fork there
+must be no other threads and no CUDA context.
 """
 
 import ctypes
@@ -21,9 +21,11 @@ from typing import NoReturn
 
 import msgspec
 
-from twofold.errors import ConfigurationError, UserError
-from twofold.serving.config import EngineConfig, ServiceConfig
+from twofold.errors import UserError
+from twofold.serving.config import ServiceConfig
 from twofold.serving.reports import Order, Report
+from twofold.serving.worker.engines import ENGINES
+from twofold.serving.worker.process import run_worker
 
 PR_SET_PDEATHSIG = 1
 
@@ -68,61 +70,18 @@ def _take_stdout() -> Reporter:
 
 
 def _raise_workers(config: ServiceConfig, report: Reporter) -> "Nursery":
-    """Load the model and fork the workers."""
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # our own stages say what happens
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # no OpenMP pool may exist when workers are forked
-    report(Report(stage="importing torch"))
-    import torch  # noqa: PLC0415  (slow, and reported as a stage of its own)
-
-    torch.set_num_threads(1)
-    from twofold.engine.torch.loader import load_model  # noqa: PLC0415
-    from twofold.serving.memory_plan import available_memory, plan_memory  # noqa: PLC0415
-
-    check_device(config.engine.device)
-    report(Report(stage="loading the model"))
-    model = load_model(config.engine.model, dtype=config.engine.dtype)
-    plan = plan_memory(
-        model.layout(config.engine.block_size),
-        kv_cache_bytes=config.engine.kv_cache_bytes,
-        max_model_len=_context_length(config.engine, model.max_model_len),
-        workers=len(config.workers),
-        available_bytes=available_memory(),
+    """Prepare the engine and fork the workers."""
+    prepared = ENGINES[config.engine.engine](config, lambda stage: report(Report(stage=stage)))
+    facts = Report(
+        stage="starting workers", max_model_len=prepared.max_model_len, vocab_size=prepared.vocab_size
     )
-    report(Report(stage="starting workers", max_model_len=plan.max_model_len, vocab_size=model.vocab_size))
-    from twofold.serving.worker.process import run_worker  # noqa: PLC0415
-
+    report(facts)
     nursery = Nursery(
-        {spec.instance: partial(run_worker, config, spec, model, plan) for spec in config.workers}, report
+        {spec.instance: partial(run_worker, config, spec, prepared) for spec in config.workers}, report
     )
     for spec in config.workers:
         nursery.start(spec.instance)
     return nursery
-
-
-def check_device(name: str) -> None:
-    """Refuse a device that this torch cannot have, without touching any: workers are yet to be forked."""
-    import torch  # noqa: PLC0415
-
-    try:
-        kind = torch.device(name).type
-    except RuntimeError as error:
-        raise ConfigurationError(f"--device {name!r} is unknown: write cpu, cuda or cuda:N") from error
-    if kind not in {"cpu", "cuda"}:
-        raise ConfigurationError(f"--device {name!r} is not supported: write cpu, cuda or cuda:N")
-    if kind == "cuda" and torch.version.cuda is None:
-        raise ConfigurationError(
-            f"--device {name!r} needs a torch with CUDA, and {torch.__version__} has none"
-        )
-
-
-def _context_length(engine: EngineConfig, model_len: int) -> int:
-    if engine.max_model_len is None:
-        return model_len
-    if engine.max_model_len > model_len:
-        raise ConfigurationError(
-            f"--max-model-len {engine.max_model_len:,} is more than the model's {model_len:,}"
-        )
-    return engine.max_model_len
 
 
 def _become_worker(instance: str, nursery: int, run: Callable[[], None]) -> NoReturn:

@@ -40,7 +40,7 @@ def plan_workers(
         for role, count in counts.items()
         for i in range(count)
     ]
-    cores = _share_cores(len(kinds))
+    cores = share_cores(len(kinds))
     return tuple(
         WorkerConfig(
             instance=instance,
@@ -54,7 +54,7 @@ def plan_workers(
     )
 
 
-def _share_cores(workers: int) -> list[tuple[int, ...]]:
+def share_cores(workers: int) -> list[tuple[int, ...]]:
     """Equal shares of the cores this process may use; with more workers than cores they take turns."""
     cores = sorted(os.sched_getaffinity(0))
     each = max(1, len(cores) // workers)

@@ -1,6 +1,6 @@
 """From a cluster's description to a virtual cluster."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from twofold.errors import ConfigurationError
@@ -47,9 +47,37 @@ class Kind:
     timing: Timing
     capacity_tokens: int
 
+    def num_blocks(self, block_size: int) -> int:
+        """KV blocks that each of its instances has room for."""
+        return max(1, self.capacity_tokens // block_size)
+
+    @property
+    def per_machine(self) -> int:
+        return self.machine.count // self.tensor_parallel
+
     @property
     def instances(self) -> int:
-        return self.pool.machines * (self.machine.count // self.tensor_parallel)
+        return self.pool.machines * self.per_machine
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """An instance to be: its name, and the pool (`place`) and the machine that it is in."""
+
+    name: str
+    place: int
+    machine: str
+    kind: Kind
+
+
+def seats_of(kinds: Sequence[Kind]) -> Iterator[Seat]:
+    """Every instance of a cluster, in order. Names count the instances of a role over all its pools."""
+    numbers: dict[Role, int] = dict.fromkeys(Role, 0)
+    for place, kind in enumerate(kinds):
+        role = kind.pool.role
+        for number in range(kind.instances):
+            yield Seat(f"{role.value}-{numbers[role]}", place, f"{place}/{number // kind.per_machine}", kind)
+            numbers[role] += 1
 
 
 def kinds_of(spec: ClusterSpec, catalog: Catalog) -> list[Kind]:
@@ -84,34 +112,27 @@ def build(
         return _scheduler(spec, how, by_instance[name], name, epoch)
 
     cluster.new_scheduler = new_scheduler
-    numbers: dict[Role, int] = dict.fromkeys(Role, 0)
-    for place, kind in enumerate(kinds):
-        transfer = _transfer(spec, model, kind)
-        crossover = transfer.crossover_tokens(lambda n, kind=kind: kind.model.prefill_s(n, n * n))  # type: ignore[misc]
-        for number in range(kind.instances):
-            machine = f"{place}/{number // (kind.machine.count // kind.tensor_parallel)}"
-            network.add_machine(
-                machine, transfer.bytes_per_s, kind.machine.accelerator.interconnect_bytes_per_s
-            )
-            role = kind.pool.role
-            name = f"{role.value}-{numbers[role]}"
-            numbers[role] += 1
-            by_instance[name] = kind
-            crossovers[name] = _NEVER if crossover is None else crossover
-            cluster.capacities[name] = kind.capacity_tokens
-            cluster.instances[name] = VirtualInstance(
-                name,
-                len(cluster.instances),
-                machine,
-                place,
-                role,
-                new_scheduler(name, 1),
-                kind.timing,
-                kernel,
-                cluster,
-                max_run,
-            )
-    transfers = [_transfer(spec, model, kind) for kind in kinds]
+    transfers = [transfer_of(spec, model, kind) for kind in kinds]
+    crossover_of = [crossover_tokens(kind, transfer) for kind, transfer in zip(kinds, transfers, strict=True)]
+    for seat in seats_of(kinds):
+        kind, name = seat.kind, seat.name
+        interconnect = kind.machine.accelerator.interconnect_bytes_per_s
+        network.add_machine(seat.machine, transfers[seat.place].bytes_per_s, interconnect)
+        by_instance[name] = kind
+        crossovers[name] = crossover_of[seat.place]
+        cluster.capacities[name] = kind.capacity_tokens
+        cluster.instances[name] = VirtualInstance(
+            name,
+            len(cluster.instances),
+            seat.machine,
+            seat.place,
+            kind.pool.role,
+            new_scheduler(name, 1),
+            kind.timing,
+            kernel,
+            cluster,
+            max_run,
+        )
     slowest = max(transfers, key=lambda transfer: transfer.sync_s)
     cluster.handoffs = Handoffs(
         kernel,
@@ -182,13 +203,20 @@ def _batcher(spec: ClusterSpec, pool: PoolSpec) -> str:
 
 
 def _scheduler(spec: ClusterSpec, how: Rules, kind: Kind, name: str, epoch: int) -> InstanceScheduler:
-    blocks = BlockCounts(max(1, kind.capacity_tokens // spec.block_size), spec.block_size)
+    blocks = BlockCounts(kind.num_blocks(spec.block_size), spec.block_size)
     leases = LeaseBook(blocks, name, epoch, lease_s=float("inf"))
     batcher = BATCHERS[kind.batcher](spec.token_budget, spec.max_seqs)
     return InstanceScheduler(batcher, blocks, leases, spec.max_seqs, how.memory)
 
 
-def _transfer(spec: ClusterSpec, model: Model, kind: Kind) -> TransferModel:
+def crossover_tokens(kind: Kind, transfer: TransferModel) -> int:
+    """The prompt length from which instances of a kind hand off layer by layer, where the mode goes by size."""
+    crossover = transfer.crossover_tokens(lambda tokens: kind.model.prefill_s(tokens, tokens * tokens))
+    return _NEVER if crossover is None else crossover
+
+
+def transfer_of(spec: ClusterSpec, model: Model, kind: Kind) -> TransferModel:
+    """The path of a KV cache that leaves an instance of this kind: its share of the machine's network."""
     share = kind.tensor_parallel / kind.machine.count
     bytes_per_s = spec.link_bytes_per_s or kind.machine.network_bytes_per_s * share
     return TransferModel(

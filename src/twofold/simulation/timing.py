@@ -54,12 +54,15 @@ class Timing:
         self.idle_mw = round(model.idle_w * 1e3)
         self._decodes: dict[int, tuple[int, int, int]] = {}
         self._prompts: dict[tuple[int, int], tuple[int, int]] = {}
-        self._prefills: dict[tuple[int, int], tuple[int, int]] = {}
 
     def pace(self, iteration: StartedIteration) -> Pace:
-        sequences = iteration.decode_sequences
+        sequences, context = iteration.decode_sequences, iteration.context_tokens
         if iteration.prefills:
-            return self._prefill(iteration)
+            return self.prompts(iteration.prefill_tokens, _squares(iteration.prefills), sequences, context)
+        return self.decodes(sequences, context)
+
+    def decodes(self, sequences: int, context: int) -> Pace:
+        """Of iterations in which `sequences` sequences, with `context` KV tokens in all, make a token each."""
         known = self._decodes.get(sequences)
         if known is None:
             cost = self.model.decode_cost(sequences)
@@ -67,13 +70,12 @@ class Timing:
             known = max(1, ps(cost.base_s)), ps(cost.context_s), round(watts * 1e3)
             self._decodes[sequences] = known
         base, per_token, milliwatts = known
-        return Pace(base + per_token * iteration.context_tokens, per_token * sequences, milliwatts)
+        return Pace(base + per_token * context, per_token * sequences, milliwatts)
 
-    def _prefill(self, iteration: StartedIteration) -> Pace:
-        tokens, squares = iteration.prefill_tokens, _squares(iteration.prefills)
-        sequences = iteration.decode_sequences
+    def prompts(self, tokens: int, squares: int, sequences: int, context: int) -> Pace:
+        """Of an iteration with prompts in it, beside `sequences` decodes; see `PerformanceModel.mixed_s`."""
         if sequences:
-            seconds = self.model.mixed_s(tokens, squares, sequences, iteration.context_tokens)
+            seconds = self.model.mixed_s(tokens, squares, sequences, context)
             return Pace(max(1, ps(seconds)), 0, round(self.model.prefill_w(tokens) * 1e3))
         known = self._prompts.get((tokens, squares))
         if known is None:
@@ -84,9 +86,13 @@ class Timing:
         return Pace(known[0], 0, known[1])
 
 
+def squares_of(tokens: int, context: int) -> int:
+    """(context + tokens)² − context²: what attention within a prompt, or a piece of it, costs."""
+    return tokens * (tokens + 2 * context)
+
+
 def _squares(prefills: Sequence[PrefillPart]) -> int:
-    """Σ((context + tokens)² − context²): what attention within the prompts costs."""
     squares = 0
     for part in prefills:
-        squares += part.num_tokens * (part.num_tokens + 2 * part.context_tokens)
+        squares += squares_of(part.num_tokens, part.context_tokens)
     return squares

@@ -19,3 +19,6 @@ ROUTERS: dict[str, Callable[[], Router]] = {
 
 # Those that never ask an instance for a phase it was not started for.
 FIXED_ROLE_ROUTERS = tuple(name for name, router in ROUTERS.items() if isinstance(router(), FixedRoles))
+
+# Those that a live service can run: it does not say when an instance is idle, which `splitwise-sim` waits for.
+LIVE_ROUTERS = (*FIXED_ROLE_ROUTERS, "splitwise")

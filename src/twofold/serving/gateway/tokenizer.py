@@ -4,15 +4,17 @@ import asyncio
 import inspect
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import tokenizers
 from jinja2 import TemplateError
 from tokenizers.decoders import DecodeStream
-from transformers import PreTrainedTokenizerFast
 
 from twofold.errors import ModelError, RequestError
 from twofold.serving.gateway.token_bytes import TokenBytes
+
+if TYPE_CHECKING:  # it takes seconds, and a service without a tokenizer does without it
+    from transformers import PreTrainedTokenizerFast
 
 T = TypeVar("T")
 TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
@@ -23,6 +25,8 @@ def load_tokenizer(model_dir: Path) -> "TextTokenizer | None":
     fast = (model_dir / "tokenizer.json").is_file()
     if not fast and not any((model_dir / name).is_file() for name in TOKENIZER_FILES):
         return None
+    from transformers import PreTrainedTokenizerFast  # noqa: PLC0415
+
     try:
         loaded = PreTrainedTokenizerFast.from_pretrained(model_dir) if fast else _converted(model_dir)
     except Exception as error:  # the library raises bare Exceptions, and its own kinds vary by version
@@ -30,7 +34,7 @@ def load_tokenizer(model_dir: Path) -> "TextTokenizer | None":
     return TextTokenizer(loaded)
 
 
-def _converted(model_dir: Path) -> PreTrainedTokenizerFast:
+def _converted(model_dir: Path) -> "PreTrainedTokenizerFast":
     """A tokenizer in an older format. Kept apart because AutoTokenizer imports torch."""
     from transformers import AutoTokenizer  # noqa: PLC0415
 
@@ -43,7 +47,7 @@ def _converted(model_dir: Path) -> PreTrainedTokenizerFast:
 class TextTokenizer:
     """Encodes and decodes with the library's fast tokenizer; safe to call from several threads."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, *, inline_characters: int = 8192) -> None:
+    def __init__(self, tokenizer: "PreTrainedTokenizerFast", *, inline_characters: int = 8192) -> None:
         """More text than `inline_characters` at once is encoded in a thread, so that it stalls no stream."""
         self._tokenizer = tokenizer
         self._inline_characters = inline_characters

@@ -1,4 +1,4 @@
-"""A worker process from its configuration: memory, engine, scheduler, transport, messages."""
+"""A worker process from its configuration: engine, scheduler, transport, messages."""
 
 import logging
 import os
@@ -6,12 +6,9 @@ import secrets
 import threading
 import time
 
-import torch
 import zmq
 
-from twofold.engine.torch.engine import TorchEngine
-from twofold.engine.torch.loader import LoadedModel
-from twofold.engine.torch.pool import KvPool
+from twofold.engine.base import Engine
 from twofold.kvcache.blocks import BlockManager
 from twofold.kvcache.leases import LeaseBook
 from twofold.scheduling.batchers import BATCHERS
@@ -19,45 +16,39 @@ from twofold.scheduling.instance import InstanceScheduler
 from twofold.serving.config import CONTROLLER, ServiceConfig, WorkerConfig
 from twofold.serving.journal import Journal, JournaledInstance
 from twofold.serving.mailbox import Inbox, Outbox
-from twofold.serving.memory_plan import MemoryPlan
 from twofold.serving.messages import ToWorker
-from twofold.serving.worker.landing import Landing
+from twofold.serving.worker.parts import Prepared
 from twofold.serving.worker.peers import PeerDirectory
 from twofold.serving.worker.sender import HandoffSender
 from twofold.serving.worker.state import WorkerState
 from twofold.serving.worker.worker import work
-from twofold.transport.memory import SharedMemory
-from twofold.transport.shared_memory import SharedMemoryTransport
 
 log = logging.getLogger(__name__)
 
 
-def run_worker(config: ServiceConfig, spec: WorkerConfig, model: LoadedModel, plan: MemoryPlan) -> None:
+def run_worker(config: ServiceConfig, spec: WorkerConfig, prepared: Prepared) -> None:
     """Run one worker in this process until it is told to shut down."""
     threading.excepthook = _end_process
     if spec.cores:
         os.sched_setaffinity(0, spec.cores)
-    torch.set_num_threads(spec.threads)
     epoch = secrets.randbits(53)
-    memory = SharedMemory.create(spec.instance, plan.layout.pool_bytes(plan.num_blocks))
-    landing_pool = KvPool(plan.layout, plan.num_blocks, memory.tensor())
-    engine_pool = _engine_pool(config.engine.device, landing_pool)
-    transport = SharedMemoryTransport(spec.instance, epoch, memory, engine_pool, plan.num_blocks)
+    parts = prepared.parts(spec, epoch)
+    engine = parts.engine
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     state = WorkerState(
         instance=spec.instance,
         role=spec.role,
-        scheduler=_scheduler(config, spec, plan, epoch),
-        sender=HandoffSender(len(plan.layout.layers), time.monotonic),
-        landing=Landing(landing_pool, engine_pool),
-        peers=PeerDirectory(transport),
+        scheduler=_scheduler(config, spec, engine, epoch),
+        sender=HandoffSender(len(engine.layout.layers), time.monotonic),
+        landing=parts.landing,
+        peers=PeerDirectory(parts.transport),
         outbox=Outbox(context),
         controller=config.inbox(CONTROLLER),
+        changed=parts.changed,
     )
     # Each life has an inbox of its own: what was meant for an earlier one does not arrive.
     inbox: Inbox[ToWorker] = Inbox(context, config.inbox(f"{spec.instance}-{os.getpid()}"), ToWorker)
-    engine = TorchEngine(model.to(config.engine.device), engine_pool)
-    work(state, engine, config.engine.model, frozenset(model.eos_token_ids), inbox, config.lease_s)
+    work(state, engine, config.engine.model, parts.eos_token_ids, inbox, config.lease_s)
 
 
 def _end_process(failed: threading.ExceptHookArgs) -> None:
@@ -68,15 +59,9 @@ def _end_process(failed: threading.ExceptHookArgs) -> None:
     os._exit(1)
 
 
-def _engine_pool(device: str, landing_pool: KvPool) -> KvPool:
-    """On a CPU the engine computes in the memory that peers write; elsewhere it has a pool of its own."""
-    if torch.device(device).type == "cpu":
-        return landing_pool
-    return KvPool(landing_pool.layout, landing_pool.num_blocks, None, device=device)
-
-
-def _scheduler(config: ServiceConfig, spec: WorkerConfig, plan: MemoryPlan, epoch: int) -> InstanceScheduler:
-    blocks = BlockManager(plan.num_blocks, plan.layout.block_size)
+def _scheduler(config: ServiceConfig, spec: WorkerConfig, engine: Engine, epoch: int) -> InstanceScheduler:
+    num_blocks, block_size = engine.num_blocks, engine.layout.block_size
+    blocks = BlockManager(num_blocks, block_size)
     leases = LeaseBook(blocks, spec.instance, epoch, config.lease_s)
     batcher = BATCHERS[spec.batcher](spec.token_budget, config.engine.max_num_seqs)
     if config.journal_dir is None:
@@ -90,8 +75,8 @@ def _scheduler(config: ServiceConfig, spec: WorkerConfig, plan: MemoryPlan, epoc
             "batcher": spec.batcher,
             "token_budget": spec.token_budget,
             "max_num_seqs": config.engine.max_num_seqs,
-            "num_blocks": plan.num_blocks,
-            "block_size": plan.layout.block_size,
+            "num_blocks": num_blocks,
+            "block_size": block_size,
             "epoch": epoch,
             "lease_s": config.lease_s,
         },

@@ -1,0 +1,289 @@
+"""How near an emulated service comes to its simulation: the same requests, cluster file and schedulers in both worlds.
+
+    python bench/emulated_fidelity.py [--cluster FILE] [--workload azure-conv] [--rate 4] [--duration 30]
+
+The service runs on this machine in real time, gateway and all, and is loaded as by `twofold bench`; the simulator
+runs the same requests. Latencies are then compared request by request. Besides, one request at a time shows what the
+service adds where nobody is in the way, and the processes' CPU time says what emulation costs.
+"""
+
+import argparse
+import asyncio
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+from twofold.bench.client import ClientConfig
+from twofold.bench.endpoint import Endpoint, discover
+from twofold.bench.load import LoadConfig, run_load
+from twofold.bench.prompts import PromptMaker, token_range
+from twofold.demo.services import metrics, served
+from twofold.hardware.catalog import load_catalog
+from twofold.reporting.summary import Distribution, Summary, summarise
+from twofold.request import Request
+from twofold.simulation.cluster_file import load_cluster
+from twofold.simulation.observer import QuietObserver
+from twofold.simulation.simulate import simulate
+from twofold.simulation.spec import ClusterSpec
+from twofold.timeline import Timeline
+from twofold.workload.named import workload
+
+CLUSTER = """
+model: bloom-176b
+router: jsq
+pools:
+  - {machines: 2, machine: dgx-h100, role: prefill}
+  - {machines: 2, machine: dgx-h100, role: decode}
+"""
+METRICS = ("ttft_s", "tpot_s", "e2e_s")
+# Spans of a request that both worlds record, and what the service calls them among its metrics.
+SPANS = {
+    "queue_prefill_s": "request_queue_time_seconds",
+    "ttft_s": "time_to_first_token_seconds",
+    "transfer_s": "kv_transfer_seconds",
+    "visible_transfer_s": "kv_transfer_visible_seconds",
+}
+IDLE_S = 5.0
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """CPU seconds per second: of one worker on average, and of gateway and controller; MB of all processes (PSS)."""
+
+    worker: float
+    gateway: float
+    memory_mb: float
+
+
+class Span(msgspec.Struct, frozen=True, kw_only=True):
+    """Mean seconds of a part of a request's life: simulated, and as the controller of the service saw it."""
+
+    simulated: float
+    live: float
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """One load in both worlds. `added_s` is live − simulated of the same request, by metric.
+
+    `live` is what the client saw; `spans` leave out what lies between client and controller.
+    """
+
+    requests: int
+    simulated: Summary
+    live: Summary
+    added_s: dict[str, Distribution]
+    spans: dict[str, Span]
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """All of it; `ready_s` is from the start of the command to the first healthy answer."""
+
+    cluster: ClusterSpec
+    instances: int
+    ready_s: float
+    idle: Usage
+    busy: Usage
+    alone: Comparison
+    loaded: Comparison
+
+
+class Ends(QuietObserver):
+    """Keeps the timeline of every request."""
+
+    def __init__(self) -> None:
+        self.timelines: list[Timeline] = []
+
+    def ended(self, timeline: Timeline) -> None:
+        self.timelines.append(timeline)
+
+
+class Processes:
+    """CPU time and memory of the service's processes: the children of this one and theirs."""
+
+    def __init__(self) -> None:
+        (self._gateway,) = psutil.Process().children()
+        (nursery,) = self._gateway.children()
+        self.workers = nursery.children()
+        self._all = [self._gateway, nursery, *self.workers]
+
+    @contextmanager
+    def measured(self) -> Iterator[list[Usage]]:
+        """Usage of what happens inside; it is in the list afterwards."""
+        usage: list[Usage] = []
+        began, before = time.monotonic(), self._seconds()
+        yield usage
+        passed = time.monotonic() - began
+        workers, gateway = (after - start for after, start in zip(self._seconds(), before, strict=True))
+        pss = sum(process.memory_full_info().pss for process in self._all)
+        each = workers / len(self.workers) / passed
+        usage.append(Usage(worker=each, gateway=gateway / passed, memory_mb=pss / 1e6))
+
+    def _seconds(self) -> tuple[float, float]:
+        return sum(map(_cpu_s, self.workers)), _cpu_s(self._gateway)
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+def compare(endpoint: Endpoint, spec: ClusterSpec, requests: Sequence[Request]) -> Comparison:
+    ends = Ends()
+    simulate(spec, requests, catalog=load_catalog(), observers=[ends])
+    before = _totals(endpoint.base_url)
+    live = asyncio.run(run_load(_load(endpoint), requests))
+    after = _totals(endpoint.base_url)
+    if live.errors:
+        raise SystemExit(f"requests failed: {live.errors}")
+    simulated = {timeline.request.id: timeline for timeline in ends.timelines}
+    pairs = [(timeline, simulated[timeline.request.id]) for timeline in live.timelines]
+    return Comparison(
+        requests=len(pairs),
+        simulated=summarise(ends.timelines),
+        live=summarise(live.timelines),
+        added_s={name: added for name in METRICS if (added := _added(pairs, name)) is not None},
+        spans={name: span for name in SPANS if (span := _span(name, ends.timelines, before, after))},
+    )
+
+
+Totals = dict[str, tuple[float, float]]
+
+
+def _totals(url: str) -> Totals:
+    """Sum (seconds) and count of each span so far."""
+    values = dict(line.rsplit(" ", 1) for line in metrics(url).splitlines() if not line.startswith("#"))
+
+    def value(name: str) -> float:
+        return float(values[f"twofold:{name}"])
+
+    return {span: (value(f"{name}_sum"), value(f"{name}_count")) for span, name in SPANS.items()}
+
+
+def _span(name: str, timelines: Sequence[Timeline], before: Totals, after: Totals) -> Span | None:
+    seconds, count = (later - sooner for later, sooner in zip(after[name], before[name], strict=True))
+    known = [value for timeline in timelines if (value := getattr(timeline, name)) is not None]
+    return Span(simulated=sum(known) / len(known), live=seconds / count) if known and count else None
+
+
+def _load(endpoint: Endpoint) -> LoadConfig:
+    lowest, vocabulary = token_range(endpoint.vocab_size)
+    prompts = PromptMaker(lowest=lowest, vocabulary=vocabulary)
+    return LoadConfig(endpoint=endpoint, prompts=prompts, client=ClientConfig(ignore_eos=True))
+
+
+def _added(pairs: Sequence[tuple[Timeline, Timeline]], name: str) -> Distribution | None:
+    both = [(getattr(live, name), getattr(simulated, name)) for live, simulated in pairs]
+    return Distribution.of(live - simulated for live, simulated in both if None not in (live, simulated))
+
+
+def one_by_one(count: int) -> list[Request]:
+    """Requests that never meet."""
+    return [
+        Request(id=f"alone-{i}", arrival_s=2.5 * i, prompt_tokens=200 * (i + 1), output_tokens=20)
+        for i in range(count)
+    ]
+
+
+def run(spec: ClusterSpec, path: Path, requests: Sequence[Request], context: int) -> Report:
+    began = time.monotonic()
+    flags = ["--engine", "emulated", "--cluster", str(path), "--max-model-len", str(context)]
+    with served(None, flags) as url:
+        ready_s = time.monotonic() - began
+        endpoint, processes = asyncio.run(discover(url)), Processes()
+        with processes.measured() as idle:
+            time.sleep(IDLE_S)
+        compare(endpoint, spec, one_by_one(2))  # what happens the first time is of no interest
+        alone = compare(endpoint, spec, one_by_one(8))
+        with processes.measured() as busy:
+            loaded = compare(endpoint, spec, requests)
+    return Report(
+        cluster=spec,
+        instances=len(processes.workers),
+        ready_s=ready_s,
+        idle=idle[0],
+        busy=busy[0],
+        alone=alone,
+        loaded=loaded,
+    )
+
+
+def show(report: Report) -> None:
+    console = Console()
+    for title, comparison in (("One at a time", report.alone), ("Under load", report.loaded)):
+        console.print(_table(f"{title}: {comparison.requests} requests", comparison))
+    idle, busy = report.idle, report.busy
+    console.print(
+        f"{report.instances} instances, ready after {report.ready_s:.1f} s, {busy.memory_mb:.0f} MB in all. CPU of an "
+        f"instance: {idle.worker:.2%} idle, {busy.worker:.2%} under load; of the gateway: {busy.gateway:.0%}."
+    )
+
+
+def _table(title: str, comparison: Comparison) -> Table:
+    table = Table(title=title)
+    for heading in ("ms", "", "P50", "P90", "P99", "mean"):
+        table.add_column(heading, justify="left" if heading in {"ms", ""} else "right")
+    for name in METRICS:
+        rows = {
+            "simulated": getattr(comparison.simulated, name),
+            "live": getattr(comparison.live, name),
+            "added, by request": comparison.added_s.get(name),
+        }
+        for world, row in rows.items():
+            if row is not None:
+                numbers = (f"{value * 1e3:.1f}" for value in (row.p50, row.p90, row.p99, row.mean))
+                table.add_row(name.removesuffix("_s").upper(), world, *numbers)
+        table.add_section()
+    client = comparison.live.ttft_s
+    for name, span in comparison.spans.items():
+        table.add_row(name.removesuffix("_s").replace("_", " "), "simulated", *_only_mean(span.simulated))
+        table.add_row("", "live, in the service", *_only_mean(span.live))
+        if name == "ttft_s" and client is not None:
+            table.add_row("", "between it and the client", *_only_mean(client.mean - span.live))
+    return table
+
+
+def _only_mean(seconds: float) -> tuple[str, ...]:
+    return "", "", "", f"{seconds * 1e3:.1f}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--cluster", type=Path, help="a cluster file (2 + 2 DGX-H100 with bloom-176b)")
+    parser.add_argument("--workload", default="azure-conv")
+    parser.add_argument("--rate", type=float, default=4.0, help="requests per second")
+    parser.add_argument("--duration", type=float, default=30.0, help="seconds of arrivals")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--context", type=int, default=8192, help="longest prompt plus output")
+    parser.add_argument("--json", type=Path, help="write the report here as well")
+    flags = parser.parse_args()
+    with tempfile.TemporaryDirectory() as directory:
+        path = flags.cluster or Path(directory, "cluster.yaml")
+        if flags.cluster is None:
+            path.write_text(CLUSTER)
+        requests = list(
+            workload(
+                flags.workload,
+                rate=flags.rate,
+                duration_s=flags.duration,
+                seed=flags.seed,
+                max_model_len=flags.context,
+            )
+        )
+        report = run(load_cluster(path), path, requests, flags.context)
+    show(report)
+    if flags.json is not None:
+        flags.json.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2))
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    main()

@@ -1,0 +1,223 @@
+"""What the flags of `twofold serve` amount to: a service, taken from the flags or from a cluster file."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from twofold.errors import ConfigurationError
+from twofold.hardware.catalog import load_catalog
+from twofold.instance import Role
+from twofold.scheduling.handoffs import HANDOFF_POLICIES
+from twofold.scheduling.routers import FIXED_ROLE_ROUTERS, LIVE_ROUTERS
+from twofold.serving.cluster_plan import plan_cluster
+from twofold.serving.config import EngineConfig, ServiceConfig, WorkerConfig
+from twofold.serving.gateway.tokenizer import load_tokenizer
+from twofold.serving.model_source import find_model
+from twofold.serving.plan import plan_workers
+from twofold.serving.worker.engines import ENGINES
+from twofold.simulation.cluster_file import load_cluster
+from twofold.simulation.spec import ClusterSpec
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flags:
+    """The flags of `twofold serve` that say what to serve; None where one is not given."""
+
+    model: str | None = None
+    prefill: int | None = None
+    decode: int | None = None
+    colocated: int | None = None
+    cluster: Path | None = None
+    catalog: tuple[Path, ...] = ()
+    router: str | None = None
+    handoff: str | None = None
+    pin_cores: bool | None = None
+    journal: Path | None = None
+    engine: str = "torch"
+    dtype: str | None = None
+    device: str | None = None
+    block_size: int | None = None
+    kv_cache_memory_bytes: int | None = None
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    enable_chunked_prefill: bool | None = None
+    tokenizer: Path | None = None
+    vocab_size: int | None = None
+
+    @property
+    def emulated(self) -> bool:
+        return self.engine == "emulated"
+
+    @property
+    def pinned(self) -> bool:
+        """Workers that compute get cores of their own unless it is said otherwise; others sleep on any."""
+        return not self.emulated if self.pin_cores is None else self.pin_cores
+
+
+def service_of(flags: Flags) -> ServiceConfig:
+    """The service that the flags ask for, without a place for its sockets; raises ConfigurationError."""
+    _check_choice("--engine", flags.engine, tuple(ENGINES))
+    _refuse_idle_flags(flags)
+    if flags.cluster is None:
+        return _from_flags(flags)
+    return _from_cluster(flags, flags.cluster)
+
+
+def public_name(flags: Flags, config: ServiceConfig) -> str:
+    """The name of the model in the API: of its directory, or its id."""
+    source = Path(config.engine.model)
+    return source.name if flags.model is None or Path(flags.model).is_dir() else flags.model
+
+
+def _from_flags(flags: Flags) -> ServiceConfig:
+    router, handoff = flags.router or "jsq", flags.handoff or "layer-wise"
+    _check_choice("--router", router, LIVE_ROUTERS)
+    _check_choice("--handoff", handoff, tuple(HANDOFF_POLICIES))
+    default = 0 if flags.colocated else 1
+    workers = plan_workers(
+        prefill=default if flags.prefill is None else flags.prefill,
+        decode=default if flags.decode is None else flags.decode,
+        colocated=flags.colocated or 0,
+        chunked_prefill=flags.enable_chunked_prefill is not False,
+        token_budget=flags.max_num_batched_tokens,
+        pin_cores=flags.pinned,
+        roles_move=router not in FIXED_ROLE_ROUTERS,
+    )
+    return ServiceConfig(
+        engine=_torch_engine(flags, flags.block_size or 16, flags.max_num_seqs or 64),
+        workers=workers,
+        run_dir="",
+        router=router,
+        handoff=handoff,
+        journal_dir=_journal(flags.journal),
+    )
+
+
+def _from_cluster(flags: Flags, file: Path) -> ServiceConfig:
+    catalog = load_catalog(flags.catalog)
+    spec = load_cluster(file, catalog=catalog)
+    try:
+        workers = plan_cluster(spec, catalog, pin_cores=flags.pinned, emulated=flags.emulated)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"cluster {file}: {error}") from error
+    _refuse_contradictions(flags, file, spec, workers)
+    return ServiceConfig(
+        engine=_emulated_engine(flags, spec)
+        if flags.emulated
+        else _torch_engine(flags, spec.block_size, spec.max_seqs),
+        workers=workers,
+        run_dir="",
+        router=spec.router,
+        handoff=spec.handoff,
+        journal_dir=_journal(flags.journal),
+        cluster=spec,
+        catalog=tuple(str(path.absolute()) for path in flags.catalog),
+    )
+
+
+def _torch_engine(flags: Flags, block_size: int, max_num_seqs: int) -> EngineConfig:
+    dtype = flags.dtype or "auto"
+    _check_choice("--dtype", dtype, DTYPES)
+    if flags.model is None:
+        raise ConfigurationError("give MODEL: a model directory or a hub id, or use --engine emulated")
+    return EngineConfig(
+        model=str(find_model(flags.model)),
+        tokenizer=_tokenizer(flags.tokenizer)[0],
+        dtype=dtype,
+        device=flags.device or "cpu",
+        block_size=block_size,
+        kv_cache_bytes=flags.kv_cache_memory_bytes,
+        max_model_len=flags.max_model_len,
+        max_num_seqs=max_num_seqs,
+    )
+
+
+def _emulated_engine(flags: Flags, spec: ClusterSpec) -> EngineConfig:
+    tokenizer, known_tokens = _tokenizer(flags.tokenizer)
+    return EngineConfig(
+        engine="emulated",
+        model=spec.model,
+        tokenizer=tokenizer,
+        vocab_size=flags.vocab_size or known_tokens,  # its tokens should mean something to its tokenizer
+        block_size=spec.block_size,
+        max_model_len=flags.max_model_len,
+        max_num_seqs=spec.max_seqs,
+    )
+
+
+def _tokenizer(directory: Path | None) -> tuple[str | None, int | None]:
+    """The directory, if there is a tokenizer in it, and how many tokens that knows."""
+    if directory is None:
+        return None, None
+    loaded = load_tokenizer(directory)
+    if loaded is None:
+        raise ConfigurationError(f"--tokenizer {directory} is not a directory with a tokenizer")
+    return str(directory.absolute()), loaded.backend.get_vocab_size()
+
+
+def _refuse_idle_flags(flags: Flags) -> None:
+    """Flags that would change nothing are mistakes."""
+    if not flags.emulated:
+        _refuse("--vocab-size", flags.vocab_size, "is for --engine emulated: this one has a model that knows")
+        if flags.cluster is None:
+            _refuse("--catalog", flags.catalog or None, "describes the machines of --cluster: give that too")
+        return
+    if flags.cluster is None:
+        raise ConfigurationError(
+            "--engine emulated needs --cluster FILE: the machines whose time it is to take"
+        )
+    _refuse("MODEL", flags.model, "is not needed: the file of --cluster names the model to emulate")
+    for name, value in (("--dtype", flags.dtype), ("--device", flags.device)):
+        _refuse(name, value, "means nothing to --engine emulated, which computes nothing")
+    size = flags.kv_cache_memory_bytes
+    _refuse("--kv-cache-memory-bytes", size, "is for --engine torch: an emulated machine has its own memory")
+
+
+def _refuse(flag: str, value: object, why: str) -> None:
+    if value is not None:
+        raise ConfigurationError(f"{flag} {why}")
+
+
+def _refuse_contradictions(
+    flags: Flags, file: Path, spec: ClusterSpec, workers: tuple[WorkerConfig, ...]
+) -> None:
+    """A flag may repeat what the file says, and not deny it."""
+    roles = [worker.role for worker in workers]
+    chunked = any(worker.batcher == "chunked-prefill" for worker in workers)
+    for flag, given, said in (
+        ("--prefill", flags.prefill, roles.count(Role.PREFILL)),
+        ("--decode", flags.decode, roles.count(Role.DECODE)),
+        ("--colocated", flags.colocated, roles.count(Role.MIXED)),
+        ("--router", flags.router, spec.router),
+        ("--handoff", flags.handoff, spec.handoff),
+        ("--block-size", flags.block_size, spec.block_size),
+        ("--max-num-seqs", flags.max_num_seqs, spec.max_seqs),
+        ("--max-num-batched-tokens", flags.max_num_batched_tokens, spec.token_budget),
+    ):
+        if given is not None and given != said:
+            raise ConfigurationError(
+                f"{flag} {given} contradicts --cluster {file}, which says {said}: change one of them"
+            )
+    if flags.enable_chunked_prefill not in {None, chunked}:
+        raise ConfigurationError(
+            f"--enable-chunked-prefill contradicts --cluster {file}, whose pools name their batchers: leave it out"
+        )
+
+
+def _journal(path: Path | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(
+            f"--journal {path} is not a directory to write to: {error.strerror}"
+        ) from error
+    return str(path)
+
+
+def _check_choice(flag: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ConfigurationError(f"{flag} {value!r} is unknown: choose one of {', '.join(choices)}")

@@ -1,0 +1,55 @@
+"""From a cluster's description to the workers of a service."""
+
+from collections.abc import Sequence
+
+from twofold.errors import ConfigurationError
+from twofold.hardware.catalog import Catalog
+from twofold.scheduling.routers import LIVE_ROUTERS
+from twofold.serving.config import CROSSOVER_TOKENS, WorkerConfig
+from twofold.serving.plan import share_cores
+from twofold.simulation.build import Kind, crossover_tokens, kinds_of, seats_of, transfer_of
+from twofold.simulation.spec import ClusterSpec
+
+
+def plan_cluster(
+    spec: ClusterSpec, catalog: Catalog, *, pin_cores: bool, emulated: bool
+) -> tuple[WorkerConfig, ...]:
+    """One worker for each instance, by the names that the simulator gives them.
+
+    Raises ConfigurationError for a cluster that cannot be, or that only a simulator can run.
+    """
+    check_servable(spec)
+    kinds = kinds_of(spec, catalog)
+    crossovers = _crossovers(spec, catalog, kinds) if emulated else [CROSSOVER_TOKENS] * len(kinds)
+    seats = list(seats_of(kinds))
+    return tuple(
+        WorkerConfig(
+            instance=seat.name,
+            role=seat.kind.pool.role,
+            batcher=seat.kind.batcher,
+            token_budget=spec.token_budget,
+            cores=cores if pin_cores else (),
+            threads=len(cores),
+            crossover_tokens=crossovers[seat.place],
+        )
+        for seat, cores in zip(seats, share_cores(len(seats)), strict=True)
+    )
+
+
+def check_servable(spec: ClusterSpec) -> None:
+    """Raise ConfigurationError for what the simulator can do and a service cannot."""
+    if spec.router not in LIVE_ROUTERS:
+        raise ConfigurationError(
+            f"the router {spec.router} is for simulations: serve with router {', '.join(LIVE_ROUTERS)}"
+        )
+    if spec.rules != "twofold":
+        raise ConfigurationError(
+            f"the rules {spec.rules} are those of a simulation: serve with rules twofold"
+        )
+    if spec.failures:
+        raise ConfigurationError("failures are simulated only: a service is served without them")
+
+
+def _crossovers(spec: ClusterSpec, catalog: Catalog, kinds: Sequence[Kind]) -> list[int]:
+    model = catalog.model(spec.model)
+    return [crossover_tokens(kind, transfer_of(spec, model, kind)) for kind in kinds]

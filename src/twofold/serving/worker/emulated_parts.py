@@ -1,0 +1,106 @@
+"""The parts of workers that take their times from a performance model, as the cluster's file describes them."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from twofold.engine.emulated.clock import MonotonicClock
+from twofold.engine.emulated.engine import EmulatedEngine
+from twofold.engine.emulated.lateness import Lateness
+from twofold.engine.emulated.layers import LayerGroups
+from twofold.engine.emulated.prefills import Prefills
+from twofold.engine.emulated.tokens import TokenRange
+from twofold.errors import ConfigurationError
+from twofold.hardware.catalog import load_catalog
+from twofold.hardware.model import Model
+from twofold.serving.config import DEFAULT_VOCAB_SIZE, ServiceConfig, WorkerConfig
+from twofold.serving.worker.parts import WorkerParts
+from twofold.simulation.build import Kind, Seat, kinds_of, seats_of, transfer_of
+from twofold.simulation.spec import ClusterSpec
+from twofold.transport.emulated import EmulatedTransport, Port
+
+
+class EmulatedPrepared:
+    """The machines of a cluster: their times, their memory and their network."""
+
+    def __init__(
+        self, spec: ClusterSpec, model: Model, kinds: list[Kind], max_model_len: int, vocab_size: int
+    ) -> None:
+        self.max_model_len = max_model_len
+        self.vocab_size = vocab_size
+        self._spec = spec
+        self._seats = {seat.name: seat for seat in seats_of(kinds)}
+        self._transfers = [transfer_of(spec, model, kind) for kind in kinds]
+        self._groups = LayerGroups(model.layers)
+        kv_bytes = self._transfers[0].kv_bytes_per_token
+        self._layout = self._groups.layout(kv_bytes, spec.block_size)
+
+    def parts(self, spec: WorkerConfig, epoch: int) -> WorkerParts:
+        seat, clock, prefills = self._seats[spec.instance], MonotonicClock(), Prefills(self._groups)
+        num_blocks = seat.kind.num_blocks(self._spec.block_size)
+        engine = EmulatedEngine(
+            seat.kind.timing,
+            self._layout,
+            num_blocks,
+            prefills,
+            TokenRange(self.vocab_size),
+            clock,
+            Lateness(spec.instance),
+        )
+        port = self._port(seat)
+        return WorkerParts(
+            engine=engine,
+            transport=EmulatedTransport(
+                spec.instance, epoch, self._layout, num_blocks, port, prefills, clock
+            ),
+            changed=_Rests(engine.rest),
+        )
+
+    def _port(self, seat: Seat) -> Port:
+        transfer = self._transfers[seat.place]
+        return Port(
+            machine=seat.machine,
+            bytes_per_s=transfer.bytes_per_s,
+            local_bytes_per_s=seat.kind.machine.accelerator.interconnect_bytes_per_s,
+            latency_s=transfer.latency_s,
+            sync_s=max(each.sync_s for each in self._transfers),
+        )
+
+
+class _Rests(threading.Condition):
+    """A worker's condition, which tells its engine when there is nothing to run."""
+
+    def __init__(self, rest: Callable[[], None]) -> None:
+        super().__init__()
+        self._rest = rest
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self._rest()
+        return super().wait(timeout)
+
+
+def prepare(config: ServiceConfig) -> EmulatedPrepared:
+    """Raises ConfigurationError where the cluster's machines cannot serve the context length."""
+    spec = config.cluster
+    assert spec is not None  # noqa: S101  (the command line sees to it; tells the type checker)
+    catalog = load_catalog([Path(file) for file in config.catalog])
+    kinds, model = kinds_of(spec, catalog), catalog.model(spec.model)
+    max_model_len = _context_length(config.engine.max_model_len, model, kinds)
+    return EmulatedPrepared(spec, model, kinds, max_model_len, config.engine.vocab_size or DEFAULT_VOCAB_SIZE)
+
+
+def _context_length(wanted: int | None, model: Model, kinds: list[Kind]) -> int:
+    """What was asked for, else the model's own, as far as the smallest memory holds it.
+
+    It may be more than the model's own: nothing is computed that would notice.
+    """
+    smallest = min(kinds, key=lambda kind: kind.capacity_tokens)
+    room = smallest.capacity_tokens
+    if wanted is None:
+        return min(model.max_context or room, room)
+    if wanted > room:
+        raise ConfigurationError(
+            f"--max-model-len {wanted:,} is more than the {room:,} tokens of KV cache that an instance on "
+            f"{smallest.machine.name} has room for"
+        )
+    return wanted

@@ -1,0 +1,35 @@
+"""What an engine brings to its workers."""
+
+import threading
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from twofold.engine.base import Engine
+from twofold.serving.config import WorkerConfig
+from twofold.serving.worker.landing import Landing
+from twofold.transport.base import Transport
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerParts:
+    """The parts of one worker that depend on its engine. `changed` becomes that of its `WorkerState`."""
+
+    engine: Engine
+    transport: Transport
+    eos_token_ids: frozenset[int] = frozenset()
+    landing: Landing = field(default_factory=Landing)
+    changed: threading.Condition = field(default_factory=threading.Condition)
+
+
+class Prepared(Protocol):
+    """What is made once, in the nursery, and inherited by every worker that is forked from there."""
+
+    @property
+    def max_model_len(self) -> int: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    def parts(self, spec: WorkerConfig, epoch: int) -> WorkerParts:
+        """Make the parts of one life of a worker; to be called in its own process."""
+        ...

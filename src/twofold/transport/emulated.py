@@ -1,0 +1,115 @@
+"""Transport `emulated`: moves no memory, but takes the time that the machines' network would.
+
+Hand-offs of an instance leave one after the other, each with all of the link, as its sender sends them. That
+other senders write to the same machine at the same time is not seen: an instance knows its own link only.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from twofold.engine.base import KvLayout
+from twofold.engine.emulated.clock import Clock
+from twofold.engine.emulated.prefills import Prefills
+from twofold.errors import ConfigurationError
+from twofold.simulation.kernel import ps
+from twofold.transport.base import Connection, MemoryDescriptor
+
+
+class Port(msgspec.Struct, frozen=True, kw_only=True):
+    """Where an instance is on the network: its machine, and what it may send or receive per second.
+
+    `local_bytes_per_s` is for peers on the same machine. `latency_s` and `sync_s` are those of
+    `performance.transfer.TransferModel`.
+    """
+
+    machine: str
+    bytes_per_s: float
+    local_bytes_per_s: float
+    latency_s: float
+    sync_s: float
+
+    def rate_to(self, peer: "Port") -> float:
+        """Bytes per second of a transfer that is alone."""
+        if peer.machine == self.machine:
+            return self.local_bytes_per_s
+        return min(self.bytes_per_s, peer.bytes_per_s)
+
+
+class _Link:
+    """The way out of one instance; `free_at` is when what was sent last has left."""
+
+    def __init__(self, port: Port, prefills: Prefills, clock: Clock) -> None:
+        self.port, self.prefills, self.clock = port, prefills, clock
+        self.free_at = 0
+
+
+class EmulatedConnection:
+    """The way to one peer. A hand-off that begins while its prompt is computed is layer-wise, and synchronises."""
+
+    def __init__(self, link: _Link, layout: KvLayout, peer: Port) -> None:
+        self._link, self._layout = link, layout
+        self._rate = link.port.rate_to(peer)
+        self._layer_wise: set[int] = set()  # hand-offs under way, by their first block
+
+    def write(self, layer: int, source_blocks: Sequence[int], target_blocks: Sequence[int]) -> int:  # noqa: ARG002
+        """Returns when the bytes would be there."""
+        link, size = self._link, len(source_blocks) * self._layout.layer_bytes_per_block(layer)
+        last = layer == len(self._layout.layers) - 1
+        begin = self._begin(source_blocks) if layer == 0 else self._ready(source_blocks, layer)
+        link.free_at = max(begin, link.free_at) + ps(size / self._rate)
+        landed = link.free_at
+        if last and source_blocks[0] in self._layer_wise:
+            self._layer_wise.discard(source_blocks[0])
+            landed += ps(link.port.sync_s)
+        link.clock.sleep_until(landed)
+        return size
+
+    def close(self) -> None:
+        self._layer_wise.clear()
+
+    def _begin(self, blocks: Sequence[int]) -> int:
+        now = self._link.clock.now()
+        if now < self._link.prefills.end(blocks):
+            self._layer_wise.add(blocks[0])
+        else:
+            self._layer_wise.discard(blocks[0])
+        return now + ps(self._link.port.latency_s)
+
+    def _ready(self, blocks: Sequence[int], layer: int) -> int:
+        """A layer leaves when it is computed, however late this process hears of it."""
+        return self._link.prefills.ready(blocks, layer)
+
+
+class EmulatedTransport:
+    """What peers are told of this instance's KV cache, and the link to theirs."""
+
+    def __init__(
+        self,
+        instance: str,
+        epoch: int,
+        layout: KvLayout,
+        num_blocks: int,
+        port: Port,
+        prefills: Prefills,
+        clock: Clock,
+    ) -> None:
+        self._link = _Link(port, prefills, clock)
+        self.descriptor = MemoryDescriptor(
+            instance=instance,
+            epoch=epoch,
+            address=msgspec.json.encode(port).decode(),
+            num_blocks=num_blocks,
+            layout=layout,
+        )
+
+    def connect(self, peer: MemoryDescriptor) -> Connection:
+        layout = self.descriptor.layout
+        if peer.layout != layout:
+            raise ConfigurationError(
+                f"{peer.instance} lays out its KV cache otherwise than {self.descriptor.instance} "
+                "(model or block size differ), so they cannot hand requests over"
+            )
+        return EmulatedConnection(self._link, layout, msgspec.json.decode(peer.address, type=Port))
+
+    def close(self) -> None: ...

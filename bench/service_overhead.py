@@ -1,0 +1,172 @@
+"""What serving costs besides computing: CPU time of gateway and controller, and routing decisions a second.
+
+    python bench/service_overhead.py [--decisions 40000] [--requests 200]
+
+Decisions: requests arrive at, move through and leave a cluster scheduler with 40 and with 1,000 instances, eight in
+each on average; a decision is one request's whole bookkeeping. Service: an emulated one with 40 instances, loaded
+with streams of one token and with long ones; the difference is what a token costs. CPU seconds are those of the one
+process that is gateway and controller. A fixed loop of plain Python is timed in the same run: machines differ, and
+its time says how this one compares.
+"""
+
+import argparse
+import asyncio
+import random
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+import aiohttp
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+from twofold.bench.endpoint import discover
+from twofold.demo.services import served
+from twofold.handoff import HandoffMode
+from twofold.instance import Role
+from twofold.request import Request
+from twofold.scheduling.cluster import ClusterScheduler
+from twofold.scheduling.handoffs import FixedHandoff
+from twofold.scheduling.routers import ROUTERS
+
+CLUSTER = """
+model: llama2-70b
+router: jsq
+pools:
+  - {machines: 20, machine: dgx-h100, role: prefill}
+  - {machines: 20, machine: dgx-h100, role: decode}
+"""
+LONG = 150
+AT_ONCE = 40
+
+
+def cpu_of(work: Callable[[], object]) -> float:
+    began = time.process_time()
+    work()
+    return time.process_time() - began
+
+
+def loop() -> int:
+    """A million turns of a plain loop."""
+    total = 0
+    for number in range(1_000_000):
+        total += number & 7
+    return total
+
+
+def decisions_per_s(router: str, instances: int, decisions: int) -> float:
+    """Decisions per CPU second of a scheduler that holds eight requests for each instance."""
+    cluster = ClusterScheduler(ROUTERS[router](), FixedHandoff(HandoffMode.LAYER_WISE))
+    for number in range(instances):
+        role = Role.PREFILL if number % 2 else Role.DECODE
+        cluster.add_instance(f"{role.value}-{number}", role, 200_000)
+    draw = random.Random(0)
+    requests = [
+        Request(
+            id=f"r{n}", arrival_s=0.0, prompt_tokens=draw.randint(1, 4000), output_tokens=draw.randint(1, 500)
+        )
+        for n in range(decisions + 8 * instances)
+    ]
+    held: deque[str] = deque()
+
+    def place(request: Request) -> None:
+        if cluster.arrive(request, 0.0) is None:
+            raise SystemExit(f"{router} placed nothing")
+        held.append(request.id)
+
+    def leave() -> None:
+        request_id = held.popleft()
+        cluster.prefilled(request_id)
+        cluster.handed_off(request_id)
+        cluster.ended(request_id)
+
+    for request in requests[: 8 * instances]:
+        place(request)
+
+    def work() -> None:
+        for request in requests[8 * instances :]:
+            leave()
+            place(request)
+
+    return decisions / cpu_of(work)
+
+
+async def streams(url: str, count: int, tokens: int) -> int:
+    """Tokens that came, in all."""
+    endpoint = await discover(url)
+    slots = asyncio.Semaphore(AT_ONCE)
+    body = {
+        "model": endpoint.model,
+        "prompt": [5] * 200,
+        "max_tokens": tokens,
+        "ignore_eos": True,
+        "stream": True,
+    }
+    async with aiohttp.ClientSession() as session:
+
+        async def one() -> int:
+            async with slots, session.post(f"{url}/v1/completions", json=body) as response:
+                return (await response.read()).count(b'"choices":[{')
+
+        return sum(await asyncio.gather(*(one() for _ in range(count))))
+
+
+def service_cost(requests: int) -> tuple[float, float]:
+    """CPU seconds of gateway and controller: of a request with one token, and of each further token."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "cluster.yaml"
+        file.write_text(CLUSTER)
+        with served(None, ["--engine", "emulated", "--cluster", str(file)]) as url:
+            (gateway,) = psutil.Process().children()
+
+            def cost(count: int, tokens: int) -> tuple[float, int]:
+                before = gateway.cpu_times()
+                came = asyncio.run(streams(url, count, tokens))
+                after = gateway.cpu_times()
+                return after.user + after.system - before.user - before.system, came
+
+            cost(20, 5)  # what happens the first time is of no interest
+            short_s, short = cost(requests, 1)
+            long_s, long = cost(requests // 2, LONG)
+    each = short_s / requests
+    if short != requests or long != requests // 2 * LONG:
+        raise SystemExit(
+            f"{short} and {long} tokens came where {requests} and {requests // 2 * LONG} were asked for"
+        )
+    return each, (long_s - each * (requests // 2)) / (long - requests // 2)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--decisions", type=int, default=40_000)
+    parser.add_argument("--requests", type=int, default=200)
+    args = parser.parse_args()
+    loops = [cpu_of(loop) for _ in range(3)]
+    table = Table(title="Per core of this machine", title_justify="left")
+    for column in ("what", "each", "a CPU second"):
+        table.add_column(column, justify="left" if column == "what" else "right")
+    for router in ("jsq", "splitwise"):
+        for instances in (40, 1000):
+            rate = decisions_per_s(router, instances, args.decisions)
+            table.add_row(
+                f"routing decision, {router}, {instances:,} instances", f"{1e6 / rate:.1f} µs", f"{rate:,.0f}"
+            )
+    request_s, token_s = service_cost(args.requests)
+    table.add_row(
+        "request through gateway and controller", f"{request_s * 1e6:,.0f} µs", f"{1 / request_s:,.0f}"
+    )
+    table.add_row("streamed token, likewise", f"{token_s * 1e6:,.0f} µs", f"{1 / token_s:,.0f}")
+    loops.append(cpu_of(loop))
+    table.add_row(
+        "a million turns of a plain loop", f"{min(loops) * 1e3:.1f} ms (at most {max(loops) * 1e3:.1f})", ""
+    )
+    Console(width=110).print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""`twofold pools` against a real service of emulated machines."""
+
+import subprocess
+import sys
+
+import pytest
+
+from twofold.demo.services import free_port, served
+
+CLUSTER = """
+model: llama2-70b
+router: {router}
+pools:
+  - {{machines: 2, machine: dgx-h100, role: prefill}}
+  - {{machines: 1, machine: dgx-h100, role: decode}}
+"""
+
+
+def pools(*arguments):
+    command = [sys.executable, "-m", "twofold.cli.main", "pools", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory):
+    """Returns the URL of a service with this router."""
+    file = tmp_path_factory.mktemp("cluster") / "cluster.yaml"
+    file.write_text(CLUSTER.format(router="splitwise"))
+    with served(None, ["--engine", "emulated", "--cluster", str(file)]) as url:
+        yield url
+
+
+def test_shows_every_worker_and_sets_a_role(service):
+    """What was set is shown; the worker's home is what it was given."""
+    shown = pools("show", "--url", service)
+    assert shown.returncode == 0
+    assert [line.split()[:4] for line in shown.stdout.splitlines()[1:]] == [
+        ["prefill-0", "prefill", "prefill", "up"],
+        ["prefill-1", "prefill", "prefill", "up"],
+        ["decode-0", "decode", "decode", "up"],
+    ]
+    changed = pools("set", "prefill-1", "mixed", "--url", service)
+    assert changed.returncode == 0
+    assert ["prefill-1", "mixed", "mixed", "up"] in [line.split()[:4] for line in changed.stdout.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("set", "nobody", "decode"), "no worker 'nobody'"),
+        (("set", "decode-0", "prefill"), None),
+        (("set", "decode-0", "sideways"), "sideways"),
+    ],
+)
+def test_mistakes_are_one_sentence(service, arguments, sentence):
+    """An unknown worker or role; the last worker of a phase, unless another one does both."""
+    done = pools(*arguments, "--url", service)
+    if sentence is None:  # the mixed one of the test before still decodes
+        assert done.returncode == 0
+        last = pools("set", "prefill-1", "prefill", "--url", service)
+        assert last.returncode == 2
+        assert "the last worker for its phase" in last.stderr
+    else:
+        assert done.returncode == 2
+        assert sentence in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+
+
+def test_no_service_is_one_sentence():
+    """Nobody listens there."""
+    done = pools("show", "--url", f"http://127.0.0.1:{free_port()}")
+    assert done.returncode == 2
+    assert "no service of Twofold answers" in done.stderr

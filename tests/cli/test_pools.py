@@ -48,22 +48,26 @@ def test_shows_every_worker_and_sets_a_role(service):
     ("arguments", "sentence"),
     [
         (("set", "nobody", "decode"), "no worker 'nobody'"),
-        (("set", "decode-0", "prefill"), None),
         (("set", "decode-0", "sideways"), "sideways"),
     ],
 )
 def test_mistakes_are_one_sentence(service, arguments, sentence):
-    """An unknown worker or role; the last worker of a phase, unless another one does both."""
+    """An unknown worker or role."""
     done = pools(*arguments, "--url", service)
-    if sentence is None:  # the mixed one of the test before still decodes
-        assert done.returncode == 0
-        last = pools("set", "prefill-1", "prefill", "--url", service)
-        assert last.returncode == 2
-        assert "the last worker for its phase" in last.stderr
-    else:
-        assert done.returncode == 2
-        assert sentence in done.stderr
-        assert len(done.stderr.splitlines()) == 1
+    assert done.returncode == 2
+    assert sentence in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_the_last_worker_of_a_phase_keeps_it(service):
+    """Unless another one does both."""
+    pools("set", "prefill-1", "prefill", "--url", service)
+    refused = pools("set", "decode-0", "prefill", "--url", service)
+    assert refused.returncode == 2
+    assert "the last worker for its phase" in refused.stderr
+    pools("set", "prefill-1", "mixed", "--url", service)
+    assert pools("set", "decode-0", "prefill", "--url", service).returncode == 0
+    pools("set", "decode-0", "decode", "--url", service)
 
 
 def test_no_service_is_one_sentence():

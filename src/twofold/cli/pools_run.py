@@ -14,13 +14,13 @@ from twofold.serving.service import PoolMember
 _TIMEOUT_S = 30
 
 
-class _Answer(msgspec.Struct):
-    pools: list[PoolMember] = []
+class _Answer(msgspec.Struct, frozen=True):
+    pools: tuple[PoolMember, ...]
 
 
 def ask(
     url: str, api_key: str | None, *, instance: str | None = None, role: Role | None = None
-) -> list[PoolMember]:
+) -> tuple[PoolMember, ...]:
     """The pools of the service at `url`, after `instance` was given `role` if they are named."""
     if not url.startswith(("http://", "https://")):
         raise ConfigurationError(f"--url {url!r} is no URL: write it as in http://127.0.0.1:8000")
@@ -39,11 +39,11 @@ def ask(
         raise ConfigurationError(f"no service of Twofold answers at {url}: {reason}") from error
 
 
-class _Error(msgspec.Struct):
+class _Error(msgspec.Struct, frozen=True):
     message: str = ""
 
 
-class _Failure(msgspec.Struct):
+class _Failure(msgspec.Struct, frozen=True):
     error: _Error = _Error()
 
 
@@ -54,9 +54,9 @@ def _reason(body: bytes) -> str:
         return ""
 
 
-def show(members: list[PoolMember]) -> None:
+def show(members: tuple[PoolMember, ...]) -> None:
     """A table, a line for each worker."""
-    table = Table(box=None, header_style="bold")
+    table = Table(box=None, header_style="bold", pad_edge=False)
     for column in (
         "worker",
         "role",
@@ -66,9 +66,11 @@ def show(members: list[PoolMember]) -> None:
         "restarts",
         "waiting",
         "running",
-        "KV blocks",
+        "KV",
     ):
-        table.add_column(column, justify="right" if column in {"restarts", "waiting", "running"} else "left")
+        table.add_column(
+            column, no_wrap=True, justify="right" if column in {"restarts", "waiting", "running"} else "left"
+        )
     for one in members:
         table.add_row(
             one.instance,
@@ -79,6 +81,6 @@ def show(members: list[PoolMember]) -> None:
             str(one.restarts),
             str(one.waiting),
             str(one.running),
-            f"{one.blocks_total - one.blocks_free:,} of {one.blocks_total:,} used",
+            f"{1 - one.blocks_free / one.blocks_total:.0%}" if one.blocks_total else "",
         )
     Console().print(table)

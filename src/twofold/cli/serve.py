@@ -14,7 +14,9 @@ _HTTP = "HTTP"
 _MODEL = "Model directory, or hub id; none with --engine emulated, whose --cluster names it."
 _CLUSTER = "Take pools and policies from this file, as `twofold plan --output` writes it."
 _CATALOG = "A file with more machines or models for --cluster (TOML)."
-_ROUTER = "Placement: jsq, jsq-pending, jsq-requests, round-robin, random (jsq); splitwise also moves workers."
+_ROUTER = (
+    "Placement: jsq, jsq-pending, jsq-requests, round-robin, random (jsq); splitwise also moves workers."
+)
 _HANDOFF = "How KV travels: layer-wise, serialized, by-size (layer-wise)."
 _ENGINES = "torch, or emulated: takes its times from a performance model of the machines in --cluster."
 _TOKENIZER = "Directory of the tokenizer (the model's); an emulated model has none of its own."

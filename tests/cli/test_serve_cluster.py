@@ -1,0 +1,136 @@
+"""`twofold serve --cluster FILE`: what the file says and what flags may say beside it."""
+
+from pathlib import Path
+
+import pytest
+
+from support.tokenizers_for_tests import byte_level
+from twofold.cli.serve_flags import Flags, public_name, service_of
+from twofold.errors import ConfigurationError, ModelError, UserError
+from twofold.instance import Role
+
+CLUSTER = """
+model: llama2-70b
+router: round-robin
+handoff: by-size
+token_budget: 1024
+max_seqs: 99
+block_size: 32
+pools:
+  - {machines: 2, machine: h100, role: prefill}
+  - {machines: 3, machine: a100, role: decode}
+"""
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    path = tmp_path / "cluster.yaml"
+    path.write_text(CLUSTER)
+    return path
+
+
+def emulated(cluster, **flags):
+    return service_of(Flags(engine="emulated", cluster=cluster, **flags))
+
+
+def test_pools_and_policies_come_from_the_file(cluster):
+    """With either engine."""
+    config = emulated(cluster)
+    roles = [worker.role for worker in config.workers]
+    assert (roles.count(Role.PREFILL), roles.count(Role.DECODE)) == (2, 3)
+    assert (config.router, config.handoff) == ("round-robin", "by-size")
+    assert (config.engine.block_size, config.engine.max_num_seqs) == (32, 99)
+    assert {worker.token_budget for worker in config.workers} == {1024}
+    assert config.engine.model == "llama2-70b"
+
+
+def test_a_real_model_on_the_pools_of_a_file(cluster, tiny_model_dir):
+    """MODEL gives the weights; the file's model has been planned with."""
+    flags = Flags(model=str(tiny_model_dir("llama")), cluster=cluster)
+    config = service_of(flags)
+    assert config.engine.engine == "torch"
+    assert (len(config.workers), config.engine.block_size, config.router) == (5, 32, "round-robin")
+    assert all(worker.cores for worker in config.workers)
+    assert public_name(flags, config) == tiny_model_dir("llama").name
+
+
+def test_a_deployment_file_is_a_cluster_file(tmp_path):
+    """What `twofold plan --output` writes has the cluster in it."""
+    indented = "".join(f"  {line}\n" for line in CLUSTER.strip().splitlines())
+    path = tmp_path / "plan.yaml"
+    path.write_text(f"deployment: 1\ncluster:\n{indented}expected: {{}}\n")
+    assert len(emulated(path).workers) == 5
+
+
+def test_the_model_is_called_as_in_the_file(cluster):
+    """Unless --served-model-name says otherwise."""
+    flags = Flags(engine="emulated", cluster=cluster)
+    assert public_name(flags, service_of(flags)) == "llama2-70b"
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({"prefill": 1}, "--prefill 1 contradicts"),
+        ({"decode": 2}, "which says 3"),
+        ({"colocated": 1}, "--colocated 1 contradicts"),
+        ({"router": "jsq"}, "which says round-robin"),
+        ({"handoff": "serialized"}, "--handoff serialized contradicts"),
+        ({"block_size": 16}, "--block-size 16 contradicts"),
+        ({"max_num_seqs": 64}, "--max-num-seqs 64 contradicts"),
+        ({"max_num_batched_tokens": 2048}, "--max-num-batched-tokens 2048 contradicts"),
+        ({"enable_chunked_prefill": True}, "--enable-chunked-prefill contradicts"),
+        ({"model": "llama2-70b"}, "MODEL is not needed"),
+        ({"dtype": "float32"}, "--dtype means nothing"),
+        ({"device": "cuda"}, "--device means nothing"),
+        ({"kv_cache_memory_bytes": 1}, "--kv-cache-memory-bytes is for --engine torch"),
+    ],
+)
+def test_flags_that_deny_the_file(cluster, flags, said):
+    """One sentence names both."""
+    with pytest.raises(ConfigurationError, match=said):
+        emulated(cluster, **flags)
+
+
+def test_flags_that_repeat_the_file(cluster):
+    """They do no harm."""
+    again = {"prefill": 2, "decode": 3, "colocated": 0, "router": "round-robin", "block_size": 32}
+    assert emulated(cluster, **again, enable_chunked_prefill=False) == emulated(cluster)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (Flags(), "give MODEL"),
+        (Flags(engine="vllm"), "torch, emulated"),
+        (Flags(engine="emulated"), "needs --cluster FILE"),
+        (Flags(vocab_size=9), "--vocab-size is for --engine emulated"),
+        (Flags(catalog=(Path("c.toml"),)), "--catalog describes the machines of --cluster"),
+        (Flags(engine="emulated", cluster=Path("nowhere.yaml")), "nowhere.yaml cannot be read"),
+    ],
+)
+def test_flags_that_cannot_be(flags, said):
+    """With or without a file."""
+    with pytest.raises(UserError, match=said):
+        service_of(flags)
+
+
+def test_a_file_that_cannot_be_served(cluster):
+    """The file is named, and the reason."""
+    cluster.write_text(CLUSTER.replace("round-robin", "splitwise"))
+    with pytest.raises(ConfigurationError, match=r"cluster.yaml: the router splitwise moves instances"):
+        emulated(cluster)
+
+
+def test_a_tokenizer_says_how_many_tokens_there_are(cluster, tmp_path):
+    """So that every token that is drawn means something to it; without it there are as many as were asked for."""
+    byte_level().backend.save(str(tmp_path / "tokenizer.json"))
+    known = byte_level().backend.get_vocab_size()
+    assert emulated(cluster, tokenizer=tmp_path).engine.vocab_size == known
+    assert emulated(cluster, vocab_size=77).engine.vocab_size == 77
+
+
+def test_a_directory_without_a_tokenizer(cluster, tmp_path):
+    """It is told at once."""
+    with pytest.raises((ConfigurationError, ModelError), match="not a directory with a tokenizer"):
+        emulated(cluster, tokenizer=tmp_path)

@@ -1,0 +1,150 @@
+"""The emulated engine against a clock that stands still unless somebody sleeps."""
+
+import logging
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support.fake_clock import FakeClock
+from support.scheduled import request
+from support.toy import ToyModel
+from twofold.engine.base import SequenceStep
+from twofold.engine.emulated.engine import EmulatedEngine
+from twofold.engine.emulated.lateness import Lateness
+from twofold.engine.emulated.layers import LayerGroups
+from twofold.engine.emulated.prefills import Prefills
+from twofold.engine.emulated.tokens import TokenRange
+from twofold.request import SamplingParams
+from twofold.scheduling.iteration import StartedIteration
+from twofold.scheduling.sequence import ScheduledSequence
+from twofold.simulation.kernel import PS
+from twofold.simulation.timing import Timing
+
+MODEL = ToyModel(4, 1, 7)
+MS = PS // 1000
+SAMPLING = SamplingParams(max_tokens=100, seed=5)
+
+
+def engine(clock, layers=10):
+    groups = LayerGroups(layers)
+    prefills = Prefills(groups)
+    layout = groups.layout(1000, 16)
+    return EmulatedEngine(
+        Timing(MODEL), layout, 100, prefills, TokenRange(1000), clock, Lateness("prefill-0")
+    )
+
+
+def prompt(tokens, start=0, name="a", sampling=SAMPLING):
+    return SequenceStep(name, [7] * tokens, start, (3, 4), sampling)
+
+
+def decode(context, name="b", output_index=1, sampling=SAMPLING):
+    return SequenceStep(name, [7], context, (5, 6), sampling, output_index)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 300), st.integers(0, 300)), max_size=3),
+    st.lists(st.integers(1, 500), max_size=4),
+)
+def test_an_iteration_takes_what_the_simulator_says(prompts, contexts):
+    """To the picosecond, for prompts, pieces of prompts and decodes in any mixture."""
+    parts = [
+        ScheduledSequence(request(str(i), prompt=tokens + start), True, 0, computed=start).prefill(tokens)
+        for i, (tokens, start) in enumerate(prompts)
+    ]
+    if not parts and not contexts:
+        return
+    iteration = StartedIteration(
+        parts, sum(tokens for tokens, _ in prompts), len(parts), len(contexts), sum(contexts), 1
+    )
+    clock = FakeClock()
+    steps = [prompt(tokens, start) for tokens, start in prompts] + [decode(context) for context in contexts]
+    engine(clock).run(steps)
+    assert clock.now() == Timing(MODEL).pace(iteration).first_ps
+
+
+def test_iterations_follow_each_other_without_drift():
+    """Neither late wake-ups nor the time between iterations adds up."""
+    clock = FakeClock(oversleep=MS)
+    emulated = engine(clock)
+    for index in range(1, 101):
+        emulated.run([decode(50, output_index=index)])
+        clock.pass_time(2 * MS)
+    one = Timing(MODEL).decodes(1, 50).first_ps
+    assert clock.slept_until == [one * index for index in range(1, 101)]
+
+
+def test_after_a_rest_an_iteration_begins_when_it_comes():
+    """Waiting for work is no time that could be made up for."""
+    clock = FakeClock()
+    emulated = engine(clock)
+    emulated.run([decode(50)])
+    emulated.rest()
+    clock.pass_time(20 * MS)
+    began = clock.now()
+    emulated.run([decode(50)])
+    assert clock.now() - began == Timing(MODEL).decodes(1, 50).first_ps
+
+
+def test_a_process_that_was_stopped_does_not_make_up_for_it():
+    """Seconds of iterations in one burst would be no emulation of anything."""
+    clock = FakeClock()
+    emulated = engine(clock)
+    emulated.run([decode(50)])
+    clock.pass_time(5 * PS)
+    began = clock.now()
+    emulated.run([decode(50)])
+    assert clock.now() > began
+
+
+def test_layers_are_ready_at_equal_intervals():
+    """Group k is told of when its last layer is computed, and the last one at the end."""
+    clock = FakeClock()
+    told = []
+    emulated = engine(clock, layers=10)
+    emulated.run([prompt(96)], lambda group: told.append((group, clock.now())))
+    groups = LayerGroups(10)
+    duration = 100 * MS
+    assert told == [(k, duration * end // 10) for k, end in enumerate(groups.ends)]
+    assert clock.now() == duration
+
+
+def test_nothing_to_run_takes_no_time():
+    """An empty iteration gives nothing."""
+    clock = FakeClock()
+    assert engine(clock).run([]) == []
+    assert clock.now() == 0
+
+
+def test_tokens_depend_on_seed_and_position_alone():
+    """So a request gives the same output in any batch, on any worker, replayed from any token."""
+    alone = engine(FakeClock()).run([decode(50)])
+    among = engine(FakeClock()).run([prompt(20), decode(50, name="other"), decode(9)])
+    assert alone[0] == among[1]
+    replayed = engine(FakeClock()).run([prompt(51)])  # the same position, reached by prefill
+    assert replayed == alone
+
+
+def test_a_piece_of_a_prompt_that_does_not_end_it_samples_nothing():
+    """None in its place."""
+    assert engine(FakeClock()).run([prompt(20, sampling=None), decode(9)])[0] is None
+
+
+def test_a_machine_that_is_too_busy_is_told_of(caplog):
+    """Once in ten seconds, with how late it was."""
+    emulated = engine(FakeClock(oversleep=80 * MS))
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            emulated.run([decode(50)])
+    (record,) = caplog.records
+    assert "prefill-0 ended a batch 80 ms late" in record.getMessage()
+
+
+@pytest.mark.parametrize("sampling", [SAMPLING, SamplingParams(max_tokens=1, temperature=0.0)])
+def test_greedy_output_does_not_depend_on_the_seed(sampling):
+    """Sampled output does."""
+    other = SamplingParams(max_tokens=1, temperature=sampling.temperature, seed=99)
+    run = engine(FakeClock()).run
+    same = run([decode(50, sampling=sampling)]) == run([decode(50, sampling=other)])
+    assert same == sampling.greedy

@@ -1,0 +1,43 @@
+"""Groups of layers."""
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from twofold.engine.emulated.layers import LayerGroups
+
+
+@given(st.integers(1, 200))
+def test_groups_are_all_layers_in_order(layers):
+    """None is empty, none has more than eight, and there are not many."""
+    ends = LayerGroups(layers).ends
+    sizes = [high - low for low, high in pairwise((0, *ends))]
+    assert ends[-1] == layers
+    assert all(1 <= size <= 8 for size in sizes)
+    assert len(sizes) <= 6 + layers / 8
+
+
+@given(st.integers(1, 200))
+def test_the_first_and_the_last_are_single_layers(layers):
+    """They decide when a hand-off begins and what is left of it after the prefill."""
+    ends = (0, *LayerGroups(layers).ends)
+    assert ends[1] == 1
+    assert ends[-1] - ends[-2] == 1
+
+
+@given(st.integers(1, 200), st.integers(1, 10**7), st.integers(1, 64))
+def test_no_byte_is_lost(layers, kv_bytes_per_token, block_size):
+    """The layout carries exactly the model's KV."""
+    layout = LayerGroups(layers).layout(kv_bytes_per_token, block_size)
+    assert layout.bytes_per_token == kv_bytes_per_token
+    assert layout.bytes_per_block == kv_bytes_per_token * block_size
+    assert sum(map(layout.layer_bytes_per_block, range(len(layout.layers)))) == layout.bytes_per_block
+
+
+def test_layers_take_equally_long():
+    """Group k is ready when all layers up to its last are."""
+    groups = LayerGroups(10)
+    assert [groups.ready(k, 100, 1100) for k in range(len(groups))] == [
+        100 + 100 * end for end in groups.ends
+    ]

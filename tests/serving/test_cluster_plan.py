@@ -1,0 +1,80 @@
+"""From a cluster's description to workers: the instances that the simulator has, by the same names."""
+
+import pytest
+
+from support.toy import CATALOG
+from twofold.errors import ConfigurationError
+from twofold.instance import Role
+from twofold.serving.cluster_plan import plan_cluster
+from twofold.serving.config import CROSSOVER_TOKENS
+from twofold.simulation.build import build, kinds_of
+from twofold.simulation.cluster_file import parse_pools
+from twofold.simulation.spec import ClusterSpec, Failure
+from twofold.simulation.statistics import Statistics
+
+
+def spec(pools="2xh100:prefill,1xh100@4:decode", **fields):
+    settings = {"model": "llama2-70b", "router": "jsq", **fields}
+    return ClusterSpec(pools=parse_pools(pools, catalog=CATALOG), **settings)
+
+
+def workers(made, *, pin_cores=False, emulated=True):
+    return plan_cluster(made, CATALOG, pin_cores=pin_cores, emulated=emulated)
+
+
+def test_every_instance_of_the_simulation_is_a_worker():
+    """Machines with several instances included."""
+    made = spec("2xh100:prefill,1xh100@4:decode,1xa100:mixed")
+    kinds = kinds_of(made, CATALOG)
+    virtual = build(made, CATALOG, kinds, Statistics(None, None, over_all_tokens=False), [], 1)
+    assert [(w.instance, w.role) for w in workers(made)] == [
+        (name, instance.role) for name, instance in virtual.instances.items()
+    ]
+    assert [w.instance for w in workers(made)] == [
+        "prefill-0",
+        "prefill-1",
+        "decode-0",
+        "decode-1",
+        "mixed-0",
+    ]
+
+
+def test_policies_are_those_of_the_file():
+    """A pool's own batcher goes before its role's."""
+    made = spec("1xh100:prefill,1xh100:decode,1xh100:mixed/chunked-prefill", token_budget=1024)
+    assert {w.role: w.batcher for w in workers(made)} == {
+        Role.PREFILL: "prefill",
+        Role.DECODE: "decode",
+        Role.MIXED: "chunked-prefill",
+    }
+    assert {w.token_budget for w in workers(made)} == {1024}
+
+
+def test_the_crossover_is_that_of_the_machines_where_they_are_emulated():
+    """A real link has its own."""
+    made = spec(handoff="by-size", model="bloom-176b", pools="1xh100:prefill,1xh100:decode")
+    assert {w.crossover_tokens for w in workers(made, emulated=False)} == {CROSSOVER_TOKENS}
+    assert all(400 < w.crossover_tokens < 600 for w in workers(made))
+
+
+def test_workers_that_sleep_need_no_core_of_their_own():
+    """Those that compute get one."""
+    assert not any(w.cores for w in workers(spec()))
+    assert all(w.cores for w in workers(spec(), pin_cores=True))
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"router": "splitwise"}, "moves instances between roles"),
+        ({"rules": "splitwise-sim"}, "rules twofold"),
+        ({"failures": (Failure(instance="decode-0", at_s=1),)}, "simulated only"),
+        ({"model": "bloom-175b"}, "bloom-176b"),
+        ({"handoff": "by-mail"}, "by-size"),
+        ({"pools": "1xh100:prefill"}, "both phases"),
+    ],
+)
+def test_clusters_that_cannot_be_served(fields, said):
+    """One sentence says why, or what would do."""
+    with pytest.raises(ConfigurationError, match=said):
+        workers(spec(**fields))

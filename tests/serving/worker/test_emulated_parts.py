@@ -1,0 +1,57 @@
+"""What a performance model and a catalog bring to a worker."""
+
+import pytest
+
+from support.toy import CATALOG
+from twofold.errors import ConfigurationError
+from twofold.serving.cluster_plan import plan_cluster
+from twofold.serving.config import DEFAULT_VOCAB_SIZE, EngineConfig, ServiceConfig
+from twofold.serving.worker.emulated_parts import prepare
+from twofold.simulation.build import kinds_of
+from twofold.simulation.cluster_file import parse_pools
+from twofold.simulation.spec import ClusterSpec
+
+
+def config(pools="1xa100:prefill,1xh100:decode", model="bloom-176b", **engine):
+    spec = ClusterSpec(pools=parse_pools(pools, catalog=CATALOG), model=model, router="jsq")
+    return ServiceConfig(
+        engine=EngineConfig(engine="emulated", model=model, **engine),
+        workers=plan_cluster(spec, CATALOG, pin_cores=False, emulated=True),
+        run_dir="",
+        cluster=spec,
+    )
+
+
+def test_memory_is_what_the_simulator_has():
+    """Blocks of each instance, and a KV cache of the model's bytes."""
+    made = config()
+    prepared = prepare(made)
+    for worker, kind in zip(made.workers, kinds_of(made.cluster, CATALOG), strict=True):
+        parts = prepared.parts(worker, epoch=7)
+        assert parts.engine.num_blocks == kind.capacity_tokens // 16
+        assert parts.engine.layout.bytes_per_token == CATALOG.model("bloom-176b").kv_bytes_per_token
+        assert parts.transport.descriptor.epoch == 7
+        assert parts.transport.descriptor.layout == parts.engine.layout
+
+
+def test_sizes_are_the_model_s_unless_told_otherwise():
+    """The context may be longer than the model's own, as far as memory goes."""
+    assert (prepare(config()).max_model_len, prepare(config()).vocab_size) == (2048, DEFAULT_VOCAB_SIZE)
+    told = prepare(config(max_model_len=8192, vocab_size=99))
+    assert (told.max_model_len, told.vocab_size) == (8192, 99)
+
+
+def test_a_context_that_no_memory_holds():
+    """The smallest machine decides, and is named."""
+    with pytest.raises(ConfigurationError, match="an instance on dgx-a100 has room for"):
+        prepare(config(max_model_len=10_000_000))
+
+
+def test_a_worker_that_waits_tells_its_engine():
+    """So that what comes next begins when it comes."""
+    made = config()
+    parts = prepare(made).parts(made.workers[0], epoch=1)
+    parts.engine._busy_until = 5
+    with parts.changed:
+        parts.changed.wait(timeout=0.001)
+    assert parts.engine._busy_until is None

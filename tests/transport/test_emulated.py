@@ -1,0 +1,121 @@
+"""The emulated transport: hand-offs take what the transfer model says, and those of one instance share its link."""
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.fake_clock import FakeClock
+from twofold.engine.emulated.layers import LayerGroups
+from twofold.engine.emulated.prefills import Prefills
+from twofold.errors import ConfigurationError
+from twofold.performance.transfer import TransferModel
+from twofold.simulation.kernel import PS, ps
+from twofold.transport.emulated import EmulatedTransport, Port
+
+KV_BYTES, BLOCK = 1_000_000, 16
+GROUPS = LayerGroups(70)
+PORT = Port(machine="0/0", bytes_per_s=1e9, local_bytes_per_s=4e9, latency_s=0.002, sync_s=0.005)
+
+
+class World:
+    """An instance that sends, and its link to another."""
+
+    def __init__(self, port=PORT, peer=None, groups=GROUPS):
+        self.clock, self.prefills = FakeClock(now=PS), Prefills(groups)
+        self.groups = groups
+        self.layout = groups.layout(KV_BYTES, BLOCK)
+        own = self.transport("prefill-0", port)
+        other = self.transport("decode-0", peer or msgspec.structs.replace(port, machine="1/0"))
+        self.connection = own.connect(other.descriptor)
+        self.own = own
+
+    def transport(self, name, port):
+        return EmulatedTransport(name, 1, self.layout, 1000, port, self.prefills, self.clock)
+
+    def serialized(self, blocks):
+        """Hand off what is computed already; the seconds it takes."""
+        began = self.clock.now()
+        self.prefills.note([blocks], began - PS, began)
+        return self.seconds(began, blocks, lambda _: None)
+
+    def layer_wise(self, blocks, prefill_s):
+        """The seconds it takes after a prefill that begins now."""
+        began = self.clock.now()
+        end = began + ps(prefill_s)
+        self.prefills.note([blocks], began, end)
+        return self.seconds(
+            end, blocks, lambda group: self.clock.sleep_until(self.groups.ready(group, began, end))
+        )
+
+    def seconds(self, since, blocks, wait_for):
+        for group in range(len(self.groups)):
+            wait_for(group)
+            self.connection.write(group, blocks, blocks)
+        return (self.clock.now() - since) / PS
+
+
+def model(bytes_per_s=1e9):
+    return TransferModel(
+        kv_bytes_per_token=KV_BYTES, layers=70, bytes_per_s=bytes_per_s, latency_s=0.002, sync_s=0.005
+    )
+
+
+@given(st.integers(1, 60))
+def test_a_serialized_hand_off_takes_what_the_model_says(blocks):
+    """Latency and all bytes."""
+    took = World().serialized(range(blocks))
+    assert took == pytest.approx(model().serialized_s(blocks * BLOCK), rel=1e-6)
+
+
+@settings(max_examples=50)
+@given(st.integers(1, 60), st.floats(0.01, 20.0))
+def test_a_layer_wise_hand_off_takes_what_the_model_says(blocks, prefill_s):
+    """Up to the groups in which layers leave: at most one of them waits for its last layer."""
+    took = World().layer_wise(range(blocks), prefill_s)
+    said = model().layer_wise_s(blocks * BLOCK, prefill_s)
+    group_s = 8 / 70 * min(prefill_s, blocks * BLOCK * KV_BYTES / 1e9)
+    assert said - 0.002 - 1e-6 <= took <= said + group_s + 1e-6
+
+
+def test_the_bytes_are_those_of_all_layers():
+    """What the sender reports as moved."""
+    world = World()
+    world.prefills.note([[3, 4]], 0, 0)
+    moved = sum(world.connection.write(group, [3, 4], [8, 9]) for group in range(len(GROUPS)))
+    assert moved == 2 * BLOCK * KV_BYTES
+
+
+def test_hand_offs_of_one_instance_share_its_link():
+    """The second has to wait for the first, however late each write was noticed."""
+    world = World()
+    world.clock.oversleep = ps(0.0001)
+    began = world.clock.now()
+    for blocks in (range(10), range(10, 20)):
+        world.serialized(blocks)
+    assert (world.clock.now() - began) / PS == pytest.approx(2 * model().serialized_s(160), rel=0.01)
+
+
+def test_a_lease_that_comes_during_the_prefill_still_sends_by_layer():
+    """What is computed leaves at once, the rest as it comes, and both ends synchronise."""
+    world = World()
+    began = world.clock.now()
+    blocks = range(10)
+    world.prefills.note([blocks], began, began + PS)
+    world.clock.pass_time(PS // 2)
+    took = world.seconds(began + PS, blocks, lambda _: None)
+    assert took == pytest.approx(0.005 + 160 * KV_BYTES / 70 / 1e9, rel=1e-3)
+
+
+def test_a_link_is_as_fast_as_its_slower_end():
+    """And on the same machine as fast as the machine."""
+    slow = msgspec.structs.replace(PORT, machine="1/0", bytes_per_s=1e8)
+    assert World(peer=slow).serialized(range(10)) == pytest.approx(model(1e8).serialized_s(160))
+    assert World(peer=PORT).serialized(range(10)) == pytest.approx(model(4e9).serialized_s(160))
+
+
+def test_another_model_s_cache_is_refused():
+    """One sentence says why."""
+    other = World(groups=LayerGroups(40))
+    with pytest.raises(ConfigurationError, match="model or block size differ"):
+        World().own.connect(other.own.descriptor)

@@ -6,10 +6,11 @@ import msgspec
 
 
 class HandoffMode(StrEnum):
-    """When the KV cache is sent (Splitwise section 4.3)."""
+    """When the KV cache is sent, and by whom (Splitwise section 4.3; DistServe section 4.3 for pull)."""
 
     SERIALIZED = "serialized"  # all layers after the last one is computed
     LAYER_WISE = "layer-wise"  # layer k while layer k+1 computes
+    PULL = "pull"  # read by the decode side when it has room, once all layers are computed
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):

@@ -196,3 +196,33 @@ def test_what_waits_and_what_runs_are_counted_apart():
     mixed.next_batch(0.0)
     assert mixed.queued == 1
     assert not mixed.empty
+
+
+@pytest.mark.parametrize("aborted", [False, True])
+@pytest.mark.parametrize("complete", [False, True])
+def test_what_this_instance_reads_itself_is_held_until_it_has(aborted, complete):
+    """Pull: the lease ends with the offer, and the blocks are held by the reading."""
+    decode = scheduler("decode", num_blocks=4)
+    decode.reserve(request("a"), "p")
+    decode.grant(0.0)
+    assert decode.read_started("a", EPOCH)
+    assert len(decode.leases) == 0
+    if aborted:
+        decode.abort("a")
+    decode.reserve(request("b"), "p")
+    assert decode.grant(0.0) == []
+    assert decode.read_ended("a", complete=complete) is (complete and not aborted)
+    if complete and not aborted:
+        assert ran(decode) == ["a"]
+    decode.abort("a")
+    assert [lease.request_id for lease in decode.grant(0.0)] == ["b"]
+
+
+def test_nothing_is_read_for_a_request_that_is_over():
+    """Its source may free its blocks at once."""
+    decode = scheduler("decode")
+    decode.reserve(request("a"), "p")
+    decode.grant(0.0)
+    decode.abort("a")
+    assert not decode.read_started("a", EPOCH)
+    assert decode.status().idle

@@ -12,23 +12,34 @@ from twofold.serving.worker.sender import HandoffSender
 LAYERS = 4
 
 
-class Recording:
-    """A sender whose writes and endings are recorded; `write_gate` holds writes up."""
+# How the source sends; what it lets the target read has tests of its own.
+SENT = [HandoffMode.SERIALIZED, HandoffMode.LAYER_WISE]
 
-    def __init__(self):
+
+class Recording:
+    """A sender whose writes, offers and endings are recorded; `write_gate` holds writes up."""
+
+    def __init__(self, **options):
         self.log = []
+        self.writes = []
         self.over = threading.Event()
         self.write_gate = threading.Event()
         self.write_gate.set()
         self.writing = threading.Event()
-        self.sender = HandoffSender(LAYERS, lambda: 0.0)
-        self.sender.start(self._write, self._ended)
+        self.offered = threading.Event()
+        self.sender = HandoffSender(LAYERS, lambda: 0.0, **options)
+        self.sender.start(self._write, self._offer, self._ended)
 
-    def _write(self, outgoing, layer):
+    def _write(self, outgoing, layers):
         self.writing.set()
         assert self.write_gate.wait(120)
-        self.log.append(("write", outgoing.request_id, layer))
-        return 10
+        self.writes.append(layers)
+        self.log.extend(("write", outgoing.request_id, layer) for layer in layers)
+        return 10 * len(layers)
+
+    def _offer(self, outgoing):
+        self.log.append(("offer", outgoing.request_id))
+        self.offered.set()
 
     def _ended(self, outgoing):
         self.log.append(("ended", outgoing.request_id, outgoing.cancelled, outgoing.bytes_moved))
@@ -49,7 +60,7 @@ def compute(sender, name="r", layers=range(LAYERS)):
         sender.layer_computed([name], layer)
 
 
-@pytest.mark.parametrize("mode", list(HandoffMode))
+@pytest.mark.parametrize("mode", SENT)
 @pytest.mark.parametrize("lease_first", [True, False])
 def test_all_layers_are_sent_in_order_and_then_it_ends(mode, lease_first):
     """Whether the lease comes before, or after, the layers are computed."""
@@ -99,6 +110,62 @@ def test_nothing_is_written_after_a_cancelled_hand_off_has_ended():
     assert recording.finished() == [("write", "r", 0), ("ended", "r", True, 10)]
 
 
+def test_layers_that_wait_go_together_as_far_as_they_may():
+    """A serialized hand-off, or a slow link: each write costs something, so several layers share one."""
+    recording = Recording(layers_at_once=lambda blocks: 3 if blocks == 2 else 1)
+    sender = recording.sender
+    sender.expect("r", "d", HandoffMode.SERIALIZED)
+    sender.lease(lease())
+    sender.begin("r", [7, 8])
+    compute(sender)
+    sender.prefilled("r", first_token=42)
+    recording.finished()
+    assert recording.writes == [range(3), range(3, 4)]
+
+
+def pulled(recording, *, lease_first=True):
+    """A hand-off that the target is told to read."""
+    sender = recording.sender
+    sender.expect("r", "d", HandoffMode.PULL)
+    if lease_first:
+        sender.lease(lease())
+    sender.begin("r", [7, 8])
+    compute(sender)
+    sender.prefilled("r", first_token=42)
+    if not lease_first:
+        assert not recording.offered.is_set(), "the target has no room yet"
+        sender.lease(lease())
+    assert recording.offered.wait(120)
+
+
+@pytest.mark.parametrize("lease_first", [True, False])
+def test_what_is_pulled_is_offered_once_and_kept_until_it_is_taken(lease_first):
+    """The source writes nothing; its blocks are free when the target has read them."""
+    recording = Recording()
+    pulled(recording, lease_first=lease_first)
+    assert not recording.over.wait(0.05)
+    recording.sender.taken("r", 77)
+    assert recording.finished() == [("offer", "r"), ("ended", "r", False, 77)]
+
+
+def test_what_was_offered_is_kept_though_its_request_is_over():
+    """The target may be reading just now: it says when it is not."""
+    recording = Recording()
+    pulled(recording)
+    assert recording.sender.cancel("r")
+    assert not recording.over.wait(0.05)
+    recording.sender.taken("r", None)
+    assert recording.finished() == [("offer", "r"), ("ended", "r", True, 0)]
+
+
+def test_a_dead_target_reads_nothing():
+    """It will never say that it has taken what it was offered."""
+    recording = Recording()
+    pulled(recording)
+    recording.sender.cancel_to("d")
+    assert recording.finished() == [("offer", "r"), ("ended", "r", True, 0)]
+
+
 def test_a_lease_for_a_hand_off_that_is_over_is_declined():
     """The caller then gives it back."""
     recording = Recording()
@@ -131,6 +198,8 @@ def test_each_hand_off_ends_exactly_once_whatever_is_interleaved(steps, mode, ra
             progress[name] += 1
     for name in progress:
         sender.cancel(name)
+        sender.taken(name, None)
+    sender.cancel_to("d")  # an offer that was made after that
     while sum(entry[0] == "ended" for entry in list(recording.log)) < 3:
         recording.over.wait(0.01)
     log = recording.finished()

@@ -17,7 +17,8 @@ _CATALOG = "A file with more machines or models for --cluster (TOML)."
 _ROUTER = (
     "Placement: jsq, jsq-pending, jsq-requests, round-robin, random (jsq); splitwise also moves workers."
 )
-_HANDOFF = "How KV travels: layer-wise, serialized, by-size (layer-wise)."
+_HANDOFF = "How KV travels: layer-wise, serialized, pull, by-size (layer-wise)."
+_TRANSPORT = "What moves KV: shared_memory, nixl (shared_memory)."
 _ENGINES = "torch, or emulated: takes its times from a performance model of the machines in --cluster."
 _TOKENIZER = "Directory of the tokenizer (the model's); an emulated model has none of its own."
 
@@ -40,6 +41,10 @@ def serve(
     catalog: Annotated[list[Path] | None, typer.Option(help=_CATALOG, rich_help_panel=_SERVICE)] = None,
     router: Annotated[str | None, typer.Option(help=_ROUTER, rich_help_panel=_SERVICE)] = None,
     handoff: Annotated[str | None, typer.Option(help=_HANDOFF, rich_help_panel=_SERVICE)] = None,
+    transport: Annotated[str | None, typer.Option(help=_TRANSPORT, rich_help_panel=_SERVICE)] = None,
+    kv_checksums: Annotated[
+        bool, typer.Option(help="Compare checksums of all KV that travels.", rich_help_panel=_SERVICE)
+    ] = False,
     pin_cores: Annotated[
         bool | None,
         typer.Option(help="Give each worker cores of its own (if it computes).", rich_help_panel=_SERVICE),
@@ -116,6 +121,8 @@ def serve(
         catalog=tuple(catalog or ()),
         router=router,
         handoff=handoff,
+        transport=transport,
+        kv_checksums=kv_checksums,
         pin_cores=pin_cores,
         journal=journal,
         engine=engine,

@@ -16,6 +16,7 @@ from twofold.serving.plan import plan_workers
 from twofold.serving.worker.engines import ENGINES
 from twofold.simulation.cluster_file import load_cluster
 from twofold.simulation.spec import ClusterSpec
+from twofold.transport.registry import DEFAULT_TRANSPORT, check_transport
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
@@ -32,6 +33,8 @@ class Flags:
     catalog: tuple[Path, ...] = ()
     router: str | None = None
     handoff: str | None = None
+    transport: str | None = None
+    kv_checksums: bool = False
     pin_cores: bool | None = None
     journal: Path | None = None
     engine: str = "torch"
@@ -91,6 +94,8 @@ def _from_flags(flags: Flags) -> ServiceConfig:
         run_dir="",
         router=router,
         handoff=handoff,
+        transport=_transport(flags),
+        kv_checksums=flags.kv_checksums,
         journal_dir=_journal(flags.journal),
     )
 
@@ -111,6 +116,8 @@ def _from_cluster(flags: Flags, file: Path) -> ServiceConfig:
         run_dir="",
         router=spec.router,
         handoff=spec.handoff,
+        transport=_transport(flags),
+        kv_checksums=flags.kv_checksums,
         journal_dir=_journal(flags.journal),
         cluster=spec,
         catalog=tuple(str(path.absolute()) for path in flags.catalog),
@@ -147,6 +154,12 @@ def _emulated_engine(flags: Flags, spec: ClusterSpec) -> EngineConfig:
     )
 
 
+def _transport(flags: Flags) -> str:
+    transport = flags.transport or DEFAULT_TRANSPORT
+    check_transport(transport)
+    return transport
+
+
 def _tokenizer(directory: Path | None) -> tuple[str | None, int | None]:
     """The directory, if there is a tokenizer in it, and how many tokens that knows."""
     if directory is None:
@@ -169,7 +182,12 @@ def _refuse_idle_flags(flags: Flags) -> None:
             "--engine emulated needs --cluster FILE: the machines whose time it is to take"
         )
     _refuse("MODEL", flags.model, "is not needed: the file of --cluster names the model to emulate")
-    for name, value in (("--dtype", flags.dtype), ("--device", flags.device)):
+    for name, value in (
+        ("--dtype", flags.dtype),
+        ("--device", flags.device),
+        ("--transport", flags.transport),
+        ("--kv-checksums", flags.kv_checksums or None),
+    ):
         _refuse(name, value, "means nothing to --engine emulated, which computes nothing")
     size = flags.kv_cache_memory_bytes
     _refuse("--kv-cache-memory-bytes", size, "is for --engine torch: an emulated machine has its own memory")

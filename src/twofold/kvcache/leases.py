@@ -77,6 +77,10 @@ class LeaseBook:
             del self._deadlines[request_id]
         return [self._leases[request_id] for request_id in late]
 
+    def find(self, request_id: str) -> Lease | None:
+        """The lease on the blocks of a request, if there is one."""
+        return self._leases.get(request_id)
+
     def held_by(self, source: str) -> list[Lease]:
         return [lease for lease in self._leases.values() if lease.source == source]
 

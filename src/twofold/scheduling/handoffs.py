@@ -47,5 +47,6 @@ class BySize(HandoffPolicy):
 HANDOFF_POLICIES: dict[str, Callable[[Crossover], HandoffPolicy]] = {
     "serialized": lambda _: FixedHandoff(HandoffMode.SERIALIZED),
     "layer-wise": lambda _: FixedHandoff(HandoffMode.LAYER_WISE),
+    "pull": lambda _: FixedHandoff(HandoffMode.PULL),
     "by-size": BySize,
 }

@@ -139,6 +139,28 @@ class InstanceScheduler:
         if self.leases.end(request_id, epoch):
             self._room_made()
 
+    def read_started(self, request_id: str, epoch: int) -> bool:
+        """The source of a lease lets this instance read the KV cache, and writes nothing itself: the lease ends.
+
+        Until `read_ended` the blocks stay held, whatever happens to the request. False, and nothing is to be read,
+        when the request is not here any more.
+        """
+        reads = request_id in self._arriving
+        if reads:
+            self.blocks.begin_transfer(_read_name(request_id), request_id)
+        self.end_lease(request_id, epoch)
+        return reads
+
+    def read_ended(self, request_id: str, *, complete: bool) -> bool:
+        """Nothing of it is read any more; True if the request now decodes: it is here, and so is its KV cache."""
+        self.blocks.end_transfer(_read_name(request_id))
+        sequence = self._arriving.pop(request_id, None) if complete else None
+        if sequence is None:
+            self._room_made()
+            return False
+        self._queue(sequence, self._queues.ready)
+        return True
+
     def lose_source(self, source: str) -> list[str]:
         """A source is dead and writes no more: end its leases and forget its reservations.
 
@@ -427,6 +449,10 @@ class InstanceScheduler:
 
 def _handoff_name(request_id: str) -> str:
     return f"handoff:{request_id}"
+
+
+def _read_name(request_id: str) -> str:
+    return f"read:{request_id}"
 
 
 def _batch_name(request_id: str) -> str:

@@ -5,6 +5,7 @@ import msgspec
 from twofold.handoff import HandoffMode
 from twofold.instance import Role
 from twofold.simulation.spec import ClusterSpec
+from twofold.transport.registry import DEFAULT_TRANSPORT
 
 # For hand-offs chosen by size: the prompt length from which Splitwise (section 6.2) sends layer by layer on its H100s.
 CROSSOVER_TOKENS = 512
@@ -65,6 +66,8 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
     run_dir: str
     router: str = "jsq"
     handoff: str = HandoffMode.LAYER_WISE.value
+    transport: str = DEFAULT_TRANSPORT
+    kv_checksums: bool = False
     lease_s: float = 30.0
     journal_dir: str | None = None
     cluster: ClusterSpec | None = None

@@ -87,6 +87,16 @@ class JournaledInstance(InstanceScheduler):
         super().end_lease(request_id, epoch)
         self.journal.write("end_lease", {"request_id": request_id, "epoch": epoch})
 
+    def read_started(self, request_id: str, epoch: int) -> bool:
+        reads = super().read_started(request_id, epoch)
+        self.journal.write("read_started", {"request_id": request_id, "epoch": epoch}, reads)
+        return reads
+
+    def read_ended(self, request_id: str, *, complete: bool) -> bool:
+        decodes = super().read_ended(request_id, complete=complete)
+        self.journal.write("read_ended", {"request_id": request_id, "complete": complete}, decodes)
+        return decodes
+
     def lose_source(self, source: str) -> list[str]:
         requests = super().lose_source(source)
         self.journal.write("lose_source", {"source": source}, requests)

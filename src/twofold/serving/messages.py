@@ -158,6 +158,30 @@ class HandoffEnded(Message, frozen=True, kw_only=True):
     epoch: int
     first_token: int | None = None
     error: str | None = None
+    checksums: list[int] | None = None
+
+
+class HandoffOffered(Message, frozen=True, kw_only=True):
+    """Pull: the target, which granted a lease in this `epoch`, may read the KV cache from these blocks."""
+
+    request_id: str
+    epoch: int
+    source: str
+    source_epoch: int
+    blocks: tuple[int, ...]
+    first_token: int
+    checksums: list[int] | None = None
+
+
+class HandoffTaken(Message, frozen=True, kw_only=True):
+    """Pull: the target reads nothing any more from the source, which offered it in this `epoch` of its own.
+
+    `bytes_moved` is None if it did not read all of it.
+    """
+
+    request_id: str
+    epoch: int
+    bytes_moved: int | None
 
 
 class Heartbeat(Message, frozen=True, kw_only=True):
@@ -176,6 +200,8 @@ ToWorker = (
     | Refused
     | Shutdown
     | HandoffEnded
+    | HandoffOffered
+    | HandoffTaken
     | Heartbeat
 )
 ToController = (

@@ -6,6 +6,10 @@ from typing import Protocol
 import msgspec
 
 from twofold.engine.base import KvLayout
+from twofold.errors import ConfigurationError
+
+# Every instance keeps this much memory that peers may write at any time, to measure the link.
+SCRATCH_BYTES = 4 << 20
 
 
 class MemoryDescriptor(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,10 +27,22 @@ class MemoryDescriptor(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Connection(Protocol):
-    """A peer's cache, open for writing."""
+    """A peer's cache, open for writing and reading.
 
-    def write(self, layer: int, source_blocks: Sequence[int], target_blocks: Sequence[int]) -> int:
-        """Copy one layer of local blocks into the peer's; returns the bytes moved once the peer can see them."""
+    Several threads may use it, and `close` may be called while another moves something: that then ends, with
+    InstanceLostError where not everything was moved. So it does when the life that the connection was made to is over.
+    """
+
+    def write(self, layers: range, source_blocks: Sequence[int], target_blocks: Sequence[int]) -> int:
+        """Copy these layers of local blocks into the peer's; returns the bytes moved once the peer can see them."""
+        ...
+
+    def read(self, layers: range, source_blocks: Sequence[int], target_blocks: Sequence[int]) -> int:
+        """Copy these layers of the peer's blocks into local ones; returns the bytes moved once they are here."""
+        ...
+
+    def probe(self, nbytes: int) -> None:
+        """Move `nbytes` (at most SCRATCH_BYTES) into the peer's scratch memory, as `write` would."""
         ...
 
     def close(self) -> None: ...
@@ -42,4 +58,29 @@ class Transport(Protocol):
         """Raises ConfigurationError when the peer's layout differs or its memory cannot be reached."""
         ...
 
+    def publish(self, blocks: Sequence[int]) -> None:
+        """Make what the engine computed in these blocks readable for peers, if it is not."""
+        ...
+
+    def add_checksums(self, layers: range, blocks: Sequence[int], sums: list[int], *, landed: bool) -> None:
+        """Go on with the checksum of each block over these layers; `sums` has one entry per block, 0 at first.
+
+        `landed` says which contents: what peers wrote, or what the engine computed.
+        """
+        ...
+
     def close(self) -> None: ...
+
+
+def check_layout(ours: MemoryDescriptor, peer: MemoryDescriptor) -> None:
+    """Raises ConfigurationError when a peer's bytes would mean something else here."""
+    if peer.layout != ours.layout:
+        raise ConfigurationError(
+            f"{peer.instance} lays out its KV cache otherwise than {ours.instance} "
+            "(model, dtype or block size differ), so they cannot hand requests over"
+        )
+
+
+def moved_bytes(layout: KvLayout, layers: range, blocks: int) -> int:
+    """Bytes of `blocks` blocks of these layers."""
+    return blocks * sum(layout.layer_bytes_per_block(layer) for layer in layers)

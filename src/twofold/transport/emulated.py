@@ -11,9 +11,8 @@ import msgspec
 from twofold.engine.base import KvLayout
 from twofold.engine.emulated.clock import Clock
 from twofold.engine.emulated.prefills import Prefills
-from twofold.errors import ConfigurationError
 from twofold.simulation.kernel import ps
-from twofold.transport.base import Connection, MemoryDescriptor
+from twofold.transport.base import Connection, MemoryDescriptor, check_layout, moved_bytes
 
 
 class Port(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,8 +51,24 @@ class EmulatedConnection:
         self._rate = link.port.rate_to(peer)
         self._layer_wise: set[int] = set()  # hand-offs under way, by their first block
 
-    def write(self, layer: int, source_blocks: Sequence[int], target_blocks: Sequence[int]) -> int:  # noqa: ARG002
+    def write(self, layers: range, source_blocks: Sequence[int], target_blocks: Sequence[int]) -> int:  # noqa: ARG002
         """Returns when the bytes would be there."""
+        return sum(self._write(layer, source_blocks) for layer in layers)
+
+    def read(self, layers: range, source_blocks: Sequence[int], target_blocks: Sequence[int]) -> int:  # noqa: ARG002
+        """Returns when the bytes would be here. They come over the link of the reader."""
+        link, size = self._link, moved_bytes(self._layout, layers, len(source_blocks))
+        latency = ps(link.port.latency_s) if layers.start == 0 else 0
+        link.free_at = max(link.clock.now() + latency, link.free_at) + ps(size / self._rate)
+        link.clock.sleep_until(link.free_at)
+        return size
+
+    def probe(self, nbytes: int) -> None:
+        link = self._link
+        duration = ps(link.port.latency_s) + ps(nbytes / self._rate)
+        link.clock.sleep_until(link.clock.now() + duration)
+
+    def _write(self, layer: int, source_blocks: Sequence[int]) -> int:
         link, size = self._link, len(source_blocks) * self._layout.layer_bytes_per_block(layer)
         last = layer == len(self._layout.layers) - 1
         begin = self._begin(source_blocks) if layer == 0 else self._ready(source_blocks, layer)
@@ -104,12 +119,14 @@ class EmulatedTransport:
         )
 
     def connect(self, peer: MemoryDescriptor) -> Connection:
-        layout = self.descriptor.layout
-        if peer.layout != layout:
-            raise ConfigurationError(
-                f"{peer.instance} lays out its KV cache otherwise than {self.descriptor.instance} "
-                "(model or block size differ), so they cannot hand requests over"
-            )
-        return EmulatedConnection(self._link, layout, msgspec.json.decode(peer.address, type=Port))
+        check_layout(self.descriptor, peer)
+        port = msgspec.json.decode(peer.address, type=Port)
+        return EmulatedConnection(self._link, self.descriptor.layout, port)
+
+    def publish(self, blocks: Sequence[int]) -> None:
+        """There is nothing in them."""
+
+    def add_checksums(self, layers: range, blocks: Sequence[int], sums: list[int], *, landed: bool) -> None:
+        """What is not there arrives undamaged."""
 
     def close(self) -> None: ...

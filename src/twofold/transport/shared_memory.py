@@ -2,56 +2,72 @@
 
 from collections.abc import Sequence
 
+import torch
+
+from twofold.engine.base import KvLayout
 from twofold.engine.torch.pool import KvPool, copy_blocks
-from twofold.errors import ConfigurationError
-from twofold.transport.base import Connection, MemoryDescriptor
+from twofold.transport.base import SCRATCH_BYTES, Connection, MemoryDescriptor, check_layout, moved_bytes
 from twofold.transport.memory import SharedMemory
+from twofold.transport.pooled import PooledTransport
 
 
 class SharedMemoryConnection:
-    """A peer's pool mapped into this process."""
+    """A peer's memory mapped into this process. It stays there after the peer's end, where nobody looks at it."""
 
-    def __init__(self, source: KvPool, peer: MemoryDescriptor) -> None:
-        self._memory = SharedMemory.open(peer.address, peer.layout.pool_bytes(peer.num_blocks))
-        self._source = source
-        self._target = KvPool(peer.layout, peer.num_blocks, self._memory.tensor())
-        self._bytes_per_block = peer.layout.layer_bytes_per_block
+    def __init__(self, engine_pool: KvPool, landing_pool: KvPool, peer: MemoryDescriptor) -> None:
+        nbytes = peer.layout.pool_bytes(peer.num_blocks)
+        self._memory = SharedMemory.open(peer.address, nbytes + SCRATCH_BYTES)
+        self._engine_pool, self._landing_pool = engine_pool, landing_pool
+        self._peer = KvPool(peer.layout, peer.num_blocks, self._memory.tensor())
+        self._scratch = self._memory.tensor()[nbytes:]
+        self._to_scratch = torch.zeros(SCRATCH_BYTES, dtype=torch.uint8)
 
-    def write(self, layer: int, source_blocks: Sequence[int], target_blocks: Sequence[int]) -> int:
-        copy_blocks(self._source, layer, source_blocks, self._target, target_blocks)
-        return len(source_blocks) * self._bytes_per_block(layer)
+    def write(self, layers: range, source_blocks: Sequence[int], target_blocks: Sequence[int]) -> int:
+        return _copy(self._engine_pool, self._peer, layers, source_blocks, target_blocks)
+
+    def read(self, layers: range, source_blocks: Sequence[int], target_blocks: Sequence[int]) -> int:
+        return _copy(self._peer, self._landing_pool, layers, source_blocks, target_blocks)
+
+    def probe(self, nbytes: int) -> None:
+        self._scratch[:nbytes].copy_(self._to_scratch[:nbytes])
 
     def close(self) -> None:
         self._memory.close()
 
 
-class SharedMemoryTransport:
-    """Exposes `memory`, which backs the pool that peers write into, and writes from `source` into peers.
+class SharedMemoryTransport(PooledTransport):
+    """The local cache in memory that peers on this host map.
 
-    `source` is the pool the engine computes on. On a CPU it lies in `memory` itself; an engine on an
-    accelerator has its pool there and `memory` is where the blocks of its leases land.
+    On a CPU the engine computes in that memory; on an accelerator it has a pool of its own, and the shared memory
+    is where the blocks of its leases land and where its peers read.
     """
 
-    def __init__(
-        self, instance: str, epoch: int, memory: SharedMemory, source: KvPool, num_blocks: int
-    ) -> None:
-        self._memory = memory
-        self._source = source
+    def __init__(self, instance: str, epoch: int, layout: KvLayout, num_blocks: int, device: str) -> None:
+        nbytes = layout.pool_bytes(num_blocks)
+        self._memory = SharedMemory.create(instance, nbytes + SCRATCH_BYTES)
+        self.landing_pool = KvPool(layout, num_blocks, self._memory.tensor())
+        on_cpu = torch.device(device).type == "cpu"
+        self.engine_pool = self.landing_pool if on_cpu else KvPool(layout, num_blocks, None, device=device)
         self.descriptor = MemoryDescriptor(
-            instance=instance,
-            epoch=epoch,
-            address=memory.address,
-            num_blocks=num_blocks,
-            layout=source.layout,
+            instance=instance, epoch=epoch, address=self._memory.address, num_blocks=num_blocks, layout=layout
         )
 
     def connect(self, peer: MemoryDescriptor) -> Connection:
-        if peer.layout != self._source.layout:
-            raise ConfigurationError(
-                f"{peer.instance} lays out its KV cache otherwise than {self.descriptor.instance} "
-                "(model, dtype or block size differ), so they cannot hand requests over"
-            )
-        return SharedMemoryConnection(self._source, peer)
+        check_layout(self.descriptor, peer)
+        return SharedMemoryConnection(self.engine_pool, self.landing_pool, peer)
+
+    def publish(self, blocks: Sequence[int]) -> None:
+        if self.engine_pool is not self.landing_pool:
+            layers = range(len(self.engine_pool.layout.layers))
+            _copy(self.engine_pool, self.landing_pool, layers, blocks, blocks)
 
     def close(self) -> None:
         self._memory.close()
+
+
+def _copy(
+    source: KvPool, target: KvPool, layers: range, source_blocks: Sequence[int], target_blocks: Sequence[int]
+) -> int:
+    for layer in layers:
+        copy_blocks(source, layer, source_blocks, target, target_blocks)
+    return moved_bytes(source.layout, layers, len(source_blocks))

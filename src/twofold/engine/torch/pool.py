@@ -61,7 +61,7 @@ def copy_blocks(
     """
     if not source_ids:
         return
-    runs = _runs(source_ids, target_ids)
+    runs = block_runs(source_ids, target_ids)
     parts = zip(source.block_rows(layer), target.block_rows(layer), strict=True)
     if len(runs) == 1 or len(source_ids) >= _SHORT_RUN * len(runs):
         for from_part, to_part in parts:
@@ -75,7 +75,7 @@ def copy_blocks(
         _as_words(to_part).index_copy_(0, put, rows)
 
 
-def _runs(source_ids: Sequence[int], target_ids: Sequence[int]) -> list[tuple[int, int, int]]:
+def block_runs(source_ids: Sequence[int], target_ids: Sequence[int]) -> list[tuple[int, int, int]]:
     """Runs of blocks that are neighbours on both sides, as (first source, first target, count)."""
     pairs = list(zip(source_ids, target_ids, strict=True))
     starts = [0] + [i for i, ((a, b), (c, d)) in enumerate(pairwise(pairs), 1) if (c, d) != (a + 1, b + 1)]

@@ -10,6 +10,8 @@ from twofold.serving.messages import (
     Abort,
     Alive,
     HandoffEnded,
+    HandoffOffered,
+    HandoffTaken,
     Heartbeat,
     InstanceLost,
     LeaseGranted,
@@ -20,6 +22,7 @@ from twofold.serving.messages import (
     Shutdown,
     ToWorker,
 )
+from twofold.serving.worker import arrivals
 from twofold.serving.worker.live import LiveSequence
 from twofold.serving.worker.state import WorkerState
 
@@ -48,7 +51,7 @@ class Commands:
             looked_s = self._keep_leases(looked_s)
         state.outbox.close(linger_s=1.0)
 
-    def _apply(self, message: ToWorker) -> None:  # noqa: C901  (one flat match over the kinds of messages)
+    def _apply(self, message: ToWorker) -> None:  # noqa: C901, PLR0912  (one flat match over the kinds of messages)
         state = self._state
         match message:
             case Prefill():
@@ -60,6 +63,11 @@ class Commands:
                     state.end_lease(lease)
             case HandoffEnded():
                 self._land(message)
+            case HandoffOffered():
+                arrivals.offered(state, message)
+            case HandoffTaken(request_id=request_id, bytes_moved=bytes_moved):
+                if message.epoch == state.scheduler.leases.epoch:
+                    state.sender.taken(request_id, bytes_moved)
             case Abort(request_id=request_id):
                 state.abort(request_id)
             case Heartbeat(source=source):
@@ -97,9 +105,8 @@ class Commands:
             state.scheduler.end_lease(request_id, message.epoch)
             if message.error is not None:
                 state.fail(request_id, message.error)
-        elif state.scheduler.landed(request_id, message.epoch):
-            state.landing.landed(request_id, state.scheduler.blocks.blocks_of(request_id))
-            state.sequences[request_id].append(message.first_token)
+        else:
+            arrivals.written(state, message)
 
     def _lose(self, instance: str) -> None:
         """A dead peer writes no more, and what was on its way to it has nowhere to go."""
@@ -107,6 +114,7 @@ class Commands:
         inbox = state.peers.inbox(instance)
         state.peers.remove(instance)
         state.sender.cancel_to(instance)
+        state.receiver.cancel_from(instance)
         for request_id in state.scheduler.lose_source(instance):
             state.fail(request_id, f"{instance} ended during the hand-off")
         if inbox is not None:

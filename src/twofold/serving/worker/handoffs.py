@@ -1,29 +1,65 @@
-"""The sender thread of a worker: what it does with a layer, and with a hand-off that is over."""
+"""The sender thread of a worker: what it does with layers, and with a hand-off that is over."""
 
 import time
+from collections.abc import Callable
 
+from twofold.engine.base import KvLayout
 from twofold.errors import TwofoldError
-from twofold.serving.messages import HandoffReport
+from twofold.serving.messages import HandoffOffered, HandoffReport
 from twofold.serving.worker.outgoing import Outgoing
 from twofold.serving.worker.state import WorkerState
 
+# As many layers go together as have this many bytes, if that many wait: each transfer costs something.
+BYTES_AT_ONCE = 1 << 20
+
+
+def layers_at_once(layout: KvLayout) -> Callable[[int], int]:
+    """For a number of blocks, how many layers to move together; at least one."""
+    per_block = max(layout.layer_bytes_per_block(layer) for layer in range(len(layout.layers)))
+    return lambda blocks: max(1, BYTES_AT_ONCE // (per_block * max(1, blocks)))
+
 
 class Handoffs:
-    """Writes layers into the blocks of peers, and tells both ends when a hand-off is over."""
+    """Writes layers into the blocks of peers, or lets peers read them; tells both ends when a hand-off is over."""
 
-    def __init__(self, state: WorkerState) -> None:
+    def __init__(self, state: WorkerState, *, checksums: bool) -> None:
         self._state = state
+        self._checksums = checksums
 
-    def write_layer(self, outgoing: Outgoing, layer: int) -> int:
+    def write_layers(self, outgoing: Outgoing, layers: range) -> int:
         """Returns the bytes moved; a peer that cannot be written to ends the hand-off with an error."""
-        lease = outgoing.lease
+        lease, blocks = outgoing.lease, outgoing.blocks
         assert lease is not None  # noqa: S101  (the sender sends under a lease only; tells the type checker so)
         try:
             connection = self._state.peers.connection(lease.instance, lease.epoch)
-            return connection.write(layer, outgoing.blocks, lease.blocks[: len(outgoing.blocks)])
+            moved = connection.write(layers, blocks, lease.blocks[: len(blocks)])
         except TwofoldError as error:
             outgoing.give_up(str(error))
             return 0
+        self._add_checksums(outgoing, layers)
+        return moved
+
+    def offer(self, outgoing: Outgoing) -> None:
+        """The target of a pulled hand-off may read it: it has room (we have its lease) and all layers are computed."""
+        state, lease = self._state, outgoing.lease
+        assert lease is not None  # noqa: S101  (as above)
+        assert outgoing.first_token is not None  # noqa: S101
+        inbox = state.peers.inbox(lease.instance)
+        if inbox is None:  # dead, so it reads nothing
+            state.sender.taken(outgoing.request_id, None)
+            return
+        state.peers.transport.publish(outgoing.blocks)
+        self._add_checksums(outgoing, range(len(state.peers.own_memory.layout.layers)))
+        offered = HandoffOffered(
+            request_id=outgoing.request_id,
+            epoch=lease.epoch,
+            source=state.instance,
+            source_epoch=state.peers.own_memory.epoch,
+            blocks=tuple(outgoing.blocks),
+            first_token=outgoing.first_token,
+            checksums=outgoing.checksums if self._checksums else None,
+        )
+        state.outbox.send(inbox, offered)
 
     def over(self, outgoing: Outgoing) -> None:
         """Nothing of it will be read or written any more."""
@@ -36,10 +72,17 @@ class Handoffs:
                 bytes_moved=outgoing.bytes_moved,
             )
             state.tell(report)
-        if outgoing.lease is not None:
+        if outgoing.lease is not None and not outgoing.offered:
             first_token = outgoing.first_token if complete else None
-            state.end_lease(outgoing.lease, first_token, outgoing.error)
+            sums = outgoing.checksums if self._checksums else None
+            state.end_lease(outgoing.lease, first_token, outgoing.error, sums)
         with state.changed:
             state.scheduler.handed_off(outgoing.request_id)
             state.grant()
             state.changed.notify()  # blocks became free: a waiting prompt may start
+
+    def _add_checksums(self, outgoing: Outgoing, layers: range) -> None:
+        if self._checksums:
+            outgoing.checksums = outgoing.checksums or [0] * len(outgoing.blocks)
+            transport = self._state.peers.transport
+            transport.add_checksums(layers, outgoing.blocks, outgoing.checksums, landed=False)

@@ -1,4 +1,6 @@
-"""What a worker knows of its peers: where their inboxes are, and their caches open for writing."""
+"""What a worker knows of its peers: where their inboxes are, and their caches open for writing and reading."""
+
+import threading
 
 from twofold.errors import InstanceLostError, StaleEpochError
 from twofold.serving.messages import Peer
@@ -6,28 +8,43 @@ from twofold.transport.base import Connection, MemoryDescriptor, Transport
 
 
 class PeerDirectory:
-    """Peers by instance id. Connections are opened when first used and dropped with the life they belong to."""
+    """Peers by instance id. Connections are opened when first used and dropped with the life they belong to.
+
+    A connection may take its time, and a peer may be lost meanwhile: `update` and `remove` never wait for one.
+    """
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
         self._peers: dict[str, Peer] = {}
         self._connections: dict[str, Connection] = {}
+        self._known = threading.Lock()  # guards both
+        self._connecting = threading.Lock()  # taken first
 
     @property
     def own_memory(self) -> MemoryDescriptor:
         return self._transport.descriptor
 
+    @property
+    def transport(self) -> Transport:
+        return self._transport
+
     def update(self, peers: list[Peer]) -> None:
         """Replace what is known; a peer with a new epoch has new memory."""
         known = {peer.memory.instance: peer for peer in peers}
-        for instance, old in self._peers.items():
-            if instance not in known or known[instance].memory.epoch != old.memory.epoch:
-                self._disconnect(instance)
-        self._peers = known
+        with self._known:
+            over = [
+                instance
+                for instance, old in self._peers.items()
+                if instance not in known or known[instance].memory.epoch != old.memory.epoch
+            ]
+            self._peers = known
+        for instance in over:
+            self._disconnect(instance)
 
     def remove(self, instance: str) -> None:
-        """A peer is gone. Its mapped memory stays readable, so a write under way does no harm."""
-        self._peers.pop(instance, None)
+        """A peer is gone. A write or a read under way does no harm."""
+        with self._known:
+            self._peers.pop(instance, None)
         self._disconnect(instance)
 
     def inbox(self, instance: str) -> str | None:
@@ -38,19 +55,39 @@ class PeerDirectory:
         own = self.own_memory.instance
         return [peer.inbox for instance, peer in self._peers.items() if instance != own]
 
+    def others(self) -> list[MemoryDescriptor]:
+        """The caches of all peers but ourselves."""
+        own = self.own_memory.instance
+        return [peer.memory for instance, peer in self._peers.items() if instance != own]
+
     def connection(self, instance: str, epoch: int) -> Connection:
         """The peer's cache. Raises InstanceLostError or StaleEpochError when that life of it is over."""
+        with self._connecting:
+            with self._known:
+                memory = self._memory(instance, epoch)
+                connection = self._connections.get(instance)
+            if connection is not None:
+                return connection
+            connection = self._transport.connect(memory)
+            try:
+                with self._known:
+                    self._memory(instance, epoch)
+                    self._connections[instance] = connection
+            except (InstanceLostError, StaleEpochError):  # while we connected
+                connection.close()
+                raise
+            return connection
+
+    def _memory(self, instance: str, epoch: int) -> MemoryDescriptor:
         peer = self._peers.get(instance)
         if peer is None:
             raise InstanceLostError(f"{instance} is not part of the service any more")
         if peer.memory.epoch != epoch:
             raise StaleEpochError(f"epoch {epoch} of {instance} is over")
-        connection = self._connections.get(instance)
-        if connection is None:
-            connection = self._connections[instance] = self._transport.connect(peer.memory)
-        return connection
+        return peer.memory
 
     def _disconnect(self, instance: str) -> None:
-        connection = self._connections.pop(instance, None)
+        with self._known:
+            connection = self._connections.pop(instance, None)
         if connection is not None:
             connection.close()

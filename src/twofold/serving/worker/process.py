@@ -17,8 +17,10 @@ from twofold.serving.config import CONTROLLER, ServiceConfig, WorkerConfig
 from twofold.serving.journal import Journal, JournaledInstance
 from twofold.serving.mailbox import Inbox, Outbox
 from twofold.serving.messages import ToWorker
+from twofold.serving.worker.handoffs import layers_at_once
 from twofold.serving.worker.parts import Prepared
 from twofold.serving.worker.peers import PeerDirectory
+from twofold.serving.worker.receiver import HandoffReceiver
 from twofold.serving.worker.sender import HandoffSender
 from twofold.serving.worker.state import WorkerState
 from twofold.serving.worker.worker import work
@@ -39,7 +41,8 @@ def run_worker(config: ServiceConfig, spec: WorkerConfig, prepared: Prepared) ->
         instance=spec.instance,
         role=spec.role,
         scheduler=_scheduler(config, spec, engine, epoch),
-        sender=HandoffSender(len(engine.layout.layers), time.monotonic),
+        sender=HandoffSender(len(engine.layout.layers), time.monotonic, layers_at_once(engine.layout)),
+        receiver=HandoffReceiver(),
         landing=parts.landing,
         peers=PeerDirectory(parts.transport),
         outbox=Outbox(context),
@@ -48,7 +51,15 @@ def run_worker(config: ServiceConfig, spec: WorkerConfig, prepared: Prepared) ->
     )
     # Each life has an inbox of its own: what was meant for an earlier one does not arrive.
     inbox: Inbox[ToWorker] = Inbox(context, config.inbox(f"{spec.instance}-{os.getpid()}"), ToWorker)
-    work(state, engine, config.engine.model, parts.eos_token_ids, inbox, config.lease_s)
+    work(
+        state,
+        engine,
+        config.engine.model,
+        parts.eos_token_ids,
+        inbox,
+        config.lease_s,
+        checksums=config.kv_checksums,
+    )
 
 
 def _end_process(failed: threading.ExceptHookArgs) -> None:

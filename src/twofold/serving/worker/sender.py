@@ -5,10 +5,15 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 from twofold.handoff import HandoffMode, Lease
-from twofold.serving.worker.outgoing import Outgoing
+from twofold.serving.worker.outgoing import Outgoing, Turn
 
-WriteLayer = Callable[[Outgoing, int], int]
+WriteLayers = Callable[[Outgoing, range], int]
+Offer = Callable[[Outgoing], None]
 Ended = Callable[[Outgoing], None]
+
+
+def one_layer(_blocks: int) -> int:
+    return 1
 
 
 class HandoffSender:
@@ -17,23 +22,31 @@ class HandoffSender:
     All methods may be called from any thread.
     """
 
-    def __init__(self, num_layers: int, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        num_layers: int,
+        clock: Callable[[], float],
+        layers_at_once: Callable[[int], int] = one_layer,
+    ) -> None:
+        """`layers_at_once` says, for a number of blocks, how many layers are sent in one write if that many wait."""
         self._num_layers = num_layers
         self._clock = clock
+        self._layers_at_once = layers_at_once
         self._outgoing: dict[str, Outgoing] = {}
         self._ready: deque[Outgoing] = deque()
         self._changed = threading.Condition()
         self._closed = False
         self._thread: threading.Thread | None = None
 
-    def start(self, write_layer: WriteLayer, ended: Ended) -> None:
+    def start(self, write_layers: WriteLayers, offer: Offer, ended: Ended) -> None:
         """Start the thread that sends.
 
-        `write_layer(outgoing, layer)` moves one layer and returns its bytes; `ended(outgoing)` is told once
-        that nothing of it will be read or written any more, after success (all layers sent) and after
-        `cancel` alike. Both are called from that thread only: no write is under way when `ended` is called.
+        `write_layers(outgoing, layers)` moves layers and returns their bytes; `offer(outgoing)` tells the target of
+        a pulled hand-off that it may read; `ended(outgoing)` is told once that nothing of it will be read or written
+        any more, after success (all layers sent or taken) and after `cancel` alike. All are called from that thread
+        only: no write is under way when `ended` is called.
         """
-        arguments = (write_layer, ended)
+        arguments = (write_layers, offer, ended)
         self._thread = threading.Thread(target=self._run, args=arguments, name="handoff-sender", daemon=True)
         self._thread.start()
 
@@ -85,8 +98,21 @@ class HandoffSender:
             self._queue(outgoing)
             return True
 
+    def taken(self, request_id: str, bytes_moved: int | None) -> None:
+        """The target of a pulled hand-off will read no more of it; None if it did not get all of it."""
+        with self._changed:
+            outgoing = self._outgoing.get(request_id)
+            if outgoing is not None and outgoing.offered:
+                outgoing.taken = True
+                outgoing.cancelled = outgoing.cancelled or bytes_moved is None
+                outgoing.bytes_moved = bytes_moved or 0
+                self._queue(outgoing)
+
     def cancel(self, request_id: str) -> bool:
-        """Send no more of it; `ended` will then be called. False if there is no such hand-off, or none any more."""
+        """Send no more of it; `ended` will then be called: for what was offered, when the target has taken it.
+
+        False if there is no such hand-off, or none any more.
+        """
         with self._changed:
             outgoing = self._outgoing.get(request_id)
             if outgoing is not None:
@@ -95,20 +121,20 @@ class HandoffSender:
             return outgoing is not None
 
     def cancel_to(self, target: str) -> None:
-        """Cancel every hand-off to `target`."""
+        """Cancel every hand-off to `target`, which is dead: it reads nothing any more either."""
         with self._changed:
             for outgoing in self._outgoing.values():
                 if outgoing.target == target:
-                    outgoing.cancelled = True
+                    outgoing.cancelled = outgoing.taken = True
                     self._queue(outgoing)
 
     def _queue(self, outgoing: Outgoing) -> None:
-        if not outgoing.queued and outgoing.needs_sender:
+        if not outgoing.queued and outgoing.turn(self._num_layers) is not Turn.NOTHING:
             outgoing.queued = True
             self._ready.append(outgoing)
             self._changed.notify()
 
-    def _run(self, write_layer: WriteLayer, ended: Ended) -> None:
+    def _run(self, write_layers: WriteLayers, offer: Offer, ended: Ended) -> None:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._ready or self._closed)
@@ -116,28 +142,28 @@ class HandoffSender:
                     return
                 outgoing = self._ready.popleft()
                 outgoing.queued = False
-                layer = self._next_layer(outgoing)
-                over = layer is None and (outgoing.cancelled or self._complete(outgoing))
-                if over:  # from here on nobody finds it, so nobody can queue it again
+                turn = outgoing.turn(self._num_layers)
+                layers = self._next_layers(outgoing)
+                if turn is Turn.END:  # from here on nobody finds it, so nobody can queue it again
                     del self._outgoing[outgoing.request_id]
-            if layer is not None:
-                self._send(outgoing, layer, write_layer)
-            elif over:
+                elif turn is not Turn.NOTHING and outgoing.started_s is None:
+                    outgoing.started_s = self._clock()
+                outgoing.offered = outgoing.offered or turn is Turn.OFFER
+            if turn is Turn.WRITE:
+                self._send(outgoing, layers, write_layers)
+            elif turn is Turn.OFFER:
+                offer(outgoing)
+            elif turn is Turn.END:
                 ended(outgoing)
 
-    def _next_layer(self, outgoing: Outgoing) -> int | None:
-        wanted = not outgoing.cancelled and outgoing.layers_sent < outgoing.sendable
-        return outgoing.layers_sent if wanted else None
+    def _next_layers(self, outgoing: Outgoing) -> range:
+        """A few layers at a time, so that hand-offs share the link and a cancelled one stops soon."""
+        sent = outgoing.layers_sent
+        return range(sent, min(outgoing.sendable, sent + self._layers_at_once(len(outgoing.blocks))))
 
-    def _complete(self, outgoing: Outgoing) -> bool:
-        return outgoing.first_token is not None and outgoing.layers_sent == self._num_layers
-
-    def _send(self, outgoing: Outgoing, layer: int, write_layer: WriteLayer) -> None:
-        """One layer at a time, so that hand-offs share the link and a cancelled one stops soon."""
-        if outgoing.started_s is None:
-            outgoing.started_s = self._clock()
-        moved = write_layer(outgoing, layer)
+    def _send(self, outgoing: Outgoing, layers: range, write_layers: WriteLayers) -> None:
+        moved = write_layers(outgoing, layers)
         with self._changed:
             outgoing.bytes_moved += moved
-            outgoing.layers_sent += 1
+            outgoing.layers_sent = layers.stop
             self._queue(outgoing)

@@ -1,4 +1,4 @@
-"""What the three threads of a worker share, and what any of them may do."""
+"""What the four threads of a worker share, and what any of them may do."""
 
 import threading
 import time
@@ -18,6 +18,7 @@ from twofold.serving.messages import (
 from twofold.serving.worker.landing import Landing
 from twofold.serving.worker.live import LiveSequence
 from twofold.serving.worker.peers import PeerDirectory
+from twofold.serving.worker.receiver import HandoffReceiver
 from twofold.serving.worker.sender import HandoffSender
 
 
@@ -33,6 +34,7 @@ class WorkerState:
     role: Role
     scheduler: InstanceScheduler
     sender: HandoffSender
+    receiver: HandoffReceiver
     landing: Landing
     peers: PeerDirectory
     outbox: Outbox
@@ -62,6 +64,7 @@ class WorkerState:
         self.sequences.pop(request_id, None)
         self.announced.discard(request_id)
         self.landing.drop(request_id)
+        self.receiver.cancel(request_id)
         self.scheduler.abort(request_id)
         if not self.sender.cancel(request_id):
             self.scheduler.handed_off(request_id)
@@ -90,11 +93,21 @@ class WorkerState:
         """Send a message to the controller."""
         self.outbox.send(self.controller, message)
 
-    def end_lease(self, lease: Lease, first_token: int | None = None, error: str | None = None) -> None:
+    def end_lease(
+        self,
+        lease: Lease,
+        first_token: int | None = None,
+        error: str | None = None,
+        checksums: list[int] | None = None,
+    ) -> None:
         """Tell the lease's instance that nothing more will be written under it."""
         inbox = self.peers.inbox(lease.instance)
         if inbox is not None:
             ended = HandoffEnded(
-                request_id=lease.request_id, epoch=lease.epoch, first_token=first_token, error=error
+                request_id=lease.request_id,
+                epoch=lease.epoch,
+                first_token=first_token,
+                error=error,
+                checksums=checksums,
             )
             self.outbox.send(inbox, ended)

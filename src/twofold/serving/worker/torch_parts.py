@@ -4,7 +4,6 @@ import torch
 
 from twofold.engine.torch.engine import TorchEngine
 from twofold.engine.torch.loader import LoadedModel, load_model
-from twofold.engine.torch.pool import KvPool
 from twofold.errors import ConfigurationError
 from twofold.serving.config import EngineConfig, WorkerConfig
 from twofold.serving.memory_plan import MemoryPlan, available_memory, plan_memory
@@ -12,40 +11,34 @@ from twofold.serving.worker.engines import Stage
 from twofold.serving.worker.landing import Landing
 from twofold.serving.worker.parts import WorkerParts
 from twofold.serving.worker.pool_landing import PoolLanding
-from twofold.transport.memory import SharedMemory
-from twofold.transport.shared_memory import SharedMemoryTransport
+from twofold.transport.pooled import MakeTransport, load_transport
 
 
 class TorchPrepared:
     """A model whose weights all workers share, and the size of their KV caches."""
 
-    def __init__(self, model: LoadedModel, plan: MemoryPlan, device: str) -> None:
+    def __init__(
+        self, model: LoadedModel, plan: MemoryPlan, device: str, make_transport: MakeTransport
+    ) -> None:
         self._model, self._plan, self._device = model, plan, device
+        self._make_transport = make_transport
         self.max_model_len = plan.max_model_len
         self.vocab_size = model.vocab_size
 
     def parts(self, spec: WorkerConfig, epoch: int) -> WorkerParts:
         torch.set_num_threads(spec.threads)
         plan = self._plan
-        memory = SharedMemory.create(spec.instance, plan.layout.pool_bytes(plan.num_blocks))
-        landing_pool = KvPool(plan.layout, plan.num_blocks, memory.tensor())
-        engine_pool = self._engine_pool(landing_pool)
-        in_place = engine_pool is landing_pool
+        transport = self._make_transport(spec.instance, epoch, plan.layout, plan.num_blocks, self._device)
+        engine_pool, landing_pool = transport.engine_pool, transport.landing_pool
         return WorkerParts(
-            transport=SharedMemoryTransport(spec.instance, epoch, memory, engine_pool, plan.num_blocks),
-            landing=Landing() if in_place else PoolLanding(landing_pool, engine_pool),
+            transport=transport,
+            landing=Landing() if engine_pool is landing_pool else PoolLanding(landing_pool, engine_pool),
             engine=TorchEngine(self._model.to(self._device), engine_pool),
             eos_token_ids=frozenset(self._model.eos_token_ids),
         )
 
-    def _engine_pool(self, landing_pool: KvPool) -> KvPool:
-        """On a CPU the engine computes in the memory that peers write; elsewhere it has a pool of its own."""
-        if torch.device(self._device).type == "cpu":
-            return landing_pool
-        return KvPool(landing_pool.layout, landing_pool.num_blocks, None, device=self._device)
 
-
-def prepare(config: EngineConfig, workers: int, stage: Stage) -> TorchPrepared:
+def prepare(config: EngineConfig, transport: str, workers: int, stage: Stage) -> TorchPrepared:
     """Load the model, on one thread and onto the CPU: before a fork there must be no other threads and no CUDA."""
     torch.set_num_threads(1)
     check_device(config.device)
@@ -58,7 +51,7 @@ def prepare(config: EngineConfig, workers: int, stage: Stage) -> TorchPrepared:
         workers=workers,
         available_bytes=available_memory(),
     )
-    return TorchPrepared(model, plan, config.device)
+    return TorchPrepared(model, plan, config.device, load_transport(transport))
 
 
 def check_device(name: str) -> None:

@@ -1,10 +1,11 @@
 """The worker: drives one instance scheduler with a real clock, a real engine and real messages.
 
-Three threads share it (see `WorkerState`):
+Four threads share it (see `WorkerState`):
 
     main      Iterations   next_batch → engine.run → complete → tokens to the controller
     inbox     Commands     applies messages at once; heartbeats and leases
-    sender    Handoffs     writes computed layers into the leased blocks of peers
+    sender    Handoffs     writes computed layers into the leased blocks of peers, or offers them for reading
+    receiver  Arrivals     reads what peers offer, and compares checksums
 """
 
 import threading
@@ -12,8 +13,9 @@ import threading
 from twofold.engine.base import Engine
 from twofold.serving.mailbox import Inbox
 from twofold.serving.messages import Peer, Registered, ToWorker
+from twofold.serving.worker.arrivals import Arrivals
 from twofold.serving.worker.commands import Commands
-from twofold.serving.worker.handoffs import Handoffs
+from twofold.serving.worker.handoffs import Handoffs, layers_at_once
 from twofold.serving.worker.iterations import Iterations
 from twofold.serving.worker.state import WorkerState
 
@@ -25,15 +27,20 @@ def work(
     eos_token_ids: frozenset[int],
     inbox: Inbox[ToWorker],
     lease_s: float,
+    *,
+    checksums: bool,
 ) -> None:
     """Register with the controller and run batches until told to shut down."""
     peer = Peer(inbox=inbox.address, memory=state.peers.own_memory)
     state.tell(Registered(peer=peer, role=state.role, model=model, status=state.scheduler.status()))
-    handoffs = Handoffs(state)
-    state.sender.start(handoffs.write_layer, handoffs.over)
+    handoffs = Handoffs(state, checksums=checksums)
+    state.sender.start(handoffs.write_layers, handoffs.offer, handoffs.over)
+    arrivals = Arrivals(state, layers_at_once(engine.layout))
+    state.receiver.start(arrivals.receive, arrivals.ended)
     receiver = threading.Thread(target=Commands(state, inbox, lease_s).run, name="inbox", daemon=True)
     receiver.start()
     Iterations(state, engine, eos_token_ids).run()
     receiver.join()
     state.sender.close()
+    state.receiver.close()
     state.outbox.close(linger_s=1.0)

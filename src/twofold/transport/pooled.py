@@ -1,0 +1,47 @@
+"""Transports between caches that are pools of tensors."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from importlib import import_module
+
+from twofold.engine.base import KvLayout
+from twofold.engine.torch.pool import KvPool
+from twofold.transport.base import Connection, MemoryDescriptor
+from twofold.transport.checksums import add_checksums
+from twofold.transport.registry import TRANSPORTS, check_transport
+
+
+class PooledTransport:
+    """Owns the local cache too.
+
+    The engine computes on `engine_pool`; what peers write, or is read from them, lands in `landing_pool`. They are
+    one and the same where the transport reaches the memory that the engine computes on.
+    """
+
+    descriptor: MemoryDescriptor
+    engine_pool: KvPool
+    landing_pool: KvPool
+
+    @abstractmethod
+    def connect(self, peer: MemoryDescriptor) -> Connection: ...
+
+    def publish(self, blocks: Sequence[int]) -> None:
+        """There is nothing to do where both pools are one."""
+
+    def add_checksums(self, layers: range, blocks: Sequence[int], sums: list[int], *, landed: bool) -> None:
+        add_checksums(self.landing_pool if landed else self.engine_pool, layers, blocks, sums)
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+
+# (instance, epoch, layout, number of blocks, device that the engine computes on)
+MakeTransport = Callable[[str, int, KvLayout, int, str], PooledTransport]
+
+
+def load_transport(name: str) -> MakeTransport:
+    """What makes a transport of this name; raises ConfigurationError where it is unknown or not installed."""
+    check_transport(name)
+    entry = TRANSPORTS[name]
+    make: MakeTransport = getattr(import_module(entry.module), entry.name)
+    return make

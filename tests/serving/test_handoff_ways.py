@@ -1,0 +1,67 @@
+"""However the KV cache travels, the output is the same and every block comes back."""
+
+import asyncio
+import random
+import re
+
+import aiohttp
+import pytest
+
+from support.api_client import all_blocks_free, complete_all, served_name
+from support.flags import COLOCATED, SPLIT
+from support.transports import NIXL
+from twofold.demo.services import metrics
+
+PULL = ("--handoff", "pull")
+OVER_NIXL = ("--transport", "nixl")
+CHECKED = ("--kv-checksums",)
+WAYS = [
+    pytest.param((*PULL, *CHECKED), id="shared memory, pull, checksums"),
+    pytest.param((*OVER_NIXL, *CHECKED), id="nixl, layer-wise, checksums", marks=NIXL),
+    pytest.param((*OVER_NIXL, *PULL), id="nixl, pull", marks=NIXL),
+]
+HOW = {"max_tokens": 16, "temperature": 0.8, "seed": 5, "ignore_eos": True}
+
+
+def prompts(count, seed):
+    draw = random.Random(seed)
+    return [[draw.randint(10, 500) for _ in range(draw.randint(1, 900))] for _ in range(count)]
+
+
+@pytest.mark.parametrize("flags", WAYS)
+def test_the_output_is_that_of_an_unsplit_service(flags, service):
+    """Under load, with more requests than there is room for at once."""
+    some = prompts(30, seed=1)
+    expected = asyncio.run(complete_all(service("llama", COLOCATED), some, at_once=8, **HOW))
+    url = service("llama", (*SPLIT, *flags))
+    made = asyncio.run(complete_all(url, some, at_once=30, spread_s=0.5, **HOW))
+    assert made == expected
+    assert asyncio.run(all_blocks_free(url))
+    handed_off = re.search(r"^twofold:kv_transfer_seconds_count (\S+)$", metrics(url), re.MULTILINE)
+    assert float(handed_off[1]) >= len(some)
+
+
+@pytest.mark.parametrize("flags", WAYS)
+def test_clients_that_leave_give_every_block_back(flags, service):
+    """At any moment: in the queue, while KV is read or written, while it decodes."""
+    url = service("llama", (*SPLIT, *flags))
+    draw = random.Random(2)
+
+    async def leave(session, name, prompt, after_s):
+        body = {"model": name, "prompt": prompt, "max_tokens": 200, "ignore_eos": True, "stream": True}
+        async with session.post(f"{url}/v1/completions", json=body) as response:
+            try:
+                await asyncio.wait_for(response.content.read(), after_s)
+            except TimeoutError:
+                response.close()
+
+    async def run():
+        async with aiohttp.ClientSession() as session:
+            name = await served_name(session, url)
+            await asyncio.gather(
+                *(leave(session, name, p, draw.uniform(0, 1)) for p in prompts(30, seed=3)),
+                return_exceptions=True,
+            )
+        return await all_blocks_free(url)
+
+    assert asyncio.run(run())

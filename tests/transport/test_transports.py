@@ -1,0 +1,132 @@
+"""What every transport keeps to, between real processes."""
+
+import numpy as np
+import pytest
+
+from support.cache_peer import Cache, cache_peer
+from support.transports import HAS_NIXL, NIXL
+from twofold.engine.base import KvLayout, LayerShape
+from twofold.errors import ConfigurationError, InstanceLostError, TwofoldError
+from twofold.transport.base import SCRATCH_BYTES
+from twofold.transport.registry import check_transport
+
+EVERY = ["shared_memory", pytest.param("nixl", marks=NIXL)]
+LAYOUTS = {
+    "small": KvLayout(layers=(LayerShape(2, 8, 8),) * 3, block_size=4, dtype="float32", itemsize=4),
+    "wide": KvLayout(layers=(LayerShape(8, 128, 128),) * 2, block_size=16, dtype="bfloat16", itemsize=2),
+    "uneven": KvLayout(
+        layers=(LayerShape(1, 3, 5), LayerShape(2, 8, 4)), block_size=3, dtype="float16", itemsize=2
+    ),
+}
+OURS, THEIRS = 12, 9  # blocks: caches of different sizes understand each other
+
+
+@pytest.fixture(scope="module")
+def peer():
+    with cache_peer("decode") as running:
+        yield running
+
+
+@pytest.fixture
+def cache():
+    return Cache("prefill")
+
+
+def prepared(cache, peer, transport, layout):
+    """Both caches with known contents, and a connection from ours to theirs."""
+    cache.make(transport, 1, layout, OURS)
+    theirs = peer.do("make", transport, 2, layout, THEIRS)
+    cache.fill(1)
+    peer.do("fill", 2)
+    return cache.transport.connect(theirs)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+@pytest.mark.parametrize("transport", EVERY)
+def test_a_write_puts_these_blocks_of_these_layers_there_and_nothing_else(cache, peer, transport, layout):
+    """Single blocks, runs, and blocks in another order on the other side."""
+    connection = prepared(cache, peer, transport, layout)
+    expected, ours = peer.do("rows"), cache.rows()
+    moves = [(range(2), [2, 3, 4, 9], [5, 6, 7, 0]), (range(1, 2), [11], [8]), (range(1), [], [])]
+    for layers, source, target in moves:
+        moved = connection.write(layers, source, target)
+        assert moved == sum(layout.layer_bytes_per_block(layer) for layer in layers) * len(source)
+        for layer in layers:
+            expected[layer][target] = ours[layer][source]
+    assert all(np.array_equal(a, b) for a, b in zip(peer.do("rows"), expected, strict=True))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+@pytest.mark.parametrize("transport", EVERY)
+def test_a_read_brings_these_blocks_of_these_layers_and_nothing_else(cache, peer, transport, layout):
+    """The other way round, for pulled hand-offs."""
+    connection = prepared(cache, peer, transport, layout)
+    expected, theirs = cache.rows(), peer.do("rows")
+    connection.read(range(1, 2), [8, 0, 1], [3, 10, 11])
+    expected[1][[3, 10, 11]] = theirs[1][[8, 0, 1]]
+    assert all(np.array_equal(a, b) for a, b in zip(cache.rows(), expected, strict=True))
+
+
+@pytest.mark.parametrize("transport", EVERY)
+def test_a_probe_touches_no_block(cache, peer, transport):
+    """Links are measured while requests are served."""
+    connection = prepared(cache, peer, transport, LAYOUTS["small"])
+    before = peer.do("rows")
+    connection.probe(1)
+    connection.probe(SCRATCH_BYTES)
+    assert all(np.array_equal(a, b) for a, b in zip(peer.do("rows"), before, strict=True))
+
+
+@pytest.mark.parametrize("transport", EVERY)
+def test_a_peer_with_another_layout_is_refused(cache, peer, transport):
+    """Its bytes would mean something else."""
+    cache.make(transport, 1, LAYOUTS["small"], OURS)
+    theirs = peer.do("make", transport, 2, LAYOUTS["wide"], THEIRS)
+    with pytest.raises(ConfigurationError, match="block size differ"):
+        cache.transport.connect(theirs)
+
+
+@NIXL
+def test_a_write_to_a_peer_that_died_fails_and_a_new_life_is_met_anew(cache):
+    """Whatever was on its way ends with an error, and never reaches the memory of the next life."""
+    layout = LAYOUTS["small"]
+    with cache_peer("decode") as first:
+        connection = prepared(cache, first, "nixl", layout)
+        old = first.do("make", "nixl", 3, layout, THEIRS)
+        stale = cache.transport.connect(old)
+    with cache_peer("decode") as second:
+        new = second.do("make", "nixl", 4, layout, THEIRS)
+        second.do("fill", 2)
+        before = second.do("rows")
+        for dead in (connection, stale):
+            with pytest.raises(InstanceLostError):
+                dead.write(range(3), [0], [0])
+        with pytest.raises(TwofoldError):
+            cache.transport.connect(old)
+        assert all(np.array_equal(a, b) for a, b in zip(second.do("rows"), before, strict=True))
+        assert cache.transport.connect(new).write(range(3), [0], [0]) > 0
+
+
+@NIXL
+def test_a_closed_connection_moves_nothing(cache, peer):
+    """The peer was declared lost: its lease is void."""
+    connection = prepared(cache, peer, "nixl", LAYOUTS["small"])
+    connection.close()
+    with pytest.raises(InstanceLostError):
+        connection.write(range(1), [0], [0])
+
+
+@NIXL
+def test_a_peer_of_another_transport_is_refused(cache, peer):
+    """One sentence, not an unreadable address."""
+    layout = LAYOUTS["small"]
+    cache.make("nixl", 1, layout, OURS)
+    with pytest.raises(ConfigurationError, match="--transport nixl"):
+        cache.transport.connect(peer.do("make", "shared_memory", 2, layout, THEIRS))
+
+
+@pytest.mark.skipif(HAS_NIXL, reason="the nixl extra is installed")
+def test_without_the_extra_nixl_says_what_to_install():
+    """The default installation has none of it."""
+    with pytest.raises(ConfigurationError, match="twofold\\[nixl\\]"):
+        check_transport("nixl")

@@ -15,6 +15,7 @@ import pytest
 
 from support.api_client import all_blocks_free, block_counts, complete, served_name
 from support.flags import ENGINE, SPLIT
+from support.tiny_models import write_tiny_model
 from twofold.demo.services import free_port, wait_ready
 
 
@@ -30,6 +31,21 @@ def breakable(model, *flags):
     finally:
         process.kill()
         process.wait()
+
+
+# Nothing ends such an answer by itself, however long a test is kept from acting.
+ENDLESS = 40_000
+
+
+@pytest.fixture(scope="module")
+def endless_model(tmp_path_factory):
+    return write_tiny_model("llama", tmp_path_factory.mktemp("endless"), max_positions=ENDLESS + 100)
+
+
+@pytest.fixture
+def endless_service(endless_model):
+    with breakable(endless_model, *SPLIT) as running:
+        yield running
 
 
 @pytest.fixture
@@ -73,9 +89,9 @@ def test_a_killed_service_takes_its_workers_with_it(own_service):
     assert not glob.glob("/dev/shm/*twofold*")
 
 
-def test_a_dead_worker_fails_its_requests_and_the_health_check(own_service):
+def test_a_dead_worker_fails_its_requests_and_the_health_check(endless_service):
     """Nobody waits for ever: the stream ends with an error, new requests get 503."""
-    process, url = own_service
+    process, url = endless_service
 
     async def watch():
         async with aiohttp.ClientSession() as session:
@@ -83,12 +99,13 @@ def test_a_dead_worker_fails_its_requests_and_the_health_check(own_service):
             body = {
                 "model": name,
                 "prompt": [5, 6, 7],
-                "max_tokens": 1500,
+                "max_tokens": ENDLESS,
                 "ignore_eos": True,
                 "stream": True,
             }
             async with session.post(f"{url}/v1/completions", json=body) as response:
-                await response.content.readline()
+                for _ in range(9):  # two lines a token: well in the decode
+                    await response.content.readline()
                 os.kill(worker(process, "decode"), signal.SIGKILL)
                 rest = await response.content.read()
             async with (

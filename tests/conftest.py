@@ -1,8 +1,24 @@
 """What tests of several packages share."""
 
+import os
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# Tests run beside others and beside the services they start, on few cores: threads that wait for each other
+# there take many times what one alone takes. torch reads this when it is imported.
+os.environ["OMP_NUM_THREADS"] = "1"
+
+# A slow machine is no error: neither a case nor the drawing of one has a time limit.
+settings.register_profile(
+    "any machine",
+    parent=settings.default,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    print_blob=True,
+)
+settings.load_profile("any machine")
 
 
 @pytest.fixture(scope="session")

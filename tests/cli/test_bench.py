@@ -38,7 +38,7 @@ def test_a_run_prints_a_table_and_writes_a_report(trace, tmp_path):
     with endpoint() as scripted:
         result = run(
             *("--base-url", scripted.url, "--workload", trace, "--json", report_path, "--per-request"),
-            *("--slo", "ttft=60,tpot=60", "--warmup", 1, "--api-key", "secret"),
+            *("--slo", "ttft=3600,tpot=3600", "--warmup", 1, "--api-key", "secret"),
         )
     assert result.exit_code == 0, result.output
     assert "TTFT" in result.stdout
@@ -70,7 +70,7 @@ def test_text_prompts(trace):
             "--base-url", scripted.url, "--workload", trace, "--num-requests", 2, "--prompt-form", "text"
         )
     assert result.exit_code == 0, result.output
-    assert [len(str(body["prompt"]).split()) for body in scripted.bodies] == [20, 21]
+    assert sorted(len(str(body["prompt"]).split()) for body in scripted.bodies) == [20, 21]
 
 
 def test_named_workloads_fit_the_model():
@@ -140,8 +140,10 @@ def test_interrupting_prints_what_was_measured(trace, tmp_path):
     report_path = tmp_path / "report.json"
     with endpoint(script) as scripted:
         command = [sys.executable, "-c", PROGRAM, "--base-url", scripted.url, "--workload", str(trace)]
+        # Seven at once, six of which hang: when the twelfth has left, at least five have completed.
+        command += ["--max-concurrency", "7", "--json", str(report_path)]
         with subprocess.Popen(
-            [*command, "--json", str(report_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         ) as process:
             while len(scripted.bodies) < 12 and process.poll() is None:
                 time.sleep(0.01)
@@ -152,4 +154,4 @@ def test_interrupting_prints_what_was_measured(trace, tmp_path):
     assert "interrupted" in stderr
     summary = json.loads(report_path.read_text())["summary"]
     assert (summary["failed"], summary["completed"] + summary["unfinished"]) == (0, 12)
-    assert 1 <= summary["completed"] <= 6
+    assert 5 <= summary["completed"] <= 6

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import msgspec
 import pytest
@@ -26,17 +25,20 @@ MODEL = ("--model", "bloom-176b")
 SMALL = ("azure-conv", *MODEL, "--family", "HH", "--duration", 20, "--max-machines", 4)
 
 
-@pytest.fixture
-def invoke(tmp_path):
+@pytest.fixture(scope="module")
+def invoke(tmp_path_factory):
+    """Runs a plan; those that name no store share one, so that what they have in common is simulated once."""
+    shared = tmp_path_factory.mktemp("store") / "plan.sqlite"
+
     def run(*arguments):
-        where = () if "--store" in arguments else ("--store", tmp_path / "plan.sqlite")
+        where = () if "--store" in arguments else ("--store", shared)
         words = [str(argument) for argument in (*arguments, *where)]
         return CliRunner().invoke(app, words, env={"COLUMNS": "140"})
 
     return run
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def planned(invoke):
     def run(*arguments):
         result = invoke(*arguments, "--json")
@@ -46,9 +48,16 @@ def planned(invoke):
     return run
 
 
-def test_the_plan_does_not_depend_on_the_number_of_jobs(planned, tmp_path):
+@pytest.fixture(scope="module")
+def fresh(planned, tmp_path_factory):
+    """A plan that had to simulate everything, one at a time, and its store."""
+    store = tmp_path_factory.mktemp("fresh") / "plan.sqlite"
+    return planned(*SMALL, "--jobs", 1, "--store", store), store
+
+
+def test_the_plan_does_not_depend_on_the_number_of_jobs(fresh, planned, tmp_path):
     """One at a time or three: the same plan, byte for byte, apart from what it took."""
-    reports = [planned(*SMALL, "--jobs", jobs, "--store", tmp_path / f"{jobs}.sqlite") for jobs in (1, 3)]
+    reports = [dict(fresh[0]), planned(*SMALL, "--jobs", 3, "--store", tmp_path / "plan.sqlite")]
     efforts = [report.pop("effort") for report in reports]
     assert reports[0] == reports[1]
     assert efforts[0]["simulations"] == efforts[1]["simulations"] > 10
@@ -57,9 +66,9 @@ def test_the_plan_does_not_depend_on_the_number_of_jobs(planned, tmp_path):
     assert names >= {"h100+h100", "h100 mixed", "h100 chunked-prefill@512"}
 
 
-def test_a_second_run_reuses_all(planned):
+def test_a_second_run_reuses_all(fresh, planned):
     """Nothing is simulated; the plan is the same."""
-    first, second = planned(*SMALL), planned(*SMALL)
+    first, second = dict(fresh[0]), planned(*SMALL, "--store", fresh[1])
     effort = second.pop("effort")
     assert (effort["simulations"], effort["reused"]) == (0, first.pop("effort")["simulations"])
     assert first == second
@@ -119,31 +128,43 @@ def test_machines_and_money_bound_the_plan(planned):
     assert sum(count for _, count in choice["design"]["machines"]) == 4
 
 
+# Stops itself when the third result is kept, so that it is in the middle whenever it is ended.
+STOPS_HALFWAY = """
+import os, signal, typer
+from twofold.cli.plan import plan
+from twofold.planning.store import SqliteStore
+
+put = SqliteStore.put
+
+def put_and_stop(store, *result):
+    put(store, *result)
+    if len(store) == 3:
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+SqliteStore.put = put_and_stop
+app = typer.Typer()
+app.command()(plan)
+app()
+"""
+
+
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
-def test_an_interrupted_plan_is_taken_up(planned, tmp_path, how):
+def test_an_interrupted_plan_is_taken_up(fresh, planned, tmp_path, how):
     """Ended in the middle, it goes on from what was simulated, and comes to the same end."""
-    store = tmp_path / "plan.sqlite"
-    flags = ("azure-conv", *MODEL, "--family", "HH", "--no-colocated", "--duration", 60, "--max-machines", 5)
-    code = "import typer; from twofold.cli.plan import plan; app = typer.Typer(); app.command()(plan); app()"
-    words = [str(flag) for flag in (*flags, "--store", store, "--jobs", 1)]
-    process = subprocess.Popen([sys.executable, "-c", code, *words], start_new_session=True)
-    while process.poll() is None and kept(store) < 3:
-        time.sleep(0.05)
-    os.kill(process.pid, how)
-    assert process.wait(60) != 0
-    before = kept(store)
-    resumed = planned(*flags, "--store", store)
-    whole = planned(*flags, "--store", tmp_path / "other.sqlite")
-    assert resumed["effort"]["reused"] == before > 0
+    whole, store = fresh[0], tmp_path / "plan.sqlite"
+    words = [str(flag) for flag in (*SMALL, "--store", store, "--jobs", 1)]
+    process = subprocess.Popen([sys.executable, "-c", STOPS_HALFWAY, *words], start_new_session=True)
+    _, status = os.waitpid(process.pid, os.WUNTRACED)
+    assert os.WIFSTOPPED(status)
+    for each in (how, signal.SIGCONT):
+        os.kill(process.pid, each)
+    assert process.wait(600) != 0
+    with SqliteStore(store) as opened:
+        before = len(opened)
+    resumed = planned(*SMALL, "--store", store)
+    assert resumed["effort"]["reused"] == before >= 3
     assert resumed["effort"]["simulations"] + before == whole["effort"]["simulations"]
     assert {**resumed, "effort": None} == {**whole, "effort": None}
-
-
-def kept(store):
-    if not store.exists():
-        return 0
-    with SqliteStore(store) as opened:
-        return len(opened)
 
 
 @pytest.mark.parametrize(

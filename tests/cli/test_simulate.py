@@ -130,7 +130,7 @@ def test_ctrl_c_leaves_no_half_file(tmp_path):
             while len(names(tmp_path)) < 4 and process.poll() is None:
                 time.sleep(0.05)
             process.send_signal(signal.SIGINT)
-            _, errors = process.communicate(timeout=60)
+            _, errors = process.communicate(timeout=600)
         finally:
             process.kill()
     assert (process.returncode, errors) == (130, b"")

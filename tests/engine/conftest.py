@@ -1,20 +1,10 @@
 """Tiny models, loaded once for all engine tests."""
 
 import pytest
-import torch
 
 from twofold.engine.torch.engine import TorchEngine
 from twofold.engine.torch.loader import load_model
 from twofold.engine.torch.pool import KvPool
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _one_thread():
-    """Tests run beside others, on few cores."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")

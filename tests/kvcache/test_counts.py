@@ -44,7 +44,7 @@ def numbers(blocks):
     return blocks.num_blocks, blocks.block_size, blocks.num_free, blocks.num_in_flight
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=1000)
 @given(steps)
 def test_counting_gives_the_numbers_and_errors_of_knowing_each_block(steps):
     """Whatever is done in whatever order; while a transfer runs, owners do not grow (that is the next test)."""
@@ -63,7 +63,7 @@ def test_counting_gives_the_numbers_and_errors_of_knowing_each_block(steps):
         assert known.blocks_for(tokens) == counted.blocks_for(tokens)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(steps)
 def test_blocks_that_came_during_a_transfer_count_as_touched_until_it_ends(steps):
     """Then counting may hold more than is held, never less, and nothing in the end."""

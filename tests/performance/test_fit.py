@@ -35,7 +35,7 @@ def made_rows(prefill, decode):
         )
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     st.floats(20, 100),
     st.floats(0.05, 0.4),

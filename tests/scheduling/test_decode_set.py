@@ -84,7 +84,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=800, deadline=None)
+@settings(max_examples=800)
 @given(steps)
 def test_the_set_counts_what_counting_each_token_would(steps):
     """Sizes, contexts, items, ends and their order, after members joined, left and returned at any time."""

@@ -111,7 +111,7 @@ def preemptions(world):
     return {name: instance.preemptions for name, instance in world.instances.items()}
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=600)
 @given(worlds, sizes, milliseconds, milliseconds, budgets, st.sampled_from([BlockManager, BlockCounts]))
 def test_every_request_ends_once_with_its_tokens_in_order_and_no_block_is_left(
     world, sizes, per_token, transfer, budget, accounts
@@ -133,7 +133,7 @@ def test_every_request_ends_once_with_its_tokens_in_order_and_no_block_is_left(
         assert (*counted, load.requests) == (0, 0, 0, 0, 0)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(worlds, sizes, milliseconds, milliseconds, budgets)
 def test_the_same_input_gives_the_same_result(world, sizes, per_token, transfer, budget):
     """Nothing depends on hash order, identity or a clock, nor on which of the block accounts is kept."""
@@ -145,7 +145,7 @@ def test_the_same_input_gives_the_same_result(world, sizes, per_token, transfer,
     assert story(first) == story(second) == story(counted)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(worlds, sizes, milliseconds, milliseconds, budgets)
 def test_runs_of_iterations_end_requests_when_single_iterations_do(world, sizes, per_token, transfer, budget):
     """A run that is cut wherever the scheduler says `changed` is the same as asking at every boundary."""

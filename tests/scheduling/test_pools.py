@@ -50,7 +50,7 @@ def check(pools, everybody, measures):
     assert {load.id for load in pools} == {load.id for load in everybody.all}
 
 
-@settings(max_examples=800, deadline=None)
+@settings(max_examples=800)
 @given(steps, st.booleans())
 def test_the_least_is_what_looking_at_everybody_finds(steps, often):
     """Whatever changes, joins, leaves and moves, asked after each step or now and then; ties go to who joined first."""

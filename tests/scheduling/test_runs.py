@@ -112,7 +112,7 @@ def one_round(together, single, during, count):
     single.hear(single.instance.complete(batch))
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=1500)
 @given(
     st.sampled_from(sorted(BATCHERS)),
     rounds,
@@ -144,7 +144,7 @@ def selected_anew(instance):
     return [*selection.prefills, *selection.resume, *selection.pause]
 
 
-@settings(max_examples=800, deadline=None)
+@settings(max_examples=800)
 @given(
     st.sampled_from(["prefill", "decode", "mixed", "chunked-prefill"]),
     rounds,

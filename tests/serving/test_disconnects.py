@@ -1,60 +1,96 @@
 """Clients that go away: nothing stays behind."""
 
 import asyncio
+import json
 import random
+import time
 from contextlib import suppress
+from urllib.parse import urlsplit
 
 import aiohttp
 
-from support.api_client import all_blocks_free, complete, served_name
+from support.api_client import all_blocks_free, complete, metric, served_name
 from support.flags import COLOCATED, SPLIT
 
 DISCONNECTS = 200
+AT_ONCE = 12
+OUTPUT = 200
 
 
-async def leave(session, url, name, prompt, stay_s, stream):
-    """Begin a completion and drop the connection after `stay_s` seconds; whether a token was seen before."""
-    seen = False
-    body = {"model": name, "prompt": prompt, "max_tokens": 200, "ignore_eos": True, "stream": stream}
+async def leave(url, body, *, after_tokens=0, after_s=0.0):
+    """Ask for a completion and drop the connection after so many tokens, and so many seconds more."""
+    address = urlsplit(url)
+    reader, writer = await asyncio.open_connection(address.hostname, address.port)
+    sent = json.dumps(body).encode()
+    writer.write(f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(sent)}\r\n\r\n".encode())
+    writer.write(sent)
+    await writer.drain()
+    seen = 0
+    while seen < after_tokens:
+        line = await reader.readline()
+        assert line, "the stream ended before its client left"
+        seen += line.startswith(b"data: ")
+    await asyncio.sleep(after_s)
+    writer.close()
+    with suppress(ConnectionError):
+        await writer.wait_closed()
 
-    async def read():
-        async with session.post(f"{url}/v1/completions", json=body) as response:
-            assert response.status == 200
-            nonlocal seen
-            async for _ in response.content:
-                seen = True
 
-    with suppress(TimeoutError):
-        await asyncio.wait_for(read(), stay_s)
-    return seen
+def occasions(draw, answer_s):
+    """When clients leave: in turn in the queue or prefill, at any time, in the hand-off, in the decode.
+
+    Patience is told in tokens, or in parts of the time that an answer takes here: no machine is too slow or
+    too fast for any of the four.
+    """
+    while True:
+        yield {"stream": draw.random() < 0.5}
+        # Early rather than late: the decode is much the longest part.
+        yield {"stream": draw.random() < 0.5, "after_s": answer_s * draw.random() ** 3}
+        yield {"stream": True, "after_tokens": 1}
+        yield {"stream": True, "after_tokens": draw.randint(2, OUTPUT // 5)}
 
 
 async def storm(url, disconnects, seed=5):
     draw = random.Random(seed)
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+    async with aiohttp.ClientSession() as session:
+        asking = {"max_tokens": OUTPUT, "ignore_eos": True}
+        began = time.monotonic()
+        await complete(session, url, [7] * 700, **asking)
+        occasion = occasions(draw, time.monotonic() - began)
         name = await served_name(session, url)
-        slots = asyncio.Semaphore(12)
+        slots = asyncio.Semaphore(AT_ONCE)
 
-        async def one():
+        async def one(stream=False, **when):
             prompt = [draw.randint(10, 500) for _ in range(draw.randint(1, 1500))]
-            # From at once (still queued or in prefill) over the hand-off into the decode.
-            stay_s = draw.choice([0.002, 0.02, 0.1, 0.4]) * draw.uniform(0.5, 2)
             async with slots:
-                return await leave(session, url, name, prompt, stay_s, stream=draw.random() < 0.7)
+                await leave(url, {"model": name, "prompt": prompt, "stream": stream, **asking}, **when)
 
-        seen = await asyncio.gather(*(one() for _ in range(disconnects)))
-        early = disconnects - sum(seen)
-        assert min(early, sum(seen)) > disconnects // 10, "some leave before the first token, some after"
+        await asyncio.gather(*(one(**next(occasion)) for _ in range(disconnects)))
         assert await all_blocks_free(url), "blocks are still held after every client has gone"
         made = await complete(session, url, [11, 12, 13], max_tokens=5, ignore_eos=True)
         assert len(made) == 5, "the next request is answered"
 
 
+def check_disconnects(url, disconnects):
+    """The storm, and that it hit requests before and after their first token."""
+    counters = (
+        "request_success_total",
+        'request_success_total{finished_reason="abort"}',
+        "time_to_first_token_seconds_count",
+    )
+    before = [metric(url, counter) for counter in counters]
+    asyncio.run(storm(url, disconnects))
+    ended, aborted, first_tokens = (
+        metric(url, counter) - was for counter, was in zip(counters, before, strict=True)
+    )
+    assert 0 < ended - first_tokens < aborted, "some end before their first token, some after"
+
+
 def test_disconnects_at_any_moment_free_every_block_on_both_sides(service):
     """200 clients leave in the queue, in prefill, in the hand-off and in decode."""
-    asyncio.run(storm(service("llama", SPLIT), DISCONNECTS))
+    check_disconnects(service("llama", SPLIT), DISCONNECTS)
 
 
 def test_disconnects_free_every_block_of_colocated_workers(service):
     """The same without a hand-off."""
-    asyncio.run(storm(service("llama", COLOCATED), 60))
+    check_disconnects(service("llama", COLOCATED), 60)

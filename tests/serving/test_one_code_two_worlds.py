@@ -125,5 +125,6 @@ def test_a_simulation_with_recorded_times_takes_the_live_decisions(flags, tiny_m
     virtual = VirtualRun()
     virtual.run(journals)
     assert len(virtual.placements) == 80
-    assert virtual.decisions > 300
+    # 60 answers of 16 tokens, 20 at once: 48 iterations at the least, each begun and completed.
+    assert virtual.decisions >= 80 + 2 * 48
     assert all(instance.status().idle for instance in virtual.instances.values())

@@ -175,7 +175,7 @@ def test_a_lease_for_a_hand_off_that_is_over_is_declined():
     assert not recording.sender.lease(lease())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.sampled_from("abc"), max_size=30), st.sampled_from(list(HandoffMode)), st.randoms())
 def test_each_hand_off_ends_exactly_once_whatever_is_interleaved(steps, mode, random):
     """Several at once, cancelled or completed at any point."""

@@ -15,8 +15,9 @@ VOCABULARY = (10, 500)
 
 
 def random_prompts(seed):
+    """Prompts of every order of magnitude, and of the lengths where blocks and contexts end."""
     draw = random.Random(seed)
-    lengths = [1, 2, 15, 16, 17, LONGEST] + [draw.randint(1, LONGEST) for _ in range(PROMPTS - 6)]
+    lengths = [1, 2, 15, 16, 17, LONGEST] + [round(LONGEST ** draw.random()) for _ in range(PROMPTS - 6)]
     return [[draw.randint(*VOCABULARY) for _ in range(length)] for length in lengths]
 
 

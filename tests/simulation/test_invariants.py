@@ -17,7 +17,7 @@ ORDERED = [
 ]
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=1500)
 @given(clusters(), workloads())
 def test_every_request_ends_once_and_everything_is_given_back(cluster, requests):
     """queue + running + done + rejected = arrived; no block is left, no load remains, no token is lost or repeated."""
@@ -38,7 +38,7 @@ def test_every_request_ends_once_and_everything_is_given_back(cluster, requests)
         assert left == (0, 0, 0, 0, 0)
 
 
-@settings(max_examples=700, deadline=None)
+@settings(max_examples=700)
 @given(clusters(), workloads())
 def test_time_never_runs_backwards_in_a_request(cluster, requests):
     """Its moments come in their order, and a completed one has all it needs; a hand-off lies where it must."""
@@ -57,7 +57,7 @@ def test_time_never_runs_backwards_in_a_request(cluster, requests):
             )
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(clusters(), workloads())
 def test_distributions_hold_what_the_timelines_say(cluster, requests):
     """The same definitions in both: the sums of the histograms are those of the spans, and every gap is counted."""
@@ -80,7 +80,7 @@ def test_distributions_hold_what_the_timelines_say(cluster, requests):
         assert abs(counts.itl.total - decoding * PS) <= len(requests)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(clusters(), workloads())
 def test_the_same_input_gives_the_same_result(cluster, requests):
     """Nothing depends on hash order, identity or a clock."""

@@ -76,7 +76,7 @@ transfers = st.lists(
 )
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(transfers)
 def test_no_port_carries_more_than_it_can_and_everything_lands(wanted):
     """Each ends no earlier than alone, and a port's bytes need at least their time."""

@@ -54,7 +54,13 @@ def block_counts(url: str) -> dict[str, dict[str, float]]:
     return counts
 
 
-async def all_blocks_free(url: str, *, tries: int = 200, pause_s: float = 0.1) -> bool:
+def metric(url: str, name: str) -> float:
+    """The sum of what /metrics tells under names, without their prefix, that begin with `name`."""
+    lines = metrics(url).splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(f"twofold:{name}"))
+
+
+async def all_blocks_free(url: str, *, tries: int = 1200, pause_s: float = 0.1) -> bool:
     """Whether every block of every instance becomes free within a bounded number of looks."""
     for _ in range(tries):
         counts = await asyncio.to_thread(block_counts, url)

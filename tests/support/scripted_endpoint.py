@@ -130,7 +130,8 @@ class ScriptedEndpoint:
 def endpoint(script: Script = obedient, **settings: object) -> Iterator[ScriptedEndpoint]:
     """Run a scripted endpoint in a thread of its own, so that a test may block or run an event loop."""
     scripted = ScriptedEndpoint(script=script, **settings)  # type: ignore[arg-type]
-    loop, started, finish = asyncio.new_event_loop(), threading.Event(), asyncio.Event()
+    started, finish = threading.Event(), asyncio.Event()
+    loops: list[asyncio.AbstractEventLoop] = []
 
     async def serve() -> None:
         app = web.Application()
@@ -142,16 +143,16 @@ def endpoint(script: Script = obedient, **settings: object) -> Iterator[Scripted
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()
         scripted.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        loops.append(asyncio.get_running_loop())
         started.set()
         await finish.wait()
         await runner.cleanup()
 
-    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()), daemon=True)
+    thread = threading.Thread(target=asyncio.run, args=(serve(),), daemon=True)
     thread.start()
-    assert started.wait(10)
+    assert started.wait(120)
     try:
         yield scripted
     finally:
-        loop.call_soon_threadsafe(finish.set)
-        thread.join(10)
-        loop.close()
+        loops[0].call_soon_threadsafe(finish.set)
+        thread.join()

@@ -41,7 +41,7 @@ def dense(query, key, value, start, window, softcap, sinks):
     return torch.einsum("hnc,chv->nhv", weights, value)
 
 
-@settings(deadline=None, max_examples=120)
+@settings(max_examples=120)
 @given(
     parts=st.lists(st.tuples(st.integers(0, 60), st.integers(1, 30)), min_size=1, max_size=7),
     one_token=st.booleans(),

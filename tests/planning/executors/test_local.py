@@ -28,7 +28,7 @@ def test_results_are_those_of_this_process(make_problem):
     trials = [trial(problem, rate) for rate in (2.0, 4.0, 8.0)]
     with LocalExecutor(problem, 2) as executor:
         futures = [executor.submit(each) for each in trials]
-        told = [future.result(60).evaluation for future in futures]
+        told = [future.result(600).evaluation for future in futures]
     assert told == [simulated(problem, each).evaluation for each in trials]
 
 

@@ -136,7 +136,7 @@ lives = st.lists(
 )
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(lives, st.integers(1, 12), st.integers(1, 8))
 def test_no_decode_is_left_out_more_than_four_times_in_a_row(lives, budget, max_seqs):
     """Whatever comes when, and however small an iteration is; and everybody comes to an end."""

@@ -49,15 +49,18 @@ def test_cancelling_ends_the_work():
     """A server that cancels the answer ends the work behind it."""
     ended = []
 
-    async def work():
-        try:
-            await never()
-        finally:
-            ended.append(True)
-
     async def scenario():
+        begun = asyncio.Event()
+
+        async def work():
+            begun.set()
+            try:
+                await never()
+            finally:
+                ended.append(True)
+
         task = asyncio.create_task(unless_disconnected(never, work()))
-        await asyncio.sleep(0.01)
+        await begun.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

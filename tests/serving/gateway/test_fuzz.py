@@ -2,7 +2,7 @@
 
 import json
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from twofold.serving.gateway.schemas import ChatFields, CompletionFields
@@ -36,7 +36,7 @@ names = {
 
 
 @given(st.data())
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150)
 def test_any_fields(client, data):
     """Fields of the right names with values of any kind."""
     path = data.draw(st.sampled_from(sorted(names)))
@@ -49,7 +49,7 @@ def test_any_fields(client, data):
 
 
 @given(st.binary(max_size=50))
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50)
 def test_any_bytes(client, body):
     """Bytes that may not even be JSON."""
     assert client.post("/v1/completions", content=body).status_code == 400

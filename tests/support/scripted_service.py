@@ -8,7 +8,9 @@ from random import Random
 import msgspec
 
 from twofold.request import FinishReason, Generation, TokenOutput
+from twofold.serving.history import History
 from twofold.serving.service import ServedModel
+from twofold.serving.snapshot import ServiceSnapshot
 
 EOS = 1  # the id of </s> in the tokenizers for tests
 FIRST_TEXT_TOKEN = 2
@@ -48,6 +50,8 @@ class ScriptedService:
         self.script = script or self._improvise
         self.delay_s = delay_s
         self.is_ready = True
+        self.history = History(self.model.name)
+        self.looks = 0
         self.started: list[Generation] = []
         self.finished: list[str] = []
         self.aborted: list[str] = []
@@ -81,6 +85,10 @@ class ScriptedService:
 
     def ready(self) -> bool:
         return self.is_ready
+
+    def snapshot(self) -> ServiceSnapshot:
+        self.looks += 1
+        return self.history.snapshot([])
 
     def metrics(self) -> bytes:
         return b"# HELP scripted_requests_total requests\nscripted_requests_total 0\n"

@@ -11,6 +11,7 @@ from twofold.errors import ConfigurationError
 _SERVICE = "Service"
 _ENGINE = "Engine"
 _HTTP = "HTTP"
+_TELEMETRY = "Telemetry"
 
 _SIZE_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
 
@@ -86,6 +87,21 @@ def serve(
         str | None,
         typer.Option(envvar="TWOFOLD_API_KEY", help="Ask clients for this key.", rich_help_panel=_HTTP),
     ] = None,
+    slo: Annotated[
+        str | None,
+        typer.Option(help="What counts as good, as in ttft=2,tpot=0.1 (s).", rich_help_panel=_TELEMETRY),
+    ] = None,
+    log_format: Annotated[
+        str, typer.Option(help="text, or json: with a line per request.", rich_help_panel=_TELEMETRY)
+    ] = "text",
+    otlp_endpoint: Annotated[
+        str | None,
+        typer.Option(
+            envvar="OTEL_EXPORTER_OTLP_ENDPOINT",
+            help="Send traces to this OTLP/HTTP collector.",
+            rich_help_panel=_TELEMETRY,
+        ),
+    ] = None,
 ) -> None:
     """Serve MODEL behind the OpenAI API.
 
@@ -118,11 +134,13 @@ def serve(
         engine,
         workers,
         serve_run.HttpConfig(served_model_name=name, api_key=api_key),
+        serve_run.telemetry(slo, otlp_endpoint),
         host=host,
         port=port,
         router=router,
         handoff=handoff,
         journal=journal,
+        log_format=log_format,
     )
 
 

@@ -5,7 +5,6 @@ import logging
 import os
 import signal
 import socket
-import sys
 import tempfile
 from pathlib import Path
 
@@ -17,10 +16,15 @@ from twofold.scheduling.handoffs import HANDOFF_POLICIES
 from twofold.scheduling.routers import FIXED_ROLE_ROUTERS
 from twofold.serving.config import EngineConfig, ServiceConfig, WorkerConfig
 from twofold.serving.local_service import HttpConfig, LocalService
+from twofold.serving.logs import configure_logs
 from twofold.serving.model_source import find_model
 from twofold.serving.plan import plan_workers
+from twofold.serving.telemetry import TelemetryConfig
+from twofold.slo import Slo
 
-__all__ = ["EngineConfig", "HttpConfig", "find_model", "plan_workers", "run"]
+__all__ = ["EngineConfig", "HttpConfig", "find_model", "plan_workers", "run", "telemetry"]
+
+log = logging.getLogger(__name__)
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
@@ -29,12 +33,14 @@ def run(
     engine: EngineConfig,
     workers: tuple[WorkerConfig, ...],
     http: HttpConfig,
+    telemetry: TelemetryConfig,
     *,
     host: str,
     port: int,
     router: str,
     handoff: str,
     journal: Path | None,
+    log_format: str,
 ) -> None:
     """Serve until Ctrl-C or SIGTERM; raises ConfigurationError for what cannot be served."""
     _check_choice("--router", router, FIXED_ROLE_ROUTERS)
@@ -42,9 +48,7 @@ def run(
     _check_choice("--dtype", engine.dtype, DTYPES)
     if journal is not None:
         _make_directory("--journal", journal)
-    logging.basicConfig(
-        level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr
-    )
+    configure_logs(log_format)
     listener = _listen(host, port)
     with tempfile.TemporaryDirectory(prefix=f"twofold-{os.getpid()}-", ignore_cleanup_errors=True) as run_dir:
         config = ServiceConfig(
@@ -54,11 +58,22 @@ def run(
             router=router,
             handoff=handoff,
             journal_dir=None if journal is None else str(journal),
+            log_format=log_format,
         )
-        uvloop.run(_serve(config, http, listener))
+        uvloop.run(_serve(config, http, telemetry, listener))
 
 
-async def _serve(config: ServiceConfig, http: HttpConfig, listener: socket.socket) -> None:
+def telemetry(slo: str | None, otlp_endpoint: str | None) -> TelemetryConfig:
+    """What the flags ask for; raises ConfigurationError on an SLO that is not understood."""
+    return TelemetryConfig(otlp_endpoint=otlp_endpoint or None, slo=Slo() if slo is None else Slo.parse(slo))
+
+
+async def _serve(
+    config: ServiceConfig, http: HttpConfig, telemetry: TelemetryConfig, listener: socket.socket
+) -> None:
+    if config.log_format == "json":
+        await _run(LocalService(config, http, listener, log.info, telemetry))
+        return
     console = Console(stderr=True)
     with console.status("starting") as status:
 
@@ -69,11 +84,14 @@ async def _serve(config: ServiceConfig, http: HttpConfig, listener: socket.socke
                 console.print(f"twofold: {what}", highlight=False)
             status.update(what)
 
-        service = LocalService(config, http, listener, on_progress)
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, service.stop)
-        await service.run()
+        await _run(LocalService(config, http, listener, on_progress, telemetry))
+
+
+async def _run(service: LocalService) -> None:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, service.stop)
+    await service.run()
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -43,6 +43,7 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
     handoff: str = HandoffMode.LAYER_WISE.value
     lease_s: float = 30.0
     journal_dir: str | None = None
+    log_format: str = "text"
 
     def inbox(self, name: str) -> str:
         """The address of a process's inbox: a socket in a directory that only its user can enter."""

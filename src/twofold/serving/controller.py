@@ -34,8 +34,9 @@ from twofold.serving.messages import (
     StepDone,
     ToController,
 )
-from twofold.serving.metrics import ServiceMetrics
 from twofold.serving.service import ServedModel
+from twofold.serving.snapshot import InstanceState, ServiceSnapshot
+from twofold.serving.telemetry import Telemetry
 from twofold.timeline import Moment, Recorder
 
 log = logging.getLogger(__name__)
@@ -51,14 +52,14 @@ class Controller:
         cluster: ClusterScheduler,
         inbox: Inbox[ToController],
         outbox: Outbox,
-        metrics: ServiceMetrics,
+        telemetry: Telemetry,
         expected: frozenset[str],
     ) -> None:
         self.model = model
         self._cluster = cluster
         self._inbox, self._outbox = inbox, outbox
-        self._metrics = metrics
-        self._recorder = Recorder(sinks=[metrics.observe])
+        self._telemetry = telemetry
+        self._recorder = Recorder(sinks=[telemetry.observe])
         self._expected = expected
         self._peers: dict[str, Peer] = {}
         self._live: dict[str, LiveRequest] = {}
@@ -94,7 +95,11 @@ class Controller:
 
     def metrics(self) -> bytes:
         """Prometheus text exposition."""
-        return self._metrics.exposition()
+        return self._telemetry.exposition()
+
+    def snapshot(self) -> ServiceSnapshot:
+        """The service now and lately."""
+        return self._telemetry.snapshot(self._recorder.live)
 
     async def generate(self, generation: Generation) -> AsyncGenerator[TokenOutput, None]:
         """Yield output tokens in order. Closing the generator early aborts the request on every worker."""
@@ -124,7 +129,9 @@ class Controller:
         if placement is None:
             raise RequestError("the service is not ready: a worker is missing", status=503, code="not_ready")
         live = self._live[request.id] = LiveRequest(request.id, placement)
-        self._recorder.arrive(request, request.arrival_s)
+        self._telemetry.arrived(request)
+        timeline = self._recorder.arrive(request, request.arrival_s)
+        timeline.prefill_instance, timeline.decode_instance = placement.route.prefill, placement.route.decode
         self._recorder.mark(request.id, Moment.ROUTED, now)
         return live
 
@@ -176,7 +183,7 @@ class Controller:
             case HandoffReport(request_id=request_id):
                 self._recorder.mark(request_id, Moment.HANDOFF_STARTED, message.started_s)
                 self._recorder.mark(request_id, Moment.HANDOFF_ENDED, message.ended_s)
-                self._metrics.handoff(message)
+                self._telemetry.handoff(message)
                 self._cluster.handed_off(request_id)
             case RequestFailed(request_id=request_id, reason=reason):
                 self._fail(request_id, reason)
@@ -187,7 +194,9 @@ class Controller:
         instance = message.peer.memory.instance
         self._peers[instance] = message.peer
         self._cluster.add_instance(instance, message.role)
-        self._metrics.status(instance, message.status)
+        self._telemetry.role(instance, message.role)
+        self._telemetry.state(instance, InstanceState.UP)
+        self._telemetry.status(instance, message.status)
         if self._expected <= self._peers.keys():
             for each in self._peers:
                 self._send(each, Peers(peers=list(self._peers.values())))
@@ -198,11 +207,12 @@ class Controller:
         instance = message.instance
         if instance in self._peers and message.number > self._reports.get(instance, 0):
             self._reports[instance] = message.number
-            self._metrics.status(instance, message.status)
+            self._telemetry.status(instance, message.status)
 
     def _step_done(self, message: StepDone) -> None:
         now = time.monotonic()
         self._note_status(message)
+        self._telemetry.step(message.instance, len(message.tokens))
         for request_id in message.started:
             self._recorder.mark(request_id, Moment.PREFILL_STARTED, message.started_s)
         for request_id, output in message.tokens:
@@ -242,7 +252,7 @@ class Controller:
             self._fail(request_id, f"the worker {instance} ended")
         for each in self._peers:
             self._send(each, InstanceLost(instance=instance))
-        self._metrics.remove(instance)
+        self._telemetry.remove(instance)
         self._outbox.forget(peer.inbox)
 
     def lose_all(self) -> None:

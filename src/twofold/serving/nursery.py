@@ -23,6 +23,7 @@ import msgspec
 
 from twofold.errors import ConfigurationError, UserError
 from twofold.serving.config import EngineConfig, ServiceConfig
+from twofold.serving.logs import configure_logs
 from twofold.serving.reports import Report
 
 PR_SET_PDEATHSIG = 1
@@ -31,10 +32,8 @@ PR_SET_PDEATHSIG = 1
 def main() -> None:
     _die_with_parent(signal.SIGTERM, os.getppid())
     report = _take_stdout()
-    logging.basicConfig(
-        level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr
-    )
     config = msgspec.json.decode(sys.stdin.buffer.readline(), type=ServiceConfig)
+    configure_logs(config.log_format)
     try:
         workers = _raise_workers(config, report)
     except UserError as error:

@@ -6,6 +6,7 @@ from typing import Protocol
 import msgspec
 
 from twofold.request import Generation, TokenOutput
+from twofold.serving.snapshot import ServiceSnapshot
 
 
 class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +46,10 @@ class Service(Protocol):
 
     def ready(self) -> bool:
         """Whether a request that came now would be served."""
+        ...
+
+    def snapshot(self) -> ServiceSnapshot:
+        """The service now and lately, for the dashboard."""
         ...
 
     def metrics(self) -> bytes:

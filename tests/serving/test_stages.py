@@ -65,3 +65,9 @@ def test_no_stage_ends_before_it_starts():
     """Two processes may see two moments in another order."""
     odd = life([4.0, 6.0], prefill_started=2.0, handoff_started=3.0, handoff_ended=5.5, decode_started=5.0)
     assert spans(odd)["decode queue"] == (5.5, 5.5)
+
+
+def test_a_hand_off_that_waits_for_room():
+    """From the first token on there is nothing else to wait for."""
+    late = life([4.0, 8.0], prefill_started=2.0, handoff_started=6.0, handoff_ended=7.0, decode_started=7.5)
+    assert spans(late)["hand-off"] == (4.0, 7.0)

@@ -31,7 +31,7 @@ WINDOW_S = 60.0
 _NOTHING = InstanceStatus(0, 0, 0, 0, 0, 0, 0, 0)
 HELD = "held"
 # The dashboard cannot show more, and with thousands alive nobody could read it.
-_MOST_REQUESTS = 400
+_MOST_REQUESTS = 200
 
 
 class _Instance:

@@ -12,14 +12,16 @@ from twofold.timeline import Moment, Timeline
 _GROWTH = 1.1
 _PER_CLASS = 1 / math.log(_GROWTH)
 _SHORTEST_S = 1e-6
+RANKS = (0.5, 0.9, 0.99)
 
 
 class Histogram:
     """Counts of latencies by class, and how many of them kept a bound."""
 
-    __slots__ = ("classes", "count", "within")
+    __slots__ = ("_found", "classes", "count", "within")
 
     def __init__(self) -> None:
+        self._found: tuple[int, list[float | None]] = (-1, [])
         self.classes: dict[int, int] = {}
         self.count = 0
         self.within = 0
@@ -30,14 +32,19 @@ class Histogram:
         self.count += 1
         self.within += seconds <= bound_s
 
-    def percentiles(self, ranks: tuple[float, ...]) -> list[float | None]:
-        """The latency at each of the shares `ranks` (ascending) of the counts; None where nothing was counted."""
+    def percentiles(self) -> list[float | None]:
+        """The latency at each of the shares RANKS of the counts; None where nothing was counted."""
+        if self._found[0] != self.count:  # most bins change no more
+            self._found = (self.count, self._percentiles())
+        return self._found[1]
+
+    def _percentiles(self) -> list[float | None]:
         if not self.count:
-            return [None] * len(ranks)
+            return [None] * len(RANKS)
         found: list[float | None] = []
         passed, classes = 0, iter(sorted(self.classes.items()))
         number = 0
-        for rank in ranks:
+        for rank in RANKS:
             while passed < rank * self.count:
                 number, count = next(classes)
                 passed += count
@@ -61,9 +68,6 @@ class _Bin:
     def __init__(self) -> None:
         self.ttft, self.itl = Histogram(), Histogram()
         self.requests = self.good = self.tokens = 0
-
-
-RANKS = (0.5, 0.9, 0.99)
 
 
 class Latencies:
@@ -144,13 +148,13 @@ class Latencies:
 
 
 def _series(histograms: Iterable[Histogram]) -> LatencySeries:
-    points = [each.percentiles(RANKS) for each in histograms]
+    points = [each.percentiles() for each in histograms]
     p50, p90, p99 = ([point[k] for point in points] for k in range(len(RANKS)))
     return LatencySeries(p50_s=p50, p90_s=p90, p99_s=p99)
 
 
 def _summary(histogram: Histogram, bound_s: float) -> LatencySummary:
-    p50, p90, p99 = histogram.percentiles(RANKS)
+    p50, p90, p99 = histogram.percentiles()
     known = histogram.count and bound_s != math.inf
     within = histogram.within / histogram.count if known else None
     return LatencySummary(count=histogram.count, p50_s=p50, p90_s=p90, p99_s=p99, within=within)

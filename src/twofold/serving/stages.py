@@ -2,7 +2,8 @@
 
     queue ─ prefill ─ hand-off ─ decode queue ─ decode        (see the drawing in `twofold.timeline`)
 
-A hand-off layer by layer begins while the prefill runs, so these two may overlap.
+A hand-off layer by layer begins while the prefill runs, so these two may overlap; one that has to wait for room
+begins with the first token, when there is nothing else left to wait for.
 """
 
 from enum import StrEnum
@@ -23,6 +24,9 @@ class StageName(StrEnum):
     DECODE = "decode"
 
 
+_COMPLETE = frozenset({FinishReason.STOP, FinishReason.LENGTH})
+
+
 class Stage(msgspec.Struct, frozen=True, array_like=True):
     """One stage of one request, in monotonic seconds; `end_s` None means that it goes on."""
 
@@ -40,12 +44,12 @@ def stages_of(timeline: Timeline, ended_s: float | None = None) -> tuple[Stage, 
     at = timeline.moments.get
     first, landed, decoding = at(Moment.FIRST_TOKEN), at(Moment.HANDOFF_ENDED), at(Moment.DECODE_STARTED)
     prefilling = at(Moment.PREFILL_STARTED)
-    complete = timeline.finish_reason in {FinishReason.STOP, FinishReason.LENGTH}
-    sending = at(Moment.HANDOFF_STARTED)
-    if sending is None and splits(timeline) and decoding is None and not complete:
-        sending = first
+    complete = timeline.finish_reason in _COMPLETE
+    sending, split = at(Moment.HANDOFF_STARTED), splits(timeline)
+    if first is not None and split and (decoding is not None or not complete):
+        sending = first if sending is None else min(sending, first)
     ready = first
-    if first is not None and splits(timeline):
+    if first is not None and split:
         ready = decoding if landed is None else max(first, landed)
     if complete and decoding is None:
         ready = None  # its first token was its last: nothing was to be decoded

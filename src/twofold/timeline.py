@@ -19,7 +19,7 @@ Times are seconds on one monotonic clock of the world that records them. A reque
 has no hand-off moments, and its decode starts when the iteration after its first token does.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise
@@ -126,6 +126,11 @@ class Recorder:
 
     def __len__(self) -> int:
         return len(self._open)
+
+    @property
+    def live(self) -> Collection[Timeline]:
+        """The timelines of the requests that have not ended, in the order of their arrival."""
+        return self._open.values()
 
     def arrive(self, request: Request, now: float) -> Timeline:
         timeline = Timeline(request)

@@ -70,7 +70,7 @@ class Scene:
             self.now += ALIVE_S
             for instance in living:
                 self.fleet.heard(Alive(instance=instance, epoch=1, batch_s=batch_s), self.now)
-            lost += self.fleet.look(self.now)
+            lost += self.fleet.look(self.now).lost
         return lost
 
 
@@ -127,7 +127,7 @@ def test_time_in_which_nobody_looked_is_not_held_against_them():
     scene = Scene().up()
     scene.look(1.0)
     scene.now += 60.0
-    assert scene.fleet.look(scene.now) == []
+    assert scene.fleet.look(scene.now).lost == []
     assert scene.look(1.0, living=["p", "d"]) == []
     assert scene.look(2.0, living=["p"]) == ["d"]
 

@@ -9,7 +9,9 @@ import msgspec
 
 from twofold.errors import RequestError
 from twofold.request import FinishReason, Generation, TokenOutput
+from twofold.serving.history import History
 from twofold.serving.service import ServedModel
+from twofold.serving.snapshot import ServiceSnapshot
 
 EOS = 1  # the id of </s> in the tokenizers for tests
 FIRST_TEXT_TOKEN = 2
@@ -49,6 +51,8 @@ class ScriptedService:
         self.script = script or self._improvise
         self.delay_s = delay_s
         self.is_ready = True
+        self.history = History(self.model.name)
+        self.looks = 0
         self.started: list[Generation] = []
         self.finished: list[str] = []
         self.aborted: list[str] = []
@@ -88,6 +92,10 @@ class ScriptedService:
 
     def set_role(self, instance, role):
         raise RequestError(f"{instance} is scripted", status=409, code="roles_fixed")
+
+    def snapshot(self) -> ServiceSnapshot:
+        self.looks += 1
+        return self.history.snapshot([])
 
     def metrics(self) -> bytes:
         return b"# HELP scripted_requests_total requests\nscripted_requests_total 0\n"

@@ -10,6 +10,7 @@ from twofold.errors import ConfigurationError
 _SERVICE = "Service"
 _ENGINE = "Engine"
 _HTTP = "HTTP"
+_TELEMETRY = "Telemetry"
 
 _MODEL = "Model directory, or hub id; none with --engine emulated, whose --cluster names it."
 _CLUSTER = "Take pools and policies from this file, as `twofold plan --output` writes it."
@@ -102,6 +103,21 @@ def serve(
         str | None,
         typer.Option(envvar="TWOFOLD_API_KEY", help="Ask clients for this key.", rich_help_panel=_HTTP),
     ] = None,
+    slo: Annotated[
+        str | None,
+        typer.Option(help="What counts as good, as in ttft=2,tpot=0.1 (s).", rich_help_panel=_TELEMETRY),
+    ] = None,
+    log_format: Annotated[
+        str, typer.Option(help="text, or json: with a line per request.", rich_help_panel=_TELEMETRY)
+    ] = "text",
+    otlp_endpoint: Annotated[
+        str | None,
+        typer.Option(
+            envvar="OTEL_EXPORTER_OTLP_ENDPOINT",
+            help="Send traces to this OTLP/HTTP collector.",
+            rich_help_panel=_TELEMETRY,
+        ),
+    ] = None,
 ) -> None:
     """Serve MODEL behind the OpenAI API.
 
@@ -136,12 +152,13 @@ def serve(
         enable_chunked_prefill=enable_chunked_prefill,
         tokenizer=tokenizer,
         vocab_size=vocab_size,
+        log_format=log_format,
     )
     config = serve_run.service_of(flags)
     http = serve_run.HttpConfig(
         served_model_name=served_model_name or serve_run.public_name(flags, config), api_key=api_key
     )
-    serve_run.run(config, http, host=host, port=port)
+    serve_run.run(config, http, serve_run.telemetry(slo, otlp_endpoint), host=host, port=port)
 
 
 def parse_size(text: str) -> int:

@@ -48,6 +48,7 @@ class Flags:
     enable_chunked_prefill: bool | None = None
     tokenizer: Path | None = None
     vocab_size: int | None = None
+    log_format: str = "text"
 
     @property
     def emulated(self) -> bool:
@@ -97,6 +98,7 @@ def _from_flags(flags: Flags) -> ServiceConfig:
         transport=_transport(flags),
         kv_checksums=flags.kv_checksums,
         journal_dir=_journal(flags.journal),
+        log_format=flags.log_format,
     )
 
 
@@ -119,6 +121,7 @@ def _from_cluster(flags: Flags, file: Path) -> ServiceConfig:
         transport=_transport(flags),
         kv_checksums=flags.kv_checksums,
         journal_dir=_journal(flags.journal),
+        log_format=flags.log_format,
         cluster=spec,
         catalog=tuple(str(path.absolute()) for path in flags.catalog),
     )

@@ -5,7 +5,6 @@ import logging
 import os
 import signal
 import socket
-import sys
 import tempfile
 
 import msgspec
@@ -16,21 +15,34 @@ from twofold.cli.serve_flags import Flags, public_name, service_of
 from twofold.errors import ConfigurationError
 from twofold.serving.config import ServiceConfig
 from twofold.serving.local_service import HttpConfig, LocalService
+from twofold.serving.logs import configure_logs
+from twofold.serving.telemetry import TelemetryConfig
+from twofold.slo import Slo
 
-__all__ = ["Flags", "HttpConfig", "public_name", "run", "service_of"]
+__all__ = ["Flags", "HttpConfig", "public_name", "run", "service_of", "telemetry"]
+
+log = logging.getLogger(__name__)
 
 
-def run(config: ServiceConfig, http: HttpConfig, *, host: str, port: int) -> None:
+def run(config: ServiceConfig, http: HttpConfig, telemetry: TelemetryConfig, *, host: str, port: int) -> None:
     """Serve until Ctrl-C or SIGTERM, with sockets in a directory of its own; raises ConfigurationError."""
-    logging.basicConfig(
-        level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr
-    )
+    configure_logs(config.log_format)
     listener = _listen(host, port)
     with tempfile.TemporaryDirectory(prefix=f"twofold-{os.getpid()}-", ignore_cleanup_errors=True) as run_dir:
-        uvloop.run(_serve(msgspec.structs.replace(config, run_dir=run_dir), http, listener))
+        uvloop.run(_serve(msgspec.structs.replace(config, run_dir=run_dir), http, telemetry, listener))
 
 
-async def _serve(config: ServiceConfig, http: HttpConfig, listener: socket.socket) -> None:
+def telemetry(slo: str | None, otlp_endpoint: str | None) -> TelemetryConfig:
+    """What the flags ask for; raises ConfigurationError on an SLO that is not understood."""
+    return TelemetryConfig(otlp_endpoint=otlp_endpoint or None, slo=Slo() if slo is None else Slo.parse(slo))
+
+
+async def _serve(
+    config: ServiceConfig, http: HttpConfig, telemetry: TelemetryConfig, listener: socket.socket
+) -> None:
+    if config.log_format == "json":
+        await _run(LocalService(config, http, listener, log.info, telemetry))
+        return
     console = Console(stderr=True)
     with console.status("starting") as status:
 
@@ -41,11 +53,14 @@ async def _serve(config: ServiceConfig, http: HttpConfig, listener: socket.socke
                 console.print(f"twofold: {what}", highlight=False)
             status.update(what)
 
-        service = LocalService(config, http, listener, on_progress)
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, service.stop)
-        await service.run()
+        await _run(LocalService(config, http, listener, on_progress, telemetry))
+
+
+async def _run(service: LocalService) -> None:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, service.stop)
+    await service.run()
 
 
 def _listen(host: str, port: int) -> socket.socket:

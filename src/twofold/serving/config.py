@@ -72,6 +72,7 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
     journal_dir: str | None = None
     cluster: ClusterSpec | None = None
     catalog: tuple[str, ...] = ()
+    log_format: str = "text"
 
     def inbox(self, name: str) -> str:
         """The address of a process's inbox: a socket in a directory that only its user can enter."""

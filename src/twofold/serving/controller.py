@@ -16,6 +16,7 @@ from twofold.errors import ConfigurationError, InstanceLostError, RequestError, 
 from twofold.handoff import Lease
 from twofold.instance import Role
 from twofold.request import FinishReason, Generation, TokenOutput
+from twofold.scheduling.breaker import BreakerState
 from twofold.scheduling.cluster import ClusterScheduler
 from twofold.scheduling.outcome import InstanceStatus
 from twofold.serving.fleet import ALIVE_S, Fleet
@@ -39,8 +40,9 @@ from twofold.serving.messages import (
     StepDone,
     ToController,
 )
-from twofold.serving.metrics import ServiceMetrics
 from twofold.serving.service import PoolMember, ServedModel
+from twofold.serving.snapshot import InstanceState, ServiceSnapshot
+from twofold.serving.telemetry import Telemetry
 from twofold.timeline import Moment, Recorder
 
 log = logging.getLogger(__name__)
@@ -64,16 +66,16 @@ class Controller:
         cluster: ClusterScheduler,
         fleet: Fleet,
         inbox: Inbox[ToController],
-        metrics: ServiceMetrics,
+        telemetry: Telemetry,
         roles_move: bool = False,
     ) -> None:
         self.model = model
         self._cluster = cluster
         self._fleet = fleet
         self._inbox = inbox
-        self._metrics = metrics
+        self._telemetry = telemetry
         self._roles_move = roles_move
-        self._recorder = Recorder(sinks=[metrics.observe])
+        self._recorder = Recorder(sinks=[telemetry.observe])
         self._live: dict[str, LiveRequest] = {}
         self._attempts: dict[str, LiveRequest] = {}  # by the attempt that runs now
         self._waiting: dict[str, LiveRequest] = {}  # in the order in which they came
@@ -82,6 +84,7 @@ class Controller:
         self._ready, self._idle = asyncio.Event(), asyncio.Event()
         self._draining = False
         self._watch: asyncio.Task[None] | None = None
+        cluster.on_move = telemetry.role
 
     # -- life of the controller ---------------------------------------------------------------------------------
 
@@ -149,7 +152,11 @@ class Controller:
 
     def metrics(self) -> bytes:
         """Prometheus text exposition."""
-        return self._metrics.exposition()
+        return self._telemetry.exposition()
+
+    def snapshot(self) -> ServiceSnapshot:
+        """The service now and lately."""
+        return self._telemetry.snapshot(self._recorder.live)
 
     async def generate(self, generation: Generation) -> AsyncGenerator[TokenOutput, None]:
         """Yield output tokens in order. Closing the generator early aborts the request on every worker."""
@@ -199,6 +206,7 @@ class Controller:
             raise RequestError(f"the service {what} and takes no requests", status=503, code="not_ready")
         request = generation.request
         live = self._live[request.id] = LiveRequest(generation)
+        self._telemetry.arrived(request)
         live.timeline = self._recorder.arrive(request, request.arrival_s)
         if self._waiting or not self._place(live):
             self._waiting[live.id] = live
@@ -269,8 +277,8 @@ class Controller:
         self._end(live, FinishReason.ERROR)
         live.fail(error)
 
-    def _replay(self, live: LiveRequest, reason: str) -> None:
-        """The attempt is lost; the next one begins, or waits until somebody can take it."""
+    def _replay(self, live: LiveRequest, instance: str, reason: str) -> None:
+        """The attempt is lost, on `instance`; the next one begins, or waits until somebody can take it."""
         self._close_attempt(live, abort=True)
         if live.in_vain >= MAX_IN_VAIN:
             self._fail(
@@ -278,6 +286,7 @@ class Controller:
             )
             return
         log.info("request %s is replayed after %d tokens: %s", live.id, live.next_index, reason)
+        self._telemetry.replayed(live.id, instance)
         self._waiting[live.id] = live
 
     # -- messages ---------------------------------------------------------------------------------------------------
@@ -302,10 +311,10 @@ class Controller:
                 self._note_status(message)
             case HandoffReport():
                 self._handed_off(message)
-            case RequestFailed(request_id=attempt_id, reason=reason):
+            case RequestFailed(instance=instance, request_id=attempt_id, reason=reason):
                 live = self._attempts.get(attempt_id)
                 if live is not None:
-                    self._replay(live, reason)
+                    self._replay(live, instance, reason)
                     self._place_waiting()
             case Registered():
                 self._register(message)
@@ -322,6 +331,8 @@ class Controller:
         memory, member = message.peer.memory, self._fleet.members[instance]
         # A worker that comes back plays the role that it had.
         self._cluster.add_instance(instance, member.role, memory.num_blocks * memory.layout.block_size)
+        self._telemetry.role(instance, member.role)
+        self._tell_state(instance)
         self._took_note(instance, message.status)
         if self._fleet.complete:
             self._ready.set()
@@ -336,13 +347,14 @@ class Controller:
 
     def _took_note(self, instance: str, status: InstanceStatus) -> None:
         self._statuses[instance] = status
-        self._metrics.status(instance, status)
+        self._telemetry.status(instance, status)
         if self._roles_move:
             self._cluster.waits(instance, status.waiting)
 
     def _step_done(self, message: StepDone) -> None:
         now = time.monotonic()
         self._note_status(message)
+        self._telemetry.step(message.instance, len(message.tokens))
         for attempt_id in message.started:
             live = self._attempts.get(attempt_id)
             if live is not None:
@@ -373,7 +385,7 @@ class Controller:
         if live is not None:
             self._recorder.mark(live.id, Moment.HANDOFF_STARTED, message.started_s)
             self._recorder.mark(live.id, Moment.HANDOFF_ENDED, message.ended_s)
-        self._metrics.handoff(message)
+        self._telemetry.handoff(message)
         self._cluster.handed_off(message.request_id)
 
     def _pass_on(self, lease: Lease) -> None:
@@ -389,9 +401,13 @@ class Controller:
         while True:
             await asyncio.sleep(ALIVE_S)
             self._drain()  # what they said while this process had no time is heard before they are judged
-            for instance in self._fleet.look(time.monotonic()):
+            looked = self._fleet.look(time.monotonic())
+            for instance in looked.lost:
                 self._lose(instance)
+            for instance in looked.restarted:
+                self._telemetry.restarted(instance)
             self._place_waiting()
+            self._telemetry.held(len(self._waiting))
 
     def exited(self, instance: str) -> None:
         """A worker's process has ended: it writes no more, and its peers are told so."""
@@ -409,13 +425,18 @@ class Controller:
 
     def _lose(self, instance: str) -> None:
         """A worker works no more; what it held begins anew elsewhere."""
-        self._metrics.remove(instance)
+        self._telemetry.remove(instance)
         self._statuses.pop(instance, None)
         for attempt_id in self._cluster.remove_instance(instance):
             live = self._attempts.get(attempt_id)
             if live is not None:
-                self._replay(live, f"{instance} was lost")
+                self._replay(live, instance, f"{instance} was lost")
+
+    def _tell_state(self, instance: str) -> None:
+        half_open = self._fleet.breaker(instance).state is BreakerState.HALF_OPEN
+        self._telemetry.state(instance, InstanceState.HALF_OPEN if half_open else InstanceState.UP)
 
     def _resume(self, instance: str) -> None:
+        self._tell_state(instance)
         self._cluster.resume(instance)
         self._place_waiting()

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -66,6 +66,13 @@ class Member:
         self.hung = False  # it lives, and its batch does not end
         self.start_s = 0.0  # when it is to be started again
         self.restarts = 0
+
+
+class Looked(NamedTuple):
+    """What a look at the fleet led to, by instance."""
+
+    lost: list[str]
+    restarted: list[str]
 
 
 class Fleet:
@@ -135,8 +142,8 @@ class Fleet:
 
     # -- what is done about them --------------------------------------------------------------------------------------
 
-    def look(self, now: float) -> list[str]:
-        """To be called every `ALIVE_S`: kills what is silent, and returns it; starts what is due."""
+    def look(self, now: float) -> "Looked":
+        """To be called every `ALIVE_S`: kills what is silent, starts what is due."""
         if self._looked_s is not None and now - self._looked_s > STALL_S:
             for member in self._up():
                 member.heard_s = now
@@ -148,12 +155,16 @@ class Fleet:
             self._gone(member, now)
             member.state = MemberState.FENCED
             self._orders.kill_worker(member.instance)
-        for member in self.members.values():
-            if member.state is MemberState.DOWN and now >= member.start_s:
-                member.state = MemberState.STARTING
-                member.restarts += 1
-                self._orders.start_worker(member.instance)
-        return [member.instance for member in silent]
+        due = [
+            member
+            for member in self.members.values()
+            if member.state is MemberState.DOWN and now >= member.start_s
+        ]
+        for member in due:
+            member.state = MemberState.STARTING
+            member.restarts += 1
+            self._orders.start_worker(member.instance)
+        return Looked([member.instance for member in silent], [member.instance for member in due])
 
     def exited(self, instance: str, now: float) -> bool:
         """Its process has ended; True if it was up until now, so that nobody knows yet."""

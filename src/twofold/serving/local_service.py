@@ -26,10 +26,10 @@ from twofold.serving.journal import Journal, JournaledCluster
 from twofold.serving.launcher import LocalLauncher
 from twofold.serving.mailbox import Inbox, Outbox
 from twofold.serving.messages import ToController
-from twofold.serving.metrics import ServiceMetrics
 from twofold.serving.plan import gateway_cores
 from twofold.serving.reports import Report
 from twofold.serving.service import ServedModel
+from twofold.serving.telemetry import TelemetryConfig, make_telemetry
 
 STOP_GRACE_S = 10  # answers that run when the service is told to stop get this long to end
 
@@ -49,10 +49,17 @@ class LocalService:
     """Runs a service until it is told to stop. `on_progress` is called with what is happening at start-up."""
 
     def __init__(
-        self, config: ServiceConfig, http: HttpConfig, listener: socket.socket, on_progress: OnProgress
+        self,
+        config: ServiceConfig,
+        http: HttpConfig,
+        listener: socket.socket,
+        on_progress: OnProgress,
+        telemetry: TelemetryConfig | None = None,
     ) -> None:
+        """Raises ConfigurationError where the telemetry that is asked for cannot be had."""
         self._config, self._http, self._listener = config, http, listener
         self._on_progress = on_progress
+        self._telemetry = make_telemetry(http.served_model_name, telemetry or TelemetryConfig())
         self._launcher = LocalLauncher(config)
         self._facts: asyncio.Future[Report] = asyncio.get_running_loop().create_future()
         self._controller: Controller | None = None
@@ -83,6 +90,7 @@ class LocalService:
                 await reports
             context.destroy(linger=0)
             self._listener.close()
+            await asyncio.to_thread(self._telemetry.close)
         if self._failure is not None:
             raise ConfigurationError(self._failure)
 
@@ -144,7 +152,7 @@ class LocalService:
                 Patience(),
             ),
             inbox=inbox,
-            metrics=ServiceMetrics(),
+            telemetry=self._telemetry,
             roles_move=self._config.router not in FIXED_ROLE_ROUTERS,
         )
 

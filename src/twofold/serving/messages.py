@@ -138,8 +138,9 @@ class HandoffReport(Message, frozen=True, kw_only=True):
 
 
 class RequestFailed(Message, frozen=True, kw_only=True):
-    """This request cannot go on; `reason` is one sentence."""
+    """This request cannot go on, says `instance`; `reason` is one sentence."""
 
+    instance: str
     request_id: str
     reason: str
 

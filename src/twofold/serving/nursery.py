@@ -23,6 +23,7 @@ import msgspec
 
 from twofold.errors import UserError
 from twofold.serving.config import ServiceConfig
+from twofold.serving.logs import configure_logs
 from twofold.serving.reports import Order, Report
 from twofold.serving.worker.engines import ENGINES
 from twofold.serving.worker.process import run_worker
@@ -33,10 +34,8 @@ PR_SET_PDEATHSIG = 1
 def main() -> None:
     _die_with_parent(signal.SIGTERM, os.getppid())
     report = _take_stdout()
-    logging.basicConfig(
-        level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr
-    )
     config = msgspec.json.decode(_read_line(sys.stdin.fileno()), type=ServiceConfig)
+    configure_logs(config.log_format)
     try:
         nursery = _raise_workers(config, report)
     except UserError as error:

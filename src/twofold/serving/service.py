@@ -7,6 +7,7 @@ import msgspec
 
 from twofold.instance import Role
 from twofold.request import Generation, TokenOutput
+from twofold.serving.snapshot import ServiceSnapshot
 
 
 class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,6 +73,10 @@ class Service(Protocol):
 
     def set_role(self, instance: str, role: Role) -> None:
         """Let a worker play another role from the next request on; raises RequestError where it cannot."""
+        ...
+
+    def snapshot(self) -> ServiceSnapshot:
+        """The service now and lately, for the dashboard."""
         ...
 
     def metrics(self) -> bytes:

@@ -14,6 +14,7 @@ from twofold.instance import Role
 from twofold.serving.gateway.body import read_struct
 from twofold.serving.gateway.chat import chat
 from twofold.serving.gateway.completions import complete
+from twofold.serving.gateway.dashboard import Dashboard
 from twofold.serving.gateway.errors import answer_error, answer_http_error
 from twofold.serving.gateway.gateway import Gateway
 from twofold.serving.gateway.limits import Limits
@@ -30,7 +31,7 @@ def create_app(
 ) -> FastAPI:
     """The gateway to `service`; without a tokenizer it takes prompts of token ids only.
 
-    `api_key`, where there is one, is needed for everything under /v1.
+    `api_key`, where there is one, is needed for everything under /v1 and for the data of the dashboard.
     """
     gateway = Gateway(service=service, tokenizer=tokenizer, limits=limits or Limits())
     app = FastAPI(openapi_url=None, redirect_slashes=False)
@@ -39,6 +40,7 @@ def create_app(
     app.add_exception_handler(HTTPException, answer_http_error)
     _add_api(app, gateway)
     _add_operations(app, service, gateway.limits)
+    _add_dashboard(app, Dashboard(service))
     return app
 
 
@@ -91,6 +93,18 @@ def _add_operations(app: FastAPI, service: Service, limits: Limits) -> None:
     @app.get("/version")
     async def version() -> Response:
         return _json({"version": twofold.__version__})
+
+
+def _add_dashboard(app: FastAPI, dashboard: Dashboard) -> None:
+    """What operators look at."""
+
+    @app.get("/dashboard")
+    async def page() -> Response:
+        return dashboard.page()
+
+    @app.get("/dashboard/data")
+    async def data() -> Response:
+        return dashboard.data()
 
 
 def _card(gateway: Gateway) -> ModelCard:

@@ -14,9 +14,11 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from twofold.serving.context import CURRENT, context_of
 from twofold.serving.gateway.errors import failure, failure_of
 
 ARRIVAL = "twofold.arrival"
+_KEYED = frozenset({"/v1", "/pools", "/dashboard/data"})
 _SAFE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
@@ -37,7 +39,7 @@ def arrival_of(request: Request) -> Arrival:
 
 
 class Envelope:
-    """The middleware; the API under /v1, and /pools, need the API key where there is one."""
+    """The middleware; where there is an API key, it is needed for what `_KEYED` names and all under /v1."""
 
     def __init__(self, app: ASGIApp, api_key: str | None) -> None:
         self._app = app
@@ -52,13 +54,17 @@ class Envelope:
             request_id=_request_id(headers), monotonic_s=time.monotonic(), created=int(time.time())
         )
         scope[ARRIVAL] = arrival
+        context = context_of(arrival.request_id, scope["path"], headers.get("traceparent", ""))
+        CURRENT.set(context)
         started = False
 
         async def send_with_id(message: Message) -> None:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
-                MutableHeaders(scope=message).append("x-request-id", arrival.request_id)
+                answer = MutableHeaders(scope=message)
+                answer.append("x-request-id", arrival.request_id)
+                answer.append("traceparent", str(context.span))
             await send(message)
 
         if not self._allows(scope["path"], headers):
@@ -75,7 +81,7 @@ class Envelope:
             await failure_of(error).response()(scope, receive, send_with_id)
 
     def _allows(self, path: str, headers: Headers) -> bool:
-        if self._authorization is None or not (path in {"/v1", "/pools"} or path.startswith("/v1/")):
+        if self._authorization is None or not (path in _KEYED or path.startswith("/v1/")):
             return True
         given = headers.get("authorization", "").encode("latin-1")
         return hmac.compare_digest(given, self._authorization)

@@ -72,7 +72,7 @@ class WorkerState:
     def fail(self, request_id: str, reason: str) -> None:
         """The same, and the controller is told why."""
         self.abort(request_id)
-        self.tell(RequestFailed(request_id=request_id, reason=reason))
+        self.tell(RequestFailed(instance=self.instance, request_id=request_id, reason=reason))
 
     def next_report(self) -> Status:
         """The accounts as they are, numbered."""

@@ -1,0 +1,71 @@
+"""Metrics of instances: what they say of themselves, and what is said of them."""
+
+from twofold.instance import Role
+from twofold.scheduling.instance import InstanceStatus
+from twofold.serving.registry import Registry
+from twofold.serving.snapshot import InstanceState
+
+BLOCK_STATES = ("total", "free", "in_flight")
+REQUEST_STATES = ("waiting", "running", "arriving", "handing_off", "lease_queue")
+
+
+class InstanceMetrics:
+    """What instances say of themselves, and what is said of them."""
+
+    def __init__(self, registry: Registry) -> None:
+        gauge, counter = registry.gauge, registry.counter
+        self._usage = gauge("kv_cache_usage_perc", "Share of KV blocks in use, 1 is all.", "instance")
+        self._blocks = gauge("kv_cache_blocks", "KV blocks by state.", "instance", "state")
+        self._requests = gauge("num_requests", "Requests on an instance by state.", "instance", "state")
+        self._running = gauge("num_requests_running", "Requests that an instance has begun.", "instance")
+        self._waiting = gauge("num_requests_waiting", "Prompts that wait on an instance.", "instance")
+        self._leases = gauge("kv_leases", "Leases on blocks of an instance that KV comes to.", "instance")
+        self._role = gauge("instance_role", "1 for the role that an instance plays now.", "instance", "role")
+        self._state = gauge(
+            "instance_state",
+            "1 for the state of an instance; open and half-open are those of its circuit breaker.",
+            "instance",
+            "state",
+        )
+        self._moves = counter("role_moves", "Changes of role.", "instance", "from_role", "to_role")
+        self._restarts = counter("worker_restarts", "Worker processes started again.", "instance")
+        self._roles: dict[str, Role] = {}
+
+    def status(self, instance: str, status: InstanceStatus) -> None:
+        """The accounts of an instance as it last reported them."""
+        self._usage.labels(instance).set(1 - status.blocks_free / status.blocks_total)
+        for state in BLOCK_STATES:
+            self._blocks.labels(instance, state).set(getattr(status, f"blocks_{state}"))
+        for state in REQUEST_STATES:
+            self._requests.labels(instance, state).set(getattr(status, state))
+        self._running.labels(instance).set(status.running)
+        self._waiting.labels(instance).set(status.waiting)
+        self._leases.labels(instance).set(status.arriving)
+
+    def role(self, instance: str, role: Role) -> None:
+        """An instance plays this role from now on."""
+        before = self._roles.get(instance)
+        if before is not None and before is not role:
+            self._moves.labels(instance, before.value, role.value).inc()
+        self._roles[instance] = role
+        for each in Role:
+            self._role.labels(instance, each.value).set(each is role)
+
+    def state(self, instance: str, state: InstanceState) -> None:
+        """Whether an instance takes work."""
+        for each in InstanceState:
+            self._state.labels(instance, each.value).set(each is state)
+
+    def restarted(self, instance: str) -> None:
+        """A new process takes the place of an instance."""
+        self._restarts.labels(instance).inc()
+
+    def remove(self, instance: str) -> None:
+        """An instance is gone; it is `lost` until it comes back."""
+        for gauge in (self._usage, self._running, self._waiting, self._leases):
+            gauge.remove(instance)
+        for state in BLOCK_STATES:
+            self._blocks.remove(instance, state)
+        for state in REQUEST_STATES:
+            self._requests.remove(instance, state)
+        self.state(instance, InstanceState.LOST)

@@ -1,0 +1,72 @@
+"""The Grafana dashboard asks for what the service tells."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from support.lives import SPLIT_LIFE, life
+from twofold.instance import Role
+from twofold.scheduling.instance import InstanceStatus
+from twofold.serving.messages import HandoffReport
+from twofold.serving.metrics import ServiceMetrics
+from twofold.serving.snapshot import InstanceState
+from twofold.slo import Slo
+
+DASHBOARD = json.loads((Path(__file__).parents[2] / "deploy/grafana/twofold.json").read_text("utf-8"))
+PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
+EXPRESSIONS = [target["expr"] for panel in PANELS for target in panel["targets"]]
+OTHERS = {"job", "le"}  # labels of Prometheus itself, and of every histogram
+
+
+def told():
+    """The labels of every sample of a service to which everything has happened, by name."""
+    metrics = ServiceMetrics(Slo(ttft_s=1.0))
+    metrics.requests.observe(life([4.0, 6.0, 7.0], **SPLIT_LIFE))
+    for role in (Role.PREFILL, Role.DECODE):
+        metrics.instances.role("p", role)
+    metrics.instances.state("p", InstanceState.UP)
+    metrics.instances.status("p", InstanceStatus(0, 0, 0, 0, 0, 1, 1, 0))
+    metrics.instances.restarted("p")
+    metrics.handoff(HandoffReport(request_id="r", started_s=0, ended_s=1, bytes_moved=7))
+    metrics.rejected("queue_full")
+    families = text_string_to_metric_families(metrics.exposition().decode())
+    return {sample.name: set(sample.labels) for family in families for sample in family.samples}
+
+
+@pytest.mark.parametrize("expression", EXPRESSIONS)
+def test_every_metric_and_label_exists(expression):
+    """What is asked for is there, with the labels that it is grouped and picked by."""
+    known = told()
+    names = re.findall(r"twofold:\w+", expression)
+    assert names
+    labels = set(re.findall(r"(\w+)=~?\"", expression))
+    for group in re.findall(r"(?:by|on|group_left) \(([^)]*)\)", expression):
+        labels |= {label.strip() for label in group.split(",")}
+    assert set(names) <= set(known)
+    assert labels - OTHERS <= set().union(*(known[name] for name in names))
+
+
+def test_every_metric_is_shown():
+    """What the service tells is somewhere on the dashboard."""
+    shown = set(re.findall(r"twofold:(\w+?)(?:_bucket|_sum|_count)?\{", " ".join(EXPRESSIONS)))
+    everything = {
+        re.sub(r"_(bucket|sum|count|created)$", "", name).removeprefix("twofold:") for name in told()
+    }
+    created = {name.removesuffix("_total") for name in everything if name.endswith("_total")}
+    assert everything - created <= shown
+
+
+def test_panels():
+    """Each has an id of its own, words that explain it, and a place that is not another's."""
+    assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
+    assert all(panel["description"] for panel in PANELS)
+    taken = set()
+    for panel in DASHBOARD["panels"]:
+        at = panel["gridPos"]
+        cells = {(at["x"] + i, at["y"] + j) for i in range(at["w"]) for j in range(at["h"])}
+        assert not cells & taken
+        assert at["x"] + at["w"] <= 24
+        taken |= cells

@@ -1,0 +1,146 @@
+"""The dashboard, as it is served and as a browser shows it."""
+
+import asyncio
+import re
+import time
+from contextlib import ExitStack
+
+import msgspec
+import pytest
+
+from support.browser import browsing, chromium
+from support.lives import SPLIT_LIFE, life
+from support.running_gateway import running_gateway
+from support.scripted_service import ScriptedService
+from twofold.instance import Role
+from twofold.request import FinishReason
+from twofold.scheduling.instance import InstanceStatus
+from twofold.serving.gateway.dashboard import Dashboard
+from twofold.serving.snapshot import InstanceState, ServiceSnapshot
+
+needs_chromium = pytest.mark.skipif(chromium() is None, reason="there is no Chromium here")
+
+
+def shifted(moments, by):
+    return {name: at + by for name, at in moments.items()}
+
+
+def busy_service():
+    """A service with a past: three instances, one of them lost, and some requests."""
+    service, now = ScriptedService(), time.monotonic()
+    history = service.history
+    for name, role in {"prefill-0": Role.PREFILL, "prefill-1": Role.PREFILL, "decode-0": Role.DECODE}.items():
+        history.role(name, role, now)
+        history.state(name, InstanceState.UP, now)
+        history.status(name, InstanceStatus(1, 2, 0, 0, 0, 100, 40, 10), now)
+    history.role("prefill-1", Role.MIXED, now)
+    history.state("decode-0", InstanceState.LOST, now)
+    for number in range(4):
+        at = now - 8 + number
+        tokens = [at + 3.0, at + 5.0, at + 6.0]
+        moments = shifted(SPLIT_LIFE, at - 1.0)
+        history.observe(life(tokens, name=f"request-{number}", arrived=at, **moments), at + 6.0)
+    history.observe(life([], name="failed", arrived=now - 3, reason=FinishReason.ERROR), now)
+    return service
+
+
+def test_viewers_share_a_snapshot():
+    """The service is looked at once a second, however many ask."""
+    service, now = ScriptedService(), 0.0
+    dashboard = Dashboard(service, clock=lambda: now)
+    for now in (0.0, 0.5, 0.99, 1.0, 1.5):  # noqa: B007 the clock reads it
+        msgspec.json.decode(dashboard.data().body, type=ServiceSnapshot)
+    assert service.looks == 2
+
+
+def test_its_data_needs_the_key():
+    """The page does not: it has to ask for it."""
+    with running_gateway(ScriptedService(), api_key="secret") as client:
+        assert client.get("/dashboard").status_code == 200
+        assert client.get("/dashboard/data").status_code == 401
+        answer = client.get("/dashboard/data", headers={"authorization": "Bearer secret"})
+        assert answer.json()["model"] == "tiny"
+
+
+def test_the_page_needs_nothing_from_outside(client):
+    """It names no other place, and its policy would refuse one."""
+    answer = client.get("/dashboard")
+    assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+    assert set(re.findall(r"https?://[^'\" >]+", answer.text)) == {"http://www.w3.org/2000/svg"}
+    assert not re.search(r"<(script|link|img)[^>]+(src|href)=\"(?!data:)", answer.text)
+
+
+@needs_chromium
+def test_a_browser_shows_it():
+    """Pools, phases, events and requests, with words for those who do not see the drawings."""
+
+    async def look(url):
+        async with browsing(chromium()) as page:
+            await page.open(f"{url}/dashboard")
+            await page.until("document.body.classList.contains('known')")
+            await page.until("document.querySelector('#gantt').ariaLabel?.startsWith('5 requests')")
+            assert "1 of 3 instances not up" in await page.text("#status")
+            pools = await page.text("#pools")
+            assert "prefill · 1 · 1 waiting · 2 running" in pools
+            assert "prefill-1 (of prefill)" in pools
+            assert "lost" in pools
+            events = await page.text("#events")
+            assert "prefill → mixed" in events
+            assert "lost" in events
+            await page.evaluate("document.querySelector('#as-table').open = true")
+            await page.until("document.querySelectorAll('#requests tbody tr').length === 5")
+            assert "request-3" in await page.text("#requests")
+            unnamed = "[...document.querySelectorAll('canvas')].filter(c => !c.ariaLabel || c.role !== 'img').length"
+            assert await page.evaluate(unnamed) == 0
+            for width in (1600, 900, 420):
+                await page.size(width, 900)
+                assert await page.evaluate("document.documentElement.scrollWidth <= innerWidth"), width
+            await page.scheme("dark")
+            assert page.errors == []
+
+    with running_gateway(busy_service()) as client:
+        asyncio.run(look(client.base_url))
+
+
+@needs_chromium
+def test_a_browser_before_the_first_request():
+    """Nothing to show is said, not drawn."""
+
+    async def look(url):
+        async with browsing(chromium()) as page:
+            await page.open(f"{url}/dashboard")
+            await page.until("document.querySelector('#gantt').ariaLabel?.startsWith('0 requests')")
+            assert "none yet" in await page.text("#events")
+            assert await page.text("#status") == "live"
+            assert page.errors == []
+
+    with running_gateway(ScriptedService()) as client:
+        asyncio.run(look(client.base_url))
+
+
+@needs_chromium
+def test_a_browser_with_a_key_and_a_service_that_goes():
+    """The key is asked for until it is right; a service that has gone is missed."""
+
+    async def look(url, stop):
+        async with browsing(chromium()) as page:
+            await page.open(f"{url}/dashboard")
+            locked = "getComputedStyle(document.querySelector('#key')).display === 'block'"
+            await page.until(locked)
+            await enter(page, "wrong")
+            await page.until("document.querySelector('#wrong').textContent.includes('not the key')")
+            await enter(page, "secret")
+            await page.until("document.body.classList.contains('known')")
+            assert not await page.evaluate(locked)
+            await asyncio.to_thread(stop)
+            await page.until("document.querySelector('#status').textContent === 'disconnected'")
+            assert "trying again" in await page.text("#notice")
+
+    async def enter(page, key):
+        form = "document.querySelector('#key form')"
+        await page.evaluate(f"document.querySelector('#secret').value = '{key}'; {form}.requestSubmit()")
+
+    with ExitStack() as running:
+        client = running.enter_context(running_gateway(busy_service(), api_key="secret"))
+        asyncio.run(look(client.base_url, running.close))

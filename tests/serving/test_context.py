@@ -1,0 +1,55 @@
+"""Trace contexts as clients send them."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from twofold.serving.context import TraceParent, context_of
+
+TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+
+
+def test_a_client_with_a_trace():
+    """Our span is another one of the same trace."""
+    context = context_of("mine", "/v1/chat/completions", f"00-{TRACE}-{SPAN}-00")
+    assert (context.id, context.operation) == ("mine", "chat")
+    assert context.parent == TraceParent(trace_id=TRACE, span_id=SPAN, flags=0)
+    assert (context.span.trace_id, context.span.flags) == (TRACE, 0)
+    assert context.span.span_id != SPAN
+
+
+def test_a_client_without():
+    """A trace of our own."""
+    context = context_of("mine", "/v1/completions", "")
+    assert (context.parent, context.operation) == (None, "text_completion")
+    assert TraceParent.parse(str(context.span)) == context.span
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "",
+        "nonsense",
+        f"00-{TRACE}-{SPAN}",
+        f"00-{TRACE}-{SPAN}-01-more",
+        f"ff-{TRACE}-{SPAN}-01",
+        f"00-{'0' * 32}-{SPAN}-01",
+        f"00-{TRACE}-{'0' * 16}-01",
+        f"00-{TRACE.upper()}-{SPAN}-01",
+    ],
+)
+def test_what_is_no_trace_context(header):
+    """It is as if there were none."""
+    assert TraceParent.parse(header) is None
+
+
+def test_a_later_version():
+    """It may say more than is known today."""
+    assert TraceParent.parse(f"01-{TRACE}-{SPAN}-01-more") is not None
+
+
+@given(st.text())
+def test_any_header(header):
+    """Nothing that a client sends makes trouble."""
+    context = context_of("mine", "/v1/completions", header)
+    assert TraceParent.parse(str(context.span)) == context.span

@@ -1,0 +1,69 @@
+"""Latencies of the last minutes."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support.lives import life
+from twofold.serving.latencies import RANKS, Histogram, Latencies
+from twofold.slo import Slo
+
+latency = st.floats(1e-4, 1e3)
+
+
+@given(st.lists(latency, min_size=1, max_size=200))
+def test_percentiles(latencies):
+    """Right to 5%, whatever is measured."""
+    histogram = Histogram()
+    for seconds in latencies:
+        histogram.add(seconds, 1.0)
+    expected = np.percentile(latencies, [100 * rank for rank in RANKS], method="inverted_cdf")
+    assert histogram.percentiles() == pytest.approx(list(expected), rel=0.052)
+
+
+@given(st.lists(st.lists(latency, max_size=20), max_size=5))
+def test_sums(groups):
+    """Counted apart and added is counted together."""
+    together, apart = Histogram(), []
+    for group in groups:
+        apart.append(Histogram())
+        for seconds in group:
+            apart[-1].add(seconds, 1.0)
+            together.add(seconds, 1.0)
+    total = Histogram.sum(apart)
+    assert (total.count, total.within, total.classes) == (together.count, together.within, together.classes)
+
+
+def test_a_request_is_counted_once_as_it_goes():
+    """Its tokens count when they come, also while it is alive."""
+    latencies = Latencies(Slo(ttft_s=2.0, tpot_s=1.0), 0.0, bin_s=5.0)
+    timeline = life([4.0, 4.5, 6.0], reason=None)
+    latencies.take(timeline)
+    latencies.take(timeline)
+    assert latencies.flow(6.0).tokens == [2, 1]
+    timeline.token_times_s.append(7.0)
+    latencies.end(timeline, 7.0, good=False)
+    flow, recent = latencies.flow(7.0), latencies.recent(7.0, 60.0)
+    assert (flow.tokens, flow.requests, flow.good) == ([2, 2], [0, 1], [0, 0])
+    assert (recent.ttft.count, recent.ttft.within, recent.itl.count) == (1, 0.0, 3)
+    assert recent.itl.within == pytest.approx(2 / 3)
+    assert recent.tokens_per_s == pytest.approx(4 / 7)
+
+
+def test_what_is_long_ago_is_forgotten():
+    """Only so many bins are kept, however long nothing happens."""
+    latencies = Latencies(Slo(), 0.0, bin_s=5.0, bins=4)
+    latencies.end(life([1.5]), 2.0, good=True)
+    assert latencies.flow(19.0).requests == [1, 0, 0, 0]
+    assert latencies.flow(20.0).requests == [0, 0, 0, 0]
+    assert latencies.flow(1e6).requests == [0, 0, 0, 0]
+    late = life([2.0, 1e6 + 1], name="late")
+    latencies.end(late, 1e6 + 1, good=True)
+    assert latencies.flow(1e6 + 1).tokens == [0, 0, 0, 1]
+
+
+def test_nothing_is_known_of_nothing():
+    """No percentile, no share."""
+    recent = Latencies(Slo(), 0.0).recent(1.0, 60.0)
+    assert (recent.good, recent.ttft.p50_s, recent.ttft.within, recent.requests) == (None, None, None, 0)

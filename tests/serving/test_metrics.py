@@ -1,0 +1,118 @@
+"""What the metrics say."""
+
+import re
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from support.lives import SPLIT_LIFE, life
+from twofold.instance import Role
+from twofold.request import FinishReason
+from twofold.scheduling.instance import InstanceStatus
+from twofold.serving.messages import HandoffReport
+from twofold.serving.metrics import ServiceMetrics
+from twofold.serving.snapshot import InstanceState
+from twofold.slo import Slo
+
+
+@pytest.fixture
+def metrics():
+    return ServiceMetrics(Slo(ttft_s=2.0))
+
+
+@pytest.fixture
+def value(metrics):
+    """The value of a sample, None where there is none."""
+
+    def find(name, **labels):
+        for family in text_string_to_metric_families(metrics.exposition().decode()):
+            for sample in family.samples:
+                if sample.name == f"twofold:{name}" and sample.labels == labels:
+                    return sample.value
+        return None
+
+    return find
+
+
+def test_a_request(metrics, value):
+    """Every latency of its timeline, once."""
+    metrics.requests.observe(life([4.0, 6.0, 7.0], **SPLIT_LIFE))
+    for name, seconds in {
+        "time_to_first_token_seconds": 3.0,
+        "request_queue_time_seconds": 1.0,
+        "request_prefill_time_seconds": 2.0,
+        "request_decode_queue_time_seconds": 0.5,
+        "request_decode_time_seconds": 3.0,
+        "request_time_per_output_token_seconds": 1.5,
+        "e2e_request_latency_seconds": 6.0,
+        "kv_transfer_seconds": 2.0,
+        "kv_transfer_visible_seconds": 0.5,
+    }.items():
+        assert (value(f"{name}_sum"), value(f"{name}_count")) == (seconds, 1), name
+    assert (value("inter_token_latency_seconds_sum"), value("inter_token_latency_seconds_count")) == (3.0, 2)
+    assert (value("prompt_tokens_total"), value("generation_tokens_total")) == (10, 3)
+    assert value("request_success_total", finished_reason="length") == 1
+    assert value("request_slo_total", met="false") == 1
+
+
+def test_an_aborted_request(metrics, value):
+    """It has no end-to-end latency."""
+    metrics.requests.observe(life([], reason=FinishReason.ABORT))
+    assert value("request_success_total", finished_reason="abort") == 1
+    assert (value("e2e_request_latency_seconds_count"), value("prompt_tokens_total")) == (0, 0)
+
+
+def test_an_instance(metrics, value):
+    """Its accounts while it is there, and nothing of them after."""
+    metrics.instances.status("d", InstanceStatus(1, 2, 3, 4, 5, 10, 4, 2))
+    assert value("kv_cache_usage_perc", instance="d") == 0.6
+    assert (value("num_requests_running", instance="d"), value("num_requests_waiting", instance="d")) == (
+        2,
+        1,
+    )
+    assert value("kv_leases", instance="d") == 3
+    assert value("num_requests", instance="d", state="lease_queue") == 5
+    metrics.instances.remove("d")
+    assert value("num_requests_running", instance="d") is None
+    assert value("instance_state", instance="d", state="lost") == 1
+
+
+def test_roles(metrics, value):
+    """One role at a time; a change is counted, staying is not."""
+    for role in (Role.PREFILL, Role.PREFILL, Role.MIXED):
+        metrics.instances.role("p", role)
+    assert [value("instance_role", instance="p", role=role.value) for role in Role] == [0, 0, 1]
+    assert value("role_moves_total", instance="p", from_role="prefill", to_role="mixed") == 1
+
+
+def test_states(metrics, value):
+    """The circuit breaker's among them."""
+    for state in (InstanceState.UP, InstanceState.HALF_OPEN):
+        metrics.instances.state("p", state)
+    shown = [value("instance_state", instance="p", state=state.value) for state in InstanceState]
+    assert sum(shown) == 1
+    assert value("instance_state", instance="p", state="half-open") == 1
+
+
+def test_counts(metrics, value):
+    """What happens to the service as a whole."""
+    metrics.handoff(HandoffReport(request_id="r", started_s=0, ended_s=1, bytes_moved=7))
+    metrics.rejected("queue_full")
+    metrics.replayed()
+    metrics.deadline_missed()
+    metrics.held(3)
+    metrics.instances.restarted("p")
+    assert value("kv_transfer_bytes_total") == 7
+    assert value("admission_rejections_total", reason="queue_full") == 1
+    assert value("worker_restarts_total", instance="p") == 1
+    counts = [
+        value(n) for n in ("request_replays_total", "request_deadline_misses_total", "num_requests_held")
+    ]
+    assert counts == [1, 1, 3]
+
+
+def test_names(metrics):
+    """All have our prefix and a description."""
+    exposition = metrics.exposition().decode()
+    assert all(name.startswith("twofold:") for name in re.findall(r"^# HELP (\S+)", exposition, re.MULTILINE))
+    assert not re.search(r"^# HELP \S+ *$", exposition, re.MULTILINE)

@@ -1,0 +1,167 @@
+"""Spans of requests."""
+
+import http.server
+import threading
+
+import pytest
+
+pytest.importorskip("opentelemetry.sdk")
+
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind, StatusCode
+
+from support.lives import SPLIT_LIFE, life
+from twofold.errors import ConfigurationError
+from twofold.request import FinishReason, Request
+from twofold.serving.context import CURRENT, context_of
+from twofold.serving.telemetry import Telemetry
+from twofold.serving.tracing import Tracer, otlp_exporter
+
+TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+
+
+@pytest.fixture
+def traced():
+    """The spans of these timelines, answered in this context, by name."""
+
+    def run(*timelines, context=None):
+        exporter = InMemorySpanExporter()
+        telemetry = Telemetry("tiny", tracing=Tracer("tiny", exporter))
+        before = CURRENT.set(context)
+        for timeline in timelines:
+            telemetry.arrived(timeline.request)
+        CURRENT.reset(before)
+        for timeline in timelines:
+            telemetry.observe(timeline)
+        telemetry.close()
+        return exporter.get_finished_spans()
+
+    return run
+
+
+def test_a_request_and_its_stages(traced):
+    """One span each, in time as the timeline has them."""
+    context = context_of("mine", "/v1/chat/completions", f"00-{TRACE}-{SPAN}-01")
+    *stages, request = traced(life([4.0, 6.0, 7.0], **SPLIT_LIFE), context=context)
+    assert (request.name, request.kind) == ("chat tiny", SpanKind.SERVER)
+    assert (f"{request.context.trace_id:032x}", f"{request.parent.span_id:016x}") == (TRACE, SPAN)
+    assert f"{request.context.span_id:016x}" == context.span.span_id  # the one that the client was told
+    assert request.end_time - request.start_time == pytest.approx(6e9)
+    assert dict(request.attributes) == {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": "twofold",
+        "gen_ai.request.model": "tiny",
+        "gen_ai.response.model": "tiny",
+        "gen_ai.request.max_tokens": 3,
+        "gen_ai.usage.input_tokens": 10,
+        "gen_ai.usage.output_tokens": 3,
+        "gen_ai.response.finish_reasons": ("length",),
+        "gen_ai.response.time_to_first_chunk": 3.0,
+        "twofold.request.id": "r",
+        "twofold.prefill.instance": "prefill-0",
+        "twofold.decode.instance": "decode-0",
+    }
+    offsets = {
+        s.name: tuple((t - request.start_time) / 1e9 for t in (s.start_time, s.end_time)) for s in stages
+    }
+    assert offsets == {
+        "queue": pytest.approx((0, 1)),
+        "prefill": pytest.approx((1, 3)),
+        "hand-off": pytest.approx((1.5, 3.5)),
+        "decode queue": pytest.approx((3.5, 4)),
+        "decode": pytest.approx((4, 6)),
+    }
+    assert {stage.parent.span_id for stage in stages} == {request.context.span_id}
+    assert [s.attributes["twofold.instance"] for s in stages] == ["prefill-0"] * 2 + ["decode-0"] * 3
+
+
+def test_a_request_without_a_trace(traced):
+    """It begins one, with the ids that the client was told; further answers go below the first."""
+    context = context_of("mine", "/v1/completions", "")
+    spans = traced(life([4.0], name="a"), life([4.0], name="b"), context=context)
+    first, second = (span for span in spans if span.kind is SpanKind.SERVER)
+    assert first.parent is None
+    assert f"{first.context.trace_id:032x}" == context.span.trace_id
+    assert f"{first.context.span_id:016x}" == context.span.span_id
+    assert second.parent.span_id == first.context.span_id
+    assert second.context.trace_id == first.context.trace_id
+
+
+def test_requests_from_nowhere_do_not_share_a_trace(traced):
+    """Those that came without an HTTP request."""
+    spans = [s for s in traced(life([4.0], name="a"), life([4.0], name="b")) if s.kind is SpanKind.SERVER]
+    assert len({span.context.trace_id for span in spans}) == 2
+
+
+def test_a_client_that_does_not_sample(traced):
+    """Its wish is honoured."""
+    context = context_of("mine", "/v1/completions", f"00-{TRACE}-{SPAN}-00")
+    assert not traced(life([4.0]), context=context)
+
+
+def test_failures(traced):
+    """The span says so; a client that left is not a failure of ours."""
+    (*_, failed) = traced(life([4.0], reason=FinishReason.ERROR, prefill_started=2.0))
+    assert (failed.status.status_code, failed.attributes["error.type"]) == (StatusCode.ERROR, "instance_lost")
+    (*_, left) = traced(life([], reason=FinishReason.ABORT))
+    assert left.status.status_code is StatusCode.UNSET
+
+
+@pytest.fixture
+def collector():
+    """An OTLP collector on a socket: its URL, and what it was sent."""
+    received = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            body = self.rfile.read(int(self.headers["content-length"]))
+            received.append((self.path, ExportTraceServiceRequest.FromString(body)))
+            self.send_response(200)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}", received
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.mark.parametrize("path", ["", "/", "/v1/traces"])
+def test_over_the_wire(collector, path):
+    """A real collector gets every span before the service ends."""
+    url, received = collector
+    tracer = Tracer("tiny", otlp_exporter(url + path))
+    tracer.ended(life([4.0, 6.0, 7.0], **SPLIT_LIFE), None, None, 7.0)
+    tracer.close()
+    ((where, request),) = received
+    assert where == "/v1/traces"
+    (resource,) = request.resource_spans
+    attributes = {each.key: each.value.string_value for each in resource.resource.attributes}
+    assert attributes["service.name"] == "twofold"
+    assert len(resource.scope_spans[0].spans) == 6
+
+
+@pytest.mark.parametrize("endpoint", ["localhost:4318", "ftp://x", "http://", "", "http"])
+def test_what_is_no_url(endpoint):
+    """It says what would be one."""
+    with pytest.raises(ConfigurationError, match="http://localhost:4318"):
+        otlp_exporter(endpoint)
+
+
+def test_contexts_are_let_go():
+    """Nothing is kept of a request that has ended."""
+    telemetry = Telemetry("tiny")
+    CURRENT.set(context_of("mine", "/v1/completions", ""))
+    request = Request(id="r", arrival_s=0.0, prompt_tokens=1, output_tokens=1)
+    telemetry.arrived(request)
+    assert len(telemetry._origins) == 1
+    telemetry.observe(life([4.0]))
+    assert not telemetry._origins
+    CURRENT.set(None)

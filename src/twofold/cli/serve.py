@@ -11,6 +11,7 @@ from twofold.errors import ConfigurationError
 _SERVICE = "Service"
 _ENGINE = "Engine"
 _HTTP = "HTTP"
+_LIMITS = "Limits"
 
 _SIZE_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
 
@@ -83,9 +84,41 @@ def serve(
         typer.Option(help="Name in the API (the directory's or the id).", rich_help_panel=_HTTP),
     ] = None,
     api_key: Annotated[
-        str | None,
-        typer.Option(envvar="TWOFOLD_API_KEY", help="Ask clients for this key.", rich_help_panel=_HTTP),
+        list[str] | None,
+        typer.Option(
+            envvar="TWOFOLD_API_KEY",
+            show_envvar=True,
+            help="Ask clients for a key; may be given several times.",
+            rich_help_panel=_HTTP,
+        ),
     ] = None,
+    api_keys: Annotated[
+        Path | None,
+        typer.Option(
+            help="File of keys: name key [max_concurrent] [requests_per_minute].", rich_help_panel=_HTTP
+        ),
+    ] = None,
+    allow_anonymous: Annotated[
+        bool,
+        typer.Option("--allow-anonymous", help="Let other machines in without a key.", rich_help_panel=_HTTP),
+    ] = False,
+    max_running: Annotated[
+        int, typer.Option(min=1, help="Requests in the workers at once.", rich_help_panel=_LIMITS)
+    ] = 1024,
+    max_waiting: Annotated[
+        int, typer.Option(min=0, help="Requests that may wait for that.", rich_help_panel=_LIMITS)
+    ] = 1024,
+    request_timeout: Annotated[
+        float,
+        typer.Option(min=0.001, help="Seconds for a request that names none.", rich_help_panel=_LIMITS),
+    ] = 1800.0,
+    max_prompt_tokens: Annotated[
+        int | None,
+        typer.Option(min=1, help="Longest prompt (as the context allows).", rich_help_panel=_LIMITS),
+    ] = None,
+    max_body_bytes: Annotated[
+        str, typer.Option(help="Largest request body, as in 32MiB.", rich_help_panel=_LIMITS)
+    ] = "32MiB",
 ) -> None:
     """Serve MODEL behind the OpenAI API.
 
@@ -94,6 +127,7 @@ def serve(
     """
     from twofold.cli import serve_run  # noqa: PLC0415 (what it needs is too heavy for the start of every command)
 
+    keys = serve_run.find_keys(api_key, api_keys)
     split = not colocated
     workers = serve_run.plan_workers(
         prefill=(1 if split else 0) if prefill is None else prefill,
@@ -117,16 +151,33 @@ def serve(
     serve_run.run(
         engine,
         workers,
-        serve_run.HttpConfig(served_model_name=name, api_key=api_key),
+        serve_run.HttpConfig(
+            served_model_name=name,
+            keys=keys,
+            limits=serve_run.Limits(
+                body_bytes=parse_size(max_body_bytes, "--max-body-bytes"),
+                # One request with more could never be taken whole.
+                generations=min(serve_run.Limits().generations, max_running + max_waiting),
+                prompt_tokens=max_prompt_tokens,
+                timeout_s=request_timeout,
+            ),
+            admission=serve_run.AdmissionLimits(
+                max_running=max_running,
+                max_waiting=max_waiting,
+                timeout_s=request_timeout,
+                keys={} if keys is None else keys.limits,
+            ),
+        ),
         host=host,
         port=port,
         router=router,
         handoff=handoff,
         journal=journal,
+        allow_anonymous=allow_anonymous,
     )
 
 
-def parse_size(text: str) -> int:
+def parse_size(text: str, flag: str = "--kv-cache-memory-bytes") -> int:
     """Bytes from `1073741824`, `500M` or `2GiB`; raises ConfigurationError on anything else."""
     cleaned = text.strip().upper().removesuffix("B")
     digits = cleaned.rstrip("KMGI")
@@ -137,6 +188,6 @@ def parse_size(text: str) -> int:
         size = 0
     if size < 1:
         raise ConfigurationError(
-            f"--kv-cache-memory-bytes {text!r} is not a size: write bytes, or a number with a unit as in 2GiB or 500M"
+            f"{flag} {text!r} is not a size: write bytes, or a number with a unit as in 2GiB or 500M"
         )
     return size

@@ -12,15 +12,27 @@ from pathlib import Path
 import uvloop
 from rich.console import Console
 
+from twofold.cli.serve_access import check_exposure, find_keys
 from twofold.errors import ConfigurationError
+from twofold.scheduling.admission_limits import AdmissionLimits
 from twofold.scheduling.handoffs import HANDOFF_POLICIES
 from twofold.scheduling.routers import FIXED_ROLE_ROUTERS
 from twofold.serving.config import EngineConfig, ServiceConfig, WorkerConfig
+from twofold.serving.gateway.limits import Limits
 from twofold.serving.local_service import HttpConfig, LocalService
 from twofold.serving.model_source import find_model
 from twofold.serving.plan import plan_workers
 
-__all__ = ["EngineConfig", "HttpConfig", "find_model", "plan_workers", "run"]
+__all__ = [
+    "AdmissionLimits",
+    "EngineConfig",
+    "HttpConfig",
+    "Limits",
+    "find_keys",
+    "find_model",
+    "plan_workers",
+    "run",
+]
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
@@ -35,6 +47,7 @@ def run(
     router: str,
     handoff: str,
     journal: Path | None,
+    allow_anonymous: bool,
 ) -> None:
     """Serve until Ctrl-C or SIGTERM; raises ConfigurationError for what cannot be served."""
     _check_choice("--router", router, FIXED_ROLE_ROUTERS)
@@ -46,6 +59,7 @@ def run(
         level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr
     )
     listener = _listen(host, port)
+    check_exposure(host, listener, http.keys, allow_anonymous=allow_anonymous)
     with tempfile.TemporaryDirectory(prefix=f"twofold-{os.getpid()}-", ignore_cleanup_errors=True) as run_dir:
         config = ServiceConfig(
             engine=engine,

@@ -13,6 +13,7 @@ from twofold.serving.gateway.chat import chat
 from twofold.serving.gateway.completions import complete
 from twofold.serving.gateway.errors import answer_error, answer_http_error
 from twofold.serving.gateway.gateway import Gateway
+from twofold.serving.gateway.keys import KeyRing
 from twofold.serving.gateway.limits import Limits
 from twofold.serving.gateway.middleware import Envelope
 from twofold.serving.gateway.responses import ModelCard, ModelList
@@ -23,15 +24,15 @@ METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def create_app(
-    service: Service, tokenizer: TextTokenizer | None, *, api_key: str | None, limits: Limits | None = None
+    service: Service, tokenizer: TextTokenizer | None, *, keys: KeyRing | None, limits: Limits | None = None
 ) -> FastAPI:
     """The gateway to `service`; without a tokenizer it takes prompts of token ids only.
 
-    `api_key`, where there is one, is needed for everything under /v1.
+    One of `keys`, where there are some, is needed for everything under /v1.
     """
     gateway = Gateway(service=service, tokenizer=tokenizer, limits=limits or Limits())
     app = FastAPI(openapi_url=None, redirect_slashes=False)
-    app.add_middleware(Envelope, api_key=api_key)
+    app.add_middleware(Envelope, keys=keys)
     app.add_exception_handler(TwofoldError, answer_error)
     app.add_exception_handler(HTTPException, answer_http_error)
     _add_api(app, gateway)

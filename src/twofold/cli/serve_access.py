@@ -2,7 +2,6 @@
 
 import ipaddress
 import os
-import socket
 from pathlib import Path
 
 from twofold.errors import ConfigurationError
@@ -21,10 +20,9 @@ def find_keys(secrets: list[str] | None, file: Path | None) -> KeyRing | None:
     return keys
 
 
-def check_exposure(host: str, address: socket.socket, keys: KeyRing | None, *, allow_anonymous: bool) -> None:
-    """Raises ConfigurationError where everybody on a network could use the service without a key."""
-    listens_on = ipaddress.ip_address(address.getsockname()[0].partition("%")[0])
-    if keys is None and not allow_anonymous and not listens_on.is_loopback:
+def check_loopback(host: str, address: str) -> None:
+    """Raises ConfigurationError where others than this machine could use a service that asks for no key."""
+    if not ipaddress.ip_address(address.partition("%")[0]).is_loopback:
         raise ConfigurationError(
             f"--host {host} lets other machines in: ask for a key with --api-key or --api-keys, "
             "or say --allow-anonymous if nobody needs one"

@@ -12,7 +12,7 @@ from pathlib import Path
 import uvloop
 from rich.console import Console
 
-from twofold.cli.serve_access import check_exposure, find_keys
+from twofold.cli.serve_access import check_loopback, find_keys
 from twofold.errors import ConfigurationError
 from twofold.scheduling.admission_limits import AdmissionLimits
 from twofold.scheduling.handoffs import HANDOFF_POLICIES
@@ -58,8 +58,7 @@ def run(
     logging.basicConfig(
         level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr
     )
-    listener = _listen(host, port)
-    check_exposure(host, listener, http.keys, allow_anonymous=allow_anonymous)
+    listener = _listen(host, port, exposable=allow_anonymous or http.keys is not None)
     with tempfile.TemporaryDirectory(prefix=f"twofold-{os.getpid()}-", ignore_cleanup_errors=True) as run_dir:
         config = ServiceConfig(
             engine=engine,
@@ -90,11 +89,13 @@ async def _serve(config: ServiceConfig, http: HttpConfig, listener: socket.socke
         await service.run()
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _listen(host: str, port: int, *, exposable: bool) -> socket.socket:
     """Bind before anything slow starts, so that a port in use is known at once."""
     try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family, backlog=2048)
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        if not exposable:
+            check_loopback(host, str(address[0]))
+        return socket.create_server(address, family=family, backlog=2048)
     except OSError as error:
         reason = (error.strerror or str(error)).partition(" (")[0]  # what follows repeats the address
         raise ConfigurationError(f"cannot listen on {host}:{port}: {reason}") from error

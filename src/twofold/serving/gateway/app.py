@@ -16,7 +16,8 @@ from twofold.serving.gateway.gateway import Gateway
 from twofold.serving.gateway.keys import KeyRing
 from twofold.serving.gateway.limits import Limits
 from twofold.serving.gateway.middleware import Envelope
-from twofold.serving.gateway.responses import ModelCard, ModelList
+from twofold.serving.gateway.openapi import openapi
+from twofold.serving.gateway.responses import Health, ModelCard, ModelList, Version
 from twofold.serving.gateway.tokenizer import TextTokenizer
 from twofold.serving.service import Service
 
@@ -36,7 +37,7 @@ def create_app(
     app.add_exception_handler(TwofoldError, answer_error)
     app.add_exception_handler(HTTPException, answer_http_error)
     _add_api(app, gateway)
-    _add_operations(app, service)
+    _add_operations(app, service, keys=keys is not None)
     return app
 
 
@@ -55,15 +56,14 @@ def _add_api(app: FastAPI, gateway: Gateway) -> None:
         return _json(_card(gateway))
 
 
-def _add_operations(app: FastAPI, service: Service) -> None:
+def _add_operations(app: FastAPI, service: Service, *, keys: bool) -> None:
     """What operators and their tools ask for."""
 
     @app.get("/health")
-    @app.get("/ping")
-    @app.post("/ping")
+    @app.api_route("/ping", methods=["GET", "POST"])
     async def health() -> Response:
         ready = service.ready()
-        return _json({"status": "ready" if ready else "not ready"}, 200 if ready else 503)
+        return _json(Health(status="ready" if ready else "not ready"), 200 if ready else 503)
 
     @app.get("/metrics")
     async def metrics() -> Response:
@@ -71,7 +71,13 @@ def _add_operations(app: FastAPI, service: Service) -> None:
 
     @app.get("/version")
     async def version() -> Response:
-        return _json({"version": twofold.__version__})
+        return _json(Version(version=twofold.__version__))
+
+    described = msgspec.json.encode(openapi(service.model.name, keys=keys))
+
+    @app.get("/openapi.json")
+    async def description() -> Response:
+        return Response(described, media_type="application/json")
 
 
 def _card(gateway: Gateway) -> ModelCard:

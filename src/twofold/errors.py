@@ -37,13 +37,22 @@ class WorkloadError(UserError):
 
 
 class RequestError(UserError):
-    """One request is wrong (HTTP 400 unless `status` says otherwise); `param` names the field."""
+    """One request is wrong (HTTP 400 unless `status` says otherwise); `param` names the field.
+
+    `retry_after_s`: the same request would be taken so many whole seconds later.
+    """
 
     def __init__(
-        self, message: str, *, param: str | None = None, status: int = 400, code: str | None = None
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        status: int = 400,
+        code: str | None = None,
+        retry_after_s: int | None = None,
     ) -> None:
         super().__init__(message)
-        self.param, self.status, self.code = param, status, code
+        self.param, self.status, self.code, self.retry_after_s = param, status, code, retry_after_s
 
 
 class OutOfBlocksError(TwofoldError):

@@ -67,11 +67,19 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Generation(msgspec.Struct, frozen=True, kw_only=True):
-    """A live request whole: its sizes, its tokens and how to sample from it."""
+    """A live request whole: its sizes, its tokens, how to sample from it and on whose behalf.
+
+    `key` is the name of the API key it came with (empty: none was asked for), never the key. Of two requests that
+    wait, the one with the lower `priority` goes first (vLLM's meaning). After `deadline_s`, on the clock of
+    `arrival_s`, nobody waits for the answer any more; None leaves that to the service.
+    """
 
     request: Request
     prompt_token_ids: list[int]
     sampling: SamplingParams
+    key: str = ""
+    priority: int = 0
+    deadline_s: float | None = None
 
 
 class TokenOutput(msgspec.Struct, frozen=True, kw_only=True):

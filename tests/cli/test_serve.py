@@ -105,6 +105,10 @@ def test_a_device_that_is_not_there(model):
         ("--dtype", "int3"),
         ("--kv-cache-memory-bytes", "much"),
         ("--port", "70000"),
+        ("--max-body-bytes", "much"),
+        ("--api-key", "two words"),
+        ("--api-keys", "/nowhere/keys.txt"),
+        ("--host", "0.0.0.0", "--port", "0"),  # noqa: S104 it is refused without a key
     ],
 )
 def test_flags_that_cannot_be(model, early_refusal, flags):

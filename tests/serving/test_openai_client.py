@@ -25,7 +25,7 @@ FIXED = {"temperature": 0, "max_tokens": 24, "extra_body": {"ignore_eos": True}}
 def openai_base_url(request, service):
     """The address of the API, with its /v1: two real services, and the gateway in front of a scripted one."""
     if request.param == "scripted":
-        with running_app(create_app(ScriptedService(), byte_level(), api_key=None)) as url:
+        with running_app(create_app(ScriptedService(), byte_level(), keys=None)) as url:
             yield f"{url}/v1"
     else:
         yield f"{service('llama', SPLIT if request.param == 'split' else COLOCATED)}/v1"

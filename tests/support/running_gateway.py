@@ -12,12 +12,13 @@ from fastapi import FastAPI
 from support.scripted_service import ScriptedService
 from support.tokenizers_for_tests import byte_level
 from twofold.serving.gateway.app import create_app
+from twofold.serving.gateway.keys import KeyRing
 from twofold.serving.gateway.limits import Limits
 from twofold.serving.gateway.server import HttpServer
 
 
 @contextmanager
-def running_app(app: FastAPI) -> Iterator[str]:
+def running_app(app: FastAPI, limits: Limits | None = None) -> Iterator[str]:
     """Serve `app` and yield its base URL."""
     sock = socket.create_server(("127.0.0.1", 0))
     url = f"http://127.0.0.1:{sock.getsockname()[1]}"
@@ -26,7 +27,7 @@ def running_app(app: FastAPI) -> Iterator[str]:
     loops: list[asyncio.AbstractEventLoop] = []
 
     async def serve() -> None:
-        server = HttpServer(app, sock, grace_s=1)
+        server = HttpServer(app, sock, grace_s=1, limits=limits)
         await server.start()
         down.append(asyncio.Event())
         loops.append(asyncio.get_running_loop())
@@ -49,10 +50,10 @@ def running_gateway(
     service: ScriptedService,
     *,
     tokenizer: bool = True,
-    api_key: str | None = None,
+    keys: KeyRing | None = None,
     limits: Limits | None = None,
 ) -> Iterator[httpx.Client]:
     """A client of a gateway in front of `service`."""
-    app = create_app(service, byte_level() if tokenizer else None, api_key=api_key, limits=limits)
-    with running_app(app) as url, httpx.Client(base_url=url, timeout=120) as client:
+    app = create_app(service, byte_level() if tokenizer else None, keys=keys, limits=limits)
+    with running_app(app, limits) as url, httpx.Client(base_url=url, timeout=120) as client:
         yield client

@@ -10,6 +10,7 @@ from twofold.errors import ConfigurationError
 _SERVICE = "Service"
 _ENGINE = "Engine"
 _HTTP = "HTTP"
+_LIMITS = "Limits"
 _TELEMETRY = "Telemetry"
 
 _MODEL = "Model directory, or hub id; none with --engine emulated, whose --cluster names it."
@@ -100,8 +101,13 @@ def serve(
         typer.Option(help="Name in the API (the directory's or the id).", rich_help_panel=_HTTP),
     ] = None,
     api_key: Annotated[
-        str | None,
-        typer.Option(envvar="TWOFOLD_API_KEY", help="Ask clients for this key.", rich_help_panel=_HTTP),
+        list[str] | None,
+        typer.Option(
+            envvar="TWOFOLD_API_KEY",
+            show_envvar=True,
+            help="Ask clients for a key; may be given several times.",
+            rich_help_panel=_HTTP,
+        ),
     ] = None,
     slo: Annotated[
         str | None,
@@ -118,6 +124,33 @@ def serve(
             rich_help_panel=_TELEMETRY,
         ),
     ] = None,
+    api_keys: Annotated[
+        Path | None,
+        typer.Option(
+            help="File of keys: name key [max_concurrent] [requests_per_minute].", rich_help_panel=_HTTP
+        ),
+    ] = None,
+    allow_anonymous: Annotated[
+        bool,
+        typer.Option("--allow-anonymous", help="Let other machines in without a key.", rich_help_panel=_HTTP),
+    ] = False,
+    max_running: Annotated[
+        int, typer.Option(min=1, help="Requests in the workers at once.", rich_help_panel=_LIMITS)
+    ] = 1024,
+    max_waiting: Annotated[
+        int, typer.Option(min=0, help="Requests that may wait for that.", rich_help_panel=_LIMITS)
+    ] = 1024,
+    request_timeout: Annotated[
+        float,
+        typer.Option(min=0.001, help="Seconds for a request that names none.", rich_help_panel=_LIMITS),
+    ] = 1800.0,
+    max_prompt_tokens: Annotated[
+        int | None,
+        typer.Option(min=1, help="Longest prompt (as the context allows).", rich_help_panel=_LIMITS),
+    ] = None,
+    max_body_bytes: Annotated[
+        str, typer.Option(help="Largest request body, as in 32MiB.", rich_help_panel=_LIMITS)
+    ] = "32MiB",
 ) -> None:
     """Serve MODEL behind the OpenAI API.
 
@@ -127,6 +160,7 @@ def serve(
     """
     from twofold.cli import serve_run  # noqa: PLC0415 (what it needs is too heavy for the start of every command)
 
+    keys = serve_run.find_keys(api_key, api_keys)
     size = None if kv_cache_memory_bytes is None else parse_size(kv_cache_memory_bytes)
     flags = serve_run.Flags(
         model=model,
@@ -156,12 +190,33 @@ def serve(
     )
     config = serve_run.service_of(flags)
     http = serve_run.HttpConfig(
-        served_model_name=served_model_name or serve_run.public_name(flags, config), api_key=api_key
+        served_model_name=served_model_name or serve_run.public_name(flags, config),
+        keys=keys,
+        limits=serve_run.Limits(
+            body_bytes=parse_size(max_body_bytes, "--max-body-bytes"),
+            # One request with more could never be taken whole.
+            generations=min(serve_run.Limits().generations, max_running + max_waiting),
+            prompt_tokens=max_prompt_tokens,
+            timeout_s=request_timeout,
+        ),
+        admission=serve_run.AdmissionLimits(
+            max_running=max_running,
+            max_waiting=max_waiting,
+            timeout_s=request_timeout,
+            keys={} if keys is None else keys.limits,
+        ),
     )
-    serve_run.run(config, http, serve_run.telemetry(slo, otlp_endpoint), host=host, port=port)
+    serve_run.run(
+        config,
+        http,
+        serve_run.telemetry(slo, otlp_endpoint),
+        host=host,
+        port=port,
+        allow_anonymous=allow_anonymous,
+    )
 
 
-def parse_size(text: str) -> int:
+def parse_size(text: str, flag: str = "--kv-cache-memory-bytes") -> int:
     """Bytes from `1073741824`, `500M` or `2GiB`; raises ConfigurationError on anything else."""
     cleaned = text.strip().upper().removesuffix("B")
     digits = cleaned.rstrip("KMGI")
@@ -172,6 +227,6 @@ def parse_size(text: str) -> int:
         size = 0
     if size < 1:
         raise ConfigurationError(
-            f"--kv-cache-memory-bytes {text!r} is not a size: write bytes, or a number with a unit as in 2GiB or 500M"
+            f"{flag} {text!r} is not a size: write bytes, or a number with a unit as in 2GiB or 500M"
         )
     return size

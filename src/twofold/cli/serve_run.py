@@ -11,23 +11,44 @@ import msgspec
 import uvloop
 from rich.console import Console
 
+from twofold.cli.serve_access import check_loopback, find_keys
 from twofold.cli.serve_flags import Flags, public_name, service_of
 from twofold.errors import ConfigurationError
+from twofold.scheduling.admission_limits import AdmissionLimits
 from twofold.serving.config import ServiceConfig
+from twofold.serving.gateway.limits import Limits
 from twofold.serving.local_service import HttpConfig, LocalService
 from twofold.serving.logs import configure_logs
 from twofold.serving.telemetry import TelemetryConfig
 from twofold.slo import Slo
 
-__all__ = ["Flags", "HttpConfig", "public_name", "run", "service_of", "telemetry"]
+__all__ = [
+    "AdmissionLimits",
+    "Flags",
+    "HttpConfig",
+    "Limits",
+    "find_keys",
+    "public_name",
+    "run",
+    "service_of",
+    "telemetry",
+]
 
 log = logging.getLogger(__name__)
 
 
-def run(config: ServiceConfig, http: HttpConfig, telemetry: TelemetryConfig, *, host: str, port: int) -> None:
+def run(
+    config: ServiceConfig,
+    http: HttpConfig,
+    telemetry: TelemetryConfig,
+    *,
+    host: str,
+    port: int,
+    allow_anonymous: bool,
+) -> None:
     """Serve until Ctrl-C or SIGTERM, with sockets in a directory of its own; raises ConfigurationError."""
     configure_logs(config.log_format)
-    listener = _listen(host, port)
+    listener = _listen(host, port, exposable=allow_anonymous or http.keys is not None)
     with tempfile.TemporaryDirectory(prefix=f"twofold-{os.getpid()}-", ignore_cleanup_errors=True) as run_dir:
         uvloop.run(_serve(msgspec.structs.replace(config, run_dir=run_dir), http, telemetry, listener))
 
@@ -63,11 +84,13 @@ async def _run(service: LocalService) -> None:
     await service.run()
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _listen(host: str, port: int, *, exposable: bool) -> socket.socket:
     """Bind before anything slow starts, so that a port in use is known at once."""
     try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family, backlog=2048)
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        if not exposable:
+            check_loopback(host, str(address[0]))
+        return socket.create_server(address, family=family, backlog=2048)
     except OSError as error:
         reason = (error.strerror or str(error)).partition(" (")[0]  # what follows repeats the address
         raise ConfigurationError(f"cannot listen on {host}:{port}: {reason}") from error

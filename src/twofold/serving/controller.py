@@ -16,6 +16,7 @@ from twofold.errors import ConfigurationError, InstanceLostError, RequestError, 
 from twofold.handoff import Lease
 from twofold.instance import Role
 from twofold.request import FinishReason, Generation, TokenOutput
+from twofold.scheduling.admission import Admission
 from twofold.scheduling.breaker import BreakerState
 from twofold.scheduling.cluster import ClusterScheduler
 from twofold.scheduling.outcome import InstanceStatus
@@ -40,6 +41,7 @@ from twofold.serving.messages import (
     StepDone,
     ToController,
 )
+from twofold.serving.refused import refused
 from twofold.serving.service import PoolMember, ServedModel
 from twofold.serving.snapshot import InstanceState, ServiceSnapshot
 from twofold.serving.telemetry import Telemetry
@@ -64,6 +66,7 @@ class Controller:
         *,
         model: ServedModel,
         cluster: ClusterScheduler,
+        admission: Admission,
         fleet: Fleet,
         inbox: Inbox[ToController],
         telemetry: Telemetry,
@@ -71,6 +74,7 @@ class Controller:
     ) -> None:
         self.model = model
         self._cluster = cluster
+        self._admission = admission
         self._fleet = fleet
         self._inbox = inbox
         self._telemetry = telemetry
@@ -78,7 +82,6 @@ class Controller:
         self._recorder = Recorder(sinks=[telemetry.observe])
         self._live: dict[str, LiveRequest] = {}
         self._attempts: dict[str, LiveRequest] = {}  # by the attempt that runs now
-        self._waiting: dict[str, LiveRequest] = {}  # in the order in which they came
         self._reports: dict[str, int] = {}
         self._statuses: dict[str, InstanceStatus] = {}
         self._ready, self._idle = asyncio.Event(), asyncio.Event()
@@ -205,11 +208,15 @@ class Controller:
             what = "is about to end" if self._draining else "is starting"
             raise RequestError(f"the service {what} and takes no requests", status=503, code="not_ready")
         request = generation.request
-        live = self._live[request.id] = LiveRequest(generation)
+        live = LiveRequest(generation)
+        refusal = self._admission.offer(live.ticket, time.monotonic())
+        if refusal is not None:
+            self._telemetry.rejected(request, refusal.reason.replace("-", "_"))
+            raise refused(refusal)
+        self._live[request.id] = live
         self._telemetry.arrived(request)
         live.timeline = self._recorder.arrive(request, request.arrival_s)
-        if self._waiting or not self._place(live):
-            self._waiting[live.id] = live
+        self._place_waiting()
         return live
 
     def _place(self, live: LiveRequest) -> bool:
@@ -241,12 +248,12 @@ class Controller:
         self._fleet.send(route.decode, reserve)
 
     def _place_waiting(self) -> None:
-        """Those that wait, as far as somebody can take them; the first goes first."""
-        while self._waiting:
-            live = next(iter(self._waiting.values()))
-            if not self._place(live):
+        """Those that wait, as far as somebody can take them, in the order that admission gives them."""
+        now = time.monotonic()
+        while (ticket := self._admission.next(now)) is not None:
+            if not self._place(self._live[ticket.id]):
+                self._admission.put_back(ticket, now)
                 return
-            del self._waiting[live.id]
 
     def _close_attempt(self, live: LiveRequest, *, abort: bool) -> None:
         """Its attempt, if there is one, is over; workers that still hold something of it are told to `abort`."""
@@ -267,7 +274,7 @@ class Controller:
         """A request is over, whatever it was doing; what ended before stays as it ended."""
         if self._live.pop(live.id, None) is None:
             return
-        self._waiting.pop(live.id, None)
+        self._admission.ended(live.id, time.monotonic())
         self._close_attempt(live, abort=abort)
         self._recorder.end(live.id, reason)
         if self._draining and not self._live:
@@ -287,7 +294,7 @@ class Controller:
             return
         log.info("request %s is replayed after %d tokens: %s", live.id, live.next_index, reason)
         self._telemetry.replayed(live.id, instance)
-        self._waiting[live.id] = live
+        self._admission.put_back(live.ticket, time.monotonic())
 
     # -- messages ---------------------------------------------------------------------------------------------------
 
@@ -407,7 +414,19 @@ class Controller:
             for instance in looked.restarted:
                 self._telemetry.restarted(instance)
             self._place_waiting()
-            self._telemetry.held(len(self._waiting))
+            self._expire(time.monotonic())
+            self._telemetry.held(self._admission.waiting)
+
+    def _expire(self, now: float) -> None:
+        """Nobody waits for the answers to these any more."""
+        for ticket in self._admission.expired(now):
+            self._telemetry.deadline_missed()
+            error = RequestError(
+                "the request waited until its timeout: no worker could take it",
+                status=504,
+                code="deadline_exceeded",
+            )
+            self._fail(self._live[ticket.id], error)
 
     def exited(self, instance: str) -> None:
         """A worker's process has ended: it writes no more, and its peers are told so."""

@@ -12,6 +12,7 @@ import msgspec
 
 from twofold.errors import TwofoldError
 from twofold.request import Generation, TokenOutput
+from twofold.scheduling.admission import Ticket
 from twofold.scheduling.route import Placement
 from twofold.timeline import Timeline
 
@@ -35,6 +36,7 @@ class LiveRequest:
     def __init__(self, generation: Generation) -> None:
         self.id = generation.request.id
         self.generation = generation
+        self.ticket = Ticket(generation.request, generation.key, generation.priority, generation.deadline_s)
         self.timeline = Timeline(generation.request)
         self.attempt: Attempt | None = None
         self.attempts = 0

@@ -13,6 +13,8 @@ import msgspec
 import zmq
 
 from twofold.errors import ConfigurationError
+from twofold.scheduling.admission import Admission
+from twofold.scheduling.admission_limits import AdmissionLimits
 from twofold.scheduling.cluster import ClusterScheduler
 from twofold.scheduling.handoffs import HANDOFF_POLICIES
 from twofold.scheduling.routers import FIXED_ROLE_ROUTERS, ROUTERS
@@ -20,6 +22,8 @@ from twofold.serving.config import CONTROLLER, EngineConfig, ServiceConfig
 from twofold.serving.controller import Controller
 from twofold.serving.fleet import Fleet, Patience
 from twofold.serving.gateway.app import create_app
+from twofold.serving.gateway.keys import KeyRing
+from twofold.serving.gateway.limits import Limits
 from twofold.serving.gateway.server import HttpServer
 from twofold.serving.gateway.tokenizer import TextTokenizer, load_tokenizer
 from twofold.serving.journal import Journal, JournaledCluster
@@ -35,10 +39,12 @@ STOP_GRACE_S = 10  # answers that run when the service is told to stop get this 
 
 
 class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The outside of a service: its name for the model and who may use it."""
+    """The outside of a service: its name for the model, who may use it and how much of it."""
 
     served_model_name: str
-    api_key: str | None = None
+    keys: KeyRing | None = None
+    limits: Limits = Limits()
+    admission: AdmissionLimits = AdmissionLimits()
 
 
 T = TypeVar("T")
@@ -104,10 +110,10 @@ class LocalService:
             return
         controller = self._controller = self._make_controller(self._facts.result(), context, inbox)
         controller.start()
-        app = create_app(controller, await tokenizer, api_key=self._http.api_key)
+        app = create_app(controller, await tokenizer, keys=self._http.keys, limits=self._http.limits)
         if await self._unless_stopped(asyncio.create_task(controller.wait_ready())):
             self._was_ready = True
-            await self._serve(HttpServer(app, self._listener, grace_s=STOP_GRACE_S))
+            await self._serve(HttpServer(app, self._listener, grace_s=STOP_GRACE_S, limits=self._http.limits))
 
     async def _serve(self, server: HttpServer) -> None:
         os.sched_setaffinity(0, gateway_cores(self._config.workers))
@@ -145,6 +151,7 @@ class LocalService:
         return Controller(
             model=model,
             cluster=self._make_cluster(),
+            admission=Admission(self._http.admission),
             fleet=Fleet(
                 {worker.instance: worker.role for worker in self._config.workers},
                 Outbox(context),

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from twofold.errors import InstanceLostError
 from twofold.request import FinishReason
 from twofold.serving.gateway.choice import Delta
+from twofold.serving.gateway.deadline import until
 from twofold.serving.gateway.disconnect import unless_disconnected
 from twofold.serving.gateway.interleave import interleave
 from twofold.serving.gateway.planning import Planned
@@ -50,7 +51,9 @@ async def answer_with(
 
     `options` None means that the answer is wanted whole.
     """
-    deltas = interleave([deltas_of(service, each) for each in planned])
+    deltas = until(
+        planned[0].generation.deadline_s, interleave([deltas_of(service, each) for each in planned])
+    )
     if options is not None:
         return EventStream(_events(deltas, form, options, prompt_tokens))
     choices = await unless_disconnected(request.receive, _collect(deltas, len(planned)))

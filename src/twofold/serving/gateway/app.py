@@ -17,9 +17,11 @@ from twofold.serving.gateway.completions import complete
 from twofold.serving.gateway.dashboard import Dashboard
 from twofold.serving.gateway.errors import answer_error, answer_http_error
 from twofold.serving.gateway.gateway import Gateway
+from twofold.serving.gateway.keys import KeyRing
 from twofold.serving.gateway.limits import Limits
 from twofold.serving.gateway.middleware import Envelope
-from twofold.serving.gateway.responses import ModelCard, ModelList
+from twofold.serving.gateway.openapi import openapi
+from twofold.serving.gateway.responses import Health, ModelCard, ModelList, Version
 from twofold.serving.gateway.tokenizer import TextTokenizer
 from twofold.serving.service import Service
 
@@ -27,19 +29,19 @@ METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def create_app(
-    service: Service, tokenizer: TextTokenizer | None, *, api_key: str | None, limits: Limits | None = None
+    service: Service, tokenizer: TextTokenizer | None, *, keys: KeyRing | None, limits: Limits | None = None
 ) -> FastAPI:
     """The gateway to `service`; without a tokenizer it takes prompts of token ids only.
 
-    `api_key`, where there is one, is needed for everything under /v1 and for the data of the dashboard.
+    One of `keys`, where there are some, is needed for everything under /v1, for the pools and the dashboard's data.
     """
     gateway = Gateway(service=service, tokenizer=tokenizer, limits=limits or Limits())
     app = FastAPI(openapi_url=None, redirect_slashes=False)
-    app.add_middleware(Envelope, api_key=api_key)
+    app.add_middleware(Envelope, keys=keys)
     app.add_exception_handler(TwofoldError, answer_error)
     app.add_exception_handler(HTTPException, answer_http_error)
     _add_api(app, gateway)
-    _add_operations(app, service, gateway.limits)
+    _add_operations(app, service, gateway.limits, keys=keys is not None)
     _add_dashboard(app, Dashboard(service))
     return app
 
@@ -66,15 +68,14 @@ class RoleChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     role: Role
 
 
-def _add_operations(app: FastAPI, service: Service, limits: Limits) -> None:
+def _add_operations(app: FastAPI, service: Service, limits: Limits, *, keys: bool) -> None:
     """What operators and their tools ask for."""
 
     @app.get("/health")
-    @app.get("/ping")
-    @app.post("/ping")
+    @app.api_route("/ping", methods=["GET", "POST"])
     async def health() -> Response:
         ready = service.ready()
-        return _json({"status": "ready" if ready else "not ready"}, 200 if ready else 503)
+        return _json(Health(status="ready" if ready else "not ready"), 200 if ready else 503)
 
     @app.get("/metrics")
     async def metrics() -> Response:
@@ -92,7 +93,13 @@ def _add_operations(app: FastAPI, service: Service, limits: Limits) -> None:
 
     @app.get("/version")
     async def version() -> Response:
-        return _json({"version": twofold.__version__})
+        return _json(Version(version=twofold.__version__))
+
+    described = msgspec.json.encode(openapi(service.model.name, keys=keys))
+
+    @app.get("/openapi.json")
+    async def description() -> Response:
+        return Response(described, media_type="application/json")
 
 
 def _add_dashboard(app: FastAPI, dashboard: Dashboard) -> None:

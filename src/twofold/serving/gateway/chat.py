@@ -16,7 +16,7 @@ from twofold.serving.gateway.logprobs import LogprobFormat
 from twofold.serving.gateway.messages import template_messages
 from twofold.serving.gateway.middleware import arrival_of
 from twofold.serving.gateway.planning import Answer, check_fields, plan, stream_options
-from twofold.serving.gateway.prompts import check_length
+from twofold.serving.gateway.prompts import check_length, check_tokens
 from twofold.serving.gateway.responses import (
     ChatChoice,
     ChatChunk,
@@ -31,6 +31,7 @@ from twofold.serving.gateway.responses import (
 )
 from twofold.serving.gateway.schemas import ChatFields
 from twofold.serving.gateway.sse import event
+from twofold.serving.gateway.terms import terms_of
 
 
 async def chat(gateway: Gateway, request: Request) -> Response:
@@ -44,6 +45,7 @@ async def chat(gateway: Gateway, request: Request) -> Response:
         arrival_s=arrival.monotonic_s,
         max_tokens=fields.max_completion_tokens or fields.max_tokens,
         logprobs=wanted_logprobs(fields),
+        terms=terms_of(gateway, request, fields, prompts=1),
     )
     prompt = await encode_messages(gateway, fields)
     planned = plan(gateway, fields, answer, [prompt])
@@ -78,6 +80,7 @@ async def encode_messages(gateway: Gateway, fields: ChatFields) -> list[int]:
         raise RequestError(
             "messages: the model's chat template made an empty prompt of them", param="messages"
         )
+    check_tokens(gateway, len(token_ids), "messages")
     return token_ids
 
 

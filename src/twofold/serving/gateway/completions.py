@@ -18,6 +18,7 @@ from twofold.serving.gateway.prompts import encode_prompts, split_prompts
 from twofold.serving.gateway.responses import Completion, CompletionChoice, MaybeUsage, Usage
 from twofold.serving.gateway.schemas import CompletionFields
 from twofold.serving.gateway.sse import event
+from twofold.serving.gateway.terms import terms_of
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -35,6 +36,7 @@ async def complete(gateway: Gateway, request: Request) -> Response:
         max_tokens=fields.max_tokens,
         capped_tokens=DEFAULT_MAX_TOKENS,
         logprobs=fields.logprobs,
+        terms=terms_of(gateway, request, fields, len(texts_or_ids)),
     )
     prompts = await encode_prompts(
         gateway, texts_or_ids, add_special_tokens=fields.add_special_tokens is not False

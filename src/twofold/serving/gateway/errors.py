@@ -12,7 +12,7 @@ from twofold.errors import InstanceLostError, RequestError
 
 logger = logging.getLogger(__name__)
 
-# What a client that retries should wait before it does; short, because another instance may be free already.
+# What a client should wait where nothing is known; short, because another instance may be free already.
 RETRY_AFTER_S = "1"
 
 
@@ -45,16 +45,27 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 def failure_of(error: Exception) -> Failure:
     """What the client is told about `error`; one that nobody foresaw is logged and told as a plain 500."""
     if isinstance(error, RequestError):
-        return failure(error.status, str(error), param=error.param, code=error.code)
+        return failure(
+            error.status, str(error), param=error.param, code=error.code, retry_after_s=error.retry_after_s
+        )
     if isinstance(error, InstanceLostError):
         return failure(503, str(error) or "the instance that held the request is gone", code="instance_lost")
     logger.error("unexpected error while answering a request", exc_info=error)
     return failure(500, "the server met an unexpected error; its log has the details", code="internal_error")
 
 
-def failure(status: int, message: str, *, param: str | None = None, code: str | None = None) -> Failure:
+def failure(
+    status: int,
+    message: str,
+    *,
+    param: str | None = None,
+    code: str | None = None,
+    retry_after_s: int | None = None,
+) -> Failure:
     headers = {}
-    if status in (429, 503):
+    if retry_after_s is not None:
+        headers["Retry-After"] = str(retry_after_s)
+    elif status in (429, 503):
         headers["Retry-After"] = RETRY_AFTER_S
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"

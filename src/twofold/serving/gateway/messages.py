@@ -7,7 +7,7 @@ from twofold.serving.gateway.schemas import ContentPart, Message
 
 # Most templates know only the older name: OpenAI renamed the system role to developer, with the same meaning.
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-_UNSUPPORTED = ("tool_calls", "function_call", "audio", "refusal", "tool_call_id")
+UNSUPPORTED_PARTS = ("tool_calls", "function_call", "audio", "refusal", "tool_call_id")
 
 
 def template_messages(messages: Sequence[Message]) -> list[dict[str, str]]:
@@ -23,7 +23,7 @@ def _template_message(message: Message, place: str) -> dict[str, str]:
             f"{place}.role: {message.role!r} is not supported; use one of {', '.join(ROLES)}",
             param=f"{place}.role",
         )
-    for field in _UNSUPPORTED:
+    for field in UNSUPPORTED_PARTS:
         if getattr(message, field) not in (None, [], {}):
             raise RequestError(f"{place}.{field}: not supported by this service", param=f"{place}.{field}")
     rendered = {"role": ROLES[message.role], "content": _text(message.content, f"{place}.content")}

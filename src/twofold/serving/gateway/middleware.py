@@ -4,7 +4,6 @@ Written against ASGI itself: Starlette's own base class for middleware puts a qu
 its client, which costs time per token and hides that the client has left.
 """
 
-import hmac
 import re
 import time
 import uuid
@@ -16,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from twofold.serving.context import CURRENT, context_of
 from twofold.serving.gateway.errors import failure, failure_of
+from twofold.serving.gateway.keys import ApiKey, KeyRing
 
 ARRIVAL = "twofold.arrival"
 _KEYED = frozenset({"/v1", "/pools", "/dashboard/data"})
@@ -23,11 +23,15 @@ _SAFE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
 class Arrival(msgspec.Struct, frozen=True, kw_only=True):
-    """`monotonic_s` is the time of arrival on the monotonic clock, `created` in unix seconds."""
+    """`monotonic_s` is the time of arrival on the monotonic clock, `created` in unix seconds.
+
+    `key` is the API key it came with; None where none is asked for.
+    """
 
     request_id: str
     monotonic_s: float
     created: int
+    key: ApiKey | None
 
 
 def arrival_of(request: Request) -> Arrival:
@@ -39,19 +43,23 @@ def arrival_of(request: Request) -> Arrival:
 
 
 class Envelope:
-    """The middleware; where there is an API key, it is needed for what `_KEYED` names and all under /v1."""
+    """The middleware; where there are API keys, one is needed for what `_KEYED` names and all under /v1."""
 
-    def __init__(self, app: ASGIApp, api_key: str | None) -> None:
+    def __init__(self, app: ASGIApp, keys: KeyRing | None) -> None:
         self._app = app
-        self._authorization = None if api_key is None else f"Bearer {api_key}".encode()
+        self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
+        key = self._keys.find(headers.get("authorization", "")) if self._keys is not None else None
         arrival = Arrival(
-            request_id=_request_id(headers), monotonic_s=time.monotonic(), created=int(time.time())
+            request_id=_request_id(headers),
+            monotonic_s=time.monotonic(),
+            created=int(time.time()),
+            key=key,
         )
         scope[ARRIVAL] = arrival
         context = context_of(arrival.request_id, scope["path"], headers.get("traceparent", ""))
@@ -67,7 +75,7 @@ class Envelope:
                 answer.append("traceparent", str(context.span))
             await send(message)
 
-        if not self._allows(scope["path"], headers):
+        if key is None and self._keys is not None and _is_protected(scope["path"]):
             refused = failure(401, "the API key is missing or wrong", code="invalid_api_key").response()
             await refused(scope, receive, send_with_id)
             return
@@ -80,11 +88,9 @@ class Envelope:
                 raise
             await failure_of(error).response()(scope, receive, send_with_id)
 
-    def _allows(self, path: str, headers: Headers) -> bool:
-        if self._authorization is None or not (path in _KEYED or path.startswith("/v1/")):
-            return True
-        given = headers.get("authorization", "").encode("latin-1")
-        return hmac.compare_digest(given, self._authorization)
+
+def _is_protected(path: str) -> bool:
+    return path in _KEYED or path.startswith("/v1/")
 
 
 def _request_id(headers: Headers) -> str:

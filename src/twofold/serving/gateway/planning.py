@@ -11,6 +11,7 @@ from twofold.serving.gateway.gateway import Gateway
 from twofold.serving.gateway.limits import Limits
 from twofold.serving.gateway.sampling import base_seed, choice_seed, sampling_of
 from twofold.serving.gateway.schemas import GenerationFields, StreamOptions
+from twofold.serving.gateway.terms import Terms
 from twofold.serving.gateway.unsupported import refuse_unsupported
 
 
@@ -18,7 +19,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """What an answer says besides its text: its id, when it was made (unix seconds) and for whom it is.
 
     `arrival_s` is on the monotonic clock; `max_tokens` None means whatever of the context is left, and
-    `capped_tokens` is a bound that gives way where the context is shorter.
+    `capped_tokens` is a bound that gives way where the context is shorter. `terms` go with every generation.
     """
 
     id: str
@@ -27,6 +28,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int | None
     capped_tokens: int | None = None
     logprobs: int | None = None
+    terms: Terms
 
 
 class Planned(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,7 +125,15 @@ def _generation(answer: Answer, index: int, token_ids: list[int], sampling: Samp
         prompt_tokens=len(token_ids),
         output_tokens=sampling.max_tokens,
     )
-    return Generation(request=request, prompt_token_ids=token_ids, sampling=sampling)
+    terms = answer.terms
+    return Generation(
+        request=request,
+        prompt_token_ids=token_ids,
+        sampling=sampling,
+        key=terms.key,
+        priority=terms.priority,
+        deadline_s=terms.deadline_s,
+    )
 
 
 def stream_options(fields: GenerationFields) -> StreamOptions | None:

@@ -13,8 +13,12 @@ async def encode_prompts(
     """One list of token ids per prompt; raises RequestError where any of them cannot be used."""
     texts = [each for each in prompts if isinstance(each, str)]
     if texts:
-        return await encode_texts(gateway, texts, add_special_tokens=add_special_tokens)
-    return [check_token_ids(gateway, each) for each in prompts if isinstance(each, list)]
+        encoded = await encode_texts(gateway, texts, add_special_tokens=add_special_tokens)
+    else:
+        encoded = [check_token_ids(gateway, each) for each in prompts if isinstance(each, list)]
+    for token_ids in encoded:
+        check_tokens(gateway, len(token_ids), "prompt")
+    return encoded
 
 
 def split_prompts(prompt: Prompt) -> list[str | list[int]]:
@@ -52,7 +56,14 @@ async def encode_texts(
 
 
 def check_length(gateway: Gateway, characters: int, field: str) -> None:
-    """Refuse what cannot fit, however it is tokenized, before the time for that is spent."""
+    """Refuse what is too long, or cannot fit however it is tokenized, before the time for that is spent."""
+    most = gateway.limits.prompt_characters
+    if most is not None and characters > most:
+        raise RequestError(
+            f"{field}: {characters} characters are more than the limit of {most}",
+            param=field,
+            code="prompt_too_long",
+        )
     context = gateway.service.model.max_model_len
     tokens = characters // gateway.require_tokenizer(field).longest_token
     if tokens > context:
@@ -61,6 +72,15 @@ def check_length(gateway: Gateway, characters: int, field: str) -> None:
             f"but the context length of this model is {context} tokens",
             param=field,
             code="context_length_exceeded",
+        )
+
+
+def check_tokens(gateway: Gateway, tokens: int, field: str) -> None:
+    """Refuse a prompt over the limit, if there is one."""
+    most = gateway.limits.prompt_tokens
+    if most is not None and tokens > most:
+        raise RequestError(
+            f"{field}: {tokens} tokens are more than the limit of {most}", param=field, code="prompt_too_long"
         )
 
 

@@ -125,3 +125,11 @@ class ModelCard(Struct, frozen=True, kw_only=True):
 class ModelList(Struct, frozen=True, kw_only=True):
     object: Literal["list"] = "list"
     data: list[ModelCard]
+
+
+class Health(Struct, frozen=True, kw_only=True):
+    status: Literal["ready", "not ready"]
+
+
+class Version(Struct, frozen=True, kw_only=True):
+    version: str

@@ -45,6 +45,8 @@ class GenerationFields(UnsupportedFields, frozen=True, kw_only=True):
     skip_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
+    priority: Annotated[int, Meta(ge=-(2**63), le=MAX_INT)] | None = None
+    timeout: Annotated[float, Meta(gt=0)] | None = None
 
 
 class CompletionFields(GenerationFields, frozen=True, kw_only=True):

@@ -9,6 +9,8 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from twofold.errors import ConfigurationError
+from twofold.serving.gateway.limits import Limits
+from twofold.serving.gateway.protocol import bounded
 
 # How often to look whether the server is up; it offers nothing to wait on.
 _POLL_S = 0.01
@@ -24,14 +26,16 @@ class HttpServer:
     await server.stop()           # running answers may end, within `grace_s`
     """
 
-    def __init__(self, app: ASGIApp, sock: socket.socket, *, grace_s: int = 30) -> None:
-        """After `grace_s` seconds of stopping, running answers are cancelled."""
+    def __init__(
+        self, app: ASGIApp, sock: socket.socket, *, grace_s: int = 30, limits: Limits | None = None
+    ) -> None:
+        """After `grace_s` seconds of stopping, running answers are cancelled. Of `limits`, it takes `header_bytes`."""
         self._socket = sock
         self._task: asyncio.Task[None] | None = None
         self._server = _Server(
             uvicorn.Config(
                 app,
-                http="httptools",
+                http=bounded((limits or Limits()).header_bytes),
                 ws="none",
                 lifespan="off",
                 log_config=None,

@@ -1,0 +1,145 @@
+"""The gateway described as OpenAPI 3.1. A test sends what the description allows and holds the answers against it."""
+
+from collections.abc import Sequence
+
+import twofold
+from twofold.serving.gateway.errors import ErrorBody
+from twofold.serving.gateway.openapi_schemas import Json, reference, schemas
+from twofold.serving.gateway.responses import (
+    ChatChunk,
+    ChatCompletion,
+    Completion,
+    Health,
+    ModelCard,
+    ModelList,
+    Version,
+)
+from twofold.serving.gateway.schemas import ChatFields, CompletionFields
+from twofold.serving.gateway.terms import TIMEOUT_HEADER
+
+_ERRORS = {
+    400: "The request is wrong; `param` names the field.",
+    401: "The API key is missing or wrong.",
+    404: "The model is not here.",
+    413: "The body is too large.",
+    429: "Too much is asked for just now; the same request would be taken after `Retry-After` seconds.",
+    431: "The headers are too large.",
+    500: "Something went wrong that nobody foresaw.",
+    503: "The service is not ready, or lost the request.",
+    504: "The request was not answered within its timeout.",
+}
+_REQUEST_ID: Json = {
+    "description": "The client's X-Request-Id where it is safe to repeat, or a new one.",
+    "required": True,
+    "schema": {"type": "string"},
+}
+_RETRY_AFTER: Json = {
+    "description": "Seconds after which to try again.",
+    "required": True,
+    "schema": {"type": "integer", "minimum": 1},
+}
+_TIMEOUT: Json = {
+    "name": TIMEOUT_HEADER,
+    "in": "header",
+    "description": "Seconds in which the request is to be answered; the field `timeout` says the same.",
+    "schema": {"type": "number", "exclusiveMinimum": 0},
+}
+_MODEL: Json = {"name": "model", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+
+
+def openapi(model: str, *, keys: bool) -> Json:
+    """The description of a gateway to `model`; `keys` tells whether the paths under /v1 ask for one."""
+    components: Json = {"schemas": schemas(model)}
+    if keys:
+        components["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Twofold", "version": twofold.__version__, "license": {"name": "Apache-2.0"}},
+        "paths": _api(keys=keys) | _operations(),
+        "components": components,
+    }
+
+
+def _api(*, keys: bool) -> Json:
+    """The paths under /v1."""
+    paths: dict[str, tuple[str, Json]] = {
+        "/v1/completions": ("post", _generates("completions", CompletionFields, Completion, Completion)),
+        "/v1/chat/completions": ("post", _generates("chat", ChatFields, ChatCompletion, ChatChunk)),
+        "/v1/models": ("get", _describes("models", "The model served", ModelList)),
+        "/v1/models/{model}": ("get", _describes("model", "One model", ModelCard, errors=(404,))),
+    }
+    paths["/v1/models/{model}"][1]["parameters"] = [_MODEL]
+    if keys:
+        for _, operation in paths.values():
+            operation["security"] = [{"bearer": []}]
+            _responses(operation)["401"] = _error(401)
+    return {path: {method: operation} for path, (method, operation) in paths.items()}
+
+
+def _operations() -> Json:
+    """What operators and their tools ask for."""
+    text: Json = {"text/plain": {"schema": {"type": "string"}}}
+    this: Json = {"application/json": {"schema": {"type": "object"}}}
+    return {
+        "/health": {"get": _health("health")},
+        "/ping": {"get": _health("ping"), "post": _health("post_ping")},
+        "/version": {"get": _describes("version", "The version of the software", Version)},
+        "/metrics": {"get": _operation("metrics", "Prometheus text exposition", text)},
+        "/openapi.json": {"get": _operation("description", "This description", this)},
+    }
+
+
+def _generates(name: str, body: type, whole: type, chunk: type) -> Json:
+    """An operation that answers whole, or with server-sent events of chunks."""
+    stream: Json = {
+        "type": "string",
+        "description": f"Every event is a {chunk.__name__}; the last is [DONE].",
+    }
+    answers: Json = {
+        "application/json": {"schema": reference(whole)},
+        "text/event-stream": {"schema": stream},
+    }
+    operation = _operation(name, f"A {whole.__name__}", answers, errors=(400, 404, 413, 429, 503, 504))
+    operation["parameters"] = [_TIMEOUT]
+    operation["requestBody"] = {
+        "required": True,
+        "content": {"application/json": {"schema": reference(body)}},
+    }
+    return operation
+
+
+def _describes(name: str, summary: str, answer: type, *, errors: Sequence[int] = ()) -> Json:
+    return _operation(name, summary, {"application/json": {"schema": reference(answer)}}, errors=errors)
+
+
+def _health(name: str) -> Json:
+    """The only operation whose no has the form of its yes."""
+    operation = _describes(name, "200 when a request would be served, else 503", Health)
+    responses = _responses(operation)
+    responses["503"] = responses["200"]
+    return operation
+
+
+def _operation(name: str, summary: str, answers: Json, *, errors: Sequence[int] = ()) -> Json:
+    """What every operation has: the request's id, its errors and those that may befall any request."""
+    responses: Json = {
+        "200": {"description": "As asked.", "headers": {"X-Request-Id": _REQUEST_ID}, "content": answers}
+    }
+    for status in (*errors, 431, 500):
+        responses[str(status)] = _error(status)
+    return {"operationId": name, "summary": summary, "responses": responses}
+
+
+def _responses(operation: Json) -> Json:
+    responses = operation["responses"]
+    if not isinstance(responses, dict):
+        raise TypeError("an operation has its responses by status")
+    return responses
+
+
+def _error(status: int) -> Json:
+    headers: Json = {} if status == 431 else {"X-Request-Id": _REQUEST_ID}  # refused before it is a request
+    if status in (429, 503):
+        headers["Retry-After"] = _RETRY_AFTER
+    content = {"application/json": {"schema": reference(ErrorBody)}}
+    return {"description": _ERRORS[status], "headers": headers, "content": content}

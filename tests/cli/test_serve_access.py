@@ -1,0 +1,69 @@
+"""Who may use a service: keys that do not show, and no open door by accident."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from twofold.cli.serve_access import check_loopback, hide_arguments, hide_variable
+from twofold.errors import ConfigurationError
+
+# Its own text is in the command line, so it must not spell out what it looks for.
+PROBE = """
+import os, sys
+from pathlib import Path
+from twofold.cli.serve_access import find_keys
+ring = find_keys([sys.argv[2], os.environ["TWOFOLD_API_KEY"]], None)
+shown = Path("/proc/self/cmdline").read_bytes() + Path("/proc/self/environ").read_bytes()
+print(ring.names, b"sk-" b"flag" in shown, b"from-" b"variable" in shown, b"--other" in shown, *os.environ)
+"""
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.9", "::1", "::1%lo"])
+def test_loopback_needs_no_key(address):
+    """Only this machine's users get there."""
+    check_loopback("somewhere", address)
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0", "192.168.0.1", "::", "fe80::1%eth0", "8.8.8.8"])  # noqa: S104
+def test_other_machines_need_a_key(address):
+    """Or the flag that says that they do not."""
+    with pytest.raises(ConfigurationError, match="--host somewhere lets other machines in"):
+        check_loopback("somewhere", address)
+
+
+@pytest.mark.parametrize(
+    ("held", "hidden"),
+    [
+        (b"twofold\0--api-key\0sk-1\0--port\x001\0", b"twofold\0--api-key\0****\0--port\x001\0"),
+        (b"twofold\0--api-key=sk-1\0", b"twofold\0--api-key=****\0"),
+        (b"twofold\0--api-keys\0file\0", b"twofold\0--api-keys\0file\0"),
+        (b"twofold\0", b"twofold\0"),
+    ],
+)
+def test_arguments(held, hidden):
+    """Only keys, and nothing moves."""
+    assert hide_arguments(held) == hidden
+
+
+def test_variables():
+    """Only the one with the keys."""
+    assert hide_variable(b"A=1\0TWOFOLD_API_KEY=sk-1\0B=2\0") == b"A=1\0TWOFOLD_API_KEY=****\0B=2\0"
+
+
+@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="the system shows no processes as files")
+def test_a_process_does_not_show_its_keys():
+    """Neither in its command line nor in its environment, nor to what it starts."""
+    command = [sys.executable, "-c", PROBE, "--api-key", "sk-flag", "--other"]
+    done = subprocess.run(
+        command,
+        env={**os.environ, "TWOFOLD_API_KEY": "from-variable"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert done.stdout.startswith("('key-1', 'key-2') False False True ")
+    assert "TWOFOLD_API_KEY" not in done.stdout

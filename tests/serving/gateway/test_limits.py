@@ -1,0 +1,109 @@
+"""Bounds on what one client may send: headers, body, prompt."""
+
+import socket
+
+import pytest
+
+from support.running_gateway import running_gateway
+from support.scripted_service import ScriptedService
+from twofold.serving.gateway.limits import Limits
+
+LIMITS = Limits(header_bytes=2000, prompt_tokens=5, prompt_characters=40)
+
+
+@pytest.fixture(scope="module")
+def client():
+    with running_gateway(ScriptedService(), limits=LIMITS) as client:
+        yield client
+
+
+def exchange(client, *parts):
+    """Send bytes as they are; the status, the head and the rest. The last request asks for the connection to close."""
+    address = (client.base_url.host, client.base_url.port)
+    with socket.create_connection(address, timeout=120) as sock:
+        try:
+            for part in parts:
+                sock.sendall(part)
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # it has heard enough
+        received = b""
+        while data := sock.recv(65536):
+            received += data
+    head, _, body = received.partition(b"\r\n\r\n")
+    return int(head.split()[1]), head, body.decode()
+
+
+LINE = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        (LINE + b"X: " + b"a" * 3000 + b"\r\n\r\n",),
+        (LINE, b"X: 1\r\n" * 1000, b"\r\n"),
+        (LINE, b"A" * 3000 + b": 1\r\n\r\n"),
+        (b"GET /" + b"a" * 3000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",),
+    ],
+)
+def test_too_many_headers(client, parts):
+    """One long, many short, a long name, a long path: 431, in the error JSON."""
+    status, head, body = exchange(client, *parts)
+    assert status == 431
+    assert b"application/json" in head
+    assert '"headers_too_large"' in body
+
+
+def test_headers_that_never_end(client):
+    """Refused while they still come, so what is held is bounded."""
+    address = (client.base_url.host, client.base_url.port)
+    with socket.create_connection(address, timeout=120) as sock:
+        sock.sendall(LINE + b"X: ")
+        with pytest.raises((BrokenPipeError, ConnectionResetError)):
+            sock.sendall(b"a" * 100_000_000)
+    assert client.get("/health").status_code == 200
+
+
+def test_headers_within_the_bound(client):
+    """They count for each request alone, bodies not at all, whatever the way they are cut."""
+    body = b'{"model": "tiny", "prompt": [1], "max_tokens": 1, "user": "' + b"u" * 5000 + b'"}'
+    post = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+    big = LINE + b"X: " + b"a" * 1800 + b"\r\n\r\n"
+    for parts in ((post + body + big,), (post, body, big), [bytes([byte]) for byte in post + body + big]):
+        status, _, rest = exchange(client, *parts)
+        assert status == 200
+        assert rest.count("HTTP/1.1 200") == 1
+
+
+def test_what_is_no_http(client):
+    """A 400 in the error JSON as well."""
+    status, _, body = exchange(client, b"\x16\x03\x01 hello\r\n\r\n")
+    assert status == 400
+    assert '"invalid_http"' in body
+
+
+@pytest.mark.parametrize(
+    ("fields", "status"),
+    [
+        ({"prompt": [1] * 5}, 200),
+        ({"prompt": [1] * 6}, 400),
+        ({"prompt": [[1] * 5, [1] * 6]}, 400),
+        ({"prompt": "a" * 41}, 400),
+        ({"prompt": "The quick brown fox jumps over"}, 400),
+    ],
+)
+def test_long_prompts(client, fields, status):
+    """Characters before tokenizing, tokens after."""
+    response = client.post("/v1/completions", json={"model": "tiny", "max_tokens": 1, **fields})
+    assert response.status_code == status
+    if status == 400:
+        error = response.json()["error"]
+        assert (error["param"], error["code"]) == ("prompt", "prompt_too_long")
+
+
+@pytest.mark.parametrize("content", ["a" * 41, "The quick brown fox"])
+def test_long_messages(client, content):
+    """The template's tokens count, too."""
+    body = {"model": "tiny", "messages": [{"role": "user", "content": content}]}
+    response = client.post("/v1/chat/completions", json=body)
+    assert response.status_code == 400
+    assert response.json()["error"]["code"] == "prompt_too_long"

@@ -1,0 +1,53 @@
+"""The gateway does what its description says: requests made from it, answers held against it."""
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from schemathesis import GenerationMode, checks
+
+from support.scripted_service import ScriptedService, served_model
+from support.tokenizers_for_tests import byte_level
+from twofold.serving.gateway.app import create_app
+from twofold.serving.gateway.keys import ApiKey, KeyRing
+from twofold.serving.gateway.openapi import openapi
+
+KEY = {"Authorization": "Bearer secret"}
+OPERATIONS = [
+    (path, method, mode)
+    for path, operations in openapi("tiny", keys=True)["paths"].items()
+    for method, operation in operations.items()
+    for mode in GenerationMode
+    # Where nothing is asked for, nothing can be wrong.
+    if mode is GenerationMode.POSITIVE or {"parameters", "requestBody"} & operation.keys()
+]
+# What no schema can say: that prompt and output fit the context, or that stream_options come with stream.
+NOT_SAID = [checks.positive_data_acceptance]
+
+
+@pytest.fixture(scope="module")
+def description():
+    """Of a gateway that asks for a key, in front of a model with a short context and little to say."""
+    service = ScriptedService(model=served_model(max_model_len=32))
+    app = create_app(service, byte_level(), keys=KeyRing([ApiKey("fuzz", "secret")]))
+    return schemathesis.openapi.from_asgi("/openapi.json", app)
+
+
+def test_it_is_openapi(description):
+    """The description is valid by OpenAPI's own schema."""
+    description.validate()
+
+
+@pytest.mark.parametrize(("path", "method", "mode"), OPERATIONS)
+def test_answers_are_as_described(description, path, method, mode):
+    """Right requests and wrong ones: never a 5xx but for time that is over, and no undocumented status or body."""
+
+    @given(description[path][method].as_strategy(generation_mode=mode))
+    @settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    def holds(case):
+        response = case.call(headers=KEY)
+        over = response.status_code == 504 and response.json()["error"]["code"] == "deadline_exceeded"
+        assert response.status_code < 500 or over, response.text
+        excluded = [*NOT_SAID, checks.not_a_server_error]
+        case.validate_response(response, excluded_checks=excluded, headers=KEY)
+
+    holds()

@@ -1,0 +1,25 @@
+"""Admission in front of nothing: tickets by name."""
+
+from twofold.request import Request
+from twofold.scheduling.admission import Admission, AdmissionLimits, Refusal, Ticket
+
+
+def admission(**limits) -> Admission:
+    return Admission(AdmissionLimits(**limits))
+
+
+def ticket(name: str, *, now: float = 0.0, prompt_tokens: int = 1, **fields) -> Ticket:
+    request = Request(id=name, arrival_s=now, prompt_tokens=prompt_tokens, output_tokens=1)
+    return Ticket(request, **fields)
+
+
+def offer(door: Admission, name: str, *, now: float = 0.0, **fields) -> Refusal | None:
+    return door.offer(ticket(name, now=now, **fields), now)
+
+
+def drain(door: Admission, now: float) -> list[Ticket]:
+    """Everybody who may start now."""
+    started = []
+    while (each := door.next(now)) is not None:
+        started.append(each)
+    return started

@@ -134,7 +134,7 @@ def serve(
         engine,
         workers,
         serve_run.HttpConfig(served_model_name=name, api_key=api_key),
-        serve_run.telemetry(slo, otlp_endpoint),
+        serve_run.telemetry_config(slo, otlp_endpoint),
         host=host,
         port=port,
         router=router,

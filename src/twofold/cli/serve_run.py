@@ -19,10 +19,10 @@ from twofold.serving.local_service import HttpConfig, LocalService
 from twofold.serving.logs import configure_logs
 from twofold.serving.model_source import find_model
 from twofold.serving.plan import plan_workers
-from twofold.serving.telemetry import TelemetryConfig
+from twofold.serving.telemetry import Telemetry, TelemetryConfig, make_telemetry
 from twofold.slo import Slo
 
-__all__ = ["EngineConfig", "HttpConfig", "find_model", "plan_workers", "run", "telemetry"]
+__all__ = ["EngineConfig", "HttpConfig", "find_model", "plan_workers", "run", "telemetry_config"]
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +49,7 @@ def run(
     if journal is not None:
         _make_directory("--journal", journal)
     configure_logs(log_format)
+    observed = make_telemetry(http.served_model_name, telemetry)
     listener = _listen(host, port)
     with tempfile.TemporaryDirectory(prefix=f"twofold-{os.getpid()}-", ignore_cleanup_errors=True) as run_dir:
         config = ServiceConfig(
@@ -60,16 +61,16 @@ def run(
             journal_dir=None if journal is None else str(journal),
             log_format=log_format,
         )
-        uvloop.run(_serve(config, http, telemetry, listener))
+        uvloop.run(_serve(config, http, observed, listener))
 
 
-def telemetry(slo: str | None, otlp_endpoint: str | None) -> TelemetryConfig:
+def telemetry_config(slo: str | None, otlp_endpoint: str | None) -> TelemetryConfig:
     """What the flags ask for; raises ConfigurationError on an SLO that is not understood."""
     return TelemetryConfig(otlp_endpoint=otlp_endpoint or None, slo=Slo() if slo is None else Slo.parse(slo))
 
 
 async def _serve(
-    config: ServiceConfig, http: HttpConfig, telemetry: TelemetryConfig, listener: socket.socket
+    config: ServiceConfig, http: HttpConfig, telemetry: Telemetry, listener: socket.socket
 ) -> None:
     if config.log_format == "json":
         await _run(LocalService(config, http, listener, log.info, telemetry))

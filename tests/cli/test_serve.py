@@ -130,3 +130,18 @@ def test_sizes_that_are_none(text):
     """Said in one sentence."""
     with pytest.raises(ConfigurationError, match="not a size"):
         parse_size(text)
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "right"),
+    [
+        ("--log-format", "xml", "text, json"),
+        ("--otlp-endpoint", "localhost:4318", "http://localhost:4318"),
+        ("--slo", "fast", "ttft=2"),
+    ],
+)
+def test_wrong_telemetry(model, early_refusal, flag, value, right):
+    """It says what would be right."""
+    said = early_refusal(model, flag, value)
+    assert repr(value) in said
+    assert right in said

@@ -1,8 +1,5 @@
 """Spans of requests."""
 
-import http.server
-import threading
-
 import pytest
 
 pytest.importorskip("opentelemetry.sdk")
@@ -11,6 +8,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
+from support.collector import collecting
 from support.lives import SPLIT_LIFE, life
 from twofold.errors import ConfigurationError
 from twofold.request import FinishReason, Request
@@ -108,44 +106,19 @@ def test_failures(traced):
     assert left.status.status_code is StatusCode.UNSET
 
 
-@pytest.fixture
-def collector():
-    """An OTLP collector on a socket: its URL, and what it was sent."""
-    received = []
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_POST(self):
-            body = self.rfile.read(int(self.headers["content-length"]))
-            received.append((self.path, ExportTraceServiceRequest.FromString(body)))
-            self.send_response(200)
-            self.send_header("content-length", "0")
-            self.end_headers()
-
-        def log_message(self, *_):
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}", received
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
 @pytest.mark.parametrize("path", ["", "/", "/v1/traces"])
-def test_over_the_wire(collector, path):
+def test_over_the_wire(path):
     """A real collector gets every span before the service ends."""
-    url, received = collector
-    tracer = Tracer("tiny", otlp_exporter(url + path))
-    tracer.ended(life([4.0, 6.0, 7.0], **SPLIT_LIFE), None, None, 7.0)
-    tracer.close()
-    ((where, request),) = received
+    with collecting() as collector:
+        tracer = Tracer("tiny", otlp_exporter(collector.url + path))
+        tracer.ended(life([4.0, 6.0, 7.0], **SPLIT_LIFE), None, None, 7.0)
+        tracer.close()
+    ((where, body),) = collector.received
     assert where == "/v1/traces"
-    (resource,) = request.resource_spans
+    assert len(collector.spans()) == 6
+    (resource,) = ExportTraceServiceRequest.FromString(body).resource_spans
     attributes = {each.key: each.value.string_value for each in resource.resource.attributes}
     assert attributes["service.name"] == "twofold"
-    assert len(resource.scope_spans[0].spans) == 6
 
 
 @pytest.mark.parametrize("endpoint", ["localhost:4318", "ftp://x", "http://", "", "http"])

@@ -209,7 +209,7 @@ def serve(
     serve_run.run(
         config,
         http,
-        serve_run.telemetry(slo, otlp_endpoint),
+        serve_run.telemetry_config(slo, otlp_endpoint),
         host=host,
         port=port,
         allow_anonymous=allow_anonymous,

@@ -19,7 +19,7 @@ from twofold.serving.config import ServiceConfig
 from twofold.serving.gateway.limits import Limits
 from twofold.serving.local_service import HttpConfig, LocalService
 from twofold.serving.logs import configure_logs
-from twofold.serving.telemetry import TelemetryConfig
+from twofold.serving.telemetry import Telemetry, TelemetryConfig, make_telemetry
 from twofold.slo import Slo
 
 __all__ = [
@@ -31,7 +31,7 @@ __all__ = [
     "public_name",
     "run",
     "service_of",
-    "telemetry",
+    "telemetry_config",
 ]
 
 log = logging.getLogger(__name__)
@@ -48,18 +48,19 @@ def run(
 ) -> None:
     """Serve until Ctrl-C or SIGTERM, with sockets in a directory of its own; raises ConfigurationError."""
     configure_logs(config.log_format)
+    observed = make_telemetry(http.served_model_name, telemetry)
     listener = _listen(host, port, exposable=allow_anonymous or http.keys is not None)
     with tempfile.TemporaryDirectory(prefix=f"twofold-{os.getpid()}-", ignore_cleanup_errors=True) as run_dir:
-        uvloop.run(_serve(msgspec.structs.replace(config, run_dir=run_dir), http, telemetry, listener))
+        uvloop.run(_serve(msgspec.structs.replace(config, run_dir=run_dir), http, observed, listener))
 
 
-def telemetry(slo: str | None, otlp_endpoint: str | None) -> TelemetryConfig:
+def telemetry_config(slo: str | None, otlp_endpoint: str | None) -> TelemetryConfig:
     """What the flags ask for; raises ConfigurationError on an SLO that is not understood."""
     return TelemetryConfig(otlp_endpoint=otlp_endpoint or None, slo=Slo() if slo is None else Slo.parse(slo))
 
 
 async def _serve(
-    config: ServiceConfig, http: HttpConfig, telemetry: TelemetryConfig, listener: socket.socket
+    config: ServiceConfig, http: HttpConfig, telemetry: Telemetry, listener: socket.socket
 ) -> None:
     if config.log_format == "json":
         await _run(LocalService(config, http, listener, log.info, telemetry))

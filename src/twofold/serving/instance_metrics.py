@@ -30,17 +30,25 @@ class InstanceMetrics:
         self._moves = counter("role_moves", "Changes of role.", "instance", "from_role", "to_role")
         self._restarts = counter("worker_restarts", "Worker processes started again.", "instance")
         self._roles: dict[str, Role] = {}
+        self._statuses: dict[str, InstanceStatus] = {}
 
     def status(self, instance: str, status: InstanceStatus) -> None:
         """The accounts of an instance as it last reported them."""
-        self._usage.labels(instance).set(1 - status.blocks_free / status.blocks_total)
-        for state in BLOCK_STATES:
-            self._blocks.labels(instance, state).set(getattr(status, f"blocks_{state}"))
-        for state in REQUEST_STATES:
-            self._requests.labels(instance, state).set(getattr(status, state))
-        self._running.labels(instance).set(status.running)
-        self._waiting.labels(instance).set(status.waiting)
-        self._leases.labels(instance).set(status.arriving)
+        self._statuses[instance] = status
+
+    def refresh(self) -> None:
+        """Put the last reports into the gauges: they come after every iteration, and are rarely looked at."""
+        for gauge in (self._usage, self._blocks, self._requests, self._running, self._waiting, self._leases):
+            gauge.clear()
+        for instance, status in self._statuses.items():
+            self._usage.labels(instance).set(1 - status.blocks_free / status.blocks_total)
+            for state in BLOCK_STATES:
+                self._blocks.labels(instance, state).set(getattr(status, f"blocks_{state}"))
+            for state in REQUEST_STATES:
+                self._requests.labels(instance, state).set(getattr(status, state))
+            self._running.labels(instance).set(status.running)
+            self._waiting.labels(instance).set(status.waiting)
+            self._leases.labels(instance).set(status.arriving)
 
     def role(self, instance: str, role: Role) -> None:
         """An instance plays this role from now on."""
@@ -62,10 +70,5 @@ class InstanceMetrics:
 
     def remove(self, instance: str) -> None:
         """An instance is gone; it is `lost` until it comes back."""
-        for gauge in (self._usage, self._running, self._waiting, self._leases):
-            gauge.remove(instance)
-        for state in BLOCK_STATES:
-            self._blocks.remove(instance, state)
-        for state in REQUEST_STATES:
-            self._requests.remove(instance, state)
+        self._statuses.pop(instance, None)
         self.state(instance, InstanceState.LOST)

@@ -11,7 +11,8 @@ from twofold.timeline import Moment, Timeline
 # Classes of the histograms grow by this factor, so a percentile is right to 5%.
 _GROWTH = 1.1
 _PER_CLASS = 1 / math.log(_GROWTH)
-_SHORTEST_S = 1e-6
+_OFFSET = 200  # keeps the numbers of classes positive, for latencies of nanoseconds too
+_SHORTEST_S = 1e-8
 RANKS = (0.5, 0.9, 0.99)
 
 
@@ -27,7 +28,7 @@ class Histogram:
         self.within = 0
 
     def add(self, seconds: float, bound_s: float) -> None:
-        number = math.floor(math.log(max(seconds, _SHORTEST_S)) * _PER_CLASS)
+        number = int(math.log(max(seconds, _SHORTEST_S)) * _PER_CLASS + _OFFSET)
         self.classes[number] = self.classes.get(number, 0) + 1
         self.count += 1
         self.within += seconds <= bound_s
@@ -48,7 +49,7 @@ class Histogram:
             while passed < rank * self.count:
                 number, count = next(classes)
                 passed += count
-            found.append(float(f"{_GROWTH ** (number + 0.5):.4g}"))
+            found.append(float(f"{_GROWTH ** (number - _OFFSET + 0.5):.4g}"))
         return found
 
     @classmethod
@@ -87,17 +88,22 @@ class Latencies:
     def take(self, timeline: Timeline) -> None:
         """Count the tokens of a request that came since it was taken last."""
         times, request_id = timeline.token_times_s, timeline.request.id
-        for index in range(self._taken.get(request_id, 0), len(times)):
-            at = times[index]
-            bin_ = self._bin(at)
-            if bin_ is None:
-                continue
-            bin_.tokens += 1
-            if index:
-                bin_.itl.add(at - times[index - 1], self._itl_bound_s)
-            else:
-                bin_.ttft.add(at - timeline.moments[Moment.ARRIVED], self._ttft_bound_s)
-        self._taken[request_id] = len(times)
+        taken = self._taken.get(request_id, 0)
+        before_s = times[taken - 1] if taken else timeline.moments[Moment.ARRIVED]
+        bin_: _Bin | None = None
+        bin_end_s = -math.inf
+        for at_s in times[taken:]:
+            if at_s >= bin_end_s:
+                bin_ = self._bin(at_s)
+                bin_end_s = self._start_s + (int((at_s - self._start_s) / self._bin_s) + 1) * self._bin_s
+            if bin_ is not None:
+                bin_.tokens += 1
+                if taken:
+                    bin_.itl.add(at_s - before_s, self._itl_bound_s)
+                else:
+                    bin_.ttft.add(at_s - before_s, self._ttft_bound_s)
+            taken, before_s = taken + 1, at_s
+        self._taken[request_id] = taken
 
     def end(self, timeline: Timeline, now: float, *, good: bool) -> None:
         """Count the rest of a request that has ended, `good` meaning that it was served within the SLO."""

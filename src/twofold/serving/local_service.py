@@ -33,7 +33,7 @@ from twofold.serving.messages import ToController
 from twofold.serving.plan import gateway_cores
 from twofold.serving.reports import Report
 from twofold.serving.service import ServedModel
-from twofold.serving.telemetry import TelemetryConfig, make_telemetry
+from twofold.serving.telemetry import Telemetry
 
 STOP_GRACE_S = 10  # answers that run when the service is told to stop get this long to end
 
@@ -60,12 +60,11 @@ class LocalService:
         http: HttpConfig,
         listener: socket.socket,
         on_progress: OnProgress,
-        telemetry: TelemetryConfig | None = None,
+        telemetry: Telemetry | None = None,
     ) -> None:
-        """Raises ConfigurationError where the telemetry that is asked for cannot be had."""
         self._config, self._http, self._listener = config, http, listener
         self._on_progress = on_progress
-        self._telemetry = make_telemetry(http.served_model_name, telemetry or TelemetryConfig())
+        self._telemetry = telemetry or Telemetry(http.served_model_name)
         self._launcher = LocalLauncher(config)
         self._facts: asyncio.Future[Report] = asyncio.get_running_loop().create_future()
         self._controller: Controller | None = None

@@ -34,6 +34,7 @@ class ServiceMetrics:
         self._held = registry.gauge("num_requests_held", "Requests that no instance can take now.")
 
     def exposition(self) -> bytes:
+        self.instances.refresh()
         return generate_latest(self._registry.collectors)
 
     def handoff(self, report: HandoffReport) -> None:

@@ -1,6 +1,7 @@
 """Paths, keys, ids and limits of the whole gateway."""
 
 import json
+import re
 
 import httpx
 import pytest
@@ -67,6 +68,17 @@ def test_request_id(client, path):
     }
     assert len(ids) == 3
     assert all(len(each) == 32 for each in ids)
+
+
+def test_trace_context(client):
+    """A client's trace goes on, and one without is told which it is in."""
+    trace = "0af7651916cd43dd8448eb211c80319c"
+    given = client.post(
+        "/v1/completions", json=ASK, headers={"traceparent": f"00-{trace}-b7ad6b7169203331-01"}
+    )
+    assert re.fullmatch(rf"00-{trace}-(?!b7ad6b7169203331)[0-9a-f]{{16}}-01", given.headers["traceparent"])
+    new = client.post("/v1/completions", json=ASK).headers["traceparent"]
+    assert re.fullmatch(r"00-[0-9a-f]{32}-[0-9a-f]{16}-01", new)
 
 
 def test_request_id_names_the_answer():

@@ -1,5 +1,6 @@
 """Mailboxes: every process has one inbox, and writes to the inboxes of others."""
 
+import logging
 import threading
 from collections.abc import Iterator
 from typing import Generic, TypeVar
@@ -12,12 +13,29 @@ from twofold.serving.messages import Message
 
 M = TypeVar("M")
 
+log = logging.getLogger(__name__)
+
+# The longest message is a prompt's: at most 5 bytes a token, so this is room for thirteen million.
+MAX_FRAME_BYTES = 64 * 1024 * 1024
+
 
 class Inbox(Generic[M]):
-    """Receives messages of the union `kind` at `address`, from one thread."""
+    """Receives messages of the union `kind` at `address`, from one thread.
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str, kind: object) -> None:
+    What cannot be read as one is dropped and noted in the log, without its content; so is, by closing the connection
+    that it comes over, what is longer than `max_frame_bytes`. `dropped` counts the former.
+    """
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        address: str,
+        kind: object,
+        *,
+        max_frame_bytes: int = MAX_FRAME_BYTES,
+    ) -> None:
         self._socket = context.socket(zmq.PULL)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, max_frame_bytes)
         self._socket.set_hwm(0)  # nothing is dropped or held up here; queues are bounded by admission
         try:
             self._socket.bind(address)
@@ -26,6 +44,7 @@ class Inbox(Generic[M]):
             raise ConfigurationError(f"no socket can be made at {address}: {error.strerror}") from error
         self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(kind)
         self.address = address
+        self.dropped = 0
 
     def receive(self, timeout_s: float) -> Iterator[M]:
         """Wait up to `timeout_s` for a message, then yield all that are there."""
@@ -39,7 +58,12 @@ class Inbox(Generic[M]):
                 frame = self._socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            yield self._decoder.decode(frame)
+            try:
+                message = self._decoder.decode(frame)
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+                self._drop(frame, error)
+                continue
+            yield message
 
     def fileno(self) -> int:
         """Becomes readable when messages *arrive*: whoever is woken by it must `drain`."""
@@ -47,6 +71,18 @@ class Inbox(Generic[M]):
 
     def close(self) -> None:
         self._socket.close(linger=0)
+
+    def _drop(self, frame: bytes, error: Exception) -> None:
+        """Errors quote what they are about, so only their kind is told; of a flood, every power of two is."""
+        self.dropped += 1
+        if self.dropped & (self.dropped - 1) == 0:
+            log.warning(
+                "%s: a frame of %d bytes is no message (%s) and was dropped; %d so far",
+                self.address,
+                len(frame),
+                type(error).__name__,
+                self.dropped,
+            )
 
 
 class Outbox:
@@ -58,8 +94,12 @@ class Outbox:
         self._local = threading.local()  # ZeroMQ sockets must stay with their thread
 
     def send(self, address: str, message: Message) -> None:
-        """Queue a message; it never waits for the receiver."""
-        self._socket(address).send(self._encoder.encode(message))
+        """Queue a message; it never waits for the receiver. Raises ValueError for one that no inbox would take."""
+        frame = self._encoder.encode(message)
+        if len(frame) > MAX_FRAME_BYTES:
+            kind = type(message).__name__
+            raise ValueError(f"a message of the kind {kind} has {len(frame)} bytes, more than an inbox takes")
+        self._socket(address).send(frame)
 
     def forget(self, address: str) -> None:
         """Drop this thread's connection to an inbox that is gone."""

@@ -1,0 +1,163 @@
+"""Mailboxes: messages arrive in order, and whatever else comes does no harm."""
+
+import logging
+
+import msgspec
+import pytest
+import zmq
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from twofold.request import Generation, Request, SamplingParams, TokenOutput
+from twofold.scheduling.instance import InstanceStatus
+from twofold.serving import mailbox
+from twofold.serving.mailbox import Inbox, Outbox
+from twofold.serving.messages import (
+    Abort,
+    HandoffEnded,
+    Message,
+    Prefill,
+    Reserve,
+    StepDone,
+    ToController,
+    ToWorker,
+)
+
+REQUEST = Request(id="r", arrival_s=1.5, prompt_tokens=3, output_tokens=2)
+SAMPLING = SamplingParams(max_tokens=2)
+STATUS = msgspec.convert(dict.fromkeys(InstanceStatus.__struct_fields__, 0), InstanceStatus)
+MESSAGES: list[Message] = [
+    Prefill(
+        generation=Generation(request=REQUEST, prompt_token_ids=[1, 2, 3], sampling=SAMPLING), target="d"
+    ),
+    Reserve(request=REQUEST, sampling=SAMPLING, source="p"),
+    HandoffEnded(request_id="r", epoch=2**52, first_token=7),
+    StepDone(
+        instance="p",
+        started_s=0.5,
+        started=["r"],
+        tokens=[("r", TokenOutput(index=0, token_id=7, top_logprobs=((7, -0.5),)))],
+        status=STATUS,
+        number=1,
+    ),
+]
+LAST = Abort(request_id="the last")
+SECRET = b"do not repeat this"
+
+
+class Post:
+    """An inbox, and a socket that may send it anything."""
+
+    def __init__(self, address, **options):
+        self.context = zmq.Context()
+        self.inbox = Inbox(self.context, address, ToWorker | ToController, **options)
+        self.outbox = Outbox(self.context)
+        self.raw = self.context.socket(zmq.PUSH)
+        self.raw.connect(address)
+
+    def received(self, *frames):
+        """What comes of these frames; a last message tells that all are through."""
+        for frame in frames:
+            self.raw.send(frame)
+        self.raw.send(encode(LAST))
+        messages = []
+        for _ in range(300):  # looks, each of which may find nothing but what is dropped
+            messages += self.inbox.receive(1.0)
+            if messages and messages[-1] == LAST:
+                return messages[:-1]
+        raise AssertionError("the last message did not come")
+
+    def close(self):
+        self.raw.close(linger=0)
+        self.outbox.close()
+        self.inbox.close()
+        self.context.term()
+
+
+def encode(message):
+    return msgspec.msgpack.encode(message)
+
+
+def read(frame):
+    """The message that a frame is, if it is one."""
+    try:
+        return msgspec.msgpack.decode(frame, type=ToWorker | ToController)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+@pytest.fixture(scope="module")
+def post(tmp_path_factory):
+    made = Post(f"ipc://{tmp_path_factory.mktemp('post')}/inbox.sock")
+    yield made
+    made.close()
+
+
+@st.composite
+def mutated(draw):
+    """A frame of a message with bytes changed, taken out and put in."""
+    frame = bytearray(encode(draw(st.sampled_from(MESSAGES))))
+    lengths = [b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"\xdb\xff\xff\xff\xff", b"\x91" * 3000]
+    for _ in range(draw(st.integers(1, 4))):
+        start = draw(st.integers(0, len(frame)))
+        end = min(len(frame), start + draw(st.integers(0, 8)))
+        frame[start:end] = draw(st.binary(max_size=8) | st.sampled_from(lengths))
+    return bytes(frame)
+
+
+@given(st.lists(st.binary(max_size=60) | mutated() | st.sampled_from(MESSAGES).map(encode), max_size=8))
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_what_is_no_message_is_dropped(post, frames):
+    """Each frame is a message or is dropped and counted, and those around it arrive in order."""
+    before = post.inbox.dropped
+    messages = post.received(*frames)
+    assert post.inbox.dropped - before + len(messages) == len(frames)
+    # Encoded again, because a mutated number may be one that does not equal itself.
+    assert [encode(message) for message in messages] == [encode(each) for each in map(read, frames) if each]
+
+
+def test_what_is_dropped_is_not_repeated(post, caplog):
+    """The log says where, how long and how many, and nothing of what it was."""
+    caplog.set_level(logging.DEBUG)
+    post.inbox.dropped = 0
+    frame = encode({"type": SECRET.decode(), "request_id": SECRET.decode()})
+    assert post.received(frame, *[SECRET] * 8) == []
+    assert post.inbox.dropped == 9
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 4
+    assert str(len(frame)) in said[0]
+    assert post.inbox.address in said[0]
+    assert not any(SECRET.decode() in each for each in said)
+
+
+def test_what_is_too_long(tmp_path):
+    """It never gets here, and neither may what shared its connection; what is sent later does."""
+    post = Post(f"ipc://{tmp_path}/inbox.sock", max_frame_bytes=1000)
+    try:
+        assert post.received(encode(MESSAGES[1])) == [MESSAGES[1]]
+        post.raw.send(b"x" * 2000)
+        got = []
+        for _ in range(1000):
+            post.raw.send(encode(MESSAGES[1]))
+            got += post.inbox.receive(0.1)
+            if got:
+                break
+        assert got[0] == MESSAGES[1]
+        assert post.inbox.dropped == 0
+    finally:
+        post.close()
+
+
+def test_what_no_inbox_takes_is_not_sent(post, monkeypatch):
+    """The sender learns of it, instead of the message being lost on the way."""
+    monkeypatch.setattr(mailbox, "MAX_FRAME_BYTES", 10)
+    with pytest.raises(ValueError, match="Abort has 25 bytes"):
+        post.outbox.send(post.inbox.address, Abort(request_id="r"))
+
+
+def test_a_generation_arrives_whole(post):
+    """Key, priority and deadline too."""
+    generation = Generation(
+        request=REQUEST, prompt_token_ids=[1], sampling=SAMPLING, key="alice", priority=-2, deadline_s=12.5
+    )
+    assert post.received(encode(Prefill(generation=generation))) == [Prefill(generation=generation)]

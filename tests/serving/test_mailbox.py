@@ -78,6 +78,14 @@ def encode(message):
     return msgspec.msgpack.encode(message)
 
 
+def read(frame):
+    """The message that a frame is, if it is one."""
+    try:
+        return msgspec.msgpack.decode(frame, type=ToWorker | ToController)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+
+
 @pytest.fixture(scope="module")
 def post(tmp_path_factory):
     made = Post(f"ipc://{tmp_path_factory.mktemp('post')}/inbox.sock")
@@ -104,10 +112,8 @@ def test_what_is_no_message_is_dropped(post, frames):
     before = post.inbox.dropped
     messages = post.received(*frames)
     assert post.inbox.dropped - before + len(messages) == len(frames)
-    assert all(isinstance(message, Message) for message in messages)
-    whole = {encode(message) for message in MESSAGES}
-    untouched = [frame for frame in frames if frame in whole]
-    assert [encode(message) for message in messages if encode(message) in whole] == untouched
+    # Encoded again, because a mutated number may be one that does not equal itself.
+    assert [encode(message) for message in messages] == [encode(each) for each in map(read, frames) if each]
 
 
 def test_what_is_dropped_is_not_repeated(post, caplog):

@@ -22,10 +22,14 @@ class Admission:
 
     Everybody waits by priority, and by arrival within one; nobody who was taken is turned away for one who comes
     later. A steady stream of urgent requests can keep others waiting up to their deadline, and not longer.
+
+    `refusals` counts those refused by reason, `expirations` those whose deadline passed while they waited.
     """
 
     def __init__(self, limits: AdmissionLimits) -> None:
         self.limits = limits
+        self.refusals: dict[RefusalReason, int] = {}
+        self.expirations = 0
         self._line = WaitingLine()
         self._running: dict[str, Ticket] = {}
         self._keys: dict[str, KeyAccount] = {}
@@ -50,6 +54,8 @@ class Admission:
             self._account(ticket.key, now).take(ticket.id, now)
             self._line.join(ticket)
             self._changed(now)
+        else:
+            self.refusals[refusal.reason] = self.refusals.get(refusal.reason, 0) + 1
         return refusal
 
     def next(self, now: float) -> Ticket | None:
@@ -96,6 +102,7 @@ class Admission:
         passed = self._line.overdue(now)
         for ticket in passed:
             self._gone(ticket, now)
+        self.expirations += len(passed)
         return passed
 
     def next_deadline(self) -> float | None:

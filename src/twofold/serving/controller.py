@@ -20,6 +20,7 @@ from twofold.scheduling.admission import Admission
 from twofold.scheduling.breaker import BreakerState
 from twofold.scheduling.cluster import ClusterScheduler
 from twofold.scheduling.outcome import InstanceStatus
+from twofold.serving.admitting import deadline_passed, refused
 from twofold.serving.fleet import ALIVE_S, Fleet
 from twofold.serving.live_request import Attempt, LiveRequest
 from twofold.serving.mailbox import Inbox
@@ -41,7 +42,6 @@ from twofold.serving.messages import (
     StepDone,
     ToController,
 )
-from twofold.serving.refused import refused
 from twofold.serving.service import PoolMember, ServedModel
 from twofold.serving.snapshot import InstanceState, ServiceSnapshot
 from twofold.serving.telemetry import Telemetry
@@ -421,12 +421,7 @@ class Controller:
         """Nobody waits for the answers to these any more."""
         for ticket in self._admission.expired(now):
             self._telemetry.deadline_missed()
-            error = RequestError(
-                "the request waited until its timeout: no worker could take it",
-                status=504,
-                code="deadline_exceeded",
-            )
-            self._fail(self._live[ticket.id], error)
+            self._fail(self._live[ticket.id], deadline_passed())
 
     def exited(self, instance: str) -> None:
         """A worker's process has ended: it writes no more, and its peers are told so."""

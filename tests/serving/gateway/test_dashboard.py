@@ -16,6 +16,7 @@ from twofold.instance import Role
 from twofold.request import FinishReason
 from twofold.scheduling.instance import InstanceStatus
 from twofold.serving.gateway.dashboard import Dashboard
+from twofold.serving.gateway.keys import ApiKey, KeyRing
 from twofold.serving.snapshot import InstanceState, ServiceSnapshot
 
 needs_chromium = pytest.mark.skipif(chromium() is None, reason="there is no Chromium here")
@@ -55,7 +56,7 @@ def test_viewers_share_a_snapshot():
 
 def test_its_data_needs_the_key():
     """The page does not: it has to ask for it."""
-    with running_gateway(ScriptedService(), api_key="secret") as client:
+    with running_gateway(ScriptedService(), keys=KeyRing([ApiKey("watcher", "secret")])) as client:
         assert client.get("/dashboard").status_code == 200
         assert client.get("/dashboard/data").status_code == 401
         answer = client.get("/dashboard/data", headers={"authorization": "Bearer secret"})
@@ -142,5 +143,7 @@ def test_a_browser_with_a_key_and_a_service_that_goes():
         await page.evaluate(f"document.querySelector('#secret').value = '{key}'; {form}.requestSubmit()")
 
     with ExitStack() as running:
-        client = running.enter_context(running_gateway(busy_service(), api_key="secret"))
+        client = running.enter_context(
+            running_gateway(busy_service(), keys=KeyRing([ApiKey("watcher", "secret")]))
+        )
         asyncio.run(look(client.base_url, running.close))

@@ -6,8 +6,8 @@ from support.running_gateway import running_gateway
 from support.scripted_service import Gate, ScriptedService
 from twofold.errors import RequestError
 from twofold.scheduling.admission_limits import Refusal, RefusalReason
+from twofold.serving.admitting import refused
 from twofold.serving.gateway.limits import Limits
-from twofold.serving.refused import refused
 
 ASK = {"model": "tiny", "prompt": "The", "max_tokens": 1}
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}

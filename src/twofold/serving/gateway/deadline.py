@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import TypeVar
 
-from twofold.errors import RequestError
+from twofold.serving.admitting import deadline_passed
 
 T = TypeVar("T")
 
@@ -33,12 +33,3 @@ async def until(deadline_s: float | None, items: AsyncGenerator[T, None]) -> Asy
                     raise
                 raise deadline_passed() from error
             yield item
-
-
-def deadline_passed() -> RequestError:
-    """The request's timeout is over, whether it waited or was being answered."""
-    return RequestError(
-        "the request was not answered within its timeout; send a longer timeout, or ask for less",
-        status=504,
-        code="deadline_exceeded",
-    )

@@ -1,13 +1,18 @@
-"""What admission says no to, as the error that the client gets."""
+"""Between live requests and admission: a generation's ticket, and a refusal as the error that its client gets."""
 
 from twofold.errors import RequestError
-from twofold.scheduling.admission_limits import Refusal, RefusalReason
+from twofold.request import Generation
+from twofold.scheduling.admission import Refusal, RefusalReason, Ticket
 
 _SENTENCES = {
     RefusalReason.QUEUE_FULL: "the service is full and so is the queue in front of it",
     RefusalReason.KEY_LIMIT: "this API key has as many requests as it may",
     RefusalReason.DEADLINE: "the request would not be answered within its timeout",
 }
+
+
+def ticket_of(generation: Generation) -> Ticket:
+    return Ticket(generation.request, generation.key, generation.priority, generation.deadline_s)
 
 
 def refused(refusal: Refusal) -> RequestError:
@@ -18,4 +23,13 @@ def refused(refusal: Refusal) -> RequestError:
         status=429,
         code=refusal.reason.replace("-", "_"),
         retry_after_s=seconds,
+    )
+
+
+def deadline_passed() -> RequestError:
+    """The request's timeout is over, whether it waited or was being answered."""
+    return RequestError(
+        "the request was not answered within its timeout; send a longer timeout, or ask for less",
+        status=504,
+        code="deadline_exceeded",
     )

@@ -34,6 +34,7 @@ MESSAGES: list[Message] = [
     HandoffEnded(request_id="r", epoch=2**52, first_token=7),
     StepDone(
         instance="p",
+        epoch=3,
         started_s=0.5,
         started=["r"],
         tokens=[("r", TokenOutput(index=0, token_id=7, top_logprobs=((7, -0.5),)))],

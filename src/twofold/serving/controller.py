@@ -88,6 +88,7 @@ class Controller:
         self._draining = False
         self._watch: asyncio.Task[None] | None = None
         cluster.on_move = telemetry.role
+        telemetry.admission(admission)
 
     # -- life of the controller ---------------------------------------------------------------------------------
 

@@ -12,8 +12,8 @@ import msgspec
 
 from twofold.errors import TwofoldError
 from twofold.request import Generation, TokenOutput
-from twofold.scheduling.admission import Ticket
 from twofold.scheduling.route import Placement
+from twofold.serving.admitting import ticket_of
 from twofold.timeline import Timeline
 
 
@@ -36,7 +36,7 @@ class LiveRequest:
     def __init__(self, generation: Generation) -> None:
         self.id = generation.request.id
         self.generation = generation
-        self.ticket = Ticket(generation.request, generation.key, generation.priority, generation.deadline_s)
+        self.ticket = ticket_of(generation)
         self.timeline = Timeline(generation.request)
         self.attempt: Attempt | None = None
         self.attempts = 0

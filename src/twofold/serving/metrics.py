@@ -9,6 +9,8 @@ num_requests_running, num_requests_waiting, kv_cache_usage_perc.
 
 from prometheus_client import generate_latest
 
+from twofold.scheduling.admission import Admission
+from twofold.serving.admission_metrics import AdmissionMetrics
 from twofold.serving.instance_metrics import InstanceMetrics
 from twofold.serving.messages import HandoffReport
 from twofold.serving.registry import Registry
@@ -32,6 +34,10 @@ class ServiceMetrics:
             "request_deadline_misses", "Requests that ended because their deadline had passed."
         )
         self._held = registry.gauge("num_requests_held", "Requests that no instance can take now.")
+
+    def admission(self, admission: Admission) -> None:
+        """Show who waits and runs, by API key."""
+        self._registry.collectors.register(AdmissionMetrics(admission))
 
     def exposition(self) -> bytes:
         self.instances.refresh()

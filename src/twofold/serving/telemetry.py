@@ -9,6 +9,7 @@ import msgspec
 from twofold.errors import ConfigurationError
 from twofold.instance import Role
 from twofold.request import Request
+from twofold.scheduling.admission import Admission
 from twofold.scheduling.instance import InstanceStatus
 from twofold.serving.context import CURRENT, RequestContext, TraceParent
 from twofold.serving.history import History
@@ -52,6 +53,10 @@ class Telemetry:
         self._history = History(model, slo)
         self._tracing = tracing
         self._origins: dict[str, _Origin] = {}
+
+    def admission(self, admission: Admission) -> None:
+        """Who waits and runs, by API key, is shown among the metrics."""
+        self._metrics.admission(admission)
 
     # -- requests -------------------------------------------------------------------------------------------------
 

@@ -1,36 +1,111 @@
 """How the KV cache of a request is to be sent."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from support.scheduled import request
 from twofold.handoff import HandoffMode
-from twofold.scheduling.handoffs import HANDOFF_POLICIES, BySize
+from twofold.performance.transfer import TransferModel
+from twofold.scheduling.handoffs import HANDOFF_POLICIES, BySize, Chosen, Paths
 from twofold.scheduling.router import Route
 
 ROUTE = Route("p0", "d0")
+KV = 1000  # bytes per token
+
+
+class Given(Paths):
+    """Paths as a test wants them; asking for anything else is a mistake."""
+
+    def __init__(self, crossovers=None, transfer=None, s_per_token=0.0):
+        self.crossovers, self.path, self.s_per_token = crossovers, transfer, s_per_token
+
+    def crossover(self, prefill):
+        return self.crossovers[prefill]
+
+    def transfer(self, prefill, decode):
+        return self.path
+
+    def prefill_s(self, prefill, tokens):
+        return tokens * self.s_per_token
+
+
+def path(bytes_per_s=1e6, overhead_s=0.0, layers=10):
+    sync_s = (layers - 1) * overhead_s
+    return TransferModel(
+        kv_bytes_per_token=KV, layers=layers, bytes_per_s=bytes_per_s, latency_s=overhead_s, sync_s=sync_s
+    )
 
 
 @given(st.integers(1, 10_000), st.integers(0, 10_000))
 def test_short_prompts_go_at_once_and_long_ones_by_layer(prompt, crossover):
     """Splitwise section 4.3: from the crossover on it pays to send while computing."""
-    mode = BySize(lambda _: crossover).choose(request("a", prompt), ROUTE)
+    mode = BySize(Given({"p0": crossover})).choose(request("a", prompt), ROUTE)
     assert mode is (HandoffMode.LAYER_WISE if prompt >= crossover else HandoffMode.SERIALIZED)
 
 
 def test_the_crossover_is_that_of_the_prefill_instance():
     """It depends on how fast that one computes, and on its link."""
-    policy = BySize({"p0": 512, "p1": 1024}.__getitem__)
+    policy = BySize(Given({"p0": 512, "p1": 1024}))
     modes = [policy.choose(request("a", prompt=700), Route(name, "d0")) for name in ("p0", "p1")]
     assert modes == [HandoffMode.LAYER_WISE, HandoffMode.SERIALIZED]
 
 
-def test_fixed_policies_do_not_look_at_the_request():
-    """They need no crossover either."""
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [
+        ("serialized", HandoffMode.SERIALIZED),
+        ("layer-wise", HandoffMode.LAYER_WISE),
+        ("pull", HandoffMode.PULL),
+    ],
+)
+def test_fixed_policies_do_not_look_at_the_request(name, mode):
+    """They need to know nothing of the paths either."""
+    policy = HANDOFF_POLICIES[name](Given())
+    assert {policy.choose(request("a", prompt), ROUTE) for prompt in (1, 100_000)} == {mode}
 
-    def nobody_knows(instance):
-        raise AssertionError(instance)
 
-    for name, mode in (("serialized", HandoffMode.SERIALIZED), ("layer-wise", HandoffMode.LAYER_WISE)):
-        policy = HANDOFF_POLICIES[name](nobody_knows)
-        assert {policy.choose(request("a", prompt), ROUTE) for prompt in (1, 100_000)} == {mode}
+@given(st.integers(1, 5000), st.floats(1e4, 1e9), st.floats(0, 0.01), st.floats(0, 0.01))
+def test_what_is_chosen_leaves_the_least_to_wait_for(prompt, bytes_per_s, overhead_s, s_per_token):
+    """On a path that nobody else is on, by the formula of the performance model."""
+    transfer = path(bytes_per_s, overhead_s)
+    mode = Chosen(Given(transfer=transfer, s_per_token=s_per_token)).choose(request("a", prompt), ROUTE)
+    waits = {
+        HandoffMode.SERIALIZED: transfer.serialized_s(prompt),
+        HandoffMode.LAYER_WISE: transfer.layer_wise_s(prompt, prompt * s_per_token),
+    }
+    assert waits[mode] == min(waits.values())
+
+
+def test_on_a_path_that_is_taken_there_is_less_to_gain_by_layers():
+    """Until the path is free nothing of it moves, and then it is one run of bytes either way."""
+    policy = Chosen(Given(transfer=path(1e6, overhead_s=0.01), s_per_token=0.001))
+    assert policy.choose(request("a", prompt=1000), ROUTE) is HandoffMode.LAYER_WISE
+    for name in "bcd":
+        assert policy.choose(request(name, prompt=1000), ROUTE) is HandoffMode.SERIALIZED
+    assert policy.choose(request("e", prompt=1000), Route("p0", "d1")) is HandoffMode.LAYER_WISE
+    for name in "abcd":
+        policy.over(name)
+    assert policy.choose(request("f", prompt=1000), ROUTE) is HandoffMode.LAYER_WISE
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("abc"), st.integers(1, 100), st.sampled_from(["d0", "d1"])),
+        unique_by=lambda x: x[0],
+    )
+)
+def test_nothing_is_outstanding_when_every_hand_off_is_over(some):
+    """However often that is said, and also of requests that nobody knows."""
+    policy = Chosen(Given(transfer=path()))
+    for name, prompt, decode in some:
+        policy.choose(request(name, prompt), Route("p0", decode))
+    assert sum(policy.outstanding.values()) == KV * sum(prompt for _, prompt, _ in some)
+    for name in "abcab":
+        policy.over(name)
+    assert policy.outstanding == {}
+
+
+def test_where_nothing_is_known_it_goes_by_layer():
+    """A peer that was not measured yet."""
+    assert Chosen(Given()).choose(request("a"), ROUTE) is HandoffMode.LAYER_WISE

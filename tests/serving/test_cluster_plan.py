@@ -6,7 +6,6 @@ from support.toy import CATALOG
 from twofold.errors import ConfigurationError
 from twofold.instance import Role
 from twofold.serving.cluster_plan import plan_cluster
-from twofold.serving.config import CROSSOVER_TOKENS
 from twofold.simulation.build import build, kinds_of
 from twofold.simulation.cluster_file import parse_pools
 from twofold.simulation.spec import ClusterSpec, Failure
@@ -18,8 +17,8 @@ def spec(pools="2xh100:prefill,1xh100@4:decode", **fields):
     return ClusterSpec(pools=parse_pools(pools, catalog=CATALOG), **settings)
 
 
-def workers(made, *, pin_cores=False, emulated=True):
-    return plan_cluster(made, CATALOG, pin_cores=pin_cores, emulated=emulated)
+def workers(made, *, pin_cores=False):
+    return plan_cluster(made, CATALOG, pin_cores=pin_cores)
 
 
 def test_every_instance_of_the_simulation_is_a_worker():
@@ -48,13 +47,6 @@ def test_policies_are_those_of_the_file():
         Role.MIXED: "chunked-prefill",
     }
     assert {w.token_budget for w in workers(made)} == {1024}
-
-
-def test_the_crossover_is_that_of_the_machines_where_they_are_emulated():
-    """A real link has its own."""
-    made = spec(handoff="by-size", model="bloom-176b", pools="1xh100:prefill,1xh100:decode")
-    assert {w.crossover_tokens for w in workers(made, emulated=False)} == {CROSSOVER_TOKENS}
-    assert all(400 < w.crossover_tokens < 600 for w in workers(made))
 
 
 def test_workers_that_sleep_need_no_core_of_their_own():

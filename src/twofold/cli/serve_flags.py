@@ -106,7 +106,7 @@ def _from_cluster(flags: Flags, file: Path) -> ServiceConfig:
     catalog = load_catalog(flags.catalog)
     spec = load_cluster(file, catalog=catalog)
     try:
-        workers = plan_cluster(spec, catalog, pin_cores=flags.pinned, emulated=flags.emulated)
+        workers = plan_cluster(spec, catalog, pin_cores=flags.pinned)
     except ConfigurationError as error:
         raise ConfigurationError(f"cluster {file}: {error}") from error
     _refuse_contradictions(flags, file, spec, workers)

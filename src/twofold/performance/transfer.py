@@ -47,18 +47,22 @@ class TransferModel(msgspec.Struct, frozen=True, kw_only=True):
         if self.latency_s < 0 or self.sync_s < 0:
             raise ConfigurationError("latency and synchronisation of a transfer cannot be below 0 seconds")
 
-    def serialized_s(self, tokens: int) -> float:
-        """Seconds after prefill until all the KV cache of `tokens` has landed."""
-        return self.latency_s + tokens * self.kv_bytes_per_token / self.bytes_per_s
+    def serialized_s(self, tokens: int, late_s: float = 0.0) -> float:
+        """Seconds after prefill until all the KV cache of `tokens` has landed.
 
-    def layer_wise_s(self, tokens: int, prefill_s: float) -> float:
+        `late_s` is how long after prefill others still have the path.
+        """
+        return late_s + self.latency_s + tokens * self.kv_bytes_per_token / self.bytes_per_s
+
+    def layer_wise_s(self, tokens: int, prefill_s: float, late_s: float = 0.0) -> float:
         """Seconds after prefill until the last layer has landed, when each left as soon as it was computed.
 
-        The first layer leaves after 1/layers of prefill. A network faster than prefill leaves only the last
-        layer to wait for; a slower one works without a pause and ends when all bytes are through.
+        The first layer leaves after 1/layers of prefill, or `late_s` later where others have the path until then. A
+        network faster than prefill leaves only the last layer to wait for; a slower one works without a pause and
+        ends when all bytes are through.
         """
         bytes_s = tokens * self.kv_bytes_per_token / self.bytes_per_s
-        backlog_s = bytes_s - prefill_s * (self.layers - 1) / self.layers
+        backlog_s = bytes_s - prefill_s * (self.layers - 1) / self.layers + late_s
         return self.latency_s + max(backlog_s, bytes_s / self.layers) + self.sync_s
 
     def crossover_tokens(self, prefill_s: Callable[[int], float]) -> int | None:

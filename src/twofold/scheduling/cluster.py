@@ -135,6 +135,7 @@ class ClusterScheduler:
         if placed is None or placed.handed_off:
             return
         placed.handed_off = True
+        self._handoffs.over(request_id)
         load = placed.prefill
         if load is not placed.decode:
             load.reserved_tokens -= placed.start_tokens

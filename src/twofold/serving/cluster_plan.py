@@ -1,26 +1,21 @@
 """From a cluster's description to the workers of a service."""
 
-from collections.abc import Sequence
-
 from twofold.errors import ConfigurationError
 from twofold.hardware.catalog import Catalog
 from twofold.scheduling.routers import LIVE_ROUTERS
-from twofold.serving.config import CROSSOVER_TOKENS, WorkerConfig
+from twofold.serving.config import WorkerConfig
 from twofold.serving.plan import share_cores
-from twofold.simulation.build import Kind, crossover_tokens, kinds_of, seats_of, transfer_of
+from twofold.simulation.build import kinds_of, seats_of
 from twofold.simulation.spec import ClusterSpec
 
 
-def plan_cluster(
-    spec: ClusterSpec, catalog: Catalog, *, pin_cores: bool, emulated: bool
-) -> tuple[WorkerConfig, ...]:
+def plan_cluster(spec: ClusterSpec, catalog: Catalog, *, pin_cores: bool) -> tuple[WorkerConfig, ...]:
     """One worker for each instance, by the names that the simulator gives them.
 
     Raises ConfigurationError for a cluster that cannot be, or that only a simulator can run.
     """
     check_servable(spec)
     kinds = kinds_of(spec, catalog)
-    crossovers = _crossovers(spec, catalog, kinds) if emulated else [CROSSOVER_TOKENS] * len(kinds)
     seats = list(seats_of(kinds))
     return tuple(
         WorkerConfig(
@@ -30,7 +25,6 @@ def plan_cluster(
             token_budget=spec.token_budget,
             cores=cores if pin_cores else (),
             threads=len(cores),
-            crossover_tokens=crossovers[seat.place],
         )
         for seat, cores in zip(seats, share_cores(len(seats)), strict=True)
     )
@@ -48,8 +42,3 @@ def check_servable(spec: ClusterSpec) -> None:
         )
     if spec.failures:
         raise ConfigurationError("failures are simulated only: a service is served without them")
-
-
-def _crossovers(spec: ClusterSpec, catalog: Catalog, kinds: Sequence[Kind]) -> list[int]:
-    model = catalog.model(spec.model)
-    return [crossover_tokens(kind, transfer_of(spec, model, kind)) for kind in kinds]

@@ -7,8 +7,6 @@ from twofold.instance import Role
 from twofold.simulation.spec import ClusterSpec
 from twofold.transport.registry import DEFAULT_TRANSPORT
 
-# For hand-offs chosen by size: the prompt length from which Splitwise (section 6.2) sends layer by layer on its H100s.
-CROSSOVER_TOKENS = 512
 DEFAULT_TOKEN_BUDGET = {
     "prefill": 2048,
     "decode": 2048,
@@ -41,10 +39,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """One worker: its role, the batcher that goes with it, and the cores it may run on (empty: any).
-
-    Where hand-offs go by size, it sends layer by layer from `crossover_tokens` of prompt on.
-    """
+    """One worker: its role, the batcher that goes with it, and the cores it may run on (empty: any)."""
 
     instance: str
     role: Role
@@ -52,7 +47,6 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     token_budget: int
     cores: tuple[int, ...] = ()
     threads: int = 1
-    crossover_tokens: int = CROSSOVER_TOKENS
 
 
 class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from twofold.errors import ConfigurationError
 from twofold.hardware.catalog import Catalog
@@ -25,14 +26,13 @@ from twofold.simulation.instance import VirtualInstance
 from twofold.simulation.kernel import Kernel
 from twofold.simulation.network import Network
 from twofold.simulation.observer import Observer
+from twofold.simulation.paths import ModelledPaths, Outlet
 from twofold.simulation.rules import Rules, rules
 from twofold.simulation.spec import ClusterSpec, PoolSpec
 from twofold.simulation.statistics import Statistics
 from twofold.simulation.timing import Timing
 
 _ROLE_BATCHERS = {Role.PREFILL: "prefill", Role.DECODE: "decode", Role.MIXED: "mixed"}
-# Where a machine has no crossover, because synchronisation costs more than any prefill hides.
-_NEVER = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +100,8 @@ def build(
     how = rules(spec.rules)
     kernel = Kernel()
     model = catalog.model(spec.model)
-    crossovers: dict[str, int] = {}
-    scheduler = ClusterScheduler(
-        ROUTERS[spec.router](), HANDOFF_POLICIES[spec.handoff](crossovers.__getitem__), how.memory
-    )
+    handoffs = HANDOFF_POLICIES[spec.handoff](paths_of(spec, model, kinds))
+    scheduler = ClusterScheduler(ROUTERS[spec.router](), handoffs, how.memory)
     cluster = VirtualCluster(kernel, scheduler, statistics, observers)
     network = Network(kernel, contention=spec.contention, latency_s=spec.link_latency_s or 0.0)
     by_instance: dict[str, Kind] = {}
@@ -113,13 +111,11 @@ def build(
 
     cluster.new_scheduler = new_scheduler
     transfers = [transfer_of(spec, model, kind) for kind in kinds]
-    crossover_of = [crossover_tokens(kind, transfer) for kind, transfer in zip(kinds, transfers, strict=True)]
     for seat in seats_of(kinds):
         kind, name = seat.kind, seat.name
         interconnect = kind.machine.accelerator.interconnect_bytes_per_s
         network.add_machine(seat.machine, transfers[seat.place].bytes_per_s, interconnect)
         by_instance[name] = kind
-        crossovers[name] = crossover_of[seat.place]
         cluster.capacities[name] = kind.capacity_tokens
         cluster.instances[name] = VirtualInstance(
             name,
@@ -209,10 +205,14 @@ def _scheduler(spec: ClusterSpec, how: Rules, kind: Kind, name: str, epoch: int)
     return InstanceScheduler(batcher, blocks, leases, spec.max_seqs, how.memory)
 
 
-def crossover_tokens(kind: Kind, transfer: TransferModel) -> int:
-    """The prompt length from which instances of a kind hand off layer by layer, where the mode goes by size."""
-    crossover = transfer.crossover_tokens(lambda tokens: kind.model.prefill_s(tokens, tokens * tokens))
-    return _NEVER if crossover is None else crossover
+def paths_of(spec: ClusterSpec, model: Model, kinds: Sequence[Kind]) -> ModelledPaths:
+    """What hand-off policies may know of the cluster."""
+    outlets = [Outlet.of(transfer_of(spec, model, kind), partial(_prefill_s, kind)) for kind in kinds]
+    return ModelledPaths({seat.name: outlets[seat.place] for seat in seats_of(kinds)})
+
+
+def _prefill_s(kind: Kind, tokens: int) -> float:
+    return kind.model.prefill_s(tokens, tokens * tokens)
 
 
 def transfer_of(spec: ClusterSpec, model: Model, kind: Kind) -> TransferModel:

@@ -16,7 +16,7 @@ def config(pools="1xa100:prefill,1xh100:decode", model="bloom-176b", **engine):
     spec = ClusterSpec(pools=parse_pools(pools, catalog=CATALOG), model=model, router="jsq")
     return ServiceConfig(
         engine=EngineConfig(engine="emulated", model=model, **engine),
-        workers=plan_cluster(spec, CATALOG, pin_cores=False, emulated=True),
+        workers=plan_cluster(spec, CATALOG, pin_cores=False),
         run_dir="",
         cluster=spec,
     )

@@ -1,0 +1,21 @@
+"""What hand-off policies may know of a simulated cluster."""
+
+from twofold.hardware.catalog import load_catalog
+from twofold.simulation.build import kinds_of, paths_of
+from twofold.simulation.cluster_file import parse_pools
+from twofold.simulation.spec import ClusterSpec
+
+CATALOG = load_catalog()
+
+
+def test_the_crossover_is_that_of_the_machines():
+    """Splitwise section 6.2: 512 tokens for bloom-176b on its H100s."""
+    pools = parse_pools("1xh100:prefill,1xh100:decode", catalog=CATALOG)
+    spec = ClusterSpec(model="bloom-176b", router="jsq", pools=pools)
+    paths = paths_of(spec, CATALOG.model("bloom-176b"), kinds_of(spec, CATALOG))
+    assert 400 < paths.crossover("prefill-0") < 600
+    transfer = paths.transfer("prefill-0", "decode-0")
+    crossover = paths.crossover("prefill-0")
+    for tokens, by_layer in ((crossover - 1, False), (crossover, True)):
+        layer_wise_s = transfer.layer_wise_s(tokens, paths.prefill_s("prefill-0", tokens))
+        assert (layer_wise_s < transfer.serialized_s(tokens)) is by_layer

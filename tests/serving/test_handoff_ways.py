@@ -65,3 +65,17 @@ def test_clients_that_leave_give_every_block_back(flags, service):
         return await all_blocks_free(url)
 
     assert asyncio.run(run())
+
+
+def test_links_and_prefill_are_measured_before_the_service_is_ready(service):
+    """The policies that go by size then know what to go by, and operators see it."""
+    shown = metrics(service("llama", (*SPLIT, *WAYS[0].values[0])))
+    for name in (
+        'kv_link_bytes_per_second{source="prefill-0",target="decode-0"}',
+        'kv_link_overhead_seconds{source="prefill-0",target="decode-0"}',
+        'prefill_seconds_per_token{instance="prefill-0"}',
+        'handoff_crossover_tokens{instance="prefill-0"}',
+    ):
+        (value,) = re.findall(f"^twofold:{re.escape(name)} (\\S+)$", shown, re.MULTILINE)
+        assert float(value) > 0
+    assert 'source="decode-0"' not in shown, "it hands nothing over"

@@ -51,7 +51,7 @@ class World:
     def seconds(self, since, blocks, wait_for):
         for group in range(len(self.groups)):
             wait_for(group)
-            self.connection.write(group, blocks, blocks)
+            self.connection.write(range(group, group + 1), blocks, blocks)
         return (self.clock.now() - since) / PS
 
 
@@ -82,7 +82,7 @@ def test_the_bytes_are_those_of_all_layers():
     """What the sender reports as moved."""
     world = World()
     world.prefills.note([[3, 4]], 0, 0)
-    moved = sum(world.connection.write(group, [3, 4], [8, 9]) for group in range(len(GROUPS)))
+    moved = world.connection.write(range(len(GROUPS)), [3, 4], [8, 9])
     assert moved == 2 * BLOCK * KV_BYTES
 
 

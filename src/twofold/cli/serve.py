@@ -19,7 +19,7 @@ _CATALOG = "A file with more machines or models for --cluster (TOML)."
 _ROUTER = (
     "Placement: jsq, jsq-pending, jsq-requests, round-robin, random (jsq); splitwise also moves workers."
 )
-_HANDOFF = "How KV travels: layer-wise, serialized, pull, by-size (layer-wise)."
+_HANDOFF = "How KV travels: layer-wise, serialized, pull, by-size, chosen (layer-wise)."
 _TRANSPORT = "What moves KV: shared_memory, nixl (shared_memory)."
 _ENGINES = "torch, or emulated: takes its times from a performance model of the machines in --cluster."
 _TOKENIZER = "Directory of the tokenizer (the model's); an emulated model has none of its own."

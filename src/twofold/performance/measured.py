@@ -23,10 +23,10 @@ class LinkSpeed(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def fit(cls, small: tuple[int, float], large: tuple[int, float]) -> "LinkSpeed":
-        """From two transfers, as (bytes, seconds). Where noise makes the large one the faster, all time is overhead."""
+        """From two transfers, as (bytes, seconds). However noisy they are, half of the small one's time is overhead."""
         (few, few_s), (many, many_s) = small, large
         per_byte_s = max(many_s - few_s, many_s * 0.01) / (many - few)
-        return cls(overhead_s=max(0.0, few_s - few * per_byte_s), bytes_per_s=1.0 / per_byte_s)
+        return cls(overhead_s=max(few_s / 2, few_s - few * per_byte_s), bytes_per_s=1.0 / per_byte_s)
 
     def transfer(self, kv_bytes_per_token: int, layers: int) -> TransferModel:
         """The path of a hand-off over it, if each layer is sent by itself.

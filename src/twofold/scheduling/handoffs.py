@@ -39,7 +39,7 @@ class HandoffPolicy(ABC):
     @abstractmethod
     def choose(self, request: Request, route: Route) -> HandoffMode: ...
 
-    def over(self, request_id: str) -> None:
+    def over(self, request_id: str) -> None:  # noqa: B027  (most have no accounts to keep)
         """The hand-off of a request is done, or will not be done; said once or more often."""
 
 

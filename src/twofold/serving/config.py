@@ -4,6 +4,7 @@ import msgspec
 
 from twofold.handoff import HandoffMode
 from twofold.instance import Role
+from twofold.scheduling.routers import FIXED_ROLE_ROUTERS
 from twofold.simulation.spec import ClusterSpec
 from twofold.transport.registry import DEFAULT_TRANSPORT
 
@@ -67,6 +68,22 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
     cluster: ClusterSpec | None = None
     catalog: tuple[str, ...] = ()
     log_format: str = "text"
+
+    def measures(self, worker: WorkerConfig) -> bool:
+        """Whether a worker measures how fast it prefills, and its links: if it may hand requests over for real."""
+        roles = {each.role for each in self.workers}
+        moves = self.router not in FIXED_ROLE_ROUTERS
+        splits = moves or {Role.PREFILL, Role.DECODE} <= roles
+        return self.engine.engine == "torch" and splits and (moves or worker.role is Role.PREFILL)
+
+    def measured_pairs(self) -> list[tuple[str, str]]:
+        """The links that are measured and used from the start on."""
+        return [
+            (source.instance, target.instance)
+            for source in self.workers
+            for target in self.workers
+            if self.measures(source) and target.role.decodes and target is not source
+        ]
 
     def inbox(self, name: str) -> str:
         """The address of a process's inbox: a socket in a directory that only its user can enter."""

@@ -24,6 +24,7 @@ from twofold.serving.admitting import deadline_passed, refused
 from twofold.serving.fleet import ALIVE_S, Fleet
 from twofold.serving.live_request import Attempt, LiveRequest
 from twofold.serving.mailbox import Inbox
+from twofold.serving.measured_paths import MeasuredPaths
 from twofold.serving.messages import (
     Abort,
     Alive,
@@ -31,6 +32,7 @@ from twofold.serving.messages import (
     HandoffReport,
     InstanceLost,
     LeaseGranted,
+    LinkMeasured,
     Prefill,
     PrefillStarted,
     Refused,
@@ -70,6 +72,7 @@ class Controller:
         fleet: Fleet,
         inbox: Inbox[ToController],
         telemetry: Telemetry,
+        paths: MeasuredPaths,
         roles_move: bool = False,
     ) -> None:
         self.model = model
@@ -78,6 +81,7 @@ class Controller:
         self._fleet = fleet
         self._inbox = inbox
         self._telemetry = telemetry
+        self._paths = paths
         self._roles_move = roles_move
         self._recorder = Recorder(sinks=[telemetry.observe])
         self._live: dict[str, LiveRequest] = {}
@@ -326,6 +330,9 @@ class Controller:
                     self._place_waiting()
             case Registered():
                 self._register(message)
+            case LinkMeasured():
+                self._paths.measured(message)
+                self._telemetry.paths(self._paths)
 
     def _register(self, message: Registered) -> None:
         instance, now = message.peer.memory.instance, time.monotonic()
@@ -336,6 +343,7 @@ class Controller:
             self._fleet.refuse(message, Refused(reason=str(error)))
             return
         self._reports[instance] = 0
+        self._paths.registered(message)
         memory, member = message.peer.memory, self._fleet.members[instance]
         # A worker that comes back plays the role that it had.
         self._cluster.add_instance(instance, member.role, memory.num_blocks * memory.layout.block_size)

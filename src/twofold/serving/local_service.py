@@ -13,10 +13,11 @@ import msgspec
 import zmq
 
 from twofold.errors import ConfigurationError
+from twofold.hardware.catalog import load_catalog
 from twofold.scheduling.admission import Admission
 from twofold.scheduling.admission_limits import AdmissionLimits
 from twofold.scheduling.cluster import ClusterScheduler
-from twofold.scheduling.handoffs import HANDOFF_POLICIES
+from twofold.scheduling.handoffs import HANDOFF_POLICIES, Paths
 from twofold.scheduling.routers import FIXED_ROLE_ROUTERS, ROUTERS
 from twofold.serving.config import CONTROLLER, EngineConfig, ServiceConfig
 from twofold.serving.controller import Controller
@@ -29,12 +30,15 @@ from twofold.serving.gateway.tokenizer import TextTokenizer, load_tokenizer
 from twofold.serving.journal import Journal, JournaledCluster
 from twofold.serving.launcher import LocalLauncher
 from twofold.serving.mailbox import Inbox, Outbox
+from twofold.serving.measured_paths import MeasuredPaths
 from twofold.serving.messages import ToController
 from twofold.serving.plan import gateway_cores
 from twofold.serving.reports import Report
 from twofold.serving.service import ServedModel
 from twofold.serving.telemetry import Telemetry
+from twofold.simulation.build import kinds_of, paths_of
 
+MEET_S = 10.0  # workers get this long to measure their links before the service is ready all the same
 STOP_GRACE_S = 10  # answers that run when the service is told to stop get this long to end
 
 
@@ -66,6 +70,7 @@ class LocalService:
         self._on_progress = on_progress
         self._telemetry = telemetry or Telemetry(http.served_model_name)
         self._launcher = LocalLauncher(config)
+        self._paths = MeasuredPaths()
         self._facts: asyncio.Future[Report] = asyncio.get_running_loop().create_future()
         self._controller: Controller | None = None
         self._stop = asyncio.Event()
@@ -112,13 +117,15 @@ class LocalService:
         app = create_app(controller, await tokenizer, keys=self._http.keys, limits=self._http.limits)
         if await self._unless_stopped(asyncio.create_task(controller.wait_ready())):
             self._was_ready = True
+            await self._unless_stopped(asyncio.create_task(self._meet()))
             await self._serve(HttpServer(app, self._listener, grace_s=STOP_GRACE_S, limits=self._http.limits))
 
     async def _serve(self, server: HttpServer) -> None:
         os.sched_setaffinity(0, gateway_cores(self._config.workers))
         await server.start()
         host, port = self._listener.getsockname()[:2]
-        self._on_progress(f"ready on http://{host}:{port}")
+        measured = self._paths.summary()
+        self._on_progress(f"ready on http://{host}:{port}" + (f" ({measured})" if measured else ""))
         await self._stop.wait()
         if self._controller is not None:
             # Health says that no more is taken while the streams that run come to their ends.
@@ -159,18 +166,31 @@ class LocalService:
             ),
             inbox=inbox,
             telemetry=self._telemetry,
+            paths=self._paths,
             roles_move=self._config.router not in FIXED_ROLE_ROUTERS,
         )
 
     def _make_cluster(self) -> ClusterScheduler:
         router = ROUTERS[self._config.router]()
-        crossovers = {worker.instance: worker.crossover_tokens for worker in self._config.workers}
-        handoffs = HANDOFF_POLICIES[self._config.handoff](crossovers.__getitem__)
+        handoffs = HANDOFF_POLICIES[self._config.handoff](self._policy_paths())
         if self._config.journal_dir is None:
             return ClusterScheduler(router, handoffs)
         cluster = JournaledCluster(router, handoffs)
         cluster.journal = Journal(self._config.journal_dir, CONTROLLER)
         return cluster
+
+    def _policy_paths(self) -> Paths:
+        """What was measured, or what the machines have that are emulated."""
+        spec = self._config.cluster
+        if self._config.engine.engine != "emulated" or spec is None:
+            return self._paths
+        catalog = load_catalog([Path(file) for file in self._config.catalog])
+        return paths_of(spec, catalog.model(spec.model), kinds_of(spec, catalog))
+
+    async def _meet(self) -> None:
+        """Wait until the links are measured; one that cannot be, because its end is lost, is not waited for."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._paths.known(self._config.measured_pairs()), MEET_S)
 
     async def _follow_reports(self) -> None:
         try:

@@ -4,6 +4,7 @@ import msgspec
 
 from twofold.handoff import HandoffMode, Lease
 from twofold.instance import Role
+from twofold.performance.measured import LinkSpeed, PrefillSpeed
 from twofold.request import Generation, Request, SamplingParams, TokenOutput
 from twofold.scheduling.instance import InstanceStatus
 from twofold.transport.base import MemoryDescriptor
@@ -75,12 +76,24 @@ class Shutdown(Message, frozen=True, kw_only=True):
 
 
 class Registered(Message, frozen=True, kw_only=True):
-    """The worker is ready to be given work. `model` names what it computes: all workers must agree on it."""
+    """The worker is ready to be given work. `model` names what it computes: all workers must agree on it.
+
+    `prefill` is how fast it does, where that was measured.
+    """
 
     peer: Peer
     role: Role
     model: str
     status: InstanceStatus
+    prefill: PrefillSpeed | None = None
+
+
+class LinkMeasured(Message, frozen=True, kw_only=True):
+    """What the link between two workers carries, as the source measured it when it first met the target."""
+
+    source: str
+    target: str
+    speed: LinkSpeed
 
 
 class Alive(Message, frozen=True, kw_only=True):
@@ -206,5 +219,13 @@ ToWorker = (
     | Heartbeat
 )
 ToController = (
-    Registered | Alive | PrefillStarted | LeaseGranted | StepDone | Status | HandoffReport | RequestFailed
+    Registered
+    | LinkMeasured
+    | Alive
+    | PrefillStarted
+    | LeaseGranted
+    | StepDone
+    | Status
+    | HandoffReport
+    | RequestFailed
 )

@@ -12,6 +12,7 @@ from prometheus_client import generate_latest
 from twofold.scheduling.admission import Admission
 from twofold.serving.admission_metrics import AdmissionMetrics
 from twofold.serving.instance_metrics import InstanceMetrics
+from twofold.serving.link_metrics import LinkMetrics
 from twofold.serving.messages import HandoffReport
 from twofold.serving.registry import Registry
 from twofold.serving.request_metrics import RequestMetrics
@@ -25,6 +26,7 @@ class ServiceMetrics:
         self._registry = registry = Registry()
         self.requests = RequestMetrics(registry, slo or Slo())
         self.instances = InstanceMetrics(registry)
+        self.links = LinkMetrics(registry)
         self._transferred = registry.counter("kv_transfer_bytes", "Bytes of KV cache handed off.")
         self._rejections = registry.counter(
             "admission_rejections", "Requests that were refused although they were right.", "reason"

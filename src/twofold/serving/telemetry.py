@@ -14,6 +14,7 @@ from twofold.scheduling.instance import InstanceStatus
 from twofold.serving.context import CURRENT, RequestContext, TraceParent
 from twofold.serving.history import History
 from twofold.serving.logs import log_ended, log_rejected
+from twofold.serving.measured_paths import MeasuredPaths
 from twofold.serving.messages import HandoffReport
 from twofold.serving.metrics import ServiceMetrics
 from twofold.serving.snapshot import InstanceState, ServiceSnapshot
@@ -105,6 +106,10 @@ class Telemetry:
         self._metrics.handoff(report)
         self._history.totals["handoffs"] += 1
         self._history.totals["transfer_bytes"] += report.bytes_moved
+
+    def paths(self, paths: MeasuredPaths) -> None:
+        """Workers measured something of how KV travels."""
+        self._metrics.links.show(paths)
 
     # -- instances ------------------------------------------------------------------------------------------------
 

@@ -31,7 +31,7 @@ class ModelledPaths(Paths):
     def crossover(self, prefill: str) -> int:
         return self.outlets[prefill].crossover
 
-    def transfer(self, prefill: str, decode: str) -> TransferModel | None:
+    def transfer(self, prefill: str, decode: str) -> TransferModel | None:  # noqa: ARG002  (that end is not looked at)
         return self.outlets[prefill].transfer
 
     def prefill_s(self, prefill: str, tokens: int) -> float:

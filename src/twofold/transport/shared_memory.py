@@ -4,11 +4,14 @@ from collections.abc import Sequence
 
 import torch
 
-from twofold.engine.base import KvLayout
+from twofold.engine.base import KvLayout, LayerShape
 from twofold.engine.torch.pool import KvPool, copy_blocks
 from twofold.transport.base import SCRATCH_BYTES, Connection, MemoryDescriptor, check_layout, moved_bytes
 from twofold.transport.memory import SharedMemory
 from twofold.transport.pooled import PooledTransport
+
+# Scratch memory as blocks, so that a probe does what a write does.
+_SCRATCH_LAYOUT = KvLayout((LayerShape(1, 8 << 10, 8 << 10),), block_size=1, dtype="uint8", itemsize=1)
 
 
 class SharedMemoryConnection:
@@ -19,8 +22,8 @@ class SharedMemoryConnection:
         self._memory = SharedMemory.open(peer.address, nbytes + SCRATCH_BYTES)
         self._engine_pool, self._landing_pool = engine_pool, landing_pool
         self._peer = KvPool(peer.layout, peer.num_blocks, self._memory.tensor())
-        self._scratch = self._memory.tensor()[nbytes:]
-        self._to_scratch = torch.zeros(SCRATCH_BYTES, dtype=torch.uint8)
+        self._scratch = _scratch_pool(self._memory.tensor()[nbytes:])
+        self._own_scratch = _scratch_pool(None)
 
     def write(self, layers: range, source_blocks: Sequence[int], target_blocks: Sequence[int]) -> int:
         return _copy(self._engine_pool, self._peer, layers, source_blocks, target_blocks)
@@ -29,7 +32,8 @@ class SharedMemoryConnection:
         return _copy(self._peer, self._landing_pool, layers, source_blocks, target_blocks)
 
     def probe(self, nbytes: int) -> None:
-        self._scratch[:nbytes].copy_(self._to_scratch[:nbytes])
+        blocks = range(-(-nbytes // _SCRATCH_LAYOUT.bytes_per_block))
+        copy_blocks(self._own_scratch, 0, blocks, self._scratch, blocks)
 
     def close(self) -> None:
         self._memory.close()
@@ -63,6 +67,10 @@ class SharedMemoryTransport(PooledTransport):
 
     def close(self) -> None:
         self._memory.close()
+
+
+def _scratch_pool(memory: torch.Tensor | None) -> KvPool:
+    return KvPool(_SCRATCH_LAYOUT, SCRATCH_BYTES // _SCRATCH_LAYOUT.bytes_per_block, memory)
 
 
 def _copy(

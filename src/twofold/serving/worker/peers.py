@@ -1,6 +1,7 @@
 """What a worker knows of its peers: where their inboxes are, and their caches open for writing and reading."""
 
 import threading
+from collections.abc import Callable
 
 from twofold.errors import InstanceLostError, StaleEpochError
 from twofold.serving.messages import Peer
@@ -19,6 +20,7 @@ class PeerDirectory:
         self._connections: dict[str, Connection] = {}
         self._known = threading.Lock()  # guards both
         self._connecting = threading.Lock()  # taken first
+        self.on_update: Callable[[], None] | None = None
 
     @property
     def own_memory(self) -> MemoryDescriptor:
@@ -40,6 +42,8 @@ class PeerDirectory:
             self._peers = known
         for instance in over:
             self._disconnect(instance)
+        if self.on_update is not None:
+            self.on_update()
 
     def remove(self, instance: str) -> None:
         """A peer is gone. A write or a read under way does no harm."""

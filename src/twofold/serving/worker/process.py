@@ -59,6 +59,7 @@ def run_worker(config: ServiceConfig, spec: WorkerConfig, prepared: Prepared) ->
         inbox,
         config.lease_s,
         checksums=config.kv_checksums,
+        measured_tokens=min(spec.token_budget, prepared.max_model_len) if config.measures(spec) else None,
     )
 
 

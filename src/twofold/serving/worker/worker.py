@@ -17,6 +17,8 @@ from twofold.serving.worker.arrivals import Arrivals
 from twofold.serving.worker.commands import Commands
 from twofold.serving.worker.handoffs import Handoffs, layers_at_once
 from twofold.serving.worker.iterations import Iterations
+from twofold.serving.worker.measuring import prefill_speed
+from twofold.serving.worker.prober import LinkProber
 from twofold.serving.worker.state import WorkerState
 
 
@@ -29,10 +31,20 @@ def work(
     lease_s: float,
     *,
     checksums: bool,
+    measured_tokens: int | None,
 ) -> None:
-    """Register with the controller and run batches until told to shut down."""
+    """Register with the controller and run batches until told to shut down.
+
+    If it is to hand requests over, it measures first how long prompts of up to `measured_tokens` take, and then what
+    its links carry.
+    """
+    prefill = None
+    if measured_tokens is not None:
+        prefill = prefill_speed(engine, measured_tokens)
+        LinkProber(state).start()
     peer = Peer(inbox=inbox.address, memory=state.peers.own_memory)
-    state.tell(Registered(peer=peer, role=state.role, model=model, status=state.scheduler.status()))
+    status = state.scheduler.status()
+    state.tell(Registered(peer=peer, role=state.role, model=model, status=status, prefill=prefill))
     handoffs = Handoffs(state, checksums=checksums)
     state.sender.start(handoffs.write_layers, handoffs.offer, handoffs.over)
     arrivals = Arrivals(state, layers_at_once(engine.layout))

@@ -1,0 +1,86 @@
+"""The paths of a live service, as its workers measured them."""
+
+import asyncio
+from collections.abc import Collection
+
+from twofold.engine.base import KvLayout
+from twofold.performance.measured import LinkSpeed, PrefillSpeed
+from twofold.performance.transfer import TransferModel
+from twofold.scheduling.handoffs import Paths
+from twofold.serving.messages import LinkMeasured, Registered
+
+UNKNOWN_TOKENS = 512  # where nothing is measured yet: the crossover of Splitwise (section 6.2) on its H100s
+NEVER = 1 << 62
+
+
+class MeasuredPaths(Paths):
+    """Links by (source, target), prefill speeds by instance. What a lost instance measured stands until it is back."""
+
+    def __init__(self) -> None:
+        self.links: dict[tuple[str, str], LinkSpeed] = {}
+        self.prefills: dict[str, PrefillSpeed] = {}
+        self._layout: KvLayout | None = None
+        self._crossovers: dict[str, int] = {}
+        self._news = asyncio.Event()
+
+    def registered(self, message: Registered) -> None:
+        """A worker says how fast it prefills, if it does."""
+        self._layout = message.peer.memory.layout
+        if message.prefill is not None:
+            self.prefills[message.peer.memory.instance] = message.prefill
+            self._crossovers.clear()
+
+    def measured(self, message: LinkMeasured) -> None:
+        """A worker says what the link to a peer carries."""
+        self.links[message.source, message.target] = message.speed
+        self._news.set()
+        self._crossovers.clear()
+
+    async def known(self, pairs: Collection[tuple[str, str]]) -> None:
+        """Wait until all these links are measured."""
+        while not all(pair in self.links for pair in pairs):
+            self._news.clear()
+            await self._news.wait()
+
+    def crossover(self, prefill: str) -> int:
+        """That of its slowest link: the shortest of all, so that no transfer stays visible without need."""
+        known = self._crossovers.get(prefill)
+        if known is None:
+            known = self._crossovers[prefill] = self._crossover(prefill)
+        return known
+
+    def transfer(self, prefill: str, decode: str) -> TransferModel | None:
+        link = self.links.get((prefill, decode))
+        if link is None or self._layout is None or not self.prefills:
+            return None
+        return link.transfer(self._layout.bytes_per_token, len(self._layout.layers))
+
+    def prefill_s(self, prefill: str, tokens: int) -> float:
+        """What another measured does for one that was not: all run the same model."""
+        own = self.prefills.get(prefill)
+        speeds = self.prefills.values() if own is None else (own,)
+        return max((speed.seconds(tokens) for speed in speeds), default=0.0)
+
+    def summary(self) -> str:
+        """What was measured, in a line for people; empty where nothing was."""
+        if not self.links or not self.prefills:
+            return ""
+        slowest = min(self.links.values(), key=lambda link: link.bytes_per_s)
+        prefill = max(self.prefills.values(), key=lambda speed: speed.s_per_token)
+        crossovers = {self.crossover(source) for source, _ in self.links}
+        tokens = min(crossovers)
+        by_layer = f"by layer from {tokens:,} tokens" if tokens < NEVER else "never by layer"
+        return (
+            f"links carry {slowest.bytes_per_s / 1e9:.2g} GB/s at {slowest.overhead_s * 1e3:.2g} ms a transfer, "
+            f"a prefill takes {prefill.s_per_token * 1e3:.2g} ms a token: KV pays {by_layer}"
+        )
+
+    def _crossover(self, prefill: str) -> int:
+        transfers = [self.transfer(source, target) for source, target in self.links if source == prefill]
+        found = [
+            NEVER if tokens is None else tokens
+            for transfer in transfers
+            if transfer is not None
+            for tokens in (transfer.crossover_tokens(lambda tokens: self.prefill_s(prefill, tokens)),)
+        ]
+        return min(found, default=UNKNOWN_TOKENS)

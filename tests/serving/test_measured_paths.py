@@ -1,0 +1,106 @@
+"""What the controller makes of measurements."""
+
+import asyncio
+
+from twofold.engine.base import KvLayout, LayerShape
+from twofold.instance import Role
+from twofold.performance.measured import LinkSpeed, PrefillSpeed
+from twofold.scheduling.outcome import InstanceStatus
+from twofold.serving.link_metrics import LinkMetrics
+from twofold.serving.measured_paths import NEVER, UNKNOWN_TOKENS, MeasuredPaths
+from twofold.serving.messages import LinkMeasured, Peer, Registered
+from twofold.serving.registry import Registry
+from twofold.transport.base import MemoryDescriptor
+
+LAYOUT = KvLayout(layers=(LayerShape(1, 100, 100),) * 5, block_size=16, dtype="float32", itemsize=4)
+STATUS = InstanceStatus(
+    waiting=0,
+    running=0,
+    arriving=0,
+    handing_off=0,
+    lease_queue=0,
+    blocks_total=1,
+    blocks_free=1,
+    blocks_in_flight=0,
+)
+
+
+def registered(instance, prefill=None):
+    memory = MemoryDescriptor(instance=instance, epoch=1, address="", num_blocks=1, layout=LAYOUT)
+    peer = Peer(inbox="", memory=memory)
+    return Registered(peer=peer, role=Role.PREFILL, model="m", status=STATUS, prefill=prefill)
+
+
+def link(source, target, overhead_s=0.001, bytes_per_s=1e9):
+    speed = LinkSpeed(overhead_s=overhead_s, bytes_per_s=bytes_per_s)
+    return LinkMeasured(source=source, target=target, speed=speed)
+
+
+def measured(*links):
+    paths = MeasuredPaths()
+    paths.registered(registered("p0", PrefillSpeed(fixed_s=0.0, s_per_token=1e-4)))
+    for each in links:
+        paths.measured(each)
+    return paths
+
+
+def test_nothing_is_known_before_it_was_measured():
+    """A policy then falls back on what was measured elsewhere."""
+    paths = MeasuredPaths()
+    assert paths.crossover("p0") == UNKNOWN_TOKENS
+    assert paths.transfer("p0", "d0") is None
+    assert paths.summary() == ""
+    paths.measured(link("p0", "d0"))
+    assert paths.transfer("p0", "d0") is None, "nobody said yet how fast it prefills"
+
+
+def test_the_crossover_follows_from_link_and_prefill():
+    """A layer of n tokens is 800 n bytes; four of five are hidden by the prefill, at a millisecond each."""
+    paths = measured(link("p0", "d0"))
+    assert paths.transfer("p0", "d0").kv_bytes_per_token == 4000
+    assert paths.crossover("p0") in {1250, 1251}
+    paths.measured(link("p0", "d1", bytes_per_s=1e8))
+    assert paths.crossover("p0") in {125, 126}, "the slower link decides"
+    assert "0.1 GB/s at 1 ms a transfer" in paths.summary()
+    assert "by layer from 12" in paths.summary()
+
+
+def test_where_layers_never_pay_it_says_so():
+    """A link on which an overhead costs more than the longest prompt hides."""
+    paths = measured(link("p0", "d0", overhead_s=10.0, bytes_per_s=1e15))
+    assert paths.crossover("p0") == NEVER
+    assert "never by layer" in paths.summary()
+
+
+def test_a_worker_that_did_not_measure_counts_as_the_slowest_that_did():
+    """They run the same model."""
+    paths = measured(link("p0", "d0"))
+    paths.registered(registered("p1"))
+    assert paths.prefill_s("p1", 1000) == paths.prefill_s("p0", 1000) == 0.1
+
+
+def test_readiness_waits_for_the_links_that_are_used():
+    """And for no other."""
+    paths = measured()
+
+    async def run():
+        waiting = asyncio.create_task(paths.known([("p0", "d0"), ("p0", "d1")]))
+        for target in ("d2", "d0", "d1"):
+            await asyncio.sleep(0)
+            assert not waiting.done()
+            paths.measured(link("p0", target))
+        await asyncio.wait_for(waiting, 60)
+
+    asyncio.run(run())
+
+
+def test_what_was_measured_is_exposed():
+    """Under names that say the unit."""
+    registry = Registry()
+    LinkMetrics(registry).show(measured(link("p0", "d0")))
+    value = registry.collectors.get_sample_value
+    labels = {"source": "p0", "target": "d0"}
+    assert value("twofold:kv_link_bytes_per_second", labels) == 1e9
+    assert value("twofold:kv_link_overhead_seconds", labels) == 0.001
+    assert value("twofold:prefill_seconds_per_token", {"instance": "p0"}) == 1e-4
+    assert value("twofold:handoff_crossover_tokens", {"instance": "p0"}) in {1250, 1251}

@@ -23,7 +23,7 @@ from twofold.simulation.cluster import VirtualCluster
 from twofold.simulation.handoffs import Handoffs
 from twofold.simulation.instance import VirtualInstance
 from twofold.simulation.kernel import Kernel
-from twofold.simulation.network import Network
+from twofold.simulation.network import Link, Network
 from twofold.simulation.observer import Observer
 from twofold.simulation.rules import Rules, rules
 from twofold.simulation.spec import ClusterSpec, PoolSpec
@@ -89,10 +89,8 @@ def build(
         transfer = _transfer(spec, model, kind)
         crossover = transfer.crossover_tokens(lambda n, kind=kind: kind.model.prefill_s(n, n * n))  # type: ignore[misc]
         for number in range(kind.instances):
-            machine = f"{place}/{number // (kind.machine.count // kind.tensor_parallel)}"
-            network.add_machine(
-                machine, transfer.bytes_per_s, kind.machine.accelerator.interconnect_bytes_per_s
-            )
+            if number % (kind.machine.count // kind.tensor_parallel) == 0:  # the first on its machine
+                link = Link(transfer.bytes_per_s, kind.machine.accelerator.interconnect_bytes_per_s)
             role = kind.pool.role
             name = f"{role.value}-{numbers[role]}"
             numbers[role] += 1
@@ -102,7 +100,7 @@ def build(
             cluster.instances[name] = VirtualInstance(
                 name,
                 len(cluster.instances),
-                machine,
+                link,
                 place,
                 role,
                 new_scheduler(name, 1),
@@ -116,11 +114,12 @@ def build(
     cluster.handoffs = Handoffs(
         kernel,
         network,
-        cluster.instances,
+        scheduler,
+        statistics,
+        observers,
         slowest,
         how.lease_retry_s,
         spec.router in FIXED_ROLE_ROUTERS,
-        cluster.landed,
     )
     for instance in cluster.instances.values():
         cluster.join(instance)

@@ -9,76 +9,89 @@ from mypy_extensions import mypyc_attr
 class Event(ABC):
     """Something that happens at picosecond `at`; at the same time, in the order of `order`, then of being added."""
 
-    __slots__ = ("at", "number", "order")
+    # The agenda's own: how manieth it was added, what comes after it for certain, and who else does after the same.
+    __slots__ = ("at", "later", "number", "order", "sibling")
 
     def __init__(self, at: int, order: int) -> None:
         self.at = at
         self.order = order
         self.number = 0
+        self.later: Event | None = None
+        self.sibling: Event | None = None
 
     @abstractmethod
     def happen(self) -> None: ...
 
 
 class Agenda:
-    """A binary heap of events.
+    """A pairing heap (Fredman, Sedgewick, Sleator and Tarjan, 1986): a tree in which every event comes before those
+    below it.
 
-    It is written out because it is compiled: `heapq` would compare tuples or ask the events themselves, either at
+    It is written out because it is compiled: `heapq` would compare tuples, or ask the events themselves, either at
     several times the cost of all that an event does here.
     """
 
     def __init__(self) -> None:
-        self._heap: list[Event] = []
+        self.size = 0
         self._added = 0
-
-    def __len__(self) -> int:
-        return len(self._heap)
+        self._first: Event | None = None
 
     def add(self, event: Event) -> None:
+        self.size += 1
         self._added += 1
         event.number = self._added
-        self._heap.append(event)
-        self._rise(len(self._heap) - 1, event)
+        self._first = event if self._first is None else _first_of(self._first, event)
 
     def next(self) -> Event:
-        """Take the soonest; there must be one."""
-        heap = self._heap
-        last = heap.pop()
-        size = len(heap)
-        if not size:
-            return last
-        first = heap[0]
-        # The gap at the top sinks to the bottom, where `last` came from and where it mostly belongs.
-        gap, child = 0, 1
-        while child < size:
-            event = heap[child]
-            if child + 1 < size:
-                other = heap[child + 1]
-                if other.at < event.at or (other.at == event.at and _before(other, event)):
-                    event = other
-                    child += 1
-            heap[gap] = event
-            gap = child
-            child = 2 * gap + 1
-        self._rise(gap, last)
+        """Take the soonest; raises IndexError if there is none."""
+        first = self._first
+        if first is None:
+            raise IndexError("there is no event")
+        self.size -= 1
+        self._first = _joined(first.later)
+        first.later = None
         return first
 
     def clear(self) -> None:
-        self._heap.clear()
-
-    def _rise(self, gap: int, event: Event) -> None:
-        """Put an event into the gap, or above it, where it belongs."""
-        heap, at = self._heap, event.at
-        while gap:
-            above = (gap - 1) >> 1
-            parent = heap[above]
-            if parent.at < at or (parent.at == at and not _before(event, parent)):
-                break
-            heap[gap] = parent
-            gap = above
-        heap[gap] = event
+        self.size = 0
+        self._first = None
 
 
-def _before(one: Event, other: Event) -> bool:
+def _first_of(one: Event, other: Event) -> Event:
+    """Which of two events comes first, the other now below it."""
+    if other.at < one.at or (other.at == one.at and _precedes(other, one)):
+        one, other = other, one
+    other.sibling = one.later
+    one.later = other
+    return one
+
+
+def _precedes(one: Event, other: Event) -> bool:
     """Which of two events at the same time comes first."""
     return one.order < other.order if one.order != other.order else one.number < other.number
+
+
+def _joined(event: Event | None) -> Event | None:
+    """The first of siblings, the others now below it: joined in pairs, then pair after pair."""
+    pairs: Event | None = None
+    while event is not None:
+        other = event.sibling
+        if other is None:
+            event.sibling = pairs
+            pairs = event
+            break
+        rest = other.sibling
+        pair = _first_of(event, other)
+        pair.sibling = pairs
+        pairs = pair
+        event = rest
+    first = pairs
+    if first is not None:
+        pairs = first.sibling
+        first.sibling = None
+        while pairs is not None:
+            rest = pairs.sibling
+            first = _first_of(first, pairs)
+            pairs = rest
+        first.sibling = None
+    return first

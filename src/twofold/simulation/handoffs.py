@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Final
 
+from mypy_extensions import mypyc_attr
+
 from twofold.handoff import HandoffMode
 from twofold.performance.transfer import TransferModel
 from twofold.scheduling.cluster import ClusterScheduler
@@ -172,6 +174,7 @@ class Handoffs:
             observer.transfer(transfer)
 
 
+@mypyc_attr(free_list_len=1)
 class _Sent(Event):
     """The end of a transfer; the network says when."""
 

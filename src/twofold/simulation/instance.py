@@ -170,6 +170,7 @@ class VirtualInstance:
         self.sequence_time += product(duration, iteration.decode_sequences + iteration.prefill_sequences)
 
 
+@mypyc_attr(free_list_len=1)
 class _Completion(Event):
     """The end of a run of iterations, unless it was cut short, or died, since."""
 

@@ -76,12 +76,12 @@ class Kernel:
     @property
     def pending(self) -> int:
         """Events that are scheduled, those that will turn out to be void included."""
-        return len(self._agenda)
+        return self._agenda.size
 
     def run(self, until_events: int) -> bool:
         """Let events happen until that many have in all, or none is left (then False)."""
         agenda, before = self._agenda, self.before_step
-        while len(agenda):
+        while agenda.size:
             if self.events >= until_events:
                 return True
             event = agenda.next()

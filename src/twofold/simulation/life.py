@@ -2,6 +2,8 @@
 
 from typing import Final
 
+from mypy_extensions import mypyc_attr
+
 from twofold.handoff import HandoffMode, Lease
 from twofold.request import FinishReason, Request
 from twofold.simulation.instance import VirtualInstance
@@ -11,6 +13,7 @@ from twofold.timeline import Moment, Timeline
 NEVER: Final = -1  # stands for a moment that has not come: an optional integer takes longer to write down
 
 
+@mypyc_attr(free_list_len=1)
 class Life:
     """The moments of `twofold.timeline` as far as they have come, and what the driver must remember of a hand-off."""
 

@@ -83,7 +83,8 @@ class Tally:
         counts = self._rows[row]
         if not counts:
             counts = self._rows[row] = [0] * _ROW
-        counts[place] += weight
+        before: int = counts[place]
+        counts[place] = before + weight
 
     def _extend(self, first: int, last: int) -> None:
         """Let `low` and `high` include both."""

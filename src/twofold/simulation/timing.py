@@ -12,7 +12,7 @@ from twofold.simulation.product import product
 _MANY: Final = 1 << 16  # kinds of prompts whose times are kept
 
 
-@mypyc_attr(acyclic=True)
+@mypyc_attr(acyclic=True, free_list_len=1)
 class Pace:
     """How iterations of one batch follow each other: the first takes `first_ps`, each later one `step_ps` more."""
 

@@ -7,6 +7,8 @@ the lowest value in it.
 
 from typing import Final
 
+from mypy_extensions import i64
+
 from twofold.simulation.product import product
 
 # Stands for "no value yet" in `low`, and so bounds the values: in picoseconds it is 106 days.
@@ -74,12 +76,13 @@ class Tally:
             value += inside * step
             left -= inside
 
-    def _count(self, value: int, weight: int) -> None:
-        row = value.bit_length() - 10
+    def _count(self, value: i64, weight: int) -> None:
+        row: i64 = int(value).bit_length() - 10
+        place = value
         if row > 0:
             place = (value >> row - 1) - _ROW
         else:
-            row, place = 0, value
+            row = 0
         counts = self._rows[row]
         if not counts:
             counts = self._rows[row] = [0] * _ROW

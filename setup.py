@@ -9,7 +9,8 @@ HOT = """
     instance kvcache/accounts kvcache/counts kvcache/leases
     performance/curve
     scheduling/batcher scheduling/cluster scheduling/decode_set scheduling/handoffs scheduling/instance
-    scheduling/iteration scheduling/memory scheduling/pools scheduling/router scheduling/sequence
+    scheduling/iteration scheduling/line scheduling/memory scheduling/pools scheduling/queues scheduling/router
+    scheduling/sequence
     scheduling/batchers/* scheduling/routers/*
     simulation/cluster simulation/handoffs simulation/instance simulation/kernel simulation/life
     simulation/network simulation/statistics simulation/tally simulation/timing

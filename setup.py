@@ -10,7 +10,8 @@ HOT = """
     performance/alone performance/base performance/curve performance/fitted performance/power
     performance/splitwise_published
     scheduling/batcher scheduling/cluster scheduling/decode_set scheduling/handoffs scheduling/instance
-    scheduling/iteration scheduling/memory scheduling/pools scheduling/route scheduling/router scheduling/sequence
+    scheduling/iteration scheduling/line scheduling/memory scheduling/pools scheduling/queues scheduling/route
+    scheduling/router scheduling/sequence
     scheduling/batchers/* scheduling/routers/*
     simulation/agenda simulation/cluster simulation/handoffs simulation/instance simulation/kernel simulation/life
     simulation/network simulation/product simulation/statistics simulation/tally simulation/timing

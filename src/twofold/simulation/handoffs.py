@@ -63,7 +63,7 @@ class Handoffs:
 
     def grant(self, instance: VirtualInstance) -> None:
         """Room may have been made on an instance."""
-        if not instance.scheduler.lease_queue:
+        if not instance.scheduler.lease_queue.size:
             return
         for lease in instance.scheduler.grant(self._kernel.now):
             request_id = lease.request_id

@@ -88,7 +88,7 @@ class Commands:
             if message.error is not None:
                 state.fail(request_id, message.error)
         elif state.scheduler.landed(request_id, message.epoch):
-            state.landing.landed(request_id, state.scheduler.blocks.blocks_of(request_id))
+            state.landing.landed(request_id, state.scheduler.blocks_of(request_id))
             state.sequences[request_id].append(message.first_token)
 
     def _lose(self, instance: str) -> None:

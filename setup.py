@@ -7,18 +7,23 @@ from setuptools import setup
 
 HOT = """
     instance kvcache/accounts kvcache/counts kvcache/leases
-    performance/curve
+    performance/alone performance/base performance/curve performance/fitted performance/power
+    performance/splitwise_published
     scheduling/batcher scheduling/cluster scheduling/decode_set scheduling/handoffs scheduling/instance
-    scheduling/iteration scheduling/memory scheduling/pools scheduling/router scheduling/sequence
+    scheduling/iteration scheduling/line scheduling/memory scheduling/pools scheduling/queues scheduling/route
+    scheduling/router scheduling/sequence
     scheduling/batchers/* scheduling/routers/*
-    simulation/cluster simulation/handoffs simulation/instance simulation/kernel simulation/life
-    simulation/network simulation/statistics simulation/tally simulation/timing
+    simulation/agenda simulation/cluster simulation/handoffs simulation/instance simulation/kernel simulation/life
+    simulation/network simulation/product simulation/statistics simulation/tally simulation/timing
 """
 
 if os.environ.get("TWOFOLD_COMPILE") == "1":
     from mypyc.build import mypycify
 
     files = sorted(str(file) for name in HOT.split() for file in Path("src/twofold").glob(f"{name}.py"))
-    setup(ext_modules=mypycify(["--follow-imports=silent", *files], opt_level="3"))
+    extensions = mypycify(["--follow-imports=silent", *files], opt_level="3")
+    for extension in extensions:
+        extension.extra_compile_args.append("-fno-semantic-interposition")  # lets it inline its own functions
+    setup(ext_modules=extensions)
 else:
     setup()

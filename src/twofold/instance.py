@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from enum import StrEnum
 
+from mypy_extensions import i64
+
 
 class Role(StrEnum):
     """Which phases an instance runs (Splitwise section 4.1: prompt, token and mixed pools)."""
@@ -20,6 +22,17 @@ class Role(StrEnum):
         return self is not Role.PREFILL
 
 
+class Standing:
+    """Where an instance stands in a ranking of its pool: the number that it is ranked by, and its place in a heap."""
+
+    __slots__ = ("load", "number", "position")
+
+    def __init__(self, load: "InstanceLoad", number: int, position: int) -> None:
+        self.load = load
+        self.number: i64 = number
+        self.position: i64 = position
+
+
 class InstanceLoad:
     """What a router knows of an instance.
 
@@ -30,7 +43,7 @@ class InstanceLoad:
     `queued` tells how many sequences wait on the instance itself; where nobody can tell, none do.
     """
 
-    # The pools' own: its place in its pool, 0 where it is in none.
+    # The pools' own: as the how-manieth it joined its pool, 0 where it is in none, and how it stands there.
     __slots__ = (
         "capacity_tokens",
         "decodes",
@@ -43,6 +56,7 @@ class InstanceLoad:
         "requests",
         "reserved_tokens",
         "role",
+        "standings",
     )
 
     def __init__(
@@ -70,3 +84,4 @@ class InstanceLoad:
         self.requests = requests
         self.queued = queued
         self.place = place
+        self.standings: list[Standing] = []

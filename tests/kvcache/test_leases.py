@@ -13,32 +13,36 @@ def blocks():
 
 
 @pytest.fixture
+def held(blocks):
+    return blocks.allocate("r", 10)
+
+
+@pytest.fixture
 def book(blocks):
-    blocks.allocate("r", 10)
     return LeaseBook(blocks, "decode-0", epoch=7, lease_s=10.0)
 
 
-def test_leased_blocks_outlive_their_request(blocks, book):
+def test_leased_blocks_outlive_their_request(blocks, book, held):
     """An aborted request does not free memory that its source may still write."""
-    lease = book.grant("r", "prefill-0", now=0.0)
-    blocks.release("r")
+    lease = book.grant(held, "prefill-0", now=0.0)
+    blocks.release(held)
     assert blocks.num_free == 5
     assert book.end("r", lease.epoch)
     assert blocks.num_free == 8
     assert not book.end("r", lease.epoch), "a lease ends once"
 
 
-def test_another_epoch_is_refused(book):
+def test_another_epoch_is_refused(book, held):
     """Messages about an earlier life of the instance change nothing."""
-    book.grant("r", "prefill-0", now=0.0)
+    book.grant(held, "prefill-0", now=0.0)
     with pytest.raises(StaleEpochError):
         book.end("r", epoch=6)
     assert "r" in book
 
 
-def test_heartbeats_keep_a_lease_alive(book):
+def test_heartbeats_keep_a_lease_alive(book, held):
     """A lease expires a lease time after its source's last sign of life, and only its source's counts."""
-    book.grant("r", "prefill-0", now=0.0)
+    book.grant(held, "prefill-0", now=0.0)
     assert book.expired(now=9.9) == []
     book.renew("prefill-1", now=9.9)
     book.renew("prefill-0", now=9.9)
@@ -46,20 +50,27 @@ def test_heartbeats_keep_a_lease_alive(book):
     assert [lease.request_id for lease in book.expired(now=20.0)] == ["r"]
 
 
-def test_an_expired_lease_is_reported_once_and_keeps_its_blocks(blocks, book):
+def test_an_expired_lease_is_reported_once_and_keeps_its_blocks(blocks, book, held):
     """A source that sleeps may yet wake and write: its blocks go to nobody until it says that it is done."""
-    lease = book.grant("r", "prefill-0", now=0.0)
+    lease = book.grant(held, "prefill-0", now=0.0)
     assert len(book.expired(now=11.0)) == 1
     book.renew("prefill-0", now=12.0)
     assert book.expired(now=99.0) == []
-    blocks.release("r")
+    blocks.release(held)
     assert blocks.num_free == 5
     assert book.end("r", lease.epoch)
     assert blocks.num_free == 8
 
 
-def test_time_in_which_nobody_listened_counts_against_nobody(book):
+def test_time_in_which_nobody_listened_counts_against_nobody(book, held):
     """After a stop of its own an instance gives its sources a fresh start."""
-    book.grant("r", "prefill-0", now=0.0)
+    book.grant(held, "prefill-0", now=0.0)
     book.renew_all(now=50.0)
     assert book.expired(now=59.0) == []
+
+
+def test_a_request_has_one_lease_at_a_time(book, held):
+    """Two sources would write over each other."""
+    book.grant(held, "prefill-0", now=0.0)
+    with pytest.raises(ValueError, match="there is a lease for r already"):
+        book.grant(held, "prefill-1", now=0.0)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from support.selecting import decoding, ready, room, selected, waiting
+from support.selecting import decoding, prefilling, ready, room, selected, waiting
 from twofold.scheduling.batchers import BATCHERS
 
 # What they take: sequences that are to be prefilled, sequences that are ready for decode.
@@ -56,9 +56,7 @@ def test_mixed_keeps_to_its_number_of_sequences():
 
 def test_chunked_prefill_fills_what_decodes_leave():
     """Decodes first; then prompts started earlier; then new ones; never more than the budget."""
-    started = waiting(300, name="s")
-    started.queues.waiting["s0"].computed = 100
-    started.queues.prefilling, started.queues.waiting = started.queues.waiting, {}
+    started = prefilling(300, computed=100, name="s0")
     chosen = selected(BATCHERS["chunked-prefill"](256, 64), waiting(100), decoding(1), ready(1), started)
     assert chosen.resume == ["r0"]
     assert chosen.prefills == [("s0", 200), ("w0", 54)]
@@ -67,9 +65,7 @@ def test_chunked_prefill_fills_what_decodes_leave():
 
 def test_a_prompt_cut_in_pieces_takes_its_memory_once():
     """What was started has its blocks, so it goes on where nothing is free."""
-    started = waiting(300, name="s")
-    started.queues.waiting["s0"].computed = 100
-    started.queues.prefilling, started.queues.waiting = started.queues.waiting, {}
+    started = prefilling(300, computed=100, name="s0")
     chunked = BATCHERS["chunked-prefill"](256, 64)
     assert selected(chunked, started, waiting(10), room(blocks=0)).prefills == [("s0", 200)]
 

@@ -11,19 +11,19 @@ LATE = MemoryRule(output_at_decode_start=True)
 
 def test_a_handed_off_prompt_takes_blocks_for_the_prompt_alone():
     """The output's KV is the decode instance's business."""
-    made = request("a", prompt=16, output=8)
-    assert WHOLE.at_start(made, decodes_here=True) == 16 + 8 - 1
-    assert WHOLE.at_start(made, decodes_here=False) == 16
-    assert WHOLE.at_decode_start(made) == 0
+    assert WHOLE.at_start(16, 8, decodes_here=True) == 16 + 8 - 1
+    assert WHOLE.at_start(16, 8, decodes_here=False) == 16
+    assert WHOLE.at_decode_start(8) == 0
 
 
 @given(st.integers(1, 1000), st.integers(1, 1000), st.booleans(), st.integers(0, 3))
 def test_what_is_taken_at_the_start_and_later_is_what_is_taken_in_all(prompt, output, late, extra):
     """However it is divided; the last output token never needs any KV."""
-    rule, made = MemoryRule(late, extra), request("a", prompt, output)
-    assert rule.at_start(made, decodes_here=True) + rule.at_decode_start(made) == rule.in_all(made)
-    assert rule.in_all(made) == prompt + output - 1 + extra
-    assert rule.at_start(made, decodes_here=False) == prompt + extra
+    rule = MemoryRule(late, extra)
+    at_start = rule.at_start(prompt, output, decodes_here=True)
+    assert at_start + rule.at_decode_start(output) == rule.in_all(prompt, output)
+    assert rule.in_all(prompt, output) == prompt + output - 1 + extra
+    assert rule.at_start(prompt, output, decodes_here=False) == prompt + extra
 
 
 def test_an_output_waits_for_memory_with_its_prompt_in_place():

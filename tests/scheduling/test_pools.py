@@ -94,20 +94,6 @@ def test_an_instance_that_comes_back_starts_anew():
     assert pools.prefill.least(requests) is other, "it joined later"
 
 
-def test_many_changes_take_no_more_memory_than_few():
-    """Entries that are out of date are thrown away in time."""
-    pools = Pools()
-    loads = [InstanceLoad(str(number), Role.MIXED, home=Role.MIXED) for number in range(3)]
-    for load in loads:
-        pools.add(load)
-    pools.mixed.least(requests)
-    for number in range(10_000):
-        loads[number % 3].requests = number
-        pools.changed(loads[number % 3])
-    assert len(pools.mixed._heaps[requests]) < 100
-    assert pools.mixed.least(requests) is loads[(10_000 - 3) % 3]
-
-
 def test_pending_tokens_are_prompts_and_one_for_each_decode():
     """As SplitwiseSim counts them."""
     load = InstanceLoad("a", Role.MIXED, home=Role.MIXED, pending_prefill_tokens=100, decodes=3)

@@ -50,12 +50,12 @@ class Side:
         """One command, if it means something now; what came of it."""
         made = self.instance
         name = str(number)
-        here = made.blocks.owns(name) or name in made.lease_queue or name in made._queues.waiting
-        if action in ("colocated", "handed off") and not (here or name in made._handing_off):
+        here = name in made._here
+        if action in ("colocated", "handed off") and not here:
             made.submit(request(name, prompt, output), decodes_here=action == "colocated")
-        elif action == "reserve" and not (here or name in made._handing_off or name in made.leases):
+        elif action == "reserve" and not (here or name in made.leases):
             made.reserve(request(name, prompt, output + 1), "source")
-        elif action == "lease now" and not (here or name in made._handing_off or name in made.leases):
+        elif action == "lease now" and not (here or name in made.leases):
             self.told.append((made.lease_now(request(name, prompt, output + 1), "source", 0.0) is not None,))
         elif action == "land" and name in made.leases:
             self.told.append((made.landed(name, EPOCH),))
@@ -64,7 +64,7 @@ class Side:
             made.abort(name)
         elif action == "abort":
             made.abort(name)
-        elif action == "hand-off over" and not made.blocks.owns(name):  # its prompt is through
+        elif action == "hand-off over" and not (here and made._here[name].line):  # its prompt is through
             made.handed_off(name)
         self.told += [("lease", lease.request_id) for lease in made.grant(0.0)]
 
@@ -80,14 +80,14 @@ class Side:
     def accounts(self):
         made = self.instance
         stages = made._queues
-        queues = (stages.waiting, stages.prefilling, stages.ready, stages.paused)
+        lines = (stages.waiting, stages.prefilling, stages.ready, stages.paused)
         context = stages.decoding.context_tokens, stages.decoding.items()
         return (
             made.status(),
             made.queued,
             made.empty,
             made.preemptions,
-            [list(queue) for queue in queues],
+            [[sequence.id for sequence in line] for line in lines],
             context,
         )
 
@@ -139,7 +139,7 @@ def selected_anew(instance):
     """What the batcher would change if it were asked now."""
     queues = instance._queues
     seats = instance._max_seqs - queues.started
-    room = Room(instance.blocks, instance.blocks.num_free, seats, bool(instance.lease_queue))
+    room = Room(instance.blocks, instance.blocks.num_free, seats, instance.lease_queue.size > 0)
     selection = instance._batcher.select(queues, room)
     return [*selection.prefills, *selection.resume, *selection.pause]
 

@@ -4,8 +4,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from twofold.simulation.kernel import PS, Kernel
-from twofold.simulation.network import Network
+from twofold.simulation.agenda import Event
+from twofold.simulation.kernel import PS, Kernel, Order
+from twofold.simulation.network import Link, Network
+
+
+class Landed(Event):
+    """Notes when it happens, in seconds."""
+
+    def __init__(self, transfers, number):
+        super().__init__(0, Order.TRANSFER + number)
+        self.transfers, self.number_sent = transfers, number
+
+    def happen(self):
+        self.transfers.ends[self.number_sent] = self.transfers.kernel.now / PS
 
 
 class Transfers:
@@ -14,15 +26,12 @@ class Transfers:
     def __init__(self, machines=4, bytes_per_s=100.0, *, contention=True, latency_s=0.0):
         self.kernel = Kernel()
         self.network = Network(self.kernel, contention=contention, latency_s=latency_s)
-        for machine in range(machines):
-            self.network.add_machine(str(machine), bytes_per_s, 1000.0)
+        self.links = [Link(bytes_per_s, 1000.0) for _ in range(machines)]
         self.ends = {}
 
     def send(self, number, source, target, size, start_s):
-        def landed(argument):
-            self.ends[argument] = self.kernel.now / PS
-
-        self.network.send(number, str(source), str(target), size, round(start_s * PS), landed, number)
+        landed = Landed(self, number)
+        self.network.send(self.links[source], self.links[target], size, round(start_s * PS), landed)
 
     def run(self):
         self.kernel.run(until_events=10**9)

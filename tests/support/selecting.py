@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from twofold.batch import BatchItem
 from twofold.kvcache.counts import BlockCounts
 from twofold.request import Request
-from twofold.scheduling.batcher import Batcher, Queues, Room, Selection
+from twofold.scheduling.batcher import Batcher, Room, Selection
+from twofold.scheduling.queues import Queues
 from twofold.scheduling.sequence import ScheduledSequence
 
 OUTPUT_TOKENS = 8
@@ -15,7 +16,9 @@ OUTPUT_TOKENS = 8
 class State:
     """Part of a state of the queues; several are merged."""
 
-    queues: Queues = field(default_factory=Queues)
+    waiting: list[ScheduledSequence] = field(default_factory=list)
+    prefilling: list[ScheduledSequence] = field(default_factory=list)
+    ready: list[ScheduledSequence] = field(default_factory=list)
     decodes: list[ScheduledSequence] = field(default_factory=list)
 
 
@@ -36,8 +39,12 @@ def sequence(name: str, prompt: int = 10, output: int = OUTPUT_TOKENS, **more: i
 
 def waiting(*prompts: int, name: str = "w") -> State:
     """Prompts of these lengths that have not begun."""
-    made = [sequence(f"{name}{i}", prompt) for i, prompt in enumerate(prompts)]
-    return State(Queues(waiting={each.id: each for each in made}))
+    return State(waiting=[sequence(f"{name}{i}", prompt) for i, prompt in enumerate(prompts)])
+
+
+def prefilling(prompt: int, computed: int, name: str = "s") -> State:
+    """A prompt of which so many tokens are computed."""
+    return State(prefilling=[sequence(name, prompt, computed=computed)])
 
 
 def ready(count: int, output_tokens: tuple[int, ...] = ()) -> State:
@@ -45,7 +52,7 @@ def ready(count: int, output_tokens: tuple[int, ...] = ()) -> State:
     made = [sequence(f"r{i}", computed=10, generated=1) for i in range(count)]
     for each, tokens in zip(made, output_tokens, strict=False):
         each.decode_tokens = tokens
-    return State(Queues(ready={each.id: each for each in made}))
+    return State(ready=made)
 
 
 def decoding(count: int) -> State:
@@ -60,9 +67,13 @@ def room(blocks: int = 1000, seats: int = 64, block_size: int = 16) -> Room:
 def merged(states: tuple[State, ...]) -> Queues:
     queues = Queues()
     for state in states:
-        queues.waiting |= state.queues.waiting
-        queues.prefilling |= state.queues.prefilling
-        queues.ready |= state.queues.ready
+        for line, members in (
+            (queues.waiting, state.waiting),
+            (queues.prefilling, state.prefilling),
+            (queues.ready, state.ready),
+        ):
+            for each in members:
+                line.append(each)
         for each in state.decodes:
             queues.decoding.join(each)
     return queues
@@ -80,12 +91,14 @@ def named(selection: Selection) -> Selected:
 def selected(batcher: Batcher, *parts: State | Room) -> Selected:
     """What `batcher` selects where these sequences came to it: first those that decode by now, then in this order."""
     states = tuple(part for part in parts if isinstance(part, State))
-    running = {each.id: each for state in states for each in state.decodes}
-    for each in running.values():
+    running = merged((State(ready=[each for state in states for each in state.decodes]),))
+    for each in running.ready:
         batcher.queued(each)
-    batcher.select(Queues(ready=running), room())
+    batcher.select(running, room())
+    for each in list(running.ready):
+        running.ready.remove(each)
     queues = merged(states)
-    for each in (*queues.waiting.values(), *queues.ready.values()):
+    for each in (*queues.waiting, *queues.ready):
         batcher.queued(each)
     given = next((part for part in parts if isinstance(part, Room)), room())
     return named(batcher.select(queues, given))

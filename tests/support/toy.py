@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from twofold.hardware.catalog import load_catalog
 from twofold.instance import Role
-from twofold.performance.base import DecodeCost, ModelError
+from twofold.performance.base import DecodeCost, ModelError, PerformanceModel
 from twofold.request import Request
 from twofold.scheduling.batchers import BATCHERS
 from twofold.simulation.build import Kind, build
@@ -19,7 +19,7 @@ CATALOG = load_catalog()
 SPLIT_BATCHERS = ("splitwise", "splitwise-sim")
 
 
-class ToyModel:
+class ToyModel(PerformanceModel):
     """Milliseconds in round numbers: events often fall on the same picosecond."""
 
     name = "toy"

@@ -259,7 +259,8 @@ def check_blocks(instance: InstanceScheduler) -> None:
     blocks = instance.blocks
     assert 0 <= blocks.num_in_flight <= blocks.num_blocks - blocks.num_free <= blocks.num_blocks
     if isinstance(blocks, BlockManager):
-        each = [block for owner in blocks.owners for block in blocks.blocks_of(owner)]
-        assert len(each) == len(set(each)) == blocks.num_owned, "a block has two owners"
+        grants = [sequence.grant for sequence in instance._here.values() if sequence.grant is not None]
+        owned = [block for grant in grants if grant.owned for block in blocks.blocks_of(grant)]
+        assert len(owned) == len(set(owned)), "a block has two owners"
         held = blocks.num_blocks - blocks.num_free
-        assert max(blocks.num_owned, blocks.num_in_flight) <= held <= blocks.num_owned + blocks.num_in_flight
+        assert max(len(owned), blocks.num_in_flight) <= held <= len(owned) + blocks.num_in_flight

@@ -1,4 +1,4 @@
-"""The block accounts seam: who holds how much of an instance's paged KV cache.
+"""The block accounts: who holds how much of an instance's paged KV cache.
 
 Blocks are held by their owner (the request that needs their contents) and by transfers (reads or writes that
 may still touch their memory). They are free only when neither holds them, so an aborted request never gives
@@ -13,63 +13,102 @@ from collections.abc import Sequence
 
 from mypy_extensions import mypyc_attr
 
+from twofold.errors import OutOfBlocksError
+
+
+class Grant:
+    """Blocks given to `owner` at once or bit by bit; they become free together, when nothing holds them."""
+
+    __slots__ = ("blocks", "owned", "owner", "transfers")
+
+    def __init__(self, owner: str, blocks: int) -> None:
+        self.owner = owner
+        self.blocks = blocks
+        self.owned = True
+        self.transfers = 0
+
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class BlockAccounts(ABC):
-    """Accounts of `num_blocks` blocks of `block_size` tokens each."""
+    """Accounts of `num_blocks` blocks of `block_size` tokens each, of which `num_free` can be given.
 
-    num_blocks: int
-    block_size: int
+    `num_in_flight` counts those that some transfer may still touch: all of their owner's, with what it gets meanwhile.
+    """
 
-    @property
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        if num_blocks < 1 or block_size < 1:
+            raise ValueError("block accounts need at least one block of at least one token")
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.num_free = num_blocks
+        self.num_in_flight = 0
+
     @abstractmethod
-    def num_free(self) -> int: ...
-
-    @property
-    @abstractmethod
-    def num_in_flight(self) -> int:
-        """Blocks that some transfer may still touch."""
+    def blocks_of(self, grant: Grant) -> Sequence[int]:
+        """The blocks of a grant in the order of its tokens; empty where only their number is known."""
         ...
 
     @abstractmethod
+    def _give(self, grant: Grant, blocks: int) -> None:
+        """That many more free blocks are the grant's."""
+        ...
+
+    @abstractmethod
+    def _take_back(self, grant: Grant) -> None:
+        """All blocks of the grant are free."""
+        ...
+
     def blocks_for(self, tokens: int) -> int:
         """How many blocks `tokens` tokens take."""
-        ...
+        return -(-tokens // self.block_size)
 
-    @abstractmethod
     def fits(self, tokens: int) -> bool:
         """Whether `tokens` more tokens would get blocks now."""
-        ...
+        return -(-tokens // self.block_size) <= self.num_free
 
-    @abstractmethod
-    def owns(self, owner: str) -> bool: ...
+    def allocate(self, owner: str, tokens: int) -> Grant:
+        """Give an owner blocks for `tokens` tokens; raises OutOfBlocksError and changes nothing if they lack."""
+        grant = Grant(owner, 0)
+        self.extend(grant, tokens)
+        return grant
 
-    @abstractmethod
-    def blocks_of(self, owner: str) -> Sequence[int]:
-        """The blocks of an owner in the order of its tokens; empty where only their number is known."""
-        ...
-
-    @abstractmethod
-    def allocate(self, owner: str, tokens: int) -> None:
-        """Give a new owner blocks for `tokens` tokens; raises OutOfBlocksError and changes nothing if they lack."""
-        ...
-
-    @abstractmethod
-    def extend(self, owner: str, tokens: int) -> None:
+    def extend(self, grant: Grant, tokens: int) -> None:
         """Give an owner blocks for `tokens` tokens more; raises OutOfBlocksError and changes nothing if they lack."""
-        ...
+        blocks = -(-tokens // self.block_size)
+        if blocks > self.num_free:
+            raise OutOfBlocksError(f"{grant.owner} needs {blocks} blocks and {self.num_free} are free")
+        self._give(grant, blocks)
+        self.num_free -= blocks
+        grant.blocks += blocks
+        if grant.transfers:
+            self.num_in_flight += blocks
 
-    @abstractmethod
-    def release(self, owner: str) -> None:
-        """The owner is done with its blocks; those that no transfer touches become free."""
-        ...
+    def release(self, grant: Grant) -> None:
+        """The owner is done with its blocks; they become free when no transfer touches them."""
+        if not grant.owned:
+            raise ValueError(f"{grant.owner} does not own these blocks any more")
+        grant.owned = False
+        if not grant.transfers:
+            self._free(grant)
 
-    @abstractmethod
-    def begin_transfer(self, transfer: str, owner: str) -> None:
-        """From now on `transfer` may touch the blocks that `owner` has now."""
-        ...
+    def begin_transfer(self, grant: Grant) -> None:
+        """From now on one transfer more may touch these blocks."""
+        if not grant.owned:
+            raise ValueError(f"{grant.owner} does not own these blocks any more")
+        grant.transfers += 1
+        if grant.transfers == 1:
+            self.num_in_flight += grant.blocks
 
-    @abstractmethod
-    def end_transfer(self, transfer: str) -> None:
-        """`transfer` will touch its blocks no more; those that no owner needs become free."""
-        ...
+    def end_transfer(self, grant: Grant) -> None:
+        """One of the transfers that were begun will touch these blocks no more."""
+        if not grant.transfers:
+            raise ValueError(f"no transfer of the blocks of {grant.owner} is in flight")
+        grant.transfers -= 1
+        if not grant.transfers:
+            self.num_in_flight -= grant.blocks
+            if not grant.owned:
+                self._free(grant)
+
+    def _free(self, grant: Grant) -> None:
+        self.num_free += grant.blocks
+        self._take_back(grant)

@@ -2,7 +2,20 @@
 
 from twofold.errors import StaleEpochError
 from twofold.handoff import Lease
-from twofold.kvcache.accounts import BlockAccounts
+from twofold.kvcache.accounts import BlockAccounts, Grant
+
+
+class _Term:
+    """A lease, the blocks that it is for, and until when it lasts without a sign of life from its source."""
+
+    __slots__ = ("deadline", "expired", "grant", "lease", "source")
+
+    def __init__(self, lease: Lease, grant: Grant, source: str, deadline: float) -> None:
+        self.lease = lease
+        self.grant = grant
+        self.source = source
+        self.deadline = deadline
+        self.expired = False
 
 
 class LeaseBook:
@@ -17,40 +30,42 @@ class LeaseBook:
         self._blocks = blocks
         self._instance = instance
         self._lease_s = lease_s
-        self._deadlines: dict[str, float] = {}
-        self._leases: dict[str, Lease] = {}
+        self._terms: dict[str, _Term] = {}
         self.epoch = epoch
 
     def __len__(self) -> int:
-        return len(self._leases)
+        return len(self._terms)
 
     def __contains__(self, request_id: str) -> bool:
-        return request_id in self._leases
+        return request_id in self._terms
 
-    def grant(self, request_id: str, source: str, now: float) -> Lease:
-        """Lease the blocks that `request_id` already owns to `source`."""
+    def grant(self, grant: Grant, source: str, now: float) -> Lease:
+        """Lease the blocks that a request was granted to `source`."""
+        request_id, deadline = grant.owner, now + self._lease_s
+        if request_id in self._terms:
+            raise ValueError(f"there is a lease for {request_id} already")
         lease = Lease(
             request_id=request_id,
             source=source,
             instance=self._instance,
             epoch=self.epoch,
-            blocks=tuple(self._blocks.blocks_of(request_id)),
-            deadline_s=now + self._lease_s,
+            blocks=tuple(self._blocks.blocks_of(grant)),
+            deadline_s=deadline,
         )
-        self._blocks.begin_transfer(transfer_name(request_id), request_id)
-        self._leases[request_id] = lease
-        self._deadlines[request_id] = lease.deadline_s
+        self._blocks.begin_transfer(grant)
+        self._terms[request_id] = _Term(lease, grant, source, deadline)
         return lease
 
     def renew(self, source: str, now: float) -> None:
         """A heartbeat of `source`: every lease it holds lasts `lease_s` from now."""
-        for request_id in self._deadlines:
-            if self._leases[request_id].source == source:
-                self._deadlines[request_id] = now + self._lease_s
+        for term in self._terms.values():
+            if term.source == source:
+                term.deadline = now + self._lease_s
 
     def renew_all(self, now: float) -> None:
         """Nobody is to blame for a time in which this instance itself could not listen."""
-        self._deadlines = dict.fromkeys(self._deadlines, now + self._lease_s)
+        for term in self._terms.values():
+            term.deadline = now + self._lease_s
 
     def end(self, request_id: str, epoch: int) -> bool:
         """The source will write no more. False if there is no such lease (it ended before).
@@ -61,10 +76,11 @@ class LeaseBook:
             raise StaleEpochError(
                 f"epoch {epoch} of {self._instance} is over; it lives in epoch {self.epoch}"
             )
-        if self._leases.pop(request_id, None) is None:
+        term = self._terms.get(request_id)
+        if term is None:
             return False
-        self._deadlines.pop(request_id, None)
-        self._blocks.end_transfer(transfer_name(request_id))
+        del self._terms[request_id]
+        self._blocks.end_transfer(term.grant)
         return True
 
     def expired(self, now: float) -> list[Lease]:
@@ -72,19 +88,15 @@ class LeaseBook:
 
         Their blocks stay in flight until `end`: a source that sleeps may yet wake and write.
         """
-        late = [request_id for request_id, deadline in self._deadlines.items() if deadline < now]
-        for request_id in late:
-            del self._deadlines[request_id]
-        return [self._leases[request_id] for request_id in late]
+        late = [term for term in self._terms.values() if term.deadline < now and not term.expired]
+        for term in late:
+            term.expired = True
+        return [term.lease for term in late]
 
     def find(self, request_id: str) -> Lease | None:
         """The lease on the blocks of a request, if there is one."""
-        return self._leases.get(request_id)
+        term = self._terms.get(request_id)
+        return None if term is None else term.lease
 
     def held_by(self, source: str) -> list[Lease]:
-        return [lease for lease in self._leases.values() if lease.source == source]
-
-
-def transfer_name(request_id: str) -> str:
-    """The name under which the block accounts know the writes that a lease allows."""
-    return f"lease:{request_id}"
+        return [term.lease for term in self._terms.values() if term.source == source]

@@ -1,17 +1,9 @@
 """A request that has an instance to itself: what slow-downs are measured against."""
 
-from typing import Protocol
-
-from twofold.performance.base import DecodeCost
+from twofold.performance.base import PerformanceModel
 
 
-class _Timed(Protocol):
-    def prefill_s(self, tokens: int, squares: int) -> float: ...
-
-    def decode_cost(self, sequences: int) -> DecodeCost: ...
-
-
-def alone(model: _Timed, prompt_tokens: int, output_tokens: int) -> tuple[float, float]:
+def alone(model: PerformanceModel, prompt_tokens: int, output_tokens: int) -> tuple[float, float]:
     """(TTFT, TPOT) in seconds: one prefill of the whole prompt, then decodes of one sequence.
 
     Prefill makes the first token. The decode that makes token i + 1 reads the prompt and the i tokens before

@@ -4,43 +4,26 @@ A decode iteration is linear in the KV tokens it reads, for a given number of se
 simulator sum a run of iterations in closed form, so every model states it as two coefficients.
 """
 
-from typing import Protocol
+from abc import ABC, abstractmethod
 
-import msgspec
+from mypy_extensions import mypyc_attr
+
+from twofold.performance.cost import DecodeCost, ModelError
+
+__all__ = ["DecodeCost", "ModelError", "PerformanceModel"]
 
 
-class ModelError(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a model was from measurements it had not seen: mean absolute relative errors.
+@mypyc_attr(allow_interpreted_subclasses=True)
+class PerformanceModel(ABC):
+    """Times and power of one instance: a model on a machine at one tensor parallelism.
 
-    `estimated` says that nobody measured this pair of model and machine: the errors are then those of the same
-    method on pairs that were measured. `basis` says in a few words what the model rests on. An error is None
-    where it is unknown.
+    `name` says for people which model this is and of what: `fitted bloom-176b on dgx-h100 TP8`.
     """
 
-    prefill: float | None
-    decode: float | None
-    basis: str
-    estimated: bool = False
+    name: str
+    error: ModelError
 
-
-class DecodeCost(msgspec.Struct, frozen=True):
-    """Seconds of a decode iteration: `base_s + context_s · (KV tokens read by all its sequences)`."""
-
-    base_s: float
-    context_s: float
-
-
-class PerformanceModel(Protocol):
-    """Times and power of one instance: a model on a machine at one tensor parallelism."""
-
-    @property
-    def name(self) -> str:
-        """Which model this is and of what, for people: `fitted bloom-176b on dgx-h100 TP8`."""
-        ...
-
-    @property
-    def error(self) -> ModelError: ...
-
+    @abstractmethod
     def prefill_s(self, tokens: int, squares: int) -> float:
         """Seconds of an iteration of prompts only.
 
@@ -49,10 +32,12 @@ class PerformanceModel(Protocol):
         """
         ...
 
+    @abstractmethod
     def decode_cost(self, sequences: int) -> DecodeCost:
         """The cost of an iteration in which `sequences` sequences make one token each, and nothing else."""
         ...
 
+    @abstractmethod
     def mixed_s(self, tokens: int, squares: int, sequences: int, context: int) -> float:
         """Seconds of an iteration of `tokens` prompt tokens beside `sequences` decodes.
 
@@ -60,19 +45,23 @@ class PerformanceModel(Protocol):
         """
         ...
 
+    @abstractmethod
     def uncontended(self, prompt_tokens: int, output_tokens: int) -> tuple[float, float]:
         """(TTFT, TPOT) in seconds of a request that has the instance to itself."""
         ...
 
     @property
+    @abstractmethod
     def idle_w(self) -> float:
         """Watts of the instance's share of its machine while no batch runs."""
         ...
 
+    @abstractmethod
     def prefill_w(self, tokens: int) -> float:
         """Watts while prompts run, alone or beside decodes."""
         ...
 
+    @abstractmethod
     def decode_w(self, sequences: int) -> float:
         """Watts while a decode iteration runs."""
         ...

@@ -17,10 +17,10 @@ class Curve:
             )
         if any(right <= left for left, right in pairwise(xs)):
             raise ConfigurationError("the points of a curve must come in rising order of x")
-        self._xs, self._ys = tuple(xs), tuple(ys)
-        self._slopes = tuple(
-            (ys[i + 1] - ys[i]) / (xs[i + 1] - xs[i]) for i in range(len(xs) - 1)
-        )  # once: a simulator asks for millions of points
+        # Once, and all of them floats, which compare quickly with each other: a simulator asks for millions of points.
+        self._xs = [float(x) for x in xs]
+        self._ys = [float(y) for y in ys]
+        self._slopes = [(ys[i + 1] - ys[i]) / (xs[i + 1] - xs[i]) for i in range(len(xs) - 1)]
 
     def __call__(self, x: float) -> float:
         i = min(max(bisect_right(self._xs, x) - 1, 0), len(self._slopes) - 1)

@@ -11,47 +11,44 @@ much less and hardly more for a larger batch, so a power cap slows prefill and s
 An instance on t of a machine's c accelerators draws t/c of the machine.
 """
 
-from functools import cache
-
-import msgspec
+from mypy_extensions import mypyc_attr
 
 from twofold.hardware.machine import Machine
-from twofold.performance.data_files import data_bytes
+from twofold.performance.base import PerformanceModel
+from twofold.performance.power_law import power_law
 
 
-class PowerLaw(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Shares of an accelerator's TDP, fitted by bench/splitwise/fit_power.py.
+class InstancePower:
+    """Watts of one instance; see the module for what they rest on. The shares are of the accelerators' TDP."""
 
-    Decode of one sequence draws `decode + memory · (share of memory bandwidth in use)`, each further one
-    `sequence` more; prefill draws TDP from `saturation_tokens` on.
-    """
+    __slots__ = (
+        "accelerators_w",
+        "cap",
+        "decode_share",
+        "idle_w",
+        "overhead_w",
+        "saturation_tokens",
+        "sequence_share",
+    )
 
-    decode: float
-    memory: float
-    sequence: float
-    saturation_tokens: int
-    decode_error: float
-    prefill_error: float
-    source: str
-    date: str
-
-
-@cache
-def power_law() -> PowerLaw:
-    """The law that comes with the package."""
-    return msgspec.toml.decode(data_bytes("power.toml"), type=PowerLaw)
-
-
-class InstancePower(msgspec.Struct, frozen=True, kw_only=True):
-    """Watts of one instance; see the module for what they rest on."""
-
-    idle_w: float
-    overhead_w: float
-    accelerators_w: float
-    cap: float
-    decode_share: float
-    sequence_share: float
-    saturation_tokens: int
+    def __init__(
+        self,
+        *,
+        idle_w: float,
+        overhead_w: float,
+        accelerators_w: float,
+        cap: float,
+        decode_share: float,
+        sequence_share: float,
+        saturation_tokens: int,
+    ) -> None:
+        self.idle_w = idle_w
+        self.overhead_w = overhead_w
+        self.accelerators_w = accelerators_w
+        self.cap = cap
+        self.decode_share = decode_share
+        self.sequence_share = sequence_share
+        self.saturation_tokens = saturation_tokens
 
     def prefill_w(self, tokens: int) -> float:
         """Watts while prompts of `tokens` tokens in all run, alone or beside decodes."""
@@ -93,7 +90,8 @@ def instance_power(
     )
 
 
-class Powered:
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Powered(PerformanceModel):
     """The power half of a performance model."""
 
     def __init__(self, power: InstancePower) -> None:

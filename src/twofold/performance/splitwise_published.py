@@ -6,44 +6,16 @@ at x = *number of sequences*, far below where it was measured, so decode batchin
 A mixed one takes 1.1 × the prompt curve at prompt tokens + decodes.
 """
 
-from functools import cache
-
-import msgspec
-
 from twofold.errors import ConfigurationError
 from twofold.hardware.machine import Machine
 from twofold.hardware.model import Model
 from twofold.performance.base import DecodeCost, ModelError
 from twofold.performance.curve import Curve
-from twofold.performance.data_files import data_bytes
 from twofold.performance.instance import check_tensor_parallel, instance_name, memory_share, profile_name
+from twofold.performance.knots import Knots, published_knots
 from twofold.performance.power import Powered, instance_power
 
 _MIXED = 1.1
-
-
-class Knots(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The medians of one pair: seconds of prompt and token time at each number of batched tokens."""
-
-    model: str
-    accelerator: str
-    tensor_parallel: int
-    tokens: list[int]
-    prompt_s: list[float]
-    token_s: list[float]
-
-    @property
-    def pair(self) -> str:
-        """For people: `bloom-176b on h100-80gb TP8`."""
-        return f"{self.model} on {self.accelerator} TP{self.tensor_parallel}"
-
-
-class KnotsFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What bench/splitwise/derive_knots.py writes."""
-
-    source: str
-    date: str
-    knots: list[Knots]
 
 
 class SplitwisePublishedModel(Powered):
@@ -87,7 +59,7 @@ def splitwise_published(model: Model, machine: Machine, tensor_parallel: int) ->
     """Raises ConfigurationError, naming what there is, for a pair that the profile does not have."""
     check_tensor_parallel(machine, tensor_parallel)
     wanted = (model.name, profile_name(machine), tensor_parallel)
-    known = _knots().knots
+    known = published_knots().knots
     for knots in known:
         if (knots.model, knots.accelerator, knots.tensor_parallel) == wanted:
             return SplitwisePublishedModel(knots, model, machine, tensor_parallel)
@@ -95,8 +67,3 @@ def splitwise_published(model: Model, machine: Machine, tensor_parallel: int) ->
         f"Splitwise published nothing of {wanted[0]} on {wanted[1]} TP{tensor_parallel}: there is "
         f"{', '.join(knots.pair for knots in known)}; the performance models `roofline` and `auto` would estimate it"
     )
-
-
-@cache
-def _knots() -> KnotsFile:
-    return msgspec.toml.decode(data_bytes("splitwise-published.toml"), type=KnotsFile)

@@ -1,51 +1,14 @@
 """The batcher seam: which work goes into the next iteration of an instance?"""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
 
 from mypy_extensions import mypyc_attr
 
 from twofold.kvcache.accounts import BlockAccounts
-from twofold.scheduling.decode_set import DecodeSet
 from twofold.scheduling.iteration import StartedIteration
+from twofold.scheduling.line import Line
+from twofold.scheduling.queues import Queues
 from twofold.scheduling.sequence import PrefillPart, ScheduledSequence
-
-Sequences = dict[str, ScheduledSequence]
-
-
-class Queues:
-    """The sequences of an instance by what they wait for; every dict is in order of entry.
-
-    `waiting`: prompts not started. `prefilling`: prompts computed in part. `ready`: the KV cache of the prompt
-    is in place and no decode iteration was run yet. `decoding`: one token each in every iteration. `paused`:
-    pre-empted decodes, which keep their memory.
-    """
-
-    __slots__ = ("decoding", "paused", "prefilling", "ready", "waiting")
-
-    def __init__(self, waiting: Sequences | None = None, ready: Sequences | None = None) -> None:
-        self.waiting: Sequences = {} if waiting is None else waiting
-        self.prefilling: Sequences = {}
-        self.ready: Sequences = {} if ready is None else ready
-        self.decoding = DecodeSet()
-        self.paused: Sequences = {}
-
-    @property
-    def started(self) -> int:
-        """Sequences that hold a seat of the running set."""
-        return len(self.prefilling) + len(self.ready) + self.decoding.size + len(self.paused)
-
-    @property
-    def settled(self) -> bool:
-        """Nothing waits for anything but its next decode iteration."""
-        return not (self.waiting or self.ready or self.prefilling or self.paused)
-
-    def find(self, request_id: str) -> ScheduledSequence | None:
-        for stage in (self.waiting, self.prefilling, self.ready, self.paused):
-            sequence = stage.get(request_id)
-            if sequence is not None:
-                return sequence
-        return self.decoding.get(request_id)
 
 
 class Room:
@@ -129,7 +92,7 @@ class Batcher(ABC):
 
     def waiting(self, queues: Queues) -> int:
         """How many sequences are here and not in the iteration that runs: what a router may ask."""
-        return len(queues.waiting) + len(queues.ready) + len(queues.paused)
+        return queues.waiting.size + queues.ready.size + queues.paused.size
 
     @abstractmethod
     def reselects(
@@ -157,7 +120,7 @@ class EagerBatcher(Batcher):
 
 
 def take_prompts(
-    waiting: Iterable[ScheduledSequence],
+    waiting: Line,
     room: Room,
     token_budget: int,
     *,
@@ -166,21 +129,23 @@ def take_prompts(
 ) -> list[PrefillPart]:
     """Whole prompts, first come first, up to `token_budget` tokens; the first may exceed it if it runs alone."""
     items: list[PrefillPart] = []
-    for sequence in waiting:
+    sequence = waiting.first
+    while sequence is not None:
         tokens = sequence.prefill_remaining
         fits = tokens <= token_budget or (longer_runs_alone and not items)
         if not fits or len(items) >= max_prompts or not room.take(sequence):
             break
         items.append(sequence.prefill(tokens))
         token_budget -= tokens
+        sequence = sequence.after
     return items
 
 
-def take_ready(ready: Iterable[ScheduledSequence], room: Room, seats: int) -> list[ScheduledSequence]:
+def take_ready(ready: Line, room: Room, seats: int) -> list[ScheduledSequence]:
     """Sequences that may begin to decode, first come first, as far as `seats` and memory go."""
     chosen: list[ScheduledSequence] = []
-    for sequence in ready:
-        if len(chosen) >= seats or not room.take_output(sequence):
-            break
+    sequence = ready.first
+    while sequence is not None and len(chosen) < seats and room.take_output(sequence):
         chosen.append(sequence)
+        sequence = sequence.after
     return chosen

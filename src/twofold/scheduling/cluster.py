@@ -88,7 +88,9 @@ class ClusterScheduler:
 
     def arrive(self, request: Request, now: float) -> Placement | None:
         """Place a request; None when no instance can take it."""
-        tokens = self._memory.in_all(request)
+        request_id, memory = request.id, self._memory
+        prompt_tokens, output_tokens = request.prompt_tokens, request.output_tokens
+        tokens = memory.in_all(prompt_tokens, output_tokens)
         route = self._router.route(request, tokens, self.pools, now)
         if route is None:
             return None
@@ -96,7 +98,7 @@ class ClusterScheduler:
         if prefill is None or decode is None or not _fits(decode, tokens):
             return None
         splits = prefill is not decode
-        start_tokens = self._memory.at_start(request, decodes_here=False) if splits else 0
+        start_tokens = memory.at_start(prompt_tokens, output_tokens, decodes_here=False) if splits else 0
         if splits and not _fits(prefill, start_tokens):
             return None
         for move in route.moves:
@@ -104,9 +106,8 @@ class ClusterScheduler:
             if load is not None:
                 self._move(load, move.role)
         mode = self._handoffs.choose(request, route) if splits else None
-        placed = _Placed(prefill, decode, request.prompt_tokens, start_tokens, tokens)
-        self._placed[request.id] = placed
-        prefill.pending_prefill_tokens += placed.prompt_tokens
+        self._placed[request_id] = _Placed(prefill, decode, prompt_tokens, start_tokens, tokens)
+        prefill.pending_prefill_tokens += prompt_tokens
         prefill.prefills += 1
         prefill.requests += 1
         decode.decodes += 1

@@ -15,20 +15,22 @@ of decodes as often as nothing changes (`start`, `advance`). Nothing here reads 
 which world it runs.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from mypy_extensions import mypyc_attr
 
 from twofold.batch import Batch
 from twofold.handoff import Lease
-from twofold.kvcache.accounts import BlockAccounts
+from twofold.kvcache.accounts import BlockAccounts, Grant
 from twofold.kvcache.leases import LeaseBook
 from twofold.request import FinishReason, Phase, Request
-from twofold.scheduling.batcher import Batcher, Queues, Room, Selection
+from twofold.scheduling.batcher import Batcher, Room, Selection
 from twofold.scheduling.iteration import StartedIteration, Step
+from twofold.scheduling.line import Line
 from twofold.scheduling.memory import WHOLE, MemoryRule
 from twofold.scheduling.outcome import InstanceStatus, Outcome
+from twofold.scheduling.queues import Queues
 from twofold.scheduling.sequence import ScheduledSequence
 
 __all__ = ["InstanceScheduler", "InstanceStatus", "Outcome", "StartedIteration"]
@@ -36,16 +38,6 @@ __all__ = ["InstanceScheduler", "InstanceStatus", "Outcome", "StartedIteration"]
 _LENGTH: Final = FinishReason.LENGTH
 _STOP: Final = FinishReason.STOP
 _DECODE: Final = Phase.DECODE
-
-
-class _Reservation:
-    """A request that wants blocks here for KV which `source` will write."""
-
-    __slots__ = ("sequence", "source")
-
-    def __init__(self, sequence: ScheduledSequence, source: str) -> None:
-        self.sequence = sequence
-        self.source = source
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -72,34 +64,31 @@ class InstanceScheduler:
         self._batcher = batcher
         self._max_seqs = max_seqs
         self._memory = memory
+        self._here: dict[str, ScheduledSequence] = {}  # all that is known of, whatever it waits for
         self._queues = Queues()
-        self._arriving: dict[str, ScheduledSequence] = {}
-        self._handing_off: set[str] = set()
-        self.lease_queue: dict[str, _Reservation] = {}
+        self._arriving = Line()
+        self._reads: dict[str, Grant] = {}  # blocks that this instance fills itself, by request
+        self._handing_off = 0
+        self.lease_queue = Line()
         self._iteration: StartedIteration | None = None
         self._standing = 0  # iterations for which the last selection holds
         self._batch: Batch | None = None
         self._batches = 0
-        self._aborted_in_batch: set[str] = set()
+        self._aborted_in_batch: list[Grant] = []
 
     # -- commands ---------------------------------------------------------------------------------------------
 
     def submit(self, request: Request, *, decodes_here: bool) -> None:
         """Queue a request for prefill here, and for decode too unless it is to be handed off."""
-        self._refuse_known(request.id)
-        memory = self._memory
-        sequence = ScheduledSequence(
-            request,
-            decodes_here,
-            memory.at_start(request, decodes_here),
-            memory.at_decode_start(request) if decodes_here else 0,
-        )
+        sequence = ScheduledSequence(request, decodes_here)
+        self._enter(sequence)
         self._queue(sequence, self._queues.waiting)
 
     def reserve(self, request: Request, source: str) -> None:
         """Queue a request, whose prefill runs on `source`, for a lease on blocks; `grant` will say when it has one."""
-        self._refuse_known(request.id)
-        self.lease_queue[request.id] = _Reservation(self._arrival(request), source)
+        sequence = _prefilled_elsewhere(request, source)
+        self._enter(sequence)
+        self.lease_queue.append(sequence)
 
     def grant(self, now: float) -> list[Lease]:
         """Grant leases, first come first, as far as there are blocks.
@@ -108,29 +97,31 @@ class InstanceScheduler:
         freed blocks.
         """
         granted: list[Lease] = []
-        while self.lease_queue:
-            reservation = next(iter(self.lease_queue.values()))
-            if not self.blocks.fits(reservation.sequence.start_tokens):
-                break
-            del self.lease_queue[reservation.sequence.id]
-            granted.append(self._lease(reservation.sequence, reservation.source, now))
-            if not self.lease_queue:
+        queue = self.lease_queue
+        while (sequence := queue.first) is not None and self.blocks.fits(sequence.start_tokens):
+            queue.remove(sequence)
+            granted.append(self._lease(sequence, now))
+            if not queue.size:
                 self._room_made()
         return granted
 
     def lease_now(self, request: Request, source: str, now: float) -> Lease | None:
         """A lease at once, past any queue for one; None, and nothing changed, when there are not enough blocks."""
-        self._refuse_known(request.id)
-        sequence = self._arrival(request)
-        return self._lease(sequence, source, now) if self.blocks.fits(sequence.start_tokens) else None
+        sequence = _prefilled_elsewhere(request, source)
+        self._enter(sequence)
+        if self.blocks.fits(sequence.start_tokens):
+            return self._lease(sequence, now)
+        del self._here[sequence.id]
+        return None
 
     def landed(self, request_id: str, epoch: int) -> bool:
         """The KV cache of a leased request is complete here; True if the request now decodes."""
         self.leases.end(request_id, epoch)
-        sequence = self._arriving.pop(request_id, None)
-        if sequence is None:
+        sequence = self._here.get(request_id)
+        if sequence is None or sequence.line is not self._arriving:
             self._room_made()
             return False
+        self._arriving.remove(sequence)
         self._queue(sequence, self._queues.ready)
         return True
 
@@ -145,19 +136,23 @@ class InstanceScheduler:
         Until `read_ended` the blocks stay held, whatever happens to the request. False, and nothing is to be read,
         when the request is not here any more.
         """
-        reads = request_id in self._arriving
-        if reads:
-            self.blocks.begin_transfer(_read_name(request_id), request_id)
+        sequence = self._here.get(request_id)
+        reads = sequence is not None and sequence.line is self._arriving
+        if sequence is not None and reads:
+            grant = self._reads[request_id] = _granted(sequence)
+            self.blocks.begin_transfer(grant)
         self.end_lease(request_id, epoch)
         return reads
 
     def read_ended(self, request_id: str, *, complete: bool) -> bool:
         """Nothing of it is read any more; True if the request now decodes: it is here, and so is its KV cache."""
-        self.blocks.end_transfer(_read_name(request_id))
-        sequence = self._arriving.pop(request_id, None) if complete else None
-        if sequence is None:
+        self.blocks.end_transfer(self._reads[request_id])
+        del self._reads[request_id]
+        sequence = self._here.get(request_id) if complete else None
+        if sequence is None or sequence.line is not self._arriving:
             self._room_made()
             return False
+        self._arriving.remove(sequence)
         self._queue(sequence, self._queues.ready)
         return True
 
@@ -166,45 +161,55 @@ class InstanceScheduler:
 
         Returns the requests concerned; those that own blocks still do, until they are aborted.
         """
-        queued = [request_id for request_id, r in self.lease_queue.items() if r.source == source]
-        for request_id in queued:
-            del self.lease_queue[request_id]
+        queued = [sequence for sequence in self.lease_queue if sequence.source == source]
+        for sequence in queued:
+            self.lease_queue.remove(sequence)
+            del self._here[sequence.id]
         leased = [lease.request_id for lease in self.leases.held_by(source)]
         for request_id in leased:
             self.leases.end(request_id, self.leases.epoch)
         self._room_made()
-        return queued + leased
+        return [sequence.id for sequence in queued] + leased
 
     def handed_off(self, request_id: str) -> None:
         """Nothing will read this request's blocks here any more: its hand-off is over, done or given up."""
-        if request_id in self._handing_off:
-            self._handing_off.remove(request_id)
-            self.blocks.end_transfer(_handoff_name(request_id))
+        sequence = self._here.get(request_id)
+        if sequence is not None and sequence.handing_off:
+            sequence.handing_off = False
+            self._handing_off -= 1
+            self.blocks.end_transfer(_granted(sequence))
+            if sequence.line is None:
+                del self._here[request_id]
             self._room_made()
 
     def abort(self, request_id: str) -> None:
         """Forget a request. Blocks that a transfer or the running batch may still touch stay held until it ends."""
+        sequence = self._here.get(request_id)
+        line = None if sequence is None else sequence.line
+        if sequence is None or line is None:
+            return
         queues = self._queues
-        if self.lease_queue.pop(request_id, None) is not None:
-            self._room_made()
-        if self._arriving.pop(request_id, None) is not None:
-            self.blocks.release(request_id)
-            self._room_made()
-        sequence = queues.find(request_id)
-        if sequence is None:
-            return
-        self._batcher.gone(sequence)
-        self.changed = True
-        if queues.waiting.pop(request_id, None) is not None:
-            return
-        if self._is_running(request_id):
-            self.blocks.begin_transfer(_batch_name(request_id), request_id)
-            self._aborted_in_batch.add(request_id)
-        if request_id in queues.decoding:
+        running = self._is_running(sequence)
+        if line is queues.decoding:
             queues.decoding.leave(sequence)
-        for stage in (queues.prefilling, queues.ready, queues.paused):
-            stage.pop(request_id, None)
-        self.blocks.release(request_id)
+        else:
+            line.remove(sequence)
+        if sequence.grant is None:  # it waited for a lease, or to start
+            del self._here[request_id]
+        else:
+            if running:
+                self.blocks.begin_transfer(sequence.grant)
+                self._aborted_in_batch.append(sequence.grant)
+            self._release(sequence)
+        if line is self.lease_queue or line is self._arriving:
+            self._room_made()
+        else:
+            self._batcher.gone(sequence)
+            self.changed = True
+
+    def blocks_of(self, request_id: str) -> Sequence[int]:
+        """The blocks of a request in the order of its tokens; empty where only their number is known."""
+        return self.blocks.blocks_of(_granted(self._here[request_id]))
 
     # -- iterations -------------------------------------------------------------------------------------------
 
@@ -218,7 +223,7 @@ class InstanceScheduler:
             self._standing = 0
             if not queues.settled:
                 seats = self._max_seqs - queues.started
-                room = Room(self.blocks, self.blocks.num_free, seats, bool(self.lease_queue))
+                room = Room(self.blocks, self.blocks.num_free, seats, self.lease_queue.size > 0)
                 selection = self._batcher.select(queues, room)
                 self._apply(selection)
         iteration = self._iterate(selection)
@@ -233,11 +238,12 @@ class InstanceScheduler:
         Returns the steps of sequences for which something else comes next: first tokens and ends.
         """
         iteration = self._end_iteration(iterations)
-        steps = self._advance_prefills(iteration, ())
+        steps: list[Step] = []
+        if iteration.prefills:
+            self._advance_prefills(iteration, (), steps)
         if iteration.decode_sequences:
             for sequence in self._queues.decoding.advance(iterations):
-                self._batcher.gone(sequence)
-                self.blocks.release(sequence.id)
+                self._done(sequence)
                 steps.append(Step(sequence, sequence.generated - 1, _LENGTH, hands_off=False))
         return steps
 
@@ -258,85 +264,77 @@ class InstanceScheduler:
         self._batch = None
         decoding = self._queues.decoding
         iteration = self._end_iteration(1)
+        decodes = [self._here.get(item.request_id) for item in batch.items if item.phase is _DECODE]
         made = [
-            (item.request_id, decoding.generated(sequence))
-            for item in batch.items
-            if item.phase is _DECODE and (sequence := decoding.get(item.request_id)) is not None
+            (sequence, decoding.generated(sequence))
+            for sequence in decodes
+            if sequence is not None and sequence.line is decoding
         ]
+        steps: list[Step] = []
+        self._advance_prefills(iteration, stopped, steps)
         outcomes = [
-            Outcome(step.sequence.id, step.index, step.finish_reason, step.hands_off)
-            for step in self._advance_prefills(iteration, stopped)
+            Outcome(step.sequence.id, step.index, step.finish_reason, step.hands_off) for step in steps
         ]
-        ended = {sequence.request.id: sequence for sequence in decoding.advance(1)} if made else {}
-        for request_id in stopped:
-            if (sequence := decoding.get(request_id)) is not None:
-                decoding.leave(sequence)
-                ended[request_id] = sequence
-                self._standing = 0
-        for request_id, index in made:
-            reason = None
-            if request_id in ended:
-                self._batcher.gone(ended[request_id])
-                self.blocks.release(request_id)
-                reason = _STOP if request_id in stopped else _LENGTH
-            outcomes.append(Outcome(request_id, index, reason, hands_off=False))
+        if made:
+            decoding.advance(1)
+        for sequence, index in made:
+            reason = None if sequence.line is decoding else _LENGTH
+            if sequence.id in stopped:
+                reason = _STOP
+                if sequence.line is decoding:
+                    decoding.leave(sequence)
+                    self._standing = 0
+            if reason is not None:
+                self._done(sequence)
+            outcomes.append(Outcome(sequence.id, index, reason, hands_off=False))
         return outcomes
 
     def _apply(self, selection: Selection) -> None:
         queues = self._queues
         for sequence in selection.pause:
             queues.decoding.leave(sequence)
-            queues.paused[sequence.id] = sequence
+            queues.paused.append(sequence)
         self.preemptions += len(selection.pause)
         for sequence in selection.resume:
-            request_id = sequence.id
-            if request_id in queues.paused:
-                del queues.paused[request_id]
+            if sequence.line is queues.paused:
+                queues.paused.remove(sequence)
             else:
-                del queues.ready[request_id]
+                queues.ready.remove(sequence)
                 if sequence.decode_tokens:
-                    self.blocks.extend(request_id, sequence.decode_tokens)
+                    self.blocks.extend(_granted(sequence), sequence.decode_tokens)
             queues.decoding.join(sequence)
         for part in selection.prefills:
-            if part.sequence.id in queues.waiting:
-                del queues.waiting[part.sequence.id]
+            if part.sequence.line is queues.waiting:
+                queues.waiting.remove(part.sequence)
                 self._start_prefill(part.sequence)
 
     def _start_prefill(self, sequence: ScheduledSequence) -> None:
-        request_id = sequence.id
-        self.blocks.allocate(request_id, sequence.start_tokens)
+        sequence.grant = grant = self.blocks.allocate(sequence.id, sequence.start_tokens)
         if not sequence.decodes_here:
-            self.blocks.begin_transfer(_handoff_name(request_id), request_id)
-            self._handing_off.add(request_id)
-        self._queues.prefilling[request_id] = sequence
+            self.blocks.begin_transfer(grant)
+            sequence.handing_off = True
+            self._handing_off += 1
+        self._queues.prefilling.append(sequence)
 
     def _iterate(self, selection: Selection | None) -> StartedIteration | None:
         """What runs now: what was selected, or (None) every decode that there is, as often as may be."""
         decoding = self._queues.decoding
-        decodes = decoding.size
-        if selection is None or not selection.prefills:
-            if not decodes:
-                return None
-            limit = self._standing or decoding.iterations_to_end()
-            context = decoding.context_tokens
-            if selection is None:
-                return StartedIteration((), 0, 0, decodes, context, limit)
-            if not selection.stands:
-                limit = 1
-            return StartedIteration((), 0, 0, decodes, context, limit, selection.resume, selection.pause)
-        prefills, tokens = selection.prefills, 0
-        for part in prefills:
-            tokens += part.num_tokens
-        return StartedIteration(
-            prefills,
-            tokens,
-            len(prefills),
-            decodes,
-            decoding.context_tokens,
-            1,
-            selection.resume,
-            selection.pause,
-        )
+        decodes, context = decoding.size, decoding.context_tokens
+        if selection is not None and selection.prefills:
+            prefills, tokens = selection.prefills, 0
+            for part in prefills:
+                tokens += part.num_tokens
+            return StartedIteration(
+                prefills, tokens, len(prefills), decodes, context, 1, selection.resume, selection.pause
+            )
+        if not decodes:
+            return None
+        limit = self._standing or decoding.iterations_to_end()
+        if selection is None:
+            return StartedIteration([], 0, 0, decodes, context, limit)
+        if not selection.stands:
+            limit = 1
+        return StartedIteration([], 0, 0, decodes, context, limit, selection.resume, selection.pause)
 
     def _end_iteration(self, iterations: int) -> StartedIteration:
         iteration = self._iteration
@@ -345,24 +343,24 @@ class InstanceScheduler:
         self._iteration = None
         self._standing -= iterations
         if self._aborted_in_batch:
-            for request_id in self._aborted_in_batch:
-                self.blocks.end_transfer(_batch_name(request_id))
+            for grant in self._aborted_in_batch:
+                self.blocks.end_transfer(grant)
             self._aborted_in_batch.clear()
         return iteration
 
-    def _advance_prefills(self, iteration: StartedIteration, stopped: Collection[str]) -> list[Step]:
-        steps: list[Step] = []
+    def _advance_prefills(
+        self, iteration: StartedIteration, stopped: Collection[str], steps: list[Step]
+    ) -> None:
         prefilling = self._queues.prefilling
         for part in iteration.prefills:
             sequence = part.sequence
-            if sequence.id not in prefilling:
+            if sequence.line is not prefilling:
                 continue  # aborted meanwhile
             sequence.computed += part.num_tokens
             if part.samples:
-                del prefilling[sequence.id]
+                prefilling.remove(sequence)
                 sequence.generated += 1
                 steps.append(self._first_token(sequence, sequence.id in stopped))
-        return steps
 
     def _first_token(self, sequence: ScheduledSequence, stopped: bool) -> Step:
         reason = None
@@ -372,12 +370,21 @@ class InstanceScheduler:
             reason = _LENGTH
         hands_off = reason is None and not sequence.decodes_here
         if reason is not None or hands_off:
-            self._batcher.gone(sequence)
-            self.blocks.release(sequence.id)
+            self._done(sequence)
         else:
-            self._queues.ready[sequence.id] = sequence
+            self._queues.ready.append(sequence)
             self._batcher.queued(sequence)
         return Step(sequence, sequence.generated - 1, reason, hands_off)
+
+    def _done(self, sequence: ScheduledSequence) -> None:
+        """Nothing of a sequence is left to run here."""
+        self._batcher.gone(sequence)
+        self._release(sequence)
+
+    def _release(self, sequence: ScheduledSequence) -> None:
+        self.blocks.release(_granted(sequence))
+        if not sequence.handing_off:
+            del self._here[sequence.id]
 
     # -- accounts ---------------------------------------------------------------------------------------------
 
@@ -394,33 +401,33 @@ class InstanceScheduler:
 
     def status(self) -> InstanceStatus:
         return InstanceStatus(
-            waiting=len(self._queues.waiting),
+            waiting=self._queues.waiting.size,
             running=self._queues.started,
-            arriving=len(self._arriving),
-            handing_off=len(self._handing_off),
-            lease_queue=len(self.lease_queue),
+            arriving=self._arriving.size,
+            handing_off=self._handing_off,
+            lease_queue=self.lease_queue.size,
             blocks_total=self.blocks.num_blocks,
             blocks_free=self.blocks.num_free,
             blocks_in_flight=self.blocks.num_in_flight,
         )
 
-    def _arrival(self, request: Request) -> ScheduledSequence:
-        return ScheduledSequence(
-            request,
-            decodes_here=True,
-            start_tokens=self._memory.at_start(request, decodes_here=True),
-            decode_tokens=self._memory.at_decode_start(request),
-            computed=request.prompt_tokens,
-            generated=1,
-        )
+    def _enter(self, sequence: ScheduledSequence) -> None:
+        """A request is known from now on, and how much memory it will take."""
+        request_id, output, memory = sequence.id, sequence.output_tokens, self._memory
+        if request_id in self._here:
+            raise ValueError(f"request {request_id} is already here")
+        self._here[request_id] = sequence
+        sequence.start_tokens = memory.at_start(sequence.prompt_tokens, output, sequence.decodes_here)
+        if sequence.decodes_here:
+            sequence.decode_tokens = memory.at_decode_start(output)
 
-    def _lease(self, sequence: ScheduledSequence, source: str, now: float) -> Lease:
-        self.blocks.allocate(sequence.id, sequence.start_tokens)
-        self._arriving[sequence.id] = sequence
-        return self.leases.grant(sequence.id, source, now)
+    def _lease(self, sequence: ScheduledSequence, now: float) -> Lease:
+        sequence.grant = grant = self.blocks.allocate(sequence.id, sequence.start_tokens)
+        self._arriving.append(sequence)
+        return self.leases.grant(grant, sequence.source, now)
 
-    def _queue(self, sequence: ScheduledSequence, stage: dict[str, ScheduledSequence]) -> None:
-        stage[sequence.id] = sequence
+    def _queue(self, sequence: ScheduledSequence, line: Line) -> None:
+        line.append(sequence)
         self._batcher.queued(sequence)
         if not self.changed:
             self.changed = self._batcher.reselects(sequence, self._iteration, self.blocks)
@@ -430,30 +437,23 @@ class InstanceScheduler:
         if not (self.changed or self._queues.settled):
             self.changed = self._batcher.reselects(None, self._iteration, self.blocks)
 
-    def _is_running(self, request_id: str) -> bool:
-        """Whether the iteration under way computes something for this request."""
+    def _is_running(self, sequence: ScheduledSequence) -> bool:
+        """Whether the iteration under way computes something for this sequence."""
         if self._iteration is None:
             return False
-        prefilled = any(part.sequence.id == request_id for part in self._iteration.prefills)
-        return prefilled or request_id in self._queues.decoding
-
-    def _refuse_known(self, request_id: str) -> None:
-        if (
-            request_id in self._queues.waiting
-            or request_id in self.lease_queue
-            or request_id in self._handing_off
-            or self.blocks.owns(request_id)
-        ):
-            raise ValueError(f"request {request_id} is already here")
+        return sequence.line is self._queues.decoding or any(
+            part.sequence is sequence for part in self._iteration.prefills
+        )
 
 
-def _handoff_name(request_id: str) -> str:
-    return f"handoff:{request_id}"
+def _prefilled_elsewhere(request: Request, source: str) -> ScheduledSequence:
+    sequence = ScheduledSequence(request, decodes_here=True, generated=1)
+    sequence.computed, sequence.source = sequence.prompt_tokens, source
+    return sequence
 
 
-def _read_name(request_id: str) -> str:
-    return f"read:{request_id}"
-
-
-def _batch_name(request_id: str) -> str:
-    return f"batch:{request_id}"
+def _granted(sequence: ScheduledSequence) -> Grant:
+    grant = sequence.grant
+    if grant is None:
+        raise KeyError(f"request {sequence.id} has no blocks")
+    return grant

@@ -1,7 +1,5 @@
 """What an instance runs: an iteration, and what it does for the sequences in it."""
 
-from collections.abc import Sequence
-
 from twofold.request import FinishReason
 from twofold.scheduling.sequence import PrefillPart, ScheduledSequence
 
@@ -27,14 +25,14 @@ class StartedIteration:
 
     def __init__(
         self,
-        prefills: Sequence[PrefillPart],
+        prefills: list[PrefillPart],
         prefill_tokens: int,
         prefill_sequences: int,
         decode_sequences: int,
         context_tokens: int,
         limit: int,
-        joined: Sequence[ScheduledSequence] = (),
-        paused: Sequence[ScheduledSequence] = (),
+        joined: list[ScheduledSequence] | None = None,
+        paused: list[ScheduledSequence] | None = None,
     ) -> None:
         self.prefills = prefills
         self.prefill_tokens = prefill_tokens
@@ -42,8 +40,8 @@ class StartedIteration:
         self.decode_sequences = decode_sequences
         self.context_tokens = context_tokens
         self.limit = limit
-        self.joined = joined
-        self.paused = paused
+        self.joined: list[ScheduledSequence] = [] if joined is None else joined
+        self.paused: list[ScheduledSequence] = [] if paused is None else paused
 
 
 class Step:

@@ -1,10 +1,8 @@
 """How much KV memory a request takes, and when."""
 
-from twofold.request import Request
-
 
 class MemoryRule:
-    """Tokens of KV that a request takes on the instances it runs on.
+    """Tokens of KV that a request of so many prompt and output tokens takes on the instances it runs on.
 
     By default all of it at once, where it decodes: an admitted request can then always run to its end. With
     `output_at_decode_start` the output's share is taken when its first decode iteration starts, and a request
@@ -17,19 +15,19 @@ class MemoryRule:
         self.output_at_decode_start = output_at_decode_start
         self.extra = extra
 
-    def at_start(self, request: Request, decodes_here: bool) -> int:
+    def at_start(self, prompt: int, output: int, decodes_here: bool) -> int:
         """Tokens taken before prefill, or before the KV cache arrives from elsewhere."""
         if self.output_at_decode_start or not decodes_here:
-            return request.prompt_tokens + self.extra
-        return request.prompt_tokens + request.output_tokens - 1 + self.extra
+            return prompt + self.extra
+        return prompt + output - 1 + self.extra
 
-    def at_decode_start(self, request: Request) -> int:
+    def at_decode_start(self, output: int) -> int:
         """Tokens taken on top of that with the first decode iteration."""
-        return request.output_tokens - 1 if self.output_at_decode_start else 0
+        return output - 1 if self.output_at_decode_start else 0
 
-    def in_all(self, request: Request) -> int:
+    def in_all(self, prompt: int, output: int) -> int:
         """Tokens taken in the end where the request decodes."""
-        return request.prompt_tokens + request.output_tokens - 1 + self.extra
+        return prompt + output - 1 + self.extra
 
 
 WHOLE = MemoryRule()

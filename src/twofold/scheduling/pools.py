@@ -1,20 +1,17 @@
 """The pools of a cluster: which instances play which role now, and which of them has least of something.
 
-Finding the least loaded instance costs the logarithm of their number, so that a router is as quick on a thousand
-instances as on ten: each measure that is asked for keeps a heap in which every instance has an entry that is at most
-its number now. One that fell gets another entry at once; one that rose is put right when it comes up.
+Finding the least loaded instance costs no more on a thousand instances than on ten: each measure that is asked for
+keeps a heap of the members, in which each knows where it is, so that one whose number changes finds its new place at
+the cost of the logarithm of their number.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
-from heapq import heapify, heappop, heappush, heapreplace
+from collections.abc import Iterator
 from typing import Final
 
-from mypy_extensions import mypyc_attr
+from mypy_extensions import i64, mypyc_attr
 
-from twofold.instance import InstanceLoad, Role
-
-_Entry = tuple[int, int, InstanceLoad]
+from twofold.instance import InstanceLoad, Role, Standing
 
 _PREFILL: Final = Role.PREFILL
 _DECODE: Final = Role.DECODE
@@ -53,44 +50,67 @@ requests: Final = _Requests()
 
 
 class _Ranking:
-    """The members of a pool by one measure. Of a member's entries only the lowest counts, which `lowest` keeps."""
+    """The members of a pool in a heap by one measure; among equals, those that joined first."""
 
-    def __init__(self, measure: Measure, members: Iterable[InstanceLoad]) -> None:
+    def __init__(self, measure: Measure) -> None:
         self.measure = measure
-        self.heap: list[_Entry] = []
-        self.lowest: dict[int, int] = {}
-        self.rebuild(members)
+        self.heap: list[Standing] = []
 
-    def __len__(self) -> int:
-        return len(self.heap)
+    def join(self, load: InstanceLoad) -> None:
+        standing = Standing(load, self.measure.of(load), len(self.heap))
+        load.standings.append(standing)
+        self.heap.append(standing)
+        self._rise(standing)
 
-    def rebuild(self, members: Iterable[InstanceLoad]) -> None:
-        """Leave one entry for each member."""
-        self.heap[:] = [(self.measure.of(load), load.place, load) for load in members]
-        heapify(self.heap)
-        self.lowest = {place: number for number, place, _ in self.heap}
+    def leave(self, standing: Standing) -> None:
+        last = self.heap.pop()
+        if last is not standing:
+            last.position = standing.position
+            self.heap[last.position] = last
+            self._rise(last)
+            self._sink(last)
 
-    def changed(self, load: InstanceLoad) -> None:
-        """A member's number may be another now, or it is new."""
-        number, place = self.measure.of(load), load.place
-        known = self.lowest.get(place)
-        if known is None or number < known:
-            self.lowest[place] = number
-            heappush(self.heap, (number, place, load))
+    def changed(self, standing: Standing) -> None:
+        """The member's number may be another now."""
+        number, before = self.measure.of(standing.load), standing.number
+        standing.number = number
+        if number < before:
+            self._rise(standing)
+        elif number > before:
+            self._sink(standing)
 
-    def least(self) -> InstanceLoad | None:
-        heap, lowest = self.heap, self.lowest
-        while heap:
-            number, place, load = heap[0]
-            if lowest.get(place) != number:
-                heappop(heap)  # another entry of it counts, or it left
-                continue
-            now = self.measure.of(load)
-            if now == number:
-                return load
-            lowest[place] = now
-            heapreplace(heap, (now, place, load))
-        return None
+    def _rise(self, standing: Standing) -> None:
+        heap, at = self.heap, standing.position
+        while at > 0:
+            above = heap[(at - 1) >> 1]
+            if not _precedes(standing, above):
+                break
+            heap[at] = above
+            above.position, at = at, above.position
+        heap[at] = standing
+        standing.position = at
+
+    def _sink(self, standing: Standing) -> None:
+        heap, at = self.heap, standing.position
+        size: i64 = len(heap)
+        while 2 * at + 1 < size:
+            below = heap[2 * at + 1]
+            if 2 * at + 2 < size:
+                other = heap[2 * at + 2]
+                if _precedes(other, below):
+                    below = other
+            if not _precedes(below, standing):
+                break
+            heap[at] = below
+            below.position, at = at, below.position
+        heap[at] = standing
+        standing.position = at
+
+
+def _precedes(one: Standing, other: Standing) -> bool:
+    if one.number != other.number:
+        return one.number < other.number
+    return one.load.place < other.load.place
 
 
 class Pool:
@@ -98,11 +118,9 @@ class Pool:
 
     def __init__(self) -> None:
         self._members: dict[str, InstanceLoad] = {}
-        self._heaps: dict[Measure, _Ranking] = {}
         self._rankings: list[_Ranking] = []
         self._joined = 0
         self._in_turn: list[InstanceLoad] = []
-        self._many = 64  # entries of a heap from which those that are out of date are cleared away
 
     def __len__(self) -> int:
         return len(self._members)
@@ -117,31 +135,39 @@ class Pool:
         self._joined += 1
         load.place = self._joined
         self._members[load.id] = load
-        self._many = 4 * len(self._members) + 64
         self._in_turn = []
-        self.changed(load)
+        for ranking in self._rankings:
+            ranking.join(load)
 
     def remove(self, load: InstanceLoad) -> None:
         del self._members[load.id]
         self._in_turn = []
-        for ranking in self._heaps.values():
-            del ranking.lowest[load.place]
+        for number, standing in enumerate(load.standings):
+            self._rankings[number].leave(standing)
+        load.standings = []
         load.place = 0
 
     def changed(self, load: InstanceLoad) -> None:
         """The numbers of a member are others now."""
-        for ranking in self._rankings:
-            ranking.changed(load)
-            if len(ranking.heap) > self._many:
-                ranking.rebuild(self._members.values())
+        for number, standing in enumerate(load.standings):
+            self._rankings[number].changed(standing)
 
     def least(self, measure: Measure) -> InstanceLoad | None:
         """The member with the least of `measure`, the one that joined first among equals; None if there is none."""
-        ranking = self._heaps.get(measure)
-        if ranking is None:
-            ranking = self._heaps[measure] = _Ranking(measure, self._members.values())
-            self._rankings.append(ranking)
-        return ranking.least()
+        if not self._members:
+            return None
+        for ranking in self._rankings:
+            if ranking.measure is measure:
+                return ranking.heap[0].load
+        return self._ranking(measure).heap[0].load
+
+    def _ranking(self, measure: Measure) -> _Ranking:
+        """A ranking that was not asked for before."""
+        ranking = _Ranking(measure)
+        self._rankings.append(ranking)
+        for load in self._members.values():
+            ranking.join(load)
+        return ranking
 
     def nth(self, number: int) -> InstanceLoad | None:
         """Member `number`, counted round and round in the order in which they joined."""

@@ -1,7 +1,20 @@
 """What an instance's scheduler knows of one request."""
 
+from typing import TYPE_CHECKING
+
+from mypy_extensions import i64, mypyc_attr
+
 from twofold.batch import BatchItem
+from twofold.kvcache.accounts import Grant
 from twofold.request import Phase, Request
+
+if TYPE_CHECKING:
+    from twofold.scheduling.line import Line
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Note:
+    """What a batcher keeps of a sequence; one that keeps something extends this with what it is."""
 
 
 class ScheduledSequence:
@@ -10,23 +23,34 @@ class ScheduledSequence:
     `computed` counts tokens whose KV is in this instance's cache, `generated` output tokens so far wherever
     they were made; while the sequence decodes, both stand as they were when it joined the decode set, which
     keeps count from there. `decodes_here` is False on an instance that prefills and then hands off.
-    `start_tokens` and `decode_tokens` say how much KV memory it takes when (see `MemoryRule`).
+    `start_tokens` and `decode_tokens` say how much KV memory it takes when (see `MemoryRule`), `grant` which it has.
+
+    What it waits for is the `line` it stands in; without one it is done, though its KV may still be on its way
+    from here (`handing_off`) or to here. `note` is its batcher's.
     """
 
-    # The decode set's own: at which of its iterations, and as the how-manieth, this sequence joined it.
-    # For the driver: when it last gave a token, on the driver's clock.
+    # The lines' own: who stands before and after it. The decode set's own: at which of its iterations this sequence
+    # joined, as the how-manieth, and at which it ends. For the driver: when it last gave a token, on its clock.
     __slots__ = (
+        "after",
+        "before",
         "computed",
         "decode_tokens",
         "decodes_here",
+        "end",
         "generated",
+        "grant",
+        "handing_off",
         "id",
         "join_number",
         "joined_at",
         "last_token_at",
+        "line",
+        "note",
         "output_tokens",
         "prompt_tokens",
         "request",
+        "source",
         "start_tokens",
     )
 
@@ -34,13 +58,10 @@ class ScheduledSequence:
         self,
         request: Request,
         decodes_here: bool,
-        start_tokens: int,
+        start_tokens: int = 0,
         decode_tokens: int = 0,
         computed: int = 0,
         generated: int = 0,
-        joined_at: int = 0,
-        join_number: int = -1,
-        last_token_at: int = 0,
     ) -> None:
         self.request = request
         # Again what the request says, because they are asked for at every step.
@@ -52,9 +73,17 @@ class ScheduledSequence:
         self.decode_tokens = decode_tokens
         self.computed = computed
         self.generated = generated
-        self.joined_at = joined_at
-        self.join_number = join_number
-        self.last_token_at = last_token_at
+        self.grant: Grant | None = None
+        self.handing_off = False
+        self.source = ""  # who sends its KV, if it is prefilled elsewhere
+        self.note: Note | None = None
+        self.line: Line | None = None
+        self.before: ScheduledSequence | None = None
+        self.after: ScheduledSequence | None = None
+        self.joined_at = 0
+        self.join_number: i64 = 0
+        self.end: i64 = 0
+        self.last_token_at = 0
 
     @property
     def prefill_remaining(self) -> int:

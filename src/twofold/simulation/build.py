@@ -24,7 +24,7 @@ from twofold.simulation.cluster import VirtualCluster
 from twofold.simulation.handoffs import Handoffs
 from twofold.simulation.instance import VirtualInstance
 from twofold.simulation.kernel import Kernel
-from twofold.simulation.network import Network
+from twofold.simulation.network import Link, Network
 from twofold.simulation.observer import Observer
 from twofold.simulation.paths import ModelledPaths, Outlet
 from twofold.simulation.rules import Rules, rules
@@ -111,16 +111,18 @@ def build(
 
     cluster.new_scheduler = new_scheduler
     transfers = [transfer_of(spec, model, kind) for kind in kinds]
+    links: dict[str, Link] = {}
     for seat in seats_of(kinds):
         kind, name = seat.kind, seat.name
-        interconnect = kind.machine.accelerator.interconnect_bytes_per_s
-        network.add_machine(seat.machine, transfers[seat.place].bytes_per_s, interconnect)
+        if seat.machine not in links:
+            interconnect = kind.machine.accelerator.interconnect_bytes_per_s
+            links[seat.machine] = Link(transfers[seat.place].bytes_per_s, interconnect)
         by_instance[name] = kind
         cluster.capacities[name] = kind.capacity_tokens
         cluster.instances[name] = VirtualInstance(
             name,
             len(cluster.instances),
-            seat.machine,
+            links[seat.machine],
             seat.place,
             kind.pool.role,
             new_scheduler(name, 1),
@@ -133,11 +135,12 @@ def build(
     cluster.handoffs = Handoffs(
         kernel,
         network,
-        cluster.instances,
+        scheduler,
+        statistics,
+        observers,
         slowest,
         how.lease_retry_s,
         spec.router in FIXED_ROLE_ROUTERS,
-        cluster.landed,
     )
     for instance in cluster.instances.values():
         cluster.join(instance)

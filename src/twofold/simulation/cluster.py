@@ -1,6 +1,7 @@
 """The virtual cluster: arrivals, instances, hand-offs and failures around the live cluster scheduler."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from math import inf
 from typing import Final
 
 from twofold.errors import ConfigurationError, WorkloadError
@@ -9,11 +10,12 @@ from twofold.request import FinishReason, Request
 from twofold.scheduling.cluster import ClusterScheduler
 from twofold.scheduling.instance import InstanceScheduler
 from twofold.scheduling.iteration import StartedIteration, Step
+from twofold.simulation.agenda import Event
 from twofold.simulation.handoffs import Handoffs
 from twofold.simulation.instance import VirtualInstance, World
 from twofold.simulation.kernel import Kernel, Order, ps
-from twofold.simulation.life import Life
-from twofold.simulation.observer import Observer, Run, Transfer
+from twofold.simulation.life import NEVER, Life, refused
+from twofold.simulation.observer import Observer, Run
 from twofold.simulation.spec import Failure
 from twofold.simulation.statistics import Statistics
 from twofold.simulation.timing import Pace
@@ -42,7 +44,6 @@ class VirtualCluster(World):
         self.lives: dict[str, Life] = {}
         self._observers = tuple(observers)
         self._requests: Iterator[Request] = iter(())
-        self._on_arrival: Callable[[Request], None] = self._arrive  # made once, not for every request
         scheduler.on_move = self._note_role
 
     # -- from outside -----------------------------------------------------------------------------------------------
@@ -59,7 +60,7 @@ class VirtualCluster(World):
     def feed(self, requests: Iterable[Request]) -> None:
         """Requests that are to arrive, in order of arrival."""
         self._requests = iter(requests)
-        self._schedule_arrival(None)
+        self._schedule_arrival(_Arrival(self))
 
     def plan_failures(self, failures: Sequence[Failure]) -> None:
         for failure in failures:
@@ -81,61 +82,67 @@ class VirtualCluster(World):
 
     # -- arrivals ---------------------------------------------------------------------------------------------------
 
-    def _schedule_arrival(self, previous: Request | None) -> None:
+    def _schedule_arrival(self, arrival: "_Arrival") -> None:
+        """Let it happen again with the next request, if there is one."""
         request = next(self._requests, None)
         if request is None:
             return
-        if previous is not None and request.arrival_s < previous.arrival_s:
+        arrival_s = request.arrival_s
+        if arrival_s < arrival.arrival_s:
             raise WorkloadError(
                 "the workload",
-                f"request {request.id} arrives at {request.arrival_s:g} s, before {previous.id}"
-                f" at {previous.arrival_s:g} s: sort it by time",
+                f"request {request.id} arrives at {arrival_s:g} s, before {arrival.request.id}"
+                f" at {arrival.arrival_s:g} s: sort it by time",
             )
-        at = ps(request.arrival_s)
+        at = ps(arrival_s)
         if at < self.kernel.now:
             raise WorkloadError("the workload", f"request {request.id} arrives before the run begins")
-        self.kernel.schedule(at, Order.ARRIVAL, self._on_arrival, request)
+        arrival.at, arrival.arrival_s, arrival.request = at, arrival_s, request
+        self.kernel.add(arrival)
 
-    def _arrive(self, request: Request) -> None:
-        now, statistics = self.kernel.now, self.statistics
+    def arrive(self, arrival: "_Arrival") -> None:
+        request, now, statistics = arrival.request, self.kernel.now, self.statistics
+        request_id = request.id
         statistics.arrive(now)
-        life = Life(request, statistics.arrived, now)
-        if life.id in self.lives:
-            raise WorkloadError("the workload", f"two requests under way have the id {life.id}")
+        if request_id in self.lives:
+            raise WorkloadError("the workload", f"two requests under way have the id {request_id}")
         placement = self.scheduler.arrive(request, now)
         if placement is None:
             statistics.rejected += 1
-            self._tell_ended(life, FinishReason.ERROR, 0)
+            for observer in self._observers:
+                observer.ended(refused(request, now))
         else:
             route = placement.route
-            life.prefill, life.decode, life.mode = route.prefill, route.decode, placement.mode
-            self.lives[life.id] = life
-            prefill = self.instances[life.prefill]
-            splits = life.prefill != life.decode
-            prefill.scheduler.submit(request, decodes_here=not splits)
-            if splits:
+            prefill, decode = self.instances[route.prefill], self.instances[route.decode]
+            life = Life(request, statistics.arrived, now, prefill, decode, placement.mode)
+            self.lives[request_id] = life
+            prefill.scheduler.submit(request, decodes_here=not life.splits)
+            if life.splits:
                 self.handoffs.expect(life)
             prefill.poke()
-        self._schedule_arrival(request)
+        self._schedule_arrival(arrival)
 
     # -- World, for instances -----------------------------------------------------------------------------------------
 
     def started(self, iteration: StartedIteration, end: int) -> None:
         now, lives = self.kernel.now, self.lives
-        for part in iteration.prefills:
-            if not part.context_tokens:
-                life = lives[part.sequence.id]
-                life.prefill_started = now
-                if life.prefill != life.decode:
-                    self.handoffs.prefill_started(life, end)
-        for sequence in iteration.paused:
-            sequence.last_token_at = now
-            lives[sequence.id].preemptions += 1
-        for sequence in iteration.joined:
-            life = lives[sequence.id]
-            if life.decode_started is None:
-                life.decode_started = now
-                sequence.last_token_at = life.first_token or 0
+        if iteration.prefills:
+            for part in iteration.prefills:
+                if not part.context_tokens:
+                    life = lives[part.sequence.id]
+                    life.prefill_started = now
+                    if life.splits:
+                        self.handoffs.prefill_started(life, end)
+        if iteration.paused:
+            for sequence in iteration.paused:
+                sequence.last_token_at = now
+                lives[sequence.id].preemptions += 1
+        if iteration.joined:
+            for sequence in iteration.joined:
+                life = lives[sequence.id]
+                if life.decode_started == NEVER:
+                    life.decode_started = now
+                    sequence.last_token_at = life.first_token
 
     def ran(self, instance: VirtualInstance, iteration: StartedIteration, pace: Pace, count: int) -> None:
         start = instance.started_at
@@ -175,36 +182,23 @@ class VirtualCluster(World):
 
     # -- ends -------------------------------------------------------------------------------------------------------
 
-    def landed(self, life: Life) -> None:
-        """The KV cache of a request is where it decodes."""
-        self.statistics.handoffs += 1
-        self.scheduler.handed_off(life.id)
-        if self._observers and life.handoff_started is not None:
-            size = life.prompt_tokens * self.handoffs.kv_bytes_per_token
-            transfer = Transfer(
-                life.id, life.prefill, life.decode, life.handoff_started, self.kernel.now, size
-            )
-            for observer in self._observers:
-                observer.transfer(transfer)
-
     def _complete(self, life: Life) -> None:
         now = self.kernel.now
         life.last_token = now
         life.ended = True
         del self.lives[life.id]
         if (
-            life.splits and life.handoff_ended is None
+            life.splits and life.handoff_ended == NEVER
         ):  # it ended with its first token: nothing is to be decoded
             self.handoffs.give_up(life)
-            self.instances[life.decode].poke()
+            life.decode.poke()
         self.scheduler.ended(life.id)
         self.statistics.complete(life, now)
         if self._observers:
             self._tell_ended(life, _LENGTH, life.output_tokens)
 
     def _poke_both(self, life: Life) -> None:
-        for name in (life.prefill, life.decode) if life.splits else (life.prefill,):
-            instance = self.instances[name]
+        for instance in (life.prefill, life.decode) if life.splits else (life.prefill,):
             if instance.load is not None:
                 instance.poke()
 
@@ -253,3 +247,19 @@ class VirtualCluster(World):
     def _note(self, kind: str, subject: str, detail: str) -> None:
         for observer in self._observers:
             observer.note(self.kernel.now, kind, subject, detail)
+
+
+class _Arrival(Event):
+    """The arrival of one request after another."""
+
+    __slots__ = ("arrival_s", "cluster", "request")
+
+    request: Request
+
+    def __init__(self, cluster: VirtualCluster) -> None:
+        super().__init__(0, Order.ARRIVAL)
+        self.cluster = cluster
+        self.arrival_s = -inf
+
+    def happen(self) -> None:
+        self.cluster.arrive(self)

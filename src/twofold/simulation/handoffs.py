@@ -1,15 +1,21 @@
 """Hand-offs in the simulator: leases, KV caches on their way, and what happens when they land or are given up."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Final
+
+from mypy_extensions import mypyc_attr
 
 from twofold.handoff import HandoffMode
 from twofold.performance.transfer import TransferModel
+from twofold.scheduling.cluster import ClusterScheduler
 from twofold.scheduling.instance import InstanceScheduler
+from twofold.simulation.agenda import Event
 from twofold.simulation.instance import VirtualInstance
 from twofold.simulation.kernel import Kernel, Order, ps
-from twofold.simulation.life import Life
-from twofold.simulation.network import Landed, Network
+from twofold.simulation.life import NEVER, Life
+from twofold.simulation.network import Network
+from twofold.simulation.observer import Observer, Transfer
+from twofold.simulation.statistics import Statistics
 
 _LAYER_WISE: Final = HandoffMode.LAYER_WISE
 _SERIALIZED: Final = HandoffMode.SERIALIZED
@@ -29,22 +35,21 @@ class Handoffs:
         self,
         kernel: Kernel,
         network: Network,
-        instances: dict[str, VirtualInstance],
+        scheduler: ClusterScheduler,
+        statistics: Statistics,
+        observers: Sequence[Observer],
         times: TransferModel,
         retry_s: float | None,
         reserve_at_arrival: bool,
-        landed: Callable[[Life], None],
     ) -> None:
-        self._kernel, self._network, self._instances = kernel, network, instances
-        self.kv_bytes_per_token = times.kv_bytes_per_token
-        self._times = times
+        self._kernel, self._network, self._scheduler = kernel, network, scheduler
+        self._statistics, self._observers = statistics, tuple(observers)
+        self._kv_bytes_per_token, self._layers = times.kv_bytes_per_token, times.layers
         self._sync = ps(times.sync_s)
         self._retry = None if retry_s is None else ps(retry_s)
         self._at_arrival = reserve_at_arrival
-        self._on_landed = landed
         self._asking = 0  # requests that will ask for a lease again
         self._waiting: dict[str, Life] = {}  # requests that were promised a lease
-        self._when_sent: Landed = self._sent  # made once, not for every transfer
 
     def expect(self, life: Life) -> None:
         """A request was placed on two instances."""
@@ -52,29 +57,28 @@ class Handoffs:
             self._reserve(life)
 
     def _reserve(self, life: Life) -> None:
-        decode = self._instances[life.decode]
         self._waiting[life.id] = life
-        decode.scheduler.reserve(life.request, life.prefill)
-        self.grant(decode)
+        life.decode.scheduler.reserve(life.request, life.prefill.name)
+        self.grant(life.decode)
 
     def grant(self, instance: VirtualInstance) -> None:
         """Room may have been made on an instance."""
-        if not instance.scheduler.lease_queue:
+        if not instance.scheduler.lease_queue.size:
             return
         for lease in instance.scheduler.grant(self._kernel.now):
             request_id = lease.request_id
             life = self._waiting[request_id]
             del self._waiting[request_id]
             life.lease = lease
-            if life.first_token is not None:
+            if life.first_token != NEVER:
                 self._send_all(life)
-            elif life.prefill_started is not None and life.mode is _LAYER_WISE:
+            elif life.prefill_started != NEVER and life.mode is _LAYER_WISE:
                 self._send(life, max(self._kernel.now, life.first_layer))
 
     def prefill_started(self, life: Life, end: int) -> None:
         """A prompt is being computed until picosecond `end`."""
         now = self._kernel.now
-        life.first_layer = now + (end - now) // self._times.layers
+        life.first_layer = now + (end - now) // self._layers
         if self._retry is None and not self._at_arrival:
             self._reserve(life)
         elif life.lease is not None and life.mode is _LAYER_WISE:
@@ -85,17 +89,16 @@ class Handoffs:
         if life.lease is None:
             if self._retry is not None:
                 self._ask(life)
-        elif life.handoff_started is None:
+        elif life.handoff_started == NEVER:
             self._send_all(life)
-        elif life.layers_sent is not None:
+        elif life.layers_sent != NEVER:
             self._land_after_tail(life)
 
     def give_up(self, life: Life) -> None:
         """The request is over before its KV cache landed: nothing of it is read or written any more."""
         if life.id in self._waiting:
             del self._waiting[life.id]
-        for name in (life.prefill, life.decode):
-            instance = self._instances[name]
+        for instance in (life.prefill, life.decode):
             if instance.load is not None:
                 _forget(instance.scheduler, life)
                 self.grant(instance)
@@ -103,8 +106,7 @@ class Handoffs:
     def _ask(self, life: Life) -> None:
         if life.ended:
             return
-        decode = self._instances[life.decode]
-        life.lease = decode.scheduler.lease_now(life.request, life.prefill, self._kernel.now)
+        life.lease = life.decode.scheduler.lease_now(life.request, life.prefill.name, self._kernel.now)
         if life.lease is not None:
             self._send_all(life)
         elif (
@@ -125,26 +127,26 @@ class Handoffs:
 
     def _send(self, life: Life, start: int) -> None:
         life.handoff_started = start
-        size = life.prompt_tokens * self.kv_bytes_per_token
-        source, target = self._instances[life.prefill].machine, self._instances[life.decode].machine
-        self._network.send(life.number, source, target, size, start, self._when_sent, life)
+        self._network.send(life.prefill.link, life.decode.link, self._size(life), start, _Sent(self, life))
 
-    def _sent(self, life: Life) -> None:
+    def _size(self, life: Life) -> int:
+        """Bytes of its prompt's KV cache."""
+        return life.prompt_tokens * self._kv_bytes_per_token
+
+    def sent(self, life: Life) -> None:
+        """The last byte of a KV cache is through."""
         if life.ended:
             return
         if life.mode is _LAYER_WISE:
             life.layers_sent = self._kernel.now
-            if life.first_token is not None:
+            if life.first_token != NEVER:
                 self._land_after_tail(life)
         else:
             self._land(life)
 
     def _land_after_tail(self, life: Life) -> None:
         """The last layer leaves when prefill ends, and both ends synchronise."""
-        assert life.first_token is not None  # noqa: S101  (tells the type checker)
-        source, target = self._instances[life.prefill].machine, self._instances[life.decode].machine
-        size = life.prompt_tokens * self.kv_bytes_per_token
-        layer = ps(size / self._times.layers / self._network.bytes_per_s(source, target))
+        layer = ps(self._size(life) / self._layers / life.prefill.link.bytes_per_s(life.decode.link))
         at = max(self._kernel.now, life.first_token + layer) + self._sync
         self._kernel.schedule(at, Order.TRANSFER + life.number, self._land, life)
 
@@ -153,15 +155,38 @@ class Handoffs:
             return
         assert life.lease is not None  # noqa: S101  (tells the type checker)
         life.handoff_ended = self._kernel.now
-        request_id = life.id
-        prefill, decode = self._instances[life.prefill], self._instances[life.decode]
-        prefill.scheduler.handed_off(request_id)
-        decode.scheduler.landed(request_id, life.lease.epoch)
-        self._on_landed(life)
+        prefill, decode = life.prefill, life.decode
+        prefill.scheduler.handed_off(life.id)
+        decode.scheduler.landed(life.id, life.lease.epoch)
+        self._statistics.handoffs += 1
+        self._scheduler.handed_off(life.id)
+        if self._observers:
+            self._tell(life)
         self.grant(decode)
         self.grant(prefill)
         decode.poke()
         prefill.poke()
+
+    def _tell(self, life: Life) -> None:
+        names = life.prefill.name, life.decode.name
+        transfer = Transfer(life.id, *names, life.handoff_started, life.handoff_ended, self._size(life))
+        for observer in self._observers:
+            observer.transfer(transfer)
+
+
+@mypyc_attr(free_list_len=1)
+class _Sent(Event):
+    """The end of a transfer; the network says when."""
+
+    __slots__ = ("handoffs", "life")
+
+    def __init__(self, handoffs: Handoffs, life: Life) -> None:
+        super().__init__(NEVER, Order.TRANSFER + life.number)
+        self.handoffs = handoffs
+        self.life = life
+
+    def happen(self) -> None:
+        self.handoffs.sent(self.life)
 
 
 def _forget(scheduler: InstanceScheduler, life: Life) -> None:

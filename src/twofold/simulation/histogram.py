@@ -33,31 +33,23 @@ class Histogram(msgspec.Struct):
 
     def add(self, value: int, weight: int = 1) -> None:
         """Count `value` `weight` times (at least once); raises ValueError if it is out of range."""
-        tally = self._tally()
+        tally = Tally()
         tally.add(value, weight)
-        self._take(tally)
+        self.merge(Histogram.of(tally, self.unit))
 
     def add_ramp(self, first: int, step: int, count: int, weight: int = 1) -> None:
         """Count `first`, `first + step`, … (`count` of them), each `weight` times.
 
         Raises ValueError if the step is negative or a value out of range.
         """
-        tally = self._tally()
+        tally = Tally()
         tally.add_ramp(first, step, count, weight)
-        self._take(tally)
+        self.merge(Histogram.of(tally, self.unit))
 
     @classmethod
     def of(cls, tally: Tally, unit: float) -> "Histogram":
         """What was counted, in units of `unit`."""
         return cls(unit, tally.counts, tally.total, tally.low, tally.high)
-
-    def _tally(self) -> Tally:
-        tally = Tally()
-        tally.counts, tally.total, tally.low, tally.high = self.counts, self.total, self.low, self.high
-        return tally
-
-    def _take(self, tally: Tally) -> None:
-        self.total, self.low, self.high = tally.total, tally.low, tally.high
 
     def merge(self, other: "Histogram") -> None:
         """Add all that `other` counted; raises ValueError if it counts in another unit."""

@@ -1,15 +1,23 @@
 """A virtual instance: the live scheduler, with a performance model in the place of an engine."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from typing import Final
 
 from mypy_extensions import mypyc_attr
 
 from twofold.instance import InstanceLoad, Role
 from twofold.scheduling.instance import InstanceScheduler
 from twofold.scheduling.iteration import StartedIteration, Step
+from twofold.simulation.agenda import Event
 from twofold.simulation.kernel import Kernel, Order
+from twofold.simulation.network import Link
+from twofold.simulation.product import product
 from twofold.simulation.timing import Pace, Timing
+
+# Energy is summed in two parts, because compiled code is quick with integers below 2⁶² only (and multiplies those
+# below 2³⁰): of each duration the part in whole units of 2²⁰ ps, and the rest.
+_UNIT: Final = 20
+_REST: Final = (1 << _UNIT) - 1
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -43,7 +51,7 @@ class VirtualInstance:
         self,
         name: str,
         number: int,
-        machine: str,
+        link: Link,
         pool: int,
         role: Role,
         scheduler: InstanceScheduler,
@@ -52,7 +60,7 @@ class VirtualInstance:
         world: World,
         max_run: int,
     ) -> None:
-        self.name, self.number, self.machine, self.pool, self.role = name, number, machine, pool, role
+        self.name, self.number, self.link, self.pool, self.role = name, number, link, pool, role
         self.scheduler = scheduler
         self.timing = timing
         self.load: InstanceLoad | None = None
@@ -60,7 +68,7 @@ class VirtualInstance:
         self.started_at = 0
         self.milliwatts = timing.idle_mw
         self.busy = 0
-        self.energy = 0
+        self._energy = self._energy_rest = 0
         self.iterations = 0
         self.sequence_time = 0
         self._pace: Pace | None = None
@@ -70,7 +78,10 @@ class VirtualInstance:
         self._cut = False
         self._kernel = kernel
         self._world = world
-        self._on_end: Callable[[int], None] = self._complete  # made once, not for every event
+
+    @property
+    def energy(self) -> int:
+        return (self._energy << _UNIT) + self._energy_rest
 
     def poke(self) -> None:
         """Something was said to the scheduler: begin, or cut a run short, if it has something new to run."""
@@ -117,7 +128,7 @@ class VirtualInstance:
         self._cut = False
         end = kernel.now + pace.end_ps(count)
         self._version += 1
-        kernel.schedule(end, Order.COMPLETION + self.number, self._on_end, self._version)
+        kernel.add(_Completion(end, self, self._version))
         self._world.started(iteration, end)
 
     def _cut_short(self) -> None:
@@ -130,9 +141,10 @@ class VirtualInstance:
             self._count = count
             self._version += 1
             end = self.started_at + pace.end_ps(count)
-            kernel.schedule(end, Order.COMPLETION + self.number, self._on_end, self._version)
+            kernel.add(_Completion(end, self, self._version))
 
-    def _complete(self, version: int) -> None:
+    def complete(self, version: int) -> None:
+        """The run that was under way as number `version` has come to its end."""
         if version != self._version:
             return  # cut short, or dead, since
         iteration, pace = self.iteration, self._pace
@@ -152,5 +164,22 @@ class VirtualInstance:
         assert iteration is not None and pace is not None  # noqa: S101, PT018  (as above)
         duration = now - self.started_at
         self.busy += duration
-        self.energy += duration * (pace.milliwatts - self.timing.idle_mw)
-        self.sequence_time += duration * (iteration.decode_sequences + iteration.prefill_sequences)
+        milliwatts = pace.milliwatts - self.timing.idle_mw
+        self._energy += (duration >> _UNIT) * milliwatts
+        self._energy_rest += (duration & _REST) * milliwatts
+        self.sequence_time += product(duration, iteration.decode_sequences + iteration.prefill_sequences)
+
+
+@mypyc_attr(free_list_len=1)
+class _Completion(Event):
+    """The end of a run of iterations, unless it was cut short, or died, since."""
+
+    __slots__ = ("instance", "version")
+
+    def __init__(self, at: int, instance: VirtualInstance, version: int) -> None:
+        super().__init__(at, Order.COMPLETION + instance.number)
+        self.instance = instance
+        self.version = version
+
+    def happen(self) -> None:
+        self.instance.complete(self.version)

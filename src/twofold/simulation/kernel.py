@@ -1,4 +1,4 @@
-"""The event kernel: a clock of whole picoseconds and a heap of what happens next.
+"""The event kernel: a clock of whole picoseconds and an agenda of what happens next.
 
 Times are integers, so sums of them are exact: a run of a thousand iterations taken at once ends at the very
 picosecond at which the last of a thousand single ones would. Events at the same time happen in the order of
@@ -7,17 +7,27 @@ however many steps an instance takes at a time.
 """
 
 from collections.abc import Callable
-from heapq import heappop, heappush
 from typing import Any, Final
 
-PS = 10**12  # picoseconds in a second
+from twofold.simulation.agenda import Agenda, Event
+
+PS: Final = 10**12  # picoseconds in a second
 
 Action = Callable[[Any], None]
+
+_PS: Final = 1e12
+# A float from here on has no fraction, so that one added to it is rounded to a whole, halves to even, as by `round`.
+_WHOLE: Final = 4503599627370496.0  # 2⁵²
+
+
+def nearest(number: float) -> int:
+    """`round(number)`, quicker."""
+    return int(number + _WHOLE - _WHOLE) if 0.0 <= number < _WHOLE else round(number)
 
 
 def ps(seconds: float) -> int:
     """Whole picoseconds."""
-    return round(seconds * PS)
+    return nearest(seconds * _PS)
 
 
 class Order:
@@ -30,38 +40,58 @@ class Order:
     FAILURE: Final = 4 << 40
 
 
+class _Call(Event):
+    """Any function with any argument."""
+
+    __slots__ = ("action", "argument")
+
+    def __init__(self, at: int, order: int, action: Action, argument: object) -> None:
+        super().__init__(at, order)
+        self.action = action
+        self.argument = argument
+
+    def happen(self) -> None:
+        self.action(self.argument)
+
+
 class Kernel:
-    """Schedules actions and runs them in order of time."""
+    """Schedules events and lets them happen in order of time."""
 
     def __init__(self) -> None:
         self.now = 0
         self.events = 0
         self.before_step: Callable[[int], None] | None = None  # told the time of the next event
-        self._heap: list[tuple[int, int, int, Action, Any]] = []
-        self._scheduled = 0
+        self._agenda = Agenda()
 
     def schedule(self, at: int, order: int, action: Action, argument: object = None) -> None:
         """`action(argument)` is to happen at picosecond `at`; the past cannot be scheduled."""
-        if at < self.now:
-            raise ValueError(f"an event was scheduled {self.now - at} ps in the past")
-        self._scheduled += 1
-        heappush(self._heap, (at, order, self._scheduled, action, argument))
+        self.add(_Call(at, order, action, argument))
+
+    def add(self, event: Event) -> None:
+        """The same for what happens so often that it has a kind of event of its own."""
+        if event.at < self.now:
+            raise ValueError(f"an event was scheduled {self.now - event.at} ps in the past")
+        self._agenda.add(event)
 
     @property
     def pending(self) -> int:
         """Events that are scheduled, those that will turn out to be void included."""
-        return len(self._heap)
+        return self._agenda.size
 
     def run(self, until_events: int) -> bool:
         """Let events happen until that many have in all, or none is left (then False)."""
-        heap, before, pop = self._heap, self.before_step, heappop
-        while heap:
+        agenda, before = self._agenda, self.before_step
+        while agenda.size:
             if self.events >= until_events:
                 return True
-            at, _, _, action, argument = pop(heap)
+            event = agenda.next()
             if before is not None:
-                before(at)
-            self.now = at
+                before(event.at)
+            self.now = event.at
             self.events += 1
-            action(argument)
+            event.happen()
         return False
+
+    def stop(self) -> None:
+        """Nothing more is to happen."""
+        self._agenda.clear()

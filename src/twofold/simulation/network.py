@@ -1,42 +1,12 @@
 """Links: KV caches on their way between machines, sharing what the machines' networks can carry."""
 
-from collections.abc import Callable
-from typing import Any
+from twofold.simulation.agenda import Event
+from twofold.simulation.kernel import Kernel, nearest, ps
 
-from twofold.simulation.kernel import PS, Kernel, Order, ps
-
-Landed = Callable[[Any], None]
+_PS = 1e12
 
 
-class Flow:
-    """Bytes on their way. `left` and `since` are as of the last change of its rate (bytes per second)."""
-
-    __slots__ = ("argument", "landed", "left", "number", "rate", "since", "source", "target", "version")
-
-    def __init__(
-        self,
-        number: int,
-        source: str,
-        target: str,
-        left: float,
-        rate: float,
-        since: int,
-        landed: Landed,
-        argument: Any,  # noqa: ANN401  (whatever `landed` takes)
-        version: int = 0,
-    ) -> None:
-        self.number = number
-        self.source = source
-        self.target = target
-        self.left = left
-        self.rate = rate
-        self.since = since
-        self.landed = landed
-        self.argument = argument
-        self.version = version
-
-
-class _Port:
+class Port:
     """One direction of a machine's network: what flows through it has equal shares."""
 
     def __init__(self, bytes_per_s: float) -> None:
@@ -48,70 +18,88 @@ class _Port:
         return self.bytes_per_s / len(self.flows)
 
 
+class Link:
+    """A machine's way to the others, out and in, and to itself."""
+
+    def __init__(self, bytes_per_s: float, local_bytes_per_s: float) -> None:
+        self.egress, self.ingress = Port(bytes_per_s), Port(bytes_per_s)
+        self.local_bytes_per_s = local_bytes_per_s
+
+    def bytes_per_s(self, target: "Link") -> float:
+        """What one transfer to `target` gets that is alone."""
+        if target is self:
+            return self.local_bytes_per_s
+        return min(self.egress.bytes_per_s, target.ingress.bytes_per_s)
+
+
+class Flow:
+    """Bytes on their way. `left` and `since` are as of the last change of its rate (bytes per second).
+
+    `landed` is what happens when they are there; its order tells flows apart.
+    """
+
+    __slots__ = ("egress", "ingress", "landed", "left", "rate", "since", "version")
+
+    def __init__(self, egress: Port, ingress: Port, left: float, landed: Event) -> None:
+        self.egress = egress
+        self.ingress = ingress
+        self.left = left
+        self.landed = landed
+        self.rate = 0.0
+        self.since = 0
+        self.version = 0
+
+
 class Network:
-    """Every machine sends and receives at the speed of its own network, and divides each equally among its transfers.
+    """Every machine sends and receives at the speed of its own link, and divides it equally among its transfers.
 
     A transfer goes at the smaller of its two shares; what it leaves of the larger one is not given to others
     (max-min fairness would), which errs on the side of slow. Without `contention` each has a link of its own.
-    Transfers within a machine take `local_bytes_per_s` and disturb nobody.
+    Transfers within a machine go at its local speed and disturb nobody.
     """
 
     def __init__(self, kernel: Kernel, *, contention: bool, latency_s: float) -> None:
         self._kernel = kernel
         self._contention = contention
         self._latency = ps(latency_s)
-        self._egress: dict[str, _Port] = {}
-        self._ingress: dict[str, _Port] = {}
-        self._local: dict[str, float] = {}
 
-    def add_machine(self, machine: str, bytes_per_s: float, local_bytes_per_s: float) -> None:
-        self._egress[machine], self._ingress[machine] = _Port(bytes_per_s), _Port(bytes_per_s)
-        self._local[machine] = local_bytes_per_s
-
-    def bytes_per_s(self, source: str, target: str) -> float:
-        """What one transfer gets that is alone."""
-        if source == target:
-            return self._local[source]
-        return min(self._egress[source].bytes_per_s, self._ingress[target].bytes_per_s)
-
-    def send(
-        self, number: int, source: str, target: str, size: int, start: int, landed: Landed, argument: object
-    ) -> None:
-        """Send `size` bytes from machine to machine from picosecond `start` on; then `landed(argument)`."""
-        flow = Flow(number, source, target, float(size), 0.0, start, landed, argument)
-        if self._contention and source != target:
-            self._kernel.schedule(start + self._latency, Order.TRANSFER + number, self._enter, flow)
+    def send(self, source: Link, target: Link, size: int, start: int, landed: Event) -> None:
+        """Send `size` bytes from machine to machine from picosecond `start` on; then let `landed` happen."""
+        if self._contention and source is not target:
+            flow = Flow(source.egress, target.ingress, float(size), landed)
+            self._kernel.schedule(start + self._latency, landed.order, self._enter, flow)
             return
-        duration = self._latency + max(1, round(size * PS / self.bytes_per_s(source, target)))
-        self._kernel.schedule(start + duration, Order.TRANSFER + number, landed, argument)
+        duration = nearest(float(size) * _PS / source.bytes_per_s(target))
+        landed.at = start + self._latency + max(1, duration)
+        self._kernel.add(landed)
 
     def _enter(self, flow: Flow) -> None:
         flow.since = self._kernel.now
-        self._egress[flow.source].flows[flow.number] = flow
-        self._ingress[flow.target].flows[flow.number] = flow
+        flow.egress.flows[flow.landed.order] = flow
+        flow.ingress.flows[flow.landed.order] = flow
         self._share_anew(flow)
 
     def _end(self, argument: tuple[Flow, int]) -> None:
         flow, version = argument
         if flow.version != version:
             return  # its rate changed since
-        del self._egress[flow.source].flows[flow.number]
-        del self._ingress[flow.target].flows[flow.number]
+        del flow.egress.flows[flow.landed.order]
+        del flow.ingress.flows[flow.landed.order]
         self._share_anew(flow)
-        flow.landed(flow.argument)
+        flow.landed.happen()
 
     def _share_anew(self, changed: Flow) -> None:
-        egress, ingress = self._egress[changed.source].flows, self._ingress[changed.target].flows
+        egress, ingress = changed.egress.flows, changed.ingress.flows
         for flow in (*egress.values(), *(f for number, f in ingress.items() if number not in egress)):
             self._pace(flow)
 
     def _pace(self, flow: Flow) -> None:
-        rate = min(self._egress[flow.source].share, self._ingress[flow.target].share)
+        rate = min(flow.egress.share, flow.ingress.share)
         if rate == flow.rate:
             return
         now = self._kernel.now
-        flow.left -= flow.rate * (now - flow.since) / PS
+        flow.left -= flow.rate * (now - flow.since) / _PS
         flow.since, flow.rate = now, rate
         flow.version += 1
-        end = now + max(1, round(max(0.0, flow.left) / rate * PS))
-        self._kernel.schedule(end, Order.TRANSFER + flow.number, self._end, (flow, flow.version))
+        end = now + max(1, nearest(max(0.0, flow.left) / rate * _PS))
+        self._kernel.schedule(end, flow.landed.order, self._end, (flow, flow.version))

@@ -6,8 +6,8 @@ from twofold.instance import Role
 from twofold.performance.base import PerformanceModel
 from twofold.scheduling.sequence import ScheduledSequence
 from twofold.simulation.instance import VirtualInstance
-from twofold.simulation.kernel import PS
-from twofold.simulation.life import Life
+from twofold.simulation.kernel import PS, nearest
+from twofold.simulation.life import NEVER, Life
 from twofold.simulation.series import Series
 from twofold.simulation.tally import Tally
 from twofold.simulation.timing import Pace
@@ -32,10 +32,10 @@ class Slowdowns:
                 self._known.clear()
             alone = self._known[sizes] = self._reference.uncontended(*sizes)
         first_s, each_s = alone
-        self.ttft.add(round(ttft * (MICRO / PS) / first_s))
+        self.ttft.add(nearest(ttft * (MICRO / PS) / first_s))
         if tpot is not None:
-            self.tpot.add(round(tpot * (MICRO / PS) / each_s))
-        self.e2e.add(round(e2e * (MICRO / PS) / (first_s + each_s * (life.output_tokens - 1))))
+            self.tpot.add(nearest(tpot * (MICRO / PS) / each_s))
+        self.e2e.add(nearest(e2e * (MICRO / PS) / (first_s + each_s * (life.output_tokens - 1))))
 
 
 class Statistics:
@@ -69,7 +69,6 @@ class Statistics:
     def complete(self, life: Life, now: int) -> None:
         """A request made its last token; its moments are all there."""
         first = life.first_token
-        assert first is not None and life.prefill_started is not None  # noqa: S101, PT018  (tells the type checker)
         arrived, output = life.arrived, life.output_tokens
         ttft, e2e = first - arrived, now - arrived
         self.completed += 1
@@ -82,8 +81,8 @@ class Statistics:
         tpot = None
         if output > 1:
             tpot = (now - first) / (output if self._all_tokens else output - 1)
-            self.tpot.add(round(tpot))
-        if life.handoff_started is not None and life.handoff_ended is not None:
+            self.tpot.add(nearest(tpot))
+        if life.handoff_ended != NEVER:
             self.transfer.add(life.handoff_ended - life.handoff_started)
         if self.slowdowns is not None:
             self.slowdowns.add(life, ttft, tpot, e2e)

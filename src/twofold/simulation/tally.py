@@ -2,13 +2,19 @@
 
 A bucket holds the values that share their top eleven bits, so every value below 2,048 has a bucket of its own
 and above that a bucket is at most 2⁻¹⁰ of its values wide (the layout of HdrHistogram). A bucket is named by
-the lowest value in it, and only those that hold something are kept.
+the lowest value in it.
 """
 
 from typing import Final
 
+from mypy_extensions import i64
+
+from twofold.simulation.product import product
+
 # Stands for "no value yet" in `low`, and so bounds the values: in picoseconds it is 106 days.
 LIMIT: Final = (1 << 63) - 1
+_ROWS: Final = 54  # one for the values below 1,024 and one for each length in bits from there to 63
+_ROW: Final = 1024
 
 
 def width_of(lowest: int) -> int:
@@ -17,25 +23,33 @@ def width_of(lowest: int) -> int:
 
 
 class Tally:
-    """`counts` by bucket, the exact `total` of all values, the least and the greatest (−1 without any)."""
+    """The exact `total` of all values, the least and the greatest (−1 without any), and their counts by bucket."""
 
-    __slots__ = ("counts", "high", "low", "total")
+    __slots__ = ("_rows", "high", "low", "total")
 
     def __init__(self) -> None:
-        self.counts: dict[int, int] = {}
+        # The buckets of values of equal length are a row; a row without any value is empty.
+        self._rows: list[list[int]] = [[]] * _ROWS
         self.total = 0
         self.low = LIMIT
         self.high = -1
+
+    @property
+    def counts(self) -> dict[int, int]:
+        """How many values are in each bucket that holds any, in rising order."""
+        return {
+            (_ROW + place << row - 1) if row else place: count
+            for row, counts in enumerate(self._rows)
+            for place, count in enumerate(counts)
+            if count
+        }
 
     def add(self, value: int, weight: int = 1) -> None:
         """Count `value` `weight` times (at least once); raises ValueError if it is out of range."""
         if value < self.low or value > self.high:
             self._extend(value, value)
-        shift = value.bit_length() - 11
-        bucket = value >> shift << shift if shift > 0 else value
-        counts = self.counts
-        counts[bucket] = counts.get(bucket, 0) + weight
-        self.total += value if weight == 1 else value * weight
+        self.total += value if weight == 1 else product(value, weight)
+        self._count(value, weight)
 
     def add_ramp(self, first: int, step: int, count: int, weight: int = 1) -> None:
         """Count `first`, `first + step`, … (`count` of them), each `weight` times.
@@ -47,18 +61,33 @@ class Tally:
             raise ValueError(f"a ramp cannot fall: its step is {step}")
         if count < 1 or weight < 1:
             return
-        last = first + step * (count - 1)
+        if step == 0:
+            self.add(first, count * weight)
+            return
+        last = first + product(step, count - 1)
         self._extend(first, last)
-        self.total += weight * (count * first + step * (count * (count - 1) // 2))
-        counts, value, left = self.counts, first, count
+        self.total += weight * (product(first, count) + product(step, count * (count - 1) // 2))
+        value, left = first, count
         while left:
-            shift = value.bit_length() - 11
-            width = 1 << shift if shift > 0 else 1
-            bucket = value // width * width
-            inside = left if bucket + width > last else (bucket + width - 1 - value) // step + 1
-            counts[bucket] = counts.get(bucket, 0) + inside * weight
+            width = width_of(value)
+            rest = width - value % width  # of the bucket, from this value on
+            inside = left if value + rest > last else (rest - 1) // step + 1
+            self._count(value, inside * weight)
             value += inside * step
             left -= inside
+
+    def _count(self, value: i64, weight: int) -> None:
+        row: i64 = int(value).bit_length() - 10
+        place = value
+        if row > 0:
+            place = (value >> row - 1) - _ROW
+        else:
+            row = 0
+        counts = self._rows[row]
+        if not counts:
+            counts = self._rows[row] = [0] * _ROW
+        before: int = counts[place]
+        counts[place] = before + weight
 
     def _extend(self, first: int, last: int) -> None:
         """Let `low` and `high` include both."""

@@ -1,16 +1,18 @@
 """Durations and power of iterations in whole picoseconds and milliwatts, from a performance model."""
 
-from collections.abc import Sequence
 from typing import Final
+
+from mypy_extensions import mypyc_attr
 
 from twofold.performance.base import PerformanceModel
 from twofold.scheduling.iteration import StartedIteration
-from twofold.scheduling.sequence import PrefillPart
-from twofold.simulation.kernel import ps
+from twofold.simulation.kernel import nearest, ps
+from twofold.simulation.product import product
 
 _MANY: Final = 1 << 16  # kinds of prompts whose times are kept
 
 
+@mypyc_attr(acyclic=True, free_list_len=1)
 class Pace:
     """How iterations of one batch follow each other: the first takes `first_ps`, each later one `step_ps` more."""
 
@@ -25,8 +27,8 @@ class Pace:
         """Picoseconds until the end of that many (an arithmetic series)."""
         if iterations == 1:
             return self.first_ps
-        end = iterations * self.first_ps
-        return end + self.step_ps * (iterations * (iterations - 1) // 2) if self.step_ps else end
+        end = product(self.first_ps, iterations)
+        return end + product(iterations * (iterations - 1) // 2, self.step_ps) if self.step_ps else end
 
     def under_way(self, elapsed_ps: int) -> int:
         """Which iteration runs after `elapsed_ps`, counted from 1; one that ends just then is over."""
@@ -51,39 +53,46 @@ class Timing:
 
     def __init__(self, model: PerformanceModel) -> None:
         self.model = model
-        self.idle_mw = round(model.idle_w * 1e3)
-        self._decodes: dict[int, tuple[int, int, int]] = {}
-        self._prompts: dict[tuple[int, int], tuple[int, int]] = {}
+        self.idle_mw = nearest(model.idle_w * 1e3)
+        # By number of sequences, as if they read nothing, and what each token that they read takes.
+        self._decodes: dict[int, tuple[Pace, int]] = {}
+        self._prompts: dict[int, Pace] = {}
 
     def pace(self, iteration: StartedIteration) -> Pace:
         sequences, context = iteration.decode_sequences, iteration.context_tokens
         if iteration.prefills:
-            return self.prompts(iteration.prefill_tokens, _squares(iteration.prefills), sequences, context)
+            return self.prompts(iteration.prefill_tokens, _squares(iteration), sequences, context)
         return self.decodes(sequences, context)
 
     def decodes(self, sequences: int, context: int) -> Pace:
         """Of iterations in which `sequences` sequences, with `context` KV tokens in all, make a token each."""
         known = self._decodes.get(sequences)
         if known is None:
-            cost = self.model.decode_cost(sequences)
-            watts = self.model.decode_w(sequences)
-            known = max(1, ps(cost.base_s)), ps(cost.context_s), round(watts * 1e3)
-            self._decodes[sequences] = known
-        base, per_token, milliwatts = known
-        return Pace(base + per_token * context, per_token * sequences, milliwatts)
+            known = self._decodes[sequences] = self._decode(sequences)
+        reading_nothing, per_token = known
+        if not per_token:
+            return reading_nothing
+        first = reading_nothing.first_ps + per_token * context
+        return Pace(first, per_token * sequences, reading_nothing.milliwatts)
+
+    def _decode(self, sequences: int) -> tuple[Pace, int]:
+        cost, watts = self.model.decode_cost(sequences), self.model.decode_w(sequences)
+        return Pace(max(1, ps(cost.base_s)), 0, nearest(watts * 1e3)), ps(cost.context_s)
 
     def prompts(self, tokens: int, squares: int, sequences: int, context: int) -> Pace:
         """Of an iteration with prompts in it, beside `sequences` decodes; see `PerformanceModel.mixed_s`."""
         if sequences:
             seconds = self.model.mixed_s(tokens, squares, sequences, context)
-            return Pace(max(1, ps(seconds)), 0, round(self.model.prefill_w(tokens) * 1e3))
-        known = self._prompts.get((tokens, squares))
+            return Pace(max(1, ps(seconds)), 0, nearest(self.model.prefill_w(tokens) * 1e3))
+        known = self._prompts.get((squares << 24) + tokens)
         if known is None:
             if len(self._prompts) > _MANY:
                 self._prompts.clear()
             seconds, watts = self.model.prefill_s(tokens, squares), self.model.prefill_w(tokens)
-            known = self._prompts[tokens, squares] = max(1, ps(seconds)), round(watts * 1e3)
-        return Pace(known[0], 0, known[1])
+            known = self._prompts[(squares << 24) + tokens] = Pace(
+                max(1, ps(seconds)), 0, nearest(watts * 1e3)
+            )
+        return known
 
 
 def squares_of(tokens: int, context: int) -> int:
@@ -91,8 +100,9 @@ def squares_of(tokens: int, context: int) -> int:
     return tokens * (tokens + 2 * context)
 
 
-def _squares(prefills: Sequence[PrefillPart]) -> int:
+def _squares(iteration: StartedIteration) -> int:
+    """Σ((context + tokens)² − context²): what attention within the prompts costs."""
     squares = 0
-    for part in prefills:
+    for part in iteration.prefills:
         squares += squares_of(part.num_tokens, part.context_tokens)
     return squares

@@ -97,8 +97,10 @@ class Watched(SplitwiseMixed):
         self.longest = 0
 
     def select(self, queues, room):
-        waiting, paused, before = list(queues.waiting), list(queues.paused), list(queues.decoding)
-        ready = list(queues.ready)
+        waiting, paused, ready = (
+            [s.id for s in line] for line in (queues.waiting, queues.paused, queues.ready)
+        )
+        before = list(queues.decoding)
         selection = super().select(queues, room)
         pause, resume = {s.id for s in selection.pause}, [s.id for s in selection.resume]
         stay = [s.id for s in before if s.id not in pause]

@@ -2,7 +2,8 @@
 
 from itertools import chain
 
-from twofold.scheduling.batcher import EagerBatcher, Queues, Room, Selection, take_ready
+from twofold.scheduling.batcher import EagerBatcher, Room, Selection, take_ready
+from twofold.scheduling.queues import Queues
 
 
 class ChunkedPrefill(EagerBatcher):
@@ -17,11 +18,11 @@ class ChunkedPrefill(EagerBatcher):
         self.max_seqs = min(max_seqs, token_budget)
 
     def select(self, queues: Queues, room: Room) -> Selection:
-        resume = take_ready(queues.ready.values(), room, self.max_seqs - queues.decoding.size)
+        resume = take_ready(queues.ready, room, self.max_seqs - queues.decoding.size)
         selection = Selection(resume=resume)
         decodes = queues.decoding.size + len(resume)
         budget, seats = self.token_budget - decodes, self.max_seqs - decodes
-        for sequence in chain(queues.prefilling.values(), queues.waiting.values()):
+        for sequence in chain(queues.prefilling, queues.waiting):
             started = sequence.computed > 0
             if budget < 1 or seats < 1 or not (started or room.take(sequence)):
                 break

@@ -1,6 +1,7 @@
 """Decode only: every sequence in place makes one token."""
 
-from twofold.scheduling.batcher import EagerBatcher, Queues, Room, Selection, take_ready
+from twofold.scheduling.batcher import EagerBatcher, Room, Selection, take_ready
+from twofold.scheduling.queues import Queues
 
 
 class DecodeFcfs(EagerBatcher):
@@ -11,4 +12,4 @@ class DecodeFcfs(EagerBatcher):
 
     def select(self, queues: Queues, room: Room) -> Selection:
         seats = self.max_seqs - queues.decoding.size
-        return Selection(resume=take_ready(queues.ready.values(), room, seats))
+        return Selection(resume=take_ready(queues.ready, room, seats))

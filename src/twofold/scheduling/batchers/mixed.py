@@ -1,6 +1,7 @@
 """Mixed continuous batching: prompts first, and every decode beside them."""
 
-from twofold.scheduling.batcher import EagerBatcher, Queues, Room, Selection, take_prompts, take_ready
+from twofold.scheduling.batcher import EagerBatcher, Room, Selection, take_prompts, take_ready
+from twofold.scheduling.queues import Queues
 
 
 class MixedContinuous(EagerBatcher):
@@ -15,9 +16,9 @@ class MixedContinuous(EagerBatcher):
         self.max_seqs = max_seqs
 
     def select(self, queues: Queues, room: Room) -> Selection:
-        resume = take_ready(queues.ready.values(), room, self.max_seqs - queues.decoding.size)
+        resume = take_ready(queues.ready, room, self.max_seqs - queues.decoding.size)
         prompts = take_prompts(
-            queues.waiting.values(),
+            queues.waiting,
             room,
             self.token_budget,
             max_prompts=self.max_seqs - queues.decoding.size - len(resume),

@@ -1,6 +1,7 @@
 """Prefill only: whole prompts, first come first served, up to a token budget."""
 
-from twofold.scheduling.batcher import EagerBatcher, Queues, Room, Selection, take_prompts
+from twofold.scheduling.batcher import EagerBatcher, Room, Selection, take_prompts
+from twofold.scheduling.queues import Queues
 
 
 class PrefillFcfs(EagerBatcher):
@@ -13,7 +14,7 @@ class PrefillFcfs(EagerBatcher):
     def select(self, queues: Queues, room: Room) -> Selection:
         return Selection(
             take_prompts(
-                queues.waiting.values(),
+                queues.waiting,
                 room,
                 self.token_budget,
                 max_prompts=self.max_seqs,

@@ -5,7 +5,8 @@ from typing import ClassVar
 
 from mypy_extensions import mypyc_attr
 
-from twofold.scheduling.batcher import EagerBatcher, Queues, Room, Selection, take_ready
+from twofold.scheduling.batcher import EagerBatcher, Room, Selection, take_ready
+from twofold.scheduling.queues import Queues
 from twofold.scheduling.sequence import ScheduledSequence
 
 
@@ -28,11 +29,12 @@ class SplitwiseMixed(EagerBatcher):
     def select(self, queues: Queues, room: Room) -> Selection:
         selection = Selection()
         overdue: list[ScheduledSequence] = []
-        if queues.paused:
-            overdue = [s for s in queues.paused.values() if self._left_out[s.id] >= self.MAX_PREEMPTIONS]
+        if queues.paused.size:
+            overdue = [s for s in queues.paused if self._left_out[s.id] >= self.MAX_PREEMPTIONS]
             overdue = overdue[: min(self.max_seqs, self.token_budget)]
         seats, budget = self.max_seqs - len(overdue), self.token_budget - len(overdue)
-        for sequence in queues.waiting.values():
+        sequence = queues.waiting.first
+        while sequence is not None:
             tokens = sequence.prefill_remaining
             fits = tokens <= budget or not (selection.prefills or overdue)
             if not fits or seats < 1 or not room.take(sequence):
@@ -40,7 +42,8 @@ class SplitwiseMixed(EagerBatcher):
             selection.prefills.append(sequence.prefill(tokens))
             seats -= 1
             budget -= tokens
-        if queues.ready or queues.paused or queues.decoding.size:
+            sequence = sequence.after
+        if queues.ready.size or queues.paused.size or queues.decoding.size:
             self._decode(selection, overdue, queues, room, max(0, min(seats, budget)))
         return selection
 
@@ -54,22 +57,24 @@ class SplitwiseMixed(EagerBatcher):
     ) -> None:
         """Share what the prompts leave: paused decodes first, then running ones, then those that begin."""
         decodes, paused = queues.decoding.size, list[ScheduledSequence]()
-        if queues.paused:
+        if queues.paused.size:
             chosen = {s.id for s in overdue}
-            paused = [s for s in queues.paused.values() if s.id not in chosen]
+            paused = [s for s in queues.paused if s.id not in chosen]
             selection.resume = overdue + paused[:seats]
             paused = paused[seats:]
             seats -= len(selection.resume) - len(overdue)
             selection.stands = not (overdue or paused)
         if decodes > seats:
-            selection.pause = queues.decoding.last(decodes - seats)
-        if queues.ready:
+            selection.pause = queues.decoding.latest(decodes - seats)
+        if queues.ready.size:
             seats -= decodes - len(selection.pause)
-            selection.resume += take_ready(queues.ready.values(), room, seats)
-        for sequence in selection.resume:
-            self._left_out.pop(sequence.id, None)
+            selection.resume += take_ready(queues.ready, room, seats)
+        if self._left_out:
+            for sequence in selection.resume:
+                self._left_out.pop(sequence.id, None)
         for sequence in chain(paused, selection.pause):
             self._left_out[sequence.id] = self._left_out.get(sequence.id, 0) + 1
 
     def gone(self, sequence: ScheduledSequence) -> None:
-        self._left_out.pop(sequence.id, None)
+        if self._left_out:
+            self._left_out.pop(sequence.id, None)

@@ -9,66 +9,83 @@ rules is that of its `SplitwiseInstance`:
 - A decode on the instance of its prefill is queued together with its prompt, and interrupts for itself.
 """
 
-from bisect import bisect_left, insort_right
 from typing import ClassVar
 
 from mypy_extensions import mypyc_attr
 
 from twofold.kvcache.accounts import BlockAccounts
-from twofold.scheduling.batcher import Batcher, Queues, Room, Selection
+from twofold.scheduling.batcher import Batcher, Room, Selection
 from twofold.scheduling.iteration import StartedIteration
-from twofold.scheduling.sequence import ScheduledSequence
+from twofold.scheduling.queues import Queues
+from twofold.scheduling.sequence import Note, ScheduledSequence
 
 
-class _Task:
+class _Task(Note):
     """A prompt or the decodes of one sequence. It ages while it is the sequence's next task and is left out."""
 
-    __slots__ = ("missed", "paused", "pending", "place", "prompt", "sequence", "since", "tokens")
+    __slots__ = (
+        "arrival",
+        "arrival_s",
+        "chained",
+        "chosen",
+        "left_out",
+        "missed",
+        "pending",
+        "prompt",
+        "sequence",
+        "since",
+        "tokens",
+    )
 
-    def __init__(
-        self,
-        sequence: ScheduledSequence,
-        prompt: bool,
-        tokens: int,
-        place: tuple[float, int],
-        missed: int = 0,
-        since: int | None = None,
-        paused: bool = False,
-        pending: bool = False,
-    ) -> None:
+    def __init__(self, sequence: ScheduledSequence, prompt: bool, arrival_s: float, arrival: int) -> None:
         self.sequence = sequence
         self.prompt = prompt
-        self.tokens = tokens
-        self.place = place
-        self.missed = missed
-        self.since = since
-        self.paused = paused
-        self.pending = pending
+        self.tokens = sequence.prompt_tokens if prompt else 1
+        self.arrival_s = arrival_s
+        self.arrival = arrival
+        self.missed = 0
+        self.left_out = False
+        self.since = 0  # the selection from which on it is left out
+        self.pending = False
+        self.chosen = False
+        self.chained: _Task | None = None  # of a prompt: the decodes that were queued together with it
+
+    def came_before(self, other: "_Task") -> bool:
+        if self.arrival_s != other.arrival_s:
+            return self.arrival_s < other.arrival_s
+        return self.arrival < other.arrival
+
+    def is_younger(self, other: "_Task", selections: int) -> bool:
+        """By selections missed, then by arrival."""
+        age, its = self.age(selections), other.age(selections)
+        return age < its if age != its else self.arrival_s < other.arrival_s
+
+    def age(self, selections: int) -> int:
+        return self.missed + selections - self.since if self.left_out else self.missed
 
 
 class _Choice:
     """A batch in the making: which tasks were chosen, and what they leave of the limits."""
 
-    __slots__ = ("budget", "room", "seats", "tasks")
+    __slots__ = ("budget", "queues", "room", "seats", "tasks")
 
-    def __init__(self, room: Room, seats: int, budget: int) -> None:
+    def __init__(self, queues: Queues, room: Room, seats: int, budget: int) -> None:
+        self.queues = queues
         self.room = room
         self.seats = seats
         self.budget = budget
-        self.tasks: dict[_Task, None] = {}
+        self.tasks: list[_Task] = []
 
     def full(self, tokens: int) -> bool:
         """A task of `tokens` tokens does not fit any more; the first of a batch always does."""
-        return self.seats < 1 or (bool(self.tasks) and tokens > self.budget)
+        return self.seats < 1 or (len(self.tasks) > 0 and tokens > self.budget)
 
     def take(self, task: _Task) -> bool:
         """Choose a task if there is memory for it; one that was paused has its memory."""
-        sequence = task.sequence
-        if not task.paused and not (
-            self.room.take(sequence) if task.prompt else self.room.take_output(sequence)
-        ):
+        if task.sequence.line is not self.queues.paused and not _take_memory(task, self.room):
             return False
-        self.tasks[task] = None
+        task.chosen = True
+        self.tasks.append(task)
         self.seats -= 1
         self.budget -= task.tokens
         return True
@@ -76,7 +93,10 @@ class _Choice:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class SplitwiseSimBatcher(Batcher):
-    """At most `max_seqs` (512) sequences and `token_budget` (2,048) tokens in a batch, four pre-emptions."""
+    """At most `max_seqs` (512) sequences and `token_budget` (2,048) tokens in a batch, four pre-emptions.
+
+    The note of a sequence is the task that is its next or runs.
+    """
 
     MAX_PREEMPTIONS: ClassVar[int] = 4
 
@@ -85,37 +105,30 @@ class SplitwiseSimBatcher(Batcher):
         self.max_seqs = max_seqs
         self._selections = 0
         self._arrivals = 0
-        self._tasks: dict[str, _Task] = {}  # of each sequence here, the task that is its next or runs
-        self._chained: dict[str, _Task] = {}  # decodes queued together with their prompts
         self._pending: list[_Task] = []
-        self._prompts: dict[str, _Task] = {}
-        self._blocked: dict[str, _Task] = {}
         self._left_out: list[_Task] = []  # next tasks that are not in the batch, by arrival of their request
 
     # -- what comes and goes --------------------------------------------------------------------------------------
 
     def queued(self, sequence: ScheduledSequence) -> None:
-        if sequence.generated:
-            if sequence.id in self._chained:
-                task = self._chained[sequence.id]
-                del self._chained[sequence.id]
-            else:
-                task = self._new_task(sequence, prompt=False)
-            self._next(task)
+        before = sequence.note
+        if isinstance(before, _Task) and before.chained is not None:
+            self._next(before.chained)
             return
-        task = self._new_task(sequence, prompt=True)
-        self._prompts[sequence.id] = task
+        self._arrivals += 1
+        task = _Task(sequence, not sequence.generated, sequence.request.arrival_s, self._arrivals)
         self._next(task)
-        if sequence.decodes_here:
-            chained = self._chained[sequence.id] = _Task(sequence, False, 1, task.place)
-            self._append(chained)
+        if task.prompt and sequence.decodes_here:
+            task.chained = _Task(sequence, False, task.arrival_s, task.arrival)
+            self._append(task.chained)
 
     def gone(self, sequence: ScheduledSequence) -> None:
-        for tasks in (self._tasks, self._chained):
-            task = tasks.get(sequence.id)
-            if task is not None:
-                del tasks[sequence.id]
-                self._drop(task)
+        task = sequence.note
+        sequence.note = None
+        if isinstance(task, _Task):
+            self._drop(task)
+            if task.chained is not None:
+                self._drop(task.chained)
 
     def waiting(self, queues: Queues) -> int:
         return len(self._pending)
@@ -163,44 +176,47 @@ class SplitwiseSimBatcher(Batcher):
 
     def select(self, queues: Queues, room: Room) -> Selection:
         room.free_seats = self.max_seqs  # its own limit is on the batch alone
-        if len(self._left_out) == 1 and not self._blocked:
+        if len(self._left_out) == 1 and not queues.paused.size:
             task, decodes = self._left_out[0], queues.decoding.size
             if decodes < self.max_seqs and (not decodes or decodes + task.tokens <= self.token_budget):
                 return self._one_more(task, room)
-        choice = _Choice(room, self.max_seqs, self.token_budget)
+        choice = _Choice(queues, room, self.max_seqs, self.token_budget)
         self._take_overdue(choice)
         self._take_prompts(choice)
-        for task in self._blocked.values():
-            if task not in choice.tasks and (choice.full(1) or not choice.take(task)):
-                break
+        self._take_paused(choice)
         kept = self._keep_running(choice, queues.decoding.size)
         self._take_rest(choice, kept)
-        return self._settle(choice, queues.decoding.last(queues.decoding.size - kept))
+        return self._settle(choice, queues.decoding.latest(queues.decoding.size - kept))
 
     def _one_more(self, task: _Task, room: Room) -> Selection:
         """The same, where one task waits and fits beside all that run: by far the most common case."""
-        selection, sequence = Selection(), task.sequence
-        if room.take(sequence) if task.prompt else room.take_output(sequence):
-            self._drop(task)
-            if task.prompt:
-                selection.prefills.append(sequence.prefill(task.tokens))
-            else:
-                selection.resume.append(sequence)
+        selection = Selection()
+        if _take_memory(task, room):
+            self._choose(task, selection)
         self._selections += 1
         return selection
 
     def _take_overdue(self, choice: _Choice) -> None:
         for task in self._pending:
-            if self._age(task)[0] < self.MAX_PREEMPTIONS or choice.full(task.tokens):
+            if task.age(self._selections) < self.MAX_PREEMPTIONS or choice.full(task.tokens):
                 break
             choice.take(task)
 
     def _take_prompts(self, choice: _Choice) -> None:
-        for task in self._prompts.values():
-            if choice.full(task.tokens):
+        sequence = choice.queues.waiting.first
+        while sequence is not None:
+            task = _task(sequence)
+            if choice.full(task.tokens) or not (task.chosen or choice.take(task)):
                 break
-            if task not in choice.tasks and not choice.take(task):
+            sequence = sequence.after
+
+    def _take_paused(self, choice: _Choice) -> None:
+        sequence = choice.queues.paused.first
+        while sequence is not None:
+            task = _task(sequence)
+            if not task.chosen and (choice.full(1) or not choice.take(task)):
                 break
+            sequence = sequence.after
 
     def _keep_running(self, choice: _Choice, decodes: int) -> int:
         """How many of the running decodes stay, those that joined first; the others are paused."""
@@ -213,7 +229,7 @@ class SplitwiseSimBatcher(Batcher):
         for task in self._left_out:
             if choice.seats < 1:
                 break
-            if task in choice.tasks:
+            if task.chosen:
                 continue
             if ((choice.tasks or kept) and task.tokens > choice.budget) or not choice.take(task):
                 break
@@ -223,75 +239,74 @@ class SplitwiseSimBatcher(Batcher):
         selection.pause = pause[::-1]
         # Paused tasks go into the line while those that were chosen still stand in it.
         for sequence in selection.pause:
-            task = self._tasks[sequence.id]
-            task.paused = True
-            self._blocked[sequence.id] = task
-            self._next(task, ages_from=self._selections)
+            self._next(_task(sequence))
         for task in choice.tasks:
-            self._drop(task)
-            if task.prompt:
-                selection.prefills.append(task.sequence.prefill(task.tokens))
-            else:
-                selection.resume.append(task.sequence)
+            self._choose(task, selection)
         self._selections += 1
         return selection
 
+    def _choose(self, task: _Task, selection: Selection) -> None:
+        self._drop(task)
+        if task.prompt:
+            selection.prefills.append(task.sequence.prefill(task.tokens))
+        else:
+            selection.resume.append(task.sequence)
+
     # -- the queues -----------------------------------------------------------------------------------------------
 
-    def _new_task(self, sequence: ScheduledSequence, *, prompt: bool) -> _Task:
-        self._arrivals += 1
-        tokens = sequence.prompt_tokens if prompt else 1
-        return _Task(sequence, prompt, tokens, (sequence.request.arrival_s, self._arrivals))
-
-    def _next(self, task: _Task, ages_from: int | None = None) -> None:
+    def _next(self, task: _Task) -> None:
         """This task is what its sequence needs next."""
-        self._tasks[task.sequence.id] = task
+        task.sequence.note = task
         if not task.pending:
             self._append(task)
-        task.since = self._selections if ages_from is None else ages_from
-        left_out = self._left_out
-        if not left_out or left_out[-1].place <= task.place:  # as it mostly is
-            left_out.append(task)
-        else:
-            insort_right(left_out, task, key=_place)
+        task.left_out = True
+        task.since = self._selections
+        self._left_out.insert(_place(self._left_out, task), task)
 
     def _append(self, task: _Task) -> None:
         task.pending = True
-        pending = self._pending
-        if not pending or (len(pending) <= 2 and self._age(pending[-1]) <= self._age(task)):
-            pending.append(task)  # of so few, bisection looks at the last one first, sorted or not
-        else:
-            insort_right(pending, task, key=self._age)
+        pending, low = self._pending, 0
+        high = len(pending)
+        while low < high:  # bisection, whether it is sorted or not
+            middle = (low + high) // 2
+            if task.is_younger(pending[middle], self._selections):
+                high = middle
+            else:
+                low = middle + 1
+        pending.insert(low, task)
 
     def _drop(self, task: _Task) -> None:
         """It waits no more: it runs, or is gone."""
+        task.chosen = False
         if task.pending:
-            _remove(self._pending, task)
             task.pending = False
-        if task.since is not None:
+            for place, other in enumerate(self._pending):  # `list.remove` would ask whether tasks are equal
+                if other is task:
+                    del self._pending[place]
+                    break
+        if task.left_out:
+            task.left_out = False
             task.missed += self._selections - task.since
-            task.since = None
-            left_out = self._left_out
-            first = left_out[0] is task
-            del left_out[0 if first else bisect_left(left_out, task.place, key=_place)]
-        task.paused = False
-        request_id = task.sequence.id
-        if request_id in self._blocked:
-            del self._blocked[request_id]
-        if task.prompt and request_id in self._prompts:
-            del self._prompts[request_id]
-
-    def _age(self, task: _Task) -> tuple[int, float]:
-        aged = 0 if task.since is None else self._selections - task.since
-        return task.missed + aged, task.place[0]
+            del self._left_out[_place(self._left_out, task)]
 
 
-def _remove(tasks: list[_Task], gone: _Task) -> None:
-    for place, task in enumerate(tasks):  # `list.remove` would ask whether tasks are equal
-        if task is gone:
-            del tasks[place]
-            return
+def _task(sequence: ScheduledSequence) -> _Task:
+    task = sequence.note
+    assert isinstance(task, _Task)  # noqa: S101  (it was queued; tells the type checker)
+    return task
 
 
-def _place(task: _Task) -> tuple[float, int]:
-    return task.place
+def _take_memory(task: _Task, room: Room) -> bool:
+    return room.take(task.sequence) if task.prompt else room.take_output(task.sequence)
+
+
+def _place(tasks: list[_Task], task: _Task) -> int:
+    """Where a task is, or belongs, by arrival."""
+    low, high = 0, len(tasks)
+    while low < high:
+        middle = (low + high) // 2
+        if tasks[middle].came_before(task):
+            low = middle + 1
+        else:
+            high = middle
+    return low

@@ -31,7 +31,7 @@ def offered(state: WorkerState, message: HandoffOffered) -> None:
         log.warning("%s will not read KV for %s of epoch %d", state.instance, request_id, message.epoch)
         _tell_source(state, incoming, None)
     elif scheduler.read_started(request_id, message.epoch):
-        incoming.blocks = tuple(scheduler.blocks.blocks_of(request_id))[: len(message.blocks)]
+        incoming.blocks = tuple(scheduler.blocks_of(request_id))[: len(message.blocks)]
         state.receiver.add(incoming)
     else:
         _tell_source(state, incoming, None)
@@ -61,7 +61,7 @@ def landed(state: WorkerState, request_id: str, epoch: int, first_token: int | N
 
 
 def _decode(state: WorkerState, request_id: str, first_token: int) -> None:
-    state.landing.landed(request_id, state.scheduler.blocks.blocks_of(request_id))
+    state.landing.landed(request_id, state.scheduler.blocks_of(request_id))
     state.sequences[request_id].append(first_token)
 
 

@@ -77,7 +77,7 @@ class Iterations:
             request_id=item.request_id,
             token_ids=sequence.slice(item.context_tokens, item.num_tokens),
             start=item.context_tokens,
-            block_table=tuple(self._state.scheduler.blocks.blocks_of(item.request_id)),
+            block_table=tuple(self._state.scheduler.blocks_of(item.request_id)),
             sampling=sequence.sampling if item.samples else None,
             output_index=sequence.generated,
         )
@@ -85,7 +85,7 @@ class Iterations:
     def _begin_handoffs(self, batch: Batch) -> list[str]:
         """Requests whose prompt this batch completes and whose KV then travels."""
         completed = [i.request_id for i in batch.items if i.phase is Phase.PREFILL and i.samples]
-        blocks_of = self._state.scheduler.blocks.blocks_of
+        blocks_of = self._state.scheduler.blocks_of
         return [rid for rid in completed if self._state.sender.begin(rid, blocks_of(rid))]
 
     def _complete(self, started: _Started, sampled: list[Sampled | None]) -> None:

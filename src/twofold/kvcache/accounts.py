@@ -16,6 +16,7 @@ from mypy_extensions import mypyc_attr
 from twofold.errors import OutOfBlocksError
 
 
+@mypyc_attr(free_list_len=1)
 class Grant:
     """Blocks given to `owner` at once or bit by bit; they become free together, when nothing holds them."""
 

@@ -1,10 +1,13 @@
 """Leases: which peer may write which blocks of this instance, for how long."""
 
+from mypy_extensions import mypyc_attr
+
 from twofold.errors import StaleEpochError
 from twofold.handoff import Lease
 from twofold.kvcache.accounts import BlockAccounts, Grant
 
 
+@mypyc_attr(free_list_len=1)
 class _Term:
     """A lease, the blocks that it is for, and until when it lasts without a sign of life from its source."""
 

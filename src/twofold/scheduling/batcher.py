@@ -11,6 +11,7 @@ from twofold.scheduling.queues import Queues
 from twofold.scheduling.sequence import PrefillPart, ScheduledSequence
 
 
+@mypyc_attr(free_list_len=1)
 class Room:
     """What is left for sequences that want more: blocks of the cache, and seats in the running set.
 
@@ -50,6 +51,7 @@ class Room:
         return True
 
 
+@mypyc_attr(free_list_len=1)
 class Selection:
     """What changes with the next iteration: prompt work, sequences that begin or resume decoding, and decodes
     that pause. Every other member of the decode set goes on. `stands` False asks for another selection right after

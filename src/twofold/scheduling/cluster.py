@@ -15,6 +15,7 @@ from twofold.scheduling.router import Router
 __all__ = ["ClusterScheduler", "Placement"]
 
 
+@mypyc_attr(free_list_len=1)
 class _Placed:
     """A request and what it still counts for: its prompt, its KV where it was prefilled, its KV where it decodes."""
 

@@ -43,7 +43,7 @@ class DecodeSet(Line):
     def leave(self, sequence: ScheduledSequence) -> None:
         """The sequence stops decoding, now or for good, and knows its own progress again."""
         self.remove(sequence)
-        del self._ends[self._place(sequence)]
+        self._ends.pop(self._place(sequence))
         self._halt(sequence)
 
     def advance(self, iterations: int) -> list[ScheduledSequence]:

@@ -414,9 +414,8 @@ class InstanceScheduler:
     def _enter(self, sequence: ScheduledSequence) -> None:
         """A request is known from now on, and how much memory it will take."""
         request_id, output, memory = sequence.id, sequence.output_tokens, self._memory
-        if request_id in self._here:
+        if self._here.setdefault(request_id, sequence) is not sequence:
             raise ValueError(f"request {request_id} is already here")
-        self._here[request_id] = sequence
         sequence.start_tokens = memory.at_start(sequence.prompt_tokens, output, sequence.decodes_here)
         if sequence.decodes_here:
             sequence.decode_tokens = memory.at_decode_start(output)

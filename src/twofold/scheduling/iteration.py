@@ -1,9 +1,12 @@
 """What an instance runs: an iteration, and what it does for the sequences in it."""
 
+from mypy_extensions import mypyc_attr
+
 from twofold.request import FinishReason
 from twofold.scheduling.sequence import PrefillPart, ScheduledSequence
 
 
+@mypyc_attr(free_list_len=1)
 class StartedIteration:
     """An iteration under way: what it computes, and how often it may be run as it is.
 
@@ -44,6 +47,7 @@ class StartedIteration:
         self.paused: list[ScheduledSequence] = [] if paused is None else paused
 
 
+@mypyc_attr(free_list_len=1)
 class Step:
     """A sequence sampled output token `index`, for which something else comes next: it ends, or goes on elsewhere
     or otherwise."""

@@ -17,6 +17,7 @@ class Note:
     """What a batcher keeps of a sequence; one that keeps something extends this with what it is."""
 
 
+@mypyc_attr(free_list_len=1)
 class ScheduledSequence:
     """Progress of a request on one instance.
 
@@ -96,6 +97,7 @@ class ScheduledSequence:
         return PrefillPart(self, num_tokens, self.computed, completes)
 
 
+@mypyc_attr(free_list_len=1)
 class PrefillPart:
     """A prompt's part in an iteration: what its `BatchItem` says, and whose it is."""
 

@@ -20,6 +20,7 @@ from twofold.scheduling.queues import Queues
 from twofold.scheduling.sequence import Note, ScheduledSequence
 
 
+@mypyc_attr(free_list_len=1)
 class _Task(Note):
     """A prompt or the decodes of one sequence. It ages while it is the sequence's next task and is left out."""
 
@@ -64,6 +65,7 @@ class _Task(Note):
         return self.missed + selections - self.since if self.left_out else self.missed
 
 
+@mypyc_attr(free_list_len=1)
 class _Choice:
     """A batch in the making: which tasks were chosen, and what they leave of the limits."""
 
@@ -282,12 +284,12 @@ class SplitwiseSimBatcher(Batcher):
             task.pending = False
             for place, other in enumerate(self._pending):  # `list.remove` would ask whether tasks are equal
                 if other is task:
-                    del self._pending[place]
+                    self._pending.pop(place)
                     break
         if task.left_out:
             task.left_out = False
             task.missed += self._selections - task.since
-            del self._left_out[_place(self._left_out, task)]
+            self._left_out.pop(_place(self._left_out, task))
 
 
 def _task(sequence: ScheduledSequence) -> _Task:

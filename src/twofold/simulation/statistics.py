@@ -1,6 +1,7 @@
 """What a run leaves behind, gathered as it happens: distributions, counts and series, in memory that does not grow."""
 
 from collections.abc import Sequence
+from typing import Final
 
 from twofold.instance import Role
 from twofold.performance.base import PerformanceModel
@@ -13,6 +14,8 @@ from twofold.simulation.tally import Tally
 from twofold.simulation.timing import Pace
 from twofold.slo import Slo
 
+_PREFILL: Final = Role.PREFILL
+_DECODE: Final = Role.DECODE
 MICRO = 10**6  # slowdowns are counted in millionths
 
 
@@ -117,19 +120,34 @@ def _bounds(slo: Slo | None) -> tuple[float, float, float]:
     return ttft, tpot, e2e
 
 
+class _PoolNow:
+    """What the instances of one role have between them."""
+
+    __slots__ = ("batch", "members", "queue")
+
+    def __init__(self) -> None:
+        self.members = 0
+        self.queue = 0
+        self.batch = 0
+
+
 class Sampler:
-    """Looks at the cluster at equal intervals, which double when there were many, and keeps what it saw as series."""
+    """Looks at the cluster at equal intervals, which double when there were many, and keeps what it saw as series.
+
+    It looks at every instance a thousand times or two, which in a short run of a large cluster is most of the work.
+    """
 
     _MANY = 1024
 
     def __init__(self, instances: Sequence[VirtualInstance]) -> None:
-        self._instances = instances
+        self._instances = list(instances)
         self._interval = PS // 10
         self._samples = 0
         self._next = 0
         self._last = 0
+        self._roles = sorted({instance.role for instance in instances} | {Role.MIXED})
         self._series: dict[str, Series] = {"power_w": Series()}
-        for role in sorted({instance.role for instance in instances} | {Role.MIXED}):
+        for role in self._roles:
             for kind in ("queue", "batch", "pool"):
                 self._series[f"{kind}/{role.value}"] = Series()
 
@@ -144,19 +162,24 @@ class Sampler:
             self._next = (at // self._interval + 1) * self._interval
 
     def _sample(self, at: int) -> None:
-        sums = dict.fromkeys(self._series, 0.0)
+        prefill, decode, mixed = _PoolNow(), _PoolNow(), _PoolNow()
+        milliwatts = 0
         for instance in self._instances:
             load, iteration = instance.load, instance.iteration
             if load is None:
                 continue
-            role = load.role.value
-            sums["power_w"] += instance.milliwatts / 1e3
-            sums[f"pool/{role}"] += 1
-            sums[f"queue/{role}"] += load.queued()
+            pool = prefill if load.role is _PREFILL else decode if load.role is _DECODE else mixed
+            milliwatts += instance.milliwatts
+            pool.members += 1
+            pool.queue += instance.scheduler.queued
             if iteration is not None:
-                sums[f"batch/{role}"] += iteration.decode_sequences + iteration.prefill_sequences
-        for name, value in sums.items():
-            self._series[name].set(at, value)
+                pool.batch += iteration.decode_sequences + iteration.prefill_sequences
+        self._series["power_w"].set(at, milliwatts / 1e3)
+        for role in self._roles:
+            pool = prefill if role is _PREFILL else decode if role is _DECODE else mixed
+            self._series[f"queue/{role.value}"].set(at, float(pool.queue))
+            self._series[f"batch/{role.value}"].set(at, float(pool.batch))
+            self._series[f"pool/{role.value}"].set(at, float(pool.members))
 
     def finish(self, now: int) -> dict[str, Series]:
         for series in self._series.values():

@@ -12,7 +12,7 @@ HOT = """
     scheduling/batcher scheduling/cluster scheduling/decode_set scheduling/handoffs scheduling/instance
     scheduling/iteration scheduling/memory scheduling/pools scheduling/route scheduling/router scheduling/sequence
     scheduling/batchers/* scheduling/routers/*
-    simulation/agenda simulation/cluster simulation/handoffs simulation/instance simulation/kernel simulation/life
+    simulation/cluster simulation/handoffs simulation/instance simulation/kernel simulation/life
     simulation/network simulation/product simulation/statistics simulation/tally simulation/timing
 """
 

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from twofold.simulation.agenda import Event
-from twofold.simulation.kernel import PS, Kernel, Order
+from twofold.simulation.kernel import PS, Event, Kernel, Order
 from twofold.simulation.network import Link, Network
 
 
@@ -13,7 +12,7 @@ class Landed(Event):
     """Notes when it happens, in seconds."""
 
     def __init__(self, transfers, number):
-        super().__init__(0, Order.TRANSFER + number)
+        self.order = Order.TRANSFER + number
         self.transfers, self.number_sent = transfers, number
 
     def happen(self):

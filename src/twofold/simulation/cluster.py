@@ -10,10 +10,9 @@ from twofold.request import FinishReason, Request
 from twofold.scheduling.cluster import ClusterScheduler
 from twofold.scheduling.instance import InstanceScheduler
 from twofold.scheduling.iteration import StartedIteration, Step
-from twofold.simulation.agenda import Event
 from twofold.simulation.handoffs import Handoffs
 from twofold.simulation.instance import VirtualInstance, World
-from twofold.simulation.kernel import Kernel, Order, ps
+from twofold.simulation.kernel import Event, Kernel, Order, ps
 from twofold.simulation.life import NEVER, Life, refused
 from twofold.simulation.observer import Observer, Run
 from twofold.simulation.spec import Failure
@@ -257,7 +256,7 @@ class _Arrival(Event):
     request: Request
 
     def __init__(self, cluster: VirtualCluster) -> None:
-        super().__init__(0, Order.ARRIVAL)
+        self.order = Order.ARRIVAL
         self.cluster = cluster
         self.arrival_s = -inf
 

@@ -9,9 +9,8 @@ from twofold.handoff import HandoffMode
 from twofold.performance.transfer import TransferModel
 from twofold.scheduling.cluster import ClusterScheduler
 from twofold.scheduling.instance import InstanceScheduler
-from twofold.simulation.agenda import Event
 from twofold.simulation.instance import VirtualInstance
-from twofold.simulation.kernel import Kernel, Order, ps
+from twofold.simulation.kernel import Event, Kernel, Order, ps
 from twofold.simulation.life import NEVER, Life
 from twofold.simulation.network import Network
 from twofold.simulation.observer import Observer, Transfer
@@ -181,7 +180,7 @@ class _Sent(Event):
     __slots__ = ("handoffs", "life")
 
     def __init__(self, handoffs: Handoffs, life: Life) -> None:
-        super().__init__(NEVER, Order.TRANSFER + life.number)
+        self.order = Order.TRANSFER + life.number
         self.handoffs = handoffs
         self.life = life
 

@@ -8,14 +8,12 @@ from mypy_extensions import mypyc_attr
 from twofold.instance import InstanceLoad, Role
 from twofold.scheduling.instance import InstanceScheduler
 from twofold.scheduling.iteration import StartedIteration, Step
-from twofold.simulation.agenda import Event
-from twofold.simulation.kernel import Kernel, Order
+from twofold.simulation.kernel import Event, Kernel, Order
 from twofold.simulation.network import Link
-from twofold.simulation.product import product
 from twofold.simulation.timing import Pace, Timing
 
-# Energy is summed in two parts, because compiled code is quick with integers below 2⁶² only (and multiplies those
-# below 2³⁰): of each duration the part in whole units of 2²⁰ ps, and the rest.
+# Products of durations are summed in two parts, because compiled code is quick with integers below 2⁶² only (and
+# multiplies those below 2³⁰): of each duration the part in whole units of 2²⁰ ps, and the rest.
 _UNIT: Final = 20
 _REST: Final = (1 << _UNIT) - 1
 
@@ -43,8 +41,7 @@ class VirtualInstance:
     """Runs what its scheduler starts, as many iterations at a time as the scheduler lets stand.
 
     `max_run` limits how many; with 1 every iteration is an event of its own, which gives the same results and
-    takes longer. `busy` is the time in which a batch ran, in picoseconds; `energy` is in milliwatt-picoseconds
-    on top of idle.
+    takes longer. `busy` is the time in which a batch ran, in picoseconds.
     """
 
     def __init__(
@@ -69,19 +66,25 @@ class VirtualInstance:
         self.milliwatts = timing.idle_mw
         self.busy = 0
         self._energy = self._energy_rest = 0
+        self._together = self._together_rest = 0
         self.iterations = 0
-        self.sequence_time = 0
         self._pace: Pace | None = None
         self._count = 0  # iterations that will have been run when the completion scheduled last comes
         self._limit = max_run
-        self._version = 0
         self._cut = False
         self._kernel = kernel
         self._world = world
+        self._end = _Completion(self)
 
     @property
     def energy(self) -> int:
+        """Milliwatt-picoseconds on top of idle."""
         return (self._energy << _UNIT) + self._energy_rest
+
+    @property
+    def sequence_time(self) -> int:
+        """Picoseconds that sequences spent in batches, added up over them."""
+        return (self._together << _UNIT) + self._together_rest
 
     def poke(self) -> None:
         """Something was said to the scheduler: begin, or cut a run short, if it has something new to run."""
@@ -106,7 +109,7 @@ class VirtualInstance:
                 self.iterations += over
                 self._world.ran(self, iteration, pace, over)
             self.iteration = None
-        self._version += 1
+            self._forget_end()
         self.milliwatts = 0
 
     def revive(self, scheduler: InstanceScheduler) -> None:
@@ -126,9 +129,8 @@ class VirtualInstance:
         self.started_at = kernel.now
         self.milliwatts = pace.milliwatts
         self._cut = False
-        end = kernel.now + pace.end_ps(count)
-        self._version += 1
-        kernel.add(_Completion(end, self, self._version))
+        self._end.at = end = kernel.now + pace.end_ps(count)
+        kernel.add(self._end)
         self._world.started(iteration, end)
 
     def _cut_short(self) -> None:
@@ -139,14 +141,17 @@ class VirtualInstance:
         count = pace.under_way(kernel.now - self.started_at)
         if count < self._count:
             self._count = count
-            self._version += 1
-            end = self.started_at + pace.end_ps(count)
-            kernel.add(_Completion(end, self, self._version))
+            self._forget_end()
+            self._end.at = self.started_at + pace.end_ps(count)
+            kernel.add(self._end)
 
-    def complete(self, version: int) -> None:
-        """The run that was under way as number `version` has come to its end."""
-        if version != self._version:
-            return  # cut short, or dead, since
+    def _forget_end(self) -> None:
+        """The end that is scheduled will not come; another one may."""
+        self._end.void = True
+        self._end = _Completion(self)
+
+    def complete(self) -> None:
+        """The run that is under way has come to its end."""
         iteration, pace = self.iteration, self._pace
         assert iteration is not None and pace is not None  # noqa: S101, PT018  (as above)
         self._account(self._kernel.now)
@@ -164,22 +169,25 @@ class VirtualInstance:
         assert iteration is not None and pace is not None  # noqa: S101, PT018  (as above)
         duration = now - self.started_at
         self.busy += duration
+        units, rest = duration >> _UNIT, duration & _REST
         milliwatts = pace.milliwatts - self.timing.idle_mw
-        self._energy += (duration >> _UNIT) * milliwatts
-        self._energy_rest += (duration & _REST) * milliwatts
-        self.sequence_time += product(duration, iteration.decode_sequences + iteration.prefill_sequences)
+        self._energy += units * milliwatts
+        self._energy_rest += rest * milliwatts
+        sequences = iteration.decode_sequences + iteration.prefill_sequences
+        self._together += units * sequences
+        self._together_rest += rest * sequences
 
 
-@mypyc_attr(free_list_len=1)
 class _Completion(Event):
-    """The end of a run of iterations, unless it was cut short, or died, since."""
+    """The end of a run of iterations; `void` when the run was cut short, or its instance died, since."""
 
-    __slots__ = ("instance", "version")
+    __slots__ = ("instance", "void")
 
-    def __init__(self, at: int, instance: VirtualInstance, version: int) -> None:
-        super().__init__(at, Order.COMPLETION + instance.number)
+    def __init__(self, instance: VirtualInstance) -> None:
+        self.order = Order.COMPLETION + instance.number
         self.instance = instance
-        self.version = version
+        self.void = False
 
     def happen(self) -> None:
-        self.instance.complete(self.version)
+        if not self.void:
+            self.instance.complete()

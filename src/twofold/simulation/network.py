@@ -1,7 +1,6 @@
 """Links: KV caches on their way between machines, sharing what the machines' networks can carry."""
 
-from twofold.simulation.agenda import Event
-from twofold.simulation.kernel import Kernel, nearest, ps
+from twofold.simulation.kernel import Event, Kernel, nearest, ps
 
 _PS = 1e12
 

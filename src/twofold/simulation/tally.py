@@ -5,9 +5,8 @@ and above that a bucket is at most 2⁻¹⁰ of its values wide (the layout of H
 the lowest value in it.
 """
 
+from itertools import compress
 from typing import Final
-
-from mypy_extensions import i64
 
 from twofold.simulation.product import product
 
@@ -15,6 +14,7 @@ from twofold.simulation.product import product
 LIMIT: Final = (1 << 63) - 1
 _ROWS: Final = 54  # one for the values below 1,024 and one for each length in bits from there to 63
 _ROW: Final = 1024
+_PLACES: Final = range(_ROW)
 
 
 def width_of(lowest: int) -> int:
@@ -38,10 +38,9 @@ class Tally:
     def counts(self) -> dict[int, int]:
         """How many values are in each bucket that holds any, in rising order."""
         return {
-            (_ROW + place << row - 1) if row else place: count
+            (_ROW + place << row - 1) if row else place: counts[place]
             for row, counts in enumerate(self._rows)
-            for place, count in enumerate(counts)
-            if count
+            for place in compress(_PLACES, counts)
         }
 
     def add(self, value: int, weight: int = 1) -> None:
@@ -49,7 +48,16 @@ class Tally:
         if value < self.low or value > self.high:
             self._extend(value, value)
         self.total += value if weight == 1 else product(value, weight)
-        self._count(value, weight)
+        row = value.bit_length() - 10
+        if row > 0:
+            place = (value >> row - 1) - _ROW
+        else:
+            row, place = 0, value
+        counts = self._rows[row]
+        if not counts:
+            counts = self._rows[row] = [0] * _ROW
+        before: int = counts[place]
+        counts[place] = before + weight
 
     def add_ramp(self, first: int, step: int, count: int, weight: int = 1) -> None:
         """Count `first`, `first + step`, … (`count` of them), each `weight` times.
@@ -66,28 +74,16 @@ class Tally:
             return
         last = first + product(step, count - 1)
         self._extend(first, last)
-        self.total += weight * (product(first, count) + product(step, count * (count - 1) // 2))
+        total = self.total + weight * (product(first, count) + product(step, count * (count - 1) // 2))
         value, left = first, count
         while left:
             width = width_of(value)
             rest = width - value % width  # of the bucket, from this value on
             inside = left if value + rest > last else (rest - 1) // step + 1
-            self._count(value, inside * weight)
+            self.add(value, inside * weight)
             value += inside * step
             left -= inside
-
-    def _count(self, value: i64, weight: int) -> None:
-        row: i64 = int(value).bit_length() - 10
-        place = value
-        if row > 0:
-            place = (value >> row - 1) - _ROW
-        else:
-            row = 0
-        counts = self._rows[row]
-        if not counts:
-            counts = self._rows[row] = [0] * _ROW
-        before: int = counts[place]
-        counts[place] = before + weight
+        self.total = total  # what is not the first of its bucket was added as if it were
 
     def _extend(self, first: int, last: int) -> None:
         """Let `low` and `high` include both."""

@@ -60,9 +60,7 @@ def test_requests_do_not_leave_before_they_are_due():
     """Gaps between sends are at least the trace's, up to what the sender had been late by."""
     with endpoint() as scripted:
         result = load(scripted, trace(8, gap_s=0.02))
-    sent_s = [
-        timeline.moments[Moment.ARRIVED] - result.started_s for timeline in in_order_of_sending(result)
-    ]
+    sent_s = [timeline.moments[Moment.ARRIVED] - result.started_s for timeline in in_order_of_sending(result)]
     assert all(moment_s >= n * 0.02 - 1e-4 for n, moment_s in enumerate(sent_s))
     assert all(lag >= 0 for lag in result.send_lags_s)
 

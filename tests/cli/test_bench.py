@@ -142,9 +142,7 @@ def test_interrupting_prints_what_was_measured(trace, tmp_path):
         command = [sys.executable, "-c", PROGRAM, "--base-url", scripted.url, "--workload", str(trace)]
         # Seven at once, six of which hang: when the twelfth has left, at least five have completed.
         command += ["--max-concurrency", "7", "--json", str(report_path)]
-        with subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        ) as process:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
             while len(scripted.bodies) < 12 and process.poll() is None:
                 time.sleep(0.01)
             process.send_signal(signal.SIGINT)

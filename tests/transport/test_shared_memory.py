@@ -22,6 +22,8 @@ def side(name, layout=LAYOUT):
     return SharedMemoryTransport(name, 1, memory, pool, BLOCKS), pool
 
 
+# The child copies numbers and leaves: it takes no lock that a thread of ours may hold.
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_another_process_writes_straight_into_leased_blocks():
     """The writer maps the target's memory by its descriptor; only the named blocks of the layer change."""
     target, pool = side("decode")

@@ -18,8 +18,9 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 demo: setup  ## Make a small model, serve it split and colocated, replay a real workload, compare.
 	$(BIN)/python -m twofold.demo.main
 
+# Two at a time; tests that share a service, or anything else that takes long to make, run one after the other.
 test: setup  ## All tests.
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
 
 check: setup  ## Format, lint, types, import rules.
 	$(BIN)/ruff format --check .

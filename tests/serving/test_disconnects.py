@@ -10,8 +10,9 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from support.api_client import all_blocks_free, complete, metric, served_name
-from support.flags import COLOCATED, SPLIT
+from support.flags import COLOCATED, SHARES_LLAMA, SPLIT
 
+pytestmark = SHARES_LLAMA
 DISCONNECTS = 200
 AT_ONCE = 12
 OUTPUT = 200

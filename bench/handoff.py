@@ -1,0 +1,237 @@
+"""What a user waits for after the first token: hand-offs at once, by layer, and as chosen, over links of two speeds.
+
+    python bench/handoff.py [--model DIR] [--rounds 5] [--json OUT]
+
+Two network namespaces stand for two hosts, with a cable of 1 Gbit/s and then 200 Mbit/s between them (this needs
+root). On one a process prefills with the service's engine and hands off with its sender over NIXL and TCP; on the
+other one lends its memory. In each round every prompt length is handed off in both modes; figures are medians over
+the rounds. `chosen` is what the policy of that name makes of the link and the prefill as measured at the start: it is
+no further measurement, but one of the two others.
+
+Last, on shared memory: by how many decode steps the second token of a split service comes later than that of a
+colocated one. Exits with 1 when the hand-offs do not do what they should:
+
+    by layer leaves no more than one layer's transfer + 10%, where computing a layer takes longer than sending it
+    what is chosen is never worse than the better of both by more than 5%
+"""
+
+import argparse
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from handoff_ends import BLOCK_SIZE, Ask, Facts, Seen
+from second_token import SecondToken, second_token
+from two_hosts import TwoHosts, two_hosts
+from twofold.errors import UserError
+from twofold.handoff import HandoffMode
+from twofold.reporting.tables import seconds
+from twofold.request import Request
+from twofold.scheduling.handoffs import Chosen
+from twofold.scheduling.route import Route
+from twofold.simulation.paths import ModelledPaths, Outlet
+from twofold.transport.base import MemoryDescriptor
+
+MODES = (HandoffMode.SERIALIZED, HandoffMode.LAYER_WISE)
+LINKS_BITS_PER_S = (1_000_000_000, 200_000_000)
+PROMPTS = (128, 256, 512, 1024, 2048, 4096)
+SLACK, WORSE = 1.10, 1.05
+
+T = TypeVar("T")
+
+
+class Cell(msgspec.Struct, frozen=True, kw_only=True):
+    """One prompt length on one link; seconds are medians, `visible_s` is by mode."""
+
+    tokens: int
+    prefill_s: float
+    layer_s: float  # to send one layer
+    visible_s: dict[HandoffMode, float]
+    chosen: HandoffMode
+    covered: bool  # computing a layer takes longer than sending it
+
+    @property
+    def hidden(self) -> bool:
+        """By layer leaves no more than the last layer, where that can be."""
+        return not self.covered or self.visible_s[HandoffMode.LAYER_WISE] <= SLACK * self.layer_s
+
+    @property
+    def well_chosen(self) -> bool:
+        return self.visible_s[self.chosen] <= WORSE * min(self.visible_s.values())
+
+
+class LinkReport(msgspec.Struct, frozen=True, kw_only=True):
+    bits_per_s: int
+    facts: Facts
+    cells: list[Cell]
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    rounds: int
+    links: list[LinkReport]
+    second_token: SecondToken
+
+
+class End:
+    """A process on one of the hosts, and what it says."""
+
+    def __init__(self, hosts: TwoHosts, host: int, role: str, model: Path) -> None:
+        cores = sorted(os.sched_getaffinity(0))
+        blocks = -(-max(PROMPTS) // BLOCK_SIZE)
+        script = Path(__file__).with_name("handoff_ends.py")
+        command = [sys.executable, str(script), role, str(model), str(blocks), str(cores[host % len(cores)])]
+        env = {**os.environ, "UCX_TLS": "tcp", "UCX_NET_DEVICES": hosts.devices[host]}
+        self.process = subprocess.Popen(
+            hosts.command(host, command),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=env,
+        )
+
+    def say(self, message: msgspec.Struct) -> None:
+        assert self.process.stdin is not None  # noqa: S101  (asked for as a pipe above)
+        self.process.stdin.write(msgspec.json.encode(message).decode() + "\n")
+        self.process.stdin.flush()
+
+    def hear(self, kind: type[T]) -> T:
+        assert self.process.stdout is not None  # noqa: S101  (asked for as a pipe above)
+        line = self.process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"one end is gone, with code {self.process.wait()}")
+        return msgspec.json.decode(line, type=kind)
+
+
+@contextmanager
+def two_ends(hosts: TwoHosts, model: Path) -> Iterator[tuple[End, Facts]]:
+    """The prefill side, joined to the decode side, and what it measured."""
+    ends: list[End] = []
+    try:
+        for host, role in enumerate(("prefill", "decode")):
+            ends.append(End(hosts, host, role, model))
+        prefill, decode = ends
+        prefill.say(decode.hear(MemoryDescriptor))
+        yield prefill, prefill.hear(Facts)
+    finally:
+        for end in ends:
+            end.process.kill()
+            end.process.wait()
+
+
+def measure(hosts: TwoHosts, model: Path, bits_per_s: int, rounds: int) -> LinkReport:
+    """Rounds over a cable of this speed; each begins with another mode."""
+    hosts.limit(bits_per_s)
+    seen: dict[tuple[int, HandoffMode], list[Seen]] = {}
+    with two_ends(hosts, model) as (prefill, facts):
+        for number in range(rounds):
+            for tokens in PROMPTS:
+                for mode in MODES if number % 2 else reversed(MODES):
+                    prefill.say(Ask(tokens=tokens, mode=mode))
+                    seen.setdefault((tokens, mode), []).append(prefill.hear(Seen))
+            print(f"{bits_per_s / 1e6:,.0f} Mbit/s: round {number + 1} of {rounds}", flush=True)
+    cells = [cell(facts, tokens, {mode: seen[tokens, mode] for mode in MODES}) for tokens in PROMPTS]
+    return LinkReport(bits_per_s=bits_per_s, facts=facts, cells=cells)
+
+
+def cell(facts: Facts, tokens: int, seen: dict[HandoffMode, list[Seen]]) -> Cell:
+    prefill_s = statistics.median(each.prefill_s for runs in seen.values() for each in runs)
+    layer_s = facts.link.overhead_s + (
+        tokens * facts.kv_bytes_per_token / facts.layers / facts.link.bytes_per_s
+    )
+    path = facts.link.transfer(facts.kv_bytes_per_token, facts.layers)
+    paths = ModelledPaths({"prefill-0": Outlet.of(path, facts.prefill.seconds)})
+    request = Request(id="r", arrival_s=0.0, prompt_tokens=tokens, output_tokens=2)
+    return Cell(
+        tokens=tokens,
+        prefill_s=prefill_s,
+        layer_s=layer_s,
+        visible_s={mode: statistics.median(each.visible_s for each in runs) for mode, runs in seen.items()},
+        chosen=Chosen(paths).choose(request, Route("prefill-0", "decode-0")),
+        covered=prefill_s / facts.layers > layer_s,
+    )
+
+
+def table(link: LinkReport) -> Table:
+    carried = link.facts.link.bytes_per_s * 8 / 1e6
+    drawn = Table(
+        title=f"Visible hand-off at {link.bits_per_s / 1e6:,.0f} Mbit/s ({carried:,.0f} as measured, "
+        f"{seconds(link.facts.link.overhead_s)} a transfer)",
+        title_justify="left",
+    )
+    for heading in ("prompt", "prefill", "a layer", "at once", "by layer", "chosen", "covered", ""):
+        drawn.add_column(heading, justify="right", no_wrap=True)
+    for each in link.cells:
+        drawn.add_row(
+            f"{each.tokens:,}",
+            seconds(each.prefill_s),
+            seconds(each.layer_s),
+            *(seconds(each.visible_s[mode]) for mode in MODES),
+            each.chosen.value,
+            "yes" if each.covered else "no",
+            "" if each.hidden and each.well_chosen else "✗",
+        )
+    return drawn
+
+
+def mistakes(report: Report) -> list[str]:
+    """What does not hold of what should."""
+    found = []
+    for link in report.links:
+        for each in link.cells:
+            where = f"{each.tokens:,} tokens at {link.bits_per_s / 1e6:,.0f} Mbit/s"
+            if not each.hidden:
+                found.append(f"{where}: by layer leaves more than one layer's transfer + 10%")
+            if not each.well_chosen:
+                found.append(f"{where}: {each.chosen.value} was chosen, and is more than 5% worse")
+    return found
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("--model", type=Path, help="model directory; a small one is made if not given")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", type=Path, help="write all figures here")
+    return parser.parse_args()
+
+
+def main() -> None:
+    given = arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwinds the stack, which ends the processes
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="twofold-handoff-")))
+        model = given.model or folder / "model"
+        if given.model is None:
+            subprocess.run(
+                [sys.executable, "-m", "twofold.cli.main", "model", "create", str(model)], check=True
+            )
+        try:
+            hosts = stack.enter_context(two_hosts())
+        except UserError as error:
+            sys.exit(f"{error}")
+        links = [measure(hosts, model, speed, given.rounds) for speed in LINKS_BITS_PER_S]
+        report = Report(rounds=given.rounds, links=links, second_token=second_token(model, given.rounds))
+    console = Console()
+    for link in links:
+        console.print(table(link))
+    console.print(report.second_token.sentence())
+    if given.json is not None:
+        given.json.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2))
+    wrong = mistakes(report)
+    for each in wrong:
+        print(f"✗ {each}")
+    sys.exit(1 if wrong else 0)
+
+
+if __name__ == "__main__":
+    main()

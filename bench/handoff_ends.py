@@ -1,0 +1,150 @@
+"""The two ends of a hand-off, each a process on its own host: the decode side's memory, and the prefill side.
+
+Started by `handoff.py`, which writes requests to their standard input and reads answers, JSON a line each.
+"""
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TextIO
+
+import msgspec
+import torch
+
+from twofold.engine.base import SequenceStep
+from twofold.engine.torch.engine import TorchEngine
+from twofold.engine.torch.loader import load_model
+from twofold.handoff import HandoffMode, Lease
+from twofold.performance.measured import LinkSpeed, PrefillSpeed
+from twofold.request import SamplingParams
+from twofold.serving.worker.handoffs import layers_at_once
+from twofold.serving.worker.measuring import link_speed, prefill_speed
+from twofold.serving.worker.outgoing import Outgoing
+from twofold.serving.worker.sender import HandoffSender
+from twofold.transport.base import MemoryDescriptor
+from twofold.transport.nixl import NixlTransport
+
+BLOCK_SIZE = 16
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """What the prefill side measured as a service does when it starts, and what a hand-off is made of."""
+
+    link: LinkSpeed
+    prefill: PrefillSpeed
+    kv_bytes_per_token: int
+    layers: int
+
+
+class Ask(msgspec.Struct, frozen=True, kw_only=True):
+    """Prefill a prompt and hand it off."""
+
+    tokens: int
+    mode: HandoffMode
+
+
+class Seen(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds: of the prefill, of the hand-off in all, and of what was left of it after the first token."""
+
+    prefill_s: float
+    transfer_s: float
+    visible_s: float
+
+
+def decode_end(model: Path, blocks: int, answers: TextIO) -> None:
+    """Lend memory until the standard input closes."""
+    layout = load_model(model, dtype="float32").layout(BLOCK_SIZE)
+    transport = NixlTransport("decode-0", 1, layout, blocks, "cpu")
+    _answer(answers, transport.descriptor)
+    sys.stdin.read()
+
+
+def prefill_end(model: Path, blocks: int, answers: TextIO) -> None:
+    """Learn of the decode side, say what was measured, then do as asked."""
+    loaded = load_model(model, dtype="float32")
+    transport = NixlTransport("prefill-0", 1, loaded.layout(BLOCK_SIZE), blocks, "cpu")
+    engine = TorchEngine(loaded, transport.engine_pool)
+    peer = msgspec.json.decode(sys.stdin.readline(), type=MemoryDescriptor)
+    connection = transport.connect(peer)
+    runs = Runs(engine, connection.write)
+    runs.once(Ask(tokens=blocks * BLOCK_SIZE, mode=HandoffMode.SERIALIZED))  # touches all memory
+    layout = engine.layout
+    facts = Facts(
+        link=link_speed(connection),
+        prefill=prefill_speed(engine, 2048),
+        kv_bytes_per_token=layout.bytes_per_token,
+        layers=len(layout.layers),
+    )
+    _answer(answers, facts)
+    for line in sys.stdin:
+        _answer(answers, runs.once(msgspec.json.decode(line, type=Ask)))
+
+
+class Runs:
+    """Prefills with the engine of the service, hands off with its sender."""
+
+    def __init__(self, engine: TorchEngine, write: Callable[[range, list[int], list[int]], int]) -> None:
+        self._engine, self._write = engine, write
+        self._over = threading.Event()
+        self._started_s = self._ended_s = 0.0
+        layers = len(engine.layout.layers)
+        self._sender = HandoffSender(layers, time.perf_counter, layers_at_once(engine.layout))
+        self._sender.start(self._write_layers, lambda _: None, self._ended)
+
+    def once(self, ask: Ask) -> Seen:
+        blocks = list(range(-(-ask.tokens // BLOCK_SIZE)))
+        self._over.clear()
+        self._sender.expect("r", "decode-0", ask.mode)
+        lease = Lease(
+            request_id="r",
+            source="prefill-0",
+            instance="decode-0",
+            epoch=1,
+            blocks=tuple(blocks),
+            deadline_s=0.0,
+        )
+        self._sender.lease(lease)
+        self._sender.begin("r", blocks)
+        step = SequenceStep(
+            "r", list(range(10, 10 + ask.tokens)), 0, blocks, SamplingParams(max_tokens=1, temperature=0.0)
+        )
+        began_s = time.perf_counter()
+        (first,) = self._engine.run([step], lambda layer: self._sender.layer_computed(["r"], layer))
+        token_s = time.perf_counter()
+        assert first is not None  # noqa: S101  (it was to be sampled; tells the type checker)
+        self._sender.prefilled("r", first.token_id)
+        self._over.wait()
+        return Seen(
+            prefill_s=token_s - began_s,
+            transfer_s=self._ended_s - self._started_s,
+            visible_s=max(0.0, self._ended_s - token_s),
+        )
+
+    def _write_layers(self, outgoing: Outgoing, layers: range) -> int:
+        blocks = list(outgoing.blocks)
+        return self._write(layers, blocks, blocks)
+
+    def _ended(self, outgoing: Outgoing) -> None:
+        self._ended_s, self._started_s = time.perf_counter(), outgoing.started_s or 0.0
+        self._over.set()
+
+
+def _answer(answers: TextIO, message: msgspec.Struct) -> None:
+    answers.write(msgspec.json.encode(message).decode() + "\n")
+    answers.flush()
+
+
+def main() -> None:
+    role, model, blocks, core = sys.argv[1:]
+    os.sched_setaffinity(0, {int(core)})
+    torch.set_num_threads(1)
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print is no answer
+    {"prefill": prefill_end, "decode": decode_end}[role](Path(model), int(blocks), answers)
+
+
+if __name__ == "__main__":
+    main()

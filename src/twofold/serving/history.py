@@ -12,11 +12,10 @@ import twofold
 from twofold.instance import Role
 from twofold.request import FinishReason
 from twofold.scheduling.instance import InstanceStatus
+from twofold.serving.instance_history import NOTHING, InstanceHistory
 from twofold.serving.latencies import Latencies
 from twofold.serving.snapshot import (
     Event,
-    InstanceSeries,
-    InstanceSnapshot,
     InstanceState,
     RequestSnapshot,
     RoleSpan,
@@ -28,69 +27,9 @@ from twofold.timeline import Moment, Timeline
 
 INTERVAL_S = 1.0
 WINDOW_S = 60.0
-_NOTHING = InstanceStatus(0, 0, 0, 0, 0, 0, 0, 0)
 HELD = "held"
 # The dashboard cannot show more, and with thousands alive nobody could read it.
 _MOST_REQUESTS = 200
-
-
-class _Instance:
-    """What is known of one instance now, and its series."""
-
-    def __init__(self, role: Role, length: int) -> None:
-        self.home = role
-        self.role = role
-        self.state = InstanceState.STARTING
-        self.status = _NOTHING
-        self.batch = 0
-        self.restarts = 0
-        self.roles: deque[RoleSpan] = deque(maxlen=64)
-        self._iterations = 0
-        self._sequences = 0
-        self._series: tuple[deque[float], deque[int], deque[float]] = (
-            deque(maxlen=length),
-            deque(maxlen=length),
-            deque(maxlen=length),
-        )
-
-    def step(self, sequences: int) -> None:
-        self.batch = sequences
-        self._iterations += 1
-        self._sequences += sequences
-
-    def sample(self) -> None:
-        """One second is over."""
-        batch, waiting, kv_used = self._series
-        status = self.status
-        if self._iterations:
-            batch.append(round(self._sequences / self._iterations, 2))
-        else:  # an iteration may take longer than a second
-            batch.append(self.batch if status.running else 0)
-        self._iterations = self._sequences = 0
-        waiting.append(status.waiting + status.lease_queue)
-        kv_used.append(round(1 - status.blocks_free / status.blocks_total, 4) if status.blocks_total else 0.0)
-
-    def snapshot(self, name: str) -> InstanceSnapshot:
-        batch, waiting, kv_used = self._series
-        status = self.status
-        return InstanceSnapshot(
-            instance=name,
-            role=self.role,
-            home=self.home,
-            state=self.state,
-            waiting=status.waiting,
-            running=status.running,
-            lease_queue=status.lease_queue,
-            arriving=status.arriving,
-            handing_off=status.handing_off,
-            batch=self.batch if status.running else 0,
-            blocks_total=status.blocks_total,
-            blocks_free=status.blocks_free,
-            blocks_in_flight=status.blocks_in_flight,
-            restarts=self.restarts,
-            roles=tuple(self.roles),
-            series=InstanceSeries(batch=list(batch), waiting=list(waiting), kv_used=list(kv_used)),
-        )
 
 
 class History:
@@ -114,7 +53,7 @@ class History:
         self._start_s = time.monotonic() if start_s is None else start_s
         self._seconds = seconds
         self._sampled = 0  # seconds that are in the series
-        self._instances: dict[str, _Instance] = {}
+        self._instances: dict[str, InstanceHistory] = {}
         self._ended: deque[RequestSnapshot] = deque(maxlen=requests)
         self._events: deque[Event] = deque(maxlen=events)
         self._latencies = Latencies(self._slo, self._start_s)
@@ -127,7 +66,7 @@ class History:
         self._pass_time(now)
         known = self._instances.get(instance)
         if known is None:
-            known = self._instances[instance] = _Instance(role, self._seconds)
+            known = self._instances[instance] = InstanceHistory(role, self._seconds)
         elif known.role is role:
             return
         else:
@@ -145,7 +84,7 @@ class History:
             self.event(state.value, now, instance)
         known.state = state
         if state is InstanceState.LOST:
-            known.status, known.batch = _NOTHING, 0
+            known.status, known.batch = NOTHING, 0
 
     def status(self, instance: str, status: InstanceStatus, now: float) -> None:
         """The accounts of an instance as it last reported them."""

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twofold.simulation.histogram import Histogram
+from twofold.simulation.tally import Tally, width_of
 
 PRECISION = 2**-11
 
@@ -37,6 +38,19 @@ def test_count_sum_and_extremes_are_exact(pairs):
     if pairs:
         assert histogram.low == min(value for value, _ in pairs)
         assert histogram.high == max(value for value, _ in pairs)
+
+
+@given(samples)
+def test_every_value_is_counted_in_the_bucket_that_holds_it(numbers):
+    """Buckets are named by the lowest value in them and come in rising order."""
+    tally = Tally()
+    for number in numbers:
+        tally.add(number)
+    counts = tally.counts
+    assert list(counts) == sorted(counts)
+    for bucket, count in counts.items():
+        assert count == sum(bucket <= number < bucket + width_of(bucket) for number in numbers)
+    assert sum(counts.values()) == len(numbers)
 
 
 @given(st.integers(0, 10**13), st.integers(0, 10**7), st.integers(0, 400), weights)

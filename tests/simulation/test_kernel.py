@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twofold.simulation.kernel import PS, Kernel, Order, ps
+from twofold.simulation.kernel import PS, Kernel, Order, nearest, ps
 
 
 @given(
@@ -43,3 +43,9 @@ def test_seconds_become_whole_picoseconds():
     """Half a picosecond is lost at most."""
     assert ps(1.5) == 3 * PS // 2
     assert ps(1e-12) == 1
+
+
+@given(st.floats(0, 1e17) | st.integers(0, 2**54).map(lambda halves: halves / 2))
+def test_the_nearest_integer_is_that_of_round(number):
+    """Halves go to the even one."""
+    assert nearest(number) == round(number)

@@ -21,6 +21,7 @@ from twofold.scheduling.handoffs import HANDOFF_POLICIES
 from twofold.scheduling.instance import InstanceScheduler
 from twofold.scheduling.routers import FIXED_ROLE_ROUTERS, ROUTERS
 from twofold.simulation.cluster import VirtualCluster
+from twofold.simulation.failures import plan_failures
 from twofold.simulation.handoffs import Handoffs
 from twofold.simulation.instance import VirtualInstance
 from twofold.simulation.kernel import Kernel
@@ -144,7 +145,7 @@ def build(
     )
     for instance in cluster.instances.values():
         cluster.join(instance)
-    cluster.plan_failures(spec.failures)
+    plan_failures(cluster, spec.failures)
     return cluster
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import inf
 from typing import Final
 
-from twofold.errors import ConfigurationError, WorkloadError
+from twofold.errors import WorkloadError
 from twofold.instance import Role
 from twofold.request import FinishReason, Request
 from twofold.scheduling.cluster import ClusterScheduler
@@ -15,7 +15,6 @@ from twofold.simulation.instance import VirtualInstance, World
 from twofold.simulation.kernel import Event, Kernel, Order, ps
 from twofold.simulation.life import NEVER, Life, refused
 from twofold.simulation.observer import Observer, Run
-from twofold.simulation.spec import Failure
 from twofold.simulation.statistics import Statistics
 from twofold.simulation.timing import Pace
 
@@ -60,24 +59,6 @@ class VirtualCluster(World):
         """Requests that are to arrive, in order of arrival."""
         self._requests = iter(requests)
         self._schedule_arrival(_Arrival(self))
-
-    def plan_failures(self, failures: Sequence[Failure]) -> None:
-        for failure in failures:
-            instance = self.instances.get(failure.instance)
-            if instance is None:
-                names = list(self.instances)
-                known = ", ".join(names[:6]) + (" …" if len(names) > 6 else "")
-                raise ConfigurationError(
-                    f"there is no instance {failure.instance!r} that could fail: there are {known}"
-                )
-            if failure.at_s < 0 or (failure.back_s is not None and failure.back_s <= failure.at_s):
-                raise ConfigurationError(
-                    f"a failure of {failure.instance} at {failure.at_s:g} s must not be before 0 nor after its return"
-                )
-            order = Order.FAILURE + instance.number
-            self.kernel.schedule(ps(failure.at_s), order, self._fail_instance, instance)
-            if failure.back_s is not None:
-                self.kernel.schedule(ps(failure.back_s), order, self._restore, instance)
 
     # -- arrivals ---------------------------------------------------------------------------------------------------
 
@@ -211,7 +192,8 @@ class VirtualCluster(World):
         self._tell_ended(life, FinishReason.ERROR, 0)
         self._poke_both(life)
 
-    def _fail_instance(self, instance: VirtualInstance) -> None:
+    def take_down(self, instance: VirtualInstance) -> None:
+        """An instance dies, and with it the requests that it holds a part of."""
         if instance.load is None:
             return
         self._note("failure", instance.name, "down")
@@ -224,7 +206,8 @@ class VirtualCluster(World):
         for request_id in held:
             self._fail(self.lives[request_id])
 
-    def _restore(self, instance: VirtualInstance) -> None:
+    def bring_back(self, instance: VirtualInstance) -> None:
+        """An instance that died lives again, empty."""
         if instance.load is None:
             self._note("failure", instance.name, "up again")
             epoch = instance.scheduler.leases.epoch + 1

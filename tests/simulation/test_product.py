@@ -1,0 +1,12 @@
+"""Products of large integers."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from twofold.simulation.product import product
+
+
+@given(st.integers(0, 2**80), st.integers(0, 2**80))
+def test_a_product_is_exact_at_any_size(large, small):
+    """Also where it is no quicker than multiplying."""
+    assert product(large, small) == large * small

@@ -58,7 +58,7 @@ def test_workers_that_sleep_need_no_core_of_their_own():
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"router": "splitwise"}, "moves instances between roles"),
+        ({"router": "splitwise-sim"}, "is for simulations"),
         ({"rules": "splitwise-sim"}, "rules twofold"),
         ({"failures": (Failure(instance="decode-0", at_s=1),)}, "simulated only"),
         ({"model": "bloom-175b"}, "bloom-176b"),

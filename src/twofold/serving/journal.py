@@ -18,6 +18,7 @@ from twofold.instance import Role
 from twofold.request import Request
 from twofold.scheduling.cluster import ClusterScheduler, Placement
 from twofold.scheduling.instance import InstanceScheduler, Outcome
+from twofold.scheduling.route import Move, Route
 
 log = logging.getLogger(__name__)
 
@@ -31,12 +32,27 @@ class Entry(msgspec.Struct, frozen=True):
     result: object = None
 
 
+def _fields(decision: object) -> dict[str, object]:
+    """The decisions that are no structs, because they are compiled."""
+    match decision:
+        case Placement():
+            return {"route": decision.route, "mode": decision.mode}
+        case Route():
+            return {"prefill": decision.prefill, "decode": decision.decode, "moves": decision.moves}
+        case Move():
+            return {"instance": decision.instance, "role": decision.role}
+        case _:
+            raise NotImplementedError(f"a journal cannot hold a {type(decision).__name__}")
+
+
+ENCODER = msgspec.json.Encoder(enc_hook=_fields)
+
+
 class Journal:
     """Appends entries to a file of its process in `directory`."""
 
     def __init__(self, directory: str, name: str) -> None:
         self._file: BinaryIO = (Path(directory) / f"{name}.jsonl").open("wb", buffering=0)
-        self._encoder = msgspec.json.Encoder()
         self._name = name
 
     def write(
@@ -47,7 +63,7 @@ class Journal:
             return
         entry = Entry(time.monotonic() if at is None else at, call, args, result)
         try:
-            self._file.write(self._encoder.encode(entry) + b"\n")
+            self._file.write(ENCODER.encode(entry) + b"\n")
         except OSError as error:
             log.error("the journal of %s ends here: %s", self._name, error.strerror)  # noqa: TRY400  (one sentence)
             self._file.close()

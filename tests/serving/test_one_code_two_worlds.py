@@ -20,7 +20,7 @@ from twofold.scheduling.cluster import ClusterScheduler
 from twofold.scheduling.handoffs import FixedHandoff
 from twofold.scheduling.instance import InstanceScheduler
 from twofold.scheduling.routers import ROUTERS
-from twofold.serving.journal import read_journal
+from twofold.serving.journal import ENCODER, read_journal
 
 
 class VirtualRun:
@@ -40,7 +40,7 @@ class VirtualRun:
             self.clock = at
             decided = getattr(self, f"on_{entry.call}")(name, **entry.args)
             if entry.result is not None:
-                assert msgspec.json.decode(msgspec.json.encode(decided)) == entry.result, (name, entry.call)
+                assert msgspec.json.decode(ENCODER.encode(decided)) == entry.result, (name, entry.call)
                 self.decisions += 1
 
     def on_instance(

@@ -18,6 +18,7 @@ from twofold.instance import Role
 from twofold.request import Request
 from twofold.scheduling.cluster import ClusterScheduler, Placement
 from twofold.scheduling.instance import InstanceScheduler, Outcome
+from twofold.scheduling.route import Move, Route
 
 log = logging.getLogger(__name__)
 
@@ -31,12 +32,26 @@ class Entry(msgspec.Struct, frozen=True):
     result: object = None
 
 
+def plain(decision: object) -> dict[str, object]:
+    """The decisions that are no structs of msgspec, so that they compile, by their fields."""
+    match decision:
+        case Placement(route=route, mode=mode):
+            return {"route": route, "mode": mode}
+        case Route(prefill=prefill, decode=decode, moves=moves):
+            return {"prefill": prefill, "decode": decode, "moves": moves}
+        case Move(instance=instance, role=role):
+            return {"instance": instance, "role": role}
+    raise NotImplementedError(f"a journal cannot hold {type(decision).__name__}")
+
+
+ENCODER = msgspec.json.Encoder(enc_hook=plain)
+
+
 class Journal:
     """Appends entries to a file of its process in `directory`."""
 
     def __init__(self, directory: str, name: str) -> None:
         self._file: BinaryIO = (Path(directory) / f"{name}.jsonl").open("wb", buffering=0)
-        self._encoder = msgspec.json.Encoder()
         self._name = name
 
     def write(
@@ -47,7 +62,7 @@ class Journal:
             return
         entry = Entry(time.monotonic() if at is None else at, call, args, result)
         try:
-            self._file.write(self._encoder.encode(entry) + b"\n")
+            self._file.write(ENCODER.encode(entry) + b"\n")
         except OSError as error:
             log.error("the journal of %s ends here: %s", self._name, error.strerror)  # noqa: TRY400  (one sentence)
             self._file.close()

@@ -16,9 +16,11 @@ import pytest
 from support.api_client import all_blocks_free, complete
 from support.flags import ENGINE
 from support.running_service import children, running_service
+from support.transports import NIXL
 
 ROUNDS = int(os.environ.get("TWOFOLD_CHAOS_ROUNDS", "3"))
 CLIENTS = 5
+PULLED = ("--handoff", "pull", "--kv-checksums")
 KINDS = (signal.SIGKILL, signal.SIGSTOP)
 
 
@@ -80,8 +82,9 @@ class Chaos:
         ("--prefill", "2", "--decode", "1"),
         ("--prefill", "1", "--decode", "1", "--router", "splitwise"),
         ("--colocated", "2"),
+        pytest.param(("--prefill", "1", "--decode", "2", *PULLED, "--transport", "nixl"), marks=NIXL),
     ],
-    ids=["split", "roles move", "colocated"],
+    ids=["split", "roles move", "colocated", "pulled over nixl"],
 )
 def test_no_client_notices_that_workers_end(flags, tiny_model_dir):
     """Every answer is whole and the same, and in the end nothing is held: blocks, memory, sockets, processes."""

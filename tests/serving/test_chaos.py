@@ -77,7 +77,7 @@ class Chaos:
 
 
 async def everybody_is_back(process, workers):
-    """Whether there are as many processes as before, within a bounded number of looks: a worker may be in its back-off."""
+    """Whether there come to be as many processes as before: a worker may still be in its back-off."""
     for _ in range(600):
         if len(children(process)) == workers:
             return True

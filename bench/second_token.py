@@ -13,7 +13,8 @@ from twofold.demo.services import served
 from twofold.request import Request
 from twofold.timeline import Recorder, Timeline
 
-SERVICES = {"split": ["--prefill", "1", "--decode", "1"], "colocated": ["--colocated", "1"]}
+# Two workers each, so that a worker has as many cores in both.
+SERVICES = {"split": ["--prefill", "1", "--decode", "1"], "colocated": ["--colocated", "2"]}
 PROMPT_TOKENS, OUTPUT_TOKENS, TIMES = 512, 24, 4
 
 

@@ -176,9 +176,8 @@ class Controller:
                 if output.finish_reason is not None:
                     return
         finally:
-            self._end(
-                live, FinishReason.ABORT
-            )  # the client has everything, and then it has ended, or has gone
+            # The client has everything, and then the request has ended already, or has gone.
+            self._end(live, FinishReason.ABORT)
 
     def stop(self, request_id: str) -> None:
         """The client has all it asked for, found in the text: end the request as finished, not as aborted."""

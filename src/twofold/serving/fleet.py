@@ -38,7 +38,7 @@ class Patience(msgspec.Struct, frozen=True, kw_only=True):
     the machine, that stood still, and every worker is given its time anew.
     """
 
-    silence_s: float = 1.2
+    silence_s: float = 1.5
     batch_s: float = 300.0
 
 

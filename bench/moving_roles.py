@@ -6,8 +6,8 @@ Four machines. For a period most of the work is prompts, for the next it is outp
 requests go through Splitwise's router, which moves machines between the phases, and through every fixed split (join
 the shortest queue), in the simulator and then live on emulated machines: real gateway, controller, workers, queues,
 leases and hand-offs, with times from the performance model. Besides, sixteen long streams run all the time, one
-after the other; live, each must get the tokens that it gets when it is alone. Goodput: requests a second within the
-SLO, streams not counted.
+after the other; live, each must get the tokens that it got before the traffic began. Goodput: requests a second
+within the SLO, streams not counted.
 """
 
 import argparse
@@ -168,7 +168,7 @@ async def stream(session: aiohttp.ClientSession, url: str, model: str, number: i
 
 
 async def live(url: str, requests: Sequence[Request], period_s: float) -> tuple[Outcome, int]:
-    """The outcome, and how many streams were compared with what they are alone."""
+    """The outcome, and how many streams were compared with what they were before the traffic."""
     endpoint = await discover(url)
     lowest, vocabulary = token_range(endpoint.vocab_size)
     config = LoadConfig(
@@ -177,13 +177,15 @@ async def live(url: str, requests: Sequence[Request], period_s: float) -> tuple[
         client=ClientConfig(ignore_eos=True),
     )
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as session:
-        alone = [await stream(session, url, endpoint.model, number) for number in range(STREAMS)]
+        before = await asyncio.gather(
+            *(stream(session, url, endpoint.model, number) for number in range(STREAMS))
+        )
 
         async def run(request: Request) -> None:
             number = int(request.id.split("-")[1])
             await asyncio.sleep(request.arrival_s)
-            if await stream(session, url, endpoint.model, number) != alone[number]:
-                raise SystemExit(f"stream {number} got other tokens than alone")
+            if await stream(session, url, endpoint.model, number) != before[number]:
+                raise SystemExit(f"stream {number} got other tokens than before the traffic")
 
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(run(request)) for request in streams(period_s)]
@@ -236,7 +238,7 @@ def main() -> None:
         for name, file in files.items():
             with served(None, ["--engine", "emulated", "--cluster", str(file)]) as url:
                 outcomes[name], runs = asyncio.run(live(url, requests, args.period))
-            print(f"{name}: {runs} long streams, each token as when alone")
+            print(f"{name}: {runs} long streams, each token as before the traffic")
         console.print(table("Live", outcomes))
 
 

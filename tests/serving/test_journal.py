@@ -1,0 +1,27 @@
+"""Journals of decisions."""
+
+from twofold.serving.journal import Journal, read_journal
+
+
+def test_a_full_disk_ends_the_journal_and_nothing_else(tmp_path, caplog):
+    """Said once, in one sentence; the scheduler that writes goes on."""
+    (tmp_path / "full.jsonl").symlink_to("/dev/full")
+    journal = Journal(str(tmp_path), "full")
+    for number in range(3):
+        journal.write("arrive", {"number": number})
+    assert [record.getMessage() for record in caplog.records] == [
+        "the journal of full ends here: No space left on device"
+    ]
+
+
+def test_entries_come_back_as_they_were_written(tmp_path):
+    """In order, with their times."""
+    journal = Journal(str(tmp_path), "whole")
+    journal.write("arrive", {"number": 1}, at=2.0)
+    journal.write("ended", {}, result=[3], at=4.0)
+    journal._file.close()
+    entries = read_journal(tmp_path / "whole.jsonl")
+    assert [(entry.at, entry.call, entry.args, entry.result) for entry in entries] == [
+        (2.0, "arrive", {"number": 1}, None),
+        (4.0, "ended", {}, [3]),
+    ]

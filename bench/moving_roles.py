@@ -123,7 +123,8 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 def judge(timelines: Sequence[Timeline], requests: Sequence[Request], period_s: float) -> Outcome:
-    met = {timeline.request.id for timeline in timelines if SLO.met_by(timeline)}
+    counted = {request.id for request in requests}  # a simulation tells of the streams too
+    met = {timeline.request.id for timeline in timelines if SLO.met_by(timeline)} & counted
 
     def share(begin: float, end: float) -> float:
         ids = [request.id for request in requests if begin <= request.arrival_s < end]

@@ -87,13 +87,11 @@ class Fleet:
         self._patience = patience
         self._model: tuple[str, object] | None = None
         self._looked_s: float | None = None
-        self._complete = False
 
     @property
     def complete(self) -> bool:
         """Whether every worker has been up once."""
-        self._complete = self._complete or all(member.peer is not None for member in self.members.values())
-        return self._complete
+        return all(member.peer is not None for member in self.members.values())
 
     def up(self, instance: str) -> bool:
         member = self.members.get(instance)
@@ -104,13 +102,8 @@ class Fleet:
 
     def is_current(self, instance: str, epoch: int) -> bool:
         """Whether this is said by the life of the instance that is up now."""
-        member = self.members.get(instance)
-        return (
-            member is not None
-            and member.state is MemberState.UP
-            and member.peer is not None
-            and member.peer.memory.epoch == epoch
-        )
+        peer = self.members[instance].peer if self.up(instance) else None
+        return peer is not None and peer.memory.epoch == epoch
 
     # -- what workers say -------------------------------------------------------------------------------------------
 

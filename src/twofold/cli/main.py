@@ -5,7 +5,7 @@ import sys
 import typer
 
 from twofold import __version__
-from twofold.cli import bench, calibrate, catalog, model, plan, pools, serve, simulate, trace
+from twofold.cli import bench, calibrate, catalog, model, plan, pools, serve, simulate, trace, verify
 from twofold.errors import UserError
 
 app = typer.Typer(
@@ -19,6 +19,7 @@ app.command("serve")(serve.serve)
 app.command("bench")(bench.bench)
 app.command("simulate")(simulate.simulate)
 app.command("plan")(plan.plan)
+app.command("verify")(verify.verify)
 app.add_typer(calibrate.app, name="calibrate")
 app.add_typer(catalog.app, name="catalog")
 app.add_typer(trace.app, name="trace")

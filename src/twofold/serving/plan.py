@@ -5,6 +5,7 @@ import os
 from twofold.errors import ConfigurationError
 from twofold.instance import Role
 from twofold.serving.config import DEFAULT_TOKEN_BUDGET, WorkerConfig
+from twofold.simulation.cores import share_cores
 
 
 def plan_workers(
@@ -40,7 +41,7 @@ def plan_workers(
         for role, count in counts.items()
         for i in range(count)
     ]
-    cores = share_cores(len(kinds))
+    cores = share_cores(own_cores(), len(kinds))
     return tuple(
         WorkerConfig(
             instance=instance,
@@ -54,19 +55,6 @@ def plan_workers(
     )
 
 
-def share_cores(workers: int) -> list[tuple[int, ...]]:
-    """Equal shares of the cores this process may use; with more workers than cores they take turns."""
-    cores = sorted(os.sched_getaffinity(0))
-    each = max(1, len(cores) // workers)
-    return [tuple(cores[(i * each + k) % len(cores)] for k in range(each)) for i in range(workers)]
-
-
-def gateway_cores(workers: tuple[WorkerConfig, ...]) -> tuple[int, ...]:
-    """Cores for the gateway: those that no decoding worker is pinned to, if there are any, else all.
-
-    Where the cores do not suffice for everybody it is prefill that shares: a few milliseconds taken from a
-    prompt are lost in its length, while the same taken from a decode step show as a gap in every stream.
-    """
-    everywhere = os.sched_getaffinity(0)
-    decoding = {core for worker in workers if worker.role.decodes for core in worker.cores}
-    return tuple(sorted(everywhere - decoding or everywhere))
+def own_cores() -> list[int]:
+    """The cores that this process may use."""
+    return sorted(os.sched_getaffinity(0))

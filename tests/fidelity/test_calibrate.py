@@ -140,8 +140,8 @@ def test_what_workers_cost_each_other(found):
 
 def test_what_taking_turns_costs(found):
     """From a prefill and a decode worker on one core: how much more than twice as long they took."""
-    assert found.prefill.shared == pytest.approx(SHARED["prefill"], rel=0.02)
-    assert found.decode.shared == pytest.approx(SHARED["decode"], rel=0.02)
+    assert found.prefill.shared == pytest.approx(SHARED["prefill"], rel=0.03)
+    assert found.decode.shared == pytest.approx(SHARED["decode"], rel=0.03)
 
 
 def test_the_gateway(found):

@@ -33,8 +33,11 @@ def calibrate(
     split = (measured.prefill, measured.decode), (measured.decode, measured.prefill)
     alone = [one.iteration for log, other in split for one in log.ran if _busy(one, [other]) < _ALONE]
     times = fit_packed(alone)
-    crowded = [_slower(times, log, other) if cores > 1 else 1.0 for log, other in split]
+    usual = times.slower(_slowness(times, alone))
+    crowded = [_slower(usual, log, other) if cores > 1 else 1.0 for log, other in split]
     times = fit_packed([*alone, *_as_if_alone(measured.mixed, crowded)])
+    # The fit goes by medians. What holds an iteration up now and then is part of what a worker gets done in a minute.
+    times = times.slower(max(1.0, _slowness(times, alone)))
     prefill, decode = (
         Slowdowns(crowded=each, shared=_shared(times, measured.shared, phase, each))
         for phase, each in zip(("prefill-0", "decode-0"), crowded, strict=True)
@@ -82,8 +85,13 @@ def _shared(times: PackedTimes, logs: dict[str, WorkerLog], name: str, crowded: 
 
 
 def _typical(times: PackedTimes, ran: Sequence[Ran]) -> float:
-    ratios = [one.iteration.seconds / predicted_s(times, one.iteration) for one in ran]
-    return max(1.0, median(ratios)) if len(ratios) >= _ENOUGH else 1.0
+    """How many times longer these took than the times say; 1 where they are too few to tell."""
+    return max(1.0, _slowness(times, [one.iteration for one in ran])) if len(ran) >= _ENOUGH else 1.0
+
+
+def _slowness(times: PackedTimes, iterations: Sequence[Iteration]) -> float:
+    """Seconds measured over seconds predicted, of all of them together."""
+    return sum(one.seconds for one in iterations) / sum(predicted_s(times, one) for one in iterations)
 
 
 def _as_if_alone(logs: Sequence[WorkerLog], crowded: Sequence[float]) -> Iterator[Iteration]:

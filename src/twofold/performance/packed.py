@@ -45,6 +45,17 @@ class PackedTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         attention_s = self.square_s * squares + self.context_s * context
         return self.base_s + linear_s + attention_s + self.sequence_s * sequences
 
+    def slower(self, factor: float) -> "PackedTimes":
+        """All times that many times longer."""
+        return msgspec.structs.replace(
+            self,
+            base_s=self.base_s * factor,
+            token_s=tuple(slope * factor for slope in self.token_s),
+            square_s=self.square_s * factor,
+            sequence_s=self.sequence_s * factor,
+            context_s=self.context_s * factor,
+        )
+
 
 def spread(tokens: float) -> list[float]:
     """How many of the tokens lie between one bend and the next."""

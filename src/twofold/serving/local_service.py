@@ -40,6 +40,7 @@ from twofold.simulation.build import kinds_of, paths_of
 
 MEET_S = 10.0  # workers get this long to measure their links before the service is ready all the same
 STOP_GRACE_S = 10  # answers that run when the service is told to stop get this long to end
+WORKERS_GRACE_S = 2.0  # and the workers after them: nothing that they still do is of use to anybody
 
 
 class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,7 +96,7 @@ class LocalService:
             if self._controller is not None:
                 self._controller.shutdown()
             # Workers that are still starting do not listen yet, so there is nothing to wait for.
-            await self._launcher.stop(grace_s=STOP_GRACE_S if self._was_ready else 0.1)
+            await self._launcher.stop(grace_s=WORKERS_GRACE_S if self._was_ready else 0.1)
             if reports is not None:
                 await reports
             context.destroy(linger=0)

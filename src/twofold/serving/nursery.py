@@ -44,6 +44,8 @@ def main() -> None:
     nursery.watch()
     # Nobody else can, if the process that made it was killed.
     shutil.rmtree(config.run_dir, ignore_errors=True)
+    sys.stderr.flush()
+    os._exit(0)  # an interpreter with torch in it takes seconds to end in good order, and somebody waits for us
 
 
 Reporter = Callable[[Report], None]
@@ -136,8 +138,7 @@ class Nursery:
         with selectors.DefaultSelector() as selector:
             selector.register(wake_read, selectors.EVENT_READ)
             selector.register(sys.stdin, selectors.EVENT_READ)
-            while not self._ending and (self._pids or not self._finishing):
-                self._reap()
+            while not self._over():
                 for key, _ in selector.select(timeout=1.0):
                     if key.fd == wake_read:
                         os.read(wake_read, 4096)
@@ -147,6 +148,10 @@ class Nursery:
             os.kill(pid, signal.SIGKILL)
         for pid in self._pids:
             os.waitpid(pid, 0)
+
+    def _over(self) -> bool:
+        self._reap()
+        return self._ending or (self._finishing and not self._pids)
 
     def _end(self, _signal: int, _frame: object) -> None:
         self._ending = True

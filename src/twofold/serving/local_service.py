@@ -163,7 +163,7 @@ class LocalService:
                 {worker.instance: worker.role for worker in self._config.workers},
                 Outbox(context),
                 self._launcher,
-                Patience(),
+                Patience(restart_s=self._config.max_restart_delay_s),
             ),
             inbox=inbox,
             telemetry=self._telemetry,

@@ -92,5 +92,9 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
         """The address of a process's inbox: a socket in a directory that only its user can enter."""
         return f"ipc://{self.run_dir}/{name}.sock"
 
+    def worker_inbox(self, instance: str, pid: int) -> str:
+        """That of one life of a worker: what was meant for an earlier one does not arrive."""
+        return self.inbox(f"{instance}-{pid}")
+
 
 CONTROLLER = "controller"

@@ -9,7 +9,6 @@ A worker that is silent is killed before anything else is done: from then on it 
 import logging
 from collections.abc import Mapping
 from enum import StrEnum
-from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -170,9 +169,6 @@ class Fleet:
         if was_up or member.state is MemberState.STARTING:
             self._gone(member, now)
         member.state = MemberState.DOWN
-        if member.peer is not None:
-            # Its socket is a file, which nobody else removes when a process is killed.
-            Path(member.peer.inbox.removeprefix("ipc://")).unlink(missing_ok=True)
         return was_up
 
     def send(self, instance: str, message: Message) -> None:

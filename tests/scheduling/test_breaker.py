@@ -41,15 +41,15 @@ def test_a_probe_that_ends_early_shows_nothing():
     assert breaker.begin("c")
 
 
-@given(st.integers(1, 40))
-def test_each_failure_doubles_the_wait_up_to_a_limit(failures):
+@given(st.integers(1, 40), st.floats(0.1, 100.0))
+def test_each_failure_doubles_the_wait_up_to_a_limit(failures, longest_s):
     """A worker that dies at once is not started a hundred times a second."""
-    breaker = Breaker()
+    breaker = Breaker(longest_s)
     waits = []
     for _ in range(failures):
         waits.append(breaker.fail(0.0))
         breaker.back(0.0)
-    assert waits == [min(Breaker.LONGEST_S, Breaker.FIRST_S * 2.0**n) for n in range(failures)]
+    assert waits == [min(longest_s, Breaker.FIRST_S * 2.0**n) for n in range(failures)]
 
 
 def test_one_that_worked_for_long_begins_anew():

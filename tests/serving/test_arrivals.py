@@ -163,7 +163,8 @@ def test_a_damaged_block_fails_the_request_with_a_reason(pulled):
         decode.offer(checksums=damaged)
     else:
         blocks = decode.lease.blocks[:3]
-        decode.state.peers.connection("p", 11).read(range(5), SOURCE_BLOCKS, blocks)
+        with decode.state.peers.connected("p", 11) as connection:
+            connection.read(range(5), SOURCE_BLOCKS, blocks)
         arrivals.written(
             decode.state, HandoffEnded(request_id="a", epoch=EPOCH, first_token=5, checksums=damaged)
         )

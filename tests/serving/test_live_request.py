@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from twofold.errors import InstanceLostError
 from twofold.request import FinishReason, Generation, Request, SamplingParams, TokenOutput
 from twofold.scheduling.route import Placement, Route
-from twofold.serving.live_request import LiveRequest
+from twofold.serving.live_request import AttemptStage, LiveRequest
 
 PLACEMENT = Placement(Route("p", "d"), None)
 
@@ -105,3 +105,26 @@ def test_a_failure_is_raised_after_the_tokens_that_are_there():
             await request.next()
 
     asyncio.run(fail())
+
+
+def test_how_far_an_attempt_is():
+    """One token alone is in the hand-off until its KV is where it is decoded; the next attempt begins at the prompt."""
+
+    async def check():
+        request, tokens = live(), outputs(6)
+        stages = [request.stage]
+        begin(request)
+        stages.append(request.stage)
+        request.push(tokens[0])
+        stages.append(request.stage)
+        request.handed_off = True
+        stages.append(request.stage)
+        request.lose()
+        begin(request)
+        stages.append(request.stage)
+        request.push(tokens[1])  # the second of this attempt, before its first
+        stages.append(request.stage)
+        prompt, handoff, decode = AttemptStage
+        assert stages == [prompt, prompt, handoff, decode, prompt, decode]
+
+    asyncio.run(check())

@@ -9,6 +9,7 @@ from support.lives import SPLIT_LIFE, life
 from twofold.instance import Role
 from twofold.request import FinishReason
 from twofold.scheduling.instance import InstanceStatus
+from twofold.serving.live_request import AttemptStage
 from twofold.serving.messages import HandoffReport
 from twofold.serving.metrics import ServiceMetrics
 from twofold.serving.snapshot import InstanceState
@@ -98,17 +99,16 @@ def test_counts(metrics, value):
     """What happens to the service as a whole."""
     metrics.handoff(HandoffReport(request_id="r", started_s=0, ended_s=1, bytes_moved=7))
     metrics.rejected("queue_full")
-    metrics.replayed()
+    metrics.replayed(AttemptStage.HANDOFF)
     metrics.deadline_missed()
     metrics.held(3)
     metrics.instances.restarted("p")
     assert value("kv_transfer_bytes_total") == 7
     assert value("admission_rejections_total", reason="queue_full") == 1
     assert value("worker_restarts_total", instance="p") == 1
-    counts = [
-        value(n) for n in ("request_replays_total", "request_deadline_misses_total", "num_requests_held")
-    ]
-    assert counts == [1, 1, 3]
+    assert [value(n) for n in ("request_deadline_misses_total", "num_requests_held")] == [1, 3]
+    replays = {stage.value: value("request_replays_total", stage=stage.value) for stage in AttemptStage}
+    assert replays == {"prompt": 0, "hand-off": 1, "decode": 0}
 
 
 def test_names(metrics):

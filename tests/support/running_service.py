@@ -10,10 +10,11 @@ from twofold.bench.services import free_port, wait_ready
 
 
 @contextmanager
-def running_service(model, *flags):
-    """`twofold serve MODEL FLAGS…` as (process, URL), ended by force however the test ends."""
-    port = free_port()
-    command = [sys.executable, "-m", "twofold.cli.main", "serve", str(model), *flags, "--port", str(port)]
+def running_service(model, *flags, port=None, program=("-m", "twofold.cli.main", "serve")):
+    """`twofold serve MODEL FLAGS…` as (process, URL), ended by force however the test ends; None is no MODEL."""
+    port = free_port() if port is None else port
+    given = [] if model is None else [str(model)]
+    command = [sys.executable, *program, *given, *flags, "--port", str(port)]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     try:
         assert wait_ready(process, f"http://127.0.0.1:{port}")

@@ -55,6 +55,14 @@ def serve(
         Path | None,
         typer.Option(help="Write every scheduling decision to this directory.", rich_help_panel=_SERVICE),
     ] = None,
+    max_restart_delay: Annotated[
+        float,
+        typer.Option(
+            min=0.1,
+            help="Seconds until a worker that keeps failing is started again, at most.",
+            rich_help_panel=_SERVICE,
+        ),
+    ] = 30.0,
     engine: Annotated[str, typer.Option(help=_ENGINES, rich_help_panel=_ENGINE)] = "torch",
     dtype: Annotated[
         str | None,
@@ -175,6 +183,7 @@ def serve(
         kv_checksums=kv_checksums,
         pin_cores=pin_cores,
         journal=journal,
+        max_restart_delay=max_restart_delay,
         engine=engine,
         dtype=dtype,
         device=device,

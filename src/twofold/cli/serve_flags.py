@@ -6,6 +6,7 @@ from pathlib import Path
 from twofold.errors import ConfigurationError
 from twofold.hardware.catalog import load_catalog
 from twofold.instance import Role
+from twofold.scheduling.breaker import LONGEST_S
 from twofold.scheduling.handoffs import HANDOFF_POLICIES
 from twofold.scheduling.routers import FIXED_ROLE_ROUTERS, LIVE_ROUTERS
 from twofold.serving.cluster_plan import plan_cluster
@@ -37,6 +38,7 @@ class Flags:
     kv_checksums: bool = False
     pin_cores: bool | None = None
     journal: Path | None = None
+    max_restart_delay: float = LONGEST_S
     engine: str = "torch"
     dtype: str | None = None
     device: str | None = None
@@ -98,6 +100,7 @@ def _from_flags(flags: Flags) -> ServiceConfig:
         transport=_transport(flags),
         kv_checksums=flags.kv_checksums,
         journal_dir=_journal(flags.journal),
+        max_restart_delay_s=flags.max_restart_delay,
         log_format=flags.log_format,
     )
 
@@ -121,6 +124,7 @@ def _from_cluster(flags: Flags, file: Path) -> ServiceConfig:
         transport=_transport(flags),
         kv_checksums=flags.kv_checksums,
         journal_dir=_journal(flags.journal),
+        max_restart_delay_s=flags.max_restart_delay,
         log_format=flags.log_format,
         cluster=spec,
         catalog=tuple(str(path.absolute()) for path in flags.catalog),

@@ -3,6 +3,8 @@
 from enum import StrEnum
 from typing import Final
 
+LONGEST_S: Final = 30.0
+
 
 class BreakerState(StrEnum):
     CLOSED = "closed"  # it is given requests
@@ -13,15 +15,15 @@ class BreakerState(StrEnum):
 class Breaker:
     """closed ─ fail ─▶ open ─ back ─▶ half-open ─ a request gets a token ─▶ closed.
 
-    After each failure it stays open twice as long as the time before, up to `LONGEST_S`; one that was closed for
+    After each failure it stays open twice as long as the time before, up to `longest_s`; one that was closed for
     `HEALED_S` begins anew. Times are in seconds on the caller's clock.
     """
 
     FIRST_S: Final = 0.25
-    LONGEST_S: Final = 30.0
     HEALED_S: Final = 60.0
 
-    def __init__(self) -> None:
+    def __init__(self, longest_s: float = LONGEST_S) -> None:
+        self._longest_s = longest_s
         self.state = BreakerState.CLOSED
         self.failures = 0  # in a row
         self.probe: str | None = None  # the request that shows whether it works
@@ -38,7 +40,7 @@ class Breaker:
         """The instance is gone; returns the time from which it may be started again."""
         if self.state is BreakerState.CLOSED and now - self._closed_s >= self.HEALED_S:
             self.failures = 0
-        wait_s = min(self.LONGEST_S, self.FIRST_S * 2.0 ** min(self.failures, 16))
+        wait_s = min(self._longest_s, self.FIRST_S * 2.0 ** min(self.failures, 16))
         self.failures += 1
         self.state, self.probe = BreakerState.OPEN, None
         return now + wait_s

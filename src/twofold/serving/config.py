@@ -4,6 +4,7 @@ import msgspec
 
 from twofold.handoff import HandoffMode
 from twofold.instance import Role
+from twofold.scheduling.breaker import LONGEST_S
 from twofold.scheduling.routers import FIXED_ROLE_ROUTERS
 from twofold.simulation.spec import ClusterSpec
 from twofold.transport.registry import DEFAULT_TRANSPORT
@@ -53,6 +54,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
 class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The whole service. `run_dir` holds its sockets; `journal_dir` receives decision journals if set.
 
+    A worker that fails again and again is started again after `max_restart_delay_s` at most.
     `cluster` is what an emulated service emulates, and `catalog` the files that extend the catalog for it.
     """
 
@@ -64,6 +66,7 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
     transport: str = DEFAULT_TRANSPORT
     kv_checksums: bool = False
     lease_s: float = 30.0
+    max_restart_delay_s: float = LONGEST_S
     journal_dir: str | None = None
     cluster: ClusterSpec | None = None
     catalog: tuple[str, ...] = ()
@@ -88,6 +91,10 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
     def inbox(self, name: str) -> str:
         """The address of a process's inbox: a socket in a directory that only its user can enter."""
         return f"ipc://{self.run_dir}/{name}.sock"
+
+    def worker_inbox(self, instance: str, pid: int) -> str:
+        """That of one life of a worker: what was meant for an earlier one does not arrive."""
+        return self.inbox(f"{instance}-{pid}")
 
 
 CONTROLLER = "controller"

@@ -290,6 +290,7 @@ class Controller:
 
     def _replay(self, live: LiveRequest, instance: str, reason: str) -> None:
         """The attempt is lost, on `instance`; the next one begins, or waits until somebody can take it."""
+        stage = live.stage
         self._close_attempt(live, abort=True)
         if live.in_vain >= MAX_IN_VAIN:
             self._fail(
@@ -297,7 +298,7 @@ class Controller:
             )
             return
         log.info("request %s is replayed after %d tokens: %s", live.id, live.next_index, reason)
-        self._telemetry.replayed(live.id, instance)
+        self._telemetry.replayed(live.id, instance, stage)
         self._admission.put_back(live.ticket, time.monotonic())
 
     # -- messages ---------------------------------------------------------------------------------------------------
@@ -398,6 +399,7 @@ class Controller:
     def _handed_off(self, message: HandoffReport) -> None:
         live = self._attempts.get(message.request_id)
         if live is not None:
+            live.handed_off = True
             self._recorder.mark(live.id, Moment.HANDOFF_STARTED, message.started_s)
             self._recorder.mark(live.id, Moment.HANDOFF_ENDED, message.ended_s)
         self._telemetry.handoff(message)

@@ -9,14 +9,13 @@ A worker that is silent is killed before anything else is done: from then on it 
 import logging
 from collections.abc import Mapping
 from enum import StrEnum
-from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import msgspec
 
 from twofold.errors import ConfigurationError
 from twofold.instance import Role
-from twofold.scheduling.breaker import Breaker
+from twofold.scheduling.breaker import LONGEST_S, Breaker
 from twofold.serving.mailbox import Outbox
 from twofold.serving.messages import Alive, Message, Peer, Peers, Registered
 
@@ -35,11 +34,13 @@ class Patience(msgspec.Struct, frozen=True, kw_only=True):
     """How long a worker may be silent, and how long one batch may take, before it counts as hung (seconds).
 
     Workers say that they live every `ALIVE_S`. If nobody looked for longer than `STALL_S`, it is this process, or
-    the machine, that stood still, and every worker is given its time anew.
+    the machine, that stood still, and every worker is given its time anew. One that fails again and again is left
+    alone for `restart_s` at most before it is started again.
     """
 
     silence_s: float = 1.5
     batch_s: float = 300.0
+    restart_s: float = LONGEST_S
 
 
 ALIVE_S = 0.2
@@ -56,11 +57,11 @@ class MemberState(StrEnum):
 class Member:
     """One worker of the service, in whichever of its lives."""
 
-    def __init__(self, instance: str, role: Role) -> None:
+    def __init__(self, instance: str, role: Role, restart_s: float) -> None:
         self.instance = instance
         self.role = role  # the one it was started for, or was given since
         self.state = MemberState.STARTING
-        self.breaker = Breaker()
+        self.breaker = Breaker(restart_s)
         self.peer: Peer | None = None
         self.heard_s = 0.0
         self.hung = False  # it lives, and its batch does not end
@@ -81,7 +82,9 @@ class Fleet:
     def __init__(
         self, expected: Mapping[str, Role], outbox: Outbox, orders: Orders, patience: Patience
     ) -> None:
-        self.members = {instance: Member(instance, role) for instance, role in expected.items()}
+        self.members = {
+            instance: Member(instance, role, patience.restart_s) for instance, role in expected.items()
+        }
         self._outbox = outbox
         self._orders = orders
         self._patience = patience
@@ -166,9 +169,6 @@ class Fleet:
         if was_up or member.state is MemberState.STARTING:
             self._gone(member, now)
         member.state = MemberState.DOWN
-        if member.peer is not None:
-            # Its socket is a file, which nobody else removes when a process is killed.
-            Path(member.peer.inbox.removeprefix("ipc://")).unlink(missing_ok=True)
         return was_up
 
     def send(self, instance: str, message: Message) -> None:

@@ -7,6 +7,7 @@ nothing that is said about an old attempt can touch a new one.
 
 import asyncio
 from collections import deque
+from enum import StrEnum
 
 import msgspec
 
@@ -15,6 +16,14 @@ from twofold.request import Generation, TokenOutput
 from twofold.scheduling.route import Placement
 from twofold.serving.admitting import ticket_of
 from twofold.timeline import Timeline
+
+
+class AttemptStage(StrEnum):
+    """Where an attempt was lost."""
+
+    PROMPT = "prompt"  # queued, or in its prefill
+    HANDOFF = "hand-off"
+    DECODE = "decode"
 
 
 class Attempt(msgspec.Struct, frozen=True):
@@ -40,6 +49,7 @@ class LiveRequest:
         self.timeline = Timeline(generation.request)
         self.attempt: Attempt | None = None
         self.attempts = 0
+        self.handed_off = False  # the KV of this attempt is where it is decoded
         self.in_vain = 0  # attempts in a row that were lost before they made a token
         self._tokens: list[int] = []
         self._ordered: deque[TokenOutput] = deque()
@@ -51,6 +61,18 @@ class LiveRequest:
     def next_index(self) -> int:
         """The index of the output token that comes next."""
         return len(self._tokens)
+
+    @property
+    def stage(self) -> AttemptStage:
+        """How far the attempt is, as far as is known here."""
+        attempt = self.attempt
+        if self._early:  # what overtakes the first token comes from the decode
+            return AttemptStage.DECODE
+        made = 0 if attempt is None else len(self._tokens) - attempt.first_index
+        if attempt is None or not made:
+            return AttemptStage.PROMPT
+        waits = made == 1 and attempt.placement.route.splits and not self.handed_off
+        return AttemptStage.HANDOFF if waits else AttemptStage.DECODE
 
     def what_is_left(self) -> Generation:
         """The generation of the next attempt: the tokens that are known are part of its prompt.
@@ -82,6 +104,7 @@ class LiveRequest:
         """What is left of it was placed."""
         self.attempt = Attempt(generation.request.id, generation, placement, len(self._tokens))
         self.attempts += 1
+        self.handed_off = False
         return self.attempt
 
     def lose(self) -> None:

@@ -41,6 +41,8 @@ from twofold.simulation.cores import gateway_cores
 
 MEET_S = 10.0  # workers get this long to measure their links before the service is ready all the same
 STOP_GRACE_S = 10  # answers that run when the service is told to stop get this long to end
+READ_GRACE_S = 2  # then clients get this long to read what was said last
+WORKERS_GRACE_S = 2.0  # and the workers after them: nothing that they still do is of use to anybody
 
 
 class HttpConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,7 +98,7 @@ class LocalService:
             if self._controller is not None:
                 self._controller.shutdown()
             # Workers that are still starting do not listen yet, so there is nothing to wait for.
-            await self._launcher.stop(grace_s=STOP_GRACE_S if self._was_ready else 0.1)
+            await self._launcher.stop(grace_s=WORKERS_GRACE_S if self._was_ready else 0.1)
             if reports is not None:
                 await reports
             context.destroy(linger=0)
@@ -119,7 +121,7 @@ class LocalService:
         if await self._unless_stopped(asyncio.create_task(controller.wait_ready())):
             self._was_ready = True
             await self._unless_stopped(asyncio.create_task(self._meet()))
-            await self._serve(HttpServer(app, self._listener, grace_s=STOP_GRACE_S, limits=self._http.limits))
+            await self._serve(HttpServer(app, self._listener, grace_s=READ_GRACE_S, limits=self._http.limits))
 
     async def _serve(self, server: HttpServer) -> None:
         workers = ((worker.role, worker.cores) for worker in self._config.workers)
@@ -131,8 +133,10 @@ class LocalService:
         await self._stop.wait()
         if self._controller is not None:
             # Health says that no more is taken while the streams that run come to their ends.
-            with suppress(TimeoutError):
+            try:
                 await asyncio.wait_for(self._controller.drain(), STOP_GRACE_S)
+            except TimeoutError:
+                self._controller.fail_all("the service was told to end before the answer did")
         await server.stop()
 
     async def _unless_stopped(self, event: asyncio.Future[T]) -> bool:
@@ -164,7 +168,7 @@ class LocalService:
                 {worker.instance: worker.role for worker in self._config.workers},
                 Outbox(context),
                 self._launcher,
-                Patience(),
+                Patience(restart_s=self._config.max_restart_delay_s),
             ),
             inbox=inbox,
             telemetry=self._telemetry,

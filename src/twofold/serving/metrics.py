@@ -13,6 +13,7 @@ from twofold.scheduling.admission import Admission
 from twofold.serving.admission_metrics import AdmissionMetrics
 from twofold.serving.instance_metrics import InstanceMetrics
 from twofold.serving.link_metrics import LinkMetrics
+from twofold.serving.live_request import AttemptStage
 from twofold.serving.messages import HandoffReport
 from twofold.serving.registry import Registry
 from twofold.serving.request_metrics import RequestMetrics
@@ -31,7 +32,11 @@ class ServiceMetrics:
         self._rejections = registry.counter(
             "admission_rejections", "Requests that were refused although they were right.", "reason"
         )
-        self._replays = registry.counter("request_replays", "Attempts begun in place of lost ones.")
+        self._replays = registry.counter(
+            "request_replays", "Attempts begun in place of lost ones, by where those were lost.", "stage"
+        )
+        for stage in AttemptStage:
+            self._replays.labels(stage.value)
         self._missed = registry.counter(
             "request_deadline_misses", "Requests that ended because their deadline had passed."
         )
@@ -52,9 +57,9 @@ class ServiceMetrics:
         """A request was refused at the door; `reason` is one of few words."""
         self._rejections.labels(reason).inc()
 
-    def replayed(self) -> None:
-        """A request whose attempt was lost is tried again."""
-        self._replays.inc()
+    def replayed(self, stage: AttemptStage) -> None:
+        """A request whose attempt was lost at `stage` is tried again."""
+        self._replays.labels(stage.value).inc()
 
     def deadline_missed(self) -> None:
         """A request was ended because its deadline had passed."""

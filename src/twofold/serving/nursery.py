@@ -15,8 +15,9 @@ import selectors
 import shutil
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import NoReturn
 
 import msgspec
@@ -44,6 +45,10 @@ def main() -> None:
     nursery.watch()
     # Nobody else can, if the process that made it was killed.
     shutil.rmtree(config.run_dir, ignore_errors=True)
+    sys.stderr.flush()
+    os._exit(
+        0
+    )  # an interpreter with torch in it takes seconds to end in good order, and somebody waits for us
 
 
 Reporter = Callable[[Report], None]
@@ -75,9 +80,8 @@ def _raise_workers(config: ServiceConfig, report: Reporter) -> "Nursery":
         stage="starting workers", max_model_len=prepared.max_model_len, vocab_size=prepared.vocab_size
     )
     report(facts)
-    nursery = Nursery(
-        {spec.instance: partial(run_worker, config, spec, prepared) for spec in config.workers}, report
-    )
+    runs = {spec.instance: partial(run_worker, config, spec, prepared) for spec in config.workers}
+    nursery = Nursery(runs, report, config.worker_inbox)
     for spec in config.workers:
         nursery.start(spec.instance)
     return nursery
@@ -101,11 +105,14 @@ def _become_worker(instance: str, nursery: int, run: Callable[[], None]) -> NoRe
 
 
 class Nursery:
-    """Forks workers, and ends them when told to; `runs` is what each of them does."""
+    """Forks workers, and ends them when told to; `runs` is what each of them does, `inbox_of` names its socket."""
 
-    def __init__(self, runs: dict[str, Callable[[], None]], report: Reporter) -> None:
+    def __init__(
+        self, runs: Mapping[str, Callable[[], None]], report: Reporter, inbox_of: Callable[[str, int], str]
+    ) -> None:
         self._runs = runs
         self._report = report
+        self._inbox_of = inbox_of
         self._pids: dict[int, str] = {}
         self._pid = os.getpid()
         self._ending = self._finishing = False
@@ -136,8 +143,7 @@ class Nursery:
         with selectors.DefaultSelector() as selector:
             selector.register(wake_read, selectors.EVENT_READ)
             selector.register(sys.stdin, selectors.EVENT_READ)
-            while not self._ending and (self._pids or not self._finishing):
-                self._reap()
+            while not self._over():
                 for key, _ in selector.select(timeout=1.0):
                     if key.fd == wake_read:
                         os.read(wake_read, 4096)
@@ -148,6 +154,10 @@ class Nursery:
         for pid in self._pids:
             os.waitpid(pid, 0)
 
+    def _over(self) -> bool:
+        self._reap()
+        return self._ending or (self._finishing and not self._pids)
+
     def _end(self, _signal: int, _frame: object) -> None:
         self._ending = True
 
@@ -156,7 +166,10 @@ class Nursery:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
                 return
-            self._report(Report(exited=self._pids.pop(pid), code=os.waitstatus_to_exitcode(status)))
+            instance = self._pids.pop(pid)
+            # A process that is killed leaves its socket's file, also where nobody has heard of it yet.
+            Path(self._inbox_of(instance, pid).removeprefix("ipc://")).unlink(missing_ok=True)
+            self._report(Report(exited=instance, code=os.waitstatus_to_exitcode(status)))
 
     def _read_orders(self) -> None:
         """Whole lines are orders; the end of the input is the order to end."""

@@ -13,6 +13,7 @@ from twofold.scheduling.admission import Admission
 from twofold.scheduling.instance import InstanceStatus
 from twofold.serving.context import CURRENT, RequestContext, TraceParent
 from twofold.serving.history import History
+from twofold.serving.live_request import AttemptStage
 from twofold.serving.logs import log_ended, log_rejected
 from twofold.serving.measured_paths import MeasuredPaths
 from twofold.serving.messages import HandoffReport
@@ -90,9 +91,9 @@ class Telemetry:
         """So many requests wait because no instance can take them now."""
         self._metrics.held(count)
 
-    def replayed(self, request_id: str, instance: str) -> None:
-        """A request whose attempt was lost with `instance` is tried again."""
-        self._metrics.replayed()
+    def replayed(self, request_id: str, instance: str, stage: AttemptStage) -> None:
+        """A request whose attempt was lost with `instance`, at `stage`, is tried again."""
+        self._metrics.replayed(stage)
         self._history.totals["replays"] += 1
         self._history.event(f"replays {request_id}", time.monotonic(), instance)
 

@@ -93,14 +93,14 @@ class Arrivals:
 
     def _read(self, incoming: Incoming) -> None:
         assert incoming.source_blocks is not None  # noqa: S101  (tells the type checker)
-        connection = self._state.peers.connection(incoming.source, incoming.source_epoch)
         layers = range(self._num_layers)
         step = self._layers_at_once(len(incoming.blocks))
-        for first in layers[::step]:
-            if not incoming.complete:
-                return
-            some = layers[first : first + step]
-            incoming.bytes_moved += connection.read(some, incoming.source_blocks, incoming.blocks)
+        with self._state.peers.connected(incoming.source, incoming.source_epoch) as connection:
+            for first in layers[::step]:
+                if not incoming.complete:
+                    return
+                some = layers[first : first + step]
+                incoming.bytes_moved += connection.read(some, incoming.source_blocks, incoming.blocks)
 
     def _check(self, incoming: Incoming) -> None:
         found = [0] * len(incoming.blocks)

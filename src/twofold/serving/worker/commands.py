@@ -49,7 +49,7 @@ class Commands:
                     state.grant()
                     state.changed.notify()
             looked_s = self._keep_leases(looked_s)
-        state.outbox.close(linger_s=1.0)
+        state.outbox.close()
 
     def _apply(self, message: ToWorker) -> None:  # noqa: C901, PLR0912  (one flat match over the kinds of messages)
         state = self._state

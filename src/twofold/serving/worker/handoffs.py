@@ -31,8 +31,8 @@ class Handoffs:
         lease, blocks = outgoing.lease, outgoing.blocks
         assert lease is not None  # noqa: S101  (the sender sends under a lease only; tells the type checker so)
         try:
-            connection = self._state.peers.connection(lease.instance, lease.epoch)
-            moved = connection.write(layers, blocks, lease.blocks[: len(blocks)])
+            with self._state.peers.connected(lease.instance, lease.epoch) as connection:
+                moved = connection.write(layers, blocks, lease.blocks[: len(blocks)])
         except TwofoldError as error:
             outgoing.give_up(str(error))
             return 0

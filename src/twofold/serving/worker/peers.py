@@ -1,9 +1,10 @@
 """What a worker knows of its peers: where their inboxes are, and their caches open for writing and reading."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
-from twofold.errors import InstanceLostError, StaleEpochError
+from twofold.errors import InstanceLostError, StaleEpochError, TwofoldError
 from twofold.serving.messages import Peer
 from twofold.transport.base import Connection, MemoryDescriptor, Transport
 
@@ -64,8 +65,25 @@ class PeerDirectory:
         own = self.own_memory.instance
         return [peer.memory for instance, peer in self._peers.items() if instance != own]
 
-    def connection(self, instance: str, epoch: int) -> Connection:
-        """The peer's cache. Raises InstanceLostError or StaleEpochError when that life of it is over."""
+    @contextmanager
+    def connected(self, instance: str, epoch: int) -> Iterator[Connection]:
+        """The peer's cache, for as long as it can be reached: a connection that fails is not used again.
+
+        Raises InstanceLostError or StaleEpochError when that life of it is over.
+        """
+        connection = self._connection(instance, epoch)
+        try:
+            yield connection
+        except TwofoldError:
+            with self._known:
+                known = self._connections.get(instance) is connection
+                if known:
+                    del self._connections[instance]
+            if known:
+                connection.close()
+            raise
+
+    def _connection(self, instance: str, epoch: int) -> Connection:
         with self._connecting:
             with self._known:
                 memory = self._memory(instance, epoch)

@@ -32,7 +32,8 @@ class LinkProber:
             return
         self._measured.add((instance, epoch))
         try:
-            speed = link_speed(self._state.peers.connection(instance, epoch))
+            with self._state.peers.connected(instance, epoch) as connection:
+                speed = link_speed(connection)
         except TwofoldError:
             return  # it is gone, or cannot be reached: hand-offs will say so
         self._state.tell(LinkMeasured(source=self._state.instance, target=instance, speed=speed))

@@ -49,8 +49,7 @@ def run_worker(config: ServiceConfig, spec: WorkerConfig, prepared: Prepared) ->
         controller=config.inbox(CONTROLLER),
         changed=parts.changed,
     )
-    # Each life has an inbox of its own: what was meant for an earlier one does not arrive.
-    inbox: Inbox[ToWorker] = Inbox(context, config.inbox(f"{spec.instance}-{os.getpid()}"), ToWorker)
+    inbox: Inbox[ToWorker] = Inbox(context, config.worker_inbox(spec.instance, os.getpid()), ToWorker)
     work(
         state,
         engine,

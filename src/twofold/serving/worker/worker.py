@@ -55,4 +55,4 @@ def work(
     receiver.join()
     state.sender.close()
     state.receiver.close()
-    state.outbox.close(linger_s=1.0)
+    state.outbox.close()  # nobody acts on what it still has to say: peers end as well, and may have ended

@@ -1,0 +1,129 @@
+"""Answers end at their deadline, and nothing else does."""
+
+import asyncio
+import time
+from contextlib import aclosing
+
+import pytest
+
+from twofold.errors import RequestError
+from twofold.serving.gateway.deadline import until
+
+SOON = 0.05
+
+
+class Items:
+    """An asynchronous generator of `ready` numbers that then waits for ever, or ends."""
+
+    def __init__(self, ready, *, ends=False):
+        self.ready, self.ends, self.closed = ready, ends, False
+
+    async def __call__(self):
+        try:
+            for number in range(self.ready):
+                yield number
+            if not self.ends:
+                await asyncio.Event().wait()
+        finally:
+            self.closed = True
+
+
+async def read(items, deadline_s, got=None):
+    got = [] if got is None else got
+    async with aclosing(until(deadline_s, items())) as answer:
+        async for item in answer:
+            got.append(item)
+    return got
+
+
+def soon():
+    return time.monotonic() + SOON
+
+
+def test_no_deadline():
+    """All items come."""
+    assert asyncio.run(read(Items(3, ends=True), None)) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("ready", [0, 2])
+def test_the_wait_for_an_item_ends(ready):
+    """With a 504; the items are closed, and the task is not left cancelled."""
+
+    async def check():
+        items, got = Items(ready), []
+        with pytest.raises(RequestError) as raised:
+            await read(items, soon(), got)
+        assert raised.value.status == 504
+        assert (got, items.closed) == (list(range(ready)), True)
+        assert asyncio.current_task().cancelling() == 0
+        await asyncio.sleep(0)  # a cancellation that is still to come would come here
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_work_with_an_item_is_not_interrupted(ends):
+    """A deadline that passes meanwhile ends the next wait; where there is none, the answer is whole."""
+
+    async def check():
+        items, deadline_s, got = Items(1, ends=ends), soon(), []
+        try:
+            async for item in until(deadline_s, items()):
+                await asyncio.sleep(3 * SOON)
+                assert time.monotonic() > deadline_s
+                got.append(item)
+        except RequestError:
+            assert not ends
+        else:
+            assert ends
+        assert got == [0]
+        await asyncio.sleep(0)
+
+    asyncio.run(check())
+
+
+def test_a_task_that_is_cancelled_is_cancelled():
+    """The client has left: that is no deadline."""
+
+    async def check():
+        items = Items(0)
+        task = asyncio.create_task(read(items, time.monotonic() + 100))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert items.closed
+
+    asyncio.run(check())
+
+
+def test_cancelled_at_the_same_moment():
+    """Where both happen the cancellation wins: somebody waits for it."""
+
+    async def check():
+        task = asyncio.create_task(read(Items(0), soon()))
+        await asyncio.sleep(0)
+        time.sleep(2 * SOON)  # noqa: ASYNC251 (the timer is due, and has not rung)
+        asyncio.get_running_loop().call_soon(task.cancel)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(check())
+
+
+def test_an_error_of_the_items_stays_theirs():
+    """Also where it comes on account of the deadline."""
+
+    async def items():
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            raise KeyError from None
+        yield 1
+
+    async def check():
+        with pytest.raises(KeyError):
+            await read(items, soon())
+        assert asyncio.current_task().cancelling() == 0
+
+    asyncio.run(check())

@@ -1,0 +1,122 @@
+"""The gateway ends under load, and another takes its place: no client waits for ever, and nothing is left behind."""
+
+import asyncio
+import json
+import signal
+from pathlib import Path
+
+import aiohttp
+import psutil
+import pytest
+
+from support.api_client import all_blocks_free, complete, served_name
+from support.chaos import HANG_S
+from support.flags import ENGINE, SPLIT
+from support.held import family, run_dirs, segments
+from support.running_service import running_service
+from twofold.demo.services import free_port
+
+STREAMS = 6
+# Some 50 ms a token: an answer of thousands takes a minute or two.
+SLOW = """
+model: bloom-176b
+router: jsq
+pools:
+  - {machines: 1, machine: dgx-h100, role: prefill}
+  - {machines: 1, machine: dgx-h100, role: decode}
+"""
+ASK = {"prompt": [5, 6, 7] * 30, "temperature": 1.0, "seed": 6, "ignore_eos": True}
+
+
+class Client:
+    """One stream: the tokens it got, and how it ended: whole, with an error, or broken."""
+
+    def __init__(self, session, url, name, max_tokens):
+        self.session, self.url = session, url
+        self.body = {"model": name, **ASK, "max_tokens": max_tokens, "stream": True, "return_token_ids": True}
+        self.tokens = []
+        self.began = asyncio.Event()
+
+    async def read(self):
+        try:
+            async with self.session.post(f"{self.url}/v1/completions", json=self.body) as response:
+                assert response.status == 200, await response.text()
+                async for line in response.content:
+                    if line.strip() == b"data: [DONE]":
+                        return "whole"
+                    if line.startswith(b"data: "):
+                        event = json.loads(line[6:])
+                        if "error" in event:
+                            return "error"
+                        self.tokens += event["choices"][0]["token_ids"]
+                        self.began.set()
+        except (aiohttp.ClientError, ConnectionError):
+            pass
+        return "broken"
+
+
+async def end_under_load(process, url, number, max_tokens):
+    """How the streams of some clients ended, and their tokens, where the gateway got a signal while all of them ran."""
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as session:
+        name = await served_name(session, url)
+        clients = [Client(session, url, name, max_tokens) for _ in range(STREAMS)]
+        reading = [asyncio.create_task(client.read()) for client in clients]
+        while not all(client.began.is_set() for client in clients):
+            assert not any(task.done() for task in reading), "a stream ended before the gateway did"
+            await asyncio.sleep(0.01)
+        process.send_signal(number)
+        ends = await asyncio.wait_for(
+            asyncio.gather(*reading), HANG_S
+        )  # raises TimeoutError for one that hangs
+        return ends, [client.tokens for client in clients]
+
+
+async def answer(url, max_tokens):
+    async with aiohttp.ClientSession() as session:
+        return await complete(session, url, **ASK, max_tokens=max_tokens)
+
+
+def left_behind(processes, named):
+    """Processes that live on, and files that still have their names. A segment without one goes with its processes."""
+    _, alive = psutil.wait_procs(processes, timeout=120)
+    return alive, [path for path in named if Path(path).exists()]
+
+
+def named_things(process):
+    return run_dirs(process) + [path for path, _ in segments(process) if path.startswith("/dev/shm/")]
+
+
+@pytest.mark.parametrize(
+    ("number", "max_tokens", "end"),
+    [(signal.SIGKILL, 1900, "broken"), (signal.SIGTERM, 200, "whole")],
+    ids=["killed", "told to end"],
+)
+def test_the_gateway_ends_under_load(number, max_tokens, end, tiny_model_dir):
+    """Streams break off at once, or come to their end; then a service on the same port answers the same."""
+    model, port = tiny_model_dir("llama"), free_port()
+    with running_service(model, *ENGINE, *SPLIT, port=port) as (process, url):
+        whole = asyncio.run(answer(url, max_tokens))
+        processes, named = family(process), named_things(process)
+        assert len(named) == 1, "the directory of its sockets"
+        ends, got = asyncio.run(end_under_load(process, url, number, max_tokens))
+        assert set(ends) == {end}
+        assert all(tokens == (whole if end == "whole" else whole[: len(tokens)]) for tokens in got)
+        assert process.wait(timeout=300) == (-number if number == signal.SIGKILL else 0)
+        with running_service(model, *ENGINE, *SPLIT, port=port) as (_, again):
+            assert asyncio.run(answer(again, max_tokens)) == whole
+            assert asyncio.run(all_blocks_free(again))
+        assert left_behind(processes, named) == ([], [])
+
+
+def test_answers_that_take_longer_than_a_service_waits_for_them(tmp_path):
+    """They are cut off, and the service ends all the same."""
+    file = tmp_path / "cluster.yaml"
+    file.write_text(SLOW)
+    with running_service(None, "--engine", "emulated", "--cluster", str(file)) as (process, url):
+        processes, named = family(process), named_things(process)
+        ends, got = asyncio.run(end_under_load(process, url, signal.SIGTERM, 1900))
+        assert set(ends) == {"error"}, "they are told"
+        longest = max(got, key=len)
+        assert all(tokens == longest[: len(tokens)] for tokens in got)
+        assert process.wait(timeout=300) == 0
+        assert left_behind(processes, named) == ([], [])

@@ -1,0 +1,125 @@
+"""Hand-offs that hang, and that break in the middle: no stream shows it."""
+
+import asyncio
+import os
+import random
+import signal
+from contextlib import asynccontextmanager
+
+import aiohttp
+import pytest
+
+from support import serve_with_lease
+from support.api_client import all_blocks_free, complete, metric
+from support.chaos import DEADLINE_S, HANG_S
+from support.cut import cut_between
+from support.flags import ENGINE, SPLIT
+from support.held import comes_back_to, holdings
+from support.running_service import children, running_service
+from support.transports import NIXL
+
+ROUNDS = int(os.environ.get("TWOFOLD_CHAOS_ROUNDS", "4"))
+LEASE_S, PAUSE_S = "0.4", 0.9  # one that is silent for no longer than that is not replaced
+ASK = {"max_tokens": 8, "temperature": 1.0, "seed": 3, "ignore_eos": True, "timeout": DEADLINE_S}
+ARRIVING = 'num_requests{instance="decode-0",state="arriving"}'
+
+
+class Load:
+    """Clients that ask for long prompts and few tokens, so that there is always something in a hand-off."""
+
+    def __init__(self, url):
+        draw = random.Random(4)
+        self.url = url
+        self.prompts = [[draw.randint(10, 500) for _ in range(draw.randint(600, 1500))] for _ in range(12)]
+        self.answers, self.wrong, self.answered = [], [], 0
+
+    async def learn(self):
+        async with aiohttp.ClientSession() as session:
+            self.answers = [await complete(session, self.url, prompt, **ASK) for prompt in self.prompts]
+
+    @asynccontextmanager
+    async def running(self):
+        """Clients stay for as long as the context lasts; raises TimeoutError if one hangs."""
+        over = asyncio.Event()
+        async with aiohttp.ClientSession() as session, asyncio.TaskGroup() as tasks:
+            for number in range(len(self.prompts)):
+                tasks.create_task(self._ask(session, number, over))
+            yield
+            over.set()
+
+    async def _ask(self, session, number, over):
+        while not over.is_set():
+            asking = complete(session, self.url, self.prompts[number], **ASK)
+            answer = await asyncio.wait_for(asking, HANG_S)
+            self.answered += 1
+            if answer != self.answers[number]:
+                self.wrong.append((number, answer, self.answers[number]))
+
+    async def something_arrives(self):
+        while not await asyncio.to_thread(metric, self.url, ARRIVING):  # noqa: ASYNC110 (another process knows)
+            await asyncio.sleep(0.005)
+
+    async def more_answers(self):
+        """Everybody is served as before."""
+        enough = self.answered + len(self.prompts) // 2
+        while self.answered < enough:  # noqa: ASYNC110 (what it waits for is many tasks)
+            await asyncio.sleep(0.02)
+
+
+def worker(process, name):
+    return next(child for child in children(process) if child.name() == name)
+
+
+def test_a_source_that_sleeps_for_longer_than_its_lease(tiny_model_dir):
+    """Its requests are replayed; what it writes when it wakes hits nobody, because its blocks are held until then."""
+    model = tiny_model_dir("llama")
+    with running_service(model, *ENGINE, *SPLIT, program=(serve_with_lease.__file__, LEASE_S)) as (
+        process,
+        url,
+    ):
+        load = Load(url)
+        asyncio.run(load.learn())
+
+        async def run():
+            async with load.running():
+                for _ in range(ROUNDS):
+                    await load.something_arrives()
+                    source = worker(process, "prefill-0")
+                    source.send_signal(signal.SIGSTOP)
+                    await asyncio.sleep(PAUSE_S)
+                    source.send_signal(signal.SIGCONT)
+                    await load.more_answers()
+
+        asyncio.run(asyncio.wait_for(run(), 300 + 60 * ROUNDS))
+        print(f"{load.answered} answers, {metric(url, 'request_replays_total'):.0f} attempts lost")
+        assert load.wrong == []
+        assert metric(url, "request_replays_total") > 0, "leases ran out"
+        assert asyncio.run(all_blocks_free(url))
+
+
+@NIXL
+@pytest.mark.parametrize("handoff", ["layer-wise", "pull"])
+def test_connections_that_break_in_mid_transfer(handoff, tiny_model_dir, monkeypatch):
+    """The attempt is lost, the request is replayed over a new connection."""
+    monkeypatch.setenv("UCX_TLS", "tcp")  # on one host it would use what no network can cut
+    flags = (*SPLIT, "--transport", "nixl", "--handoff", handoff, "--kv-checksums")
+    with running_service(tiny_model_dir("llama"), *ENGINE, *flags) as (process, url):
+        load, cuts = Load(url), []
+
+        async def run():
+            async with load.running():
+                for _ in range(ROUNDS):
+                    await load.something_arrives()
+                    cuts.append(cut_between(children(process)))
+                    await load.more_answers()
+
+        asyncio.run(load.learn())
+        before = holdings(process)
+        asyncio.run(asyncio.wait_for(run(), 300 + 60 * ROUNDS))
+        print(
+            f"{load.answered} answers, cuts {cuts}, {metric(url, 'request_replays_total'):.0f} attempts lost"
+        )
+        assert all(cuts), "there was a connection to cut every time"
+        assert load.wrong == []
+        assert asyncio.run(all_blocks_free(url))
+        assert comes_back_to(process, before) == {}, "(before, after)"

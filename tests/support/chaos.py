@@ -1,0 +1,153 @@
+"""Clients that know what their answers are, while the workers of their service are killed, stopped and held up."""
+
+import asyncio
+import json
+import os
+import random
+import signal
+from collections import Counter
+from contextlib import suppress
+from enum import StrEnum
+
+import aiohttp
+import psutil
+
+from support.api_client import complete, metric, served_name
+from support.running_service import children
+
+DEADLINE_S = 240  # of every request
+HANG_S = DEADLINE_S + 120  # by then its client has heard something, on any machine
+
+
+class Hit(StrEnum):
+    """What is done to a worker."""
+
+    KILL = "SIGKILL"
+    STOP = "SIGSTOP"
+    PAUSE = "SIGSTOP, later SIGCONT"  # a pause may be too short to be noticed, or so long that it is replaced
+
+
+class Chaos:
+    """`learn` the answers, then `run`: each of `roles` (beginnings of workers' names) is hit in each way in turn, while
+    clients stream.
+
+    All that is random comes from one seed. `wrong` lists answers that were not what they should be, `hits`, `lost`
+    and `alive` say what was hit: by (role, hit), by the stage of attempts that were lost, by the phase of requests
+    that were alive.
+    """
+
+    def __init__(self, process, url, roles, *, clients=5, seed=1):
+        self.process, self.url, self.roles, self.clients = process, url, roles, clients
+        self.draw = random.Random(seed)
+        self.over = False
+        self.answered = self.left = 0
+        self.answers, self.wrong, self.waking = [], [], set()
+        self.hits, self.lost, self.alive = Counter(), {}, Counter()
+        self.questions = [
+            {
+                "prompt": [self.draw.randint(10, 500) for _ in range(self.draw.randint(1, 300))],
+                "max_tokens": self.draw.randint(1, 60),
+                "temperature": self.draw.choice([0.0, 1.0]),
+                "seed": number,
+                "ignore_eos": True,
+                "timeout": DEADLINE_S,
+            }
+            for number in range(8)
+        ]
+
+    async def learn(self):
+        """Ask every question once, while nothing happens."""
+        async with aiohttp.ClientSession() as session:
+            self.answers = [await complete(session, self.url, **question) for question in self.questions]
+
+    async def run(self, rounds):
+        timeout = aiohttp.ClientTimeout(total=None)
+        connector = aiohttp.TCPConnector(limit=0, force_close=True)
+        async with (
+            aiohttp.ClientSession(timeout=timeout, connector=connector) as session,
+            asyncio.TaskGroup() as tasks,
+        ):
+            name = await served_name(session, self.url)
+            for _ in range(self.clients):
+                tasks.create_task(self._client(session, name))
+            for number in range(rounds):
+                role = self.roles[number % len(self.roles)]
+                hit = list(Hit)[number // len(self.roles) % len(Hit)]
+                await self._hit(session, role, hit)
+                enough = self.answered + self.clients
+                while self.answered < enough:  # noqa: ASYNC110 (what it waits for is many tasks)
+                    await asyncio.sleep(0.02)
+            self.over = True
+        await asyncio.gather(*self.waking)
+        for stage in ("prompt", "hand-off", "decode"):
+            name = f'request_replays_total{{stage="{stage}"}}'
+            self.lost[stage] = int(await asyncio.to_thread(metric, self.url, name))
+
+    def report(self):
+        """What happened, for people."""
+        hits = ", ".join(f"{role} {hit}: {count}" for (role, hit), count in sorted(self.hits.items()))
+        return (
+            f"\n{self.answered} answers, {len(self.wrong)} of them wrong; {self.left} clients left early"
+            f"\nhit: {hits}\nalive then, by phase: {dict(self.alive)}\nattempts lost, by stage: {self.lost}"
+        )
+
+    async def _client(self, session, name):
+        """One question after the other, each answered as it was when nothing happened; some are not waited for."""
+        while not self.over:
+            number = self.draw.randrange(len(self.questions))
+            leave_after = self.draw.randrange(60) if self.draw.random() < 0.1 else None
+            # Raises TimeoutError for a client that hangs.
+            got, ended = await asyncio.wait_for(
+                self._stream(session, {"model": name, **self.questions[number]}, leave_after), HANG_S
+            )
+            self.left += not ended
+            self.answered += ended
+            right = self.answers[number] if ended else self.answers[number][: len(got)]
+            if got != right:
+                self.wrong.append((number, got, right))
+
+    async def _stream(self, session, body, leave_after):
+        """The tokens of a stream, and whether it went to its end; an error in it is an AssertionError."""
+        body = {**body, "stream": True, "return_token_ids": True}
+        tokens = []
+        async with session.post(f"{self.url}/v1/completions", json=body) as response:
+            assert response.status == 200, await response.text()
+            async for line in response.content:
+                if line.strip() == b"data: [DONE]":
+                    return tokens, True
+                if line.startswith(b"data: "):
+                    event = json.loads(line[6:])
+                    assert "error" not in event, event
+                    tokens += event["choices"][0]["token_ids"]
+                if leave_after is not None and len(tokens) > leave_after:
+                    return tokens, False
+        raise AssertionError(f"the stream broke off after {len(tokens)} tokens")
+
+    async def _hit(self, session, role, hit):
+        await asyncio.sleep(self.draw.uniform(0.0, 0.5))
+        victim = None
+        while victim is None:  # the last may still be in its back-off
+            await asyncio.sleep(0.02)
+            able = [one for one in children(self.process) if one.name().startswith(role) and _runs(one)]
+            victim = self.draw.choice(able) if able else None
+        async with session.get(f"{self.url}/dashboard/data") as response:
+            self.alive.update((await response.json())["phases"])
+        with suppress(psutil.NoSuchProcess):  # it ended just now
+            victim.send_signal(signal.SIGKILL if hit is Hit.KILL else signal.SIGSTOP)
+            self.hits[role, str(hit)] += 1
+        if hit is Hit.PAUSE:
+            wakes = asyncio.create_task(_wake(victim.pid, self.draw.uniform(0.1, 2.5)))
+            self.waking.add(wakes)
+
+
+def _runs(process):
+    try:
+        return process.status() not in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+async def _wake(pid, after_s):
+    await asyncio.sleep(after_s)
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGCONT)

@@ -42,7 +42,10 @@ def work(
     if measured_tokens is not None:
         prefill = prefill_speed(engine, measured_tokens)
         LinkProber(state).start()
-    peer = Peer(inbox=inbox.address, memory=state.peers.own_memory)
+    peer = Peer(
+        inbox=inbox.address, memory=state.peers.own_memory, host=state.peers.host, outside=inbox.outside
+    )
+    state.tether.start()
     status = state.scheduler.status()
     state.tell(Registered(peer=peer, role=state.role, model=model, status=status, prefill=prefill))
     handoffs = Handoffs(state, checksums=checksums)

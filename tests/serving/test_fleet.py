@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from twofold.engine.base import KvLayout, LayerShape
-from twofold.errors import ConfigurationError
+from twofold.errors import ConfigurationError, StaleEpochError
 from twofold.instance import Role
 from twofold.scheduling.breaker import BreakerState
 from twofold.scheduling.outcome import InstanceStatus
@@ -137,6 +137,10 @@ def test_what_an_earlier_life_says_is_not_heard():
     scene = Scene().up()
     assert scene.fleet.exited("d", scene.now)
     assert not scene.fleet.is_current("d", 1)
+    with pytest.raises(StaleEpochError, match="is over"):
+        scene.fleet.register(registered("d"), scene.now)
+    scene.look(1.0, living=["p"])
+    assert scene.orders.started == ["d"]
     scene.fleet.register(registered("d", epoch=2), scene.now)
     assert not scene.fleet.is_current("d", 1)
     assert scene.fleet.is_current("d", 2)

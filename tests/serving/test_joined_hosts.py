@@ -15,7 +15,13 @@ from twofold.curve.key import write_key
 from twofold.demo.services import served
 
 QUESTIONS = [
-    {"prompt": [5 + i, 6, 7] * (20 * i + 1), "max_tokens": 40, "temperature": i % 2, "seed": i, "ignore_eos": True}
+    {
+        "prompt": [5 + i, 6, 7] * (20 * i + 1),
+        "max_tokens": 40,
+        "temperature": i % 2,
+        "seed": i,
+        "ignore_eos": True,
+    }
     for i in range(6)
 ]
 
@@ -133,7 +139,7 @@ def test_a_host_that_dies_may_come_back(joined, expected):
 
 
 def test_hosts_outlive_a_service_that_is_killed_and_end_with_one_that_ends(joined, expected):
-    """The last test of this service. The next one at its address has the host again; when that ends, so does the host."""
+    """The last test of this service. The next one at its address has the host again, which then ends with it."""
     joined.service.kill()
     joined.service.wait()
     joined.serve("--prefill", "1", "--decode", "0")

@@ -5,12 +5,13 @@ import pytest
 
 from support.cache_peer import Cache, cache_peer
 from support.transports import HAS_NIXL, NIXL
+from twofold.curve.key import write_key
 from twofold.engine.base import KvLayout, LayerShape
 from twofold.errors import ConfigurationError, InstanceLostError, TwofoldError
 from twofold.transport.base import SCRATCH_BYTES
 from twofold.transport.registry import check_transport
 
-EVERY = ["shared_memory", pytest.param("nixl", marks=NIXL)]
+EVERY = ["shared_memory", "curve", pytest.param("nixl", marks=NIXL)]
 LAYOUTS = {
     "small": KvLayout(layers=(LayerShape(2, 8, 8),) * 3, block_size=4, dtype="float32", itemsize=4),
     "wide": KvLayout(layers=(LayerShape(8, 128, 128),) * 2, block_size=16, dtype="bfloat16", itemsize=2),
@@ -22,14 +23,23 @@ OURS, THEIRS = 12, 9  # blocks: caches of different sizes understand each other
 
 
 @pytest.fixture(scope="module")
-def peer():
-    with cache_peer("decode") as running:
+def key(tmp_path_factory):
+    file = tmp_path_factory.mktemp("key") / "key"
+    write_key(file)
+    return file
+
+
+@pytest.fixture(scope="module")
+def peer(key):
+    with cache_peer("decode", key) as running:
         yield running
 
 
 @pytest.fixture
-def cache():
-    return Cache("prefill")
+def cache(key):
+    made = Cache("prefill", key)
+    yield made
+    made.transport.close()
 
 
 def prepared(cache, peer, transport, layout):

@@ -407,27 +407,29 @@ class Controller:
             self._cluster.waits(instance, status.waiting)
 
     def _step_done(self, message: StepDone) -> None:
-        now = time.monotonic()
+        now, started_s = time.monotonic(), self._fleet.ours(message.instance, message.started_s)
         self._note_status(message)
         self._telemetry.step(message.instance, len(message.tokens))
         for attempt_id in message.started:
             live = self._attempts.get(attempt_id)
             if live is not None:
-                self._recorder.mark(live.id, Moment.PREFILL_STARTED, message.started_s)
+                self._recorder.mark(live.id, Moment.PREFILL_STARTED, started_s)
         for attempt_id, output in message.tokens:
             live = self._attempts.get(attempt_id)
             if live is not None:
-                self._token(live, output, message, now)
+                self._token(live, output, message.instance, started_s, now)
 
-    def _token(self, live: LiveRequest, output: TokenOutput, message: StepDone, now: float) -> None:
+    def _token(
+        self, live: LiveRequest, output: TokenOutput, instance: str, started_s: float, now: float
+    ) -> None:
         attempt = live.attempt
         assert attempt is not None  # noqa: S101  (it was found by its attempt; tells the type checker so)
         if output.index == 0:
             self._cluster.prefilled(attempt.id)
         elif output.index == 1:
-            self._recorder.mark(live.id, Moment.DECODE_STARTED, message.started_s)
-        if output.index < 2 and self._fleet.breaker(message.instance).succeed(attempt.id, now):
-            self._resume(message.instance)
+            self._recorder.mark(live.id, Moment.DECODE_STARTED, started_s)
+        if output.index < 2 and self._fleet.breaker(instance).succeed(attempt.id, now):
+            self._resume(instance)
         for ordered in live.push(output):
             self._recorder.token(live.id, now)
             if ordered.finish_reason is not None:
@@ -438,8 +440,9 @@ class Controller:
     def _handed_off(self, message: HandoffReport) -> None:
         live = self._attempts.get(message.request_id)
         if live is not None:
-            self._recorder.mark(live.id, Moment.HANDOFF_STARTED, message.started_s)
-            self._recorder.mark(live.id, Moment.HANDOFF_ENDED, message.ended_s)
+            fleet, source = self._fleet, message.instance
+            self._recorder.mark(live.id, Moment.HANDOFF_STARTED, fleet.ours(source, message.started_s))
+            self._recorder.mark(live.id, Moment.HANDOFF_ENDED, fleet.ours(source, message.ended_s))
         self._telemetry.handoff(message)
         self._cluster.handed_off(message.request_id)
 

@@ -18,6 +18,7 @@ from twofold.curve.network import HOME
 from twofold.errors import ConfigurationError, StaleEpochError
 from twofold.instance import Role
 from twofold.scheduling.breaker import Breaker
+from twofold.serving.clock_offset import ClockOffset
 from twofold.serving.mailbox import Outbox
 from twofold.serving.messages import Alive, Heard, Message, Peer, Peers, Registered
 
@@ -63,6 +64,7 @@ class Member:
         self.state = MemberState.STARTING
         self.breaker = Breaker()
         self.peer: Peer | None = None
+        self.clock: ClockOffset | None = None  # None where it is ours
         self.heard_s = 0.0
         self.hung = False  # it lives, and its batch does not end
         self.missed = False  # something that it said did not come
@@ -126,6 +128,11 @@ class Fleet:
         """When it last said that it lives."""
         return self.members[instance].heard_s
 
+    def ours(self, instance: str, moment_s: float) -> float:
+        """A moment of its monotonic clock on ours."""
+        clock = self.members[instance].clock if instance in self.members else None
+        return moment_s if clock is None else clock.ours(moment_s)
+
     def is_current(self, instance: str, epoch: int) -> bool:
         """Whether this is said by the life of the instance that is up now."""
         peer = self.members[instance].peer if self.up(instance) else None
@@ -152,6 +159,7 @@ class Fleet:
         self._model = model
         member.peer, member.state, member.heard_s, member.hung = message.peer, MemberState.UP, now, False
         member.missed = False
+        member.clock = None if message.peer.host == HOME else ClockOffset(message.now_s, now)
         member.breaker.back(now)
         self.complete = self.complete or all(one.peer is not None for one in self._first)
         if self.complete:
@@ -166,7 +174,8 @@ class Fleet:
         if self.is_current(message.instance, message.epoch):
             member = self.members[message.instance]
             member.heard_s, member.hung = now, message.batch_s > self._patience.batch_s
-            if member.peer is not None and member.peer.host != HOME:
+            if member.clock is not None:
+                member.clock.heard(message.now_s, now)
                 self.send(member.instance, Heard(said_s=message.said_s))
 
     def missed(self, instance: str) -> None:

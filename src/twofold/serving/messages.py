@@ -95,7 +95,7 @@ class Heard(Message, frozen=True, kw_only=True):
 class Registered(Message, frozen=True, kw_only=True):
     """The worker is ready to be given work. `model` names what it computes: all workers must agree on it.
 
-    `prefill` is how fast it does, where that was measured.
+    `prefill` is how fast it does, where that was measured; `now_s` is its monotonic clock.
     """
 
     peer: Peer
@@ -103,6 +103,7 @@ class Registered(Message, frozen=True, kw_only=True):
     model: str
     status: InstanceStatus
     prefill: PrefillSpeed | None = None
+    now_s: float = 0.0
 
 
 class LinkMeasured(Message, frozen=True, kw_only=True):
@@ -116,13 +117,14 @@ class LinkMeasured(Message, frozen=True, kw_only=True):
 class Alive(Message, frozen=True, kw_only=True):
     """The worker lives and applies messages; its batch under way, if there is one, has run for `batch_s` seconds.
 
-    `said_s` is when it said so, on its own clock.
+    `said_s` is when it said so on the clock of `Tether`, `now_s` on its monotonic clock.
     """
 
     instance: str
     epoch: int
     batch_s: float = 0.0
     said_s: float = 0.0
+    now_s: float = 0.0
 
 
 class PrefillStarted(Message, frozen=True, kw_only=True):
@@ -163,8 +165,9 @@ class Status(Message, frozen=True, kw_only=True):
 
 
 class HandoffReport(Message, frozen=True, kw_only=True):
-    """A hand-off is complete: `bytes_moved` travelled between these times (monotonic seconds)."""
+    """A hand-off is complete, says `instance`: `bytes_moved` travelled between these times (its monotonic seconds)."""
 
+    instance: str
     request_id: str
     started_s: float
     ended_s: float

@@ -145,7 +145,8 @@ class Commands:
             now - self._alive_s >= ALIVE_S
         ):  # said where the lock could be had: a worker that cannot get it hangs
             self._alive_s = now
+            said_s = tether_clock()
             state.tell(
-                Alive(instance=state.instance, epoch=state.epoch, batch_s=batch_s, said_s=tether_clock())
+                Alive(instance=state.instance, epoch=state.epoch, batch_s=batch_s, said_s=said_s, now_s=now)
             )
         return now

@@ -9,6 +9,7 @@ Four threads share it (see `WorkerState`):
 """
 
 import threading
+import time
 
 from twofold.engine.base import Engine
 from twofold.serving.mailbox import Inbox
@@ -47,7 +48,11 @@ def work(
     )
     state.tether.start()
     status = state.scheduler.status()
-    state.tell(Registered(peer=peer, role=state.role, model=model, status=status, prefill=prefill))
+    state.tell(
+        Registered(
+            peer=peer, role=state.role, model=model, status=status, prefill=prefill, now_s=time.monotonic()
+        )
+    )
     handoffs = Handoffs(state, checksums=checksums)
     state.sender.start(handoffs.write_layers, handoffs.offer, handoffs.over)
     arrivals = Arrivals(state, layers_at_once(engine.layout))

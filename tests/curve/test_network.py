@@ -2,7 +2,7 @@
 
 import pytest
 
-from twofold.curve.network import Endpoint, check_own_address
+from twofold.curve.network import Endpoint, own_host
 from twofold.errors import ConfigurationError
 
 
@@ -44,7 +44,15 @@ def test_what_is_no_address_is_refused(text):
 def test_an_address_that_means_every_one_is_refused(host):
     """Others are told it, and could not call it."""
     with pytest.raises(ConfigurationError, match="names no host"):
-        check_own_address(Endpoint(host, 7600), "--listen-workers")
+        own_host(host, "--listen-workers")
+
+
+def test_a_name_is_looked_up():
+    """Sockets are bound to numbers, and others are told those."""
+    assert own_host("localhost", "--listen-workers") in {"127.0.0.1", "[::1]"}
+    assert own_host("127.0.0.1", "--listen-workers") == "127.0.0.1"
+    with pytest.raises(ConfigurationError, match=r"--address no\.such\.host\.invalid is not known here"):
+        own_host("no.such.host.invalid", "--address")
 
 
 def test_ones_own_address_is_that_towards_the_other():

@@ -15,7 +15,7 @@ import uvloop
 
 from twofold.curve.guard import Guard
 from twofold.curve.key import read_key
-from twofold.curve.network import Endpoint, Network
+from twofold.curve.network import Endpoint, Network, own_host
 from twofold.errors import ConfigurationError
 from twofold.instance import Role
 from twofold.serving.config import ServiceConfig
@@ -52,6 +52,7 @@ def run(flags: JoinFlags) -> None:
     workers = {role: count for role, count in counts.items() if count}
     if not workers:
         raise ConfigurationError("say what workers this host brings: --prefill N, --decode N or --mixed N")
+    read_key(flags.cluster_key)  # a mistake there is told before anything takes time
     network, model = network_of(flags), find_model(flags.model)
     offer = Offer(model=model_name(model), workers=workers)
     with tempfile.TemporaryDirectory(prefix=f"twofold-{os.getpid()}-", ignore_cleanup_errors=True) as run_dir:
@@ -68,7 +69,7 @@ def network_of(flags: JoinFlags) -> Network:
         )
     return Network(
         host=name,
-        address=flags.address or endpoint.own_address(),
+        address=endpoint.own_address() if flags.address is None else own_host(flags.address, "--address"),
         key_file=str(flags.cluster_key.absolute()),
         controller=str(endpoint),
     )

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from twofold.curve.key import read_key
-from twofold.curve.network import HOME, Endpoint, Network, check_own_address
+from twofold.curve.network import HOME, Endpoint, Network, own_host
 from twofold.errors import ConfigurationError
 from twofold.hardware.catalog import load_catalog
 from twofold.instance import Role
@@ -121,8 +121,8 @@ def _network(flags: Flags) -> Network | None:
         why = "lets other hosts in: say who may with --cluster-key FILE (twofold keygen makes one)"
         _refuse("--listen-workers", flags.listen_workers, why)
         return None
-    endpoint = Endpoint.parse(flags.listen_workers, "--listen-workers")
-    check_own_address(endpoint, "--listen-workers")
+    given = Endpoint.parse(flags.listen_workers, "--listen-workers")
+    endpoint = Endpoint(own_host(given.host, "--listen-workers"), given.port)
     read_key(flags.cluster_key)
     key_file = str(flags.cluster_key.absolute())
     return Network(host=HOME, address=endpoint.host, key_file=key_file, controller=str(endpoint))

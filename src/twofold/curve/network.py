@@ -54,9 +54,17 @@ class Endpoint(msgspec.Struct, frozen=True):
         return f"[{found}]" if ":" in found else found
 
 
-def check_own_address(endpoint: Endpoint, flag: str) -> None:
-    """Raises ConfigurationError for an address that means every address: others cannot be told to call it."""
-    if endpoint.host in {"*", "0.0.0.0", "[::]"}:  # noqa: S104  (it is refused here)
+def own_host(host: str, flag: str) -> str:
+    """The number of this host, where it is given by name: sockets are bound to numbers.
+
+    Raises ConfigurationError for a name that has none, and for what means every address: nobody can call that.
+    """
+    if host in {"*", "0.0.0.0", "[::]"}:  # noqa: S104  (it is refused here)
         raise ConfigurationError(
-            f"{flag} {endpoint} names no host: write the address of this one that the others reach"
+            f"{flag} {host} names no host: write the address of this one that the others reach"
         )
+    try:
+        found = str(socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)[0][4][0])
+    except OSError as error:
+        raise ConfigurationError(f"{flag} {host} is not known here: {error.strerror or error}") from error
+    return f"[{found}]" if ":" in found else found

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import secrets
+import signal
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -227,12 +228,11 @@ class Stay:
         if report.failure is not None:
             self._refuse(report.failure)
         if report.exited is not None:
-            log.log(
-                logging.INFO if self._ended else logging.ERROR,
-                "%s ended with code %s",
-                report.exited,
-                report.code,
+            alone = report.code == -signal.SIGALRM
+            why = (
+                f"as it had not heard the service for {TERM_S:.0f} s" if alone else f"with code {report.code}"
             )
+            log.log(logging.INFO if self._ended else logging.ERROR, "%s ended %s", report.exited, why)
             self._seats[report.exited] = Seat(self._seats[report.exited].life, runs=False)
             self._say_alive()
 

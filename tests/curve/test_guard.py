@@ -21,7 +21,7 @@ class Door:
         self.context = zmq.Context()
         self.guard = Guard(self.context, OURS)
         self.socket = self.context.socket(zmq.PULL)
-        self.guard.listen(self.socket)
+        self.guard.listen(self.socket, "tcp://127.0.0.1:*")
         self.socket.bind("tcp://127.0.0.1:*")
         self.address = self.socket.getsockopt(zmq.LAST_ENDPOINT).decode().rstrip("\0")
 
@@ -62,7 +62,7 @@ def test_who_has_the_key_is_heard(door):
     with zmq.Context() as context:
         guard = Guard(context, OURS)
         socket = context.socket(zmq.PUSH)
-        guard.call(socket)
+        guard.call(socket, door.address)
         socket.connect(door.address)
         socket.send(b"hello")
         assert door.heard() == [b"hello"]
@@ -85,7 +85,7 @@ def test_who_has_another_is_not(door):
     with zmq.Context() as context:
         guard = Guard(context, THEIRS)
         socket = context.socket(zmq.PUSH)
-        guard.call(socket)
+        guard.call(socket, door.address)
         socket.connect(door.address)
         socket.send(b"hello")
         assert door.refuses()
@@ -110,7 +110,7 @@ def test_without_a_guard_that_answers_nobody_is_let_in(caller):
     with zmq.Context() as context:
         guard = Guard(context, OURS)
         socket = context.socket(zmq.PUSH)
-        guard.call(socket)
+        guard.call(socket, door.address)
         socket.connect(door.address)
         socket.send(b"hello")
         assert not door.socket.poll(1000)

@@ -182,7 +182,7 @@ class GuardedPost:
         )
         self.outbox = Outbox(self.context, self.guard, "p")
         self.raw = self.context.socket(zmq.PUSH)
-        self.guard.call(self.raw)
+        self.guard.call(self.raw, self.inbox.outside)
         self.raw.connect(self.inbox.outside)
 
     def received(self, count):

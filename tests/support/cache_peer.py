@@ -35,6 +35,7 @@ class Cache:
     def __init__(self, name, key=None, host=None):
         """With a `key` it is on a `host` among several, each cache on one of its own if nothing is said."""
         self.name, self.network = name, None
+        self.transport, self.connections = None, []
         if key is not None:
             self.network = Network(
                 host=host or name, address="127.0.0.1", key_file=str(key), controller="tcp://127.0.0.1:1"
@@ -48,6 +49,17 @@ class Cache:
             for peer in ("prefill", "decode"):
                 self.grant(lease(self.name, epoch, peer, range(num_blocks)))
         return self.transport.descriptor
+
+    def connect(self, peer):
+        """Closed with this."""
+        self.connections.append(self.transport.connect(peer))
+        return self.connections[-1]
+
+    def close(self):
+        for connection in self.connections:
+            connection.close()
+        if self.transport is not None:
+            self.transport.close()
 
     def grant(self, granted):
         self.transport.granted(granted)

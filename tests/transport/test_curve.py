@@ -36,7 +36,7 @@ def peer(key):
 def cache(key):
     made = Cache("prefill", key)
     yield made
-    made.transport.close()
+    made.close()
 
 
 def prepared(cache, peer, blocks=(5, 6, 7)):
@@ -46,7 +46,7 @@ def prepared(cache, peer, blocks=(5, 6, 7)):
     cache.fill(1)
     peer.do("fill", 2)
     peer.do("grant", lease("decode", 2, "prefill", blocks))
-    return cache.transport.connect(theirs)
+    return cache.connect(theirs)
 
 
 def test_a_lease_allows_what_it_names(cache, peer):
@@ -115,13 +115,13 @@ def test_instances_of_one_host_share_memory(key):
     """Nothing goes over a socket, and no gate is asked."""
     ours, theirs = Cache("prefill", key, host="same"), Cache("decode", key, host="same")
     ours.make("curve", 1, LAYOUT, OURS, everything=False)
-    connection = ours.transport.connect(theirs.make("curve", 2, LAYOUT, THEIRS, everything=False))
+    connection = ours.connect(theirs.make("curve", 2, LAYOUT, THEIRS, everything=False))
     assert type(connection).__name__ == "SharedMemoryConnection"
     ours.fill(1)
     connection.write(range(3), [1], [2])
     assert all(np.array_equal(a[1], b[2]) for a, b in zip(ours.rows(), theirs.rows(), strict=True))
-    ours.transport.close()
-    theirs.transport.close()
+    ours.close()
+    theirs.close()
 
 
 def test_it_is_for_several_hosts():

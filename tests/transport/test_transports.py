@@ -39,7 +39,7 @@ def peer(key):
 def cache(key):
     made = Cache("prefill", key)
     yield made
-    made.transport.close()
+    made.close()
 
 
 def prepared(cache, peer, transport, layout):
@@ -48,7 +48,7 @@ def prepared(cache, peer, transport, layout):
     theirs = peer.do("make", transport, 2, layout, THEIRS)
     cache.fill(1)
     peer.do("fill", 2)
-    return cache.transport.connect(theirs)
+    return cache.connect(theirs)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
@@ -93,7 +93,7 @@ def test_a_peer_with_another_layout_is_refused(cache, peer, transport):
     cache.make(transport, 1, LAYOUTS["small"], OURS)
     theirs = peer.do("make", transport, 2, LAYOUTS["wide"], THEIRS)
     with pytest.raises(ConfigurationError, match="block size differ"):
-        cache.transport.connect(theirs)
+        cache.connect(theirs)
 
 
 @NIXL
@@ -103,7 +103,7 @@ def test_a_write_to_a_peer_that_died_fails_and_a_new_life_is_met_anew(cache):
     with cache_peer("decode") as first:
         connection = prepared(cache, first, "nixl", layout)
         old = first.do("make", "nixl", 3, layout, THEIRS)
-        stale = cache.transport.connect(old)
+        stale = cache.connect(old)
     with cache_peer("decode") as second:
         new = second.do("make", "nixl", 4, layout, THEIRS)
         second.do("fill", 2)
@@ -112,9 +112,9 @@ def test_a_write_to_a_peer_that_died_fails_and_a_new_life_is_met_anew(cache):
             with pytest.raises(InstanceLostError):
                 dead.write(range(3), [0], [0])
         with pytest.raises(TwofoldError):
-            cache.transport.connect(old)
+            cache.connect(old)
         assert all(np.array_equal(a, b) for a, b in zip(second.do("rows"), before, strict=True))
-        assert cache.transport.connect(new).write(range(3), [0], [0]) > 0
+        assert cache.connect(new).write(range(3), [0], [0]) > 0
 
 
 @NIXL
@@ -132,7 +132,7 @@ def test_a_peer_of_another_transport_is_refused(cache, peer):
     layout = LAYOUTS["small"]
     cache.make("nixl", 1, layout, OURS)
     with pytest.raises(ConfigurationError, match="--transport nixl"):
-        cache.transport.connect(peer.do("make", "shared_memory", 2, layout, THEIRS))
+        cache.connect(peer.do("make", "shared_memory", 2, layout, THEIRS))
 
 
 @pytest.mark.skipif(HAS_NIXL, reason="the nixl extra is installed")

@@ -12,6 +12,7 @@ from twofold.curve.key import ClusterKey
 
 log = logging.getLogger(__name__)
 
+ENCRYPTION_BYTES = 256  # room for what CURVE puts around a frame
 _ZAP = "inproc://zeromq.zap.01"  # where ZeroMQ looks for who decides (RFC 27)
 _DOMAIN = b"twofold"
 _LOOK_MS = 200
@@ -47,8 +48,8 @@ class Guard:
         self._thread = threading.Thread(target=self._run, name="guard", daemon=True)
         self._thread.start()
 
-    def listen(self, socket: Socket, *, bulk: bool = False) -> None:
-        """To be called before `socket` is bound: it takes only those who have the key.
+    def listen(self, socket: Socket, address: str, *, bulk: bool = False) -> None:
+        """To be called before `socket` is bound to `address`: it takes only those who have the key.
 
         Silence on a connection ends it, except where it is for `bulk`: behind that, a sign of life may take long.
         """
@@ -56,14 +57,14 @@ class Guard:
         socket.curve_server = True
         socket.zap_domain = _DOMAIN
         socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # nobody gets in when nobody decides
-        _set_patience(socket, bulk=bulk)
+        _set_up(socket, address, bulk=bulk)
         self._monitors.append(socket.get_monitor_socket(_FAILED))
 
-    def call(self, socket: Socket, *, bulk: bool = False) -> None:
+    def call(self, socket: Socket, address: str, *, bulk: bool = False) -> None:
         """To be called before `socket` is connected: it shows the key, and speaks only with one who has it."""
         socket.curve_secretkey, socket.curve_publickey = self._client_secret, self._client_public
         socket.curve_serverkey = self._server_public
-        _set_patience(socket, bulk=bulk)
+        _set_up(socket, address, bulk=bulk)
         socket.setsockopt(zmq.CONNECT_TIMEOUT, _CALL_MS)
         socket.setsockopt(zmq.RECONNECT_IVL, 100)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
@@ -100,8 +101,9 @@ class Guard:
             log.warning("refused a connection %s: %s; %d so far", which, why, self.refused)
 
 
-def _set_patience(socket: Socket, *, bulk: bool) -> None:
-    socket.setsockopt(zmq.IPV6, 1)  # IPv4 as well
+def _set_up(socket: Socket, address: str, *, bulk: bool) -> None:
+    if "[" in address:
+        socket.setsockopt(zmq.IPV6, 1)
     socket.setsockopt(zmq.HANDSHAKE_IVL, _CALL_MS)
     if bulk:
         return

@@ -233,14 +233,16 @@ class Hosts(Orders):
         return next((host for host in self._hosts.values() if instance in host.seats), None)
 
     def _order(self, host: RemoteHost, instance: str, found: Seat | None = None) -> None:
-        """What brings a worker from how it was `found` (if it was) to how it is to be."""
+        """What brings a worker from how it was `found` (if it was) to how it is to be.
+
+        A life that is not wanted any more before it has begun begins all the same: its end is waited for.
+        """
         seat = host.seats[instance]
+        ends, life = (seat.unwanted, seat.life) if found is None else (found.runs, found.life)
         if not host.present:
             return
-        if found is not None and found.runs and found.life < seat.life:  # it was taken for ended
-            self._outbox.send(host.inbox, KillWorker(instance=instance, life=found.life))
-        elif seat.unwanted:
-            self._outbox.send(host.inbox, KillWorker(instance=instance, life=seat.life))
+        if ends:
+            self._outbox.send(host.inbox, KillWorker(instance=instance, life=life))
         else:
             self._outbox.send(host.inbox, StartWorker(instance=instance, life=seat.life))
 

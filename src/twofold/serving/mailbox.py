@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 import msgspec
 import zmq
 
-from twofold.curve.guard import Guard
+from twofold.curve.guard import ENCRYPTION_BYTES, Guard
 from twofold.errors import ConfigurationError
 from twofold.serving.messages import Message
 
@@ -59,7 +59,8 @@ class Inbox(Generic[M]):
         self._socket.setsockopt(zmq.MAXMSGSIZE, max_frame_bytes)
         self._socket.set_hwm(0)  # nothing is dropped or held up here; queues are bounded by admission
         if guard is not None:
-            guard.listen(self._socket)
+            self._socket.setsockopt(zmq.MAXMSGSIZE, max_frame_bytes + ENCRYPTION_BYTES)
+            guard.listen(self._socket, outside or address)
         self.address = self._bind(address)
         self.outside = None if outside is None else self._bind(outside)
         self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(kind)
@@ -178,7 +179,7 @@ class Outbox:
         socket = self._context.socket(zmq.PUSH)
         socket.set_hwm(0)
         if self._guard is not None:
-            self._guard.call(socket)
+            self._guard.call(socket, address)
         socket.connect(address)
         way = self._ways[address] = _Way(socket, secrets.randbits(63))
         return way

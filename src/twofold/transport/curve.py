@@ -76,7 +76,7 @@ class CurveTransport(SharedMemoryTransport):
         if address.host == self._host:
             return super().connect(msgspec.structs.replace(peer, address=address.memory))
         socket = self._context.socket(zmq.DEALER)
-        self._guard.call(socket, bulk=True)
+        self._guard.call(socket, address.server, bulk=True)
         return CurveConnection(
             socket,
             address.server,

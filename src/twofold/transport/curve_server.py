@@ -6,7 +6,7 @@ import threading
 import msgspec
 import zmq
 
-from twofold.curve.guard import Guard
+from twofold.curve.guard import ENCRYPTION_BYTES, Guard
 from twofold.engine.torch.pool import KvPool
 from twofold.transport.base import SCRATCH_BYTES
 from twofold.transport.curve_frames import (
@@ -41,9 +41,11 @@ class CurveServer:
     ) -> None:
         self._epoch, self._pool, self._gate = epoch, pool, gate
         self._socket = context.socket(zmq.ROUTER)
-        guard.listen(self._socket, bulk=True)
+        guard.listen(self._socket, host_address, bulk=True)
         largest = max(pool.layout.layer_bytes_per_block(layer) for layer in range(len(pool.layout.layers)))
-        self._socket.setsockopt(zmq.MAXMSGSIZE, max(SCRATCH_BYTES, largest * pool.num_blocks))
+        self._socket.setsockopt(
+            zmq.MAXMSGSIZE, max(SCRATCH_BYTES, largest * pool.num_blocks) + ENCRYPTION_BYTES
+        )
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a peer that calls again is the same peer
         self._socket.bind(f"tcp://{host_address}:*")
         self.address = self._socket.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()  # type: ignore[union-attr]

@@ -30,7 +30,7 @@ def told():
     metrics.instances.state("p", InstanceState.UP)
     metrics.instances.status("p", InstanceStatus(0, 0, 0, 0, 0, 1, 1, 0))
     metrics.instances.restarted("p")
-    metrics.handoff(HandoffReport(request_id="r", started_s=0, ended_s=1, bytes_moved=7))
+    metrics.handoff(HandoffReport(instance="p", request_id="r", started_s=0, ended_s=1, bytes_moved=7))
     metrics.rejected("queue_full")
     families = text_string_to_metric_families(metrics.exposition().decode())
     return {sample.name: set(sample.labels) for family in families for sample in family.samples}

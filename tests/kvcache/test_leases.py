@@ -74,3 +74,21 @@ def test_a_request_has_one_lease_at_a_time(book, held):
     book.grant(held, "prefill-0", now=0.0)
     with pytest.raises(ValueError, match="there is a lease for r already"):
         book.grant(held, "prefill-1", now=0.0)
+
+
+def test_a_watcher_sees_a_lease_before_it_may_be_used_and_its_end_before_its_blocks_are_free(blocks, held):
+    """What it allows and forbids is in force in time."""
+    seen = []
+
+    class Watcher:
+        def granted(self, lease):
+            seen.append(("granted", lease.request_id, blocks.num_in_flight))
+
+        def ended(self, lease):
+            seen.append(("ended", lease.request_id, blocks.num_in_flight))
+
+    book = LeaseBook(blocks, "decode-0", epoch=7, lease_s=10.0, watcher=Watcher())
+    book.grant(held, "prefill-0", now=0.0)
+    book.end("r", epoch=7)
+    book.end("r", epoch=7)
+    assert seen == [("granted", "r", 3), ("ended", "r", 3)]

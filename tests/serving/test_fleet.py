@@ -4,13 +4,14 @@ import itertools
 
 import pytest
 
+from twofold.curve.network import HOME
 from twofold.engine.base import KvLayout, LayerShape
-from twofold.errors import ConfigurationError
+from twofold.errors import ConfigurationError, StaleEpochError
 from twofold.instance import Role
 from twofold.scheduling.breaker import BreakerState
 from twofold.scheduling.outcome import InstanceStatus
 from twofold.serving.fleet import ALIVE_S, Fleet, MemberState, Patience
-from twofold.serving.messages import Abort, Alive, Peer, Peers, Registered
+from twofold.serving.messages import Abort, Alive, Heard, Peer, Peers, Registered
 from twofold.transport.base import MemoryDescriptor
 
 LAYOUT = KvLayout(layers=(LayerShape(2, 8, 8),), block_size=16, dtype="float32", itemsize=4)
@@ -44,10 +45,11 @@ class Orders:
         self.killed.append(instance)
 
 
-def registered(instance, epoch=1, model="/m", layout=LAYOUT):
+def registered(instance, epoch=1, model="/m", layout=LAYOUT, host=HOME, now_s=0.0):
     memory = MemoryDescriptor(instance=instance, epoch=epoch, address="", num_blocks=4, layout=layout)
-    peer = Peer(inbox=f"ipc:///nowhere/{instance}-{epoch}.sock", memory=memory)
-    return Registered(peer=peer, role=Role.PREFILL, model=model, status=IDLE)
+    outside = f"tcp://{host}:{epoch}"
+    peer = Peer(inbox=f"ipc:///nowhere/{instance}-{epoch}.sock", memory=memory, host=host, outside=outside)
+    return Registered(peer=peer, role=Role.PREFILL, model=model, status=IDLE, now_s=now_s)
 
 
 class Scene:
@@ -137,6 +139,10 @@ def test_what_an_earlier_life_says_is_not_heard():
     scene = Scene().up()
     assert scene.fleet.exited("d", scene.now)
     assert not scene.fleet.is_current("d", 1)
+    with pytest.raises(StaleEpochError, match="is over"):
+        scene.fleet.register(registered("d"), scene.now)
+    scene.look(1.0, living=["p"])
+    assert scene.orders.started == ["d"]
     scene.fleet.register(registered("d", epoch=2), scene.now)
     assert not scene.fleet.is_current("d", 1)
     assert scene.fleet.is_current("d", 2)
@@ -189,3 +195,72 @@ def test_a_worker_that_cannot_work_with_the_others_is_refused_when_it_registers(
     with pytest.raises(ConfigurationError, match=reason):
         scene.fleet.register(message, 0.0)
     assert not scene.fleet.up("d")
+
+
+def test_a_worker_on_another_host_is_reached_there_and_told_that_it_is_heard():
+    """Who is not told so has to end. Those of this host are not: they end with us."""
+    scene = Scene().up()
+    scene.fleet.expect("r", Role.DECODE)
+    scene.fleet.register(registered("r", host="b"), 0.0)
+    scene.outbox.sent.clear()
+    for instance in ("p", "r"):
+        scene.fleet.heard(Alive(instance=instance, epoch=1, said_s=7.0), 1.0)
+    assert scene.outbox.sent == [("tcp://b:1", Heard(said_s=7.0))]
+
+
+def test_who_is_given_up_is_not_told_that_it_is_heard():
+    """It would live on, and the controller counts on its end."""
+    scene = Scene().up()
+    scene.fleet.expect("r", Role.DECODE)
+    scene.fleet.register(registered("r", host="b"), scene.now)
+    assert scene.look(2.0) == ["r"]
+    scene.outbox.sent.clear()
+    scene.fleet.heard(Alive(instance="r", epoch=1, said_s=7.0), scene.now)
+    assert scene.outbox.sent == []
+
+
+def test_who_comes_later_meets_everybody():
+    """And they it; what was complete stays so."""
+    scene = Scene().up()
+    scene.fleet.expect("r", Role.DECODE)
+    assert scene.fleet.complete
+    scene.outbox.sent.clear()
+    scene.fleet.register(registered("r", host="b"), 0.0)
+    told = {address: message for address, message in scene.outbox.sent if isinstance(message, Peers)}
+    assert set(told) == {"ipc:///nowhere/p-1.sock", "ipc:///nowhere/d-1.sock", "tcp://b:1"}
+    assert all(len(message.peers) == 3 for message in told.values())
+
+
+def test_a_worker_of_which_something_was_missed_is_ended():
+    """Nobody knows what it has and what it has not; its next life is without fault."""
+    scene = Scene().up()
+    scene.fleet.missed("nobody")
+    scene.fleet.missed("d")
+    assert scene.look(ALIVE_S) == ["d"]
+    assert scene.orders.killed == ["d"]
+    scene.fleet.exited("d", scene.now)
+    scene.look(1.0, living=["p"])
+    scene.fleet.register(registered("d", epoch=2), scene.now)
+    assert scene.fleet.look(scene.now).lost == []
+
+
+def test_moments_of_another_hosts_clock_are_told_on_ours():
+    """Its machine was started at another time."""
+    scene = Scene().up()
+    scene.fleet.expect("r", Role.DECODE)
+    scene.fleet.register(registered("r", host="b", now_s=5000.0), 10.0)
+    assert scene.fleet.ours("r", 5002.0) == 12.0
+    assert scene.fleet.ours("p", 5002.0) == 5002.0
+    scene.fleet.heard(Alive(instance="r", epoch=1, now_s=5001.5), 11.0)
+    assert scene.fleet.ours("r", 5001.5) == 11.0
+
+
+def test_who_is_dismissed_is_not_started_again():
+    """Its host is gone."""
+    scene = Scene().up()
+    scene.fleet.expect("r", Role.DECODE)
+    scene.fleet.exited("r", scene.now)
+    scene.fleet.dismiss("r")
+    scene.look(60.0)
+    assert scene.orders.started == []
+    assert "r" not in scene.fleet.members

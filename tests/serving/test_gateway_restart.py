@@ -14,7 +14,7 @@ from support.chaos import HANG_S
 from support.flags import ENGINE, SPLIT
 from support.held import family, run_dirs, segments
 from support.running_service import running_service
-from twofold.demo.services import free_port
+from twofold.bench.services import free_port
 
 STREAMS = 6
 # Some 50 ms a token: an answer of thousands takes a minute or two.

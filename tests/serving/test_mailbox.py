@@ -8,10 +8,12 @@ import zmq
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from twofold.curve.guard import Guard
+from twofold.curve.key import ClusterKey
 from twofold.request import Generation, Request, SamplingParams, TokenOutput
 from twofold.scheduling.instance import InstanceStatus
 from twofold.serving import mailbox
-from twofold.serving.mailbox import Inbox, Outbox
+from twofold.serving.mailbox import Inbox, Outbox, Stamp
 from twofold.serving.messages import (
     Abort,
     HandoffEnded,
@@ -162,3 +164,80 @@ def test_a_generation_arrives_whole(post):
         request=REQUEST, prompt_token_ids=[1], sampling=SAMPLING, key="alice", priority=-2, deadline_s=12.5
     )
     assert post.received(encode(Prefill(generation=generation))) == [Prefill(generation=generation)]
+
+
+class GuardedPost:
+    """An inbox that other hosts may call, and an outbox that calls it."""
+
+    def __init__(self, folder):
+        self.context, self.lost = zmq.Context(), []
+        self.guard = Guard(self.context, ClusterKey(b"\x01" * 32))
+        self.inbox = Inbox(
+            self.context,
+            f"ipc://{folder}/inbox.sock",
+            ToWorker,
+            guard=self.guard,
+            outside="tcp://127.0.0.1:*",
+            on_lost=self.lost.append,
+        )
+        self.outbox = Outbox(self.context, self.guard, "p")
+        self.raw = self.context.socket(zmq.PUSH)
+        self.guard.call(self.raw, self.inbox.outside)
+        self.raw.connect(self.inbox.outside)
+
+    def received(self, count):
+        messages = []
+        for _ in range(300):
+            messages += self.inbox.receive(0.1)
+            if len(messages) + self.inbox.dropped >= count:
+                break
+        return messages
+
+    def close(self):
+        self.raw.close(linger=0)
+        self.outbox.close()
+        self.inbox.close()
+        self.guard.close()
+        self.context.term()
+
+
+@pytest.fixture
+def guarded(tmp_path):
+    made = GuardedPost(tmp_path)
+    yield made
+    made.close()
+
+
+def test_messages_come_from_this_host_and_from_others(guarded):
+    """To one inbox, by either of its addresses, with the same key."""
+    for address in (guarded.inbox.address, guarded.inbox.outside):
+        guarded.outbox.send(address, LAST)
+    assert guarded.received(2) == [LAST, LAST]
+    assert guarded.inbox.outside.startswith("tcp://127.0.0.1:")
+
+
+@pytest.mark.parametrize(
+    ("numbers", "gaps"), [([0, 1, 2], 0), ([0, 2], 1), ([1], 1), ([0, 1, 5, 6, 9], 2), ([0, 0], 1)]
+)
+def test_what_did_not_come_is_missed(guarded, numbers, gaps):
+    """A connection that broke took it along; who sent it is told."""
+    for number in numbers:
+        guarded.raw.send_multipart([msgspec.msgpack.encode(Stamp("p", 7, number)), encode(LAST)])
+    assert guarded.received(len(numbers)) == [LAST] * len(numbers)
+    assert guarded.lost == ["p"] * gaps
+
+
+def test_who_begins_anew_begins_at_nothing(guarded):
+    """Another life of a sender, or a connection that was given up and made again."""
+    for stream, number in [(7, 0), (7, 1), (8, 0), (8, 1)]:
+        guarded.raw.send_multipart([msgspec.msgpack.encode(Stamp("p", stream, number)), encode(LAST)])
+    guarded.received(4)
+    assert guarded.lost == []
+
+
+def test_without_a_stamp_nothing_is_a_message(guarded):
+    """Nor with a stamp that is none."""
+    for frames in ([encode(LAST)], [b"", encode(LAST)], [b"x", encode(LAST)], [b"x", b"y", encode(LAST)]):
+        guarded.raw.send_multipart(frames)
+    assert guarded.received(4) == []
+    assert guarded.inbox.dropped == 4

@@ -97,7 +97,7 @@ def test_states(metrics, value):
 
 def test_counts(metrics, value):
     """What happens to the service as a whole."""
-    metrics.handoff(HandoffReport(request_id="r", started_s=0, ended_s=1, bytes_moved=7))
+    metrics.handoff(HandoffReport(instance="p", request_id="r", started_s=0, ended_s=1, bytes_moved=7))
     metrics.rejected("queue_full")
     metrics.replayed(AttemptStage.HANDOFF)
     metrics.deadline_missed()

@@ -6,16 +6,18 @@ from contextlib import contextmanager
 
 import torch
 
+from twofold.curve.network import Network
+from twofold.handoff import Lease
 from twofold.transport.pooled import load_transport
 
 
 class CachePeer:
     """Calls of `do(what, *arguments)` run in the other process, on its `Cache`."""
 
-    def __init__(self, name):
+    def __init__(self, name, key=None):
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_obey, args=(name, theirs), daemon=True)
+        self.process = context.Process(target=_obey, args=(name, key, theirs), daemon=True)
         self.process.start()
 
     def do(self, what, *arguments):
@@ -30,12 +32,40 @@ class CachePeer:
 class Cache:
     """A transport and what it holds, in whichever process."""
 
-    def __init__(self, name):
-        self.name = name
+    def __init__(self, name, key=None, host=None):
+        """With a `key` it is on a `host` among several, each cache on one of its own if nothing is said."""
+        self.name, self.network = name, None
+        self.transport, self.connections = None, []
+        if key is not None:
+            self.network = Network(
+                host=host or name, address="127.0.0.1", key_file=str(key), controller="tcp://127.0.0.1:1"
+            )
 
-    def make(self, transport, epoch, layout, num_blocks):
-        self.transport = load_transport(transport)(self.name, epoch, layout, num_blocks, "cpu")
+    def make(self, transport, epoch, layout, num_blocks, everything=True):
+        """With leases on `everything` for anybody, if nothing else is said."""
+        make = load_transport(transport)
+        self.transport = make(self.name, epoch, layout, num_blocks, "cpu", self.network)
+        if everything:
+            for peer in ("prefill", "decode"):
+                self.grant(lease(self.name, epoch, peer, range(num_blocks)))
         return self.transport.descriptor
+
+    def connect(self, peer):
+        """Closed with this."""
+        self.connections.append(self.transport.connect(peer))
+        return self.connections[-1]
+
+    def close(self):
+        for connection in self.connections:
+            connection.close()
+        if self.transport is not None:
+            self.transport.close()
+
+    def grant(self, granted):
+        self.transport.granted(granted)
+
+    def end(self, ended):
+        self.transport.ended(ended)
 
     def fill(self, seed):
         """Random contents, the same for the same seed and layout."""
@@ -50,9 +80,15 @@ class Cache:
         return [torch.cat(pool.block_rows(k), dim=1).numpy().copy() for k in range(len(pool.layout.layers))]
 
 
-def _obey(name, pipe):
+def lease(instance, epoch, source, blocks):
+    return Lease(
+        request_id="r", source=source, instance=instance, epoch=epoch, blocks=tuple(blocks), deadline_s=0.0
+    )
+
+
+def _obey(name, key, pipe):
     torch.set_num_threads(1)
-    cache = Cache(name)
+    cache = Cache(name, key)
     while True:
         what, arguments = pipe.recv()
         if what == "end":
@@ -61,8 +97,8 @@ def _obey(name, pipe):
 
 
 @contextmanager
-def cache_peer(name):
-    peer = CachePeer(name)
+def cache_peer(name, key=None):
+    peer = CachePeer(name, key)
     try:
         yield peer
     finally:

@@ -5,12 +5,13 @@ import pytest
 
 from support.cache_peer import Cache, cache_peer
 from support.transports import HAS_NIXL, NIXL
+from twofold.curve.key import write_key
 from twofold.engine.base import KvLayout, LayerShape
 from twofold.errors import ConfigurationError, InstanceLostError, TwofoldError
 from twofold.transport.base import SCRATCH_BYTES
 from twofold.transport.registry import check_transport
 
-EVERY = ["shared_memory", pytest.param("nixl", marks=NIXL)]
+EVERY = ["shared_memory", "curve", pytest.param("nixl", marks=NIXL)]
 LAYOUTS = {
     "small": KvLayout(layers=(LayerShape(2, 8, 8),) * 3, block_size=4, dtype="float32", itemsize=4),
     "wide": KvLayout(layers=(LayerShape(8, 128, 128),) * 2, block_size=16, dtype="bfloat16", itemsize=2),
@@ -22,14 +23,23 @@ OURS, THEIRS = 12, 9  # blocks: caches of different sizes understand each other
 
 
 @pytest.fixture(scope="module")
-def peer():
-    with cache_peer("decode") as running:
+def key(tmp_path_factory):
+    file = tmp_path_factory.mktemp("key") / "key"
+    write_key(file)
+    return file
+
+
+@pytest.fixture(scope="module")
+def peer(key):
+    with cache_peer("decode", key) as running:
         yield running
 
 
 @pytest.fixture
-def cache():
-    return Cache("prefill")
+def cache(key):
+    made = Cache("prefill", key)
+    yield made
+    made.close()
 
 
 def prepared(cache, peer, transport, layout):
@@ -38,7 +48,7 @@ def prepared(cache, peer, transport, layout):
     theirs = peer.do("make", transport, 2, layout, THEIRS)
     cache.fill(1)
     peer.do("fill", 2)
-    return cache.transport.connect(theirs)
+    return cache.connect(theirs)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
@@ -83,7 +93,7 @@ def test_a_peer_with_another_layout_is_refused(cache, peer, transport):
     cache.make(transport, 1, LAYOUTS["small"], OURS)
     theirs = peer.do("make", transport, 2, LAYOUTS["wide"], THEIRS)
     with pytest.raises(ConfigurationError, match="block size differ"):
-        cache.transport.connect(theirs)
+        cache.connect(theirs)
 
 
 @NIXL
@@ -93,7 +103,7 @@ def test_a_write_to_a_peer_that_died_fails_and_a_new_life_is_met_anew(cache):
     with cache_peer("decode") as first:
         connection = prepared(cache, first, "nixl", layout)
         old = first.do("make", "nixl", 3, layout, THEIRS)
-        stale = cache.transport.connect(old)
+        stale = cache.connect(old)
     with cache_peer("decode") as second:
         new = second.do("make", "nixl", 4, layout, THEIRS)
         second.do("fill", 2)
@@ -102,9 +112,9 @@ def test_a_write_to_a_peer_that_died_fails_and_a_new_life_is_met_anew(cache):
             with pytest.raises(InstanceLostError):
                 dead.write(range(3), [0], [0])
         with pytest.raises(TwofoldError):
-            cache.transport.connect(old)
+            cache.connect(old)
         assert all(np.array_equal(a, b) for a, b in zip(second.do("rows"), before, strict=True))
-        assert cache.transport.connect(new).write(range(3), [0], [0]) > 0
+        assert cache.connect(new).write(range(3), [0], [0]) > 0
 
 
 @NIXL
@@ -122,7 +132,7 @@ def test_a_peer_of_another_transport_is_refused(cache, peer):
     layout = LAYOUTS["small"]
     cache.make("nixl", 1, layout, OURS)
     with pytest.raises(ConfigurationError, match="--transport nixl"):
-        cache.transport.connect(peer.do("make", "shared_memory", 2, layout, THEIRS))
+        cache.connect(peer.do("make", "shared_memory", 2, layout, THEIRS))
 
 
 @pytest.mark.skipif(HAS_NIXL, reason="the nixl extra is installed")

@@ -5,7 +5,20 @@ import sys
 import typer
 
 from twofold import __version__
-from twofold.cli import bench, calibrate, catalog, model, plan, pools, serve, simulate, trace, verify
+from twofold.cli import (
+    bench,
+    calibrate,
+    catalog,
+    join,
+    keygen,
+    model,
+    plan,
+    pools,
+    serve,
+    simulate,
+    trace,
+    verify,
+)
 from twofold.errors import UserError
 
 app = typer.Typer(
@@ -16,6 +29,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("serve")(serve.serve)
+app.command("join")(join.join)
+app.command("keygen")(keygen.keygen)
 app.command("bench")(bench.bench)
 app.command("simulate")(simulate.simulate)
 app.command("plan")(plan.plan)

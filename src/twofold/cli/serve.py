@@ -12,6 +12,7 @@ _ENGINE = "Engine"
 _HTTP = "HTTP"
 _LIMITS = "Limits"
 _TELEMETRY = "Telemetry"
+_HOSTS = "Other hosts"
 
 _MODEL = "Model directory, or hub id; none with --engine emulated, whose --cluster names it."
 _CLUSTER = "Take pools and policies from this file, as `twofold plan --output` writes it."
@@ -20,7 +21,9 @@ _ROUTER = (
     "Placement: jsq, jsq-pending, jsq-requests, round-robin, random (jsq); splitwise also moves workers."
 )
 _HANDOFF = "How KV travels: layer-wise, serialized, pull, by-size, chosen (layer-wise)."
-_TRANSPORT = "What moves KV: shared_memory, nixl (shared_memory)."
+_TRANSPORT = "What moves KV: shared_memory, nixl, curve (shared_memory; curve with --listen-workers)."
+_LISTEN = "Take workers from other hosts at this address of ours, as in tcp://10.0.0.1:7600."
+_KEY = "File of the key that they need, as `twofold keygen` writes it."
 _ENGINES = "torch, or emulated: takes its times from a performance model of the machines in --cluster."
 _TOKENIZER = "Directory of the tokenizer (the model's); an emulated model has none of its own."
 
@@ -51,6 +54,8 @@ def serve(
         bool | None,
         typer.Option(help="Give each worker cores of its own (if it computes).", rich_help_panel=_SERVICE),
     ] = None,
+    listen_workers: Annotated[str | None, typer.Option(help=_LISTEN, rich_help_panel=_HOSTS)] = None,
+    cluster_key: Annotated[Path | None, typer.Option(help=_KEY, rich_help_panel=_HOSTS)] = None,
     journal: Annotated[
         Path | None,
         typer.Option(help="Write every scheduling decision to this directory.", rich_help_panel=_SERVICE),
@@ -182,6 +187,8 @@ def serve(
         transport=transport,
         kv_checksums=kv_checksums,
         pin_cores=pin_cores,
+        listen_workers=listen_workers,
+        cluster_key=cluster_key,
         journal=journal,
         max_restart_delay=max_restart_delay,
         engine=engine,

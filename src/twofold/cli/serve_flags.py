@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from twofold.curve.key import read_key
+from twofold.curve.network import HOME, Endpoint, Network, own_host
 from twofold.errors import ConfigurationError
 from twofold.hardware.catalog import load_catalog
 from twofold.instance import Role
@@ -13,7 +15,7 @@ from twofold.serving.cluster_plan import plan_cluster
 from twofold.serving.config import EngineConfig, ServiceConfig, WorkerConfig
 from twofold.serving.gateway.tokenizer import load_tokenizer
 from twofold.serving.model_source import find_model
-from twofold.serving.plan import plan_workers
+from twofold.serving.plan import join_terms, plan_workers
 from twofold.serving.worker.engines import ENGINES
 from twofold.simulation.cluster_file import load_cluster
 from twofold.simulation.spec import ClusterSpec
@@ -37,6 +39,8 @@ class Flags:
     transport: str | None = None
     kv_checksums: bool = False
     pin_cores: bool | None = None
+    listen_workers: str | None = None
+    cluster_key: Path | None = None
     journal: Path | None = None
     max_restart_delay: float = LONGEST_S
     engine: str = "torch"
@@ -82,15 +86,21 @@ def _from_flags(flags: Flags) -> ServiceConfig:
     _check_choice("--router", router, LIVE_ROUTERS)
     _check_choice("--handoff", handoff, tuple(HANDOFF_POLICIES))
     default = 0 if flags.colocated else 1
+    network, colocated = _network(flags), flags.colocated or 0
+    kinds = {
+        "chunked_prefill": flags.enable_chunked_prefill is not False,
+        "roles_move": router not in FIXED_ROLE_ROUTERS,
+    }
     workers = plan_workers(
         prefill=default if flags.prefill is None else flags.prefill,
         decode=default if flags.decode is None else flags.decode,
-        colocated=flags.colocated or 0,
-        chunked_prefill=flags.enable_chunked_prefill is not False,
+        colocated=colocated,
         token_budget=flags.max_num_batched_tokens,
         pin_cores=flags.pinned,
-        roles_move=router not in FIXED_ROLE_ROUTERS,
+        others_join=network is not None,
+        **kinds,
     )
+    terms = join_terms(colocated=colocated > 0, token_budget=flags.max_num_batched_tokens, **kinds)
     return ServiceConfig(
         engine=_torch_engine(flags, flags.block_size or 16, flags.max_num_seqs or 64),
         workers=workers,
@@ -102,10 +112,28 @@ def _from_flags(flags: Flags) -> ServiceConfig:
         journal_dir=_journal(flags.journal),
         max_restart_delay_s=flags.max_restart_delay,
         log_format=flags.log_format,
+        network=network,
+        terms=None if network is None else terms,
     )
 
 
+def _network(flags: Flags) -> Network | None:
+    """Where workers of other hosts join, if they may; raises ConfigurationError."""
+    if flags.listen_workers is None or flags.cluster_key is None:
+        _refuse("--cluster-key", flags.cluster_key, "is for --listen-workers: give that too")
+        why = "lets other hosts in: say who may with --cluster-key FILE (twofold keygen makes one)"
+        _refuse("--listen-workers", flags.listen_workers, why)
+        return None
+    given = Endpoint.parse(flags.listen_workers, "--listen-workers")
+    endpoint = Endpoint(own_host(given.host, "--listen-workers"), given.port)
+    read_key(flags.cluster_key)
+    key_file = str(flags.cluster_key.absolute())
+    return Network(host=HOME, address=endpoint.host, key_file=key_file, controller=str(endpoint))
+
+
 def _from_cluster(flags: Flags, file: Path) -> ServiceConfig:
+    _refuse("--listen-workers", flags.listen_workers, "is not for --cluster, whose file names all workers")
+    _refuse("--cluster-key", flags.cluster_key, "is for --listen-workers")
     catalog = load_catalog(flags.catalog)
     spec = load_cluster(file, catalog=catalog)
     try:
@@ -162,7 +190,7 @@ def _emulated_engine(flags: Flags, spec: ClusterSpec) -> EngineConfig:
 
 
 def _transport(flags: Flags) -> str:
-    transport = flags.transport or DEFAULT_TRANSPORT
+    transport = flags.transport or (DEFAULT_TRANSPORT if flags.listen_workers is None else "curve")
     check_transport(transport)
     return transport
 

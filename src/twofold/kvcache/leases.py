@@ -1,5 +1,7 @@
 """Leases: which peer may write which blocks of this instance, for how long."""
 
+from typing import Protocol
+
 from mypy_extensions import mypyc_attr
 
 from twofold.errors import StaleEpochError
@@ -21,6 +23,14 @@ class _Term:
         self.expired = False
 
 
+class LeaseWatcher(Protocol):
+    """Told of each lease as it begins and as it ends: before its blocks may be written, and before they are free."""
+
+    def granted(self, lease: Lease) -> None: ...
+
+    def ended(self, lease: Lease) -> None: ...
+
+
 class LeaseBook:
     """Grants leases on the blocks of one life (`epoch`) of one instance and tracks the writes they allow.
 
@@ -29,8 +39,16 @@ class LeaseBook:
     the caller passes in.
     """
 
-    def __init__(self, blocks: BlockAccounts, instance: str, epoch: int, lease_s: float) -> None:
+    def __init__(
+        self,
+        blocks: BlockAccounts,
+        instance: str,
+        epoch: int,
+        lease_s: float,
+        watcher: LeaseWatcher | None = None,
+    ) -> None:
         self._blocks = blocks
+        self._watcher = watcher
         self._instance = instance
         self._lease_s = lease_s
         self._terms: dict[str, _Term] = {}
@@ -57,6 +75,8 @@ class LeaseBook:
         )
         self._blocks.begin_transfer(grant)
         self._terms[request_id] = _Term(lease, grant, source, deadline)
+        if self._watcher is not None:
+            self._watcher.granted(lease)
         return lease
 
     def renew(self, source: str, now: float) -> None:
@@ -83,6 +103,8 @@ class LeaseBook:
         if term is None:
             return False
         del self._terms[request_id]
+        if self._watcher is not None:
+            self._watcher.ended(term.lease)
         self._blocks.end_transfer(term.grant)
         return True
 

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from twofold.curve.network import HOME, Network
 from twofold.handoff import HandoffMode
 from twofold.instance import Role
 from twofold.scheduling.breaker import LONGEST_S
@@ -51,11 +52,26 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     threads: int = 1
 
 
+class JoinTerms(msgspec.Struct, frozen=True, kw_only=True):
+    """What workers from other hosts are: a batcher for each role that they may have, and its token budget."""
+
+    batchers: dict[Role, str]
+    token_budget: int | None = None
+
+    def worker(self, instance: str, role: Role) -> WorkerConfig:
+        """A worker, yet without cores, which its host gives it."""
+        batcher = self.batchers[role]
+        budget = self.token_budget or DEFAULT_TOKEN_BUDGET[batcher]
+        return WorkerConfig(instance=instance, role=role, batcher=batcher, token_budget=budget)
+
+
 class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The whole service. `run_dir` holds its sockets; `journal_dir` receives decision journals if set.
 
     A worker that fails again and again is started again after `max_restart_delay_s` at most.
     `cluster` is what an emulated service emulates, and `catalog` the files that extend the catalog for it.
+    `network` is set where workers may be on several hosts, and says which of them this is; `terms` are what
+    others join on.
     """
 
     engine: EngineConfig
@@ -71,12 +87,20 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
     cluster: ClusterSpec | None = None
     catalog: tuple[str, ...] = ()
     log_format: str = "text"
+    network: Network | None = None
+    terms: JoinTerms | None = None
+
+    @property
+    def host(self) -> str:
+        """The name of this host; that of the service's own is empty."""
+        return HOME if self.network is None else self.network.host
 
     def measures(self, worker: WorkerConfig) -> bool:
         """Whether a worker measures how fast it prefills, and its links: if it may hand requests over for real."""
         roles = {each.role for each in self.workers}
         moves = self.router not in FIXED_ROLE_ROUTERS
-        splits = moves or {Role.PREFILL, Role.DECODE} <= roles
+        # Who decodes may be on another host, and come later.
+        splits = moves or self.network is not None or {Role.PREFILL, Role.DECODE} <= roles
         return self.engine.engine == "torch" and splits and (moves or worker.role is Role.PREFILL)
 
     def measured_pairs(self) -> list[tuple[str, str]]:

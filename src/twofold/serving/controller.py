@@ -9,10 +9,16 @@ nobody can take just now waits.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 from operator import attrgetter
 
-from twofold.errors import ConfigurationError, InstanceLostError, RequestError, TwofoldError
+from twofold.errors import (
+    ConfigurationError,
+    InstanceLostError,
+    RequestError,
+    StaleEpochError,
+    TwofoldError,
+)
 from twofold.handoff import Lease
 from twofold.instance import Role
 from twofold.request import FinishReason, Generation, TokenOutput
@@ -22,6 +28,7 @@ from twofold.scheduling.cluster import ClusterScheduler
 from twofold.scheduling.outcome import InstanceStatus
 from twofold.serving.admitting import deadline_passed, refused
 from twofold.serving.fleet import ALIVE_S, Fleet
+from twofold.serving.hosts import Hosts
 from twofold.serving.live_request import Attempt, LiveRequest
 from twofold.serving.mailbox import Inbox
 from twofold.serving.measured_paths import MeasuredPaths
@@ -30,6 +37,9 @@ from twofold.serving.messages import (
     Alive,
     HandoffEnded,
     HandoffReport,
+    HostAlive,
+    HostFailed,
+    HostJoins,
     InstanceLost,
     LeaseGranted,
     LinkMeasured,
@@ -44,6 +54,7 @@ from twofold.serving.messages import (
     StepDone,
     ToController,
 )
+from twofold.serving.pool_members import pool_member
 from twofold.serving.service import PoolMember, ServedModel
 from twofold.serving.snapshot import InstanceState, ServiceSnapshot
 from twofold.serving.telemetry import Telemetry
@@ -73,6 +84,7 @@ class Controller:
         inbox: Inbox[ToController],
         telemetry: Telemetry,
         paths: MeasuredPaths,
+        hosts: Hosts | None = None,
         roles_move: bool = False,
     ) -> None:
         self.model = model
@@ -82,6 +94,7 @@ class Controller:
         self._inbox = inbox
         self._telemetry = telemetry
         self._paths = paths
+        self._hosts = hosts
         self._roles_move = roles_move
         self._recorder = Recorder(sinks=[telemetry.observe])
         self._live: dict[str, LiveRequest] = {}
@@ -99,12 +112,17 @@ class Controller:
     def start(self) -> None:
         """Begin to receive; to be called inside the running event loop."""
         asyncio.get_running_loop().add_reader(self._inbox.fileno(), self._drain)
+        self._met()
         self._drain()
 
+    @property
+    def watches(self) -> bool:
+        """Whether a worker that ends is started again: not before all that are there from the start on were up."""
+        return self._watch is not None
+
     async def wait_ready(self) -> None:
-        """Wait until every expected worker has registered; from then on they are watched."""
+        """Wait until every expected worker has registered, and there are some for both phases."""
         await self._ready.wait()
-        self._watch = asyncio.create_task(self._keep_watch())
 
     async def drain(self) -> None:
         """Take no more requests, and wait until those that are here have ended."""
@@ -117,6 +135,8 @@ class Controller:
         if self._watch is not None:
             self._watch.cancel()
         self._fleet.tell_all(Shutdown())
+        if self._hosts is not None:
+            self._hosts.finish()
         asyncio.get_running_loop().remove_reader(self._inbox.fileno())
         self._fleet.close()
         self._inbox.close()
@@ -125,14 +145,14 @@ class Controller:
 
     def ready(self) -> bool:
         """Whether a request would be placed at once: both phases have a worker that may be given one."""
-        pools = self._cluster.pools
-        prefill, decode, mixed = len(pools.prefill), len(pools.decode), len(pools.mixed)
-        able = prefill + decode + mixed if self._roles_move else prefill * decode + mixed
-        return self._ready.is_set() and not self._draining and able > 0
+        return self._ready.is_set() and not self._draining and self._able
 
     def pools(self) -> list[PoolMember]:
         """Every worker, with the role that it plays now."""
-        return [self._member(instance) for instance in self._fleet.members]
+        return [
+            pool_member(member, self._cluster.pools.get(instance), self._statuses.get(instance))
+            for instance, member in self._fleet.members.items()
+        ]
 
     def set_role(self, instance: str, role: Role) -> None:
         """Let a worker play another role from the next request on. What it has goes on as it began."""
@@ -185,25 +205,12 @@ class Controller:
         if live is not None:
             self._end(live, FinishReason.STOP)
 
-    def _member(self, instance: str) -> PoolMember:
-        member, load, status = (
-            self._fleet.members[instance],
-            self._cluster.pools.get(instance),
-            self._statuses.get(instance),
-        )
-        role = member.role if load is None else load.role
-        return PoolMember(
-            instance=instance,
-            role=role,
-            home=role if load is None else load.home,
-            state=member.state.value,
-            trusted=member.breaker.state.value,
-            restarts=member.restarts,
-            waiting=0 if status is None else status.waiting,
-            running=0 if status is None else status.running,
-            blocks_total=0 if status is None else status.blocks_total,
-            blocks_free=0 if status is None else status.blocks_free,
-        )
+    @property
+    def _able(self) -> bool:
+        """Whether there is somebody for both phases."""
+        pools = self._cluster.pools
+        prefill, decode, mixed = len(pools.prefill), len(pools.decode), len(pools.mixed)
+        return (prefill + decode + mixed if self._roles_move else prefill * decode + mixed) > 0
 
     # -- requests ---------------------------------------------------------------------------------------------------
 
@@ -333,14 +340,41 @@ class Controller:
             case LinkMeasured():
                 self._paths.measured(message)
                 self._telemetry.paths(self._paths)
+            case HostJoins() | HostAlive() | HostFailed():
+                self._host_said(message)
+
+    def _host_said(self, message: HostJoins | HostAlive | HostFailed) -> None:
+        hosts, now = self._hosts, time.monotonic()
+        if hosts is None:
+            return
+        if isinstance(message, HostJoins):
+            joined = hosts.joins(message, now)
+            self._dismiss(joined.gone)
+            for instance, role in joined.workers.items():
+                self._fleet.expect(instance, role)
+        elif isinstance(message, HostFailed) or message.leaves:
+            if isinstance(message, HostFailed):
+                log.error("host %s: %s", message.host, message.reason)
+            self._dismiss(hosts.leaves(message.host, message.life))
+        else:
+            for instance in hosts.alive(message, now):
+                self.exited(instance)
+
+    def _dismiss(self, instances: Iterable[str]) -> None:
+        """Workers that have ended, and will not be started again."""
+        for instance in instances:
+            self.exited(instance)
+            self._fleet.dismiss(instance)
 
     def _register(self, message: Registered) -> None:
         instance, now = message.peer.memory.instance, time.monotonic()
         try:
             self._fleet.register(message, now)
-        except ConfigurationError as error:
+        except (ConfigurationError, StaleEpochError) as error:
             log.error("%s", error)  # noqa: TRY400  (it is one sentence about a worker, not a fault of ours)
             self._fleet.refuse(message, Refused(reason=str(error)))
+            if self._hosts is not None and isinstance(error, ConfigurationError):
+                self._hosts.refuse_worker(instance, str(error))
             return
         self._reports[instance] = 0
         self._paths.registered(message)
@@ -350,9 +384,15 @@ class Controller:
         self._telemetry.role(instance, member.role)
         self._tell_state(instance)
         self._took_note(instance, message.status)
-        if self._fleet.complete:
-            self._ready.set()
+        self._met()
         self._place_waiting()
+
+    def _met(self) -> None:
+        """When all have come that are there from the start on they are watched, and serve if that is enough."""
+        if self._fleet.complete and self._watch is None:
+            self._watch = asyncio.create_task(self._keep_watch())
+        if self._fleet.complete and self._able:
+            self._ready.set()
 
     def _note_status(self, message: Status | StepDone) -> None:
         """Reports come over two ways: an older one that comes later, or after the worker's end, is dropped."""
@@ -368,27 +408,29 @@ class Controller:
             self._cluster.waits(instance, status.waiting)
 
     def _step_done(self, message: StepDone) -> None:
-        now = time.monotonic()
+        now, started_s = time.monotonic(), self._fleet.ours(message.instance, message.started_s)
         self._note_status(message)
         self._telemetry.step(message.instance, len(message.tokens))
         for attempt_id in message.started:
             live = self._attempts.get(attempt_id)
             if live is not None:
-                self._recorder.mark(live.id, Moment.PREFILL_STARTED, message.started_s)
+                self._recorder.mark(live.id, Moment.PREFILL_STARTED, started_s)
         for attempt_id, output in message.tokens:
             live = self._attempts.get(attempt_id)
             if live is not None:
-                self._token(live, output, message, now)
+                self._token(live, output, message.instance, started_s, now)
 
-    def _token(self, live: LiveRequest, output: TokenOutput, message: StepDone, now: float) -> None:
+    def _token(
+        self, live: LiveRequest, output: TokenOutput, instance: str, started_s: float, now: float
+    ) -> None:
         attempt = live.attempt
         assert attempt is not None  # noqa: S101  (it was found by its attempt; tells the type checker so)
         if output.index == 0:
             self._cluster.prefilled(attempt.id)
         elif output.index == 1:
-            self._recorder.mark(live.id, Moment.DECODE_STARTED, message.started_s)
-        if output.index < 2 and self._fleet.breaker(message.instance).succeed(attempt.id, now):
-            self._resume(message.instance)
+            self._recorder.mark(live.id, Moment.DECODE_STARTED, started_s)
+        if output.index < 2 and self._fleet.breaker(instance).succeed(attempt.id, now):
+            self._resume(instance)
         for ordered in live.push(output):
             self._recorder.token(live.id, now)
             if ordered.finish_reason is not None:
@@ -400,8 +442,9 @@ class Controller:
         live = self._attempts.get(message.request_id)
         if live is not None:
             live.handed_off = True
-            self._recorder.mark(live.id, Moment.HANDOFF_STARTED, message.started_s)
-            self._recorder.mark(live.id, Moment.HANDOFF_ENDED, message.ended_s)
+            fleet, source = self._fleet, message.instance
+            self._recorder.mark(live.id, Moment.HANDOFF_STARTED, fleet.ours(source, message.started_s))
+            self._recorder.mark(live.id, Moment.HANDOFF_ENDED, fleet.ours(source, message.ended_s))
         self._telemetry.handoff(message)
         self._cluster.handed_off(message.request_id)
 
@@ -418,6 +461,9 @@ class Controller:
         while True:
             await asyncio.sleep(ALIVE_S)
             self._drain()  # what they said while this process had no time is heard before they are judged
+            if self._hosts is not None:
+                for instance in self._hosts.look(time.monotonic(), self._fleet.heard_s):
+                    self.exited(instance)
             looked = self._fleet.look(time.monotonic())
             for instance in looked.lost:
                 self._lose(instance)

@@ -13,11 +13,13 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from twofold.errors import ConfigurationError
+from twofold.curve.network import HOME
+from twofold.errors import ConfigurationError, StaleEpochError
 from twofold.instance import Role
 from twofold.scheduling.breaker import LONGEST_S, Breaker
+from twofold.serving.clock_offset import ClockOffset
 from twofold.serving.mailbox import Outbox
-from twofold.serving.messages import Alive, Message, Peer, Peers, Registered
+from twofold.serving.messages import Alive, Heard, Message, Peer, Peers, Registered
 
 log = logging.getLogger(__name__)
 
@@ -63,10 +65,17 @@ class Member:
         self.state = MemberState.STARTING
         self.breaker = Breaker(restart_s)
         self.peer: Peer | None = None
+        self.clock: ClockOffset | None = None  # None where it is ours
         self.heard_s = 0.0
         self.hung = False  # it lives, and its batch does not end
+        self.missed = False  # something that it said did not come
         self.start_s = 0.0  # when it is to be started again
         self.restarts = 0
+
+    @property
+    def inbox(self) -> str | None:
+        """Where the controller reaches it."""
+        return None if self.peer is None else self.peer.inbox_from(HOME)
 
 
 class Looked(NamedTuple):
@@ -77,7 +86,10 @@ class Looked(NamedTuple):
 
 
 class Fleet:
-    """Knows every worker that the service should have, and sends to those that are up."""
+    """Knows every worker that the service should have, and sends to those that are up.
+
+    `expected` are those that are there from the start on; others may come with their hosts, and go with them.
+    """
 
     def __init__(
         self, expected: Mapping[str, Role], outbox: Outbox, orders: Orders, patience: Patience
@@ -90,11 +102,23 @@ class Fleet:
         self._patience = patience
         self._model: tuple[str, object] | None = None
         self._looked_s: float | None = None
+        self._first = list(self.members.values())
+        self.complete = (
+            not self._first
+        )  # whether every worker that is there from the start on has been up once
 
     @property
-    def complete(self) -> bool:
-        """Whether every worker has been up once."""
-        return all(member.peer is not None for member in self.members.values())
+    def model(self) -> str | None:
+        """What the workers compute, as far as one has said so."""
+        return None if self._model is None else self._model[0]
+
+    def expect(self, instance: str, role: Role) -> None:
+        """A worker is being started on another host, perhaps not for the first time."""
+        self.members.setdefault(instance, Member(instance, role)).state = MemberState.STARTING
+
+    def dismiss(self, instance: str) -> None:
+        """A worker that has ended will not be started again."""
+        del self.members[instance]
 
     def up(self, instance: str) -> bool:
         member = self.members.get(instance)
@@ -102,6 +126,15 @@ class Fleet:
 
     def breaker(self, instance: str) -> Breaker:
         return self.members[instance].breaker
+
+    def heard_s(self, instance: str) -> float:
+        """When it last said that it lives."""
+        return self.members[instance].heard_s
+
+    def ours(self, instance: str, moment_s: float) -> float:
+        """A moment of its monotonic clock on ours."""
+        clock = self.members[instance].clock if instance in self.members else None
+        return moment_s if clock is None else clock.ours(moment_s)
 
     def is_current(self, instance: str, epoch: int) -> bool:
         """Whether this is said by the life of the instance that is up now."""
@@ -111,11 +144,16 @@ class Fleet:
     # -- what workers say -------------------------------------------------------------------------------------------
 
     def register(self, message: Registered, now: float) -> None:
-        """A worker is there. Raises ConfigurationError where it cannot work with the others."""
+        """A worker is there.
+
+        Raises ConfigurationError where it cannot work with the others, and StaleEpochError where it was given up.
+        """
         instance, model = message.peer.memory.instance, (message.model, message.peer.memory.layout)
         member = self.members.get(instance)
         if member is None:
             raise ConfigurationError(f"this service has no place for a worker called {instance!r}")
+        if member.state in {MemberState.FENCED, MemberState.DOWN}:
+            raise StaleEpochError(f"this life of {instance} is over")
         if self._model is not None and model != self._model:
             what = "another model" if message.model != self._model[0] else "its KV cache laid out otherwise"
             raise ConfigurationError(
@@ -123,18 +161,30 @@ class Fleet:
             )
         self._model = model
         member.peer, member.state, member.heard_s, member.hung = message.peer, MemberState.UP, now, False
+        member.missed = False
+        member.clock = None if message.peer.host == HOME else ClockOffset(message.now_s, now)
         member.breaker.back(now)
+        self.complete = self.complete or all(one.peer is not None for one in self._first)
         if self.complete:
             self.tell_all(Peers(peers=[one.peer for one in self._up() if one.peer is not None]))
 
     def refuse(self, message: Registered, answer: Message) -> None:
         """Answer a worker that is not, and will not be, one of us."""
-        self._outbox.send(message.peer.inbox, answer)
+        self._outbox.send(message.peer.inbox_from(HOME), answer)
 
     def heard(self, message: Alive, now: float) -> None:
+        """Whoever is on another host is told so, because it must end when it is not (see `Tether`)."""
         if self.is_current(message.instance, message.epoch):
             member = self.members[message.instance]
             member.heard_s, member.hung = now, message.batch_s > self._patience.batch_s
+            if member.clock is not None:
+                member.clock.heard(message.now_s, now)
+                self.send(member.instance, Heard(said_s=message.said_s))
+
+    def missed(self, instance: str) -> None:
+        """A worker said something that did not come: nobody knows what it has and what it has not."""
+        if self.up(instance):
+            self.members[instance].missed = True
 
     # -- what is done about them --------------------------------------------------------------------------------------
 
@@ -145,9 +195,13 @@ class Fleet:
                 member.heard_s = now
         self._looked_s = now
         patience_s = self._patience.silence_s
-        silent = [member for member in self._up() if member.hung or now - member.heard_s > patience_s]
+        silent = [
+            member
+            for member in self._up()
+            if member.hung or member.missed or now - member.heard_s > patience_s
+        ]
         for member in silent:
-            log.error("%s %s; it is ended", member.instance, "hangs" if member.hung else "does not answer")
+            log.error("%s %s; it is ended", member.instance, _complaint(member))
             self._gone(member, now)
             member.state = MemberState.FENCED
             self._orders.kill_worker(member.instance)
@@ -174,8 +228,8 @@ class Fleet:
     def send(self, instance: str, message: Message) -> None:
         """Nothing is sent to a worker that is not up."""
         member = self.members[instance]
-        if member.state is MemberState.UP and member.peer is not None:
-            self._outbox.send(member.peer.inbox, message)
+        if member.state is MemberState.UP and member.inbox is not None:
+            self._outbox.send(member.inbox, message)
 
     def tell_all(self, message: Message) -> None:
         for member in self._up():
@@ -187,8 +241,14 @@ class Fleet:
 
     def _gone(self, member: Member, now: float) -> None:
         member.start_s = member.breaker.fail(now)
-        if member.peer is not None:
-            self._outbox.forget(member.peer.inbox)
+        if member.inbox is not None:
+            self._outbox.forget(member.inbox)
 
     def _up(self) -> list[Member]:
         return [member for member in self.members.values() if member.state is MemberState.UP]
+
+
+def _complaint(member: Member) -> str:
+    if member.missed:
+        return "said something that did not come"
+    return "hangs" if member.hung else "does not answer"

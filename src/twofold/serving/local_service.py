@@ -12,6 +12,9 @@ from typing import TypeVar
 import msgspec
 import zmq
 
+from twofold import __version__
+from twofold.curve.guard import Guard
+from twofold.curve.key import read_key
 from twofold.errors import ConfigurationError
 from twofold.hardware.catalog import load_catalog
 from twofold.scheduling.admission import Admission
@@ -27,6 +30,7 @@ from twofold.serving.gateway.keys import KeyRing
 from twofold.serving.gateway.limits import Limits
 from twofold.serving.gateway.server import HttpServer
 from twofold.serving.gateway.tokenizer import TextTokenizer, load_tokenizer
+from twofold.serving.hosts import Hosts
 from twofold.serving.journal import Journal, JournaledCluster
 from twofold.serving.launcher import LocalLauncher
 from twofold.serving.mailbox import Inbox, Outbox
@@ -76,6 +80,7 @@ class LocalService:
         self._paths = MeasuredPaths()
         self._facts: asyncio.Future[Report] = asyncio.get_running_loop().create_future()
         self._controller: Controller | None = None
+        self._fleet: Fleet | None = None
         self._stop = asyncio.Event()
         self._was_ready = False
         self._failure: str | None = None
@@ -87,12 +92,21 @@ class LocalService:
     async def run(self) -> None:
         """Serve until `stop`; raises a UserError when the service cannot start, or cannot go on."""
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        network = self._config.network
+        guard = None if network is None else Guard(context, read_key(Path(network.key_file)))
         reports: asyncio.Task[None] | None = None
         try:
-            inbox: Inbox[ToController] = Inbox(context, self._config.inbox(CONTROLLER), ToController)
+            inbox: Inbox[ToController] = Inbox(
+                context,
+                self._config.inbox(CONTROLLER),
+                ToController,
+                guard=guard,
+                outside=None if network is None else network.controller,
+                on_lost=self._fleet_missed,
+            )
             await self._launcher.start()
             reports = asyncio.create_task(self._follow_reports())
-            await self._bring_up_and_serve(context, inbox)
+            await self._bring_up_and_serve(Outbox(context, guard, CONTROLLER), inbox)
         finally:
             self.stop()
             if self._controller is not None:
@@ -101,22 +115,24 @@ class LocalService:
             await self._launcher.stop(grace_s=WORKERS_GRACE_S if self._was_ready else 0.1)
             if reports is not None:
                 await reports
+            if guard is not None:
+                guard.close()
             context.destroy(linger=0)
             self._listener.close()
             await asyncio.to_thread(self._telemetry.close)
         if self._failure is not None:
             raise ConfigurationError(self._failure)
 
-    async def _bring_up_and_serve(
-        self, context: "zmq.Context[zmq.Socket[bytes]]", inbox: Inbox[ToController]
-    ) -> None:
+    async def _bring_up_and_serve(self, outbox: Outbox, inbox: Inbox[ToController]) -> None:
         loading = asyncio.to_thread(_load_tokenizer, self._config.engine)
         tokenizer = asyncio.create_task(loading)
         if not await self._unless_stopped(self._facts):
             await asyncio.wait((tokenizer,))
             return
-        controller = self._controller = self._make_controller(self._facts.result(), context, inbox)
+        controller = self._controller = self._make_controller(self._facts.result(), outbox, inbox)
         controller.start()
+        if self._config.network is not None:
+            self._on_progress(f"workers may join at {self._config.network.controller}")
         app = create_app(controller, await tokenizer, keys=self._http.keys, limits=self._http.limits)
         if await self._unless_stopped(asyncio.create_task(controller.wait_ready())):
             self._was_ready = True
@@ -148,9 +164,7 @@ class LocalService:
             event.cancel()
         return event.done() and not self._stop.is_set()
 
-    def _make_controller(
-        self, facts: Report, context: "zmq.Context[zmq.Socket[bytes]]", inbox: Inbox[ToController]
-    ) -> Controller:
+    def _make_controller(self, facts: Report, outbox: Outbox, inbox: Inbox[ToController]) -> Controller:
         assert facts.max_model_len is not None  # noqa: S101  (these facts come together)
         assert facts.vocab_size is not None  # noqa: S101
         model = ServedModel(
@@ -160,21 +174,37 @@ class LocalService:
             vocab_size=facts.vocab_size,
             created=int(time.time()),
         )
+        hosts = self._make_hosts(facts, outbox)
+        self._fleet = Fleet(
+            {worker.instance: worker.role for worker in self._config.workers},
+            outbox,
+            hosts or self._launcher,
+            Patience(restart_s=self._config.max_restart_delay_s),
+        )
         return Controller(
             model=model,
             cluster=self._make_cluster(),
             admission=Admission(self._http.admission),
-            fleet=Fleet(
-                {worker.instance: worker.role for worker in self._config.workers},
-                Outbox(context),
-                self._launcher,
-                Patience(restart_s=self._config.max_restart_delay_s),
-            ),
+            fleet=self._fleet,
+            hosts=hosts,
             inbox=inbox,
             telemetry=self._telemetry,
             paths=self._paths,
             roles_move=self._config.router not in FIXED_ROLE_ROUTERS,
         )
+
+    def _make_hosts(self, facts: Report, outbox: Outbox) -> Hosts | None:
+        config = self._config
+        if config.network is None:
+            return None
+        assert facts.model is not None  # noqa: S101  (as above)
+        engine = msgspec.structs.replace(config.engine, max_model_len=facts.max_model_len)
+        config = msgspec.structs.replace(config, engine=engine)
+        return Hosts(config, facts.model, __version__, self._launcher, outbox)
+
+    def _fleet_missed(self, sender: str) -> None:
+        if self._fleet is not None:
+            self._fleet.missed(sender)
 
     def _make_cluster(self) -> ClusterScheduler:
         router = ROUTERS[self._config.router]()
@@ -219,7 +249,7 @@ class LocalService:
     def _worker_ended(self, instance: str, code: int | None) -> None:
         if self._stop.is_set():
             return  # as it was told to
-        if self._controller is not None and self._was_ready:
+        if self._controller is not None and self._controller.watches:
             self._controller.exited(instance)
         else:
             self._fail(f"{instance} ended with code {code} before the service was ready")

@@ -2,11 +2,13 @@
 
 import msgspec
 
+from twofold.curve.network import HOME
 from twofold.handoff import HandoffMode, Lease
 from twofold.instance import Role
 from twofold.performance.measured import LinkSpeed, PrefillSpeed
 from twofold.request import Generation, Request, SamplingParams, TokenOutput
 from twofold.scheduling.instance import InstanceStatus
+from twofold.serving.config import ServiceConfig
 from twofold.transport.base import MemoryDescriptor
 
 
@@ -18,10 +20,19 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Peer(msgspec.Struct, frozen=True, kw_only=True):
-    """Where an instance can be reached: its inbox and its KV cache."""
+    """Where an instance can be reached: its inbox and its KV cache.
+
+    `inbox` is for those on its own `host`, `outside` for those on others.
+    """
 
     inbox: str
     memory: MemoryDescriptor
+    host: str = HOME
+    outside: str | None = None
+
+    def inbox_from(self, host: str) -> str:
+        """The address of its inbox for somebody on `host`."""
+        return self.inbox if host == self.host or self.outside is None else self.outside
 
 
 class Peers(Message, frozen=True, kw_only=True):
@@ -72,13 +83,19 @@ class Shutdown(Message, frozen=True, kw_only=True):
     """End now."""
 
 
+class Heard(Message, frozen=True, kw_only=True):
+    """To another host: what you said at `said_s`, on your clock, was heard. See `Tether`."""
+
+    said_s: float
+
+
 # -- worker to controller -------------------------------------------------------------------------------------
 
 
 class Registered(Message, frozen=True, kw_only=True):
     """The worker is ready to be given work. `model` names what it computes: all workers must agree on it.
 
-    `prefill` is how fast it does, where that was measured.
+    `prefill` is how fast it does, where that was measured; `now_s` is its monotonic clock.
     """
 
     peer: Peer
@@ -86,6 +103,7 @@ class Registered(Message, frozen=True, kw_only=True):
     model: str
     status: InstanceStatus
     prefill: PrefillSpeed | None = None
+    now_s: float = 0.0
 
 
 class LinkMeasured(Message, frozen=True, kw_only=True):
@@ -97,11 +115,16 @@ class LinkMeasured(Message, frozen=True, kw_only=True):
 
 
 class Alive(Message, frozen=True, kw_only=True):
-    """The worker lives and applies messages; its batch under way, if there is one, has run for `batch_s` seconds."""
+    """The worker lives and applies messages; its batch under way, if there is one, has run for `batch_s` seconds.
+
+    `said_s` is when it said so on the clock of `Tether`, `now_s` on its monotonic clock.
+    """
 
     instance: str
     epoch: int
     batch_s: float = 0.0
+    said_s: float = 0.0
+    now_s: float = 0.0
 
 
 class PrefillStarted(Message, frozen=True, kw_only=True):
@@ -142,8 +165,9 @@ class Status(Message, frozen=True, kw_only=True):
 
 
 class HandoffReport(Message, frozen=True, kw_only=True):
-    """A hand-off is complete: `bytes_moved` travelled between these times (monotonic seconds)."""
+    """A hand-off is complete, says `instance`: `bytes_moved` travelled between these times (its monotonic seconds)."""
 
+    instance: str
     request_id: str
     started_s: float
     ended_s: float
@@ -204,6 +228,87 @@ class Heartbeat(Message, frozen=True, kw_only=True):
     source: str
 
 
+# -- between the controller and other hosts that run workers -------------------------------------------------------
+
+
+class HostJoins(Message, frozen=True, kw_only=True):
+    """A host offers workers, so many of each role. Repeated until it is answered.
+
+    `life` is this run of its launcher, `inbox` where that is reached, and `model` what it would serve.
+    """
+
+    host: str
+    life: int
+    inbox: str
+    version: str
+    model: str
+    workers: dict[Role, int]
+
+
+class HostWelcome(Message, frozen=True, kw_only=True):
+    """The service as this host is to run it: its own workers, and the engine but for what each host has of its own."""
+
+    life: int
+    config: ServiceConfig
+
+
+class HostRefused(Message, frozen=True, kw_only=True):
+    """This host cannot be part of the service, for this reason."""
+
+    life: int
+    reason: str
+
+
+class HostUnknown(Message, frozen=True, kw_only=True):
+    """The service, which is perhaps another by now, does not know this life of the host: it is to join anew."""
+
+    life: int
+
+
+class Seat(msgspec.Struct, frozen=True, array_like=True):
+    """One worker of a host: how often it was started, and whether the last of them runs."""
+
+    life: int
+    runs: bool
+
+
+class HostAlive(Message, frozen=True, kw_only=True):
+    """The launcher of a host lives, and how its workers are. `leaves`: it will start none any more."""
+
+    host: str
+    life: int
+    inbox: str
+    said_s: float
+    seats: dict[str, Seat]
+    leaves: bool = False
+
+
+class HostFailed(Message, frozen=True, kw_only=True):
+    """A host cannot run its workers, for this reason, and has ended."""
+
+    host: str
+    life: int
+    reason: str
+
+
+class StartWorker(Message, frozen=True, kw_only=True):
+    """Start a worker, for the `life`-th time. To be done once, however often it is said."""
+
+    instance: str
+    life: int
+
+
+class KillWorker(Message, frozen=True, kw_only=True):
+    """End this life of a worker by force. To be done once, however often it is said."""
+
+    instance: str
+    life: int
+
+
+class HostFinish(Message, frozen=True, kw_only=True):
+    """The service has ended: end when the workers have, as they are told to."""
+
+
 ToWorker = (
     Peers
     | Prefill
@@ -213,6 +318,7 @@ ToWorker = (
     | InstanceLost
     | Refused
     | Shutdown
+    | Heard
     | HandoffEnded
     | HandoffOffered
     | HandoffTaken
@@ -228,4 +334,8 @@ ToController = (
     | Status
     | HandoffReport
     | RequestFailed
+    | HostJoins
+    | HostAlive
+    | HostFailed
 )
+ToHost = HostWelcome | HostRefused | HostUnknown | StartWorker | KillWorker | HostFinish | Heard

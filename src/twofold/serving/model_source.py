@@ -1,8 +1,30 @@
 """Where a model is: a local directory, or a hub id that is fetched into the hub's own cache."""
 
+import hashlib
 from pathlib import Path
 
 from twofold.errors import ModelError
+
+_WEIGHTS = {".safetensors", ".bin"}
+_SAMPLES, _SAMPLE_BYTES = 64, 4096
+
+
+def model_name(directory: Path) -> str:
+    """The same for the same model in whichever directory on whichever host, and another for any other.
+
+    Of config.json all is looked at; of each file of weights its size, its first MiB (where its tensors are described)
+    and samples from all over it, because reading all of it may take longer than everything else.
+    """
+    found = hashlib.blake2b((directory / "config.json").read_bytes(), digest_size=16)
+    for path in sorted(path for path in directory.iterdir() if path.suffix in _WEIGHTS):
+        size = path.stat().st_size
+        found.update(f"{path.name} {size}".encode())
+        with path.open("rb") as file:
+            found.update(file.read(1 << 20))
+            for sample in range(_SAMPLES):
+                file.seek(size * sample // _SAMPLES)
+                found.update(file.read(_SAMPLE_BYTES))
+    return found.hexdigest()
 
 
 def find_model(source: str) -> Path:

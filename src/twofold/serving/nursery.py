@@ -77,7 +77,10 @@ def _raise_workers(config: ServiceConfig, report: Reporter) -> "Nursery":
     """Prepare the engine and fork the workers."""
     prepared = ENGINES[config.engine.engine](config, lambda stage: report(Report(stage=stage)))
     facts = Report(
-        stage="starting workers", max_model_len=prepared.max_model_len, vocab_size=prepared.vocab_size
+        stage="starting workers",
+        max_model_len=prepared.max_model_len,
+        vocab_size=prepared.vocab_size,
+        model=prepared.model,
     )
     report(facts)
     runs = {spec.instance: partial(run_worker, config, spec, prepared) for spec in config.workers}

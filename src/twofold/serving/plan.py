@@ -1,10 +1,13 @@
 """From what the operator asked for to the workers of a service."""
 
 import os
+from collections.abc import Sequence
+
+import msgspec
 
 from twofold.errors import ConfigurationError
 from twofold.instance import Role
-from twofold.serving.config import DEFAULT_TOKEN_BUDGET, WorkerConfig
+from twofold.serving.config import JoinTerms, WorkerConfig
 from twofold.simulation.cores import share_cores
 
 
@@ -17,41 +20,51 @@ def plan_workers(
     token_budget: int | None,
     pin_cores: bool,
     roles_move: bool = False,
+    others_join: bool = False,
 ) -> tuple[WorkerConfig, ...]:
     """Workers with their roles, batchers and cores; raises ConfigurationError for counts that cannot serve.
 
-    Where `roles_move`, every worker can do both phases at any time, with Splitwise's batcher.
+    Where `roles_move`, every worker can do both phases at any time, with Splitwise's batcher. Where `others_join`,
+    other hosts may bring what is missing here.
     """
     if colocated and (prefill or decode):
         raise ConfigurationError(
             "--colocated excludes --prefill and --decode: a service is split or it is not"
         )
-    if not colocated and not (prefill and decode):
+    if not colocated and not (prefill and decode) and not others_join:
         raise ConfigurationError(
             "a split service needs at least --prefill 1 and --decode 1 (or use --colocated N)"
         )
-    batchers = {
-        Role.PREFILL: "prefill",
-        Role.DECODE: "decode",
-        Role.MIXED: "chunked-prefill" if chunked_prefill else "mixed",
-    }
     counts = {Role.PREFILL: prefill, Role.DECODE: decode, Role.MIXED: colocated}
-    kinds = [
-        (f"{role.value}-{i}", role, "splitwise" if roles_move else batchers[role])
-        for role, count in counts.items()
-        for i in range(count)
+    terms = join_terms(
+        colocated=colocated > 0,
+        chunked_prefill=chunked_prefill,
+        token_budget=token_budget,
+        roles_move=roles_move,
+    )
+    workers = [
+        terms.worker(f"{role.value}-{i}", role) for role, count in counts.items() for i in range(count)
     ]
-    cores = share_cores(own_cores(), len(kinds))
+    return with_cores(workers, pin_cores=pin_cores)
+
+
+def join_terms(
+    *, colocated: bool, chunked_prefill: bool, token_budget: int | None, roles_move: bool
+) -> JoinTerms:
+    """The batchers of a service's workers, by their roles."""
+    batchers = {Role.PREFILL: "prefill", Role.DECODE: "decode"}
+    if colocated:
+        batchers = {Role.MIXED: "chunked-prefill" if chunked_prefill else "mixed"}
+    if roles_move:
+        batchers = dict.fromkeys(Role, "splitwise")
+    return JoinTerms(batchers=batchers, token_budget=token_budget)
+
+
+def with_cores(workers: Sequence[WorkerConfig], *, pin_cores: bool) -> tuple[WorkerConfig, ...]:
+    """The workers of one host, with equal shares of its cores to compute on."""
     return tuple(
-        WorkerConfig(
-            instance=instance,
-            role=role,
-            batcher=batcher,
-            token_budget=token_budget or DEFAULT_TOKEN_BUDGET[batcher],
-            cores=share if pin_cores else (),
-            threads=len(share),
-        )
-        for (instance, role, batcher), share in zip(kinds, cores, strict=True)
+        msgspec.structs.replace(worker, cores=share if pin_cores else (), threads=len(share))
+        for worker, share in zip(workers, share_cores(own_cores(), len(workers)), strict=True)
     )
 
 

@@ -6,7 +6,7 @@ import msgspec
 class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One event: a `stage` begins; a `failure` in one sentence; a worker `exited`; facts of the model.
 
-    `max_model_len` (tokens) and `vocab_size` come with the stage "starting workers".
+    `max_model_len` (tokens), `vocab_size` and the `model` that it serves come with the stage "starting workers".
     """
 
     stage: str | None = None
@@ -15,6 +15,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     code: int | None = None
     max_model_len: int | None = None
     vocab_size: int | None = None
+    model: str | None = None
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -7,6 +7,7 @@ import msgspec
 
 from twofold.engine.base import KvLayout
 from twofold.errors import ConfigurationError
+from twofold.handoff import Lease
 
 # Every instance keeps this much memory that peers may write at any time, to measure the link.
 SCRATCH_BYTES = 4 << 20
@@ -67,6 +68,22 @@ class Transport(Protocol):
 
         `landed` says which contents: what peers wrote, or what the engine computed.
         """
+        ...
+
+    @property
+    def lingers(self) -> bool:
+        """Whether what a peer on another host has sent may still land here after the lease it was sent under ended.
+
+        It may where the network's own memory writes ours and nobody here is asked.
+        """
+        ...
+
+    def granted(self, lease: Lease) -> None:
+        """A peer may write the blocks of this lease from now on."""
+        ...
+
+    def ended(self, lease: Lease) -> None:
+        """Nothing may be written under this lease any more; returns when nothing is, unless it `lingers`."""
         ...
 
     def close(self) -> None: ...

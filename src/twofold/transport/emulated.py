@@ -11,6 +11,7 @@ import msgspec
 from twofold.engine.base import KvLayout
 from twofold.engine.emulated.clock import Clock
 from twofold.engine.emulated.prefills import Prefills
+from twofold.handoff import Lease
 from twofold.simulation.kernel import ps
 from twofold.transport.base import Connection, MemoryDescriptor, check_layout, moved_bytes
 
@@ -99,6 +100,8 @@ class EmulatedConnection:
 class EmulatedTransport:
     """What peers are told of this instance's KV cache, and the link to theirs."""
 
+    lingers = False
+
     def __init__(
         self,
         instance: str,
@@ -128,5 +131,11 @@ class EmulatedTransport:
 
     def add_checksums(self, layers: range, blocks: Sequence[int], sums: list[int], *, landed: bool) -> None:
         """What is not there arrives undamaged."""
+
+    def granted(self, lease: Lease) -> None:
+        """Nobody writes anything."""
+
+    def ended(self, lease: Lease) -> None:
+        """The same."""
 
     def close(self) -> None: ...

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import torch
 
+from twofold.curve.network import Network
 from twofold.engine.base import KvLayout
 from twofold.engine.torch.pool import KvPool, block_runs
 from twofold.errors import ConfigurationError, InstanceLostError, StaleEpochError, TwofoldError
@@ -150,7 +151,17 @@ class NixlTransport(PooledTransport):
     connection, because the process that it was made to is gone, or at the life word, when another answers there.
     """
 
-    def __init__(self, instance: str, epoch: int, layout: KvLayout, num_blocks: int, device: str) -> None:
+    lingers = True  # bytes of a process that has ended may wait in the network, and UCX puts them into place
+
+    def __init__(
+        self,
+        instance: str,
+        epoch: int,
+        layout: KvLayout,
+        num_blocks: int,
+        device: str,
+        _network: Network | None = None,
+    ) -> None:
         self._agent = NixlAgent(f"{instance}@{epoch}")
         life = life_offset(layout, num_blocks)
         nbytes = life + LIFE_BYTES + SCRATCH_BYTES

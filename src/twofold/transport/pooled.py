@@ -4,8 +4,10 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from importlib import import_module
 
+from twofold.curve.network import Network
 from twofold.engine.base import KvLayout
 from twofold.engine.torch.pool import KvPool
+from twofold.handoff import Lease
 from twofold.transport.base import Connection, MemoryDescriptor
 from twofold.transport.checksums import add_checksums
 from twofold.transport.registry import TRANSPORTS, check_transport
@@ -18,6 +20,7 @@ class PooledTransport:
     one and the same where the transport reaches the memory that the engine computes on.
     """
 
+    lingers = False
     descriptor: MemoryDescriptor
     engine_pool: KvPool
     landing_pool: KvPool
@@ -31,12 +34,18 @@ class PooledTransport:
     def add_checksums(self, layers: range, blocks: Sequence[int], sums: list[int], *, landed: bool) -> None:
         add_checksums(self.landing_pool if landed else self.engine_pool, layers, blocks, sums)
 
+    def granted(self, lease: Lease) -> None:
+        """Peers that may write may write everything, and write what they are told to."""
+
+    def ended(self, lease: Lease) -> None:
+        """The same."""
+
     @abstractmethod
     def close(self) -> None: ...
 
 
-# (instance, epoch, layout, number of blocks, device that the engine computes on)
-MakeTransport = Callable[[str, int, KvLayout, int, str], PooledTransport]
+# (instance, epoch, layout, number of blocks, device that the engine computes on, where this host is among others)
+MakeTransport = Callable[[str, int, KvLayout, int, str, Network | None], PooledTransport]
 
 
 def load_transport(name: str) -> MakeTransport:

@@ -17,6 +17,7 @@ class Entry(NamedTuple):
 
 TRANSPORTS = {
     "shared_memory": Entry("twofold.transport.shared_memory", "SharedMemoryTransport"),
+    "curve": Entry("twofold.transport.curve", "CurveTransport"),
     "nixl": Entry("twofold.transport.nixl", "NixlTransport", ("nixl_cu12", "nixl_cu13"), "nixl"),
 }
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
+from twofold.curve.network import Network
 from twofold.engine.base import KvLayout, LayerShape
 from twofold.engine.torch.pool import KvPool, copy_blocks
 from twofold.transport.base import SCRATCH_BYTES, Connection, MemoryDescriptor, check_layout, moved_bytes
@@ -46,7 +47,15 @@ class SharedMemoryTransport(PooledTransport):
     is where the blocks of its leases land and where its peers read.
     """
 
-    def __init__(self, instance: str, epoch: int, layout: KvLayout, num_blocks: int, device: str) -> None:
+    def __init__(
+        self,
+        instance: str,
+        epoch: int,
+        layout: KvLayout,
+        num_blocks: int,
+        device: str,
+        _network: Network | None = None,
+    ) -> None:
         nbytes = layout.pool_bytes(num_blocks)
         self._memory = SharedMemory.create(instance, nbytes + SCRATCH_BYTES)
         self.landing_pool = KvPool(layout, num_blocks, self._memory.tensor())

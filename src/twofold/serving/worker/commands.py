@@ -1,6 +1,7 @@
 """The inbox thread of a worker: messages are applied at once, also while a batch runs."""
 
 import logging
+import os
 import sys
 import time
 
@@ -12,6 +13,7 @@ from twofold.serving.messages import (
     HandoffEnded,
     HandoffOffered,
     HandoffTaken,
+    Heard,
     Heartbeat,
     InstanceLost,
     LeaseGranted,
@@ -22,6 +24,7 @@ from twofold.serving.messages import (
     Shutdown,
     ToWorker,
 )
+from twofold.serving.tether import tether_clock
 from twofold.serving.worker import arrivals
 from twofold.serving.worker.live import LiveSequence
 from twofold.serving.worker.state import WorkerState
@@ -49,7 +52,6 @@ class Commands:
                     state.grant()
                     state.changed.notify()
             looked_s = self._keep_leases(looked_s)
-        state.outbox.close()
 
     def _apply(self, message: ToWorker) -> None:  # noqa: C901, PLR0912  (one flat match over the kinds of messages)
         state = self._state
@@ -76,6 +78,8 @@ class Commands:
                 state.peers.update(peers)
             case InstanceLost(instance=instance):
                 self._lose(instance)
+            case Heard(said_s=said_s):
+                state.tether.heard(said_s)
             case Refused(reason=reason):
                 sys.stderr.write(f"twofold: {state.instance} was refused: {reason}\n")
                 state.closing = True
@@ -111,7 +115,10 @@ class Commands:
     def _lose(self, instance: str) -> None:
         """A dead peer writes no more, and what was on its way to it has nowhere to go."""
         state = self._state
-        inbox = state.peers.inbox(instance)
+        inbox, elsewhere = state.peers.inbox(instance), state.peers.elsewhere(instance)
+        if elsewhere and state.peers.transport.lingers and state.receives_from(instance):
+            log.error("%s ends too: what %s has sent may yet arrive in its memory", state.instance, instance)
+            os._exit(1)
         state.peers.remove(instance)
         state.sender.cancel_to(instance)
         state.receiver.cancel_from(instance)
@@ -138,5 +145,8 @@ class Commands:
             now - self._alive_s >= ALIVE_S
         ):  # said where the lock could be had: a worker that cannot get it hangs
             self._alive_s = now
-            state.tell(Alive(instance=state.instance, epoch=state.epoch, batch_s=batch_s))
+            said_s = tether_clock()
+            state.tell(
+                Alive(instance=state.instance, epoch=state.epoch, batch_s=batch_s, said_s=said_s, now_s=now)
+            )
         return now

@@ -28,6 +28,7 @@ class EmulatedPrepared:
     ) -> None:
         self.max_model_len = max_model_len
         self.vocab_size = vocab_size
+        self.model = spec.model
         self._spec = spec
         self._seats = {seat.name: seat for seat in seats_of(kinds)}
         self._transfers = [transfer_of(spec, model, kind) for kind in kinds]

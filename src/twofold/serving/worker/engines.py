@@ -15,7 +15,7 @@ def _torch(config: ServiceConfig, stage: Stage) -> Prepared:
     stage("importing torch")
     from twofold.serving.worker.torch_parts import prepare  # noqa: PLC0415  (slow, hence a stage of its own)
 
-    return prepare(config.engine, config.transport, len(config.workers), stage)
+    return prepare(config, stage)
 
 
 def _emulated(config: ServiceConfig, stage: Stage) -> Prepared:

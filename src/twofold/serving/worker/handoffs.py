@@ -66,6 +66,7 @@ class Handoffs:
         state, complete = self._state, not outgoing.cancelled
         if complete and outgoing.started_s is not None:
             report = HandoffReport(
+                instance=state.instance,
                 request_id=outgoing.request_id,
                 started_s=outgoing.started_s,
                 ended_s=time.monotonic(),

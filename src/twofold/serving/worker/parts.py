@@ -30,6 +30,11 @@ class Prepared(Protocol):
     @property
     def vocab_size(self) -> int: ...
 
+    @property
+    def model(self) -> str:
+        """What it computes: the same on every host that has the same model."""
+        ...
+
     def parts(self, spec: WorkerConfig, epoch: int) -> WorkerParts:
         """Make the parts of one life of a worker; to be called in its own process."""
         ...

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from twofold.curve.network import HOME
 from twofold.errors import InstanceLostError, StaleEpochError, TwofoldError
 from twofold.serving.messages import Peer
 from twofold.transport.base import Connection, MemoryDescriptor, Transport
@@ -15,8 +16,9 @@ class PeerDirectory:
     A connection may take its time, and a peer may be lost meanwhile: `update` and `remove` never wait for one.
     """
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: Transport, host: str = HOME) -> None:
         self._transport = transport
+        self.host = host
         self._peers: dict[str, Peer] = {}
         self._connections: dict[str, Connection] = {}
         self._known = threading.Lock()  # guards both
@@ -54,11 +56,16 @@ class PeerDirectory:
 
     def inbox(self, instance: str) -> str | None:
         peer = self._peers.get(instance)
-        return None if peer is None else peer.inbox
+        return None if peer is None else peer.inbox_from(self.host)
 
     def inboxes(self) -> list[str]:
         own = self.own_memory.instance
-        return [peer.inbox for instance, peer in self._peers.items() if instance != own]
+        return [peer.inbox_from(self.host) for instance, peer in self._peers.items() if instance != own]
+
+    def elsewhere(self, instance: str) -> bool:
+        """Whether this peer is on another host."""
+        peer = self._peers.get(instance)
+        return peer is not None and peer.host != self.host
 
     def others(self) -> list[MemoryDescriptor]:
         """The caches of all peers but ourselves."""

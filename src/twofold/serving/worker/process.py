@@ -5,10 +5,13 @@ import os
 import secrets
 import threading
 import time
+from pathlib import Path
 
 import zmq
 
-from twofold.engine.base import Engine
+from twofold.curve.guard import Guard
+from twofold.curve.key import read_key
+from twofold.curve.network import HOME
 from twofold.kvcache.blocks import BlockManager
 from twofold.kvcache.leases import LeaseBook
 from twofold.scheduling.batchers import BATCHERS
@@ -17,8 +20,9 @@ from twofold.serving.config import CONTROLLER, ServiceConfig, WorkerConfig
 from twofold.serving.journal import Journal, JournaledInstance
 from twofold.serving.mailbox import Inbox, Outbox
 from twofold.serving.messages import ToWorker
+from twofold.serving.worker.deadline import AlarmDeadline, Deadline
 from twofold.serving.worker.handoffs import layers_at_once
-from twofold.serving.worker.parts import Prepared
+from twofold.serving.worker.parts import Prepared, WorkerParts
 from twofold.serving.worker.peers import PeerDirectory
 from twofold.serving.worker.receiver import HandoffReceiver
 from twofold.serving.worker.sender import HandoffSender
@@ -37,23 +41,34 @@ def run_worker(config: ServiceConfig, spec: WorkerConfig, prepared: Prepared) ->
     parts = prepared.parts(spec, epoch)
     engine = parts.engine
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    network = config.network
+    guard = None if network is None else Guard(context, read_key(Path(network.key_file)))
+    elsewhere = network is not None and network.host != HOME
     state = WorkerState(
         instance=spec.instance,
         role=spec.role,
-        scheduler=_scheduler(config, spec, engine, epoch),
+        scheduler=_scheduler(config, spec, parts, epoch),
         sender=HandoffSender(len(engine.layout.layers), time.monotonic, layers_at_once(engine.layout)),
         receiver=HandoffReceiver(),
         landing=parts.landing,
-        peers=PeerDirectory(parts.transport),
-        outbox=Outbox(context),
-        controller=config.inbox(CONTROLLER),
+        peers=PeerDirectory(parts.transport, config.host),
+        outbox=Outbox(context, guard, spec.instance),
+        controller=network.controller if network is not None and elsewhere else config.inbox(CONTROLLER),
         changed=parts.changed,
+        tether=AlarmDeadline() if elsewhere else Deadline(),
     )
-    inbox: Inbox[ToWorker] = Inbox(context, config.worker_inbox(spec.instance, os.getpid()), ToWorker)
+    inbox: Inbox[ToWorker] = Inbox(
+        context,
+        config.worker_inbox(spec.instance, os.getpid()),
+        ToWorker,
+        guard=guard,
+        outside=None if network is None else f"tcp://{network.address}:*",
+        on_lost=_end_for,
+    )
     work(
         state,
         engine,
-        config.engine.model,
+        prepared.model,
         parts.eos_token_ids,
         inbox,
         config.lease_s,
@@ -70,10 +85,19 @@ def _end_process(failed: threading.ExceptHookArgs) -> None:
     os._exit(1)
 
 
-def _scheduler(config: ServiceConfig, spec: WorkerConfig, engine: Engine, epoch: int) -> InstanceScheduler:
+def _end_for(sender: str) -> None:
+    """Who missed a message does not know what it holds for whom: its next life does."""
+    log.critical("a message from %s was lost on the way", sender)
+    os._exit(1)
+
+
+def _scheduler(
+    config: ServiceConfig, spec: WorkerConfig, parts: WorkerParts, epoch: int
+) -> InstanceScheduler:
+    engine = parts.engine
     num_blocks, block_size = engine.num_blocks, engine.layout.block_size
     blocks = BlockManager(num_blocks, block_size)
-    leases = LeaseBook(blocks, spec.instance, epoch, config.lease_s)
+    leases = LeaseBook(blocks, spec.instance, epoch, config.lease_s, parts.transport)
     batcher = BATCHERS[spec.batcher](spec.token_budget, config.engine.max_num_seqs)
     if config.journal_dir is None:
         return InstanceScheduler(batcher, blocks, leases, config.engine.max_num_seqs)

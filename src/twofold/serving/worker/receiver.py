@@ -81,6 +81,10 @@ class HandoffReceiver:
         for incoming in self._those(lambda each: each.request_id == request_id):
             incoming.cancelled = True
 
+    def reads_from(self, source: str) -> bool:
+        """Whether something is still to be read from there."""
+        return bool(self._those(lambda each: each.source == source and each.pulled))
+
     def cancel_from(self, source: str) -> None:
         """A source is dead: what is still to be read from it fails."""
         for incoming in self._those(lambda each: each.source == source and each.pulled):

@@ -15,6 +15,7 @@ from twofold.serving.messages import (
     RequestFailed,
     Status,
 )
+from twofold.serving.worker.deadline import Deadline
 from twofold.serving.worker.landing import Landing
 from twofold.serving.worker.live import LiveSequence
 from twofold.serving.worker.peers import PeerDirectory
@@ -41,6 +42,7 @@ class WorkerState:
     controller: str
     sequences: dict[str, LiveSequence] = field(default_factory=dict)
     changed: threading.Condition = field(default_factory=threading.Condition)
+    tether: Deadline = field(default_factory=Deadline)
     announced: set[str] = field(default_factory=set)  # requests the controller waits to see started
     batch_started_s: float | None = None  # when the batch that runs now was started
     closing: bool = False
@@ -73,6 +75,10 @@ class WorkerState:
         """The same, and the controller is told why."""
         self.abort(request_id)
         self.tell(RequestFailed(instance=self.instance, request_id=request_id, reason=reason))
+
+    def receives_from(self, instance: str) -> bool:
+        """Whether KV of a request may be on its way from there."""
+        return bool(self.scheduler.leases.held_by(instance)) or self.receiver.reads_from(instance)
 
     def next_report(self) -> Status:
         """The accounts as they are, numbered."""

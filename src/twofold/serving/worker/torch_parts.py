@@ -1,12 +1,16 @@
 """The parts of workers that run a model with torch."""
 
+from pathlib import Path
+
 import torch
 
+from twofold.curve.network import Network
 from twofold.engine.torch.engine import TorchEngine
 from twofold.engine.torch.loader import LoadedModel, load_model
 from twofold.errors import ConfigurationError
-from twofold.serving.config import EngineConfig, WorkerConfig
+from twofold.serving.config import EngineConfig, ServiceConfig, WorkerConfig
 from twofold.serving.memory_plan import MemoryPlan, available_memory, plan_memory
+from twofold.serving.model_source import model_name
 from twofold.serving.worker.engines import Stage
 from twofold.serving.worker.landing import Landing
 from twofold.serving.worker.parts import WorkerParts
@@ -18,17 +22,26 @@ class TorchPrepared:
     """A model whose weights all workers share, and the size of their KV caches."""
 
     def __init__(
-        self, model: LoadedModel, plan: MemoryPlan, device: str, make_transport: MakeTransport
+        self,
+        model: LoadedModel,
+        name: str,
+        plan: MemoryPlan,
+        device: str,
+        make_transport: MakeTransport,
+        network: Network | None,
     ) -> None:
+        self.model = name
         self._model, self._plan, self._device = model, plan, device
-        self._make_transport = make_transport
+        self._make_transport, self._network = make_transport, network
         self.max_model_len = plan.max_model_len
         self.vocab_size = model.vocab_size
 
     def parts(self, spec: WorkerConfig, epoch: int) -> WorkerParts:
         torch.set_num_threads(spec.threads)
         plan = self._plan
-        transport = self._make_transport(spec.instance, epoch, plan.layout, plan.num_blocks, self._device)
+        transport = self._make_transport(
+            spec.instance, epoch, plan.layout, plan.num_blocks, self._device, self._network
+        )
         engine_pool, landing_pool = transport.engine_pool, transport.landing_pool
         return WorkerParts(
             transport=transport,
@@ -38,8 +51,9 @@ class TorchPrepared:
         )
 
 
-def prepare(config: EngineConfig, transport: str, workers: int, stage: Stage) -> TorchPrepared:
+def prepare(service: ServiceConfig, stage: Stage) -> TorchPrepared:
     """Load the model, on one thread and onto the CPU: before a fork there must be no other threads and no CUDA."""
+    config = service.engine
     torch.set_num_threads(1)
     check_device(config.device)
     stage("loading the model")
@@ -48,10 +62,11 @@ def prepare(config: EngineConfig, transport: str, workers: int, stage: Stage) ->
         model.layout(config.block_size),
         kv_cache_bytes=config.kv_cache_bytes,
         max_model_len=_context_length(config, model.max_model_len),
-        workers=workers,
+        workers=len(service.workers),
         available_bytes=available_memory(),
     )
-    return TorchPrepared(model, plan, config.device, load_transport(transport))
+    name, make = model_name(Path(config.model)), load_transport(service.transport)
+    return TorchPrepared(model, name, plan, config.device, make, service.network)
 
 
 def check_device(name: str) -> None:

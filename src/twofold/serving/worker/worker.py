@@ -9,6 +9,7 @@ Four threads share it (see `WorkerState`):
 """
 
 import threading
+import time
 
 from twofold.engine.base import Engine
 from twofold.serving.mailbox import Inbox
@@ -42,9 +43,16 @@ def work(
     if measured_tokens is not None:
         prefill = prefill_speed(engine, measured_tokens)
         LinkProber(state).start()
-    peer = Peer(inbox=inbox.address, memory=state.peers.own_memory)
+    peer = Peer(
+        inbox=inbox.address, memory=state.peers.own_memory, host=state.peers.host, outside=inbox.outside
+    )
+    state.tether.start()
     status = state.scheduler.status()
-    state.tell(Registered(peer=peer, role=state.role, model=model, status=status, prefill=prefill))
+    state.tell(
+        Registered(
+            peer=peer, role=state.role, model=model, status=status, prefill=prefill, now_s=time.monotonic()
+        )
+    )
     handoffs = Handoffs(state, checksums=checksums)
     state.sender.start(handoffs.write_layers, handoffs.offer, handoffs.over)
     arrivals = Arrivals(state, layers_at_once(engine.layout))

@@ -1,0 +1,53 @@
+"""`twofold join`: workers on this host for a service on another."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+_CONTROLLER = "Where the service takes workers: its --listen-workers."
+_MODEL = "Model directory, or hub id: the same model as the service's."
+_ADDRESS = "Address of this host that the others reach (the one that its packets to the service come from)."
+
+
+def join(
+    controller: Annotated[str, typer.Argument(metavar="tcp://ADDRESS:PORT", help=_CONTROLLER)],
+    cluster_key: Annotated[Path, typer.Option(help="File of the cluster key (see `twofold keygen`).")],
+    model: Annotated[str, typer.Option(help=_MODEL)],
+    prefill: Annotated[int, typer.Option(min=0, help="Prefill workers.")] = 0,
+    decode: Annotated[int, typer.Option(min=0, help="Decode workers.")] = 0,
+    mixed: Annotated[int, typer.Option(min=0, help="Workers that do both phases.")] = 0,
+    name: Annotated[
+        str | None, typer.Option(help="Name of this host, another for each (the host's).")
+    ] = None,
+    address: Annotated[str | None, typer.Option(help=_ADDRESS)] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:0 … (the service's).")] = None,
+    kv_cache_memory_bytes: Annotated[
+        str | None, typer.Option(help="KV cache of each worker, as in 500M (the service's).")
+    ] = None,
+    pin_cores: Annotated[bool, typer.Option(help="Give each worker cores of its own.")] = True,
+    log_format: Annotated[str, typer.Option(help="text, or json.")] = "text",
+) -> None:
+    """Run workers on this host for a service on another.
+
+    All that they need to know but the model's files comes from the service. They are started again when they end,
+    and end when the service does; when the service is lost, this waits for it or its next.
+    """
+    from twofold.cli import join_run  # noqa: PLC0415  (what it needs is too heavy for the start of every command)
+    from twofold.cli.serve import parse_size  # noqa: PLC0415
+
+    flags = join_run.JoinFlags(
+        controller=controller,
+        cluster_key=cluster_key,
+        model=model,
+        prefill=prefill,
+        decode=decode,
+        mixed=mixed,
+        name=name,
+        address=address,
+        device=device,
+        kv_cache_bytes=None if kv_cache_memory_bytes is None else parse_size(kv_cache_memory_bytes),
+        pin_cores=pin_cores,
+        log_format=log_format,
+    )
+    join_run.run(flags)

@@ -1,0 +1,120 @@
+"""`twofold keygen`, `twofold join` and `--listen-workers`: what is wrong is one sentence, exit code 2."""
+
+import socket
+import stat
+import sys
+
+import pytest
+
+from twofold.bench.services import free_port
+from twofold.cli.main import main
+from twofold.curve.key import write_key
+
+LISTEN = "tcp://127.0.0.1:7600"
+
+
+@pytest.fixture(scope="module")
+def model(tiny_model_dir):
+    return str(tiny_model_dir("llama"))
+
+
+@pytest.fixture
+def key(tmp_path):
+    write_key(tmp_path / "key")
+    return tmp_path / "key"
+
+
+@pytest.fixture
+def refusal(monkeypatch, capsys):
+    """What a command says that ends before any process is started."""
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["twofold", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code == 2
+        said = capsys.readouterr().err.strip()
+        assert said.startswith("twofold: ")
+        return " ".join(said.split())
+
+    return run
+
+
+def test_keygen_writes_a_key_and_shows_none(monkeypatch, capsys, tmp_path, refusal):
+    """Only its owner may read it, and it is not written over."""
+    file = tmp_path / "key"
+    monkeypatch.setattr(sys, "argv", ["twofold", "keygen", str(file)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 0
+    said = capsys.readouterr()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert file.read_text().splitlines()[-1] not in said.out + said.err
+    assert "exists already" in refusal("keygen", file)
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--listen-workers", LISTEN], "say who may with --cluster-key"),
+        (["--cluster-key", "KEY"], "--cluster-key is for --listen-workers"),
+        (["--listen-workers", "127.0.0.1:7600", "--cluster-key", "KEY"], "write tcp://ADDRESS:PORT"),
+        (["--listen-workers", "tcp://0.0.0.0:7600", "--cluster-key", "KEY"], "names no host"),
+        (["--listen-workers", LISTEN, "--cluster-key", "/nowhere"], "cannot be read"),
+        (["--decode", "0"], "needs at least --prefill 1 and --decode 1"),
+    ],
+)
+def test_a_service_that_could_not_be_joined(model, key, refusal, flags, sentence):
+    """Nobody in particular may join, or nobody can."""
+    given = [str(key) if flag == "KEY" else flag for flag in flags]
+    assert sentence in refusal("serve", model, *given)
+
+
+def test_a_key_that_others_can_read_is_not_used(model, key, refusal):
+    """Neither by a service nor by a host."""
+    key.chmod(0o644)
+    assert "chmod 600" in refusal("serve", model, "--listen-workers", LISTEN, "--cluster-key", key)
+    flags = ["--cluster-key", key, "--model", model, "--decode", "1"]
+    assert "chmod 600" in refusal("join", LISTEN, *flags)
+
+
+def test_a_port_that_is_taken(model, key, refusal):
+    """It is known before anything is loaded."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        flags = ["--listen-workers", address, "--cluster-key", key, "--port", free_port()]
+        assert f"{address}: Address already in use" in refusal("serve", model, *flags)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"workers": []}, "say what workers this host brings"),
+        ({"controller": "10.0.0.1"}, "write tcp://ADDRESS:PORT"),
+        ({"name": ["--name", "two words"]}, "is no name"),
+        ({"name": ["--address", "no.such.host.invalid"]}, "is not known here"),
+        ({"model": "/nowhere"}, "twofold model create"),
+    ],
+)
+def test_a_host_that_cannot_join(model, key, refusal, changes, sentence):
+    """It says so before it asks."""
+    flags = {"controller": LISTEN, "model": model, "workers": ["--decode", "1"], "name": []} | changes
+    assert sentence in refusal(
+        "join",
+        flags["controller"],
+        *("--cluster-key", key, "--model", flags["model"]),
+        *flags["workers"],
+        *flags["name"],
+    )
+
+
+def test_a_cluster_file_names_all_workers(key, refusal, tmp_path):
+    """Nobody joins those."""
+    file = tmp_path / "cluster.yaml"
+    file.write_text(
+        "model: llama2-70b\npools:\n"
+        "  - {machines: 1, machine: dgx-h100, role: prefill}\n"
+        "  - {machines: 1, machine: dgx-h100, role: decode}\n"
+    )
+    flags = ["--engine", "emulated", "--cluster", file, "--listen-workers", LISTEN, "--cluster-key", key]
+    assert "is not for --cluster" in refusal("serve", *flags)

@@ -1,0 +1,304 @@
+"""Other hosts, as the controller sees them; what they say and when is the test's."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from twofold.instance import Role
+from twofold.serving.config import EngineConfig, JoinTerms, ServiceConfig
+from twofold.serving.hosts import Hosts
+from twofold.serving.messages import (
+    Heard,
+    HostAlive,
+    HostFinish,
+    HostJoins,
+    HostRefused,
+    HostUnknown,
+    HostWelcome,
+    KillWorker,
+    Seat,
+    StartWorker,
+)
+from twofold.serving.plan import join_terms
+from twofold.serving.tether import MARGIN_S, TERM_S
+
+SPLIT = join_terms(colocated=False, chunked_prefill=True, token_budget=None, roles_move=False)
+LONG = TERM_S + MARGIN_S + 0.1
+
+
+class Outbox:
+    """Keeps what is sent, by address."""
+
+    def __init__(self):
+        self.sent = []
+
+    def send(self, address, message):
+        self.sent.append((address, message))
+
+    def forget(self, address):
+        pass
+
+    def take(self):
+        sent, self.sent = self.sent, []
+        return sent
+
+
+class Local:
+    """The launcher of the service's own host."""
+
+    def __init__(self):
+        self.orders = []
+
+    def start_worker(self, instance):
+        self.orders.append(("start", instance))
+
+    def kill_worker(self, instance):
+        self.orders.append(("kill", instance))
+
+
+class Scene:
+    def __init__(self, terms=SPLIT, transport="curve"):
+        workers = (terms.worker("prefill-0", Role.PREFILL),) if Role.PREFILL in terms.batchers else ()
+        config = ServiceConfig(
+            engine=EngineConfig(model="/m"), workers=workers, run_dir="/r", terms=terms, transport=transport
+        )
+        self.outbox, self.local = Outbox(), Local()
+        self.hosts = Hosts(config, "model", "1", self.local, self.outbox)
+
+    def joins(self, now=0.0, host="b", life=1, **changes):
+        fields = {"version": "1", "model": "model", "workers": {Role.DECODE: 2}} | changes
+        return self.hosts.joins(HostJoins(host=host, life=life, inbox=f"tcp://{host}", **fields), now)
+
+    def alive(self, now, seats, host="b", life=1):
+        return self.hosts.alive(
+            HostAlive(host=host, life=life, inbox=f"tcp://{host}", said_s=now + 7, seats=seats), now
+        )
+
+    def told(self, *kinds):
+        return [message for _, message in self.outbox.take() if isinstance(message, kinds)]
+
+
+def running(*lives):
+    return {f"decode-{i}": Seat(life, runs=True) for i, life in enumerate(lives)}
+
+
+def test_a_host_is_told_what_to_run():
+    """By the names that its workers have from then on, and without what is the service's alone."""
+    scene = Scene()
+    joined = scene.joins()
+    assert dict(joined.workers) == {"decode-0": Role.DECODE, "decode-1": Role.DECODE}
+    (welcome,) = scene.told(HostWelcome)
+    assert [worker.batcher for worker in welcome.config.workers] == ["decode", "decode"]
+    assert (welcome.config.run_dir, welcome.config.network, welcome.config.journal_dir) == ("", None, None)
+
+
+def test_who_asks_again_is_answered_again_and_counts_once():
+    """The answer may have been lost."""
+    scene = Scene()
+    scene.joins()
+    assert not scene.joins().workers
+    assert len(scene.told(HostWelcome)) == 2
+
+
+@pytest.mark.parametrize(
+    ("scene", "changes", "reason"),
+    [
+        (Scene(), {"version": "2"}, "runs Twofold 2 and the service 1"),
+        (Scene(), {"model": "other"}, "b has another model"),
+        (Scene(), {"workers": {Role.MIXED: 1}}, "no use for a mixed worker: it is split"),
+        (Scene(transport="shared_memory"), {}, "shared_memory, which b does not share"),
+        (Scene(), {"host": ""}, "needs a name"),
+        (Scene(JoinTerms(batchers={Role.MIXED: "mixed"})), {}, "no use for a decode worker: it is colocated"),
+    ],
+)
+def test_who_cannot_be_taken_is_told_why(scene, changes, reason, caplog):
+    """And so is the log of the service."""
+    assert not scene.joins(**changes).workers
+    (refused,) = scene.told(HostRefused)
+    assert reason in refused.reason
+    assert reason in caplog.text
+
+
+def test_orders_go_where_the_worker_is():
+    """And to no other."""
+    scene = Scene()
+    scene.joins()
+    scene.outbox.take()
+    scene.hosts.kill_worker("prefill-0")
+    scene.hosts.start_worker("prefill-0")
+    assert scene.local.orders == [("kill", "prefill-0"), ("start", "prefill-0")]
+    scene.hosts.kill_worker("decode-1")
+    assert scene.outbox.take() == [("tcp://b", KillWorker(instance="decode-1", life=1))]
+
+
+def test_an_end_is_told_once():
+    """However often it is said."""
+    scene = Scene()
+    scene.joins()
+    assert scene.alive(0.2, running(1, 1)) == []
+    seats = running(1, 1) | {"decode-1": Seat(1, runs=False)}
+    assert scene.alive(0.4, seats) == ["decode-1"]
+    assert scene.alive(0.6, seats) == []
+    assert Heard(said_s=7.6) in scene.told(Heard)
+
+
+def test_an_order_is_repeated_until_it_is_carried_out():
+    """It may be lost."""
+    scene = Scene()
+    scene.joins()
+    scene.hosts.kill_worker("decode-0")
+    scene.outbox.take()
+    scene.alive(0.2, running(1, 1))
+    assert scene.told(KillWorker) == [KillWorker(instance="decode-0", life=1)]
+    ended = running(1, 1) | {"decode-0": Seat(1, runs=False)}
+    assert scene.alive(0.4, ended) == ["decode-0"]
+    scene.hosts.start_worker("decode-0")
+    scene.outbox.take()
+    scene.alive(0.6, ended)
+    assert scene.told(StartWorker) == [StartWorker(instance="decode-0", life=2)]
+    scene.alive(0.8, running(2, 1))
+    assert scene.told(StartWorker, KillWorker) == []
+
+
+def test_workers_of_a_silent_host_have_ended_when_they_must_have():
+    """Not before; and who was heard since, by another way, has not."""
+    scene = Scene()
+    scene.joins()
+    scene.alive(1.0, running(1, 1))
+    assert scene.hosts.look(LONG, lambda _: 0.0) == []
+    assert scene.hosts.look(1.0 + LONG, lambda _: 3.0) == []
+    assert scene.hosts.look(1.0 + LONG, lambda _: 0.0) == ["decode-0", "decode-1"]
+    assert scene.hosts.look(9.0 + LONG, lambda _: 0.0) == []
+
+
+def test_a_host_that_is_back_ends_what_was_taken_for_ended():
+    """Only then another life begins there."""
+    scene = Scene()
+    scene.joins()
+    scene.hosts.look(LONG, lambda _: 0.0)
+    scene.hosts.start_worker("decode-0")
+    assert scene.told(StartWorker) == [], "it could not be told"
+    assert scene.alive(20.0, running(1, 1)) == []
+    assert scene.told(KillWorker, StartWorker) == [KillWorker(instance="decode-0", life=1)]
+    assert scene.alive(20.2, running(1, 1) | {"decode-0": Seat(1, runs=False)}) == []
+    assert scene.told(KillWorker, StartWorker) == [StartWorker(instance="decode-0", life=2)]
+
+
+def test_a_host_that_starts_anew_has_its_names_again_when_its_old_workers_must_have_ended():
+    """Until then it waits; what it has more of gets new names, and what it has less of is gone."""
+    scene = Scene()
+    scene.joins()
+    scene.told()
+    scene.joins(1.0, life=2)
+    assert scene.told(HostWelcome, HostRefused) == []
+    scene.hosts.look(LONG, lambda _: 0.0)
+    joined = scene.joins(LONG, life=2, workers={Role.DECODE: 1, Role.PREFILL: 1})
+    assert set(joined.workers) == {"decode-0", "prefill-1"}
+    assert set(joined.gone) == {"decode-1"}
+    assert len(scene.told(HostWelcome)) == 1
+
+
+def test_two_hosts_of_one_name_are_a_mistake():
+    """The first lives on while the second asks."""
+    scene = Scene()
+    scene.joins()
+    scene.joins(1.0, life=2)
+    scene.alive(1.5, running(1, 1))
+    scene.joins(2.0, life=2)
+    assert "--name" in scene.told(HostRefused)[0].reason
+
+
+def test_a_host_that_nobody_knows_is_to_ask_again():
+    """The service is another than the one that it had joined."""
+    scene = Scene()
+    assert scene.alive(0.0, running(1, 1)) == []
+    assert scene.outbox.take() == [("tcp://b", HostUnknown(life=1))]
+
+
+def test_who_leaves_is_forgotten():
+    """With all that it ran."""
+    scene = Scene()
+    scene.joins()
+    assert scene.hosts.leaves("b", 2) == []
+    assert scene.hosts.leaves("b", 1) == ["decode-0", "decode-1"]
+    assert scene.hosts.leaves("b", 1) == []
+
+
+def test_all_that_are_there_are_told_of_the_end():
+    """Who is silent could not be."""
+    scene = Scene()
+    scene.joins()
+    scene.joins(host="c")
+    scene.hosts.look(LONG, lambda instance: LONG if instance == "decode-0" else 0.0)
+    scene.outbox.take()
+    scene.hosts.finish()
+    assert scene.outbox.take() == [("tcp://b", HostFinish())]
+
+
+class Lossy:
+    """A host with one worker, as its launcher keeps it, and what comes through between it and the controller."""
+
+    def __init__(self):
+        self.scene, self.now = Scene(), 0.0
+        self.life, self.runs = 1, True
+        self.scene.joins(workers={Role.DECODE: 1})
+
+    def alive(self, heard=True, hears=True):
+        self.now += 0.2
+        if heard:
+            self._ended(self.scene.alive(self.now, {"decode-0": Seat(self.life, self.runs)}))
+        for _, message in self.scene.outbox.take():
+            if hears:
+                self._told(message)
+
+    def lost(self):
+        self.alive(heard=False)
+
+    def deaf(self):
+        self.alive(hears=False)
+
+    def dies(self):
+        self.runs = False
+
+    def kill(self):
+        self.scene.hosts.kill_worker("decode-0")
+
+    def silence(self):
+        self.now += LONG
+        self._ended(self.scene.hosts.look(self.now, lambda _: 0.0))
+
+    def _ended(self, instances):
+        for instance in instances:
+            self.scene.hosts.start_worker(instance)
+
+    def _told(self, message):
+        if isinstance(message, KillWorker) and message.life == self.life:
+            self.runs = False
+        elif isinstance(message, StartWorker) and message.life > self.life and not self.runs:
+            self.life, self.runs = message.life, True
+
+
+@given(st.lists(st.sampled_from(["alive", "lost", "deaf", "dies", "kill", "silence"]), max_size=40))
+def test_whatever_is_lost_in_the_end_the_worker_runs_that_is_to_run(events):
+    """Signs of life and orders may be lost, workers end, and the controller has them killed and started."""
+    lossy = Lossy()
+    for event in events:
+        getattr(lossy, event)()
+    for _ in range(6):
+        lossy.alive()
+    before = lossy.life
+    assert lossy.runs
+    assert before == lossy.scene.hosts._hosts["b"].seats["decode-0"].life
+    lossy.alive()
+    assert (lossy.life, lossy.runs) == (before, True), "and nothing more is done about it"
+
+
+def test_names_are_never_given_twice():
+    """Also where hosts come and go."""
+    scene = Scene()
+    given_names = []
+    for number in range(4):
+        given_names += scene.joins(host=f"h{number}").workers
+        scene.hosts.leaves(f"h{number}", 1)
+    assert len(set(given_names)) == len(given_names) == 8
+    assert all(name.startswith("decode-") for name in given_names)

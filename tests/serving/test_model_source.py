@@ -1,0 +1,37 @@
+"""The name of a model: the same on every host that has it."""
+
+import json
+
+import pytest
+
+from twofold.serving.model_source import model_name
+
+WEIGHTS = bytes(range(256)) * 8192  # 2 MiB
+
+
+def write(folder, weights=WEIGHTS, **config):
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"layers": 2} | config))
+    (folder / "model.safetensors").write_bytes(weights)
+    return folder
+
+
+def test_the_directory_does_not_matter(tmp_path):
+    """Nor what else lies in it."""
+    one, other = write(tmp_path / "a"), write(tmp_path / "b")
+    (other / "README.md").write_text("words")
+    assert model_name(one) == model_name(other)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"layers": 3},
+        {"weights": WEIGHTS + b"\0"},
+        {"weights": b"\1" + WEIGHTS[1:]},
+        {"weights": bytes(byte ^ 1 for byte in WEIGHTS)},
+    ],
+)
+def test_another_model_has_another_name(tmp_path, changes):
+    """Of another shape, another length, or with other numbers in it."""
+    assert model_name(write(tmp_path / "a")) != model_name(write(tmp_path / "b", **changes))

@@ -1,0 +1,114 @@
+"""Workers on two hosts, which are network namespaces here, and what becomes of requests when the cable is cut."""
+
+import asyncio
+
+import aiohttp
+import pytest
+
+from support.api_client import all_blocks_free, complete, served_name
+from support.flags import COLOCATED, ENGINE
+from support.joined_service import joined_service
+from support.transports import NIXL
+from twofold.bench.services import served
+from twofold.demo.two_hosts import two_hosts
+from twofold.errors import ConfigurationError
+
+QUESTIONS = [
+    {
+        "prompt": [5 + i, 6, 7] * (30 * i + 20),
+        "max_tokens": 30,
+        "temperature": i % 2,
+        "seed": i,
+        "ignore_eos": True,
+    }
+    for i in range(8)
+]
+SLOW_BITS_PER_S = 4_000_000  # the KV of all questions takes seconds
+CLIENT = aiohttp.ClientTimeout(total=300)
+
+
+async def ask(url):
+    """The answers to all questions, asked at once."""
+    async with aiohttp.ClientSession(timeout=CLIENT) as session:
+        return await asyncio.gather(*(complete(session, url, **question) for question in QUESTIONS))
+
+
+@pytest.fixture(scope="module")
+def expected(tiny_model_dir):
+    """What workers answer that do both phases."""
+    with served(tiny_model_dir("llama"), (*ENGINE, *COLOCATED)) as url:
+        return asyncio.run(ask(url))
+
+
+@pytest.fixture(scope="module")
+def hosts():
+    try:
+        with two_hosts(first_here=True) as joined:
+            yield joined
+    except ConfigurationError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(
+    scope="module",
+    params=["curve", pytest.param("nixl", marks=NIXL), "pull"],
+)
+def running(request, hosts, tiny_model_dir, tmp_path_factory):
+    """Prefill here, decode there."""
+    flags = {
+        "curve": ("--kv-checksums",),
+        "nixl": ("--transport", "nixl", "--kv-checksums"),
+        "pull": ("--handoff", "pull", "--kv-checksums"),
+    }[request.param]
+    folder = tmp_path_factory.mktemp(request.param)
+    model = tiny_model_dir("llama")
+    with joined_service(model, folder, *flags, command=hosts.command, addresses=hosts.addresses) as made:
+        made.hosts = hosts
+        yield made
+
+
+async def with_cable_cut(running, expected, *, after_s, for_s):
+    """All that is asked, while KV travels and the cable is cut, is answered as if nothing had happened."""
+    asked = asyncio.create_task(ask(running.url))
+    await asyncio.sleep(after_s)
+    running.hosts.cut()
+    await asyncio.sleep(for_s)
+    running.hosts.mend()
+    assert await asked == expected
+
+
+@pytest.mark.parametrize("for_s", [0.5, 3.0, 8.0])
+def test_a_cut_cable_costs_time_and_nothing_else(running, expected, for_s):
+    """Shorter than anybody notices, until the other host's workers are fenced, and until they must have ended."""
+    assert asyncio.run(ask(running.url)) == expected
+    running.hosts.limit(SLOW_BITS_PER_S)
+    try:
+        asyncio.run(with_cable_cut(running, expected, after_s=0.4, for_s=for_s))
+    finally:
+        running.hosts.mend()
+    assert asyncio.run(ask(running.url)) == expected
+    assert asyncio.run(all_blocks_free(running.url))
+
+
+def test_nobody_waits_past_a_deadline_for_a_cut_cable(running):
+    """Who waits is told so, who had tokens already too; and what they held is given back when the cable is whole."""
+
+    async def hasty(session, name, question):
+        body = {"model": name, "timeout": 4, **question}
+        async with session.post(f"{running.url}/v1/completions", json=body) as response:
+            await response.read()
+            return response.status
+
+    async def watch():
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as session:
+            name = await served_name(session, running.url)
+            asked = [asyncio.create_task(hasty(session, name, question)) for question in QUESTIONS]
+            await asyncio.sleep(0.2)
+            running.hosts.cut()
+            try:
+                return await asyncio.gather(*asked)
+            finally:
+                running.hosts.mend()
+
+    assert set(asyncio.run(watch())) <= {200, 504}
+    assert asyncio.run(all_blocks_free(running.url))

@@ -1,0 +1,98 @@
+"""A service with a prefill worker, and a host that has joined it with a decode worker."""
+
+import os
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+from support.flags import ENGINE
+from twofold.bench.services import free_port, stop, wait_ready
+from twofold.curve.key import write_key
+
+TWOFOLD = [sys.executable, "-m", "twofold.cli.main"]
+
+
+def here(_host, command):
+    """Both hosts are this one, and speak over TCP all the same."""
+    return command
+
+
+class JoinedService:
+    """Processes of a service, and of the hosts that join it; `command` says how something runs on host 0 or 1."""
+
+    def __init__(self, model, folder, command=here, addresses=("127.0.0.1", "127.0.0.1")):
+        self.model, self.folder, self.addresses = model, Path(folder), addresses
+        self._command = command
+        self.key = self.folder / "cluster.key"
+        write_key(self.key)
+        self.port, self.url = None, None
+        self.controller = f"tcp://{addresses[0]}:{free_port()}"
+        self.processes = []
+
+    def serve(self, *flags, engine=ENGINE):
+        """Start the service; see `wait`."""
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        listen = ["--listen-workers", self.controller, "--cluster-key", str(self.key)]
+        command = ["serve", str(self.model), *engine, *flags, *listen, "--port", str(self.port)]
+        self.service = self._start(0, command, "serve.log")
+        return self.service
+
+    def join(self, *flags, model=None, key=None, log="join.log", name="other"):
+        """Start a host that joins, with `flags` that say with what."""
+        address = ["--name", name, "--address", self.addresses[1]]
+        command = ["join", self.controller, "--cluster-key", str(key or self.key)]
+        return self._start(1, [*command, "--model", str(model or self.model), *address, *flags], log)
+
+    def wait(self):
+        assert wait_ready(self.service, self.url), self.said("serve.log")
+
+    def wait_said(self, log, text, after=0, tries=600):
+        """Wait until a process has said something, beyond its first `after` characters."""
+        for _ in range(tries):
+            if text in self.said(log)[after:]:
+                return
+            time.sleep(0.1)
+        raise AssertionError(f"{text!r} was not said: {self.said(log)}")
+
+    def said(self, log):
+        return (self.folder / log).read_text()
+
+    def close(self):
+        for process in reversed(self.processes):
+            stop(process)
+
+    def _start(self, host, command, log):
+        with (self.folder / log).open("w") as said:
+            process = subprocess.Popen(
+                self._command(host, [*TWOFOLD, *command]),
+                stdout=said,
+                stderr=said,
+                stdin=subprocess.DEVNULL,
+            )
+        # Workers compute on all cores of their host: those of two hosts that are one would wait for each other.
+        os.sched_setaffinity(process.pid, {sorted(os.sched_getaffinity(0))[-host]})
+        self.processes.append(process)
+        return process
+
+
+@contextmanager
+def joined_service(model, folder, *flags, command=here, addresses=("127.0.0.1", "127.0.0.1")):
+    """Both are up, and ready."""
+    running = JoinedService(model, folder, command, addresses)
+    try:
+        running.serve("--prefill", "1", "--decode", "0", *flags)
+        running.host = running.join("--decode", "1")
+        running.wait()
+        yield running
+    finally:
+        running.close()
+
+
+def worker(process, name):
+    """The process of a worker, among the children of a service or a host."""
+    return next(c for c in psutil.Process(process.pid).children(recursive=True) if c.name().startswith(name))

@@ -72,7 +72,7 @@ def test_a_measured_host_is_simulated(measured):
         "simulate", "azure-conv", *cluster, "--rate", 2, "--requests", 20, "--length-scale", 0.1, "--json"
     )
     assert done.returncode == 0, done.stderr
-    assert msgspec.json.decode(done.stdout)["result"]["completed"] == 20
+    assert msgspec.json.decode(done.stdout)["counts"]["completed"] == 20
 
 
 @pytest.mark.parametrize(

@@ -103,9 +103,8 @@ class Fleet:
         self._model: tuple[str, object] | None = None
         self._looked_s: float | None = None
         self._first = list(self.members.values())
-        self.complete = (
-            not self._first
-        )  # whether every worker that is there from the start on has been up once
+        # Whether every worker that is there from the start on has been up once.
+        self.complete = not self._first
 
     @property
     def model(self) -> str | None:
@@ -114,7 +113,8 @@ class Fleet:
 
     def expect(self, instance: str, role: Role) -> None:
         """A worker is being started on another host, perhaps not for the first time."""
-        self.members.setdefault(instance, Member(instance, role)).state = MemberState.STARTING
+        joined = Member(instance, role, self._patience.restart_s)
+        self.members.setdefault(instance, joined).state = MemberState.STARTING
 
     def dismiss(self, instance: str) -> None:
         """A worker that has ended will not be started again."""

@@ -64,7 +64,7 @@ class Cache:
     def grant(self, granted):
         self.transport.granted(granted)
 
-    def end(self, ended):
+    def revoke(self, ended):
         self.transport.ended(ended)
 
     def fill(self, seed):

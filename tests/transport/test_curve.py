@@ -74,7 +74,7 @@ def test_a_lease_that_has_ended_allows_nothing(cache, peer):
     connection = prepared(cache, peer)
     connection.write(range(1), [1], [5])
     before = peer.do("rows")
-    peer.do("end", lease("decode", 2, "prefill", (5, 6, 7)))
+    peer.do("revoke", lease("decode", 2, "prefill", (5, 6, 7)))
     with pytest.raises(StaleEpochError):
         connection.write(range(1, 2), [1], [5])
     assert all(np.array_equal(a, b) for a, b in zip(peer.do("rows"), before, strict=True))

@@ -40,6 +40,7 @@ from twofold.serving.messages import (
     HostAlive,
     HostFailed,
     HostJoins,
+    InstanceFenced,
     InstanceLost,
     LeaseGranted,
     LinkMeasured,
@@ -467,6 +468,7 @@ class Controller:
             looked = self._fleet.look(time.monotonic())
             for instance in looked.lost:
                 self._lose(instance)
+                self._fleet.tell_all(InstanceFenced(instance=instance))
             for instance in looked.restarted:
                 self._telemetry.restarted(instance)
             self._place_waiting()

@@ -67,6 +67,12 @@ class Abort(Message, frozen=True, kw_only=True):
     request_id: str
 
 
+class InstanceFenced(Message, frozen=True, kw_only=True):
+    """An instance was given up, and may yet live: write nothing to it any more. What it writes may still come."""
+
+    instance: str
+
+
 class InstanceLost(Message, frozen=True, kw_only=True):
     """An instance is gone: it will write no more."""
 
@@ -315,6 +321,7 @@ ToWorker = (
     | Reserve
     | LeaseGranted
     | Abort
+    | InstanceFenced
     | InstanceLost
     | Refused
     | Shutdown

@@ -15,6 +15,7 @@ from twofold.serving.messages import (
     HandoffTaken,
     Heard,
     Heartbeat,
+    InstanceFenced,
     InstanceLost,
     LeaseGranted,
     Peers,
@@ -76,6 +77,8 @@ class Commands:
                 state.scheduler.leases.renew(source, time.monotonic())
             case Peers(peers=peers):
                 state.peers.update(peers)
+            case InstanceFenced(instance=instance):
+                state.peers.fence(instance)
             case InstanceLost(instance=instance):
                 self._lose(instance)
             case Heard(said_s=said_s):

@@ -21,7 +21,8 @@ class PeerDirectory:
         self.host = host
         self._peers: dict[str, Peer] = {}
         self._connections: dict[str, Connection] = {}
-        self._known = threading.Lock()  # guards both
+        self._fenced: dict[str, int] = {}  # the last epoch that was
+        self._known = threading.Lock()  # guards all three
         self._connecting = threading.Lock()  # taken first
         self.on_update: Callable[[], None] | None = None
 
@@ -47,6 +48,18 @@ class PeerDirectory:
             self._disconnect(instance)
         if self.on_update is not None:
             self.on_update()
+
+    def fence(self, instance: str) -> None:
+        """A peer was given up: whoever waits for it waits no more, and nobody connects to this life of it.
+
+        Where what is read may still land after that, it is waited for until the peer is dead.
+        """
+        with self._known:
+            peer = self._peers.get(instance)
+            if peer is not None:
+                self._fenced[instance] = peer.memory.epoch
+        if not self._transport.lingers:
+            self._disconnect(instance)
 
     def remove(self, instance: str) -> None:
         """A peer is gone. A write or a read under way does no harm."""
@@ -113,6 +126,8 @@ class PeerDirectory:
             raise InstanceLostError(f"{instance} is not part of the service any more")
         if peer.memory.epoch != epoch:
             raise StaleEpochError(f"epoch {epoch} of {instance} is over")
+        if self._fenced.get(instance) == epoch:
+            raise InstanceLostError(f"{instance} was given up")
         return peer.memory
 
     def _disconnect(self, instance: str) -> None:

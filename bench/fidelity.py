@@ -3,7 +3,7 @@
     python bench/fidelity.py MODEL [--profile FILE] [--requests 400] [--loads 0.4,0.9,1.15] [--json FILE]
 
 Without --profile this host is measured first (`twofold calibrate live`). Then `twofold verify` for colocated 2, 1P+1D,
-2P+1D and 1P+2D: light, near the knee and beyond it, each twice, and one line for each figure at the end.
+2P+1D and 1P+2D: light, near the knee and beyond it, each three times, and one line for each figure at the end.
 """
 
 import argparse
@@ -75,7 +75,7 @@ def main() -> None:
     parser.add_argument("--length-scale", type=float, default=0.125)
     parser.add_argument("--loads", default="0.4,0.9,1.15")
     parser.add_argument("--slo", default="ttft=1.5,tpot=0.12")
-    parser.add_argument("--replays", type=int, default=2)
+    parser.add_argument("--replays", type=int, default=3)
     parser.add_argument("--json", type=Path, help="write all comparisons here as well")
     flags = parser.parse_args()
     console = Console(width=150)

@@ -25,9 +25,6 @@ def fidelity_table(comparisons: Sequence[Comparison]) -> Table:
         table.add_column(heading, justify="left" if not heading else "right")
     for comparison in comparisons:
         rate = f"{comparison.rate:.3g}"
-        speeds = (f"x {slowness:.2f}" for slowness in comparison.slowness)
-        table.add_row(rate, "host, profile = 1", "", *speeds, style="dim")
-        rate = ""
         for figure in comparison.figures():
             table.add_row(rate, *_cells(figure))
             rate = ""

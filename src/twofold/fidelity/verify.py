@@ -1,7 +1,6 @@
 """The same requests live and simulated, and how far apart the two are."""
 
 import asyncio
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -15,7 +14,6 @@ from twofold.errors import ConfigurationError
 from twofold.fidelity.measure import load_config
 from twofold.fidelity.service import Design, clients_beside
 from twofold.hardware.catalog import Catalog
-from twofold.performance.host_profile import dump_host_profile, read_host_profile
 from twofold.reporting.summary import Distribution, Summary, summarise
 from twofold.request import Request
 from twofold.simulation.observer import QuietObserver
@@ -28,7 +26,6 @@ ATTAINMENT_POINTS = 0.05
 MEDIAN, TAIL = 0.10, 0.15  # relative errors of P50 and P90 that are let pass, beyond the spread
 _METRICS = ("ttft_s", "tpot_s", "e2e_s")
 _WARMUP = 3
-_LONE, _LONE_TOKENS = 16, 12  # requests that show how fast the host is just now, and what each asks for
 
 
 class Figure(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,17 +63,12 @@ ATTAINMENT = "SLO attainment"
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """One load on one design in both worlds.
-
-    `slowness` is, for each replay, how many times longer than in the profile requests took just before it that met
-    nobody. A host is not always as fast as when it was measured; the simulation is of the host as it was on average.
-    """
+    """One load on one design in both worlds."""
 
     design: str
     rate: float
     requests: int
     slo: Slo
-    slowness: tuple[float, ...]
     simulated: Summary
     live: tuple[Summary, ...]
 
@@ -116,12 +108,10 @@ def compare(
 ) -> list[Comparison]:
     """Serve `design` once and replay each load (by its rate) so often, and simulate each."""
     live: dict[float, list[Summary]] = {rate: [] for rate in loads}
-    slowness: dict[float, list[float]] = {rate: [] for rate in loads}
     with served(model, (*design.flags, *flags)) as url, clients_beside(design):
         for replay in range(replays):
             for rate, requests in loads.items():
                 on_load(f"{design.name}, {rate:.3g} requests/s, replay {replay + 1} of {replays}")
-                slowness[rate].append(_slowness(url, spec, requests, catalog, slo))
                 live[rate].append(summarised(_replay(url, requests).timelines, slo))
     return [
         Comparison(
@@ -129,37 +119,11 @@ def compare(
             rate=rate,
             requests=len(requests),
             slo=slo,
-            slowness=tuple(slowness[rate]),
-            simulated=_simulated_at(spec, fmean(slowness[rate]), requests, catalog, slo),
+            simulated=simulated(spec, requests, catalog, slo),
             live=tuple(live[rate]),
         )
         for rate, requests in loads.items()
     ]
-
-
-def _slowness(url: str, spec: ClusterSpec, requests: Sequence[Request], catalog: Catalog, slo: Slo) -> float:
-    """How many times longer requests of this workload take just now, one at a time, than the profile says."""
-    lone = [
-        msgspec.structs.replace(
-            request, id=f"lone-{number}", arrival_s=60.0 * number, output_tokens=_LONE_TOKENS
-        )
-        for number, request in enumerate(requests[:_LONE])
-    ]
-    profile = simulated(spec, lone, catalog, slo)
-    now = summarised(_replay(url, lone, max_concurrency=1).timelines, slo)
-    return _value(now, "e2e_s", "mean") / _value(profile, "e2e_s", "mean")
-
-
-def _simulated_at(
-    spec: ClusterSpec, slowness: float, requests: Sequence[Request], catalog: Catalog, slo: Slo
-) -> Summary:
-    """What the simulator says of a host that is that much slower than in the profile."""
-    profile = read_host_profile(spec.profile or "")
-    with tempfile.TemporaryDirectory(prefix="twofold-verify-") as directory:
-        path = Path(directory, "host.yaml")
-        path.write_text(dump_host_profile(profile.slower(slowness)), encoding="utf-8")
-        as_it_was = msgspec.structs.replace(spec, profile=str(path))
-        return simulated(as_it_was, requests, catalog, slo)
 
 
 def simulated(spec: ClusterSpec, requests: Sequence[Request], catalog: Catalog, slo: Slo) -> Summary:
@@ -199,21 +163,15 @@ def knee(
     return low
 
 
-def _replay(url: str, requests: Sequence[Request], max_concurrency: int | None = None) -> LoadResult:
+def _replay(url: str, requests: Sequence[Request]) -> LoadResult:
     async def run() -> LoadResult:
-        config = load_config(await discover(url))
-        config = msgspec.structs.replace(config, warmup=_WARMUP, max_concurrency=max_concurrency)
-        due = requests if max_concurrency is None else [_at_once(request) for request in requests]
-        return await run_load(config, due)
+        config = msgspec.structs.replace(load_config(await discover(url)), warmup=_WARMUP)
+        return await run_load(config, requests)
 
     result = asyncio.run(run())
     for request_id, reason in result.errors.items():
         raise ConfigurationError(f"request {request_id} failed: {reason}")
     return result
-
-
-def _at_once(request: Request) -> Request:
-    return msgspec.structs.replace(request, arrival_s=0.0)
 
 
 class _Ends(QuietObserver):

@@ -79,11 +79,6 @@ class HostProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             models={**catalog.models, self.model.name: self.model},
         )
 
-    def slower(self, factor: float) -> "HostProfile":
-        """The same host while everything takes that many times longer."""
-        front = {name: getattr(self.front, name) * factor for name in self.front.__struct_fields__}
-        return msgspec.structs.replace(self, engine=self.engine.slower(factor), front=FrontTimes(**front))
-
     @property
     def machine(self) -> Machine:
         """The share of the host that one worker has. What it costs and draws was not measured and counts as 0."""

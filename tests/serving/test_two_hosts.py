@@ -49,20 +49,23 @@ def hosts():
         pytest.skip(str(error))
 
 
-@pytest.fixture(
-    scope="module",
-    params=["curve", pytest.param("nixl", marks=NIXL), "pull"],
-)
+NIXL_FLAGS = ("--transport", "nixl")
+# What runs here, what runs there, and what the service is told.
+KINDS = {
+    "curve": (("--prefill", "1", "--decode", "0"), ("--decode", "1"), ()),
+    "pull": (("--prefill", "1", "--decode", "0"), ("--decode", "1"), ("--handoff", "pull")),
+    "curve from there": (("--prefill", "0", "--decode", "1"), ("--prefill", "1"), ()),
+    "nixl from there": (("--prefill", "0", "--decode", "1"), ("--prefill", "1"), NIXL_FLAGS),
+}
+
+
+@pytest.fixture(scope="module")
 def running(request, hosts, tiny_model_dir, tmp_path_factory):
-    """Prefill here, decode there."""
-    flags = {
-        "curve": ("--kv-checksums",),
-        "nixl": ("--transport", "nixl", "--kv-checksums"),
-        "pull": ("--handoff", "pull", "--kv-checksums"),
-    }[request.param]
-    folder = tmp_path_factory.mktemp(request.param)
-    model = tiny_model_dir("llama")
-    with joined_service(model, folder, *flags, command=hosts.command, addresses=hosts.addresses) as made:
+    """A service on both hosts."""
+    here, there, flags = KINDS[request.param]
+    folder, model = tmp_path_factory.mktemp("hosts"), tiny_model_dir("llama")
+    places = {"command": hosts.command, "addresses": hosts.addresses}
+    with joined_service(model, folder, *here, *flags, "--kv-checksums", there=there, **places) as made:
         made.hosts = hosts
         yield made
 
@@ -77,7 +80,19 @@ async def with_cable_cut(running, expected, *, after_s, for_s):
     assert await asked == expected
 
 
-@pytest.mark.parametrize("for_s", [0.5, 3.0, 8.0])
+@pytest.mark.parametrize(
+    ("running", "for_s"),
+    [
+        ("curve", 0.5),
+        ("curve", 8.0),
+        ("pull", 3.0),
+        ("curve from there", 3.0),
+        ("curve from there", 8.0),
+        pytest.param("nixl from there", 3.0, marks=NIXL),
+        pytest.param("nixl from there", 8.0, marks=NIXL),
+    ],
+    indirect=["running"],
+)
 def test_a_cut_cable_costs_time_and_nothing_else(running, expected, for_s):
     """Shorter than anybody notices, until the other host's workers are fenced, and until they must have ended."""
     assert asyncio.run(ask(running.url)) == expected
@@ -90,6 +105,7 @@ def test_a_cut_cable_costs_time_and_nothing_else(running, expected, for_s):
     assert asyncio.run(all_blocks_free(running.url))
 
 
+@pytest.mark.parametrize("running", ["curve"], indirect=True)
 def test_nobody_waits_past_a_deadline_for_a_cut_cable(running):
     """Who waits is told so, who had tokens already too; and what they held is given back when the cable is whole."""
 

@@ -81,12 +81,14 @@ class JoinedService:
 
 
 @contextmanager
-def joined_service(model, folder, *flags, command=here, addresses=("127.0.0.1", "127.0.0.1")):
-    """Both are up, and ready."""
+def joined_service(
+    model, folder, *flags, there=("--decode", "1"), command=here, addresses=("127.0.0.1", "127.0.0.1")
+):
+    """Both are up, and ready; `flags` say what the service runs itself, and `there` what the other host brings."""
     running = JoinedService(model, folder, command, addresses)
     try:
-        running.serve("--prefill", "1", "--decode", "0", *flags)
-        running.host = running.join("--decode", "1")
+        running.serve(*flags)
+        running.host = running.join(*there)
         running.wait()
         yield running
     finally:

@@ -50,23 +50,23 @@ def hosts():
 
 
 NIXL_FLAGS = ("--transport", "nixl")
-# What runs here, what runs there, and what the service is told.
+# What runs here, what runs there, what the service is told, and for how long the cable is cut (seconds).
 KINDS = {
-    "curve": (("--prefill", "1", "--decode", "0"), ("--decode", "1"), ()),
-    "pull": (("--prefill", "1", "--decode", "0"), ("--decode", "1"), ("--handoff", "pull")),
-    "curve from there": (("--prefill", "0", "--decode", "1"), ("--prefill", "1"), ()),
-    "nixl from there": (("--prefill", "0", "--decode", "1"), ("--prefill", "1"), NIXL_FLAGS),
+    "curve": (("--prefill", "1", "--decode", "0"), ("--decode", "1"), (), (0.5, 3.0, 8.0)),
+    "pull": (("--prefill", "1", "--decode", "0"), ("--decode", "1"), ("--handoff", "pull"), (3.0,)),
+    "from there": (("--prefill", "0", "--decode", "1"), ("--prefill", "1"), (), (3.0, 8.0)),
+    "nixl": (("--prefill", "0", "--decode", "1"), ("--prefill", "1"), NIXL_FLAGS, (3.0, 8.0)),
 }
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=["curve", "pull", "from there", pytest.param("nixl", marks=NIXL)])
 def running(request, hosts, tiny_model_dir, tmp_path_factory):
     """A service on both hosts."""
-    here, there, flags = KINDS[request.param]
+    here, there, flags, cuts_s = KINDS[request.param]
     folder, model = tmp_path_factory.mktemp("hosts"), tiny_model_dir("llama")
     places = {"command": hosts.command, "addresses": hosts.addresses}
     with joined_service(model, folder, *here, *flags, "--kv-checksums", there=there, **places) as made:
-        made.hosts = hosts
+        made.hosts, made.cuts_s = hosts, cuts_s
         yield made
 
 
@@ -80,32 +80,24 @@ async def with_cable_cut(running, expected, *, after_s, for_s):
     assert await asked == expected
 
 
-@pytest.mark.parametrize(
-    ("running", "for_s"),
-    [
-        ("curve", 0.5),
-        ("curve", 8.0),
-        ("pull", 3.0),
-        ("curve from there", 3.0),
-        ("curve from there", 8.0),
-        pytest.param("nixl from there", 3.0, marks=NIXL),
-        pytest.param("nixl from there", 8.0, marks=NIXL),
-    ],
-    indirect=["running"],
-)
-def test_a_cut_cable_costs_time_and_nothing_else(running, expected, for_s):
-    """Shorter than anybody notices, until the other host's workers are fenced, and until they must have ended."""
+def test_a_cut_cable_costs_time_and_nothing_else(running, expected):
+    """Whether nobody notices, the other host's workers are fenced, or they must have ended meanwhile."""
+    for for_s in running.cuts_s:
+        assert asyncio.run(ask(running.url)) == expected
+        cut_while_busy(running, expected, for_s)
     assert asyncio.run(ask(running.url)) == expected
+    assert asyncio.run(all_blocks_free(running.url))
+
+
+def cut_while_busy(running, expected, for_s):
+    """Cut the cable while it is slow, so that KV is on its way."""
     running.hosts.limit(SLOW_BITS_PER_S)
     try:
         asyncio.run(with_cable_cut(running, expected, after_s=0.4, for_s=for_s))
     finally:
         running.hosts.mend()
-    assert asyncio.run(ask(running.url)) == expected
-    assert asyncio.run(all_blocks_free(running.url))
 
 
-@pytest.mark.parametrize("running", ["curve"], indirect=True)
 def test_nobody_waits_past_a_deadline_for_a_cut_cable(running):
     """Who waits is told so, who had tokens already too; and what they held is given back when the cable is whole."""
 

@@ -64,9 +64,8 @@ def running(request, hosts, tiny_model_dir, tmp_path_factory):
     """A service on both hosts."""
     here, there, flags, cuts_s = KINDS[request.param]
     folder, model = tmp_path_factory.mktemp("hosts"), tiny_model_dir("llama")
-    places = {"command": hosts.command, "addresses": hosts.addresses}
-    with joined_service(model, folder, *here, *flags, "--kv-checksums", there=there, **places) as made:
-        made.hosts, made.cuts_s = hosts, cuts_s
+    with joined_service(model, folder, *here, *flags, "--kv-checksums", there=there, hosts=hosts) as made:
+        made.cuts_s, made.lingers = cuts_s, flags == NIXL_FLAGS
         yield made
 
 
@@ -87,6 +86,8 @@ def test_a_cut_cable_costs_time_and_nothing_else(running, expected):
         cut_while_busy(running, expected, for_s)
     assert asyncio.run(ask(running.url)) == expected
     assert asyncio.run(all_blocks_free(running.url))
+    # Only where nobody can refuse what comes late, who was written to ends too.
+    assert ("may yet arrive in its memory" in running.said("serve.log")) == running.lingers
 
 
 def cut_while_busy(running, expected, for_s):

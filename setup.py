@@ -13,7 +13,7 @@ HOT = """
     scheduling/iteration scheduling/line scheduling/memory scheduling/pools scheduling/queues scheduling/route
     scheduling/router scheduling/sequence
     scheduling/batchers/* scheduling/routers/*
-    simulation/cluster simulation/handoffs simulation/instance simulation/kernel simulation/life
+    simulation/cluster simulation/handoffs simulation/host simulation/hosted simulation/instance simulation/kernel simulation/life
     simulation/network simulation/product simulation/statistics simulation/tally simulation/timing
 """
 

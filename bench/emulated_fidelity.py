@@ -25,7 +25,7 @@ from twofold.bench.client import ClientConfig
 from twofold.bench.endpoint import Endpoint, discover
 from twofold.bench.load import LoadConfig, run_load
 from twofold.bench.prompts import PromptMaker, token_range
-from twofold.demo.services import metrics, served
+from twofold.bench.services import metrics, served
 from twofold.hardware.catalog import load_catalog
 from twofold.reporting.summary import Distribution, Summary, summarise
 from twofold.request import Request

@@ -34,7 +34,7 @@ from twofold.bench.client import Client, ClientConfig
 from twofold.bench.endpoint import Endpoint, discover
 from twofold.bench.prompts import PromptMaker, token_range
 from twofold.bench.reply import Reply
-from twofold.demo.services import served
+from twofold.bench.services import served
 from twofold.reporting.summary import Distribution
 from twofold.reporting.tables import seconds
 from twofold.request import Request

@@ -27,7 +27,7 @@ from twofold.bench.client import ClientConfig
 from twofold.bench.endpoint import discover
 from twofold.bench.load import LoadConfig, run_load
 from twofold.bench.prompts import PromptMaker, token_range
-from twofold.demo.services import served
+from twofold.bench.services import served
 from twofold.hardware.catalog import load_catalog
 from twofold.request import Request
 from twofold.simulation.cluster_file import load_cluster

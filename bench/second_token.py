@@ -9,7 +9,7 @@ import msgspec
 from twofold.bench.client import Client, ClientConfig
 from twofold.bench.endpoint import discover
 from twofold.bench.prompts import PromptMaker, token_range
-from twofold.demo.services import served
+from twofold.bench.services import served
 from twofold.request import Request
 from twofold.timeline import Recorder, Timeline
 

@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from twofold.bench.endpoint import discover
-from twofold.demo.services import served
+from twofold.bench.services import served
 from twofold.handoff import HandoffMode
 from twofold.instance import Role
 from twofold.request import Request

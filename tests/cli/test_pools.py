@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from twofold.demo.services import free_port, served
+from twofold.bench.services import free_port, served
 
 CLUSTER = """
 model: llama2-70b

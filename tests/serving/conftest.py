@@ -5,7 +5,7 @@ from contextlib import ExitStack
 import pytest
 
 from support.flags import ENGINE, SPLIT
-from twofold.demo.services import served
+from twofold.bench.services import served
 
 
 @pytest.fixture(scope="session")

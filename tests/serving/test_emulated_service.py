@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from support.api_client import all_blocks_free, block_counts, complete, complete_all
-from twofold.demo.services import metrics, served
+from twofold.bench.services import metrics, served
 
 # Small machines that are quick, so that hand-offs and decodes overlap within a second or two.
 CLUSTER = """

@@ -10,7 +10,7 @@ import pytest
 from support.api_client import all_blocks_free, complete_all, served_name
 from support.flags import COLOCATED, SPLIT
 from support.transports import NIXL
-from twofold.demo.services import metrics
+from twofold.bench.services import metrics
 
 PULL = ("--handoff", "pull")
 OVER_NIXL = ("--transport", "nixl")

@@ -12,7 +12,7 @@ pytest.importorskip("opentelemetry.sdk")
 
 from support.collector import collecting
 from support.flags import ENGINE, SPLIT
-from twofold.demo.services import free_port, stop, wait_ready
+from twofold.bench.services import free_port, stop, wait_ready
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 PROMPT = [7, 8, 9, 10]

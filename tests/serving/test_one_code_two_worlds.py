@@ -9,7 +9,7 @@ import pytest
 
 from support.api_client import complete_all
 from support.flags import COLOCATED, ENGINE, SPLIT
-from twofold.demo.services import served
+from twofold.bench.services import served
 from twofold.handoff import HandoffMode
 from twofold.instance import Role
 from twofold.kvcache.blocks import BlockManager

@@ -6,7 +6,7 @@ from twofold.engine.base import KvLayout, LayerShape
 from twofold.errors import ConfigurationError
 from twofold.instance import Role
 from twofold.serving.memory_plan import plan_memory
-from twofold.serving.plan import gateway_cores, plan_workers
+from twofold.serving.plan import plan_workers
 
 LAYOUT = KvLayout(layers=(LayerShape(2, 8, 8),) * 4, block_size=16, dtype="float32", itemsize=4)
 
@@ -41,14 +41,6 @@ def test_cores_are_shared_without_overlap_while_there_are_enough(monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
     assert [w.cores for w in plan(decode=2)] == [(0,), (1,), (0,)]
     assert [w.cores for w in plan(pin_cores=False)] == [(), ()]
-
-
-def test_the_gateway_keeps_off_the_cores_of_decode_workers(monkeypatch):
-    """It shares with prefill where it must share; where every core decodes, it runs anywhere."""
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
-    assert gateway_cores(plan()) == (0,)
-    assert gateway_cores(plan(prefill=0, decode=0, colocated=2)) == (0, 1)
-    assert gateway_cores(plan(pin_cores=False)) == (0, 1)
 
 
 def test_blocks_follow_from_memory():

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import aiohttp
 
-from twofold.demo.services import metrics
+from twofold.bench.services import metrics
 
 
 async def complete(

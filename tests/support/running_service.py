@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import psutil
 
-from twofold.demo.services import free_port, wait_ready
+from twofold.bench.services import free_port, wait_ready
 
 
 @contextmanager

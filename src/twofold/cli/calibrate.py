@@ -51,3 +51,23 @@ def fit(
     from twofold.cli import calibrate_run  # noqa: PLC0415  (imports numpy)
 
     calibrate_run.fit_file(profile, out, folds=folds, source=source, date=date, notes=note or [])
+
+
+@app.command()
+def live(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="Model directory.", show_default=False)],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The profile to write (YAML).")],
+    kv_cache_memory_bytes: Annotated[str, typer.Option(help="KV cache of each worker, as in 500M.")] = "1GiB",
+    max_num_seqs: Annotated[int, typer.Option(min=1, help="Sequences in an iteration at most.")] = 64,
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
+) -> None:
+    """Measure this host with MODEL on it: engine, hand-offs, gateway, and what workers cost each other.
+
+    Serves the model split and colocated, a few minutes in all, and prints how well the fit predicts iterations
+    that it did not see. The profile goes to `twofold simulate --profile` and `twofold verify`.
+    """
+    from twofold.cli import calibrate_live  # noqa: PLC0415  (imports numpy)
+
+    calibrate_live.run(
+        model, out, kv_cache_memory_bytes=kv_cache_memory_bytes, max_num_seqs=max_num_seqs, dtype=dtype
+    )

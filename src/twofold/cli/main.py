@@ -17,6 +17,7 @@ from twofold.cli import (
     serve,
     simulate,
     trace,
+    verify,
 )
 from twofold.errors import UserError
 
@@ -33,6 +34,7 @@ app.command("keygen")(keygen.keygen)
 app.command("bench")(bench.bench)
 app.command("simulate")(simulate.simulate)
 app.command("plan")(plan.plan)
+app.command("verify")(verify.verify)
 app.add_typer(calibrate.app, name="calibrate")
 app.add_typer(catalog.app, name="catalog")
 app.add_typer(trace.app, name="trace")

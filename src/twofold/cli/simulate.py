@@ -26,6 +26,7 @@ _PERFORMANCE = (
 )
 _CONTENTION = "Whether transfers share the link, or each has the whole of it."
 _RULES = "twofold, or splitwise-sim for the rules of that simulator where they differ."
+_PROFILE = "A host that `twofold calibrate live` measured: pools of machine `host` are workers on its cores."
 _FAIL = "An instance that ends, and starts again: decode-0@30+60 ends at 30 s and is back 60 s later."
 _SLO = "Latency bounds in seconds, as in ttft=2,tpot=0.1; or splitwise for its nine bounds on slowdowns."
 _REFERENCE = "The machine that slowdowns are multiples of; dgx-a100 if not given."
@@ -60,6 +61,7 @@ def simulate(
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of arrivals and lengths.")] = 0,
     performance: Annotated[str | None, typer.Option(help=_PERFORMANCE)] = None,
+    profile: Annotated[Path | None, typer.Option(help=_PROFILE)] = None,
     router: Annotated[str | None, typer.Option(help="Router; splitwise if not given.")] = None,
     handoff: Annotated[
         str | None, typer.Option(help="serialized, layer-wise or by-size; by-size if not given.")
@@ -109,12 +111,13 @@ def simulate(
     from twofold.cli.simulate_source import Source  # noqa: PLC0415
     from twofold.hardware.catalog import load_catalog  # noqa: PLC0415
 
-    known = load_catalog(catalog or [])
+    known, model = simulate_spec.with_host(load_catalog(catalog or []), model, profile)
     spec = simulate_spec.read_spec(
         cluster,
         config,
         known,
         model=model,
+        profile=None if profile is None else str(profile),
         performance=performance,
         router=router,
         handoff=handoff,
@@ -148,7 +151,7 @@ def simulate(
         reference=reference,
         as_json=as_json,
         files=Files(html=html, requests_table=requests_table, chrome_trace=chrome_trace, event_log=event_log),
-        inputs=[*([] if config is None else [config]), *(catalog or [])],
+        inputs=[path for path in (config, profile, *(catalog or [])) if path is not None],
     )
 
 

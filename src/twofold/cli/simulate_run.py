@@ -13,11 +13,12 @@ from twofold.cli.simulate_source import Source
 from twofold.errors import UserError
 from twofold.hardware.catalog import Catalog
 from twofold.performance.base import ModelError, PerformanceModel
-from twofold.performance.registry import performance_model
+from twofold.performance.host_profile import HOST
 from twofold.reporting.simulation.gantt import GanttRuns
 from twofold.reporting.simulation.html import html_report
 from twofold.reporting.simulation.report import SimulationReport
 from twofold.reporting.simulation.table import simulation_tables
+from twofold.simulation.build import performance_of, with_profile
 from twofold.simulation.observer import Observer
 from twofold.simulation.result import SimulationResult
 from twofold.simulation.simulate import simulate
@@ -42,8 +43,10 @@ def run(
     inputs: Sequence[Path] = (),
 ) -> None:
     """Simulate, write the files, and print the tables or the JSON; `inputs` are files that must stay as they are."""
+    catalog = with_profile(spec, catalog)
     needed = reference is not None or isinstance(slo, SlowdownSlo)
-    machine, base, why_not = _reference(reference or DEFAULT_REFERENCE, spec, catalog, needed=needed)
+    usual = DEFAULT_REFERENCE if spec.profile is None else HOST
+    machine, base, why_not = _reference(reference or usual, spec, catalog, needed=needed)
     files.require_apart((source.workload, *inputs))
     writers, page = files.open()
     gantt = GanttRuns()
@@ -101,7 +104,7 @@ def _reference(
     model = catalog.model(spec.model)
     try:
         machine = catalog.machine(name)
-        return machine.name, performance_model(spec.performance, model, machine, machine.count), ""
+        return machine.name, performance_of(spec, model, machine, machine.count), ""
     except UserError as error:
         if needed:
             raise

@@ -9,6 +9,7 @@ import msgspec
 
 from twofold.errors import ConfigurationError
 from twofold.hardware.catalog import Catalog
+from twofold.performance.host_profile import read_host_profile
 from twofold.simulation.cluster_file import (
     LEAST_BYTES_PER_S,
     MOST_SECONDS,
@@ -48,6 +49,14 @@ def read_spec(
     if not isinstance(model, str):
         raise ConfigurationError("--cluster says nothing of the model: give --model, as in bloom-176b")
     return msgspec.structs.replace(parse_cluster(cluster, model=model, catalog=catalog), **given)
+
+
+def with_host(catalog: Catalog, model: str | None, profile: Path | None) -> tuple[Catalog, str | None]:
+    """The catalog with the host of a profile in it, and its model where no other is asked for."""
+    if profile is None:
+        return catalog, model
+    host = read_host_profile(profile)
+    return host.extend(catalog), model or host.model.name
 
 
 def parse_failure(text: str) -> Failure:

@@ -11,10 +11,10 @@ from rich.console import Console
 
 from twofold.bench.endpoint import discover
 from twofold.bench.load import LoadConfig, LoadResult, run_load
+from twofold.bench.services import served
 from twofold.cli.progress import load_progress
 from twofold.demo.probe import Objectives, objectives, probe_requests
 from twofold.demo.real_data import find_data
-from twofold.demo.services import served
 from twofold.demo.verdict import verdict
 from twofold.errors import UserError
 from twofold.reporting.summary import Summary, summarise

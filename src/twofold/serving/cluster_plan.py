@@ -4,8 +4,9 @@ from twofold.errors import ConfigurationError
 from twofold.hardware.catalog import Catalog
 from twofold.scheduling.routers import LIVE_ROUTERS
 from twofold.serving.config import WorkerConfig
-from twofold.serving.plan import share_cores
+from twofold.serving.plan import own_cores
 from twofold.simulation.build import kinds_of, seats_of
+from twofold.simulation.cores import share_cores
 from twofold.simulation.spec import ClusterSpec
 
 
@@ -26,7 +27,7 @@ def plan_cluster(spec: ClusterSpec, catalog: Catalog, *, pin_cores: bool) -> tup
             cores=cores if pin_cores else (),
             threads=len(cores),
         )
-        for seat, cores in zip(seats, share_cores(len(seats)), strict=True)
+        for seat, cores in zip(seats, share_cores(own_cores(), len(seats)), strict=True)
     )
 
 

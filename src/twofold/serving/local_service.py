@@ -36,11 +36,12 @@ from twofold.serving.launcher import LocalLauncher
 from twofold.serving.mailbox import Inbox, Outbox
 from twofold.serving.measured_paths import MeasuredPaths
 from twofold.serving.messages import ToController
-from twofold.serving.plan import gateway_cores
+from twofold.serving.plan import own_cores
 from twofold.serving.reports import Report
 from twofold.serving.service import ServedModel
 from twofold.serving.telemetry import Telemetry
 from twofold.simulation.build import kinds_of, paths_of
+from twofold.simulation.cores import gateway_cores
 
 MEET_S = 10.0  # workers get this long to measure their links before the service is ready all the same
 STOP_GRACE_S = 10  # answers that run when the service is told to stop get this long to end
@@ -137,7 +138,8 @@ class LocalService:
             await self._serve(HttpServer(app, self._listener, grace_s=STOP_GRACE_S, limits=self._http.limits))
 
     async def _serve(self, server: HttpServer) -> None:
-        os.sched_setaffinity(0, gateway_cores(self._config.workers))
+        workers = ((worker.role, worker.cores) for worker in self._config.workers)
+        os.sched_setaffinity(0, gateway_cores(own_cores(), workers))
         await server.start()
         host, port = self._listener.getsockname()[:2]
         measured = self._paths.summary()

@@ -8,6 +8,7 @@ import msgspec
 from twofold.errors import ConfigurationError
 from twofold.instance import Role
 from twofold.serving.config import JoinTerms, WorkerConfig
+from twofold.simulation.cores import share_cores
 
 
 def plan_workers(
@@ -61,25 +62,14 @@ def join_terms(
 
 def with_cores(workers: Sequence[WorkerConfig], *, pin_cores: bool) -> tuple[WorkerConfig, ...]:
     """The workers of one host, with equal shares of its cores to compute on."""
+    if not workers:
+        return ()
     return tuple(
         msgspec.structs.replace(worker, cores=share if pin_cores else (), threads=len(share))
-        for worker, share in zip(workers, share_cores(len(workers)), strict=True)
+        for worker, share in zip(workers, share_cores(own_cores(), len(workers)), strict=True)
     )
 
 
-def share_cores(workers: int) -> list[tuple[int, ...]]:
-    """Equal shares of the cores this process may use; with more workers than cores they take turns."""
-    cores = sorted(os.sched_getaffinity(0))
-    each = max(1, len(cores) // max(1, workers))
-    return [tuple(cores[(i * each + k) % len(cores)] for k in range(each)) for i in range(workers)]
-
-
-def gateway_cores(workers: tuple[WorkerConfig, ...]) -> tuple[int, ...]:
-    """Cores for the gateway: those that no decoding worker is pinned to, if there are any, else all.
-
-    Where the cores do not suffice for everybody it is prefill that shares: a few milliseconds taken from a
-    prompt are lost in its length, while the same taken from a decode step show as a gap in every stream.
-    """
-    everywhere = os.sched_getaffinity(0)
-    decoding = {core for worker in workers if worker.role.decodes for core in worker.cores}
-    return tuple(sorted(everywhere - decoding or everywhere))
+def own_cores() -> list[int]:
+    """The cores that this process may use."""
+    return sorted(os.sched_getaffinity(0))

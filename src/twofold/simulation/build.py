@@ -12,7 +12,9 @@ from twofold.instance import Role
 from twofold.kvcache.counts import BlockCounts
 from twofold.kvcache.leases import LeaseBook
 from twofold.performance.base import PerformanceModel
+from twofold.performance.host_profile import HOST, read_host_profile
 from twofold.performance.memory import kv_capacity_tokens
+from twofold.performance.packed import PackedModel
 from twofold.performance.registry import performance_model
 from twofold.performance.transfer import TransferModel, default_sync_s
 from twofold.scheduling.batchers import BATCHERS
@@ -23,6 +25,7 @@ from twofold.scheduling.routers import FIXED_ROLE_ROUTERS, ROUTERS
 from twofold.simulation.cluster import VirtualCluster
 from twofold.simulation.failures import plan_failures
 from twofold.simulation.handoffs import Handoffs
+from twofold.simulation.hosting import Hosting
 from twofold.simulation.instance import VirtualInstance
 from twofold.simulation.kernel import Kernel
 from twofold.simulation.network import Link, Network
@@ -84,9 +87,15 @@ def seats_of(kinds: Sequence[Kind]) -> Iterator[Seat]:
 def kinds_of(spec: ClusterSpec, catalog: Catalog) -> list[Kind]:
     """One kind per pool; raises ConfigurationError for whatever is unknown, or does not fit."""
     _check(spec)
+    catalog = with_profile(spec, catalog)
     model = catalog.model(spec.model)
     timings: dict[tuple[str, int], Timing] = {}
     return [_kind(spec, pool, model, catalog.machine(pool.machine), timings) for pool in spec.pools]
+
+
+def with_profile(spec: ClusterSpec, catalog: Catalog) -> Catalog:
+    """The catalog, with the host and the model of the cluster's profile in it if it has one."""
+    return catalog if spec.profile is None else read_host_profile(spec.profile).extend(catalog)
 
 
 def build(
@@ -100,37 +109,41 @@ def build(
     """A cluster at rest, at picosecond 0."""
     how = rules(spec.rules)
     kernel = Kernel()
-    model = catalog.model(spec.model)
+    model = with_profile(spec, catalog).model(spec.model)
     handoffs = HANDOFF_POLICIES[spec.handoff](paths_of(spec, model, kinds))
     scheduler = ClusterScheduler(ROUTERS[spec.router](), handoffs, how.memory)
-    cluster = VirtualCluster(kernel, scheduler, statistics, observers)
-    network = Network(kernel, contention=spec.contention, latency_s=spec.link_latency_s or 0.0)
+    seats = list(seats_of(kinds))
+    hosting: Hosting | None = None
+    if spec.profile is None:
+        cluster = VirtualCluster(kernel, scheduler, statistics, observers)
+    else:
+        workers = [(seat.name, seat.kind.pool.role) for seat in seats]
+        hosting = Hosting(read_host_profile(spec.profile), workers, kernel, scheduler, statistics, observers)
+        cluster = hosting.cluster
+    transfers = [transfer_of(spec, model, kind) for kind in kinds]
+    network = Network(kernel, contention=spec.contention, latency_s=transfers[0].latency_s)
     by_instance: dict[str, Kind] = {}
 
     def new_scheduler(name: str, epoch: int) -> InstanceScheduler:
         return _scheduler(spec, how, by_instance[name], name, epoch)
 
     cluster.new_scheduler = new_scheduler
-    transfers = [transfer_of(spec, model, kind) for kind in kinds]
     links: dict[str, Link] = {}
-    for seat in seats_of(kinds):
+    for seat in seats:
         kind, name = seat.kind, seat.name
         if seat.machine not in links:
             interconnect = kind.machine.accelerator.interconnect_bytes_per_s
             links[seat.machine] = Link(transfers[seat.place].bytes_per_s, interconnect)
         by_instance[name] = kind
         cluster.capacities[name] = kind.capacity_tokens
-        cluster.instances[name] = VirtualInstance(
-            name,
-            len(cluster.instances),
-            links[seat.machine],
-            seat.place,
-            kind.pool.role,
-            new_scheduler(name, 1),
-            kind.timing,
-            kernel,
-            cluster,
-            max_run,
+        number, link, role = len(cluster.instances), links[seat.machine], kind.pool.role
+        fresh = new_scheduler(name, 1)
+        cluster.instances[name] = (
+            VirtualInstance(
+                name, number, link, seat.place, role, fresh, kind.timing, kernel, cluster, max_run
+            )
+            if hosting is None
+            else hosting.instance(name, number, link, seat.place, role, fresh, kind.timing)
         )
     slowest = max(transfers, key=lambda transfer: transfer.sync_s)
     cluster.handoffs = Handoffs(
@@ -182,13 +195,24 @@ def _kind(
     tensor_parallel = machine.count if pool.tensor_parallel is None else pool.tensor_parallel
     key = machine.name, tensor_parallel
     if key not in timings:
-        timings[key] = Timing(performance_model(spec.performance, model, machine, tensor_parallel))
+        timings[key] = Timing(performance_of(spec, model, machine, tensor_parallel))
     timing = timings[key]
-    tokens = kv_capacity_tokens(
-        model, machine, tensor_parallel, spec.memory_utilization, spec.kv_bytes_per_token
+    # The memory of a worker on a host is what the service gives it, all of which it may fill.
+    share = spec.memory_utilization if spec.profile is None else 1.0
+    tokens = spec.kv_capacity_tokens or kv_capacity_tokens(
+        model, machine, tensor_parallel, share, spec.kv_bytes_per_token
     )
     capacity = tokens // spec.block_size * spec.block_size
     return Kind(pool, machine, tensor_parallel, _batcher(spec, pool), timing.model, timing, capacity)
+
+
+def performance_of(
+    spec: ClusterSpec, model: Model, machine: Machine, tensor_parallel: int
+) -> PerformanceModel:
+    """The times of an instance: those of the profile for a worker on its host."""
+    if spec.profile is not None and machine.name == HOST:
+        return PackedModel(f"{model.name} on this host", read_host_profile(spec.profile).engine)
+    return performance_model(spec.performance, model, machine, tensor_parallel)
 
 
 def _batcher(spec: ClusterSpec, pool: PoolSpec) -> str:
@@ -223,10 +247,14 @@ def transfer_of(spec: ClusterSpec, model: Model, kind: Kind) -> TransferModel:
     """The path of a KV cache that leaves an instance of this kind: its share of the machine's network."""
     share = kind.tensor_parallel / kind.machine.count
     bytes_per_s = spec.link_bytes_per_s or kind.machine.network_bytes_per_s * share
+    latency_s, sync_s = 0.0, default_sync_s(bytes_per_s)
+    if spec.profile is not None:
+        link = read_host_profile(spec.profile).link
+        latency_s, sync_s = link.latency_s, link.sync_s
     return TransferModel(
         kv_bytes_per_token=spec.kv_bytes_per_token or model.kv_bytes_per_token,
         layers=model.layers,
         bytes_per_s=bytes_per_s,
-        latency_s=spec.link_latency_s or 0.0,
-        sync_s=default_sync_s(bytes_per_s),
+        latency_s=latency_s if spec.link_latency_s is None else spec.link_latency_s,
+        sync_s=sync_s,
     )

@@ -81,26 +81,29 @@ class VirtualCluster(World):
         self.kernel.add(arrival)
 
     def arrive(self, arrival: "_Arrival") -> None:
-        request, now, statistics = arrival.request, self.kernel.now, self.statistics
-        request_id = request.id
-        statistics.arrive(now)
+        self.statistics.arrive(self.kernel.now)
+        self.enter(arrival.request, self.statistics.arrived, self.kernel.now)
+        self._schedule_arrival(arrival)
+
+    def enter(self, request: Request, number: int, arrived: int) -> None:
+        """The controller has a request, the `number`th, that arrived at picosecond `arrived`: place it."""
+        request_id, now, statistics = request.id, self.kernel.now, self.statistics
         if request_id in self.lives:
             raise WorkloadError("the workload", f"two requests under way have the id {request_id}")
         placement = self.scheduler.arrive(request, now)
         if placement is None:
             statistics.rejected += 1
             for observer in self._observers:
-                observer.ended(refused(request, now))
+                observer.ended(refused(request, arrived))
         else:
             route = placement.route
             prefill, decode = self.instances[route.prefill], self.instances[route.decode]
-            life = Life(request, statistics.arrived, now, prefill, decode, placement.mode)
+            life = Life(request, number, arrived, prefill, decode, placement.mode)
             self.lives[request_id] = life
             prefill.scheduler.submit(request, decodes_here=not life.splits)
             if life.splits:
                 self.handoffs.expect(life)
             prefill.poke()
-        self._schedule_arrival(arrival)
 
     # -- World, for instances -----------------------------------------------------------------------------------------
 
@@ -173,7 +176,11 @@ class VirtualCluster(World):
             self.handoffs.give_up(life)
             life.decode.poke()
         self.scheduler.ended(life.id)
-        self.statistics.complete(life, now)
+        self.record(life)
+
+    def record(self, life: Life) -> None:
+        """The last token of a request is with its client."""
+        self.statistics.complete(life, self.kernel.now)
         if self._observers:
             self._tell_ended(life, _LENGTH, life.output_tokens)
 

@@ -15,6 +15,7 @@ from twofold.errors import ConfigurationError
 from twofold.hardware.catalog import Catalog, load_catalog
 from twofold.hardware.mistakes import explain, near, unknown
 from twofold.instance import Role
+from twofold.performance.host_profile import read_host_profile
 from twofold.performance.instance import check_tensor_parallel
 from twofold.scheduling.batchers import BATCHERS
 from twofold.simulation.spec import ClusterSpec, Failure, PoolSpec
@@ -77,7 +78,10 @@ def read_cluster(text: str, name: str, *, catalog: Catalog | None = None) -> Clu
     try:
         # Not strict, because YAML 1.1 takes 200e9 for a text.
         spec = msgspec.convert(raw, ClusterSpec, strict=False)
-        return _checked(spec, catalog or load_catalog())
+        known = catalog or load_catalog()
+        return _checked(
+            spec, known if spec.profile is None else read_host_profile(spec.profile).extend(known)
+        )
     except msgspec.ValidationError as error:
         raise ConfigurationError(f"cluster {name}: {_what_is_wrong(error)}") from error
     except ConfigurationError as error:
@@ -118,7 +122,14 @@ def _checked(spec: ClusterSpec, catalog: Catalog) -> ClusterSpec:
     """The cluster, if its numbers can be, with its machines called as the catalog does."""
     if not spec.pools:
         raise ConfigurationError("it has no pools: a cluster without pools serves nobody")
-    for field in ("token_budget", "max_seqs", "block_size", "kv_bytes_per_token", "link_bytes_per_s"):
+    for field in (
+        "token_budget",
+        "max_seqs",
+        "block_size",
+        "kv_bytes_per_token",
+        "kv_capacity_tokens",
+        "link_bytes_per_s",
+    ):
         value = getattr(spec, field)
         _require(value is None or 0 < value < float("inf"), f"{field} must be more than 0, not {value}")
     latency, share = spec.link_latency_s, spec.memory_utilization

@@ -130,8 +130,12 @@ class VirtualInstance:
         self.milliwatts = pace.milliwatts
         self._cut = False
         self._end.at = end = kernel.now + pace.end_ps(count)
-        kernel.add(self._end)
+        self.compute()
         self._world.started(iteration, end)
+
+    def compute(self) -> None:
+        """Let the end that was set happen at its time; a worker that shares its cores is given another."""
+        self._kernel.add(self._end)
 
     def _cut_short(self) -> None:
         """End at the next boundary between iterations: what came meanwhile may join there."""

@@ -33,7 +33,9 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     `performance` is one of the performance models by name. `handoff` is a mode or `by-size`.
     `link_bytes_per_s` overrides what the machines' own networks give; `contention` False lets every transfer
     have all of it. `memory_utilization` is the share of accelerator memory that weights and KV may fill.
-    `kv_bytes_per_token` overrides the model's own. `rules` is `twofold`, or `splitwise-sim` for the rules of
+    `kv_bytes_per_token` overrides the model's own, and `kv_capacity_tokens` what the memory of an instance holds.
+    `profile` is a file that `twofold calibrate live` wrote: the machine `host` is then a worker on that host, whose
+    cores all workers and the gateway share. `rules` is `twofold`, or `splitwise-sim` for the rules of
     that simulator where they differ (see docs/simulation.md).
     """
 
@@ -50,5 +52,7 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     link_bytes_per_s: float | None = None
     link_latency_s: float | None = None
     kv_bytes_per_token: int | None = None
+    kv_capacity_tokens: int | None = None
+    profile: str | None = None
     rules: str = "twofold"
     failures: tuple[Failure, ...] = ()

@@ -10,6 +10,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from twofold.errors import ConfigurationError
@@ -18,9 +19,24 @@ START_S = 600.0
 STOP_S = 60.0
 
 
+@dataclass(frozen=True, slots=True)
+class ServedProcess:
+    """A service that is ready: its base URL, and the process of its gateway and controller."""
+
+    url: str
+    pid: int
+
+
 @contextmanager
 def served(model: Path | None, flags: Sequence[str]) -> Iterator[str]:
-    """Run `twofold serve MODEL FLAGS…` on a free port; yields its base URL once it is ready.
+    """`served_process`, for those who need its URL only."""
+    with served_process(model, flags) as process:
+        yield process.url
+
+
+@contextmanager
+def served_process(model: Path | None, flags: Sequence[str]) -> Iterator[ServedProcess]:
+    """Run `twofold serve MODEL FLAGS…` on a free port until the caller is done with it.
 
     An emulated service has no MODEL. Raises ConfigurationError, with what the service said, when it ends instead of
     getting ready.
@@ -35,7 +51,7 @@ def served(model: Path | None, flags: Sequence[str]) -> Iterator[str]:
             if not wait_ready(process, url):
                 log.seek(0)
                 raise ConfigurationError(f"the service ended while starting: {log.read().strip()}")
-            yield url
+            yield ServedProcess(url, process.pid)
         finally:
             stop(process)
 

@@ -1,0 +1,100 @@
+"""Whether the simulator says what the service does: four designs at three loads, live and simulated.
+
+    python bench/fidelity.py MODEL [--profile FILE] [--requests 400] [--loads 0.4,0.9,1.15] [--json FILE]
+
+Without --profile this host is measured first (`twofold calibrate live`). Then `twofold verify` for colocated 2, 1P+1D,
+2P+1D and 1P+2D: light, near the knee and beyond it, each twice, and one line for each figure at the end.
+"""
+
+import argparse
+import os
+import tempfile
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from twofold.cli.calibrate_live import run as calibrate
+from twofold.cli.verify_run import Question, compare_all, parse_loads
+from twofold.fidelity.service import Design
+from twofold.fidelity.table import fidelity_table
+from twofold.fidelity.verify import Comparison
+
+DESIGNS = (
+    Design(colocated=2),
+    Design(prefill=1, decode=1),
+    Design(prefill=2, decode=1),
+    Design(prefill=1, decode=2),
+)
+KV = "1GiB"
+SEQS = 64
+
+
+def question(design: Design, flags: argparse.Namespace, profile: Path) -> Question:
+    return Question(
+        model=flags.model,
+        profile=profile,
+        design=design,
+        workload=flags.workload,
+        num_requests=flags.requests,
+        loads=parse_loads(flags.loads),
+        rates=(),
+        length_scale=flags.length_scale,
+        max_model_len=2048,
+        slo=flags.slo,
+        replays=flags.replays,
+        seed=0,
+        kv_cache_memory_bytes=KV,
+        max_num_seqs=SEQS,
+        dtype="auto",
+    )
+
+
+def summary(comparisons: list[Comparison]) -> Table:
+    """Errors (and spreads) of all figures in percent, those that miss marked with a star."""
+    names = [figure.name for figure in comparisons[0].figures()]
+    table = Table("", "requests/s", *names, title="Error of the simulation (spread of the replays), %")
+    for one in comparisons:
+        cells = [
+            f"{figure.error * 100:+.0f} ({figure.spread * 100:.0f}){'' if figure.holds else ' *'}"
+            for figure in one.figures()
+        ]
+        table.add_row(one.design, f"{one.rate:.3g}", *cells)
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--profile", type=Path)
+    parser.add_argument("--workload", default="azure-conv")
+    parser.add_argument("--requests", type=int, default=400)
+    parser.add_argument("--length-scale", type=float, default=0.125)
+    parser.add_argument("--loads", default="0.4,0.9,1.15")
+    parser.add_argument("--slo", default="ttft=1.5,tpot=0.12")
+    parser.add_argument("--replays", type=int, default=2)
+    parser.add_argument("--json", type=Path, help="write all comparisons here as well")
+    flags = parser.parse_args()
+    console = Console(width=150)
+    comparisons: list[Comparison] = []
+    with tempfile.TemporaryDirectory() as directory:
+        profile = flags.profile or Path(directory, "host.yaml")
+        if flags.profile is None:
+            calibrate(flags.model, profile, kv_cache_memory_bytes=KV, max_num_seqs=SEQS, dtype="auto")
+        for design in DESIGNS:
+            of_design = compare_all(question(design, flags, profile))
+            console.print(fidelity_table(of_design))
+            comparisons += of_design
+    console.print(summary(comparisons))
+    figures = [figure for one in comparisons for figure in one.figures()]
+    console.print(f"{sum(figure.holds for figure in figures)} of {len(figures)} figures within their limits.")
+    if flags.json is not None:
+        flags.json.write_bytes(msgspec.json.format(msgspec.json.encode(comparisons), indent=2))
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    main()

@@ -1,0 +1,182 @@
+"""From measurements of a live service to the profile that a simulation takes."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from statistics import median
+
+import msgspec
+import numpy as np
+
+from twofold.fidelity.grid import Purpose
+from twofold.fidelity.journals import Ran, WorkerLog
+from twofold.fidelity.measure import Measured, Observed
+from twofold.hardware.model import Model
+from twofold.performance.host_profile import FrontTimes, HostLink, HostProfile, Slowdowns
+from twofold.performance.least_squares import non_negative
+from twofold.performance.packed import PackedTimes
+from twofold.performance.packed_fit import Iteration, fit_packed
+
+_ALONE, _BESIDE = 0.05, 0.95  # shares of an iteration in which another worker ran, to count as such
+_ENOUGH = 5
+
+
+def calibrate(
+    measured: Measured,
+    model: Model,
+    *,
+    cores: int,
+    threads: int,
+    kv_capacity_tokens: int,
+    source: str,
+    date: str,
+) -> HostProfile:
+    """The profile that explains what was measured; raises ConfigurationError where that is too little."""
+    split = (measured.prefill, measured.decode), (measured.decode, measured.prefill)
+    alone = [one.iteration for log, other in split for one in log.ran if _busy(one, [other]) < _ALONE]
+    times = fit_packed(alone)
+    usual = times.slower(_slowness(times, alone))
+    crowded = [_slower(usual, log, other) if cores > 1 else 1.0 for log, other in split]
+    times = fit_packed([*alone, *_as_if_alone(measured.mixed, crowded)])
+    # The fit goes by medians. What holds an iteration up now and then is part of what a worker gets done in a minute.
+    times = times.slower(max(1.0, _slowness(times, alone)))
+    prefill, decode = (
+        Slowdowns(crowded=each, shared=_shared(times, measured.shared, phase, each))
+        for phase, each in zip(("prefill-0", "decode-0"), crowded, strict=True)
+    )
+    return HostProfile(
+        model=model,
+        cores=cores,
+        threads=threads,
+        engine=times,
+        link=_link(measured, model, times),
+        front=_front(measured),
+        prefill=prefill,
+        decode=decode,
+        kv_capacity_tokens=kv_capacity_tokens,
+        source=source,
+        date=date,
+    )
+
+
+def _busy(one: Ran, others: Sequence[WorkerLog]) -> float:
+    """The share of an iteration in which others ran, all of them counting as one."""
+    return sum(other.busy_share(one.start_s, one.end_s) for other in others) / max(1, len(others))
+
+
+def predicted_s(times: PackedTimes, one: Iteration) -> float:
+    return times.seconds(one.tokens, one.squares, one.sequences, one.context)
+
+
+def _slower(times: PackedTimes, log: WorkerLog, other: WorkerLog) -> float:
+    """How many times longer iterations took while the other worker ran; 1 where too few did."""
+    return _typical(times, [one for one in log.ran if _busy(one, [other]) > _BESIDE])
+
+
+def _shared(times: PackedTimes, logs: dict[str, WorkerLog], name: str, crowded: float) -> float:
+    """How many times longer iterations took while their worker took turns on its core, beyond the two turns.
+
+    The first prefill and the decode worker share a core, the second prefill worker has the other.
+    """
+    if not logs:
+        return 1.0
+    other = logs["decode-0" if name == "prefill-0" else "prefill-0"]
+    sharing = [one for one in logs[name].ran if _busy(one, [other]) > _BESIDE]
+    beside = sum(_busy(one, [logs["prefill-1"]]) for one in sharing) / max(1, len(sharing))
+    return max(1.0, _typical(times, sharing) / 2 / (1.0 + (crowded - 1.0) * beside))
+
+
+def _typical(times: PackedTimes, ran: Sequence[Ran]) -> float:
+    """How many times longer these took than the times say; 1 where they are too few to tell."""
+    return max(1.0, _slowness(times, [one.iteration for one in ran])) if len(ran) >= _ENOUGH else 1.0
+
+
+def _slowness(times: PackedTimes, iterations: Sequence[Iteration]) -> float:
+    """Seconds measured over seconds predicted, of all of them together."""
+    return sum(one.seconds for one in iterations) / sum(predicted_s(times, one) for one in iterations)
+
+
+def _as_if_alone(logs: Sequence[WorkerLog], crowded: Sequence[float]) -> Iterator[Iteration]:
+    """Iterations of colocated workers, less what they took longer because the other one ran."""
+    prefill, decode = crowded
+    for log in logs:
+        others = [other for other in logs if other is not log]
+        for one in log.ran:
+            slowdown = prefill if one.iteration.tokens else decode
+            longer = 1.0 + (slowdown - 1.0) * _busy(one, others)
+            yield msgspec.structs.replace(one.iteration, seconds=one.iteration.seconds / longer)
+
+
+def _link(measured: Measured, model: Model, times: PackedTimes) -> HostLink:
+    """What the service measured of its link, and what hand-offs took beyond that."""
+    path = measured.link.transfer(model.kv_bytes_per_token, model.layers)
+    tails = []
+    for one in measured.prefill.ran:
+        if len(one.requests) == 1 and one.requests[0] in measured.decode.landed:
+            tokens = one.iteration.tokens
+            ideal_s = path.layer_wise_s(tokens, predicted_s(times, one.iteration)) - path.sync_s
+            tails.append(measured.decode.landed[one.requests[0]] - one.end_s - ideal_s)
+    return HostLink(
+        bytes_per_s=measured.link.bytes_per_s,
+        latency_s=measured.link.overhead_s,
+        sync_s=max(0.0, median(tails)) if tails else path.sync_s,
+    )
+
+
+def _front(measured: Measured) -> FrontTimes:
+    """CPU time as the processes spent it; delays are what requests that met nobody took beyond that."""
+    request_s, step_s, token_s = _cpu_of_each(measured)
+    pairs = list(_lone_prompts(measured))
+    sizes = np.array([one.iteration.tokens for _, one in pairs], dtype=np.float64)
+    before = np.array([one.start_s - sent for (sent, _), one in pairs], dtype=np.float64)
+    after = median(seen - one.end_s for (_, seen), one in pairs)
+    prompt_token_s, before_s = np.polyfit(*_medians(sizes, before), 1).tolist()
+    return FrontTimes(
+        request_s=request_s,
+        prompt_token_s=max(0.0, prompt_token_s),
+        request_delay_s=max(0.0, before_s - request_s),
+        step_s=step_s,
+        token_s=token_s,
+        step_delay_s=max(0.0, after - step_s - token_s),
+    )
+
+
+def _cpu_of_each(measured: Measured) -> tuple[float, float, float]:
+    """CPU seconds of a request, of an iteration and of a token: those that explain best what groups of all three cost.
+
+    Besides, a group costs something, which has a loop and connections of its own, and so does every second.
+    """
+    rows, spent = [], []
+    for one in measured.observed:
+        if one.group.purpose not in {Purpose.MIXED, Purpose.SHARED}:
+            start = min(min(timeline.moments.values()) for timeline in one.timelines)
+            end = max(timeline.token_times_s[-1] for timeline in one.timelines)
+            steps = sum(len(log.between(start, end)) for log in (measured.prefill, measured.decode))
+            tokens = sum(timeline.output_tokens for timeline in one.timelines)
+            rows.append((len(one.timelines), steps, tokens, 1.0, end - start))
+            spent.append(one.front_cpu_s)
+    columns = [np.array(column, dtype=np.float64) for column in zip(*rows, strict=True)]
+    cost = np.array(spent, dtype=np.float64)
+    request_s, step_s, token_s, _, _ = non_negative(columns, cost, cost).tolist()
+    return request_s, step_s, token_s
+
+
+def _medians(
+    xs: "np.typing.NDArray[np.float64]", ys: "np.typing.NDArray[np.float64]"
+) -> tuple["np.typing.NDArray[np.float64]", "np.typing.NDArray[np.float64]"]:
+    """The median of what was measured at each x: one that was held up must not tilt a line."""
+    points = np.unique(xs)
+    return points, np.array([np.median(ys[xs == point]) for point in points])
+
+
+def _lone_prompts(measured: Measured) -> Iterator[tuple[tuple[float, float], Ran]]:
+    """(sent, first token seen) of each request that was alone, with the iteration that answered it."""
+    for one in _by_time(measured.of(Purpose.ALONE)):
+        (timeline,) = one.timelines
+        sent = min(timeline.moments.values())
+        seen = timeline.token_times_s[0]
+        ran = measured.prefill.between(sent, seen)
+        if len(ran) == 1:
+            yield (sent, seen), ran[0]
+
+
+def _by_time(observed: Iterable[Observed]) -> list[Observed]:
+    return sorted(observed, key=lambda one: min(one.timelines[0].moments.values()))

@@ -1,0 +1,90 @@
+"""A design of a service on this host, in both worlds: flags for the one that runs, a cluster for the simulated one."""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+from twofold.errors import ConfigurationError
+from twofold.performance.host_profile import HOST, HostProfile
+from twofold.serving.config import WorkerConfig
+from twofold.serving.plan import own_cores, plan_workers
+from twofold.simulation.cores import gateway_cores
+from twofold.simulation.spec import ClusterSpec, PoolSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Design:
+    """So many workers of each role."""
+
+    prefill: int = 0
+    decode: int = 0
+    colocated: int = 0
+
+    @property
+    def name(self) -> str:
+        """For people: `colocated 2`, `2P+1D`."""
+        return f"colocated {self.colocated}" if self.colocated else f"{self.prefill}P+{self.decode}D"
+
+    @property
+    def flags(self) -> list[str]:
+        """Those of `twofold serve`."""
+        if self.colocated:
+            return ["--colocated", str(self.colocated)]
+        return ["--prefill", str(self.prefill), "--decode", str(self.decode)]
+
+    def workers(self) -> tuple[WorkerConfig, ...]:
+        """As `twofold serve` plans them."""
+        return plan_workers(
+            prefill=self.prefill,
+            decode=self.decode,
+            colocated=self.colocated,
+            chunked_prefill=True,
+            token_budget=None,
+            pin_cores=True,
+        )
+
+
+@contextmanager
+def clients_beside(design: Design) -> Iterator[None]:
+    """This process, whose clients load the service, computes on the gateway's cores only meanwhile."""
+    before = os.sched_getaffinity(0)
+    workers = ((worker.role, worker.cores) for worker in design.workers())
+    os.sched_setaffinity(0, gateway_cores(own_cores(), workers))
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def cluster_of(
+    design: Design, profile: HostProfile, path: Path, *, kv_capacity_tokens: int, max_num_seqs: int
+) -> ClusterSpec:
+    """The simulated twin; raises ConfigurationError where the profile is not of a service like this one."""
+    workers = design.workers()
+    threads, cores = workers[0].threads, len(own_cores())
+    if (profile.cores, profile.threads) != (cores, threads):
+        raise ConfigurationError(
+            f"the profile is of workers with {profile.threads} of {profile.cores} cores each, and those of "
+            f"{design.name} have {threads} of {cores} here: measure again where it is to be used"
+        )
+    return ClusterSpec(
+        pools=tuple(_pools(workers)),
+        model=profile.model.name,
+        router="jsq",
+        handoff="layer-wise",
+        token_budget=max(worker.token_budget for worker in workers),
+        max_seqs=max_num_seqs,
+        kv_capacity_tokens=kv_capacity_tokens,
+        profile=str(path),
+    )
+
+
+def _pools(workers: Sequence[WorkerConfig]) -> list[PoolSpec]:
+    kinds = groupby(workers, key=lambda worker: (worker.role, worker.batcher))
+    return [
+        PoolSpec(machines=len(list(same)), machine=HOST, role=role, batcher=batcher)
+        for (role, batcher), same in kinds
+    ]

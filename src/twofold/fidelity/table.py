@@ -1,0 +1,50 @@
+"""The table of `twofold verify`: what the service did and what the simulator says it does."""
+
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from twofold.fidelity.verify import ATTAINMENT, Comparison, Figure
+from twofold.reporting.tables import seconds
+
+
+def fidelity_table(comparisons: Sequence[Comparison]) -> Table:
+    """Every figure of every load: simulated, each live replay, their spread, the error and whether it is let pass."""
+    replays = max(len(comparison.live) for comparison in comparisons)
+    title = f"{comparisons[0].design}: simulated and live, SLO {_bounds(comparisons[0])}"
+    table = Table(title=title, title_justify="left")
+    for heading in (
+        "requests/s",
+        "",
+        "simulated",
+        *(f"live {i + 1}" for i in range(replays)),
+        "spread",
+        "error",
+        "",
+    ):
+        table.add_column(heading, justify="left" if not heading else "right")
+    for comparison in comparisons:
+        rate = f"{comparison.rate:.3g}"
+        speeds = (f"x {slowness:.2f}" for slowness in comparison.slowness)
+        table.add_row(rate, "host, profile = 1", "", *speeds, style="dim")
+        rate = ""
+        for figure in comparison.figures():
+            table.add_row(rate, *_cells(figure))
+            rate = ""
+        table.add_section()
+    return table
+
+
+def _cells(figure: Figure) -> tuple[str, ...]:
+    shares = figure.name == ATTAINMENT
+    values = [f"{value:.1%}" if shares else seconds(value) for value in (figure.simulated, *figure.live)]
+    spread, error = (f"{value * 100:+.1f}" for value in (figure.spread, figure.error))
+    points = " points" if shares else "%"
+    verdict = "ok" if figure.holds else f"over {figure.limit:.0%}".replace("%", points)
+    return figure.name, *values, spread.lstrip("+") + points, error + points, verdict
+
+
+def _bounds(comparison: Comparison) -> str:
+    slo = comparison.slo
+    named = (("TTFT", slo.ttft_s), ("TPOT", slo.tpot_s), ("E2E", slo.e2e_s))
+    return ", ".join(f"{name} {seconds(bound)}" for name, bound in named if bound is not None)

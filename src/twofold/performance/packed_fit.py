@@ -1,0 +1,98 @@
+"""Fit `twofold.performance.packed` to measured iterations, and say how well it predicts those it did not see."""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from statistics import fmean, median
+
+import msgspec
+import numpy as np
+
+from twofold.errors import ConfigurationError
+from twofold.performance.least_squares import Floats, non_negative
+from twofold.performance.packed import BENDS, PackedTimes, spread
+
+_GRAIN = 8  # iterations that differ by less than an eighth of an octave in what they read are repeats of one
+_FEWEST = len(BENDS) + 4  # as many as there are coefficients
+_FOLDS = 5
+KINDS = ("prefill", "decode", "mixed")
+
+
+class Iteration(msgspec.Struct, frozen=True, kw_only=True):
+    """A measured iteration: what was in it, as `PackedTimes.seconds` takes it, and how long it took."""
+
+    tokens: int
+    squares: int
+    sequences: int
+    context: int
+    seconds: float
+
+    @property
+    def kind(self) -> str:
+        if not self.sequences:
+            return "prefill"
+        return "mixed" if self.tokens else "decode"
+
+
+def fit_packed(iterations: Iterable[Iteration]) -> PackedTimes:
+    """The times that come nearest, relatively, to the medians of iterations that are repeats of each other.
+
+    Raises ConfigurationError where there are too few different ones.
+    """
+    cells = repeats(iterations)
+    if len(cells) < _FEWEST:
+        raise ConfigurationError(
+            f"{len(cells)} kinds of iterations were measured, and a fit needs {_FEWEST} that differ"
+        )
+    return msgspec.structs.replace(_fit(cells), iterations=len(cells), **_held_out(cells))
+
+
+def repeats(iterations: Iterable[Iteration]) -> list[Iteration]:
+    """One for each group of nearly alike iterations: its medians, so that one that was held up counts for nothing."""
+    groups: dict[tuple[int, ...], list[Iteration]] = defaultdict(list)
+    for one in iterations:
+        groups[_grain(one.tokens), _grain(one.squares), one.sequences, _grain(one.context)].append(one)
+    return [_median(groups[key]) for key in sorted(groups)]
+
+
+def _grain(value: int) -> int:
+    return round(math.log2(value + 1) * _GRAIN)
+
+
+def _median(group: Sequence[Iteration]) -> Iteration:
+    return Iteration(
+        tokens=round(median(one.tokens for one in group)),
+        squares=round(median(one.squares for one in group)),
+        sequences=group[0].sequences,
+        context=round(median(one.context for one in group)),
+        seconds=median(one.seconds for one in group),
+    )
+
+
+def _fit(cells: Sequence[Iteration]) -> PackedTimes:
+    rows = [
+        [1.0, *spread(one.tokens + one.sequences), one.squares, one.sequences, one.context] for one in cells
+    ]
+    columns: list[Floats] = [np.array(column, dtype=np.float64) for column in zip(*rows, strict=True)]
+    seconds = np.array([one.seconds for one in cells], dtype=np.float64)
+    base_s, *token_s, square_s, sequence_s, context_s = non_negative(columns, seconds, seconds).tolist()
+    return PackedTimes(
+        base_s=base_s,
+        token_s=tuple(token_s),
+        square_s=square_s,
+        sequence_s=sequence_s,
+        context_s=context_s,
+    )
+
+
+def _held_out(cells: Sequence[Iteration]) -> dict[str, float | None]:
+    """The mean error of each kind, every cell predicted by a fit to the others' folds; None for a kind that was not
+    measured."""
+    errors: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    for fold in range(_FOLDS):
+        seen = [one for index, one in enumerate(cells) if index % _FOLDS != fold]
+        times = _fit(seen)
+        for one in cells[fold::_FOLDS]:
+            predicted = times.seconds(one.tokens, one.squares, one.sequences, one.context)
+            errors[one.kind].append(abs(predicted / one.seconds - 1))
+    return {f"{kind}_error": fmean(found) if found else None for kind, found in errors.items()}

@@ -1,0 +1,54 @@
+"""From a host's profile to the cluster on it: who computes on which of its cores."""
+
+from collections.abc import Sequence
+
+from twofold.instance import Role
+from twofold.performance.host_profile import HostProfile
+from twofold.scheduling.cluster import ClusterScheduler
+from twofold.scheduling.instance import InstanceScheduler
+from twofold.simulation.cores import gateway_cores, share_cores
+from twofold.simulation.host import Host
+from twofold.simulation.hosted import Front, HostedCluster, HostedInstance
+from twofold.simulation.kernel import Kernel
+from twofold.simulation.network import Link
+from twofold.simulation.observer import Observer
+from twofold.simulation.statistics import Statistics
+from twofold.simulation.timing import Timing
+
+
+class Hosting:
+    """A cluster on a host, empty, and what makes its instances; `workers` are their names and roles in order."""
+
+    def __init__(
+        self,
+        profile: HostProfile,
+        workers: Sequence[tuple[str, Role]],
+        kernel: Kernel,
+        scheduler: ClusterScheduler,
+        statistics: Statistics,
+        observers: Sequence[Observer],
+    ) -> None:
+        everywhere = range(profile.cores)
+        names, roles = zip(*workers, strict=True)
+        shares = share_cores(everywhere, len(workers))
+        host = Host(kernel, profile.cores)
+        front = Front(kernel, host, gateway_cores(everywhere, zip(roles, shares, strict=True)), profile.front)
+        slowdowns = profile.prefill, profile.decode
+        self.cluster = HostedCluster(kernel, scheduler, statistics, observers, host, slowdowns, front)
+        self._kernel = kernel
+        self._cores = dict(zip(names, shares, strict=True))
+
+    def instance(
+        self,
+        name: str,
+        number: int,
+        link: Link,
+        pool: int,
+        role: Role,
+        scheduler: InstanceScheduler,
+        timing: Timing,
+    ) -> HostedInstance:
+        cores = self._cores[name]
+        return HostedInstance(
+            name, number, link, pool, role, scheduler, timing, self._kernel, self.cluster, cores
+        )

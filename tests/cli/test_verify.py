@@ -1,0 +1,100 @@
+"""`twofold calibrate live` and `twofold verify`, on a model made for tests: both worlds, real processes."""
+
+import subprocess
+import sys
+
+import msgspec
+import pytest
+
+from support.hosts import profile
+from twofold.performance.host_profile import dump_host_profile, read_host_profile
+
+
+def twofold(*arguments):
+    command = [sys.executable, "-m", "twofold.cli.main", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+
+
+@pytest.fixture(scope="module")
+def measured(tiny_model_dir, tmp_path_factory):
+    """A profile of this host with the small model: (path, what the command printed)."""
+    path = tmp_path_factory.mktemp("profile") / "host.yaml"
+    done = twofold(
+        "calibrate", "live", tiny_model_dir("llama"), "-o", path, "--kv-cache-memory-bytes", "64MiB"
+    )
+    assert done.returncode == 0, done.stderr
+    return path, done.stdout
+
+
+def test_a_host_is_measured(measured):
+    """The profile says what everything takes, and the table with what error on iterations that were not seen."""
+    path, shown = measured
+    found = read_host_profile(path)
+    assert found.engine.seconds(512, 512 * 512, 0, 0) > found.engine.seconds(16, 256, 0, 0) > 0
+    assert found.engine.seconds(0, 0, 8, 800) > 0
+    assert found.front.request_s + found.front.request_delay_s > 0
+    assert found.link.bytes_per_s > 0
+    assert None not in (found.engine.prefill_error, found.engine.decode_error, found.engine.mixed_error)
+    assert "error unseen" in shown
+    assert f"{found.engine.decode_error:.1%}" in shown
+
+
+def test_both_worlds_are_compared(measured, tiny_model_dir):
+    """Every figure of both, for each rate; the exit code says whether the simulation holds."""
+    path, _ = measured
+    flags = (
+        "--requests",
+        12,
+        "--rate",
+        5,
+        "--rate",
+        20,
+        "--max-model-len",
+        256,
+        "--kv-cache-memory-bytes",
+        "64MiB",
+    )
+    done = twofold("verify", tiny_model_dir("llama"), "--profile", path, *flags, "--json")
+    assert done.returncode in {0, 1}, done.stderr
+    low, high = msgspec.json.decode(done.stdout)
+    assert (low["rate"], high["rate"], low["design"]) == (5.0, 20.0, "1P+1D")
+    for load in (low, high):
+        assert len(load["live"]) == 2
+        assert {run["completed"] for run in (load["simulated"], *load["live"])} == {12}
+        assert load["simulated"]["output_tokens"] == load["live"][0]["output_tokens"]
+
+
+def test_a_measured_host_is_simulated(measured):
+    """`twofold simulate --profile` runs pools of it."""
+    path, _ = measured
+    cluster = ("--cluster", "2xhost:prefill,1xhost:decode", "--profile", path, "--router", "jsq")
+    done = twofold(
+        "simulate", "azure-conv", *cluster, "--rate", 2, "--requests", 20, "--length-scale", 0.1, "--json"
+    )
+    assert done.returncode == 0, done.stderr
+    assert msgspec.json.decode(done.stdout)["counts"]["completed"] == 20
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (("--loads", "much"), "--loads 'much' is not understood: write multiples as in 0.5,0.9,1.2"),
+        (("--colocated", "2", "--prefill", "1"), "--colocated excludes --prefill and --decode"),
+        ((), "is a profile of small, and the model is llama"),
+    ],
+)
+def test_mistakes_are_told_before_anything_is_served(flags, sentence, tiny_model_dir, tmp_path):
+    """In one sentence, with exit code 2."""
+    path = tmp_path / "host.yaml"
+    path.write_text(dump_host_profile(profile()))
+    done = twofold("verify", tiny_model_dir("llama"), "--profile", path, *flags)
+    assert done.returncode == 2
+    assert sentence in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_profile_that_cannot_be_written_is_refused_first(tiny_model_dir, tmp_path):
+    """Not after minutes of measuring."""
+    done = twofold("calibrate", "live", tiny_model_dir("llama"), "-o", tmp_path / "no" / "host.yaml")
+    assert done.returncode == 2
+    assert "cannot write" in done.stderr

@@ -1,0 +1,166 @@
+"""A calibration finds again what a service of known times was made of."""
+
+import msgspec
+import pytest
+
+from support.hosts import MODEL, TIMES
+from twofold.batch import Batch, BatchItem
+from twofold.fidelity.calibrate import calibrate, predicted_s
+from twofold.fidelity.grid import Purpose, mixed_groups, split_groups
+from twofold.fidelity.journals import WorkerLog
+from twofold.fidelity.measure import Measured, Observed
+from twofold.performance.measured import LinkSpeed
+from twofold.performance.packed_fit import Iteration
+from twofold.request import FinishReason, Phase
+from twofold.serving.journal import Entry
+from twofold.timeline import Recorder
+
+LINK = LinkSpeed(overhead_s=1e-5, bytes_per_s=1e10)
+REQUEST_S, PROMPT_TOKEN_S, REQUEST_DELAY_S = 0.0012, 2e-6, 0.0010
+STEP_S, TOKEN_S, STEP_DELAY_S = 0.0007, 0.0001, 0.0013
+SYNC_S = 0.002
+CROWDED = {"prefill": 1.3, "decode": 1.2}
+SHARED = {"prefill": 1.05, "decode": 1.15}
+
+
+class Service:
+    """One that answers groups one after another, in the times above; writes the journals that workers would."""
+
+    def __init__(self):
+        self.now = 100.0
+        self.journals = {"prefill": [], "decode": [], "mixed": []}
+        self.observed = []
+        self.batches = 0
+
+    def run(self, worker, items, *, crowd=1.0):
+        """An iteration of a worker; says when it ended."""
+        prompts = [item for item in items if item.phase is Phase.PREFILL]
+        one = Iteration(
+            tokens=sum(item.num_tokens for item in prompts),
+            squares=sum(item.num_tokens**2 for item in prompts),
+            sequences=len(items) - len(prompts),
+            context=sum(item.context_tokens for item in items if item.phase is Phase.DECODE),
+            seconds=0.0,
+        )
+        end = self.now + predicted_s(TIMES, one) * crowd
+        batch = msgspec.to_builtins(Batch(self.batches, tuple(items)))
+        self.journals[worker] += [Entry(self.now, "next_batch", {}, batch), Entry(end, "complete", {}, [])]
+        self.batches += 1
+        return end
+
+    def answer(self, group):
+        """All prompts at once, then decodes until all have what they want."""
+        mixed = group.purpose is Purpose.MIXED
+        sent, recorder = self.now, Recorder()
+        timelines = [recorder.arrive(request, sent) for request in group.requests]
+        tokens = sum(request.prompt_tokens for request in group.requests)
+        self.now += REQUEST_S + PROMPT_TOKEN_S * tokens + REQUEST_DELAY_S
+        items = [BatchItem(r.id, Phase.PREFILL, r.prompt_tokens, 0, True) for r in group.requests]
+        end = self.run("mixed" if mixed else "prefill", items)
+        steps, made = 1, len(items)
+        self.deliver(recorder, timelines, end)
+        if len(items) == 1 and not mixed and group.requests[0].output_tokens > 1:
+            self.hand_off(group.requests[0], end)
+        self.now = end + 0.05
+        longest = max(request.output_tokens for request in group.requests)
+        for index in range(1, longest):
+            running = [r for r in group.requests if r.output_tokens > index]
+            items = [BatchItem(r.id, Phase.DECODE, 1, r.prompt_tokens + index, True) for r in running]
+            beside = group.purpose is Purpose.CROWD
+            if beside:  # the prefill worker has a prompt meanwhile, for as long
+                self.run("prefill", [BatchItem("x", Phase.PREFILL, 6, 0, False)], crowd=CROWDED["prefill"])
+            if mixed and index % 5 == 0:
+                items.append(BatchItem("y", Phase.PREFILL, 7 * index, 0, False))
+            end = self.run("mixed" if mixed else "decode", items, crowd=CROWDED["decode"] if beside else 1.0)
+            steps, made = steps + 1 + beside, made + len(running)
+            self.deliver(recorder, [t for t in timelines if t.request in running], end)
+            self.now = end + (0.1 if beside else 0.0)
+        for timeline in timelines:
+            recorder.end(timeline.request.id, FinishReason.LENGTH)
+        spent = 0.004 + REQUEST_S * len(timelines) + STEP_S * steps + TOKEN_S * made
+        self.observed.append(Observed(group, timelines, spent))
+        self.now += 1.0
+
+    def deliver(self, recorder, timelines, end):
+        for timeline in timelines:
+            recorder.token(timeline.request.id, end + STEP_S + TOKEN_S + STEP_DELAY_S)
+
+    def hand_off(self, request, end):
+        tokens = request.prompt_tokens
+        path = LINK.transfer(MODEL.kv_bytes_per_token, MODEL.layers)
+        prefill_s = TIMES.seconds(tokens, tokens * tokens, 0, 0)
+        landed = end + path.layer_wise_s(tokens, prefill_s) - path.sync_s + SYNC_S
+        self.journals["decode"].append(Entry(landed, "landed", {"request_id": request.id}, True))
+
+
+def shared_logs():
+    """Two workers that take turns on a core for a while, and a third that is idle."""
+    service = Service()
+    for index in range(30):
+        items = [BatchItem("d", Phase.DECODE, 1, 100 + index, True)] * 4
+        end = service.run("decode", items, crowd=2 * SHARED["decode"])
+        service.run("prefill", [BatchItem("p", Phase.PREFILL, 5, 0, False)], crowd=2 * SHARED["prefill"])
+        service.now = end
+    logs = {name: WorkerLog(entries) for name, entries in service.journals.items()}
+    return {"prefill-0": logs["prefill"], "prefill-1": logs["mixed"], "decode-0": logs["decode"]}
+
+
+@pytest.fixture(scope="module")
+def found():
+    service = Service()
+    for group in [*split_groups(4096, 64), *mixed_groups(4096)]:
+        service.answer(group)
+    logs = {name: WorkerLog(entries) for name, entries in service.journals.items()}
+    measured = Measured(
+        observed=service.observed,
+        prefill=logs["prefill"],
+        decode=logs["decode"],
+        mixed=[logs["mixed"]],
+        shared=shared_logs(),
+        link=LINK,
+    )
+    return calibrate(
+        measured, MODEL, cores=2, threads=1, kv_capacity_tokens=1000, source="a test", date="2026-01-01"
+    )
+
+
+def test_the_engine(found):
+    """An iteration of any kind takes what it took."""
+    for one in ((300, 90_000, 0, 0), (0, 0, 5, 2000), (100, 10_000, 8, 1000)):
+        assert found.engine.seconds(*one) == pytest.approx(TIMES.seconds(*one), rel=0.02)
+    errors = found.engine.prefill_error, found.engine.decode_error, found.engine.mixed_error
+    assert all(error is not None and error < 0.02 for error in errors)
+
+
+def test_what_workers_cost_each_other(found):
+    """From the iterations beside which the other worker ran, and from no others."""
+    assert found.prefill.crowded == pytest.approx(CROWDED["prefill"], rel=0.02)
+    assert found.decode.crowded == pytest.approx(CROWDED["decode"], rel=0.02)
+
+
+def test_what_taking_turns_costs(found):
+    """From a prefill and a decode worker on one core: how much more than twice as long they took."""
+    assert found.prefill.shared == pytest.approx(SHARED["prefill"], rel=0.03)
+    assert found.decode.shared == pytest.approx(SHARED["decode"], rel=0.03)
+
+
+def test_the_gateway(found):
+    """CPU time by request, iteration and token; what passes besides is delay."""
+    front = found.front
+    assert front.request_s == pytest.approx(REQUEST_S, rel=0.05)
+    assert front.prompt_token_s == pytest.approx(PROMPT_TOKEN_S, rel=0.05)
+    assert front.request_delay_s == pytest.approx(REQUEST_DELAY_S, rel=0.1)
+    assert front.step_s == pytest.approx(STEP_S, rel=0.05)
+    assert front.token_s == pytest.approx(TOKEN_S, rel=0.05)
+    assert front.step_delay_s == pytest.approx(STEP_DELAY_S, rel=0.05)
+
+
+def test_the_link(found):
+    """As the service measured it, and what hand-offs took besides."""
+    assert (found.link.bytes_per_s, found.link.latency_s) == (LINK.bytes_per_s, LINK.overhead_s)
+    assert found.link.sync_s == pytest.approx(SYNC_S, rel=0.05)
+
+
+def test_what_it_is_of(found):
+    """Model, cores and room are those it was told."""
+    assert (found.model, found.cores, found.threads, found.kv_capacity_tokens) == (MODEL, 2, 1, 1000)

@@ -1,0 +1,53 @@
+"""Profiles of hosts in round numbers, for simulations whose results are known."""
+
+from twofold.hardware.model import Model
+from twofold.performance.host_profile import FrontTimes, HostLink, HostProfile, Slowdowns
+from twofold.performance.packed import PackedTimes
+
+MODEL = Model(
+    name="small",
+    layers=4,
+    hidden_size=64,
+    heads=4,
+    kv_heads=2,
+    head_dim=16,
+    parameters=1e6,
+    active_parameters=1e6,
+    weight_bytes=4_000_000,
+    kv_dtype_bytes=4,
+    source="a test",
+    date="2026-01-01",
+)
+# An iteration takes 10 ms and 1 ms a token, whatever it is.
+TIMES = PackedTimes(
+    base_s=0.010,
+    token_s=(0.001,) * 5,
+    square_s=0.0,
+    sequence_s=0.0,
+    context_s=0.0,
+    prefill_error=0.05,
+    decode_error=0.04,
+    iterations=50,
+)
+NO_FRONT = FrontTimes(
+    request_s=0.0, prompt_token_s=0.0, request_delay_s=0.0, step_s=0.0, token_s=0.0, step_delay_s=0.0
+)
+
+NONE = Slowdowns()
+
+
+def profile(*, cores=2, threads=1, front=NO_FRONT, prefill=NONE, decode=NONE, latency_s=0.0, sync_s=0.0):
+    """A host whose links take no time unless it is said."""
+    return HostProfile(
+        model=MODEL,
+        cores=cores,
+        threads=threads,
+        engine=TIMES,
+        link=HostLink(bytes_per_s=1e15, latency_s=latency_s, sync_s=sync_s),
+        front=front,
+        prefill=prefill,
+        decode=decode,
+        kv_capacity_tokens=64_000,
+        source="a test",
+        date="2026-01-01",
+    )

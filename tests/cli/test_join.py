@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
+from twofold.bench.services import free_port
 from twofold.cli.main import main
 from twofold.curve.key import write_key
-from twofold.demo.services import free_port
 
 LISTEN = "tcp://127.0.0.1:7600"
 

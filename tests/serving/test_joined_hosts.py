@@ -11,8 +11,8 @@ from support.flags import COLOCATED, ENGINE
 from support.joined_service import JoinedService, joined_service, worker
 from support.running_service import children
 from support.tiny_models import write_tiny_model
+from twofold.bench.services import served
 from twofold.curve.key import write_key
-from twofold.demo.services import served
 
 QUESTIONS = [
     {

@@ -9,8 +9,8 @@ from support.api_client import all_blocks_free, complete, served_name
 from support.flags import COLOCATED, ENGINE
 from support.joined_service import joined_service
 from support.transports import NIXL
-from twofold.demo.services import served
-from twofold.demo.two_hosts import two_hosts
+from twofold.bench.services import served
+from twofold.bench.two_hosts import two_hosts
 from twofold.errors import ConfigurationError
 
 QUESTIONS = [

@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 
 from support.flags import ENGINE
+from twofold.bench.services import free_port, stop, wait_ready
 from twofold.curve.key import write_key
-from twofold.demo.services import free_port, stop, wait_ready
 
 TWOFOLD = [sys.executable, "-m", "twofold.cli.main"]
 

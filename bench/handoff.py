@@ -33,7 +33,7 @@ from rich.table import Table
 
 from handoff_ends import BLOCK_SIZE, Ask, Facts, Seen
 from second_token import SecondToken, second_token
-from twofold.demo.two_hosts import TwoHosts, two_hosts
+from twofold.bench.two_hosts import TwoHosts, two_hosts
 from twofold.errors import UserError
 from twofold.handoff import HandoffMode
 from twofold.reporting.tables import seconds

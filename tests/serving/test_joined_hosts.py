@@ -41,7 +41,8 @@ def expected(tiny_model_dir):
 
 @pytest.fixture(scope="module")
 def joined(tiny_model_dir, tmp_path_factory):
-    with joined_service(tiny_model_dir("llama"), tmp_path_factory.mktemp("joined")) as running:
+    folder, here = tmp_path_factory.mktemp("joined"), ("--prefill", "1", "--decode", "0")
+    with joined_service(tiny_model_dir("llama"), folder, *here) as running:
         yield running
 
 

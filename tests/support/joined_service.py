@@ -16,21 +16,16 @@ from twofold.curve.key import write_key
 TWOFOLD = [sys.executable, "-m", "twofold.cli.main"]
 
 
-def here(_host, command):
-    """Both hosts are this one, and speak over TCP all the same."""
-    return command
-
-
 class JoinedService:
-    """Processes of a service, and of the hosts that join it; `command` says how something runs on host 0 or 1."""
+    """Processes of a service, and of the hosts that join it, on this host or on `hosts`."""
 
-    def __init__(self, model, folder, command=here, addresses=("127.0.0.1", "127.0.0.1")):
-        self.model, self.folder, self.addresses = model, Path(folder), addresses
-        self._command = command
+    def __init__(self, model, folder, hosts=None):
+        self.model, self.folder, self.hosts = model, Path(folder), hosts
+        self.addresses = ("127.0.0.1", "127.0.0.1") if hosts is None else hosts.addresses
         self.key = self.folder / "cluster.key"
         write_key(self.key)
         self.port, self.url = None, None
-        self.controller = f"tcp://{addresses[0]}:{free_port()}"
+        self.controller = f"tcp://{self.addresses[0]}:{free_port()}"
         self.processes = []
 
     def serve(self, *flags, engine=ENGINE):
@@ -68,8 +63,14 @@ class JoinedService:
 
     def _start(self, host, command, log):
         with (self.folder / log).open("w") as said:
+            whole, env = [*TWOFOLD, *command], dict(os.environ)
+            if self.hosts is not None:
+                whole = self.hosts.command(host, whole)
+                # UCX would see that both hosts are one, and go past the cable.
+                env |= {"UCX_TLS": "tcp", "UCX_NET_DEVICES": self.hosts.devices[host]}
             process = subprocess.Popen(
-                self._command(host, [*TWOFOLD, *command]),
+                whole,
+                env=env,
                 stdout=said,
                 stderr=said,
                 stdin=subprocess.DEVNULL,
@@ -81,12 +82,12 @@ class JoinedService:
 
 
 @contextmanager
-def joined_service(model, folder, *flags, command=here, addresses=("127.0.0.1", "127.0.0.1")):
-    """Both are up, and ready."""
-    running = JoinedService(model, folder, command, addresses)
+def joined_service(model, folder, *flags, there=("--decode", "1"), hosts=None):
+    """Both are up, and ready; `flags` say what the service runs itself, and `there` what the other host brings."""
+    running = JoinedService(model, folder, hosts)
     try:
-        running.serve("--prefill", "1", "--decode", "0", *flags)
-        running.host = running.join("--decode", "1")
+        running.serve(*flags)
+        running.host = running.join(*there)
         running.wait()
         yield running
     finally:

@@ -10,7 +10,6 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Iterable
-from operator import attrgetter
 
 from twofold.errors import (
     ConfigurationError,
@@ -55,7 +54,7 @@ from twofold.serving.messages import (
     StepDone,
     ToController,
 )
-from twofold.serving.pool_members import pool_member
+from twofold.serving.roles import Roles
 from twofold.serving.service import PoolMember, ServedModel
 from twofold.serving.snapshot import InstanceState, ServiceSnapshot
 from twofold.serving.telemetry import Telemetry
@@ -65,8 +64,6 @@ log = logging.getLogger(__name__)
 
 # A request that was lost so often without a token in between may be what ends the workers.
 MAX_IN_VAIN = 8
-
-_prefills, _decodes = attrgetter("prefills"), attrgetter("decodes")
 
 
 class Controller:
@@ -96,7 +93,7 @@ class Controller:
         self._telemetry = telemetry
         self._paths = paths
         self._hosts = hosts
-        self._roles_move = roles_move
+        self._roles = Roles(cluster, fleet, move=roles_move)
         self._recorder = Recorder(sinks=[telemetry.observe])
         self._live: dict[str, LiveRequest] = {}
         self._attempts: dict[str, LiveRequest] = {}  # by the attempt that runs now
@@ -146,37 +143,15 @@ class Controller:
 
     def ready(self) -> bool:
         """Whether a request would be placed at once: both phases have a worker that may be given one."""
-        return self._ready.is_set() and not self._draining and self._able
+        return self._ready.is_set() and not self._draining and self._roles.able
 
     def pools(self) -> list[PoolMember]:
         """Every worker, with the role that it plays now."""
-        return [
-            pool_member(member, self._cluster.pools.get(instance), self._statuses.get(instance))
-            for instance, member in self._fleet.members.items()
-        ]
+        return self._roles.members(self._statuses)
 
     def set_role(self, instance: str, role: Role) -> None:
         """Let a worker play another role from the next request on. What it has goes on as it began."""
-        load = self._cluster.pools.get(instance)
-        if load is None:
-            raise RequestError(
-                f"there is no worker {instance!r} that is up", status=404, code="unknown_instance"
-            )
-        if not self._roles_move:
-            raise RequestError(
-                "the workers of this service have fixed roles: serve with --router splitwise to move them",
-                status=409,
-                code="roles_fixed",
-            )
-        others = [one.role for one in self._cluster.pools if one is not load]
-        if not all(any(phase(one) for one in [role, *others]) for phase in (_prefills, _decodes)):
-            raise RequestError(
-                f"{instance} is the last worker for its phase: with it as {role.value} nobody would do that phase",
-                status=409,
-                code="last_of_its_phase",
-            )
-        self._cluster.set_role(instance, role)
-        self._fleet.members[instance].role = role
+        self._roles.set(instance, role)
         self._place_waiting()
 
     def metrics(self) -> bytes:
@@ -205,13 +180,6 @@ class Controller:
         live = self._live.get(request_id)
         if live is not None:
             self._end(live, FinishReason.STOP)
-
-    @property
-    def _able(self) -> bool:
-        """Whether there is somebody for both phases."""
-        pools = self._cluster.pools
-        prefill, decode, mixed = len(pools.prefill), len(pools.decode), len(pools.mixed)
-        return (prefill + decode + mixed if self._roles_move else prefill * decode + mixed) > 0
 
     # -- requests ---------------------------------------------------------------------------------------------------
 
@@ -247,7 +215,7 @@ class Controller:
         if not route.splits:
             self._fleet.send(route.prefill, Prefill(generation=generation))
             return True
-        announce = self._roles_move
+        announce = self._roles.move
         prefill = Prefill(generation=generation, target=route.decode, mode=placement.mode, announce=announce)
         self._fleet.send(route.prefill, prefill)
         if not announce:
@@ -392,7 +360,7 @@ class Controller:
         """When all have come that are there from the start on they are watched, and serve if that is enough."""
         if self._fleet.complete and self._watch is None:
             self._watch = asyncio.create_task(self._keep_watch())
-        if self._fleet.complete and self._able:
+        if self._fleet.complete and self._roles.able:
             self._ready.set()
 
     def _note_status(self, message: Status | StepDone) -> None:
@@ -405,7 +373,7 @@ class Controller:
     def _took_note(self, instance: str, status: InstanceStatus) -> None:
         self._statuses[instance] = status
         self._telemetry.status(instance, status)
-        if self._roles_move:
+        if self._roles.move:
             self._cluster.waits(instance, status.waiting)
 
     def _step_done(self, message: StepDone) -> None:

@@ -225,7 +225,7 @@ class Stay:
     def _reported(self, report: Report) -> None:
         if report.stage is not None:
             self._on_progress(report.stage)
-        if report.failure is not None:
+        if report.failure is not None and not self._ended:
             self._refuse(report.failure)
         if report.exited is not None:
             alone = report.code == -signal.SIGALRM

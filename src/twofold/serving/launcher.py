@@ -10,6 +10,8 @@ import msgspec
 from twofold.serving.config import ServiceConfig
 from twofold.serving.reports import Order, Report
 
+TERMINATE_S = 5.0  # a nursery that is told to end gets this long
+
 
 class LocalLauncher:
     """Worker processes on this host, forked by a nursery of their own session (Ctrl-C reaches only us)."""
@@ -67,7 +69,7 @@ class LocalLauncher:
         except TimeoutError:
             self._process.terminate()  # the nursery then kills its workers and ends
             try:
-                await asyncio.wait_for(self._process.wait(), grace_s)
+                await asyncio.wait_for(self._process.wait(), TERMINATE_S)
             except TimeoutError:
                 self._process.kill()  # its workers die with it
                 await self._process.wait()

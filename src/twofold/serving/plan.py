@@ -62,6 +62,8 @@ def join_terms(
 
 def with_cores(workers: Sequence[WorkerConfig], *, pin_cores: bool) -> tuple[WorkerConfig, ...]:
     """The workers of one host, with equal shares of its cores to compute on."""
+    if not workers:
+        return ()
     return tuple(
         msgspec.structs.replace(worker, cores=share if pin_cores else (), threads=len(share))
         for worker, share in zip(workers, share_cores(own_cores(), len(workers)), strict=True)

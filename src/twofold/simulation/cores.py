@@ -7,7 +7,7 @@ from twofold.instance import Role
 
 def share_cores(cores: Sequence[int], workers: int) -> list[tuple[int, ...]]:
     """Equal shares for so many workers; with more workers than cores they take turns."""
-    each = max(1, len(cores) // max(1, workers))
+    each = max(1, len(cores) // workers)
     return [tuple(cores[(i * each + k) % len(cores)] for k in range(each)) for i in range(workers)]
 
 

@@ -125,26 +125,28 @@ class Chaos:
 
     async def _hit(self, session, role, hit):
         await asyncio.sleep(self.draw.uniform(0.0, 0.5))
-        victim = None
-        while victim is None:  # the last may still be in its back-off
-            await asyncio.sleep(0.02)
-            able = [one for one in children(self.process) if one.name().startswith(role) and _runs(one)]
-            victim = self.draw.choice(able) if able else None
         async with session.get(f"{self.url}/dashboard/data") as response:
             self.alive.update((await response.json())["phases"])
-        with suppress(psutil.NoSuchProcess):  # it ended just now
-            victim.send_signal(signal.SIGKILL if hit is Hit.KILL else signal.SIGSTOP)
-            self.hits[role, str(hit)] += 1
+        while (victim := self._send(role, hit)) is None:  # noqa: ASYNC110 (a process in its back-off)
+            await asyncio.sleep(0.02)
+        self.hits[role, str(hit)] += 1
         if hit is Hit.PAUSE:
             wakes = asyncio.create_task(_wake(victim.pid, self.draw.uniform(0.1, 2.5)))
             self.waking.add(wakes)
 
+    def _send(self, role, hit):
+        """Whom it hit; None if there was nobody."""
+        with suppress(psutil.NoSuchProcess):  # one ended just now, from what was done before
+            able = [one for one in children(self.process) if one.name().startswith(role) and _runs(one)]
+            if able:
+                victim = self.draw.choice(able)
+                victim.send_signal(signal.SIGKILL if hit is Hit.KILL else signal.SIGSTOP)
+                return victim
+        return None
+
 
 def _runs(process):
-    try:
-        return process.status() not in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
+    return process.status() not in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
 
 
 async def _wake(pid, after_s):

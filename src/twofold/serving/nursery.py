@@ -46,9 +46,8 @@ def main() -> None:
     # Nobody else can, if the process that made it was killed.
     shutil.rmtree(config.run_dir, ignore_errors=True)
     sys.stderr.flush()
-    os._exit(
-        0
-    )  # an interpreter with torch in it takes seconds to end in good order, and somebody waits for us
+    # An interpreter with torch in it takes seconds to end in good order, and somebody waits for us.
+    os._exit(0)
 
 
 Reporter = Callable[[Report], None]

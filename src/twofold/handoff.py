@@ -1,6 +1,7 @@
 """A hand-off: how the KV cache of a request travels from the instance that prefilled it to the one that decodes."""
 
 from enum import StrEnum
+from typing import Protocol
 
 import msgspec
 
@@ -26,3 +27,11 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
     blocks: tuple[int, ...]
     deadline_s: float
+
+
+class LeaseWatcher(Protocol):
+    """Told of each lease as it begins and as it ends: before its blocks may be written, and before they are free."""
+
+    def granted(self, lease: Lease) -> None: ...
+
+    def ended(self, lease: Lease) -> None: ...

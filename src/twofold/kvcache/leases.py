@@ -1,11 +1,9 @@
 """Leases: which peer may write which blocks of this instance, for how long."""
 
-from typing import Protocol
-
 from mypy_extensions import mypyc_attr
 
 from twofold.errors import StaleEpochError
-from twofold.handoff import Lease
+from twofold.handoff import Lease, LeaseWatcher
 from twofold.kvcache.accounts import BlockAccounts, Grant
 
 
@@ -21,14 +19,6 @@ class _Term:
         self.source = source
         self.deadline = deadline
         self.expired = False
-
-
-class LeaseWatcher(Protocol):
-    """Told of each lease as it begins and as it ends: before its blocks may be written, and before they are free."""
-
-    def granted(self, lease: Lease) -> None: ...
-
-    def ended(self, lease: Lease) -> None: ...
 
 
 class LeaseBook:

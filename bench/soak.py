@@ -1,0 +1,198 @@
+"""Does a service that runs for long keep what it should give back? Memory, files, threads and blocks under load.
+
+    python bench/soak.py [--minutes 30] [--share 0.9] [--model DIR] [--json OUT] [-- FLAGS of twofold serve]
+
+A service with a real model (--prefill 1 --decode 1 unless FLAGS say otherwise, which may also be
+--engine emulated --cluster FILE) is loaded to capacity for a short time,
+as many requests at once as it gets through best, and then for `--minutes` with Poisson arrivals at `--share` of that
+rate. One client in ten leaves at a random moment. Every few seconds each process is looked at. Any error, any output of
+another length than was asked for, any worker that was started again, anything that grows: exit code 1.
+"""
+
+import argparse
+import asyncio
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import msgspec
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+from soak_load import AT_ONCE, Load
+from soak_samples import ProcessSample, Sample, Sampler, blocks_held
+from soak_trend import RULE, Trend, Verdict
+from twofold.bench.client import Client, ClientConfig
+from twofold.bench.endpoint import discover
+from twofold.bench.prompts import PromptMaker, token_range
+from twofold.demo.services import metrics, served
+from twofold.engine.model_factory import ModelSpec, create_model
+from twofold.timeline import Recorder, Timeline
+
+REST_S = 6.0
+MEMORY, COUNTS = ("anonymous", "uss", "rss"), ("files", "sockets", "threads", "segments")
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that one process holds. `rest` is what it held at rest before and after the load.
+
+    `uss` and `rss` have no verdict: they grow for other reasons than leaks (see `ProcessSample`).
+    """
+
+    process: str
+    what: str
+    trend: Trend
+    rest: tuple[int, int]
+    verdict: Verdict | None
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """All of it. `ended` counts requests by how they ended, `held` the blocks that are held at rest."""
+
+    flags: list[str]
+    minutes: float
+    capacity_per_s: float
+    rate_per_s: float
+    ended: dict[str, int]
+    restarts: int
+    held: dict[str, int]
+    rows: list[Row]
+    samples: list[Sample]
+
+    @property
+    def failures(self) -> list[str]:
+        failed = [f"{count} × {how}" for how, count in self.ended.items() if how not in {"whole", "left"}]
+        failed += [f"{row.process}: {row.what} grows" for row in self.rows if row.verdict is Verdict.GROWS]
+        failed += [f"{count} blocks of {name} held at rest" for name, count in self.held.items() if count]
+        return failed + ([f"{self.restarts} workers started again"] if self.restarts else [])
+
+
+async def at_rest(sampler: Sampler) -> Sample:
+    await asyncio.sleep(REST_S)
+    return await asyncio.to_thread(sampler.look, time.monotonic())
+
+
+async def soak(url: str, flags: list[str], given: argparse.Namespace) -> Report:
+    endpoint = await discover(url)
+    lowest, vocabulary = token_range(endpoint.vocab_size)
+    prompts = PromptMaker(seed=given.seed, lowest=lowest, vocabulary=vocabulary)
+    sampler = Sampler(psutil.Process().children()[0].pid, url, time.monotonic())
+    ends: dict[str, Timeline] = {}
+    recorder = Recorder([lambda timeline: ends.__setitem__(timeline.request.id, timeline)])
+    samples: list[Sample] = []
+
+    async def watch() -> None:
+        while True:
+            await asyncio.sleep(given.every)
+            samples.append(await asyncio.to_thread(sampler.look, time.monotonic()))
+
+    async with Client(endpoint, recorder, ClientConfig()) as client:
+        load = Load(client, prompts, ends, given.seed)
+        capacity = await load.capacity(given.capacity_seconds)
+        print(
+            f"capacity: {capacity:.2f} requests a second, {AT_ONCE} at once; now {given.share:.0%} of it",
+            flush=True,
+        )
+    before = await at_rest(sampler)
+    async with Client(endpoint, recorder, ClientConfig()) as client:
+        load = Load(client, prompts, ends, given.seed + 1)
+        watching = asyncio.create_task(watch())
+        await load.run(given.share * capacity, 60 * given.minutes)
+        watching.cancel()
+        await asyncio.wait({watching})
+        if not watching.cancelled():
+            watching.result()  # raises what it ended with
+    after = await at_rest(sampler)
+    restarts = [
+        line for line in metrics(url).splitlines() if line.startswith("twofold:worker_restarts_total{")
+    ]
+    return Report(
+        flags=flags,
+        minutes=given.minutes,
+        capacity_per_s=capacity,
+        rate_per_s=given.share * capacity,
+        ended=dict(load.ended),
+        restarts=sum(int(float(line.split()[-1])) for line in restarts),
+        held=blocks_held(url),
+        rows=rows_of(samples[len(samples) // 5 :], before, after),
+        samples=[before, *samples, after],
+    )
+
+
+def rows_of(loaded: list[Sample], before: Sample, after: Sample) -> list[Row]:
+    times = [sample.at_s for sample in loaded]
+    rows = []
+    for process in before.processes:
+        for what in MEMORY + COUNTS:
+            trend = Trend.of(times, [value_of(sample.processes[process], what) for sample in loaded])
+            rest = (value_of(before.processes[process], what), value_of(after.processes[process], what))
+            rows.append(
+                Row(process=process, what=what, trend=trend, rest=rest, verdict=verdict_on(what, trend, rest))
+            )
+    return rows
+
+
+def verdict_on(what: str, trend: Trend, rest: tuple[int, int]) -> Verdict | None:
+    if what in COUNTS:
+        return Verdict.GROWS if rest[1] > rest[0] else Verdict.FLAT
+    return trend.verdict if what == "anonymous" else None
+
+
+def value_of(sample: ProcessSample, what: str) -> int:
+    value = getattr(sample, what)
+    assert isinstance(value, int)  # noqa: S101  (a field of numbers; tells the type checker so)
+    return value
+
+
+def table(report: Report) -> Table:
+    title = f"{report.minutes:g} minutes at {report.rate_per_s:.2f} requests a second"
+    made = Table(title=title, title_justify="left", caption=RULE, caption_justify="left")
+    for column in ("process", "what", "start", "end", "an hour", "±", "at rest before", "after", ""):
+        made.add_column(column, justify="left" if column in {"process", "what", ""} else "right")
+    for row in report.rows:
+        mib = 2.0**20 if row.what in MEMORY else 1.0
+        trend = (row.trend.start, row.trend.end, row.trend.per_h, row.trend.noise_per_h)
+        shown = [f"{value / mib:.1f}" for value in trend] + [f"{value / mib:.4g}" for value in row.rest]
+        unit = f"{row.what} MiB" if row.what in MEMORY else row.what
+        made.add_row(row.process, unit, *shown, row.verdict.value if row.verdict else "")
+    return made
+
+
+def serve_and_soak(given: argparse.Namespace) -> Report:
+    flags = given.flags or ["--prefill", "1", "--decode", "1"]
+    with ExitStack() as stack:
+        model = given.model
+        if model is None and "emulated" not in flags:
+            model = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="twofold-soak-"))) / "model"
+            create_model(model, ModelSpec(hidden_size=256, layers=6))
+        return asyncio.run(soak(stack.enter_context(served(model, flags)), flags, given))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", type=Path, help="model directory; a small one is made if not given")
+    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--share", type=float, default=0.9, help="of the capacity")
+    parser.add_argument("--capacity-seconds", type=float, default=30.0)
+    parser.add_argument("--every", type=float, default=3.0, help="seconds between two looks")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path, help="write all samples here")
+    parser.add_argument("flags", nargs="*", help="flags of twofold serve, after --")
+    given = parser.parse_args()
+    report = serve_and_soak(given)
+    Console(width=120).print(table(report))
+    print(f"requests: {report.ended}; blocks held at rest: {report.held}")
+    if given.json is not None:
+        given.json.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1))
+    for failure in report.failures:
+        print(f"FAILED: {failure}")
+    sys.exit(1 if report.failures else 0)
+
+
+if __name__ == "__main__":
+    main()

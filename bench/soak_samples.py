@@ -1,0 +1,92 @@
+"""What the processes of a service hold, sampled: memory, files, sockets, threads, shared memory segments."""
+
+import re
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from twofold.demo.services import metrics
+
+_SEGMENT = re.compile(r"/(?:memfd:|dev/shm/)")
+_BLOCKS = re.compile(r'^twofold:kv_cache_blocks\{instance="([^"]+)",state="([^"]+)"\} (\S+)$', re.MULTILINE)
+
+
+class ProcessSample(msgspec.Struct, frozen=True, kw_only=True):
+    """One process: bytes, and counts; `segments` of shared memory it maps.
+
+    `anonymous` is resident memory that is no file's and no segment's: what a leak would make grow. `uss` is what only
+    this process has, which changes when another that was forked from the same one writes a page; `rss` is all that is
+    resident, with every block of the KV cache from when it is first used on.
+    """
+
+    anonymous: int
+    uss: int
+    rss: int
+    files: int
+    sockets: int
+    threads: int
+    segments: int
+
+
+class Sample(msgspec.Struct, frozen=True, kw_only=True):
+    """All of a service at `at_s`, seconds since sampling began. `blocks_held` by instance, in flight ones included."""
+
+    at_s: float
+    processes: dict[str, ProcessSample]
+    blocks_held: dict[str, int]
+
+
+class Sampler:
+    """Looks at the service that runs as process `pid` and answers at `url`."""
+
+    def __init__(self, pid: int, url: str, started_s: float) -> None:
+        gateway = psutil.Process(pid)
+        (nursery,) = gateway.children()
+        self._processes = {"gateway": gateway, "nursery": nursery}
+        self._processes |= {worker.name(): worker for worker in nursery.children()}
+        self._url, self._started_s = url, started_s
+
+    def look(self, now: float) -> Sample:
+        """Raises psutil.NoSuchProcess where one of the first processes is not there any more."""
+        return Sample(
+            at_s=now - self._started_s,
+            processes={name: _look(process) for name, process in self._processes.items()},
+            blocks_held=blocks_held(self._url),
+        )
+
+
+def blocks_held(url: str) -> dict[str, int]:
+    """KV blocks that are not free, by instance."""
+    counts: dict[str, dict[str, int]] = {}
+    for instance, state, value in _BLOCKS.findall(metrics(url)):
+        counts.setdefault(instance, {})[state] = int(float(value))
+    return {instance: count["total"] - count["free"] for instance, count in counts.items()}
+
+
+def _look(process: psutil.Process) -> ProcessSample:
+    memory = process.memory_full_info()
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    (anonymous,) = re.findall(r"^RssAnon:\s+(\d+) kB$", status, re.MULTILINE)
+    return ProcessSample(
+        anonymous=1024 * int(anonymous),
+        uss=memory.uss,
+        rss=memory.rss,
+        files=process.num_fds(),
+        sockets=sum(_is_socket(fd) for fd in Path(f"/proc/{process.pid}/fd").iterdir()),
+        threads=process.num_threads(),
+        segments=len(_segments(process.pid)),
+    )
+
+
+def _is_socket(fd: Path) -> bool:
+    try:
+        return str(fd.readlink()).startswith("socket:")
+    except OSError:  # closed meanwhile
+        return False
+
+
+def _segments(pid: int) -> set[str]:
+    """Inodes of the segments that are mapped."""
+    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    return {line.split(maxsplit=5)[4] for line in lines if _SEGMENT.search(line)}

@@ -1,0 +1,56 @@
+"""Whether a series of samples grows: its slope, how sure that is, and a verdict by a stated rule."""
+
+from collections.abc import Sequence
+from enum import StrEnum
+
+import msgspec
+import numpy as np
+
+PARTS = 12
+_T95 = 2.23  # Student's t for a two-sided 95% interval and PARTS - 2 degrees of freedom
+HOUR_S = 3600.0
+FLAT_PER_H, UNCLEAR_PER_H = 0.01, 0.05
+RULE = (
+    f"A slope is that of the means of {PARTS} parts of the time after the warm-up, with a 95% interval from their "
+    f"scatter. Flat: the interval does not lie above {FLAT_PER_H:.0%} of the start an hour. Unclear: flat by that, but "
+    f"it reaches {UNCLEAR_PER_H:.0%} an hour. Counts: no more at rest after the load than at rest before it."
+)
+
+
+class Verdict(StrEnum):
+    FLAT = "flat"
+    UNCLEAR = "unclear"
+    GROWS = "grows"
+
+
+class Trend(msgspec.Struct, frozen=True, kw_only=True):
+    """`start` and `end` are the means of the first and the last part; slope and its uncertainty are per hour."""
+
+    start: float
+    end: float
+    per_h: float
+    noise_per_h: float
+
+    @classmethod
+    def of(cls, times_s: Sequence[float], values: Sequence[float]) -> "Trend":
+        """Raises ValueError for fewer samples than parts."""
+        if len(values) < PARTS:
+            raise ValueError(
+                f"{len(values)} samples are too few for {PARTS} parts: run for longer, or sample oftener"
+            )
+        x = np.array([part.mean() for part in np.array_split(np.array(times_s), PARTS)]) / HOUR_S
+        y = np.array([part.mean() for part in np.array_split(np.array(values, dtype=np.float64), PARTS)])
+        from_mean = x - x.mean()
+        spread = float((from_mean**2).sum())
+        slope = float((from_mean * y).sum()) / spread
+        scatter = y - y.mean() - slope * from_mean
+        error = float(np.sqrt((scatter**2).sum() / (PARTS - 2) / spread))
+        return cls(start=float(y[0]), end=float(y[-1]), per_h=slope, noise_per_h=_T95 * error)
+
+    @property
+    def verdict(self) -> Verdict:
+        if self.per_h - self.noise_per_h > FLAT_PER_H * self.start:
+            return Verdict.GROWS
+        if self.per_h + self.noise_per_h > UNCLEAR_PER_H * self.start:
+            return Verdict.UNCLEAR
+        return Verdict.FLAT

@@ -28,7 +28,7 @@ from soak_trend import RULE, Trend, Verdict
 from twofold.bench.client import Client, ClientConfig
 from twofold.bench.endpoint import discover
 from twofold.bench.prompts import PromptMaker, token_range
-from twofold.demo.services import metrics, served
+from twofold.bench.services import metrics, served
 from twofold.engine.model_factory import ModelSpec, create_model
 from twofold.timeline import Recorder, Timeline
 

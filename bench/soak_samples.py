@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from twofold.demo.services import metrics
+from twofold.bench.services import metrics
 
 _SEGMENT = re.compile(r"/(?:memfd:|dev/shm/)")
 _BLOCKS = re.compile(r'^twofold:kv_cache_blocks\{instance="([^"]+)",state="([^"]+)"\} (\S+)$', re.MULTILINE)

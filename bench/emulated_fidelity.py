@@ -21,17 +21,15 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from twofold.bench.client import ClientConfig
 from twofold.bench.endpoint import Endpoint, discover
-from twofold.bench.load import LoadConfig, run_load
-from twofold.bench.prompts import PromptMaker, token_range
+from twofold.bench.load import run_load
 from twofold.bench.services import metrics, served
+from twofold.fidelity.measure import load_config
+from twofold.fidelity.service import timelines_of
 from twofold.hardware.catalog import load_catalog
 from twofold.reporting.summary import Distribution, Summary, summarise
 from twofold.request import Request
 from twofold.simulation.cluster_file import load_cluster
-from twofold.simulation.observer import QuietObserver
-from twofold.simulation.simulate import simulate
 from twofold.simulation.spec import ClusterSpec
 from twofold.timeline import Timeline
 from twofold.workload.named import workload
@@ -94,16 +92,6 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     loaded: Comparison
 
 
-class Ends(QuietObserver):
-    """Keeps the timeline of every request."""
-
-    def __init__(self) -> None:
-        self.timelines: list[Timeline] = []
-
-    def ended(self, timeline: Timeline) -> None:
-        self.timelines.append(timeline)
-
-
 class Processes:
     """CPU time and memory of the service's processes: the children of this one and theirs."""
 
@@ -135,21 +123,20 @@ def _cpu_s(process: psutil.Process) -> float:
 
 
 def compare(endpoint: Endpoint, spec: ClusterSpec, requests: Sequence[Request]) -> Comparison:
-    ends = Ends()
-    simulate(spec, requests, catalog=load_catalog(), observers=[ends])
+    simulated = timelines_of(spec, requests, load_catalog())
+    by_id = {timeline.request.id: timeline for timeline in simulated}
     before = _totals(endpoint.base_url)
-    live = asyncio.run(run_load(_load(endpoint), requests))
+    live = asyncio.run(run_load(load_config(endpoint), requests))
     after = _totals(endpoint.base_url)
     if live.errors:
         raise SystemExit(f"requests failed: {live.errors}")
-    simulated = {timeline.request.id: timeline for timeline in ends.timelines}
-    pairs = [(timeline, simulated[timeline.request.id]) for timeline in live.timelines]
+    pairs = [(timeline, by_id[timeline.request.id]) for timeline in live.timelines]
     return Comparison(
         requests=len(pairs),
-        simulated=summarise(ends.timelines),
+        simulated=summarise(simulated),
         live=summarise(live.timelines),
         added_s={name: added for name in METRICS if (added := _added(pairs, name)) is not None},
-        spans={name: span for name in SPANS if (span := _span(name, ends.timelines, before, after))},
+        spans={name: span for name in SPANS if (span := _span(name, simulated, before, after))},
     )
 
 
@@ -170,12 +157,6 @@ def _span(name: str, timelines: Sequence[Timeline], before: Totals, after: Total
     seconds, count = (later - sooner for later, sooner in zip(after[name], before[name], strict=True))
     known = [value for timeline in timelines if (value := getattr(timeline, name)) is not None]
     return Span(simulated=sum(known) / len(known), live=seconds / count) if known and count else None
-
-
-def _load(endpoint: Endpoint) -> LoadConfig:
-    lowest, vocabulary = token_range(endpoint.vocab_size)
-    prompts = PromptMaker(lowest=lowest, vocabulary=vocabulary)
-    return LoadConfig(endpoint=endpoint, prompts=prompts, client=ClientConfig(ignore_eos=True))
 
 
 def _added(pairs: Sequence[tuple[Timeline, Timeline]], name: str) -> Distribution | None:

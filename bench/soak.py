@@ -24,7 +24,7 @@ from rich.table import Table
 
 from soak_load import AT_ONCE, Load
 from soak_samples import ProcessSample, Sample, Sampler, blocks_held
-from soak_trend import RULE, Trend, Verdict
+from soak_trend import RULE, Trend, Verdict, verdict_of
 from twofold.bench.client import Client, ClientConfig
 from twofold.bench.endpoint import discover
 from twofold.bench.prompts import PromptMaker, token_range
@@ -127,18 +127,16 @@ def rows_of(loaded: list[Sample], before: Sample, after: Sample) -> list[Row]:
     rows = []
     for process in before.processes:
         for what in MEMORY + COUNTS:
-            trend = Trend.of(times, [value_of(sample.processes[process], what) for sample in loaded])
+            values = [value_of(sample.processes[process], what) for sample in loaded]
+            trend = Trend.of(times, values)
             rest = (value_of(before.processes[process], what), value_of(after.processes[process], what))
-            rows.append(
-                Row(process=process, what=what, trend=trend, rest=rest, verdict=verdict_on(what, trend, rest))
-            )
+            verdict = None
+            if what in COUNTS:
+                verdict = Verdict.GROWS if rest[1] > rest[0] else Verdict.FLAT
+            elif what == "anonymous":
+                verdict = verdict_of(times, values)
+            rows.append(Row(process=process, what=what, trend=trend, rest=rest, verdict=verdict))
     return rows
-
-
-def verdict_on(what: str, trend: Trend, rest: tuple[int, int]) -> Verdict | None:
-    if what in COUNTS:
-        return Verdict.GROWS if rest[1] > rest[0] else Verdict.FLAT
-    return trend.verdict if what == "anonymous" else None
 
 
 def value_of(sample: ProcessSample, what: str) -> int:

@@ -13,13 +13,15 @@ FLAT_PER_H, UNCLEAR_PER_H = 0.01, 0.05
 RULE = (
     f"A slope is that of the means of {PARTS} parts of the time after the warm-up, with a 95% interval from their "
     f"scatter. Flat: the interval does not lie above {FLAT_PER_H:.0%} of the start an hour. Unclear: flat by that, but "
-    f"it reaches {UNCLEAR_PER_H:.0%} an hour. Counts: no more at rest after the load than at rest before it."
+    f"it reaches {UNCLEAR_PER_H:.0%} an hour. Stepped: not flat over all the time, but over its second half: what "
+    f"leaks does not stop. Counts: no more at rest after the load than at rest before it."
 )
 
 
 class Verdict(StrEnum):
     FLAT = "flat"
     UNCLEAR = "unclear"
+    STEPPED = "stepped"
     GROWS = "grows"
 
 
@@ -54,3 +56,10 @@ class Trend(msgspec.Struct, frozen=True, kw_only=True):
         if self.per_h + self.noise_per_h > UNCLEAR_PER_H * self.start:
             return Verdict.UNCLEAR
         return Verdict.FLAT
+
+
+def verdict_of(times_s: Sequence[float], values: Sequence[float]) -> Verdict:
+    """By the rule that `RULE` states. Raises ValueError for fewer samples than twice the parts."""
+    half = len(values) // 2
+    whole, late = Trend.of(times_s, values).verdict, Trend.of(times_s[half:], values[half:]).verdict
+    return Verdict.STEPPED if whole is Verdict.GROWS and late is not Verdict.GROWS else whole

@@ -1,15 +1,20 @@
 """How figures of both worlds are compared, and where the knee of a service is."""
 
+import msgspec
 import pytest
 
 from support.hosts import profile
+from twofold.batch import Batch, BatchItem
 from twofold.errors import ConfigurationError
-from twofold.fidelity.service import Design, cluster_of
-from twofold.fidelity.verify import ATTAINMENT, Figure, knee, simulated
+from twofold.fidelity.journals import WorkerLog
+from twofold.fidelity.service import Design, Twin, cluster_of
+from twofold.fidelity.verify import ATTAINMENT, Figure, compared, knee, summarised
 from twofold.hardware.catalog import load_catalog
 from twofold.performance.host_profile import dump_host_profile
-from twofold.request import Request
+from twofold.request import Phase, Request
+from twofold.serving.journal import Entry
 from twofold.slo import Slo
+from twofold.timeline import Moment
 
 CATALOG = load_catalog()
 SLO = Slo(ttft_s=0.5, tpot_s=0.1)
@@ -24,6 +29,14 @@ def host(tmp_path, monkeypatch):
     return profile(), path
 
 
+def figure(name, simulated, live, limit):
+    return Figure(name=name, calibrated=simulated, simulated=simulated, live=live, limit=limit)
+
+
+def twin(design, one, directory):
+    return Twin(design, one, directory, kv_capacity_tokens=64_000, max_num_seqs=64, catalog=CATALOG)
+
+
 def regular(rate):
     """Requests that are all alike: a prefill of 0.11 s, and nine decodes."""
     return [Request(id=str(i), arrival_s=i / rate, prompt_tokens=100, output_tokens=10) for i in range(200)]
@@ -31,35 +44,71 @@ def regular(rate):
 
 def test_an_error_is_let_pass_up_to_its_limit_beyond_the_spread():
     """Replays 10% apart let a simulation be 10% more off than its limit."""
-    close = Figure(name="TTFT P50", simulated=1.2, live=(0.95, 1.05), limit=0.1)
+    close = figure("TTFT P50", 1.2, (0.95, 1.05), 0.1)
     assert (close.error, close.spread, close.holds) == (pytest.approx(0.2), pytest.approx(0.1), True)
-    assert not Figure(name="TTFT P50", simulated=1.21, live=(0.95, 1.05), limit=0.1).holds
-    assert not Figure(name="TTFT P50", simulated=0.79, live=(0.95, 1.05), limit=0.1).holds
+    assert not figure("TTFT P50", 1.21, (0.95, 1.05), 0.1).holds
+    assert not figure("TTFT P50", 0.79, (0.95, 1.05), 0.1).holds
+
+
+def test_the_spread_is_that_of_two_replays_however_many_there_are():
+    """The mean over all pairs: a third replay does not make it wider."""
+    assert figure("E2E P50", 1.0, (0.9, 1.1), 0.1).spread == pytest.approx(0.2)
+    assert figure("E2E P50", 1.0, (0.9, 1.0, 1.1), 0.1).spread == pytest.approx(0.4 / 3)
+    assert figure("E2E P50", 1.0, (1.0,), 0.1).spread == 0.0
 
 
 def test_attainment_is_compared_in_points():
     """Not relatively: 10% instead of 14% is four points off."""
-    figure = Figure(name=ATTAINMENT, simulated=0.10, live=(0.14, 0.14), limit=0.05)
-    assert (figure.error, figure.holds) == (pytest.approx(-0.04), True)
+    attained = figure(ATTAINMENT, 0.10, (0.14, 0.14), 0.05)
+    assert (attained.error, attained.holds) == (pytest.approx(-0.04), True)
 
 
 def test_the_knee_is_what_one_prefill_worker_can_do(host):
     """A prompt takes 0.11 s, so that up to 1/0.11 of them a second are answered in time."""
     one, path = host
-    spec = cluster_of(Design(prefill=1, decode=1), one, path, kv_capacity_tokens=64_000, max_num_seqs=64)
-    found = knee(spec, regular, CATALOG, SLO)
+    split = twin(Design(prefill=1, decode=1), one, path.parent)
+    found = knee(split, regular, SLO)
     assert found >= 1 / 0.11
-    kept = simulated(spec, regular(found), CATALOG, SLO)
-    beyond = simulated(spec, regular(found * 1.1), CATALOG, SLO)
+    kept = summarised(split.timelines(regular(found)), SLO)
+    beyond = summarised(split.timelines(regular(found * 1.1)), SLO)
     assert kept.slo_attainment >= 0.9 > beyond.slo_attainment
 
 
 def test_an_slo_that_cannot_be_kept_has_no_knee(host):
     """One sentence instead of a search without end."""
     one, path = host
-    spec = cluster_of(Design(colocated=2), one, path, kv_capacity_tokens=64_000, max_num_seqs=64)
     with pytest.raises(ConfigurationError, match="widen it"):
-        knee(spec, regular, CATALOG, Slo(ttft_s=0.01))
+        knee(twin(Design(colocated=2), one, path.parent), regular, Slo(ttft_s=0.01))
+
+
+def test_a_service_on_a_slow_host_is_compared_with_its_twin_on_one(host):
+    """All that the twin says of a host at two thirds of its speed is met by one that knows the speed, and is not by one
+    that does not."""
+    one, path = host
+    slow = twin(Design(prefill=1, decode=1), one, path.parent)
+    requests = regular(4.0)
+    live = slow.timelines(requests, 1.5)
+    logs = {name: WorkerLog(entries) for name, entries in journals(live, slower=1.5).items()}
+    found = compared(slow, 4.0, requests, [live, live], logs, SLO)
+    assert found.slowness == pytest.approx(1.5, rel=0.01)
+    assert found.holds
+    assert not all(each.calibrated_holds for each in found.figures())
+
+
+def journals(timelines, *, slower):
+    """Those of a prefill and a decode worker that answered these requests one by one, as their clients saw it."""
+    found = {"prefill-0": [], "decode-0": []}
+    for number, timeline in enumerate(timelines):
+        prompt = timeline.request.prompt_tokens
+        first = timeline.moments[Moment.FIRST_TOKEN]
+        began = first - slower * (0.010 + 0.001 * prompt)
+        batch = Batch(number, (BatchItem(timeline.request.id, Phase.PREFILL, prompt, 0, True),))
+        found["prefill-0"] += iteration(began, first, batch)
+    return found
+
+
+def iteration(start, end, batch):
+    return [Entry(start, "next_batch", {}, msgspec.to_builtins(batch)), Entry(end, "complete", {}, [])]
 
 
 def test_a_profile_of_other_workers_is_refused(host):

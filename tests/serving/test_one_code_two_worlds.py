@@ -122,6 +122,15 @@ def test_a_simulation_with_recorded_times_takes_the_live_decisions(flags, tiny_m
         asyncio.run(complete_all(url, prompts[:10], at_once=3, max_tokens=1, n=2))
     journals = {path.stem: read_journal(path) for path in sorted(tmp_path.glob("*.jsonl"))}
     assert len(journals) == 3, "the controller and two workers"
+    joined = [
+        entry.args["instance_id"]
+        for log in journals.values()
+        for entry in log
+        if entry.call == "add_instance"
+    ]
+    assert joined in (["prefill-0", "decode-0"], ["mixed-0", "mixed-1"]), (
+        "in the order of the plan, as simulated"
+    )
     virtual = VirtualRun()
     virtual.run(journals)
     assert len(virtual.placements) == 80

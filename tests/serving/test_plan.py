@@ -39,7 +39,7 @@ def test_cores_are_shared_without_overlap_while_there_are_enough(monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2, 3})
     assert [w.cores for w in plan()] == [(0, 1), (2, 3)]
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
-    assert [w.cores for w in plan(decode=2)] == [(0,), (1,), (0,)]
+    assert [w.cores for w in plan(decode=2)] == [(0,), (1,), (1,)]
     assert [w.cores for w in plan(pin_cores=False)] == [(), ()]
 
 

@@ -5,9 +5,11 @@ from twofold.simulation.cores import gateway_cores, share_cores
 
 
 def test_workers_share_cores_evenly_or_take_turns():
-    """Four cores for two workers are two each; two cores for three workers are taken in turns."""
+    """Four cores for two workers are two each; with more workers than cores the first ones get company last."""
     assert share_cores([0, 1, 2, 3], 2) == [(0, 1), (2, 3)]
-    assert share_cores([0, 1], 3) == [(0,), (1,), (0,)]
+    assert share_cores([0, 1, 2], 2) == [(0,), (1,)]
+    assert share_cores([0, 1], 3) == [(0,), (1,), (1,)]
+    assert share_cores([4, 6], 5) == [(4,), (6,), (6,), (4,), (4,)]
 
 
 def test_the_gateway_keeps_off_the_cores_of_decode_workers():

@@ -21,7 +21,7 @@ MODEL = Model(
 # An iteration takes 10 ms and 1 ms a token, whatever it is.
 TIMES = PackedTimes(
     base_s=0.010,
-    token_s=(0.001,) * 5,
+    token_s=(0.001,) * 7,
     square_s=0.0,
     sequence_s=0.0,
     context_s=0.0,

@@ -18,6 +18,7 @@ from twofold.fidelity.calibrate import calibrate
 from twofold.fidelity.measure import OnGroup, measure
 from twofold.hardware.hf_config import read_model
 from twofold.performance.host_profile import HostProfile, dump_host_profile
+from twofold.serving.plan import own_cores
 from twofold.simulation.cores import share_cores
 
 _WORKERS = 2  # of each service that is measured
@@ -28,7 +29,7 @@ def run(model: Path, out: Path, *, kv_cache_memory_bytes: str, max_num_seqs: int
     known = read_model(model)
     kv_bytes = parse_size(kv_cache_memory_bytes)
     _require_writable(out)
-    cores = sorted(os.sched_getaffinity(0))
+    cores = own_cores()
     flags = ["--kv-cache-memory-bytes", str(kv_bytes), "--max-num-seqs", str(max_num_seqs), "--dtype", dtype]
     with _progress() as on_group:
         measured = measure(model, flags, max_num_seqs, on_group)

@@ -21,7 +21,7 @@ def verify(
     num_requests: Annotated[
         int, typer.Option("--num-requests", "--requests", min=1, help="Of each load.")
     ] = 150,
-    loads: Annotated[str, typer.Option(help=_LOADS)] = "0.5,0.9,1.2",
+    loads: Annotated[str, typer.Option(help=_LOADS)] = "0.5,0.9,2",
     rate: Annotated[
         list[float] | None, typer.Option(help="Requests per second, in the place of --loads.")
     ] = None,

@@ -1,6 +1,7 @@
 """What `twofold verify` does: plan the loads, run both worlds, print the comparison."""
 
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,15 +11,14 @@ from rich.console import Console
 
 from twofold.cli.serve import parse_size
 from twofold.errors import ConfigurationError
-from twofold.fidelity.service import Design, cluster_of
+from twofold.fidelity.service import Design, Twin
 from twofold.fidelity.table import fidelity_table
 from twofold.fidelity.verify import Comparison, compare, knee
-from twofold.hardware.catalog import Catalog, load_catalog
+from twofold.hardware.catalog import load_catalog
 from twofold.hardware.hf_config import read_model
 from twofold.performance.host_profile import HostProfile, read_host_profile
 from twofold.performance.packed import PackedModel
 from twofold.request import Request
-from twofold.simulation.spec import ClusterSpec
 from twofold.slo import Slo
 from twofold.workload.named import workload
 
@@ -79,27 +79,26 @@ def compare_all(question: Question) -> list[Comparison]:
             f"{question.profile} is a profile of {profile.model.name}, and the model is {known.name}: calibrate with it"
         )
     kv_bytes = parse_size(question.kv_cache_memory_bytes)
-    spec = cluster_of(
-        question.design,
-        profile,
-        question.profile,
-        kv_capacity_tokens=kv_bytes // known.kv_bytes_per_token,
-        max_num_seqs=question.max_num_seqs,
-    )
-    catalog = load_catalog()
-    slo = _slo(question, profile)
     flags = ["--kv-cache-memory-bytes", str(kv_bytes), "--max-num-seqs", str(question.max_num_seqs)]
-    return compare(
-        question.model,
-        [*flags, "--dtype", question.dtype],
-        question.design,
-        spec,
-        {rate: question.requests(rate) for rate in _rates(question, spec, catalog, slo)},
-        catalog=catalog,
-        slo=slo,
-        replays=question.replays,
-        on_load=lambda what: typer.echo(what, err=True),
-    )
+    slo = _slo(question, profile)
+    with tempfile.TemporaryDirectory(prefix="twofold-verify-") as profiles:
+        twin = Twin(
+            question.design,
+            profile,
+            Path(profiles),
+            kv_capacity_tokens=kv_bytes // known.kv_bytes_per_token,
+            max_num_seqs=question.max_num_seqs,
+            catalog=load_catalog(),
+        )
+        return compare(
+            question.model,
+            [*flags, "--dtype", question.dtype],
+            twin,
+            {rate: question.requests(rate) for rate in _rates(question, twin, slo)},
+            slo=slo,
+            replays=question.replays,
+            on_load=lambda what: typer.echo(what, err=True),
+        )
 
 
 def design_of(prefill: int, decode: int, colocated: int) -> Design:
@@ -112,13 +111,13 @@ def design_of(prefill: int, decode: int, colocated: int) -> Design:
 
 
 def parse_loads(text: str) -> tuple[float, ...]:
-    """Read `0.5,0.9,1.2`; raises ConfigurationError on anything else."""
+    """Read `0.5,0.9,2`; raises ConfigurationError on anything else."""
     try:
         loads = tuple(float(part) for part in text.split(","))
     except ValueError:
         loads = ()
     if not loads or not all(0 < load < 100 for load in loads):
-        raise ConfigurationError(f"--loads {text!r} is not understood: write multiples as in 0.5,0.9,1.2")
+        raise ConfigurationError(f"--loads {text!r} is not understood: write multiples as in 0.5,0.9,2")
     return loads
 
 
@@ -133,8 +132,8 @@ def _slo(question: Question, profile: HostProfile) -> Slo:
     return Slo(ttft_s=round(_TTFT * ttft_s, 3), tpot_s=round(_TPOT * tpot_s, 4))
 
 
-def _rates(question: Question, spec: ClusterSpec, catalog: Catalog, slo: Slo) -> tuple[float, ...]:
+def _rates(question: Question, twin: Twin, slo: Slo) -> tuple[float, ...]:
     if question.rates:
         return question.rates
-    most = knee(spec, question.requests, catalog, slo)
+    most = knee(twin, question.requests, slo)
     return tuple(round(most * load, 3) for load in question.loads)

@@ -17,6 +17,7 @@ from twofold.performance.packed_fit import Iteration, fit_packed
 
 _ALONE, _BESIDE = 0.05, 0.95  # shares of an iteration in which another worker ran, to count as such
 _ENOUGH = 5
+_SHARING, _BESIDE_THEM = ("prefill-1", "decode-0"), "prefill-0"  # as `share_cores` deals out cores to 2P+1D
 
 
 def calibrate(
@@ -34,13 +35,20 @@ def calibrate(
     alone = [one.iteration for log, other in split for one in log.ran if _busy(one, [other]) < _ALONE]
     times = fit_packed(alone)
     usual = times.slower(_slowness(times, alone))
-    crowded = [_slower(usual, log, other) if cores > 1 else 1.0 for log, other in split]
-    times = fit_packed([*alone, *_as_if_alone(measured.mixed, crowded)])
+    # In a split service the gateway computes beside prefill, in a colocated one on all cores: a simulation gives it its
+    # time there by itself, so what it took is no part of how much workers slow each other.
+    beside = (_front_share(measured.of(Purpose.CROWD)) / threads, 0.0)
+    crowded = [
+        max(1.0, _slower(usual, log, other) * (1.0 - taken)) if cores > 1 else 1.0
+        for (log, other), taken in zip(split, beside, strict=True)
+    ]
+    taken = _front_share(measured.of(Purpose.MIXED)) / cores
+    times = fit_packed([*alone, *_as_if_alone(measured.mixed, crowded, taken)])
     # The fit goes by medians. What holds an iteration up now and then is part of what a worker gets done in a minute.
     times = times.slower(max(1.0, _slowness(times, alone)))
     prefill, decode = (
         Slowdowns(crowded=each, shared=_shared(times, measured.shared, phase, each))
-        for phase, each in zip(("prefill-0", "decode-0"), crowded, strict=True)
+        for phase, each in zip(_SHARING, crowded, strict=True)
     )
     return HostProfile(
         model=model,
@@ -72,15 +80,12 @@ def _slower(times: PackedTimes, log: WorkerLog, other: WorkerLog) -> float:
 
 
 def _shared(times: PackedTimes, logs: dict[str, WorkerLog], name: str, crowded: float) -> float:
-    """How many times longer iterations took while their worker took turns on its core, beyond the two turns.
-
-    The first prefill and the decode worker share a core, the second prefill worker has the other.
-    """
+    """How many times longer iterations took while their worker took turns on its core, beyond the two turns."""
     if not logs:
         return 1.0
-    other = logs["decode-0" if name == "prefill-0" else "prefill-0"]
+    (other,) = (log for worker, log in logs.items() if worker in _SHARING and worker != name)
     sharing = [one for one in logs[name].ran if _busy(one, [other]) > _BESIDE]
-    beside = sum(_busy(one, [logs["prefill-1"]]) for one in sharing) / max(1, len(sharing))
+    beside = sum(_busy(one, [logs[_BESIDE_THEM]]) for one in sharing) / max(1, len(sharing))
     return max(1.0, _typical(times, sharing) / 2 / (1.0 + (crowded - 1.0) * beside))
 
 
@@ -94,14 +99,24 @@ def _slowness(times: PackedTimes, iterations: Sequence[Iteration]) -> float:
     return sum(one.seconds for one in iterations) / sum(predicted_s(times, one) for one in iterations)
 
 
-def _as_if_alone(logs: Sequence[WorkerLog], crowded: Sequence[float]) -> Iterator[Iteration]:
-    """Iterations of colocated workers, less what they took longer because the other one ran."""
+def _front_share(observed: Sequence[Observed]) -> float:
+    """How much of a core gateway and clients used meanwhile."""
+    spans = [
+        max(timeline.token_times_s[-1] for timeline in one.timelines)
+        - min(min(timeline.moments.values()) for timeline in one.timelines)
+        for one in observed
+    ]
+    return sum(one.front_cpu_s for one in observed) / sum(spans) if spans else 0.0
+
+
+def _as_if_alone(logs: Sequence[WorkerLog], crowded: Sequence[float], taken: float) -> Iterator[Iteration]:
+    """Iterations of colocated workers, less what they took longer because of the other one and of the gateway."""
     prefill, decode = crowded
     for log in logs:
         others = [other for other in logs if other is not log]
         for one in log.ran:
             slowdown = prefill if one.iteration.tokens else decode
-            longer = 1.0 + (slowdown - 1.0) * _busy(one, others)
+            longer = (1.0 + (slowdown - 1.0) * _busy(one, others)) / (1.0 - taken)
             yield msgspec.structs.replace(one.iteration, seconds=one.iteration.seconds / longer)
 
 

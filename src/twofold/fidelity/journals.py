@@ -51,6 +51,11 @@ class WorkerLog:
         return self.ran[bisect_right(self._starts, start_s) : bisect_right(self._starts, end_s)]
 
 
+def read_workers(directory: Path) -> dict[str, WorkerLog]:
+    """Those of a service that was told to keep its journal there, by worker."""
+    return {path.stem: WorkerLog.read(path) for path in sorted(directory.glob("*-*.jsonl"))}
+
+
 def _iterations(entries: Iterable[Entry]) -> Iterator[Ran]:
     """An iteration takes until the next can begin: what a worker does between two of them belongs to the first."""
     spans = list(_spans(entries))

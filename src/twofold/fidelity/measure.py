@@ -18,7 +18,7 @@ from twofold.bench.prompts import PromptMaker, token_range
 from twofold.bench.services import ServedProcess, metrics, served_process
 from twofold.errors import ConfigurationError
 from twofold.fidelity.grid import Group, Purpose, mixed_groups, shared_groups, split_groups
-from twofold.fidelity.journals import WorkerLog
+from twofold.fidelity.journals import WorkerLog, read_workers
 from twofold.fidelity.service import Design, clients_beside
 from twofold.performance.measured import LinkSpeed
 from twofold.timeline import Timeline
@@ -74,7 +74,7 @@ def measure(model: Path, flags: Sequence[str], max_num_seqs: int, on_group: OnGr
                 link = link or _link(service.url)
                 with clients_beside(design):
                     observed += _run(service, endpoint, groups, partial(on_group, design.name))
-            logs.append({path.stem: WorkerLog.read(path) for path in sorted(directory.glob("*-*.jsonl"))})
+            logs.append(read_workers(directory))
     split, colocated, *shared = logs
     assert link is not None  # noqa: S101  (the first design has one)
     return Measured(

@@ -8,11 +8,16 @@ from itertools import groupby
 from pathlib import Path
 
 from twofold.errors import ConfigurationError
-from twofold.performance.host_profile import HOST, HostProfile
+from twofold.hardware.catalog import Catalog
+from twofold.performance.host_profile import HOST, HostProfile, dump_host_profile
+from twofold.request import Request
 from twofold.serving.config import WorkerConfig
 from twofold.serving.plan import own_cores, plan_workers
 from twofold.simulation.cores import gateway_cores
+from twofold.simulation.observer import QuietObserver
+from twofold.simulation.simulate import simulate
 from twofold.simulation.spec import ClusterSpec, PoolSpec
+from twofold.timeline import Timeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +62,56 @@ def clients_beside(design: Design) -> Iterator[None]:
         yield
     finally:
         os.sched_setaffinity(0, before)
+
+
+class Twin:
+    """The service of a design as it is simulated, on its host as it was measured or while that is slower or faster.
+
+    Profiles of other speeds are written to `directory`. Raises ConfigurationError as `cluster_of` does.
+    """
+
+    def __init__(
+        self,
+        design: Design,
+        profile: HostProfile,
+        directory: Path,
+        *,
+        kv_capacity_tokens: int,
+        max_num_seqs: int,
+        catalog: Catalog,
+    ) -> None:
+        self.design, self.profile, self.catalog = design, profile, catalog
+        self._directory = directory
+        self._kv_capacity_tokens, self._max_num_seqs = kv_capacity_tokens, max_num_seqs
+
+    def timelines(self, requests: Sequence[Request], slowness: float = 1.0) -> list[Timeline]:
+        """Of these requests, while all takes that many times longer than it was measured."""
+        path = self._directory / f"{slowness:.6f}.yaml"
+        if not path.exists():
+            path.write_text(dump_host_profile(self.profile.slower(slowness)), encoding="utf-8")
+        spec = cluster_of(
+            self.design,
+            self.profile,
+            path,
+            kv_capacity_tokens=self._kv_capacity_tokens,
+            max_num_seqs=self._max_num_seqs,
+        )
+        return timelines_of(spec, requests, self.catalog)
+
+
+def timelines_of(spec: ClusterSpec, requests: Sequence[Request], catalog: Catalog) -> list[Timeline]:
+    """Of these requests on a simulated cluster, in the order in which they ended."""
+    ends = _Ends()
+    simulate(spec, requests, catalog=catalog, observers=[ends], series=False)
+    return ends.timelines
+
+
+class _Ends(QuietObserver):
+    def __init__(self) -> None:
+        self.timelines: list[Timeline] = []
+
+    def ended(self, timeline: Timeline) -> None:
+        self.timelines.append(timeline)
 
 
 def cluster_of(

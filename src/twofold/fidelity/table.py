@@ -9,13 +9,15 @@ from twofold.reporting.tables import seconds
 
 
 def fidelity_table(comparisons: Sequence[Comparison]) -> Table:
-    """Every figure of every load: simulated, each live replay, their spread, the error and whether it is let pass."""
+    """Every figure of every load: simulated as calibrated and at the speed of the replays, each live replay, their
+    spread, the error and whether it is let pass."""
     replays = max(len(comparison.live) for comparison in comparisons)
     title = f"{comparisons[0].design}: simulated and live, SLO {_bounds(comparisons[0])}"
     table = Table(title=title, title_justify="left")
     for heading in (
         "requests/s",
         "",
+        "as calibrated",
         "simulated",
         *(f"live {i + 1}" for i in range(replays)),
         "spread",
@@ -24,17 +26,17 @@ def fidelity_table(comparisons: Sequence[Comparison]) -> Table:
     ):
         table.add_column(heading, justify="left" if not heading else "right")
     for comparison in comparisons:
-        rate = f"{comparison.rate:.3g}"
+        said = iter((f"{comparison.rate:.3g}", f"host x{comparison.slowness:.2f}"))
         for figure in comparison.figures():
-            table.add_row(rate, *_cells(figure))
-            rate = ""
+            table.add_row(next(said, ""), *_cells(figure))
         table.add_section()
     return table
 
 
 def _cells(figure: Figure) -> tuple[str, ...]:
     shares = figure.name == ATTAINMENT
-    values = [f"{value:.1%}" if shares else seconds(value) for value in (figure.simulated, *figure.live)]
+    both = figure.calibrated, figure.simulated, *figure.live
+    values = [f"{value:.1%}" if shares else seconds(value) for value in both]
     spread, error = (f"{value * 100:+.1f}" for value in (figure.spread, figure.error))
     points = " points" if shares else "%"
     verdict = "ok" if figure.holds else f"over {figure.limit:.0%}".replace("%", points)

@@ -1,7 +1,10 @@
 """The same requests live and simulated, and how far apart the two are."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import combinations
 from pathlib import Path
 from statistics import fmean
 
@@ -11,14 +14,12 @@ from twofold.bench.endpoint import discover
 from twofold.bench.load import LoadResult, run_load
 from twofold.bench.services import served
 from twofold.errors import ConfigurationError
+from twofold.fidelity.journals import WorkerLog, read_workers
 from twofold.fidelity.measure import load_config
-from twofold.fidelity.service import Design, clients_beside
-from twofold.hardware.catalog import Catalog
+from twofold.fidelity.service import Twin, clients_beside
+from twofold.fidelity.speed import Span, slowness
 from twofold.reporting.summary import Distribution, Summary, summarise
 from twofold.request import Request
-from twofold.simulation.observer import QuietObserver
-from twofold.simulation.simulate import simulate
-from twofold.simulation.spec import ClusterSpec
 from twofold.slo import Slo
 from twofold.timeline import Timeline
 
@@ -29,30 +30,44 @@ _WARMUP = 3
 
 
 class Figure(msgspec.Struct, frozen=True, kw_only=True):
-    """One figure in both worlds: simulated, and of each live replay.
+    """One figure in both worlds: of each live replay, simulated as the host was calibrated, and at its speed meanwhile.
 
     `limit` is the error that is let pass; of the attainment in points (shares of 1), of others relative.
     """
 
     name: str
+    calibrated: float
     simulated: float
     live: tuple[float, ...]
     limit: float
 
     @property
     def spread(self) -> float:
-        """How far the live replays are apart."""
-        return (max(self.live) - min(self.live)) / self._unit
+        """How far two live replays are apart: the mean over all pairs of them."""
+        gaps = [abs(one - other) for one, other in combinations(self.live, 2)]
+        return fmean(gaps) / self._unit if gaps else 0.0
 
     @property
     def error(self) -> float:
         """How far the simulation is from the mean of the replays; above 0 where it says too much."""
-        return (self.simulated - fmean(self.live)) / self._unit
+        return self._error(self.simulated)
+
+    @property
+    def calibrated_error(self) -> float:
+        """The same of the simulation that knows nothing of the host's speed meanwhile."""
+        return self._error(self.calibrated)
 
     @property
     def holds(self) -> bool:
         """Whether the error is within the limit, beyond the spread."""
         return abs(self.error) <= self.limit + self.spread
+
+    @property
+    def calibrated_holds(self) -> bool:
+        return abs(self.calibrated_error) <= self.limit + self.spread
+
+    def _error(self, value: float) -> float:
+        return (value - fmean(self.live)) / self._unit
 
     @property
     def _unit(self) -> float:
@@ -63,31 +78,37 @@ ATTAINMENT = "SLO attainment"
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """One load on one design in both worlds."""
+    """One load on one design in both worlds.
+
+    `slowness` is how many times longer everything took while it was replayed than it was calibrated (see
+    `twofold.fidelity.speed`), which `simulated` goes by and `calibrated` does not.
+    """
 
     design: str
     rate: float
     requests: int
     slo: Slo
+    slowness: float
+    calibrated: Summary
     simulated: Summary
     live: tuple[Summary, ...]
 
     def figures(self) -> Iterator[Figure]:
         """All that is compared."""
-        yield Figure(
-            name=ATTAINMENT,
-            simulated=_attained(self.simulated),
-            live=tuple(map(_attained, self.live)),
-            limit=ATTAINMENT_POINTS,
-        )
+        yield self._figure(ATTAINMENT, _attained, ATTAINMENT_POINTS)
         for metric in _METRICS:
             for percentile, limit in (("p50", MEDIAN), ("p90", TAIL)):
-                yield Figure(
-                    name=f"{metric.removesuffix('_s').upper()} {percentile.upper()}",
-                    simulated=_value(self.simulated, metric, percentile),
-                    live=tuple(_value(summary, metric, percentile) for summary in self.live),
-                    limit=limit,
-                )
+                name = f"{metric.removesuffix('_s').upper()} {percentile.upper()}"
+                yield self._figure(name, partial(_value, metric=metric, percentile=percentile), limit)
+
+    def _figure(self, name: str, of: Callable[[Summary], float], limit: float) -> Figure:
+        return Figure(
+            name=name,
+            calibrated=of(self.calibrated),
+            simulated=of(self.simulated),
+            live=tuple(map(of, self.live)),
+            limit=limit,
+        )
 
     @property
     def holds(self) -> bool:
@@ -97,60 +118,64 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 def compare(
     model: Path,
     flags: Sequence[str],
-    design: Design,
-    spec: ClusterSpec,
+    twin: Twin,
     loads: dict[float, list[Request]],
     *,
-    catalog: Catalog,
     slo: Slo,
     replays: int,
     on_load: Callable[[str], None],
 ) -> list[Comparison]:
-    """Serve `design` once and replay each load (by its rate) so often, and simulate each."""
-    live: dict[float, list[Summary]] = {rate: [] for rate in loads}
-    with served(model, (*design.flags, *flags)) as url, clients_beside(design):
-        for replay in range(replays):
-            for rate, requests in loads.items():
-                on_load(f"{design.name}, {rate:.3g} requests/s, replay {replay + 1} of {replays}")
-                live[rate].append(summarised(_replay(url, requests).timelines, slo))
-    return [
-        Comparison(
-            design=design.name,
-            rate=rate,
-            requests=len(requests),
-            slo=slo,
-            simulated=simulated(spec, requests, catalog, slo),
-            live=tuple(live[rate]),
-        )
-        for rate, requests in loads.items()
-    ]
+    """Serve the twin's design once and replay each load (by its rate) so often, and simulate each."""
+    design = twin.design
+    live: dict[float, list[list[Timeline]]] = {rate: [] for rate in loads}
+    with tempfile.TemporaryDirectory(prefix="twofold-verify-") as journals:
+        with (
+            served(model, (*design.flags, *flags, "--journal", journals)) as url,
+            clients_beside(design),
+        ):
+            for replay in range(replays):
+                for rate, requests in loads.items():
+                    on_load(f"{design.name}, {rate:.3g} requests/s, replay {replay + 1} of {replays}")
+                    live[rate].append(_replay(url, requests).timelines)
+        logs = read_workers(Path(journals))
+    return [compared(twin, rate, requests, live[rate], logs, slo) for rate, requests in loads.items()]
 
 
-def simulated(spec: ClusterSpec, requests: Sequence[Request], catalog: Catalog, slo: Slo) -> Summary:
-    """What the simulator says of these requests."""
-    ends = _Ends()
-    simulate(spec, requests, catalog=catalog, observers=[ends], series=False)
-    return summarised(ends.timelines, slo)
+def compared(
+    twin: Twin,
+    rate: float,
+    requests: Sequence[Request],
+    live: Sequence[list[Timeline]],
+    logs: Mapping[str, WorkerLog],
+    slo: Slo,
+) -> Comparison:
+    """Replays of one load, and the journals in which they are, beside its simulations."""
+    workers = twin.design.workers()
+    slow = fmean(slowness(twin.profile, workers, logs, Span.of(timelines)) for timelines in live)
+    return Comparison(
+        design=twin.design.name,
+        rate=rate,
+        requests=len(requests),
+        slo=slo,
+        slowness=slow,
+        calibrated=summarised(twin.timelines(requests), slo),
+        simulated=summarised(twin.timelines(requests, slow), slo),
+        live=tuple(summarised(timelines, slo) for timelines in live),
+    )
 
 
 def summarised(timelines: Sequence[Timeline], slo: Slo) -> Summary:
     return summarise(timelines, slo=slo)
 
 
-def knee(
-    spec: ClusterSpec,
-    make: Callable[[float], list[Request]],
-    catalog: Catalog,
-    slo: Slo,
-    attainment: float = 0.9,
-) -> float:
+def knee(twin: Twin, make: Callable[[float], list[Request]], slo: Slo, attainment: float = 0.9) -> float:
     """The highest rate at which the simulation keeps the SLO for that share of the requests, within 2%.
 
     DistServe's goodput (section 4.1) of the whole service. Raises ConfigurationError where no rate keeps it.
     """
 
     def kept(rate: float) -> bool:
-        return _attained(simulated(spec, make(rate), catalog, slo)) >= attainment
+        return _attained(summarised(twin.timelines(make(rate)), slo)) >= attainment
 
     low, high = 0.0, 1 / 16
     while kept(high):
@@ -172,14 +197,6 @@ def _replay(url: str, requests: Sequence[Request]) -> LoadResult:
     for request_id, reason in result.errors.items():
         raise ConfigurationError(f"request {request_id} failed: {reason}")
     return result
-
-
-class _Ends(QuietObserver):
-    def __init__(self) -> None:
-        self.timelines: list[Timeline] = []
-
-    def ended(self, timeline: Timeline) -> None:
-        self.timelines.append(timeline)
 
 
 def _attained(summary: Summary) -> float:

@@ -5,8 +5,9 @@ C the KV tokens that its decodes read:
 
     iteration(n, S, b, C) = base + f(n + b) + q·S + s·b + c·C
 
-- f, what the linear layers take, is made of straight lines that bend at 8, 32, 128 and 512 tokens: small matrices
-  use a processor less well than large ones. No slope is below 0, so no larger batch is faster.
+- f, what the linear layers take, is made of straight lines that bend at 3, 4, 8, 32, 128 and 512 tokens: small matrices
+  use a processor less well than large ones, and from the fourth row on a CPU's library takes another, slower way than
+  for three. No slope is below 0, so no larger batch is faster.
 - q is attention within prompts, c attention of decodes over what they read, s what a decode costs besides.
 - One formula serves prefill, decode and mixed iterations alike, as one code runs them.
 """
@@ -19,7 +20,7 @@ import msgspec
 from twofold.performance.alone import alone
 from twofold.performance.base import DecodeCost, ModelError, PerformanceModel
 
-BENDS: Final = (0, 8, 32, 128, 512)
+BENDS: Final = (0, 3, 4, 8, 32, 128, 512)
 
 
 class PackedTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -98,6 +98,7 @@ class Controller:
         self._live: dict[str, LiveRequest] = {}
         self._attempts: dict[str, LiveRequest] = {}  # by the attempt that runs now
         self._reports: dict[str, int] = {}
+        self._newcomers: dict[str, Registered] = {}  # not in the cluster yet
         self._statuses: dict[str, InstanceStatus] = {}
         self._ready, self._idle = asyncio.Event(), asyncio.Event()
         self._draining = False
@@ -347,14 +348,25 @@ class Controller:
             return
         self._reports[instance] = 0
         self._paths.registered(message)
-        memory, member = message.peer.memory, self._fleet.members[instance]
-        # A worker that comes back plays the role that it had.
-        self._cluster.add_instance(instance, member.role, memory.num_blocks * memory.layout.block_size)
-        self._telemetry.role(instance, member.role)
-        self._tell_state(instance)
-        self._took_note(instance, message.status)
+        self._newcomers[instance] = message
+        if self._fleet.complete:
+            self._let_in()
         self._met()
         self._place_waiting()
+
+    def _let_in(self) -> None:
+        """Newcomers join in the order of the plan, as in a simulation: among equals routers prefer who joined first."""
+        for instance, member in self._fleet.members.items():
+            message = self._newcomers.pop(instance, None)
+            if message is not None:
+                memory = message.peer.memory
+                # A worker that comes back plays the role that it had.
+                self._cluster.add_instance(
+                    instance, member.role, memory.num_blocks * memory.layout.block_size
+                )
+                self._telemetry.role(instance, member.role)
+                self._tell_state(instance)
+                self._took_note(instance, message.status)
 
     def _met(self) -> None:
         """When all have come that are there from the start on they are watched, and serve if that is enough."""
@@ -467,6 +479,7 @@ class Controller:
         """A worker works no more; what it held begins anew elsewhere."""
         self._telemetry.remove(instance)
         self._statuses.pop(instance, None)
+        self._newcomers.pop(instance, None)
         for attempt_id in self._cluster.remove_instance(instance):
             live = self._attempts.get(attempt_id)
             if live is not None:

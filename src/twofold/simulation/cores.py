@@ -6,9 +6,16 @@ from twofold.instance import Role
 
 
 def share_cores(cores: Sequence[int], workers: int) -> list[tuple[int, ...]]:
-    """Equal shares for so many workers; with more workers than cores they take turns."""
-    each = max(1, len(cores) // workers)
-    return [tuple(cores[(i * each + k) % len(cores)] for k in range(each)) for i in range(workers)]
+    """Equal shares for so many workers; with more workers than cores they take turns.
+
+    Dealt out there and back again: routers prefer the first among equals, and those who come first, prefill before
+    decode, should be the last to get company on their core.
+    """
+    each = len(cores) // workers
+    if each:
+        return [tuple(cores[i * each : (i + 1) * each]) for i in range(workers)]
+    there_and_back = [*cores, *reversed(cores)]
+    return [(there_and_back[i % len(there_and_back)],) for i in range(workers)]
 
 
 def gateway_cores(cores: Iterable[int], workers: Iterable[tuple[Role, Sequence[int]]]) -> tuple[int, ...]:

@@ -1,0 +1,89 @@
+"""How fast a host was while a service ran on it, by what its workers' iterations took.
+
+A host that others share has another speed from one minute to the next, and a profile is of the minutes in which it was
+measured. What iterations took over what the profile says they take, given everything that ran beside them, is one
+number for one stretch of time. It says nothing of how requests are scheduled, of how they wait or of how batches form:
+all of that is left to the simulation.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from twofold.fidelity.journals import Ran, WorkerLog
+from twofold.performance.host_profile import FrontTimes, HostProfile
+from twofold.serving.config import WorkerConfig
+from twofold.serving.plan import own_cores
+from twofold.simulation.cores import gateway_cores
+from twofold.timeline import Moment, Timeline
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """When a service was loaded, from the first request to the last token (monotonic seconds), and with how much."""
+
+    start_s: float
+    end_s: float
+    requests: int
+    tokens: int
+
+    @classmethod
+    def of(cls, timelines: Sequence[Timeline]) -> "Span":
+        """Of requests that were all answered."""
+        return cls(
+            start_s=min(timeline.moments[Moment.ARRIVED] for timeline in timelines),
+            end_s=max(timeline.moments[Moment.LAST_TOKEN] for timeline in timelines),
+            requests=len(timelines),
+            tokens=sum(timeline.output_tokens for timeline in timelines),
+        )
+
+
+def slowness(
+    profile: HostProfile, workers: Sequence[WorkerConfig], logs: Mapping[str, WorkerLog], span: Span
+) -> float:
+    """How many times longer everything took in that span than the profile says; 1 where nothing ran."""
+    cores = own_cores()
+    shared = gateway_cores(cores, ((worker.role, worker.cores) for worker in workers))
+    front = _front_share(profile.front, logs, span) / len(shared)
+    took = expected = 0.0
+    for worker in workers:
+        turns = [logs[each.instance] for each in workers if each is not worker and _meet(each, worker)]
+        beside = [each for each in workers if not _meet(each, worker)]
+        away = len(cores) - len(worker.cores)
+        weight = len(worker.cores) / away if away else 0.0
+        taken = front * len(set(shared) & set(worker.cores)) / len(worker.cores)
+        for one in logs[worker.instance].between(span.start_s, span.end_s):
+            crowd = min(1.0, sum(_busy(one, logs[each.instance]) for each in beside) * weight)
+            took += one.iteration.seconds
+            expected += _alone_s(profile, one) * _longer(profile, one, crowd, turns) / (1.0 - taken)
+    return took / expected if expected else 1.0
+
+
+def _alone_s(profile: HostProfile, one: Ran) -> float:
+    what = one.iteration
+    return profile.engine.seconds(what.tokens, what.squares, what.sequences, what.context)
+
+
+def _longer(profile: HostProfile, one: Ran, crowd: float, turns: Sequence[WorkerLog]) -> float:
+    """How many times longer it takes because of other workers: on other cores, and on its own."""
+    slowdowns = profile.prefill if one.iteration.tokens else profile.decode
+    others = min(sum(_busy(one, log) for log in turns), float(len(turns)))
+    pace = 1.0
+    if turns:
+        met = others / len(turns)  # of the time it shared with all of them, and of the rest it had its core
+        pace = 1.0 - met + met / (1.0 + len(turns)) / slowdowns.shared
+    return (1.0 + (slowdowns.crowded - 1.0) * crowd) / pace
+
+
+def _busy(one: Ran, log: WorkerLog) -> float:
+    return log.busy_share(one.start_s, one.end_s)
+
+
+def _meet(one: WorkerConfig, other: WorkerConfig) -> bool:
+    return bool(set(one.cores) & set(other.cores))
+
+
+def _front_share(front: FrontTimes, logs: Mapping[str, WorkerLog], span: Span) -> float:
+    """How much of a core gateway and clients used, as the profile has it."""
+    steps = sum(len(log.between(span.start_s, span.end_s)) for log in logs.values())
+    spent = front.request_s * span.requests + front.step_s * steps + front.token_s * span.tokens
+    return spent / (span.end_s - span.start_s)

@@ -78,7 +78,7 @@ def test_a_measured_host_is_simulated(measured):
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (("--loads", "much"), "--loads 'much' is not understood: write multiples as in 0.5,0.9,1.2"),
+        (("--loads", "much"), "--loads 'much' is not understood: write multiples as in 0.5,0.9,2"),
         (("--colocated", "2", "--prefill", "1"), "--colocated excludes --prefill and --decode"),
         ((), "is a profile of small, and the model is llama"),
     ],

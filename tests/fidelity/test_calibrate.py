@@ -10,6 +10,7 @@ from twofold.fidelity.grid import Purpose, mixed_groups, split_groups
 from twofold.fidelity.journals import WorkerLog
 from twofold.fidelity.measure import Measured, Observed
 from twofold.performance.measured import LinkSpeed
+from twofold.performance.packed import COLD_AFTER_S
 from twofold.performance.packed_fit import Iteration
 from twofold.request import FinishReason, Phase
 from twofold.serving.journal import Entry
@@ -19,6 +20,7 @@ LINK = LinkSpeed(overhead_s=1e-5, bytes_per_s=1e10)
 REQUEST_S, PROMPT_TOKEN_S, REQUEST_DELAY_S = 0.0012, 2e-6, 0.0010
 STEP_S, TOKEN_S, STEP_DELAY_S = 0.0007, 0.0001, 0.0013
 SYNC_S = 0.002
+COLD_S = 0.02
 CROWDED = {"prefill": 1.3, "decode": 1.2}
 SHARED = {"prefill": 1.05, "decode": 1.15}
 
@@ -35,9 +37,10 @@ class Service:
         self.journals = {"prefill": [], "decode": [], "mixed": []}
         self.observed = []
         self.batches = 0
+        self.ended = {}
 
     def run(self, worker, items, *, crowd=1.0):
-        """An iteration of a worker; says when it ended."""
+        """An iteration of a worker, which takes longer when it had nothing to run before; says when it ended."""
         prompts = [item for item in items if item.phase is Phase.PREFILL]
         one = Iteration(
             tokens=sum(item.num_tokens for item in prompts),
@@ -46,7 +49,8 @@ class Service:
             context=sum(item.context_tokens for item in items if item.phase is Phase.DECODE),
             seconds=0.0,
         )
-        end = self.now + predicted_s(TIMES, one) * crowd
+        cold_s = COLD_S if self.now - self.ended.get(worker, 0.0) > COLD_AFTER_S else 0.0
+        self.ended[worker] = end = self.now + predicted_s(TIMES, one) * crowd + cold_s
         batch = msgspec.to_builtins(Batch(self.batches, tuple(items)))
         self.journals[worker] += [Entry(self.now, "next_batch", {}, batch), Entry(end, "complete", {}, [])]
         self.batches += 1
@@ -65,7 +69,7 @@ class Service:
         self.deliver(recorder, timelines, end)
         if len(items) == 1 and not mixed and group.requests[0].output_tokens > 1:
             self.hand_off(group.requests[0], end)
-        self.now = end + 0.05
+        self.now = end + 0.008
         longest = max(request.output_tokens for request in group.requests)
         for index in range(1, longest):
             running = [r for r in group.requests if r.output_tokens > index]
@@ -85,7 +89,7 @@ class Service:
             recorder.end(timeline.request.id, FinishReason.LENGTH)
         spent = 0.004 + REQUEST_S * len(timelines) + STEP_S * steps + TOKEN_S * made
         self.observed.append(Observed(group, timelines, spent))
-        self.now += 1.0
+        self.now += 0.01
 
     def deliver(self, recorder, timelines, end):
         for timeline in timelines:
@@ -154,6 +158,11 @@ def test_the_engine(found):
         assert found.engine.seconds(*one) == pytest.approx(TIMES.seconds(*one), rel=0.02)
     errors = found.engine.prefill_error, found.engine.decode_error, found.engine.mixed_error
     assert all(error is not None and error < 0.02 for error in errors)
+
+
+def test_a_worker_that_was_idle(found):
+    """Its next iteration takes longer, and the others are not fitted to that."""
+    assert found.engine.cold_s == pytest.approx(COLD_S, rel=0.1)
 
 
 def test_what_workers_cost_each_other(found):

@@ -17,6 +17,7 @@ from twofold.performance.packed_fit import Iteration, fit_packed
 
 _ALONE, _BESIDE = 0.05, 0.95  # shares of an iteration in which another worker ran, to count as such
 _ENOUGH = 5
+_WARM = 3  # one in so many prompts at least
 _SHARING, _BESIDE_THEM = ("prefill-1", "decode-0"), "prefill-0"  # as `share_cores` deals out cores to 2P+1D
 
 
@@ -32,7 +33,11 @@ def calibrate(
 ) -> HostProfile:
     """The profile that explains what was measured; raises ConfigurationError where that is too little."""
     split = (measured.prefill, measured.decode), (measured.decode, measured.prefill)
-    alone = [one.iteration for log, other in split for one in log.ran if _busy(one, [other]) < _ALONE]
+    by_itself = [one for log, other in split for one in log.ran if _busy(one, [other]) < _ALONE]
+    prompts = [one for one in by_itself if one.iteration.tokens]
+    # Where clients are so slow that most prompts found an idle worker, what that costs is in all of them.
+    told_apart = sum(not one.cold for one in prompts) * _WARM >= len(prompts)
+    alone = [one.iteration for one in by_itself if not (one.cold and told_apart)]
     times = fit_packed(alone)
     usual = times.slower(_slowness(times, alone))
     # In a split service the gateway computes beside prefill, in a colocated one on all cores: a simulation gives it its
@@ -46,6 +51,8 @@ def calibrate(
     times = fit_packed([*alone, *_as_if_alone(measured.mixed, crowded, taken)])
     # The fit goes by medians. What holds an iteration up now and then is part of what a worker gets done in a minute.
     times = times.slower(max(1.0, _slowness(times, alone)))
+    cold = [one.iteration.seconds - predicted_s(times, one.iteration) for one in by_itself if one.cold]
+    times = msgspec.structs.replace(times, cold_s=max(0.0, median(cold)) if cold and told_apart else 0.0)
     prefill, decode = (
         Slowdowns(crowded=each, shared=_shared(times, measured.shared, phase, each))
         for phase, each in zip(_SHARING, crowded, strict=True)
@@ -76,7 +83,7 @@ def predicted_s(times: PackedTimes, one: Iteration) -> float:
 
 def _slower(times: PackedTimes, log: WorkerLog, other: WorkerLog) -> float:
     """How many times longer iterations took while the other worker ran; 1 where too few did."""
-    return _typical(times, [one for one in log.ran if _busy(one, [other]) > _BESIDE])
+    return _typical(times, [one for one in log.ran if _busy(one, [other]) > _BESIDE and not one.cold])
 
 
 def _shared(times: PackedTimes, logs: dict[str, WorkerLog], name: str, crowded: float) -> float:
@@ -84,7 +91,7 @@ def _shared(times: PackedTimes, logs: dict[str, WorkerLog], name: str, crowded: 
     if not logs:
         return 1.0
     (other,) = (log for worker, log in logs.items() if worker in _SHARING and worker != name)
-    sharing = [one for one in logs[name].ran if _busy(one, [other]) > _BESIDE]
+    sharing = [one for one in logs[name].ran if _busy(one, [other]) > _BESIDE and not one.cold]
     beside = sum(_busy(one, [logs[_BESIDE_THEM]]) for one in sharing) / max(1, len(sharing))
     return max(1.0, _typical(times, sharing) / 2 / (1.0 + (crowded - 1.0) * beside))
 
@@ -114,7 +121,7 @@ def _as_if_alone(logs: Sequence[WorkerLog], crowded: Sequence[float], taken: flo
     prefill, decode = crowded
     for log in logs:
         others = [other for other in logs if other is not log]
-        for one in log.ran:
+        for one in (one for one in log.ran if not one.cold):
             slowdown = prefill if one.iteration.tokens else decode
             longer = (1.0 + (slowdown - 1.0) * _busy(one, others)) / (1.0 - taken)
             yield msgspec.structs.replace(one.iteration, seconds=one.iteration.seconds / longer)

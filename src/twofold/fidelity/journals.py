@@ -1,5 +1,6 @@
 """What the workers of a service did, read from their decision journals: iterations, and hand-offs that landed."""
 
+import math
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
@@ -9,6 +10,7 @@ from statistics import median
 import msgspec
 
 from twofold.batch import Batch
+from twofold.performance.packed import COLD_AFTER_S
 from twofold.performance.packed_fit import Iteration
 from twofold.request import Phase
 from twofold.serving.journal import Entry, read_journal
@@ -17,12 +19,20 @@ _SOON_S = 0.005  # an iteration that begins this soon after another came right a
 
 
 class Ran(msgspec.Struct, frozen=True):
-    """An iteration and when it ran (monotonic seconds). `requests` are the attempts whose prompts it completed."""
+    """An iteration and when it ran (monotonic seconds). `requests` are the attempts whose prompts it completed.
+
+    Before it its worker had nothing to run for `idle_s`.
+    """
 
     start_s: float
     end_s: float
     iteration: Iteration
     requests: tuple[str, ...]
+    idle_s: float
+
+    @property
+    def cold(self) -> bool:
+        return self.idle_s > COLD_AFTER_S
 
 
 class WorkerLog:
@@ -61,6 +71,7 @@ def _iterations(entries: Iterable[Entry]) -> Iterator[Ran]:
     spans = list(_spans(entries))
     pauses = [after - end for (_, end, _), (after, _, _) in pairwise(spans) if after - end < _SOON_S]
     pause = median(pauses) if pauses else 0.0
+    before = -math.inf
     for start, end, batch in spans:
         prompts = [item for item in batch.items if item.phase is Phase.PREFILL]
         decodes = [item for item in batch.items if item.phase is not Phase.PREFILL]
@@ -71,7 +82,9 @@ def _iterations(entries: Iterable[Entry]) -> Iterator[Ran]:
             context=sum(item.context_tokens for item in decodes),
             seconds=end + pause - start,
         )
-        yield Ran(start, end, iteration, tuple(item.request_id for item in prompts if item.samples))
+        completed = tuple(item.request_id for item in prompts if item.samples)
+        yield Ran(start, end, iteration, completed, start - before)
+        before = end
 
 
 def _spans(entries: Iterable[Entry]) -> Iterator[tuple[float, float, Batch]]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from twofold.fidelity.journals import Ran, WorkerLog
-from twofold.performance.host_profile import FrontTimes, HostProfile
+from twofold.performance.host_profile import FrontTimes, HostProfile, Slowdowns
 from twofold.serving.config import WorkerConfig
 from twofold.serving.plan import own_cores
 from twofold.simulation.cores import gateway_cores
@@ -46,7 +46,7 @@ def slowness(
     front = _front_share(profile.front, logs, span) / len(shared)
     took = expected = 0.0
     for worker in workers:
-        turns = [logs[each.instance] for each in workers if each is not worker and _meet(each, worker)]
+        turns = [each for each in workers if each is not worker and _meet(each, worker)]
         beside = [each for each in workers if not _meet(each, worker)]
         away = len(cores) - len(worker.cores)
         weight = len(worker.cores) / away if away else 0.0
@@ -54,24 +54,36 @@ def slowness(
         for one in logs[worker.instance].between(span.start_s, span.end_s):
             crowd = min(1.0, sum(_busy(one, logs[each.instance]) for each in beside) * weight)
             took += one.iteration.seconds
-            expected += _alone_s(profile, one) * _longer(profile, one, crowd, turns) / (1.0 - taken)
+            met = [(_busy(one, logs[each.instance]), each.role is not worker.role) for each in turns]
+            pace = _pace(profile, one, met)
+            slower = 1.0 + (_slowdowns(profile, one).crowded - 1.0) * crowd
+            expected += _alone_s(profile, one) * slower / pace / (1.0 - taken)
     return took / expected if expected else 1.0
 
 
 def _alone_s(profile: HostProfile, one: Ran) -> float:
-    what = one.iteration
-    return profile.engine.seconds(what.tokens, what.squares, what.sequences, what.context)
+    what, engine = one.iteration, profile.engine
+    cold_s = engine.cold_s if one.cold else 0.0
+    return engine.seconds(what.tokens, what.squares, what.sequences, what.context) + cold_s
 
 
-def _longer(profile: HostProfile, one: Ran, crowd: float, turns: Sequence[WorkerLog]) -> float:
-    """How many times longer it takes because of other workers: on other cores, and on its own."""
-    slowdowns = profile.prefill if one.iteration.tokens else profile.decode
-    others = min(sum(_busy(one, log) for log in turns), float(len(turns)))
-    pace = 1.0
-    if turns:
-        met = others / len(turns)  # of the time it shared with all of them, and of the rest it had its core
-        pace = 1.0 - met + met / (1.0 + len(turns)) / slowdowns.shared
-    return (1.0 + (slowdowns.crowded - 1.0) * crowd) / pace
+def _slowdowns(profile: HostProfile, one: Ran) -> Slowdowns:
+    return profile.prefill if one.iteration.tokens else profile.decode
+
+
+def _pace(profile: HostProfile, one: Ran, turns: Sequence[tuple[float, bool]]) -> float:
+    """How fast it got on, compared with a core of its own, beside workers that were busy for such shares of its time.
+
+    Each with whether it is of the other phase.
+    """
+    if not turns:
+        return 1.0
+    met = sum(busy for busy, _ in turns) / len(
+        turns
+    )  # of the time it shared with all of them, else with none
+    other = sum(busy for busy, unlike in turns if unlike) / (met * len(turns)) if met else 0.0
+    shared = 1.0 + (_slowdowns(profile, one).shared - 1.0) * other
+    return 1.0 - met + met / (1.0 + len(turns)) / shared
 
 
 def _busy(one: Ran, log: WorkerLog) -> float:

@@ -45,7 +45,7 @@ class Slowdowns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """How many times longer an iteration takes because of others.
 
     `crowded` while all other cores are busy, with which it shares memory and caches; `shared` while it takes turns on
-    its own core, beyond the turns themselves.
+    its own core with an iteration of the other phase, beyond the turns themselves.
     """
 
     crowded: float = 1.0

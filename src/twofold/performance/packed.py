@@ -10,6 +10,8 @@ C the KV tokens that its decodes read:
   for three. No slope is below 0, so no larger batch is faster.
 - q is attention within prompts, c attention of decodes over what they read, s what a decode costs besides.
 - One formula serves prefill, decode and mixed iterations alike, as one code runs them.
+- A worker that ran nothing for a while takes `cold_s` longer for its next iteration: a core that slept, and caches that
+  others filled meanwhile.
 """
 
 from itertools import pairwise
@@ -20,6 +22,7 @@ import msgspec
 from twofold.performance.alone import alone
 from twofold.performance.base import DecodeCost, ModelError, PerformanceModel
 
+COLD_AFTER_S: Final = 0.03  # without work
 BENDS: Final = (0, 3, 4, 8, 32, 128, 512)
 
 
@@ -34,6 +37,7 @@ class PackedTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     square_s: float
     sequence_s: float
     context_s: float
+    cold_s: float = 0.0
     prefill_error: float | None = None
     decode_error: float | None = None
     mixed_error: float | None = None
@@ -55,6 +59,7 @@ class PackedTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             square_s=self.square_s * factor,
             sequence_s=self.sequence_s * factor,
             context_s=self.context_s * factor,
+            cold_s=self.cold_s * factor,
         )
 
 

@@ -8,18 +8,20 @@ from collections.abc import Sequence
 from typing import Final
 
 from twofold.performance.host_profile import Slowdowns
+from twofold.request import Phase
 from twofold.simulation.kernel import Event, Kernel, nearest
 
 _NONE: Final = Slowdowns()
 
 
 class Task:
-    """Something that computes now and then, with so many threads on some cores."""
+    """Something that computes now and then, with so many threads on some cores; `phase` is that of what it runs."""
 
     def __init__(self, cores: Sequence[int], threads: int = 1, slowdowns: Slowdowns = _NONE) -> None:
         self.cores = tuple(cores)
         self.threads = threads
         self.slowdowns = slowdowns
+        self.phase: Phase | None = None
         self.left = 0.0  # picoseconds of work, at full speed, as of `since`
         self.rate = 0.0
         self.since = 0
@@ -70,9 +72,19 @@ class Host:
             crowd = (busy - len(own)) / others if others else 0.0
             share = sum(1.0 / load[place] for place in own) / len(own)
             slower = 1.0 + (task.slowdowns.crowded - 1.0) * crowd
-            if share < 1.0:
+            if share < 1.0 and self._meets_another_phase(task, own, places):
                 slower *= task.slowdowns.shared
             self._pace(task, share / slower)
+
+    def _meets_another_phase(self, task: Task, own: list[int], places: dict[Task, list[int]]) -> bool:
+        """Whether one of those with whom it takes turns runs the other phase.
+
+        A prefill and a decode that take turns empty each other's caches; two decodes read the same weights.
+        """
+        return any(
+            other.phase is not None and other.phase is not task.phase and not set(own).isdisjoint(theirs)
+            for other, theirs in places.items()
+        )
 
     def _pace(self, task: Task, rate: float) -> None:
         if rate == task.rate:

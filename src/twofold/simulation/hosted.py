@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 from twofold.instance import Role
 from twofold.performance.host_profile import FrontTimes, Slowdowns
-from twofold.request import Request
+from twofold.performance.packed import COLD_AFTER_S
+from twofold.request import Phase, Request
 from twofold.scheduling.cluster import ClusterScheduler
 from twofold.scheduling.instance import InstanceScheduler
 from twofold.scheduling.iteration import StartedIteration, Step
@@ -24,6 +25,8 @@ from twofold.simulation.network import Link
 from twofold.simulation.observer import Observer
 from twofold.simulation.statistics import Statistics
 from twofold.simulation.timing import Pace, Timing
+
+_COLD_AFTER = ps(COLD_AFTER_S)
 
 
 class HostedInstance(VirtualInstance):
@@ -45,15 +48,20 @@ class HostedInstance(VirtualInstance):
         # One iteration at a time, because others may begin to compute in the middle of any.
         super().__init__(name, number, link, pool, role, scheduler, timing, kernel, cluster, 1)
         self._host = cluster.host
-        self._slowdowns = cluster.slowdowns
+        self._slowdowns, self._cold = cluster.slowdowns, cluster.cold
         self._task = Task(cores, len(cores))
+        self.ended_at = -_COLD_AFTER - 1
 
     def compute(self) -> None:
         iteration = self.iteration
         assert iteration is not None  # noqa: S101  (it has just begun; tells the type checker so)
         prefill, decode = self._slowdowns
         self._task.slowdowns = prefill if iteration.prefills else decode
-        self._host.begin(self._task, self._end.at - self.started_at, self._end)
+        self._task.phase = Phase.PREFILL if iteration.prefills else Phase.DECODE
+        work = self._end.at - self.started_at
+        if self.started_at - self.ended_at > _COLD_AFTER:
+            work += self._cold
+        self._host.begin(self._task, work, self._end)
 
     def die(self) -> None:
         self._host.drop(self._task)
@@ -63,7 +71,8 @@ class HostedInstance(VirtualInstance):
 class HostedCluster(VirtualCluster):
     """Requests reach the schedulers, and tokens their clients, through a gateway that needs its time.
 
-    `slowdowns` are those of iterations with prompts and of others.
+    `slowdowns` are those of iterations with prompts and of others; `cold` is what an iteration takes longer whose
+    worker had nothing to run for a while.
     """
 
     def __init__(
@@ -74,10 +83,11 @@ class HostedCluster(VirtualCluster):
         observers: Sequence[Observer],
         host: Host,
         slowdowns: tuple[Slowdowns, Slowdowns],
+        cold: int,
         front: "Front",
     ) -> None:
         super().__init__(kernel, scheduler, statistics, observers)
-        self.host, self.slowdowns, self._front = host, slowdowns, front
+        self.host, self.slowdowns, self.cold, self._front = host, slowdowns, cold, front
         self._first_seen: dict[str, int] = {}
         self._streaming = _Streaming(self)  # what the last iteration brought
 
@@ -88,6 +98,8 @@ class HostedCluster(VirtualCluster):
         super().enter(entering.request, entering.number, entering.arrived)
 
     def ran(self, instance: VirtualInstance, iteration: StartedIteration, pace: Pace, count: int) -> None:
+        assert isinstance(instance, HostedInstance)  # noqa: S101  (as all are here; tells the type checker so)
+        instance.ended_at = self.kernel.now
         taken = Pace(self.kernel.now - instance.started_at, 0, pace.milliwatts)
         super().ran(instance, iteration, taken, count)
         self._streaming = _Streaming(self)

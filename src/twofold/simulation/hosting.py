@@ -9,7 +9,7 @@ from twofold.scheduling.instance import InstanceScheduler
 from twofold.simulation.cores import gateway_cores, share_cores
 from twofold.simulation.host import Host
 from twofold.simulation.hosted import Front, HostedCluster, HostedInstance
-from twofold.simulation.kernel import Kernel
+from twofold.simulation.kernel import Kernel, ps
 from twofold.simulation.network import Link
 from twofold.simulation.observer import Observer
 from twofold.simulation.statistics import Statistics
@@ -34,7 +34,8 @@ class Hosting:
         host = Host(kernel, profile.cores)
         front = Front(kernel, host, gateway_cores(everywhere, zip(roles, shares, strict=True)), profile.front)
         slowdowns = profile.prefill, profile.decode
-        self.cluster = HostedCluster(kernel, scheduler, statistics, observers, host, slowdowns, front)
+        cold = ps(profile.engine.cold_s)
+        self.cluster = HostedCluster(kernel, scheduler, statistics, observers, host, slowdowns, cold, front)
         self._kernel = kernel
         self._cores = dict(zip(names, shares, strict=True))
 

@@ -78,9 +78,8 @@ def _pace(profile: HostProfile, one: Ran, turns: Sequence[tuple[float, bool]]) -
     """
     if not turns:
         return 1.0
-    met = sum(busy for busy, _ in turns) / len(
-        turns
-    )  # of the time it shared with all of them, else with none
+    # As if it had shared that much of its time with all of them, and the rest with none.
+    met = sum(busy for busy, _ in turns) / len(turns)
     other = sum(busy for busy, unlike in turns if unlike) / (met * len(turns)) if met else 0.0
     shared = 1.0 + (_slowdowns(profile, one).shared - 1.0) * other
     return 1.0 - met + met / (1.0 + len(turns)) / shared

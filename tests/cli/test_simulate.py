@@ -113,9 +113,12 @@ def outputs(folder):
     return [part for index, flag in enumerate(flags) for part in (flag, folder / f"out{index}")]
 
 
-# As the entry point does: mistakes become one sentence and Ctrl-C the exit status 130.
+# As the entry point does: mistakes become one sentence and Ctrl-C the exit status 130. What a shell starts in the
+# background, tests too, does not hear Ctrl-C, unless it asks to.
 START = """
+import signal
 from twofold.cli import main, simulate
+signal.signal(signal.SIGINT, signal.default_int_handler)
 main.app.command("simulate")(simulate.simulate)
 main.main()
 """

@@ -9,6 +9,7 @@ import numpy as np
 from twofold.fidelity.grid import Purpose
 from twofold.fidelity.journals import Ran, WorkerLog
 from twofold.fidelity.measure import Measured, Observed
+from twofold.fidelity.speed import Span
 from twofold.hardware.model import Model
 from twofold.performance.host_profile import FrontTimes, HostLink, HostProfile, Slowdowns
 from twofold.performance.least_squares import non_negative
@@ -108,12 +109,8 @@ def _slowness(times: PackedTimes, iterations: Sequence[Iteration]) -> float:
 
 def _front_share(observed: Sequence[Observed]) -> float:
     """How much of a core gateway and clients used meanwhile."""
-    spans = [
-        max(timeline.token_times_s[-1] for timeline in one.timelines)
-        - min(min(timeline.moments.values()) for timeline in one.timelines)
-        for one in observed
-    ]
-    return sum(one.front_cpu_s for one in observed) / sum(spans) if spans else 0.0
+    loaded_s = sum(Span.of(one.timelines).seconds for one in observed)
+    return sum(one.front_cpu_s for one in observed) / loaded_s if loaded_s else 0.0
 
 
 def _as_if_alone(logs: Sequence[WorkerLog], crowded: Sequence[float], taken: float) -> Iterator[Iteration]:
@@ -169,11 +166,10 @@ def _cpu_of_each(measured: Measured) -> tuple[float, float, float]:
     rows, spent = [], []
     for one in measured.observed:
         if one.group.purpose not in {Purpose.MIXED, Purpose.SHARED}:
-            start = min(min(timeline.moments.values()) for timeline in one.timelines)
-            end = max(timeline.token_times_s[-1] for timeline in one.timelines)
-            steps = sum(len(log.between(start, end)) for log in (measured.prefill, measured.decode))
-            tokens = sum(timeline.output_tokens for timeline in one.timelines)
-            rows.append((len(one.timelines), steps, tokens, 1.0, end - start))
+            span = Span.of(one.timelines)
+            logs = measured.prefill, measured.decode
+            steps = sum(len(log.between(span.start_s, span.end_s)) for log in logs)
+            rows.append((span.requests, steps, span.tokens, 1.0, span.seconds))
             spent.append(one.front_cpu_s)
     columns = [np.array(column, dtype=np.float64) for column in zip(*rows, strict=True)]
     cost = np.array(spent, dtype=np.float64)

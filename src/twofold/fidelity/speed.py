@@ -26,6 +26,10 @@ class Span:
     requests: int
     tokens: int
 
+    @property
+    def seconds(self) -> float:
+        return self.end_s - self.start_s
+
     @classmethod
     def of(cls, timelines: Sequence[Timeline]) -> "Span":
         """Of requests that were all answered."""
@@ -97,4 +101,4 @@ def _front_share(front: FrontTimes, logs: Mapping[str, WorkerLog], span: Span) -
     """How much of a core gateway and clients used, as the profile has it."""
     steps = sum(len(log.between(span.start_s, span.end_s)) for log in logs.values())
     spent = front.request_s * span.requests + front.step_s * steps + front.token_s * span.tokens
-    return spent / (span.end_s - span.start_s)
+    return spent / span.seconds

@@ -19,7 +19,7 @@ from rich.table import Table
 from twofold.cli.calibrate_live import run as calibrate
 from twofold.cli.verify_run import Question, compare_all, parse_loads
 from twofold.fidelity.service import Design
-from twofold.fidelity.table import fidelity_table
+from twofold.fidelity.table import fidelity_table, speed_text
 from twofold.fidelity.verify import Comparison
 
 DESIGNS = (
@@ -63,7 +63,7 @@ def summary(comparisons: list[Comparison]) -> Table:
             f"{figure.error * 100:+.0f} ({figure.spread * 100:.0f}){'' if figure.holds else ' *'}"
             for figure in one.figures()
         ]
-        table.add_row(one.design, f"{one.rate:.3g}", f"x{one.slowness:.2f}", *cells)
+        table.add_row(one.design, f"{one.rate:.3g}", speed_text(one), *cells)
     return table
 
 

@@ -1,5 +1,7 @@
 """How figures of both worlds are compared, and where the knee of a service is."""
 
+import dataclasses
+
 import msgspec
 import pytest
 
@@ -90,9 +92,33 @@ def test_a_service_on_a_slow_host_is_compared_with_its_twin_on_one(host):
     live = slow.timelines(requests, 1.5)
     logs = {name: WorkerLog(entries) for name, entries in journals(live, slower=1.5).items()}
     found = compared(slow, 4.0, requests, [live, live], logs, SLO)
-    assert found.slowness == pytest.approx(1.5, rel=0.01)
+    assert found.slowness == pytest.approx((1.5, 1.5), rel=0.01)
     assert found.holds
     assert not all(each.calibrated_holds for each in found.figures())
+
+
+def test_each_replay_is_simulated_at_its_own_speed(host):
+    """One on a quick host and one on a slow host: the mean of two simulations, not one of a host in between."""
+    one, path = host
+    split = twin(Design(prefill=1, decode=1), one, path.parent)
+    requests = regular(4.0)
+    quick, slow = split.timelines(requests), split.timelines(requests, 1.5)
+    later = 2 * max(timeline.moments[Moment.LAST_TOKEN] for timeline in slow)
+    slow_later = [moved(timeline, later) for timeline in slow]
+    logs = {"prefill-0": [], "decode-0": []}
+    for timelines, slower in ((quick, 1.0), (slow_later, 1.5)):
+        for name, entries in journals(timelines, slower=slower).items():
+            logs[name] += entries
+    logs = {name: WorkerLog(entries) for name, entries in logs.items()}
+    found = compared(split, 4.0, requests, [quick, slow_later], logs, SLO)
+    assert found.slowness == pytest.approx((1.0, 1.5), rel=0.01)
+    assert max(abs(each.error) for each in found.figures()) < 0.02
+
+
+def moved(timeline, by):
+    """The same later."""
+    moments = {moment: at + by for moment, at in timeline.moments.items()}
+    return dataclasses.replace(timeline, moments=moments)
 
 
 def journals(timelines, *, slower):

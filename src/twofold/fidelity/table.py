@@ -26,11 +26,17 @@ def fidelity_table(comparisons: Sequence[Comparison]) -> Table:
     ):
         table.add_column(heading, justify="left" if not heading else "right")
     for comparison in comparisons:
-        said = iter((f"{comparison.rate:.3g}", f"host x{comparison.slowness:.2f}"))
+        said = iter((f"{comparison.rate:.3g}", f"host {speed_text(comparison)}"))
         for figure in comparison.figures():
             table.add_row(next(said, ""), *_cells(figure))
         table.add_section()
     return table
+
+
+def speed_text(comparison: Comparison) -> str:
+    """By how many times longer all took than calibrated in the replays: `x1.04`, or `x1.01-1.12`."""
+    least, most = min(comparison.slowness), max(comparison.slowness)
+    return f"x{least:.2f}" if most - least < 0.005 else f"x{least:.2f}-{most:.2f}"
 
 
 def _cells(figure: Figure) -> tuple[str, ...]:

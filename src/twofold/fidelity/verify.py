@@ -30,7 +30,8 @@ _WARMUP = 3
 
 
 class Figure(msgspec.Struct, frozen=True, kw_only=True):
-    """One figure in both worlds: of each live replay, simulated as the host was calibrated, and at its speed meanwhile.
+    """One figure in both worlds: of each live replay, simulated as the host was calibrated, and at its speed meanwhile
+    (the mean over the replays, each simulated at its own).
 
     `limit` is the error that is let pass; of the attainment in points (shares of 1), of others relative.
     """
@@ -80,17 +81,18 @@ ATTAINMENT = "SLO attainment"
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """One load on one design in both worlds.
 
-    `slowness` is how many times longer everything took while it was replayed than it was calibrated (see
-    `twofold.fidelity.speed`), which `simulated` goes by and `calibrated` does not.
+    `slowness` is, for each replay, how many times longer everything took meanwhile than it was calibrated (see
+    `twofold.fidelity.speed`). `simulated` goes by it, replay by replay, because near its limits a service slows
+    down by far more than its host; `calibrated` does not know it.
     """
 
     design: str
     rate: float
     requests: int
     slo: Slo
-    slowness: float
+    slowness: tuple[float, ...]
     calibrated: Summary
-    simulated: Summary
+    simulated: tuple[Summary, ...]
     live: tuple[Summary, ...]
 
     def figures(self) -> Iterator[Figure]:
@@ -105,7 +107,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         return Figure(
             name=name,
             calibrated=of(self.calibrated),
-            simulated=of(self.simulated),
+            simulated=fmean(map(of, self.simulated)),
             live=tuple(map(of, self.live)),
             limit=limit,
         )
@@ -151,7 +153,7 @@ def compared(
 ) -> Comparison:
     """Replays of one load, and the journals in which they are, beside its simulations."""
     workers = twin.design.workers()
-    slow = fmean(slowness(twin.profile, workers, logs, Span.of(timelines)) for timelines in live)
+    slow = tuple(slowness(twin.profile, workers, logs, Span.of(timelines)) for timelines in live)
     return Comparison(
         design=twin.design.name,
         rate=rate,
@@ -159,7 +161,7 @@ def compared(
         slo=slo,
         slowness=slow,
         calibrated=summarised(twin.timelines(requests), slo),
-        simulated=summarised(twin.timelines(requests, slow), slo),
+        simulated=tuple(summarised(twin.timelines(requests, each), slo) for each in slow),
         live=tuple(summarised(timelines, slo) for timelines in live),
     )
 

@@ -52,14 +52,27 @@ def test_workers_that_meet_nobody(slower):
     """The host's speed is that of their iterations."""
     logs = {"prefill-0": log([], 1.0), "decode-0": log(TIMES_S, slower)}
     found = slowness(host(), Design(prefill=1, decode=1).workers(), logs, span())
-    assert found == pytest.approx(slower)
+    assert found == pytest.approx((slower, slower))
+
+
+def test_each_phase_has_its_speed():
+    """Prompts as measured beside decodes that take a third longer: memory is slow, and computing is not."""
+    prompt_s = TIMES.seconds(100, 100 * 100, 0, 0)
+    entries = []
+    for number, start in enumerate(TIMES_S):
+        batch = msgspec.to_builtins(Batch(number, (BatchItem(str(number), Phase.PREFILL, 100, 0, True),)))
+        entries += [Entry(start, "next_batch", {}, batch), Entry(start + prompt_s, "complete", {}, [])]
+    later = [start + 0.5 for start in TIMES_S]
+    logs = {"prefill-0": WorkerLog(entries), "decode-0": log(later, 4 / 3)}
+    found = slowness(host(), Design(prefill=1, decode=1).workers(), logs, span())
+    assert found == pytest.approx((1.0, 4 / 3))
 
 
 def test_neighbours_are_no_slow_host():
     """Both cores busy all the while: as much longer as the profile says of a crowd, and no more."""
     both = {name: log(TIMES_S, CROWDED) for name in ("prefill-0", "decode-0")}
     found = slowness(host(), Design(prefill=1, decode=1).workers(), both, span())
-    assert found == pytest.approx(1.0)
+    assert found == pytest.approx((1.0, 1.0))
 
 
 def test_turns_are_no_slow_host():
@@ -67,7 +80,7 @@ def test_turns_are_no_slow_host():
     turns = log(TIMES_S, 2 * SHARED)
     logs = {"prefill-0": log([], 1.0), "prefill-1": turns, "decode-0": turns}
     found = slowness(host(), Design(prefill=2, decode=1).workers(), logs, span())
-    assert found == pytest.approx(1.0)
+    assert found == pytest.approx((1.0, 1.0))
 
 
 def test_the_gateway_is_no_slow_host():
@@ -75,10 +88,10 @@ def test_the_gateway_is_no_slow_host():
     front_s = 0.002 * 500 + 0.001 * len(TIMES_S) + 0.0001 * 80
     logs = {"mixed-0": log(TIMES_S, 1 / (1 - front_s / 100 / 2)), "mixed-1": log([], 1.0)}
     found = slowness(host(front=FRONT), Design(colocated=2).workers(), logs, span(500, 80))
-    assert found == pytest.approx(1.0)
+    assert found == pytest.approx((1.0, 1.0))
 
 
 def test_nothing_says_nothing():
     """A service that ran nothing in that time has the speed that was measured."""
     logs = {"prefill-0": log([], 1.0), "decode-0": log([], 1.0)}
-    assert slowness(host(), Design(prefill=1, decode=1).workers(), logs, span()) == 1.0
+    assert slowness(host(), Design(prefill=1, decode=1).workers(), logs, span()) == (1.0, 1.0)

@@ -10,6 +10,7 @@ from twofold.batch import Batch, BatchItem
 from twofold.errors import ConfigurationError
 from twofold.fidelity.journals import WorkerLog
 from twofold.fidelity.service import Design, Twin, cluster_of
+from twofold.fidelity.speed import Slowness
 from twofold.fidelity.verify import ATTAINMENT, Figure, compared, knee, summarised
 from twofold.hardware.catalog import load_catalog
 from twofold.performance.host_profile import dump_host_profile
@@ -89,10 +90,10 @@ def test_a_service_on_a_slow_host_is_compared_with_its_twin_on_one(host):
     one, path = host
     slow = twin(Design(prefill=1, decode=1), one, path.parent)
     requests = regular(4.0)
-    live = slow.timelines(requests, 1.5)
+    live = slow.timelines(requests, Slowness(1.5, 1.5))
     logs = {name: WorkerLog(entries) for name, entries in journals(live, slower=1.5).items()}
     found = compared(slow, 4.0, requests, [live, live], logs, SLO)
-    assert found.slowness == pytest.approx((1.5, 1.5), rel=0.01)
+    assert found.slowness == (pytest.approx((1.5, 1.5), rel=0.01),) * 2
     assert found.holds
     assert not all(each.calibrated_holds for each in found.figures())
 
@@ -102,7 +103,7 @@ def test_each_replay_is_simulated_at_its_own_speed(host):
     one, path = host
     split = twin(Design(prefill=1, decode=1), one, path.parent)
     requests = regular(4.0)
-    quick, slow = split.timelines(requests), split.timelines(requests, 1.5)
+    quick, slow = split.timelines(requests), split.timelines(requests, Slowness(1.5, 1.5))
     later = 2 * max(timeline.moments[Moment.LAST_TOKEN] for timeline in slow)
     slow_later = [moved(timeline, later) for timeline in slow]
     logs = {"prefill-0": [], "decode-0": []}
@@ -111,7 +112,7 @@ def test_each_replay_is_simulated_at_its_own_speed(host):
             logs[name] += entries
     logs = {name: WorkerLog(entries) for name, entries in logs.items()}
     found = compared(split, 4.0, requests, [quick, slow_later], logs, SLO)
-    assert found.slowness == pytest.approx((1.0, 1.5), rel=0.01)
+    assert [each.prompts for each in found.slowness] == pytest.approx([1.0, 1.5], rel=0.01)
     assert max(abs(each.error) for each in found.figures()) < 0.02
 
 

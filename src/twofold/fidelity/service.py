@@ -8,6 +8,7 @@ from itertools import groupby
 from pathlib import Path
 
 from twofold.errors import ConfigurationError
+from twofold.fidelity.speed import AS_CALIBRATED, Slowness
 from twofold.hardware.catalog import Catalog
 from twofold.performance.host_profile import HOST, HostProfile, dump_host_profile
 from twofold.request import Request
@@ -84,11 +85,11 @@ class Twin:
         self._directory = directory
         self._kv_capacity_tokens, self._max_num_seqs = kv_capacity_tokens, max_num_seqs
 
-    def timelines(self, requests: Sequence[Request], slowness: float = 1.0) -> list[Timeline]:
+    def timelines(self, requests: Sequence[Request], slowness: Slowness = AS_CALIBRATED) -> list[Timeline]:
         """Of these requests, while all takes that many times longer than it was measured."""
-        path = self._directory / f"{slowness:.6f}.yaml"
+        path = self._directory / f"{slowness.prompts:.6f}-{slowness.decodes:.6f}.yaml"
         if not path.exists():
-            path.write_text(dump_host_profile(self.profile.slower(slowness)), encoding="utf-8")
+            path.write_text(dump_host_profile(self.profile.slower(*slowness)), encoding="utf-8")
         spec = cluster_of(
             self.design,
             self.profile,

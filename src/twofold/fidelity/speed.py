@@ -1,13 +1,15 @@
 """How fast a host was while a service ran on it, by what its workers' iterations took.
 
 A host that others share has another speed from one minute to the next, and a profile is of the minutes in which it was
-measured. What iterations took over what the profile says they take, given everything that ran beside them, is one
-number for one stretch of time. It says nothing of how requests are scheduled, of how they wait or of how batches form:
-all of that is left to the simulation.
+measured. Nor do both phases slow down alike: prefill is bound by compute, decode by memory, and who else is on the host
+may want more of the one or of the other. What iterations took over what the profile says they take, given everything
+that ran beside them, is a number for each phase and stretch of time. It says nothing of how requests are scheduled, of
+how they wait or of how batches form: all of that is left to the simulation.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from twofold.fidelity.journals import Ran, WorkerLog
 from twofold.performance.host_profile import FrontTimes, HostProfile, Slowdowns
@@ -41,14 +43,24 @@ class Span:
         )
 
 
+class Slowness(NamedTuple):
+    """How many times longer than the profile says iterations with prompts took, and those of decodes alone."""
+
+    prompts: float
+    decodes: float
+
+
+AS_CALIBRATED = Slowness(1.0, 1.0)
+
+
 def slowness(
     profile: HostProfile, workers: Sequence[WorkerConfig], logs: Mapping[str, WorkerLog], span: Span
-) -> float:
-    """How many times longer everything took in that span than the profile says; 1 where nothing ran."""
+) -> Slowness:
+    """Of that span. A phase of which nothing ran has the speed of the other; where neither ran nothing is slower."""
     cores = own_cores()
     shared = gateway_cores(cores, ((worker.role, worker.cores) for worker in workers))
     front = _front_share(profile.front, logs, span) / len(shared)
-    took = expected = 0.0
+    took, expected = [0.0, 0.0], [0.0, 0.0]  # with prompts, decodes alone
     for worker in workers:
         turns = [each for each in workers if each is not worker and _meet(each, worker)]
         beside = [each for each in workers if not _meet(each, worker)]
@@ -57,12 +69,16 @@ def slowness(
         taken = front * len(set(shared) & set(worker.cores)) / len(worker.cores)
         for one in logs[worker.instance].between(span.start_s, span.end_s):
             crowd = min(1.0, sum(_busy(one, logs[each.instance]) for each in beside) * weight)
-            took += one.iteration.seconds
+            kind = 0 if one.iteration.tokens else 1
+            took[kind] += one.iteration.seconds
             met = [(_busy(one, logs[each.instance]), each.role is not worker.role) for each in turns]
             pace = _pace(profile, one, met)
             slower = 1.0 + (_slowdowns(profile, one).crowded - 1.0) * crowd
-            expected += _alone_s(profile, one) * slower / pace / (1.0 - taken)
-    return took / expected if expected else 1.0
+            expected[kind] += _alone_s(profile, one) * slower / pace / (1.0 - taken)
+    known = [one / other if other else None for one, other in zip(took, expected, strict=True)]
+    prompts, decodes = known
+    usual = prompts or decodes or 1.0
+    return Slowness(prompts or usual, decodes or usual)
 
 
 def _alone_s(profile: HostProfile, one: Ran) -> float:

@@ -17,7 +17,7 @@ from twofold.errors import ConfigurationError
 from twofold.fidelity.journals import WorkerLog, read_workers
 from twofold.fidelity.measure import load_config
 from twofold.fidelity.service import Twin, clients_beside
-from twofold.fidelity.speed import Span, slowness
+from twofold.fidelity.speed import Slowness, Span, slowness
 from twofold.reporting.summary import Distribution, Summary, summarise
 from twofold.request import Request
 from twofold.slo import Slo
@@ -81,7 +81,7 @@ ATTAINMENT = "SLO attainment"
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """One load on one design in both worlds.
 
-    `slowness` is, for each replay, how many times longer everything took meanwhile than it was calibrated (see
+    `slowness` is, for each replay, how many times longer iterations took meanwhile than they were calibrated (see
     `twofold.fidelity.speed`). `simulated` goes by it, replay by replay, because near its limits a service slows
     down by far more than its host; `calibrated` does not know it.
     """
@@ -90,7 +90,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     rate: float
     requests: int
     slo: Slo
-    slowness: tuple[float, ...]
+    slowness: tuple[Slowness, ...]
     calibrated: Summary
     simulated: tuple[Summary, ...]
     live: tuple[Summary, ...]

@@ -71,10 +71,14 @@ class HostProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     source: str
     date: str
 
-    def slower(self, factor: float) -> "HostProfile":
-        """The same host while everything that it computes takes that many times longer."""
-        front = {name: getattr(self.front, name) * factor for name in self.front.__struct_fields__}
-        return msgspec.structs.replace(self, engine=self.engine.slower(factor), front=FrontTimes(**front))
+    def slower(self, prompts: float, decodes: float) -> "HostProfile":
+        """The same host while iterations with prompts, and those of decodes alone, take that many times longer.
+
+        The gateway computes, as prompts do.
+        """
+        front = {name: getattr(self.front, name) * prompts for name in self.front.__struct_fields__}
+        engine = self.engine.slower(prompts, decodes)
+        return msgspec.structs.replace(self, engine=engine, front=FrontTimes(**front))
 
     def extend(self, catalog: Catalog) -> Catalog:
         """The catalog with this host and its model in it."""

@@ -10,6 +10,8 @@ C the KV tokens that its decodes read:
   for three. No slope is below 0, so no larger batch is faster.
 - q is attention within prompts, c attention of decodes over what they read, s what a decode costs besides.
 - One formula serves prefill, decode and mixed iterations alike, as one code runs them.
+- Computing and reading memory have speeds of their own on a host that others share: `decode_factor` is how many times
+  longer iterations without prompts take than the formula says.
 - A worker that ran nothing for a while takes `cold_s` longer for its next iteration: a core that slept, and caches that
   others filled meanwhile.
 """
@@ -38,6 +40,7 @@ class PackedTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     sequence_s: float
     context_s: float
     cold_s: float = 0.0
+    decode_factor: float = 1.0
     prefill_error: float | None = None
     decode_error: float | None = None
     mixed_error: float | None = None
@@ -48,10 +51,11 @@ class PackedTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         packed = spread(tokens + sequences)
         linear_s = sum(slope * part for slope, part in zip(self.token_s, packed, strict=True))
         attention_s = self.square_s * squares + self.context_s * context
-        return self.base_s + linear_s + attention_s + self.sequence_s * sequences
+        seconds = self.base_s + linear_s + attention_s + self.sequence_s * sequences
+        return seconds if tokens else seconds * self.decode_factor
 
-    def slower(self, factor: float) -> "PackedTimes":
-        """All times that many times longer."""
+    def slower(self, factor: float, decodes: float | None = None) -> "PackedTimes":
+        """All times that many times longer; with `decodes` those of iterations without prompts that many times."""
         return msgspec.structs.replace(
             self,
             base_s=self.base_s * factor,
@@ -60,6 +64,7 @@ class PackedTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             sequence_s=self.sequence_s * factor,
             context_s=self.context_s * factor,
             cold_s=self.cold_s * factor,
+            decode_factor=self.decode_factor * (1.0 if decodes is None else decodes / factor),
         )
 
 
@@ -85,7 +90,8 @@ class PackedModel(PerformanceModel):
         return self.times.seconds(tokens, squares, 0, 0)
 
     def decode_cost(self, sequences: int) -> DecodeCost:
-        return DecodeCost(self.times.seconds(0, 0, sequences, 0), self.times.context_s)
+        times = self.times
+        return DecodeCost(times.seconds(0, 0, sequences, 0), times.context_s * times.decode_factor)
 
     def mixed_s(self, tokens: int, squares: int, sequences: int, context: int) -> float:
         return self.times.seconds(tokens, squares, sequences, context)

@@ -104,6 +104,8 @@ def test_a_device_that_is_not_there(model):
         ("--handoff", "slow"),
         ("--dtype", "int3"),
         ("--kv-cache-memory-bytes", "much"),
+        ("--max-num-batched-tokens", "0"),
+        ("--max-num-batched-tokens", "some"),
         ("--port", "70000"),
         ("--max-body-bytes", "much"),
         ("--api-key", "two words"),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from twofold.cli.simulate_spec import parse_failure, read_spec
+from twofold.cli.simulate_spec import parse_failure, parse_token_budget, read_spec
 from twofold.errors import ConfigurationError
 from twofold.hardware.catalog import load_catalog
 from twofold.instance import Role
@@ -84,3 +84,11 @@ def test_failures_beyond_all_time(text):
     """A clock of picoseconds does not reach there."""
     with pytest.raises(ConfigurationError, match="not understood"):
         parse_failure(text)
+
+
+def test_a_token_budget_is_a_number_or_follows_from_the_machines():
+    """Whatever else is written is one sentence."""
+    assert (parse_token_budget("512"), parse_token_budget("saturating")) == (512, "saturating")
+    for text in ("", "0", "-1", "1e3", "auto", "²"):
+        with pytest.raises(ConfigurationError, match="write a number, or saturating"):
+            parse_token_budget(text)

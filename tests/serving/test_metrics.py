@@ -78,6 +78,19 @@ def test_an_instance(metrics, value):
     assert value("instance_state", instance="d", state="lost") == 1
 
 
+def test_swapping(metrics, value):
+    """What is out now, and how often and how much went, over all lives of an instance."""
+    for moved in (10, 30):
+        status = InstanceStatus(0, 3, 0, 0, 0, 10, 4, 0, 2, moved // 10, 100, 90, moved)
+        metrics.instances.status("d", status)
+    assert value("num_requests", instance="d", state="swapped") == 2
+    assert [value("swap_blocks", instance="d", state=state) for state in ("total", "free")] == [100, 90]
+    assert (value("swaps_total", instance="d"), value("swap_blocks_moved_total", instance="d")) == (3, 30)
+    metrics.instances.remove("d")
+    metrics.instances.status("d", status)
+    assert value("swap_blocks_moved_total", instance="d") == 60
+
+
 def test_roles(metrics, value):
     """One role at a time; a change is counted, staying is not."""
     for role in (Role.PREFILL, Role.PREFILL, Role.MIXED):

@@ -17,6 +17,7 @@ from twofold.kvcache.leases import LeaseBook
 from twofold.request import Request
 from twofold.scheduling.batchers import BATCHERS
 from twofold.scheduling.cluster import ClusterScheduler
+from twofold.scheduling.growth import Growth
 from twofold.scheduling.handoffs import FixedHandoff
 from twofold.scheduling.instance import InstanceScheduler
 from twofold.scheduling.routers import ROUTERS
@@ -44,12 +45,24 @@ class VirtualRun:
                 self.decisions += 1
 
     def on_instance(
-        self, name, *, batcher, token_budget, max_num_seqs, num_blocks, block_size, epoch, lease_s, **_
+        self,
+        name,
+        *,
+        batcher,
+        token_budget,
+        max_num_seqs,
+        num_blocks,
+        block_size,
+        epoch,
+        lease_s,
+        swap_blocks,
+        **_,
     ):
         blocks = BlockManager(num_blocks, block_size)
         leases = LeaseBook(blocks, name, epoch, lease_s)
         made = BATCHERS[batcher](token_budget, max_num_seqs)
-        self.instances[name] = InstanceScheduler(made, blocks, leases, max_num_seqs)
+        growth = Growth(blocks, BlockManager(swap_blocks, block_size)) if swap_blocks else None
+        self.instances[name] = InstanceScheduler(made, blocks, leases, max_num_seqs, growth=growth)
 
     def on_add_instance(self, _, instance_id, role, capacity_tokens):
         self.cluster.add_instance(instance_id, Role(role), capacity_tokens)
@@ -73,7 +86,10 @@ class VirtualRun:
         self.instances[name].reserve(request, placement.route.prefill)
 
     def on_next_batch(self, name):
-        self.batches[name] = self.instances[name].next_batch(self.clock)
+        instance = self.instances[name]
+        self.batches[name] = instance.next_batch(self.clock)
+        if instance.growth is not None:
+            instance.growth.take_copies()
         return self.batches[name]
 
     def on_complete(self, name, stopped):
@@ -136,4 +152,19 @@ def test_a_simulation_with_recorded_times_takes_the_live_decisions(flags, tiny_m
     assert len(virtual.placements) == 80
     # 60 answers of 16 tokens, 20 at once: 48 iterations at the least, each begun and completed.
     assert virtual.decisions >= 80 + 2 * 48
+    assert all(instance.status().idle for instance in virtual.instances.values())
+
+
+def test_swaps_are_decided_alike_in_both_worlds(tiny_model_dir, tmp_path):
+    """Who is swapped out, when, and to which blocks: a live run with too little memory is reproduced as well."""
+    draw = random.Random(5)
+    prompts = [[draw.randint(10, 500) for _ in range(draw.randint(10, 100))] for _ in range(14)]
+    tight = ("--max-model-len", "512", "--kv-cache-memory-bytes", "1536KiB", "--swap-space", "16MiB")
+    flags = (*ENGINE, *SPLIT, *tight, "--max-num-seqs", "16", "--journal", str(tmp_path))
+    with served(tiny_model_dir("llama"), flags) as url:
+        asyncio.run(complete_all(url, prompts, at_once=14, max_tokens=300, ignore_eos=True))
+    journals = {path.stem: read_journal(path) for path in sorted(tmp_path.glob("*.jsonl"))}
+    virtual = VirtualRun()
+    virtual.run(journals)
+    assert virtual.instances["decode-0"].status().swaps > 0
     assert all(instance.status().idle for instance in virtual.instances.values())

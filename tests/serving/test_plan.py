@@ -5,6 +5,7 @@ import pytest
 from twofold.engine.base import KvLayout, LayerShape
 from twofold.errors import ConfigurationError
 from twofold.instance import Role
+from twofold.serving.config import AUTO
 from twofold.serving.memory_plan import plan_memory
 from twofold.serving.plan import plan_workers
 
@@ -58,3 +59,17 @@ def test_too_little_memory_is_said_with_what_would_do():
         plan_memory(LAYOUT, kv_cache_bytes=10**5, max_model_len=1000, workers=1, available_bytes=10**9)
     with pytest.raises(ConfigurationError, match="this machine has"):
         plan_memory(LAYOUT, kv_cache_bytes=10**8, max_model_len=1000, workers=11, available_bytes=10**9)
+
+
+def test_a_measured_budget_is_for_those_that_take_whole_prompts():
+    """Others keep their own, and a service that has no such worker is refused."""
+    workers = plan(token_budget=AUTO)
+    assert [(w.batcher, w.token_budget, w.measures_budget) for w in workers] == [
+        ("prefill", 2048, True),
+        ("decode", 2048, False),
+    ]
+    (alone,) = plan(prefill=0, decode=0, colocated=1, chunked_prefill=False, token_budget=AUTO)
+    assert alone.measures_budget
+    for flags in ({"prefill": 0, "decode": 0, "colocated": 1}, {"roles_move": True}):
+        with pytest.raises(ConfigurationError, match="auto is for workers that take whole prompts"):
+            plan(token_budget=AUTO, **flags)

@@ -7,11 +7,13 @@ from support.toy import CATALOG
 from twofold.errors import ConfigurationError, WorkloadError
 from twofold.instance import Role
 from twofold.performance.registry import performance_model
+from twofold.performance.saturation import saturating_tokens
 from twofold.performance.transfer import TransferModel, default_sync_s
 from twofold.request import Request
+from twofold.simulation.build import kinds_of
 from twofold.simulation.observer import QuietObserver
 from twofold.simulation.simulate import simulate
-from twofold.simulation.spec import ClusterSpec, Failure, PoolSpec
+from twofold.simulation.spec import SATURATING, ClusterSpec, Failure, PoolSpec
 from twofold.timeline import Moment
 from twofold.workload.named import workload
 
@@ -139,6 +141,7 @@ def test_a_run_can_be_ended_early():
         ({"handoff": "pigeon"}, "there is no hand-off 'pigeon'"),
         ({"rules": "none"}, "there are no rules 'none'"),
         ({"token_budget": 0}, "token budget"),
+        ({"token_budget": "saturating"}, "for the batchers prefill, mixed"),
         ({"link_bytes_per_s": 0.0}, "carries nothing"),
         ({"pools": SPLIT.pools[:1]}, "both phases"),
         ({"performance": "crystal-ball"}, "crystal-ball"),
@@ -161,6 +164,27 @@ def test_a_cluster_that_cannot_be_is_refused_in_one_sentence(change, says):
     with pytest.raises(ConfigurationError, match=says) as refused:
         simulate(spec, [one(10, 2)], catalog=CATALOG)
     assert "\n" not in str(refused.value)
+
+
+def test_a_saturating_budget_is_that_of_each_pools_own_machines():
+    """The same run as with the number, and another for a slower machine; decodes keep their default."""
+    spec = msgspec.structs.replace(SPLIT, router="jsq", token_budget=SATURATING)
+    fast, decode = kinds_of(spec, CATALOG)
+    fits = model()
+    tokens = saturating_tokens(lambda n: fits.prefill_s(n, n * n), CATALOG.model("llama2-70b").max_context)
+    assert (fast.token_budget, decode.token_budget) == (tokens, 2048)
+    requests = [one(100 + 40 * i, 5, 0.001 * i, str(i)) for i in range(40)]
+    number = msgspec.structs.replace(spec, token_budget=tokens)
+    assert moments(spec, requests) == moments(number, requests)
+    slow = msgspec.structs.replace(spec.pools[0], machine="dgx-a100")
+    assert (
+        kinds_of(msgspec.structs.replace(spec, pools=(slow, *spec.pools[1:])), CATALOG)[0].token_budget
+        != tokens
+    )
+
+
+def moments(spec, requests):
+    return {timeline.request.id: timeline.moments for timeline in timelines(spec, requests)[1]}
 
 
 def test_an_empty_workload_and_times_out_of_order_are_refused():

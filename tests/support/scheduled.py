@@ -6,6 +6,7 @@ from twofold.kvcache.leases import LeaseBook
 from twofold.request import Request
 from twofold.scheduling.batcher import Batcher
 from twofold.scheduling.batchers import BATCHERS
+from twofold.scheduling.growth import Growth
 from twofold.scheduling.instance import InstanceScheduler, Outcome
 from twofold.scheduling.memory import WHOLE, MemoryRule
 
@@ -20,11 +21,14 @@ def scheduler(
     budget: int = 2048,
     memory: MemoryRule = WHOLE,
     accounts: type[BlockAccounts] = BlockManager,
+    swap_blocks: int = 0,
+    step_tokens: int = 4,
 ) -> InstanceScheduler:
     blocks = accounts(num_blocks, block_size)
     leases = LeaseBook(blocks, "instance", EPOCH, lease_s=10.0)
     made = BATCHERS[batcher](budget, max_seqs) if isinstance(batcher, str) else batcher
-    return InstanceScheduler(made, blocks, leases, max_seqs, memory)
+    growth = Growth(blocks, accounts(swap_blocks, block_size), step_tokens) if swap_blocks else None
+    return InstanceScheduler(made, blocks, leases, max_seqs, memory, growth)
 
 
 def request(name: str, prompt: int = 10, output: int = 3, arrival_s: float = 0.0) -> Request:

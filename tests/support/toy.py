@@ -6,12 +6,14 @@ from twofold.hardware.catalog import load_catalog
 from twofold.instance import Role
 from twofold.performance.base import DecodeCost, ModelError, PerformanceModel
 from twofold.request import Request
-from twofold.scheduling.batchers import BATCHERS
+from twofold.scheduling.batchers import BATCHERS, GROWING
 from twofold.simulation.build import Kind, build
+from twofold.simulation.kernel import ps
 from twofold.simulation.observer import QuietObserver
 from twofold.simulation.rules import rules
 from twofold.simulation.spec import ClusterSpec, Failure, PoolSpec
 from twofold.simulation.statistics import Sampler, Statistics
+from twofold.simulation.swap_space import SwapSpace
 from twofold.simulation.timing import Timing
 from twofold.slo import Slo
 
@@ -65,7 +67,9 @@ class ToyRun:
     def __init__(self, spec, requests, *, model, capacity=400, max_run=1 << 60, batchers=None, slo=None):
         how = rules(spec.rules)
         batchers = batchers or {}
-        timing = Timing(model)
+        # A byte a token, and a millisecond for each block that is swapped.
+        space = (spec.swap_space_bytes or 0) // spec.block_size
+        timing = Timing(model, ps(1e-3))
         kinds = [
             Kind(
                 pool=pool,
@@ -75,6 +79,8 @@ class ToyRun:
                 model=model,
                 timing=timing,
                 capacity_tokens=capacity // spec.block_size * spec.block_size,
+                token_budget=spec.token_budget,
+                swap=SwapSpace(0 if pool.role is Role.PREFILL else space, spec.block_size, 1e-3),
             )
             for pool in spec.pools
         ]
@@ -101,18 +107,20 @@ class ToyRun:
                        statistics.slo_met, statistics.handoffs, len(self.cluster.lives)),
             "instances": {name: (i.busy, i.energy, i.iterations, i.sequence_time, i.scheduler.preemptions)
                           for name, i in self.cluster.instances.items()},
+            "swaps": {name: (g.swaps, g.blocks_copied) for name, i in self.cluster.instances.items()
+                      if (g := i.scheduler.growth) is not None},
         }  # fmt: skip
 
 
 @st.composite
-def workloads(draw, most=30):
+def workloads(draw, most=30, outputs=(1, 2, 3, 7, 20, 45)):
     """Requests in order; arrivals tie now and then, and some do not fit anywhere."""
     gaps = draw(st.lists(st.sampled_from([0, 0, 1, 2, 5, 13, 40, 200]), min_size=1, max_size=most))
     requests, at = [], 0
     for number, gap in enumerate(gaps):
         at += gap
         prompt = draw(st.sampled_from([1, 3, 17, 40, 64, 65, 130, 350]))
-        output = draw(st.sampled_from([1, 2, 3, 7, 20, 45]))
+        output = draw(st.sampled_from(outputs))
         requests.append(
             Request(id=str(number), arrival_s=at / 1e3, prompt_tokens=prompt, output_tokens=output)
         )
@@ -124,14 +132,16 @@ def pools(*shape):
 
 
 @st.composite
-def clusters(draw):
-    """Any mixture of roles, routers, batchers, hand-offs, links and failures that fits together."""
+def clusters(draw, swapping=False):
+    """Any mixture of roles, routers, batchers, hand-offs, links and failures that fits together.
+
+    Those that are `swapping` let decodes take memory as they go, which rules out some.
+    """
     split = draw(st.booleans())
-    rule = draw(st.sampled_from(["twofold", "twofold", "splitwise-sim"]))
+    rule = "twofold" if swapping else draw(st.sampled_from(["twofold", "twofold", "splitwise-sim"]))
     if split:
-        router = draw(
-            st.sampled_from(["splitwise", "splitwise-sim", "jsq", "jsq-requests", "round-robin", "random"])
-        )
+        routers = ["jsq", "jsq-requests", "round-robin", "random"]
+        router = draw(st.sampled_from(routers if swapping else ["splitwise", "splitwise-sim", *routers]))
         shape = [(draw(st.integers(1, 3)), Role.PREFILL), (draw(st.integers(1, 3)), Role.DECODE)]
         if draw(st.booleans()) and router == "splitwise":
             shape.append((1, Role.MIXED))
@@ -143,7 +153,8 @@ def clusters(draw):
     else:
         router = draw(st.sampled_from(["jsq", "jsq-pending", "jsq-requests", "round-robin", "random"]))
         shape = [(draw(st.integers(1, 3)), Role.MIXED)]
-        batchers = {Role.MIXED: draw(st.sampled_from(sorted(set(BATCHERS) - {"prefill", "decode"})))}
+        known = GROWING if swapping else BATCHERS
+        batchers = {Role.MIXED: draw(st.sampled_from(sorted(set(known) - {"prefill", "decode"})))}
     failures = ()
     if draw(st.integers(0, 3)) == 0:
         number, role = shape[0]
@@ -154,13 +165,14 @@ def clusters(draw):
         pools=pools(*shape),
         model="llama2-70b",
         router=router,
-        handoff=draw(st.sampled_from(["serialized", "layer-wise", "by-size"])),
+        handoff=draw(st.sampled_from(["serialized", "layer-wise", "by-size", "pull"])),
         token_budget=draw(st.sampled_from([64, 100])),
         max_seqs=draw(st.sampled_from([3, 8, 64])),
         block_size=draw(st.sampled_from([1, 16])),
         contention=draw(st.booleans()),
         link_bytes_per_s=draw(st.sampled_from([1e8, 1e10, 4e11])),
         rules=rule,
+        swap_space_bytes=draw(st.sampled_from([600, 2000, 10_000])) if swapping else None,
         failures=failures,
     )
     model = ToyModel(

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from support.kv_contents import KvContents
 from twofold.batch import Batch
 from twofold.handoff import HandoffMode, Lease
 from twofold.instance import Role
@@ -17,8 +18,9 @@ from twofold.kvcache.accounts import BlockAccounts
 from twofold.kvcache.blocks import BlockManager
 from twofold.kvcache.leases import LeaseBook
 from twofold.request import FinishReason, Phase, Request
-from twofold.scheduling.batchers import BATCHERS
+from twofold.scheduling.batchers import BATCHERS, GROWING
 from twofold.scheduling.cluster import ClusterScheduler
+from twofold.scheduling.growth import Growth
 from twofold.scheduling.handoffs import FixedHandoff
 from twofold.scheduling.instance import InstanceScheduler, Outcome, StartedIteration
 from twofold.scheduling.memory import WHOLE, MemoryRule
@@ -63,16 +65,24 @@ class VirtualCluster:
         memory: MemoryRule = WHOLE,
         capacity_tokens: int | None = None,
         runs: bool = False,
+        swap_blocks: int = 0,
+        step_tokens: int = 3,
+        mode: HandoffMode = HandoffMode.LAYER_WISE,
     ) -> None:
-        self.cluster = ClusterScheduler(router, FixedHandoff(HandoffMode.LAYER_WISE), memory)
+        self.cluster = ClusterScheduler(router, FixedHandoff(mode), memory)
         self.moves: list[tuple[str, Role]] = []
         self.cluster.on_move = lambda name, role: self.moves.append((name, role))
         self.instances: dict[str, InstanceScheduler] = {}
+        self.contents: dict[str, KvContents] = {}
         for name, role, batcher in instances:
             blocks = accounts(num_blocks, block_size)
             leases = LeaseBook(blocks, name, EPOCH, lease_s=1e9)
             made = BATCHERS[batcher](budget, max_seqs)
-            self.instances[name] = InstanceScheduler(made, blocks, leases, max_seqs, memory)
+            growth = None
+            if swap_blocks and batcher in GROWING:
+                growth = Growth(blocks, accounts(swap_blocks, block_size), step_tokens)
+            self.instances[name] = InstanceScheduler(made, blocks, leases, max_seqs, memory, growth)
+            self.contents[name] = KvContents(self.instances[name])
             self.cluster.add_instance(name, role, capacity_tokens)
             load = self.cluster.pools.get(name)
             assert load is not None
@@ -89,7 +99,7 @@ class VirtualCluster:
         self._order = (ARRIVAL, 0)
         self._running: dict[str, Run] = {}
         self._requests: dict[str, Request] = {}
-        self._reserves_at_arrival = isinstance(router, FixedRoles)
+        self._reserves_at_arrival = isinstance(router, FixedRoles) and mode is not HandoffMode.PULL
         self._decode_of: dict[str, str] = {}  # of requests whose room is still to be reserved
         self._leases: dict[str, Lease] = {}
         self._prefilled: set[str] = set()
@@ -133,6 +143,7 @@ class VirtualCluster:
 
     def _keep(self, leases: list[Lease]) -> None:
         for lease in leases:
+            self.contents[lease.instance].leased(lease.request_id, lease.blocks)
             self._leases[lease.request_id] = lease
             self._maybe_send(lease.request_id)
 
@@ -146,6 +157,7 @@ class VirtualCluster:
 
     def _landed(self, request_id: str) -> None:
         lease = self._leases[request_id]
+        self.contents[lease.instance].leased(request_id, lease.blocks)  # the last that is written under it
         self.instances[lease.source].handed_off(request_id)
         self.cluster.handed_off(request_id)
         decode = self.instances[lease.instance]
@@ -197,15 +209,25 @@ class VirtualCluster:
         if self._runs:
             iteration = instance.start(self.now)
             if iteration is None:
+                assert instance.growth is None or not instance.growth.copies, "copies without a batch"
                 return
+            if instance.growth is not None:
+                copies = instance.growth.take_copies()
+                assert iteration.limit == 1 or not copies
             each_s = self._batch_s(iteration.prefill_tokens, iteration.decode_sequences)
             prefills = iteration.prefills
             run = Run(self.now, each_s, iteration.limit, iteration=iteration)
         else:
             batch = instance.next_batch(self.now)
             if batch is None:
+                assert instance.growth is None or not instance.growth.copies, "copies without a batch"
                 return
             assert batch.items, "an empty batch"
+            if self.contents[name].known:
+                copies = [] if instance.growth is None else instance.growth.take_copies()
+                self.contents[name].begins(batch, copies)
+            elif instance.growth is not None:
+                instance.growth.take_copies()
             each_s = self._batch_s(batch.prefill_tokens, batch.decode_sequences)
             prefills = [item for item in batch.items if item.phase is Phase.PREFILL]
             run = Run(self.now, each_s, 1, batch=batch)
@@ -213,6 +235,8 @@ class VirtualCluster:
         self._expect(name, run)
         for item in prefills:
             self._reserve(item.request_id, name)
+        if instance.growth is not None:
+            self._keep(instance.grant(self.now))
 
     def _expect(self, name: str, run: Run) -> None:
         run.version += 1
@@ -233,6 +257,8 @@ class VirtualCluster:
             return
         del self._running[name]
         instance = self.instances[name]
+        if run.batch is not None and self.contents[name].known:
+            self.contents[name].ends(run.batch, self.ended)
         outcomes = instance.advance(run.count) if run.batch is None else instance.complete(run.batch)
         for outcome in outcomes:
             self._account(outcome)

@@ -1,7 +1,7 @@
 """`twofold serve`: a model behind the OpenAI API, split into two phases or colocated."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -25,6 +25,10 @@ _TRANSPORT = "What moves KV: shared_memory, nixl, curve (shared_memory; curve wi
 _LISTEN = "Take workers from other hosts at this address of ours, as in tcp://10.0.0.1:7600."
 _KEY = "File of the key that they need, as `twofold keygen` writes it."
 _ENGINES = "torch, or emulated: takes its times from a performance model of the machines in --cluster."
+_BUDGET = (
+    "Tokens in an iteration; auto: as many prompt tokens as keep it busy (2048; 512 with chunked prefill)."
+)
+_SWAP = "Host memory of a decoding worker to swap to, as in 4GiB: outputs then take KV cache as they grow."
 _TOKENIZER = "Directory of the tokenizer (the model's); an emulated model has none of its own."
 
 _SIZE_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
@@ -83,6 +87,7 @@ def serve(
         str | None,
         typer.Option(help="KV cache of each worker, as in 500M (1GiB).", rich_help_panel=_ENGINE),
     ] = None,
+    swap_space: Annotated[str | None, typer.Option(help=_SWAP, rich_help_panel=_ENGINE)] = None,
     max_model_len: Annotated[
         int | None,
         typer.Option(min=2, help="Longest prompt plus output (the model's).", rich_help_panel=_ENGINE),
@@ -92,10 +97,7 @@ def serve(
         typer.Option(min=1, help="Sequences in an iteration at most (64).", rich_help_panel=_ENGINE),
     ] = None,
     max_num_batched_tokens: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Tokens in an iteration (2048; 512 with chunked prefill).", rich_help_panel=_ENGINE
-        ),
+        str | None, typer.Option(metavar="TOKENS", help=_BUDGET, rich_help_panel=_ENGINE)
     ] = None,
     enable_chunked_prefill: Annotated[
         bool | None,
@@ -196,9 +198,12 @@ def serve(
         device=device,
         block_size=block_size,
         kv_cache_memory_bytes=size,
+        swap_space=None if swap_space is None else parse_size(swap_space, "--swap-space"),
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
+        max_num_batched_tokens=None
+        if max_num_batched_tokens is None
+        else parse_budget(max_num_batched_tokens),
         enable_chunked_prefill=enable_chunked_prefill,
         tokenizer=tokenizer,
         vocab_size=vocab_size,
@@ -230,6 +235,15 @@ def serve(
         port=port,
         allow_anonymous=allow_anonymous,
     )
+
+
+def parse_budget(text: str) -> int | Literal["auto"]:
+    """Tokens, or `auto`; raises ConfigurationError on anything else."""
+    if text == "auto":
+        return "auto"
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text)):
+        raise ConfigurationError(f"--max-num-batched-tokens {text!r} is not a number of tokens, nor auto")
+    return int(text)
 
 
 def parse_size(text: str, flag: str = "--kv-cache-memory-bytes") -> int:

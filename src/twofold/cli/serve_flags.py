@@ -12,7 +12,7 @@ from twofold.scheduling.breaker import LONGEST_S
 from twofold.scheduling.handoffs import HANDOFF_POLICIES
 from twofold.scheduling.routers import FIXED_ROLE_ROUTERS, LIVE_ROUTERS
 from twofold.serving.cluster_plan import plan_cluster
-from twofold.serving.config import EngineConfig, ServiceConfig, WorkerConfig
+from twofold.serving.config import EngineConfig, ServiceConfig, TokenBudget, WorkerConfig
 from twofold.serving.gateway.tokenizer import load_tokenizer
 from twofold.serving.model_source import find_model
 from twofold.serving.plan import join_terms, plan_workers
@@ -48,9 +48,10 @@ class Flags:
     device: str | None = None
     block_size: int | None = None
     kv_cache_memory_bytes: int | None = None
+    swap_space: int | None = None
     max_model_len: int | None = None
     max_num_seqs: int | None = None
-    max_num_batched_tokens: int | None = None
+    max_num_batched_tokens: TokenBudget | None = None
     enable_chunked_prefill: bool | None = None
     tokenizer: Path | None = None
     vocab_size: int | None = None
@@ -85,6 +86,9 @@ def _from_flags(flags: Flags) -> ServiceConfig:
     router, handoff = flags.router or "jsq", flags.handoff or "layer-wise"
     _check_choice("--router", router, LIVE_ROUTERS)
     _check_choice("--handoff", handoff, tuple(HANDOFF_POLICIES))
+    if router not in FIXED_ROLE_ROUTERS:
+        why = f"is for workers that keep their roles: it excludes --router {router}"
+        _refuse("--swap-space", flags.swap_space, why)
     default = 0 if flags.colocated else 1
     network, colocated = _network(flags), flags.colocated or 0
     kinds = {
@@ -102,7 +106,7 @@ def _from_flags(flags: Flags) -> ServiceConfig:
     )
     terms = join_terms(colocated=colocated > 0, token_budget=flags.max_num_batched_tokens, **kinds)
     return ServiceConfig(
-        engine=_torch_engine(flags, flags.block_size or 16, flags.max_num_seqs or 64),
+        engine=_torch_engine(flags, flags.block_size or 16, flags.max_num_seqs or 64, flags.swap_space),
         workers=workers,
         run_dir="",
         router=router,
@@ -144,7 +148,7 @@ def _from_cluster(flags: Flags, file: Path) -> ServiceConfig:
     return ServiceConfig(
         engine=_emulated_engine(flags, spec)
         if flags.emulated
-        else _torch_engine(flags, spec.block_size, spec.max_seqs),
+        else _torch_engine(flags, spec.block_size, spec.max_seqs, spec.swap_space_bytes),
         workers=workers,
         run_dir="",
         router=spec.router,
@@ -159,7 +163,7 @@ def _from_cluster(flags: Flags, file: Path) -> ServiceConfig:
     )
 
 
-def _torch_engine(flags: Flags, block_size: int, max_num_seqs: int) -> EngineConfig:
+def _torch_engine(flags: Flags, block_size: int, max_num_seqs: int, swap_bytes: int | None) -> EngineConfig:
     dtype = flags.dtype or "auto"
     _check_choice("--dtype", dtype, DTYPES)
     if flags.model is None:
@@ -171,6 +175,7 @@ def _torch_engine(flags: Flags, block_size: int, max_num_seqs: int) -> EngineCon
         device=flags.device or "cpu",
         block_size=block_size,
         kv_cache_bytes=flags.kv_cache_memory_bytes,
+        swap_bytes=swap_bytes,
         max_model_len=flags.max_model_len,
         max_num_seqs=max_num_seqs,
     )
@@ -248,6 +253,7 @@ def _refuse_contradictions(
         ("--block-size", flags.block_size, spec.block_size),
         ("--max-num-seqs", flags.max_num_seqs, spec.max_seqs),
         ("--max-num-batched-tokens", flags.max_num_batched_tokens, spec.token_budget),
+        ("--swap-space", flags.swap_space, spec.swap_space_bytes),
     ):
         if given is not None and given != said:
             raise ConfigurationError(

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from twofold.cli.serve import parse_size
 from twofold.errors import ConfigurationError
 from twofold.slo import parse_slo
 
@@ -25,6 +26,8 @@ _PERFORMANCE = (
     "Performance model: auto, fitted, roofline, …; fitted if not given, which knows measured pairs only."
 )
 _CONTENTION = "Whether transfers share the link, or each has the whole of it."
+_BUDGET = "Prompt tokens of an iteration, or saturating: as many as keep an instance busy; 2048 if not given."
+_SWAP = "Host memory of an instance to swap to, as in 512GB: outputs then take KV memory as they grow."
 _RULES = "twofold, or splitwise-sim for the rules of that simulator where they differ."
 _PROFILE = "A host that `twofold calibrate live` measured: pools of machine `host` are workers on its cores."
 _FAIL = "An instance that ends, and starts again: decode-0@30+60 ends at 30 s and is back 60 s later."
@@ -66,15 +69,14 @@ def simulate(
     handoff: Annotated[
         str | None, typer.Option(help="serialized, layer-wise or by-size; by-size if not given.")
     ] = None,
-    token_budget: Annotated[
-        int | None, typer.Option(min=1, help="Prompt tokens of an iteration; 2048 if not given.")
-    ] = None,
+    token_budget: Annotated[str | None, typer.Option(metavar="TOKENS", help=_BUDGET)] = None,
     max_seqs: Annotated[
         int | None, typer.Option(min=1, help="Sequences of an iteration; 512 if not given.")
     ] = None,
     block_size: Annotated[
         int | None, typer.Option(min=1, help="Tokens of a KV block; 16 if not given.")
     ] = None,
+    swap_space: Annotated[str | None, typer.Option(help=_SWAP)] = None,
     kv_bytes_per_token: Annotated[
         int | None, typer.Option(min=1, help="KV cache of a token in bytes; the model's own if not given.")
     ] = None,
@@ -121,9 +123,10 @@ def simulate(
         performance=performance,
         router=router,
         handoff=handoff,
-        token_budget=token_budget,
+        token_budget=None if token_budget is None else simulate_spec.parse_token_budget(token_budget),
         max_seqs=max_seqs,
         block_size=block_size,
+        swap_space_bytes=None if swap_space is None else parse_size(swap_space, "--swap-space"),
         kv_bytes_per_token=kv_bytes_per_token,
         link_gb_per_s=link_gb_per_s,
         contention=contention,

@@ -16,7 +16,7 @@ from twofold.simulation.cluster_file import (
     load_cluster,
     parse_cluster,
 )
-from twofold.simulation.spec import ClusterSpec, Failure
+from twofold.simulation.spec import SATURATING, ClusterSpec, Failure
 
 _FAILURE = re.compile(r"(?P<instance>[^@]+)@(?P<at>[^+]+)(?:\+(?P<away>.+))?")
 
@@ -69,6 +69,15 @@ def parse_failure(text: str) -> Failure:
             f"--fail {text} is not understood: write decode-0@30 for an end at 30 s, or decode-0@30+60"
         )
     return Failure(instance=found["instance"], at_s=at_s, back_s=None if away_s is None else at_s + away_s)
+
+
+def parse_token_budget(text: str) -> int | str:
+    """Read a number of tokens, or `saturating`; raises ConfigurationError on anything else."""
+    if text == SATURATING:
+        return text
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text)):
+        raise ConfigurationError(f"--token-budget {text} is not understood: write a number, or {SATURATING}")
+    return int(text)
 
 
 def _seconds(text: str) -> float | None:

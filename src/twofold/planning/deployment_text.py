@@ -20,6 +20,7 @@ _COMMENTS = {
     "max_seqs": "sequences of an iteration, at most",
     "block_size": "tokens of a KV block",
     "memory_utilization": "share of accelerator memory for weights and KV cache",
+    "swap_space_bytes": "host memory of an instance to swap to; outputs then take KV memory as they grow",
     "performance": "performance model that the expectation rests on, and whose time an emulated service takes",
     "contention": "whether transfers shared the link in the simulation",
     "rules": "of the simulation",

@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 from mypy_extensions import mypyc_attr
 
 from twofold.kvcache.accounts import BlockAccounts
+from twofold.scheduling.growth import Growth
 from twofold.scheduling.iteration import StartedIteration
 from twofold.scheduling.line import Line
 from twofold.scheduling.queues import Queues
@@ -16,18 +17,25 @@ class Room:
     """What is left for sequences that want more: blocks of the cache, and seats in the running set.
 
     While a lease is waited for here (`leases_first`), prompts that will be handed off do not start. Two instances
-    that prefill for each other could otherwise fill up with KV caches that each wants to send to the other.
+    that prefill for each other could otherwise fill up with KV caches that each wants to send to the other. Where
+    memory grows, `growth` has a say in who begins.
     """
 
-    __slots__ = ("blocks", "free_blocks", "free_seats", "leases_first")
+    __slots__ = ("blocks", "free_blocks", "free_seats", "growth", "leases_first")
 
     def __init__(
-        self, blocks: BlockAccounts, free_blocks: int, free_seats: int, leases_first: bool = False
+        self,
+        blocks: BlockAccounts,
+        free_blocks: int,
+        free_seats: int,
+        leases_first: bool = False,
+        growth: Growth | None = None,
     ) -> None:
         self.blocks = blocks
         self.free_blocks = free_blocks
         self.free_seats = free_seats
         self.leases_first = leases_first
+        self.growth = growth
 
     def take(self, sequence: ScheduledSequence) -> bool:
         """Set room aside for a waiting sequence; False, and nothing taken, when there is not enough."""
@@ -35,6 +43,8 @@ class Room:
         if self.free_seats < 1 or needed > self.free_blocks:
             return False
         if self.leases_first and not sequence.decodes_here:
+            return False
+        if self.growth is not None and not self.growth.take(sequence):
             return False
         self.free_seats -= 1
         self.free_blocks -= needed

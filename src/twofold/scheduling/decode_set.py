@@ -4,12 +4,16 @@ Advancing the set by any number of iterations takes the time of the sequences th
 on: progress is counted once for the whole set, and sequences are kept in the order in which they end.
 """
 
+from typing import Final
+
 from mypy_extensions import i64
 
 from twofold.batch import BatchItem
 from twofold.request import Phase
 from twofold.scheduling.line import Line
 from twofold.scheduling.sequence import ScheduledSequence
+
+_EVER: Final = 1 << 60
 
 
 class DecodeSet(Line):
@@ -31,12 +35,14 @@ class DecodeSet(Line):
             sequence = sequence.before
         return members
 
-    def join(self, sequence: ScheduledSequence) -> None:
+    def join(self, sequence: ScheduledSequence, most: int = _EVER) -> None:
+        """A sequence decodes until its output is complete, or for `most` iterations."""
         self.append(sequence)
         self._joins += 1
         sequence.joined_at = self.iterations
         sequence.join_number = self._joins
-        sequence.end = self.iterations + sequence.output_tokens - sequence.generated
+        left = sequence.output_tokens - sequence.generated
+        sequence.end = self.iterations + min(most, left)
         self.context_tokens += sequence.computed
         self._ends.insert(self._place(sequence), sequence)
 
@@ -47,7 +53,7 @@ class DecodeSet(Line):
         self._halt(sequence)
 
     def advance(self, iterations: int) -> list[ScheduledSequence]:
-        """Every member makes `iterations` tokens; those whose output is then complete leave and are returned.
+        """Every member makes `iterations` tokens; those that are then at their end leave and are returned.
 
         `iterations` may not exceed `iterations_to_end`: nobody can make more tokens than were asked for.
         """
@@ -64,7 +70,7 @@ class DecodeSet(Line):
         return ended
 
     def iterations_to_end(self) -> int:
-        """After how many iterations the first member ends; 0 when there is none."""
+        """After how many iterations the first member is at its end; 0 when there is none."""
         return self._ends[-1].end - self.iterations if self._ends else 0
 
     def generated(self, sequence: ScheduledSequence) -> int:

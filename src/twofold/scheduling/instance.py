@@ -26,6 +26,7 @@ from twofold.kvcache.accounts import BlockAccounts, Grant
 from twofold.kvcache.leases import LeaseBook
 from twofold.request import FinishReason, Phase, Request
 from twofold.scheduling.batcher import Batcher, Room, Selection
+from twofold.scheduling.growth import Growth
 from twofold.scheduling.iteration import StartedIteration, Step
 from twofold.scheduling.line import Line
 from twofold.scheduling.memory import WHOLE, MemoryRule
@@ -46,7 +47,8 @@ class InstanceScheduler:
 
     `lease_queue` holds the requests that wait for a lease, in their order. `changed` says that something happened
     after which another selection of work is due at the next boundary between iterations; a driver that runs
-    several at a time cuts them short there.
+    several at a time cuts them short there. With `growth` decodes take memory as they go, and a driver asks it, after
+    `start` or `next_batch`, what is to be copied first.
     """
 
     def __init__(
@@ -56,14 +58,16 @@ class InstanceScheduler:
         leases: LeaseBook,
         max_seqs: int,
         memory: MemoryRule = WHOLE,
+        growth: Growth | None = None,
     ) -> None:
         self.blocks = blocks
         self.leases = leases
+        self.growth = growth
         self.changed = False
         self.preemptions = 0
         self._batcher = batcher
         self._max_seqs = max_seqs
-        self._memory = memory
+        self._memory = memory if growth is None else growth.memory
         self._here: dict[str, ScheduledSequence] = {}  # all that is known of, whatever it waits for
         self._queues = Queues()
         self._arriving = Line()
@@ -97,8 +101,10 @@ class InstanceScheduler:
         freed blocks.
         """
         granted: list[Lease] = []
-        queue = self.lease_queue
+        queue, growth = self.lease_queue, self.growth
         while (sequence := queue.first) is not None and self.blocks.fits(sequence.start_tokens):
+            if growth is not None and not growth.admits(sequence, self._queues):
+                break
             queue.remove(sequence)
             granted.append(self._lease(sequence, now))
             if not queue.size:
@@ -109,7 +115,10 @@ class InstanceScheduler:
         """A lease at once, past any queue for one; None, and nothing changed, when there are not enough blocks."""
         sequence = _prefilled_elsewhere(request, source)
         self._enter(sequence)
-        if self.blocks.fits(sequence.start_tokens):
+        growth = self.growth
+        if self.blocks.fits(sequence.start_tokens) and (
+            growth is None or growth.admits(sequence, self._queues)
+        ):
             return self._lease(sequence, now)
         del self._here[sequence.id]
         return None
@@ -194,7 +203,9 @@ class InstanceScheduler:
             queues.decoding.leave(sequence)
         else:
             line.remove(sequence)
-        if sequence.grant is None:  # it waited for a lease, or to start
+        if sequence.grant is None:  # it waited for a lease, or to start, or is swapped out
+            if self.growth is not None:
+                self.growth.leave(sequence)
             del self._here[request_id]
         else:
             if running:
@@ -222,10 +233,19 @@ class InstanceScheduler:
             self.changed = False
             self._standing = 0
             if not queues.settled:
+                growth, free = self.growth, self.blocks.num_free
+                stopped: list[ScheduledSequence] = []
+                if growth is not None:
+                    stopped = growth.settle(queues)
+                    free = growth.offer(queues)
                 seats = self._max_seqs - queues.started
-                room = Room(self.blocks, self.blocks.num_free, seats, self.lease_queue.size > 0)
+                room = Room(self.blocks, free, seats, self.lease_queue.size > 0, growth)
                 selection = self._batcher.select(queues, room)
                 self._apply(selection)
+                if growth is not None and growth.copies:
+                    self.preemptions += len(stopped)
+                    selection.pause += stopped
+                    selection.stands = False
         iteration = self._iterate(selection)
         if iteration is not None:
             self._iteration = iteration
@@ -242,9 +262,17 @@ class InstanceScheduler:
         if iteration.prefills:
             self._advance_prefills(iteration, (), steps)
         if iteration.decode_sequences:
-            for sequence in self._queues.decoding.advance(iterations):
-                self._done(sequence)
-                steps.append(Step(sequence, sequence.generated - 1, _LENGTH, hands_off=False))
+            left = self._queues.decoding.advance(iterations)
+            for sequence in left:
+                if sequence.generated >= sequence.output_tokens:
+                    self._done(sequence)
+                    steps.append(Step(sequence, sequence.generated - 1, _LENGTH, hands_off=False))
+            if self.growth is not None:
+                steps += [
+                    Step(sequence, sequence.generated - 1, None, hands_off=False)
+                    for sequence in left
+                    if sequence.generated < sequence.output_tokens and not self._grow(sequence, self.growth)
+                ]
         return steps
 
     def next_batch(self, now: float) -> Batch | None:
@@ -275,18 +303,22 @@ class InstanceScheduler:
         outcomes = [
             Outcome(step.sequence.id, step.index, step.finish_reason, step.hands_off) for step in steps
         ]
-        if made:
-            decoding.advance(1)
+        left = decoding.advance(1) if made else []
         for sequence, index in made:
-            reason = None if sequence.line is decoding else _LENGTH
+            goes_on = sequence.line is decoding
+            reason = None if goes_on or sequence.generated < sequence.output_tokens else _LENGTH
             if sequence.id in stopped:
                 reason = _STOP
-                if sequence.line is decoding:
+                if goes_on:
                     decoding.leave(sequence)
                     self._standing = 0
             if reason is not None:
                 self._done(sequence)
             outcomes.append(Outcome(sequence.id, index, reason, hands_off=False))
+        if self.growth is not None:
+            for sequence in left:
+                if sequence.generated < sequence.output_tokens and sequence.id not in stopped:
+                    self._grow(sequence, self.growth)
         return outcomes
 
     def _apply(self, selection: Selection) -> None:
@@ -302,7 +334,10 @@ class InstanceScheduler:
                 queues.ready.remove(sequence)
                 if sequence.decode_tokens:
                     self.blocks.extend(_granted(sequence), sequence.decode_tokens)
-            queues.decoding.join(sequence)
+            if self.growth is None:
+                queues.decoding.join(sequence)
+            else:
+                queues.decoding.join(sequence, self.growth.lasts(sequence))
         for part in selection.prefills:
             if part.sequence.line is queues.waiting:
                 queues.waiting.remove(part.sequence)
@@ -314,6 +349,8 @@ class InstanceScheduler:
             self.blocks.begin_transfer(grant)
             sequence.handing_off = True
             self._handing_off += 1
+        elif self.growth is not None:
+            self.growth.enter(sequence)
         self._queues.prefilling.append(sequence)
 
     def _iterate(self, selection: Selection | None) -> StartedIteration | None:
@@ -346,6 +383,8 @@ class InstanceScheduler:
             for grant in self._aborted_in_batch:
                 self.blocks.end_transfer(grant)
             self._aborted_in_batch.clear()
+        if self.growth is not None:
+            self.growth.copied()
         return iteration
 
     def _advance_prefills(
@@ -361,6 +400,16 @@ class InstanceScheduler:
                 prefilling.remove(sequence)
                 sequence.generated += 1
                 steps.append(self._first_token(sequence, sequence.id in stopped))
+
+    def _grow(self, sequence: ScheduledSequence, growth: Growth) -> bool:
+        """A decode has used up its memory: it takes more and goes on, or stands still."""
+        queues = self._queues
+        if not queues.paused.size and growth.extend(sequence):
+            queues.decoding.join(sequence, growth.lasts(sequence))
+            return True
+        self.preemptions += 1
+        queues.paused.append(sequence)
+        return False
 
     def _first_token(self, sequence: ScheduledSequence, stopped: bool) -> Step:
         reason = None
@@ -383,6 +432,8 @@ class InstanceScheduler:
 
     def _release(self, sequence: ScheduledSequence) -> None:
         self.blocks.release(_granted(sequence))
+        if self.growth is not None:
+            self.growth.leave(sequence)
         if not sequence.handing_off:
             del self._here[sequence.id]
 
@@ -400,6 +451,7 @@ class InstanceScheduler:
         return queues.settled and not queues.decoding.size
 
     def status(self) -> InstanceStatus:
+        growth = self.growth
         return InstanceStatus(
             waiting=self._queues.waiting.size,
             running=self._queues.started,
@@ -409,6 +461,11 @@ class InstanceScheduler:
             blocks_total=self.blocks.num_blocks,
             blocks_free=self.blocks.num_free,
             blocks_in_flight=self.blocks.num_in_flight,
+            swapped=0 if growth is None else growth.swapped,
+            swaps=0 if growth is None else growth.swaps,
+            swap_blocks_total=0 if growth is None else growth.host.num_blocks,
+            swap_blocks_free=0 if growth is None else growth.host.num_free,
+            swap_blocks_moved=0 if growth is None else growth.blocks_copied,
         )
 
     def _enter(self, sequence: ScheduledSequence) -> None:
@@ -422,6 +479,8 @@ class InstanceScheduler:
 
     def _lease(self, sequence: ScheduledSequence, now: float) -> Lease:
         sequence.grant = grant = self.blocks.allocate(sequence.id, sequence.start_tokens)
+        if self.growth is not None:
+            self.growth.enter(sequence)
         self._arriving.append(sequence)
         return self.leases.grant(grant, sequence.source, now)
 

@@ -38,6 +38,19 @@ class Line:
         sequence.line = self
         self.size += 1
 
+    def prepend(self, sequence: ScheduledSequence) -> None:
+        """Let a sequence in before all others."""
+        first = self.first
+        if first is None:
+            self.append(sequence)
+            return
+        if sequence.line is not None:
+            raise ValueError(f"{sequence.id} stands in a line already")
+        self.first = first.before = sequence
+        sequence.after = first
+        sequence.line = self
+        self.size += 1
+
     def remove(self, sequence: ScheduledSequence) -> None:
         if sequence.line is not self:
             raise ValueError(f"{sequence.id} does not stand in this line")

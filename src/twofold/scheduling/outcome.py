@@ -15,7 +15,11 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class InstanceStatus(msgspec.Struct, frozen=True):
-    """The accounts of an instance at one moment, for routers, metrics and health."""
+    """The accounts of an instance at one moment, for routers, metrics and health.
+
+    `running` includes the `swapped`. `swaps` counts how often one was swapped out, and `swap_blocks_moved` what went
+    out and back, ever.
+    """
 
     waiting: int
     running: int
@@ -25,6 +29,11 @@ class InstanceStatus(msgspec.Struct, frozen=True):
     blocks_total: int
     blocks_free: int
     blocks_in_flight: int
+    swapped: int = 0
+    swaps: int = 0
+    swap_blocks_total: int = 0
+    swap_blocks_free: int = 0
+    swap_blocks_moved: int = 0
 
     @property
     def idle(self) -> bool:

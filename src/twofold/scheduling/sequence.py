@@ -26,6 +26,9 @@ class ScheduledSequence:
     keeps count from there. `decodes_here` is False on an instance that prefills and then hands off.
     `start_tokens` and `decode_tokens` say how much KV memory it takes when (see `MemoryRule`), `grant` which it has.
 
+    Where memory grows, `number` says as the how-manieth it got some, from 1 on, and `swapped` what it has on the host
+    while it has none here.
+
     What it waits for is the `line` it stands in; without one it is done, though its KV may still be on its way
     from here (`handing_off`) or to here. `note` is its batcher's.
     """
@@ -48,11 +51,13 @@ class ScheduledSequence:
         "last_token_at",
         "line",
         "note",
+        "number",
         "output_tokens",
         "prompt_tokens",
         "request",
         "source",
         "start_tokens",
+        "swapped",
     )
 
     def __init__(
@@ -78,6 +83,8 @@ class ScheduledSequence:
         self.handing_off = False
         self.source = ""  # who sends its KV, if it is prefilled elsewhere
         self.note: Note | None = None
+        self.number = 0
+        self.swapped: Grant | None = None
         self.line: Line | None = None
         self.before: ScheduledSequence | None = None
         self.after: ScheduledSequence | None = None

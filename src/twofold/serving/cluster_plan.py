@@ -23,7 +23,7 @@ def plan_cluster(spec: ClusterSpec, catalog: Catalog, *, pin_cores: bool) -> tup
             instance=seat.name,
             role=seat.kind.pool.role,
             batcher=seat.kind.batcher,
-            token_budget=spec.token_budget,
+            token_budget=seat.kind.token_budget,
             cores=cores if pin_cores else (),
             threads=len(cores),
         )

@@ -1,10 +1,13 @@
 """What a service is made of: one value, written by the command line and read by every process."""
 
+from typing import Final, Literal
+
 import msgspec
 
 from twofold.curve.network import HOME, Network
 from twofold.handoff import HandoffMode
 from twofold.instance import Role
+from twofold.scheduling.batchers import WHOLE_PROMPTS
 from twofold.scheduling.breaker import LONGEST_S
 from twofold.scheduling.routers import FIXED_ROLE_ROUTERS
 from twofold.simulation.spec import ClusterSpec
@@ -18,12 +21,17 @@ DEFAULT_TOKEN_BUDGET = {
     "splitwise": 2048,
 }
 
+# Prompt tokens of an iteration; `auto` are those that keep the worker busy, which it measures when it starts.
+AUTO: Final = "auto"
+TokenBudget = int | Literal["auto"]
 
 DEFAULT_VOCAB_SIZE = 32_000  # of an emulated model, whose tokens mean nothing
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How each worker runs the model. `kv_cache_bytes` is per worker; None means a default for the device.
+    With `swap_bytes` decodes take KV memory as they go, and are swapped out to so much memory of the host, per worker
+    that decodes, when there is none left.
 
     `engine` is one of those in `serving.worker.engines`. For `emulated`, `model` is a name of the catalog and
     `vocab_size` says how many tokens there are. `tokenizer` is a directory, where it is not the model's own.
@@ -37,17 +45,22 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     device: str = "cpu"
     block_size: int = 16
     kv_cache_bytes: int | None = None
+    swap_bytes: int | None = None
     max_model_len: int | None = None
     max_num_seqs: int = 64
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """One worker: its role, the batcher that goes with it, and the cores it may run on (empty: any)."""
+    """One worker: its role, the batcher that goes with it, and the cores it may run on (empty: any).
+
+    With `measures_budget` the budget is what it measures, and `token_budget` the longest prompt that it tries.
+    """
 
     instance: str
     role: Role
     batcher: str
     token_budget: int
+    measures_budget: bool = False
     cores: tuple[int, ...] = ()
     threads: int = 1
 
@@ -56,13 +69,19 @@ class JoinTerms(msgspec.Struct, frozen=True, kw_only=True):
     """What workers from other hosts are: a batcher for each role that they may have, and its token budget."""
 
     batchers: dict[Role, str]
-    token_budget: int | None = None
+    token_budget: TokenBudget | None = None
 
     def worker(self, instance: str, role: Role) -> WorkerConfig:
         """A worker, yet without cores, which its host gives it."""
         batcher = self.batchers[role]
-        budget = self.token_budget or DEFAULT_TOKEN_BUDGET[batcher]
-        return WorkerConfig(instance=instance, role=role, batcher=batcher, token_budget=budget)
+        budget = self.token_budget if isinstance(self.token_budget, int) else DEFAULT_TOKEN_BUDGET[batcher]
+        return WorkerConfig(
+            instance=instance,
+            role=role,
+            batcher=batcher,
+            token_budget=budget,
+            measures_budget=self.token_budget == AUTO and batcher in WHOLE_PROMPTS,
+        )
 
 
 class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,7 +18,7 @@ from twofold.errors import (
     StaleEpochError,
     TwofoldError,
 )
-from twofold.handoff import Lease
+from twofold.handoff import HandoffMode, Lease
 from twofold.instance import Role
 from twofold.request import FinishReason, Generation, TokenOutput
 from twofold.scheduling.admission import Admission
@@ -69,7 +69,8 @@ MAX_IN_VAIN = 8
 class Controller:
     """Implements `Service` for the gateway over the workers of one service.
 
-    With `roles_move` room on the decode instance is asked for when a prefill starts (docs/decisions/0007).
+    With `roles_move`, or a pulled hand-off, room on the decode instance is asked for when a prefill starts
+    (docs/decisions/0007).
     """
 
     def __init__(
@@ -216,7 +217,8 @@ class Controller:
         if not route.splits:
             self._fleet.send(route.prefill, Prefill(generation=generation))
             return True
-        announce = self._roles.move
+        # Room is asked for when the prompt starts: then, and not sooner, its KV is on its way.
+        announce = self._roles.move or placement.mode is HandoffMode.PULL
         prefill = Prefill(generation=generation, target=route.decode, mode=placement.mode, announce=announce)
         self._fleet.send(route.prefill, prefill)
         if not announce:

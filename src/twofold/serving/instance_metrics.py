@@ -6,7 +6,8 @@ from twofold.serving.registry import Registry
 from twofold.serving.snapshot import InstanceState
 
 BLOCK_STATES = ("total", "free", "in_flight")
-REQUEST_STATES = ("waiting", "running", "arriving", "handing_off", "lease_queue")
+REQUEST_STATES = ("waiting", "running", "arriving", "handing_off", "lease_queue", "swapped")
+SWAP_STATES = ("total", "free")
 
 
 class InstanceMetrics:
@@ -20,6 +21,9 @@ class InstanceMetrics:
         self._running = gauge("num_requests_running", "Requests that an instance has begun.", "instance")
         self._waiting = gauge("num_requests_waiting", "Prompts that wait on an instance.", "instance")
         self._leases = gauge("kv_leases", "Leases on blocks of an instance that KV comes to.", "instance")
+        self._swap = gauge("swap_blocks", "Blocks of host memory to swap to, by state.", "instance", "state")
+        self._swaps = counter("swaps", "Requests that were swapped out, each time.", "instance")
+        self._moved = counter("swap_blocks_moved", "KV blocks that were swapped out and back.", "instance")
         self._role = gauge("instance_role", "1 for the role that an instance plays now.", "instance", "role")
         self._state = gauge(
             "instance_state",
@@ -34,11 +38,17 @@ class InstanceMetrics:
 
     def status(self, instance: str, status: InstanceStatus) -> None:
         """The accounts of an instance as it last reported them."""
+        before = self._statuses.get(instance)
         self._statuses[instance] = status
+        if status.swap_blocks_total:
+            was = (0, 0) if before is None else (before.swaps, before.swap_blocks_moved)
+            self._swaps.labels(instance).inc(status.swaps - was[0])
+            self._moved.labels(instance).inc(status.swap_blocks_moved - was[1])
 
     def refresh(self) -> None:
         """Put the last reports into the gauges: they come after every iteration, and are rarely looked at."""
-        for gauge in (self._usage, self._blocks, self._requests, self._running, self._waiting, self._leases):
+        accounts = (self._usage, self._blocks, self._requests, self._running, self._waiting, self._leases)
+        for gauge in (*accounts, self._swap):
             gauge.clear()
         for instance, status in self._statuses.items():
             self._usage.labels(instance).set(1 - status.blocks_free / status.blocks_total)
@@ -46,6 +56,8 @@ class InstanceMetrics:
                 self._blocks.labels(instance, state).set(getattr(status, f"blocks_{state}"))
             for state in REQUEST_STATES:
                 self._requests.labels(instance, state).set(getattr(status, state))
+            for state in SWAP_STATES if status.swap_blocks_total else ():
+                self._swap.labels(instance, state).set(getattr(status, f"swap_blocks_{state}"))
             self._running.labels(instance).set(status.running)
             self._waiting.labels(instance).set(status.waiting)
             self._leases.labels(instance).set(status.arriving)

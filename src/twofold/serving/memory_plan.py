@@ -13,19 +13,31 @@ DEFAULT_KV_CACHE_BYTES = 1024 * MIB
 
 
 class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The KV cache of every worker of a service, and the context length that it serves."""
+    """The KV cache of every worker of a service, and the context length that it serves.
+
+    Each has `swap_blocks` more in the memory of the host, if it decodes.
+    """
 
     layout: KvLayout
     num_blocks: int
     max_model_len: int
+    swap_blocks: int = 0
 
 
 def plan_memory(
-    layout: KvLayout, *, kv_cache_bytes: int | None, max_model_len: int, workers: int, available_bytes: int
+    layout: KvLayout,
+    *,
+    kv_cache_bytes: int | None,
+    max_model_len: int,
+    workers: int,
+    available_bytes: int,
+    swap_bytes: int | None = None,
+    swapping: int = 0,
 ) -> MemoryPlan:
     """Divide memory into blocks; raises ConfigurationError when a request or the workers would not fit.
 
-    `available_bytes` is what the machine can still give to all workers together.
+    `available_bytes` is what the machine can still give to all workers together, of which `swapping` have `swap_bytes`
+    to swap out to.
     """
     wanted = kv_cache_bytes if kv_cache_bytes is not None else DEFAULT_KV_CACHE_BYTES
     num_blocks = wanted // layout.bytes_per_block
@@ -37,13 +49,24 @@ def plan_memory(
             f"request may need {max_model_len:,}: set --kv-cache-memory-bytes to at least "
             f"{-(-needed // MIB)}MiB or lower --max-model-len"
         )
-    total = layout.pool_bytes(num_blocks) * workers
+    swap_blocks = 0 if swap_bytes is None else swap_bytes // layout.bytes_per_block
+    if swap_bytes is not None and swap_blocks < needed_blocks:
+        least = -(-needed_blocks * layout.bytes_per_block // MIB)
+        raise ConfigurationError(
+            f"--swap-space of {swap_bytes / MIB:,.1f} MiB holds {swap_blocks * layout.block_size:,} tokens and one "
+            f"request may need {max_model_len:,}: set it to at least {least}MiB"
+        )
+    swap_total = layout.pool_bytes(swap_blocks) * swapping
+    total = layout.pool_bytes(num_blocks) * workers + swap_total
     if total > available_bytes:
         raise ConfigurationError(
             f"{workers} workers with a KV cache of {wanted / MIB:,.0f} MiB each need {total / MIB:,.0f} MiB and "
             f"this machine has {available_bytes / MIB:,.0f} MiB left: lower --kv-cache-memory-bytes"
+            f"{' or --swap-space' if swap_total else ''}"
         )
-    return MemoryPlan(layout=layout, num_blocks=num_blocks, max_model_len=max_model_len)
+    return MemoryPlan(
+        layout=layout, num_blocks=num_blocks, max_model_len=max_model_len, swap_blocks=swap_blocks
+    )
 
 
 def available_memory() -> int:

@@ -7,7 +7,8 @@ import msgspec
 
 from twofold.errors import ConfigurationError
 from twofold.instance import Role
-from twofold.serving.config import JoinTerms, WorkerConfig
+from twofold.scheduling.batchers import WHOLE_PROMPTS
+from twofold.serving.config import AUTO, JoinTerms, TokenBudget, WorkerConfig
 from twofold.simulation.cores import share_cores
 
 
@@ -17,7 +18,7 @@ def plan_workers(
     decode: int,
     colocated: int,
     chunked_prefill: bool,
-    token_budget: int | None,
+    token_budget: TokenBudget | None,
     pin_cores: bool,
     roles_move: bool = False,
     others_join: bool = False,
@@ -49,14 +50,19 @@ def plan_workers(
 
 
 def join_terms(
-    *, colocated: bool, chunked_prefill: bool, token_budget: int | None, roles_move: bool
+    *, colocated: bool, chunked_prefill: bool, token_budget: TokenBudget | None, roles_move: bool
 ) -> JoinTerms:
-    """The batchers of a service's workers, by their roles."""
+    """The batchers of a service's workers, by their roles; raises ConfigurationError for a budget none can have."""
     batchers = {Role.PREFILL: "prefill", Role.DECODE: "decode"}
     if colocated:
         batchers = {Role.MIXED: "chunked-prefill" if chunked_prefill else "mixed"}
     if roles_move:
         batchers = dict.fromkeys(Role, "splitwise")
+    if token_budget == AUTO and not any(batcher in WHOLE_PROMPTS for batcher in batchers.values()):
+        raise ConfigurationError(
+            "--max-num-batched-tokens auto is for workers that take whole prompts: leave out chunked prefill "
+            "(--no-enable-chunked-prefill) and the router splitwise, or give a number"
+        )
     return JoinTerms(batchers=batchers, token_budget=token_budget)
 
 

@@ -16,9 +16,11 @@ from twofold.performance.host_profile import HOST, read_host_profile
 from twofold.performance.memory import kv_capacity_tokens
 from twofold.performance.packed import PackedModel
 from twofold.performance.registry import performance_model
+from twofold.performance.saturation import saturating_tokens
 from twofold.performance.transfer import TransferModel, default_sync_s
-from twofold.scheduling.batchers import BATCHERS
+from twofold.scheduling.batchers import BATCHERS, WHOLE_PROMPTS
 from twofold.scheduling.cluster import ClusterScheduler
+from twofold.scheduling.growth import Growth
 from twofold.scheduling.handoffs import HANDOFF_POLICIES
 from twofold.scheduling.instance import InstanceScheduler
 from twofold.scheduling.routers import FIXED_ROLE_ROUTERS, ROUTERS
@@ -27,13 +29,14 @@ from twofold.simulation.failures import plan_failures
 from twofold.simulation.handoffs import Handoffs
 from twofold.simulation.hosting import Hosting
 from twofold.simulation.instance import VirtualInstance
-from twofold.simulation.kernel import Kernel
+from twofold.simulation.kernel import Kernel, ps
 from twofold.simulation.network import Link, Network
 from twofold.simulation.observer import Observer
 from twofold.simulation.paths import ModelledPaths, Outlet
 from twofold.simulation.rules import Rules, rules
-from twofold.simulation.spec import ClusterSpec, PoolSpec
+from twofold.simulation.spec import SATURATING, TOKEN_BUDGET, ClusterSpec, PoolSpec
 from twofold.simulation.statistics import Statistics
+from twofold.simulation.swap_space import NONE, SwapSpace, swap_space, swap_space_with
 from twofold.simulation.timing import Timing
 
 _ROLE_BATCHERS = {Role.PREFILL: "prefill", Role.DECODE: "decode", Role.MIXED: "mixed"}
@@ -41,7 +44,7 @@ _ROLE_BATCHERS = {Role.PREFILL: "prefill", Role.DECODE: "decode", Role.MIXED: "m
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What the instances of a pool have in common."""
+    """What the instances of a pool have in common; with memory to `swap` to, decodes take theirs as they go."""
 
     pool: PoolSpec
     machine: Machine
@@ -50,10 +53,17 @@ class Kind:
     model: PerformanceModel
     timing: Timing
     capacity_tokens: int
+    token_budget: int
+    swap: SwapSpace = NONE
 
     def num_blocks(self, block_size: int) -> int:
         """KV blocks that each of its instances has room for."""
         return max(1, self.capacity_tokens // block_size)
+
+    def longest(self, block_size: int) -> int:
+        """Tokens of the longest request that they can hold, wherever it may come to be."""
+        swap = self.swap.blocks * block_size
+        return min(self.capacity_tokens, swap) if swap else self.capacity_tokens
 
     @property
     def per_machine(self) -> int:
@@ -90,7 +100,13 @@ def kinds_of(spec: ClusterSpec, catalog: Catalog) -> list[Kind]:
     catalog = with_profile(spec, catalog)
     model = catalog.model(spec.model)
     timings: dict[tuple[str, int], Timing] = {}
-    return [_kind(spec, pool, model, catalog.machine(pool.machine), timings) for pool in spec.pools]
+    kinds = [_kind(spec, pool, model, catalog, timings) for pool in spec.pools]
+    if spec.token_budget == SATURATING and not any(kind.batcher in WHOLE_PROMPTS for kind in kinds):
+        raise ConfigurationError(
+            f"token_budget {SATURATING} is for the batchers {', '.join(WHOLE_PROMPTS)}, which take whole prompts: "
+            "no pool has one of them, so give a number"
+        )
+    return kinds
 
 
 def with_profile(spec: ClusterSpec, catalog: Catalog) -> Catalog:
@@ -135,7 +151,7 @@ def build(
             interconnect = kind.machine.accelerator.interconnect_bytes_per_s
             links[seat.machine] = Link(transfers[seat.place].bytes_per_s, interconnect)
         by_instance[name] = kind
-        cluster.capacities[name] = kind.capacity_tokens
+        cluster.capacities[name] = kind.longest(spec.block_size)
         number, link, role = len(cluster.instances), links[seat.machine], kind.pool.role
         fresh = new_scheduler(name, 1)
         cluster.instances[name] = (
@@ -170,7 +186,7 @@ def _check(spec: ClusterSpec) -> None:
         if name not in known:
             raise ConfigurationError(f"there is no {what} {name!r}: there are {', '.join(known)}")
     for what, value in (
-        ("token budget", spec.token_budget),
+        ("token budget", spec.token_budget if isinstance(spec.token_budget, int) else 1),
         ("number of sequences", spec.max_seqs),
         ("block size", spec.block_size),
     ):
@@ -189,13 +205,15 @@ def _kind(
     spec: ClusterSpec,
     pool: PoolSpec,
     model: Model,
-    machine: Machine,
+    catalog: Catalog,
     timings: dict[tuple[str, int], Timing],
 ) -> Kind:
+    machine = catalog.machine(pool.machine)
     tensor_parallel = machine.count if pool.tensor_parallel is None else pool.tensor_parallel
+    space = swap_space(spec, model, tensor_parallel, catalog)
     key = machine.name, tensor_parallel
     if key not in timings:
-        timings[key] = Timing(performance_of(spec, model, machine, tensor_parallel))
+        timings[key] = Timing(performance_of(spec, model, machine, tensor_parallel), ps(space.copy_s))
     timing = timings[key]
     # The memory of a worker on a host is what the service gives it, all of which it may fill.
     share = spec.memory_utilization if spec.profile is None else 1.0
@@ -203,7 +221,11 @@ def _kind(
         model, machine, tensor_parallel, share, spec.kv_bytes_per_token
     )
     capacity = tokens // spec.block_size * spec.block_size
-    return Kind(pool, machine, tensor_parallel, _batcher(spec, pool), timing.model, timing, capacity)
+    batcher = _batcher(spec, pool)
+    longest = min(capacity, model.max_context or capacity)
+    budget = _token_budget(spec, batcher, timing.model, longest)
+    swap = swap_space_with(batcher, space)
+    return Kind(pool, machine, tensor_parallel, batcher, timing.model, timing, capacity, budget, swap)
 
 
 def performance_of(
@@ -226,11 +248,22 @@ def _batcher(spec: ClusterSpec, pool: PoolSpec) -> str:
     return _ROLE_BATCHERS[pool.role] if spec.router in FIXED_ROLE_ROUTERS else "splitwise"
 
 
+def _token_budget(spec: ClusterSpec, batcher: str, model: PerformanceModel, longest: int) -> int:
+    """The prompt tokens of an iteration: L_m where that is asked for, and it is prompts that the budget is for."""
+    budget = spec.token_budget
+    if isinstance(budget, int):
+        return budget
+    if batcher not in WHOLE_PROMPTS:
+        return TOKEN_BUDGET
+    return saturating_tokens(lambda tokens: model.prefill_s(tokens, tokens * tokens), max(1, longest))
+
+
 def _scheduler(spec: ClusterSpec, how: Rules, kind: Kind, name: str, epoch: int) -> InstanceScheduler:
     blocks = BlockCounts(kind.num_blocks(spec.block_size), spec.block_size)
     leases = LeaseBook(blocks, name, epoch, lease_s=float("inf"))
-    batcher = BATCHERS[kind.batcher](spec.token_budget, spec.max_seqs)
-    return InstanceScheduler(batcher, blocks, leases, spec.max_seqs, how.memory)
+    batcher = BATCHERS[kind.batcher](kind.token_budget, spec.max_seqs)
+    growth = Growth(blocks, BlockCounts(kind.swap.blocks, spec.block_size)) if kind.swap.blocks else None
+    return InstanceScheduler(batcher, blocks, leases, spec.max_seqs, how.memory, growth)
 
 
 def paths_of(spec: ClusterSpec, model: Model, kinds: Sequence[Kind]) -> ModelledPaths:

@@ -156,6 +156,12 @@ class VirtualCluster(World):
                 self._complete(life)
             elif step.hands_off:
                 self.handoffs.prefilled(life)
+            elif step.index:  # it stands still, for want of memory
+                step.sequence.last_token_at = self.kernel.now
+                life.preemptions += 1
+        self.handoffs.grant(instance)
+
+    def resumed(self, instance: VirtualInstance) -> None:
         self.handoffs.grant(instance)
 
     def idle(self, instance: VirtualInstance) -> None:

@@ -18,7 +18,7 @@ from twofold.instance import Role
 from twofold.performance.host_profile import read_host_profile
 from twofold.performance.instance import check_tensor_parallel
 from twofold.scheduling.batchers import BATCHERS
-from twofold.simulation.spec import ClusterSpec, Failure, PoolSpec
+from twofold.simulation.spec import SATURATING, ClusterSpec, Failure, PoolSpec
 
 _POOL = re.compile(
     r"(?P<machines>\d{1,9})x(?P<machine>[^@:/\s]+)(?:@(?P<tensor_parallel>\d{1,4}))?(?::(?P<role>[^/]*)(?:/(?P<batcher>.*))?)?"
@@ -129,19 +129,23 @@ def _checked(spec: ClusterSpec, catalog: Catalog) -> ClusterSpec:
         "kv_bytes_per_token",
         "kv_capacity_tokens",
         "link_bytes_per_s",
+        "swap_space_bytes",
+        "swap_bytes_per_s",
     ):
         value = getattr(spec, field)
-        _require(value is None or 0 < value < float("inf"), f"{field} must be more than 0, not {value}")
+        given = value is not None and value != SATURATING
+        _require(not given or 0 < value < float("inf"), f"{field} must be more than 0, not {value}")
     latency, share = spec.link_latency_s, spec.memory_utilization
     _require(
         latency is None or 0 <= latency <= MOST_SECONDS,
         f"link_latency_s cannot be {latency}: it is in seconds",
     )
-    link = spec.link_bytes_per_s
-    _require(
-        link is None or link >= LEAST_BYTES_PER_S,
-        f"link_bytes_per_s {link} moves nothing: give at least {LEAST_BYTES_PER_S:g}",
-    )
+    for field in ("link_bytes_per_s", "swap_bytes_per_s"):
+        speed = getattr(spec, field)
+        _require(
+            speed is None or speed >= LEAST_BYTES_PER_S,
+            f"{field} {speed} moves nothing: give at least {LEAST_BYTES_PER_S:g}",
+        )
     _require(0 < share <= 1, f"memory_utilization {share} is no share: give more than 0, at most 1")
     for index, failure in enumerate(spec.failures):
         _check_failure(failure, f"failures[{index}]")
@@ -208,7 +212,8 @@ def _what_is_wrong(error: msgspec.ValidationError) -> str:
     if field:
         what = f"there is no field {field}{near(field, kind.__struct_fields__)}"
     elif what.startswith("invalid enum value"):
-        what = f"{what.removeprefix('invalid enum value ')} is not one of {', '.join(Role)}"
+        known = f"a number or {SATURATING}" if place == "token_budget" else f"one of {', '.join(Role)}"
+        what = f"{what.removeprefix('invalid enum value ')} is not {known}"
     return f"{place}: {what}" if place else what
 
 

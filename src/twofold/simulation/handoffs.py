@@ -17,6 +17,7 @@ from twofold.simulation.observer import Observer, Transfer
 from twofold.simulation.statistics import Statistics
 
 _LAYER_WISE: Final = HandoffMode.LAYER_WISE
+_PULL: Final = HandoffMode.PULL
 _SERIALIZED: Final = HandoffMode.SERIALIZED
 
 
@@ -26,8 +27,8 @@ class Handoffs:
     A layer-wise hand-off begins when the first layer is computed and ends no earlier than one layer's transfer
     and the synchronisation after the last: with a link to itself it takes what `TransferModel` says.
 
-    Room on the decode instance is reserved when a request arrives or, where instances may come to prefill for each
-    other, when its prefill starts (`docs/decisions/0007`).
+    Room on the decode instance is reserved when a request arrives. Where instances may come to prefill for each other
+    (`docs/decisions/0007`), and where the KV cache is pulled, it is when its prefill starts: until then it takes none.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class Handoffs:
 
     def expect(self, life: Life) -> None:
         """A request was placed on two instances."""
-        if self._retry is None and self._at_arrival:
+        if self._retry is None and self._at_arrival and life.mode is not _PULL:
             self._reserve(life)
 
     def _reserve(self, life: Life) -> None:
@@ -78,7 +79,7 @@ class Handoffs:
         """A prompt is being computed until picosecond `end`."""
         now = self._kernel.now
         life.first_layer = now + (end - now) // self._layers
-        if self._retry is None and not self._at_arrival:
+        if self._retry is None and not (self._at_arrival and life.mode is not _PULL):
             self._reserve(life)
         elif life.lease is not None and life.mode is _LAYER_WISE:
             self._send(life, life.first_layer)

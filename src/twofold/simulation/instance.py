@@ -34,6 +34,11 @@ class World(ABC):
     def stepped(self, instance: "VirtualInstance", steps: list[Step]) -> None: ...
 
     @abstractmethod
+    def resumed(self, instance: "VirtualInstance") -> None:
+        """Where memory grows: whoever stood still may go on again, so that others may begin."""
+        ...
+
+    @abstractmethod
     def idle(self, instance: "VirtualInstance") -> None: ...
 
 
@@ -117,13 +122,15 @@ class VirtualInstance:
         self.milliwatts = self.timing.idle_mw
 
     def _begin(self) -> None:
-        kernel = self._kernel
-        iteration = self.scheduler.start(kernel.now)
+        kernel, scheduler = self._kernel, self.scheduler
+        iteration = scheduler.start(kernel.now)
         if iteration is None:
             self.milliwatts = self.timing.idle_mw
             self._world.idle(self)
             return
-        pace = self.timing.pace(iteration)
+        pace, growth = self.timing.pace(iteration), scheduler.growth
+        if growth is not None:
+            pace = self.timing.after(growth.take_copies(), pace)
         count = min(self._limit, iteration.limit)
         self.iteration, self._pace, self._count = iteration, pace, count
         self.started_at = kernel.now
@@ -132,6 +139,8 @@ class VirtualInstance:
         self._end.at = end = kernel.now + pace.end_ps(count)
         self.compute()
         self._world.started(iteration, end)
+        if growth is not None:
+            self._world.resumed(self)
 
     def compute(self) -> None:
         """Let the end that was set happen at its time; a worker that shares its cores is given another."""

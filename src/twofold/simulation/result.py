@@ -28,7 +28,8 @@ class SimulationResult(msgspec.Struct, frozen=True, kw_only=True):
 
     arrived = completed + rejected + failed + unfinished. `itl_s` counts every gap between tokens. `slo_met`
     counts completed requests that met every bound of the SLO jointly (None without one). `duration_s` runs
-    from the first arrival to the end of the last request, `arrival_s` to the last arrival. `series` are named
+    from the first arrival to the end of the last request, `arrival_s` to the last arrival. `swaps` counts sequences
+    that were swapped out, each time, and `swap_bytes` what went out and back. `series` are named
     `queue/ROLE`, `batch/ROLE`, `pool/ROLE` (instances now working as that role) and `power_w`.
     """
 
@@ -53,6 +54,8 @@ class SimulationResult(msgspec.Struct, frozen=True, kw_only=True):
     e2e_slowdown: Histogram | None
     slo_met: int | None
     preemptions: int
+    swaps: int = 0
+    swap_bytes: int = 0
     handoffs: int
     pools: tuple[PoolResult, ...]
     series: dict[str, Series]

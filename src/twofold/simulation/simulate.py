@@ -96,6 +96,11 @@ def _result(
     end = max(statistics.last_end, statistics.last_arrival) if not cluster.lives else cluster.kernel.now
     duration = end - first
     pools = tuple(_pool(kind, place, cluster, duration) for place, kind in enumerate(kinds))
+    swapping = [
+        (growth, kinds[instance.pool].swap.block_bytes)
+        for instance in cluster.instances.values()
+        if (growth := instance.scheduler.growth) is not None
+    ]
     slowdowns = statistics.slowdowns
     return SimulationResult(
         spec=spec,
@@ -119,6 +124,8 @@ def _result(
         e2e_slowdown=Histogram.of(slowdowns.e2e, 1 / MICRO) if slowdowns else None,
         slo_met=None if statistics.slo is None else statistics.slo_met,
         preemptions=sum(instance.scheduler.preemptions for instance in cluster.instances.values()),
+        swaps=sum(growth.swaps for growth, _ in swapping),
+        swap_bytes=sum(growth.blocks_copied * block_bytes for growth, block_bytes in swapping),
         handoffs=statistics.handoffs,
         pools=pools,
         series=sampled,

@@ -1,8 +1,13 @@
 """What is simulated: pools of instances, the model they serve, and the policies that run them."""
 
+from typing import Final, Literal
+
 import msgspec
 
 from twofold.instance import Role
+
+SATURATING: Final = "saturating"  # a token budget: as many as keep the instance busy
+TOKEN_BUDGET: Final = 2048
 
 
 class PoolSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -31,9 +36,14 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """A cluster and how it is run; names are those of the catalog and of the registries.
 
     `performance` is one of the performance models by name. `handoff` is a mode or `by-size`.
+    `token_budget` is in tokens; `saturating` gives each pool of whole prompts the length from which a prompt keeps its
+    instances busy (`performance.saturation`).
     `link_bytes_per_s` overrides what the machines' own networks give; `contention` False lets every transfer
     have all of it. `memory_utilization` is the share of accelerator memory that weights and KV may fill.
     `kv_bytes_per_token` overrides the model's own, and `kv_capacity_tokens` what the memory of an instance holds.
+    With `swap_space_bytes` decodes take memory as they go, and those that came last are swapped out to so much memory
+    of the host, for each instance, when there is none left; they get there and back at `swap_bytes_per_s`, or at what
+    PCIe 4.0 gives each accelerator.
     `profile` is a file that `twofold calibrate live` wrote: the machine `host` is then a worker on that host, whose
     cores all workers and the gateway share. `rules` is `twofold`, or `splitwise-sim` for the rules of
     that simulator where they differ (see docs/simulation.md).
@@ -44,7 +54,7 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     performance: str = "auto"
     router: str = "splitwise"
     handoff: str = "by-size"
-    token_budget: int = 2048
+    token_budget: int | Literal["saturating"] = TOKEN_BUDGET
     max_seqs: int = 512
     block_size: int = 16
     memory_utilization: float = 0.95
@@ -53,6 +63,8 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     link_latency_s: float | None = None
     kv_bytes_per_token: int | None = None
     kv_capacity_tokens: int | None = None
+    swap_space_bytes: int | None = None
+    swap_bytes_per_s: float | None = None
     profile: str | None = None
     rules: str = "twofold"
     failures: tuple[Failure, ...] = ()

@@ -1,10 +1,12 @@
 """Durations and power of iterations in whole picoseconds and milliwatts, from a performance model."""
 
+from collections.abc import Sequence
 from typing import Final
 
 from mypy_extensions import mypyc_attr
 
 from twofold.performance.base import PerformanceModel
+from twofold.scheduling.growth import Copy
 from twofold.scheduling.iteration import StartedIteration
 from twofold.simulation.kernel import nearest, ps
 from twofold.simulation.product import product
@@ -48,11 +50,13 @@ class Timing:
     """The pace of every kind of iteration; one serves all instances of the same kind.
 
     What is asked of the performance model once per number of sequences is kept, in integers: the duration of an
-    iteration is then the same whether it is asked for alone or as the last of a run.
+    iteration is then the same whether it is asked for alone or as the last of a run. `copy_ps` is what a block takes to
+    the memory of the host, or from there.
     """
 
-    def __init__(self, model: PerformanceModel) -> None:
+    def __init__(self, model: PerformanceModel, copy_ps: int = 0) -> None:
         self.model = model
+        self._copy_ps = copy_ps
         self.idle_mw = nearest(model.idle_w * 1e3)
         # By number of sequences, as if they read nothing, and what each token that they read takes.
         self._decodes: dict[int, tuple[Pace, int]] = {}
@@ -63,6 +67,19 @@ class Timing:
         if iteration.prefills:
             return self.prompts(iteration.prefill_tokens, _squares(iteration), sequences, context)
         return self.decodes(sequences, context)
+
+    def after(self, copies: Sequence[Copy], pace: Pace) -> Pace:
+        """The same iterations when these blocks are copied before the first of them."""
+        if not copies:
+            return pace
+        return Pace(pace.first_ps + self.copying(copies), pace.step_ps, pace.milliwatts)
+
+    def copying(self, copies: Sequence[Copy]) -> int:
+        """Picoseconds of copies, one after the other."""
+        blocks = 0
+        for copy in copies:
+            blocks += copy.blocks
+        return blocks * self._copy_ps
 
     def decodes(self, sequences: int, context: int) -> Pace:
         """Of iterations in which `sequences` sequences, with `context` KV tokens in all, make a token each."""

@@ -7,6 +7,7 @@ from twofold.engine.emulated.clock import Clock
 from twofold.engine.emulated.lateness import Lateness
 from twofold.engine.emulated.prefills import Prefills
 from twofold.engine.emulated.tokens import TokenRange
+from twofold.scheduling.growth import Copy
 from twofold.simulation.kernel import PS
 from twofold.simulation.timing import Timing, squares_of
 
@@ -40,6 +41,12 @@ class EmulatedEngine:
     def rest(self) -> None:
         """There is nothing to run: the worker waits."""
         self._busy_until = None
+
+    def copy(self, copies: Sequence[Copy]) -> None:
+        """Let the time pass that these blocks would take to the memory of the host, or from there."""
+        end = self._begin() + self._timing.copying(copies)
+        self._clock.sleep_until(end)
+        self._busy_until = end
 
     def run(self, steps: Sequence[SequenceStep], on_layer: OnLayer | None = None) -> list[Sampled | None]:
         """Let the time of one iteration pass (see `Engine.run`)."""

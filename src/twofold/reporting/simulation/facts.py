@@ -8,6 +8,7 @@ from twofold.reporting.simulation.accuracy import accuracy, describe
 from twofold.reporting.tables import NOTHING, seconds
 from twofold.request import Phase
 from twofold.simulation.result import PoolResult, SimulationResult
+from twofold.simulation.spec import ClusterSpec
 from twofold.simulation.verdict import Check
 from twofold.slo import Slo, SlowdownSlo
 
@@ -34,7 +35,7 @@ def design(result: SimulationResult) -> list[Fact]:
         Fact("Model", spec.model),
         *(Fact(f"Pool {pool.role}", pool_text(pool)) for pool in result.pools),
         Fact("Router, hand-off", f"{spec.router}, {spec.handoff}"),
-        Fact("Batches", f"at most {spec.token_budget:,} prompt tokens, {spec.max_seqs:,} sequences"),
+        Fact("Batches", f"{_budget(spec)}, {spec.max_seqs:,} sequences"),
         Fact("Transfers", "share the link" if spec.contention else "each have the whole link"),
         Fact("Rules", spec.rules),
         *(Fact(f"Failure of {lost.instance}", _failure(lost.at_s, lost.back_s)) for lost in spec.failures),
@@ -45,6 +46,15 @@ def design(result: SimulationResult) -> list[Fact]:
 def pool_text(pool: PoolResult) -> str:
     """`35 × dgx-h100, 35 instances`."""
     return f"{pool.machines:,} × {pool.machine}, {pool.instances:,} instance{'s'[: pool.instances != 1]}"
+
+
+def _budget(spec: ClusterSpec) -> str:
+    budget = spec.token_budget
+    return (
+        f"at most {budget:,} prompt tokens"
+        if isinstance(budget, int)
+        else "as many prompt tokens as saturate"
+    )
 
 
 def slo_text(slo: Slo | SlowdownSlo) -> str:
@@ -95,6 +105,10 @@ def _rates(result: SimulationResult) -> Iterator[Fact]:
         yield Fact("Goodput", rate(result.slo_met, result.duration_s, "requests/s"), both)
     yield Fact("Hand-offs", f"{result.handoffs:,}")
     yield Fact("Pre-emptions", f"{result.preemptions:,}", both)
+    if result.spec.swap_space_bytes is not None:
+        yield Fact(
+            "Swapped out", f"{result.swaps:,} times, {result.swap_bytes / 1e9:,.1f} GB out and back", both
+        )
 
 
 def _costs(result: SimulationResult) -> Iterator[Fact]:

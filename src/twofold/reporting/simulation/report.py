@@ -14,8 +14,8 @@ from twofold.slo import Slo, SlowdownSlo
 
 # Everything that depends on when the run ended, or on who was in time.
 _OF_THE_WHOLE_RUN = (
-    *("duration_s", "slo_met", "preemptions", "requests_per_s", "output_tokens_per_s", "goodput_per_s"),
-    *("energy_j", "mean_power_w"),
+    *("duration_s", "slo_met", "preemptions", "swaps", "swap_bytes"),
+    *("requests_per_s", "output_tokens_per_s", "goodput_per_s", "energy_j", "mean_power_w"),
 )
 
 
@@ -29,6 +29,8 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
     unfinished: int
     slo_met: int | None
     preemptions: int
+    swaps: int
+    swap_bytes: int
     handoffs: int
     prompt_tokens: int
     output_tokens: int

@@ -19,3 +19,9 @@ BATCHERS: dict[str, Callable[[int, int], Batcher]] = {
     "splitwise": SplitwiseMixed,
     "splitwise-sim": SplitwiseSimBatcher,
 }
+
+# Those whose budget is for prompts, which they take whole; one that is longer runs alone.
+WHOLE_PROMPTS = ("prefill", "mixed")
+
+# Those beside which memory may grow (`scheduling.growth`): what stands still is left to it.
+GROWING = ("decode", "mixed", "chunked-prefill")

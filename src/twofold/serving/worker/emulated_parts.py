@@ -1,7 +1,8 @@
 """The parts of workers that take their times from a performance model, as the cluster's file describes them."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from twofold.engine.emulated.clock import MonotonicClock
@@ -13,6 +14,7 @@ from twofold.engine.emulated.tokens import TokenRange
 from twofold.errors import ConfigurationError
 from twofold.hardware.catalog import load_catalog
 from twofold.hardware.model import Model
+from twofold.scheduling.growth import Copy
 from twofold.serving.config import DEFAULT_VOCAB_SIZE, ServiceConfig, WorkerConfig
 from twofold.serving.worker.parts import WorkerParts
 from twofold.simulation.build import Kind, Seat, kinds_of, seats_of, transfer_of
@@ -55,6 +57,7 @@ class EmulatedPrepared:
                 spec.instance, epoch, self._layout, num_blocks, port, prefills, clock
             ),
             changed=_Rests(engine.rest),
+            swap_space=_SwapSpace(engine, seat.kind.swap.blocks) if seat.kind.swap.blocks else None,
         )
 
     def _port(self, seat: Seat) -> Port:
@@ -66,6 +69,17 @@ class EmulatedPrepared:
             latency_s=transfer.latency_s,
             sync_s=max(each.sync_s for each in self._transfers),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _SwapSpace:
+    """Memory of a host that is not there: only the time of the copies is taken."""
+
+    engine: EmulatedEngine
+    num_blocks: int
+
+    def copy(self, copies: Sequence[Copy]) -> None:
+        self.engine.copy(copies)
 
 
 class _Rests(threading.Condition):
@@ -86,17 +100,17 @@ def prepare(config: ServiceConfig) -> EmulatedPrepared:
     assert spec is not None  # noqa: S101  (the command line sees to it; tells the type checker)
     catalog = load_catalog([Path(file) for file in config.catalog])
     kinds, model = kinds_of(spec, catalog), catalog.model(spec.model)
-    max_model_len = _context_length(config.engine.max_model_len, model, kinds)
+    max_model_len = _context_length(config.engine.max_model_len, model, kinds, spec.block_size)
     return EmulatedPrepared(spec, model, kinds, max_model_len, config.engine.vocab_size or DEFAULT_VOCAB_SIZE)
 
 
-def _context_length(wanted: int | None, model: Model, kinds: list[Kind]) -> int:
+def _context_length(wanted: int | None, model: Model, kinds: list[Kind], block_size: int) -> int:
     """What was asked for, else the model's own, as far as the smallest memory holds it.
 
     It may be more than the model's own: nothing is computed that would notice.
     """
-    smallest = min(kinds, key=lambda kind: kind.capacity_tokens)
-    room = smallest.capacity_tokens
+    smallest = min(kinds, key=lambda kind: kind.longest(block_size))
+    room = smallest.longest(block_size)
     if wanted is None:
         return min(model.max_context or room, room)
     if wanted > room:

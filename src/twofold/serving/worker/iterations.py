@@ -9,9 +9,11 @@ from functools import partial
 from twofold.batch import Batch, BatchItem
 from twofold.engine.base import Engine, Sampled, SequenceStep
 from twofold.request import Phase, TokenOutput
+from twofold.scheduling.growth import Copy
 from twofold.scheduling.instance import Outcome
 from twofold.serving.messages import PrefillStarted, StepDone
 from twofold.serving.worker.state import WorkerState
+from twofold.serving.worker.swapping import SwapSpace
 
 log = logging.getLogger(__name__)
 
@@ -24,18 +26,28 @@ class _Started:
     steps: list[SequenceStep]
     handing_off: list[str]
     landed: list[Sequence[int]]
+    copies: list[Copy]
     now: float
 
 
 class Iterations:
     """next_batch → engine.run → complete → tokens to the controller, until the worker is to end."""
 
-    def __init__(self, state: WorkerState, engine: Engine, eos_token_ids: frozenset[int]) -> None:
+    def __init__(
+        self,
+        state: WorkerState,
+        engine: Engine,
+        eos_token_ids: frozenset[int],
+        swap_space: SwapSpace | None = None,
+    ) -> None:
         self._state, self._engine, self._eos = state, engine, eos_token_ids
+        self._swap_space = swap_space
 
     def run(self) -> None:
         while (started := self._next_batch()) is not None:
             self._state.landing.bring(started.landed)
+            if self._swap_space is not None and started.copies:
+                self._swap_space.copy(started.copies)
             on_layer = partial(self._state.sender.layer_computed, started.handing_off)
             try:
                 sampled = self._engine.run(started.steps, on_layer if started.handing_off else None)
@@ -55,12 +67,22 @@ class Iterations:
                 if batch is not None:
                     state.batch_started_s = now
                     self._announce(batch)
+                    copies = self._swapped()
                     steps = [self._step(item) for item in batch.items]
-                    return _Started(batch, steps, self._begin_handoffs(batch), state.landing.take(), now)
+                    handing_off = self._begin_handoffs(batch)
+                    return _Started(batch, steps, handing_off, state.landing.take(), copies, now)
                 state.batch_started_s = None
                 state.report_changes()
                 state.changed.wait()
             return None
+
+    def _swapped(self) -> list[Copy]:
+        """What is to be copied before the batch. Those that stood still may go on, so that others may begin."""
+        growth = self._state.scheduler.growth
+        if growth is None:
+            return []
+        self._state.grant()
+        return growth.take_copies()
 
     def _announce(self, batch: Batch) -> None:
         """Tell the controller of prompts that start, where it waits to hear of them."""

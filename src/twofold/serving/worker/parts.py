@@ -7,17 +7,22 @@ from typing import Protocol
 from twofold.engine.base import Engine
 from twofold.serving.config import WorkerConfig
 from twofold.serving.worker.landing import Landing
+from twofold.serving.worker.swapping import SwapSpace
 from twofold.transport.base import Transport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerParts:
-    """The parts of one worker that depend on its engine. `changed` becomes that of its `WorkerState`."""
+    """The parts of one worker that depend on its engine. `changed` becomes that of its `WorkerState`.
+
+    With `swap_space` decodes take memory as they go.
+    """
 
     engine: Engine
     transport: Transport
     eos_token_ids: frozenset[int] = frozenset()
     landing: Landing = field(default_factory=Landing)
+    swap_space: SwapSpace | None = None
     changed: threading.Condition = field(default_factory=threading.Condition)
 
 

@@ -7,6 +7,7 @@ import threading
 import time
 from pathlib import Path
 
+import msgspec
 import zmq
 
 from twofold.curve.guard import Guard
@@ -14,7 +15,9 @@ from twofold.curve.key import read_key
 from twofold.curve.network import HOME
 from twofold.kvcache.blocks import BlockManager
 from twofold.kvcache.leases import LeaseBook
+from twofold.performance.saturation import saturating_tokens
 from twofold.scheduling.batchers import BATCHERS
+from twofold.scheduling.growth import Growth
 from twofold.scheduling.instance import InstanceScheduler
 from twofold.serving.config import CONTROLLER, ServiceConfig, WorkerConfig
 from twofold.serving.journal import Journal, JournaledInstance
@@ -22,6 +25,7 @@ from twofold.serving.mailbox import Inbox, Outbox
 from twofold.serving.messages import ToWorker
 from twofold.serving.worker.deadline import AlarmDeadline, Deadline
 from twofold.serving.worker.handoffs import layers_at_once
+from twofold.serving.worker.measuring import prefill_speed
 from twofold.serving.worker.parts import Prepared, WorkerParts
 from twofold.serving.worker.peers import PeerDirectory
 from twofold.serving.worker.receiver import HandoffReceiver
@@ -40,6 +44,13 @@ def run_worker(config: ServiceConfig, spec: WorkerConfig, prepared: Prepared) ->
     epoch = secrets.randbits(53)
     parts = prepared.parts(spec, epoch)
     engine = parts.engine
+    measures, prefill = config.measures(spec), None
+    if measures or spec.measures_budget:
+        prefill = prefill_speed(engine, min(spec.token_budget, prepared.max_model_len))
+    if prefill is not None and spec.measures_budget:
+        budget = saturating_tokens(prefill.seconds, prepared.max_model_len)
+        log.info("%s is kept busy by %d prompt tokens", spec.instance, budget)
+        spec = msgspec.structs.replace(spec, token_budget=budget)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     network = config.network
     guard = None if network is None else Guard(context, read_key(Path(network.key_file)))
@@ -73,7 +84,9 @@ def run_worker(config: ServiceConfig, spec: WorkerConfig, prepared: Prepared) ->
         inbox,
         config.lease_s,
         checksums=config.kv_checksums,
-        measured_tokens=min(spec.token_budget, prepared.max_model_len) if config.measures(spec) else None,
+        prefill=prefill,
+        probes=measures,
+        swap_space=parts.swap_space,
     )
 
 
@@ -99,9 +112,12 @@ def _scheduler(
     blocks = BlockManager(num_blocks, block_size)
     leases = LeaseBook(blocks, spec.instance, epoch, config.lease_s, parts.transport)
     batcher = BATCHERS[spec.batcher](spec.token_budget, config.engine.max_num_seqs)
+    swap_blocks = 0 if parts.swap_space is None else parts.swap_space.num_blocks
+    growth = Growth(blocks, BlockManager(swap_blocks, block_size)) if swap_blocks else None
+    most = config.engine.max_num_seqs
     if config.journal_dir is None:
-        return InstanceScheduler(batcher, blocks, leases, config.engine.max_num_seqs)
-    scheduler = JournaledInstance(batcher, blocks, leases, config.engine.max_num_seqs)
+        return InstanceScheduler(batcher, blocks, leases, most, growth=growth)
+    scheduler = JournaledInstance(batcher, blocks, leases, most, growth=growth)
     scheduler.journal = Journal(config.journal_dir, spec.instance)
     scheduler.journal.write(
         "instance",
@@ -109,11 +125,12 @@ def _scheduler(
             "instance": spec.instance,
             "batcher": spec.batcher,
             "token_budget": spec.token_budget,
-            "max_num_seqs": config.engine.max_num_seqs,
+            "max_num_seqs": most,
             "num_blocks": num_blocks,
             "block_size": block_size,
             "epoch": epoch,
             "lease_s": config.lease_s,
+            "swap_blocks": swap_blocks,
         },
     )
     return scheduler

@@ -8,6 +8,7 @@ from twofold.curve.network import Network
 from twofold.engine.torch.engine import TorchEngine
 from twofold.engine.torch.loader import LoadedModel, load_model
 from twofold.errors import ConfigurationError
+from twofold.scheduling.batchers import GROWING
 from twofold.serving.config import EngineConfig, ServiceConfig, WorkerConfig
 from twofold.serving.memory_plan import MemoryPlan, available_memory, plan_memory
 from twofold.serving.model_source import model_name
@@ -15,6 +16,7 @@ from twofold.serving.worker.engines import Stage
 from twofold.serving.worker.landing import Landing
 from twofold.serving.worker.parts import WorkerParts
 from twofold.serving.worker.pool_landing import PoolLanding
+from twofold.serving.worker.pool_swapping import PoolSwapSpace
 from twofold.transport.pooled import MakeTransport, load_transport
 
 
@@ -43,11 +45,13 @@ class TorchPrepared:
             spec.instance, epoch, plan.layout, plan.num_blocks, self._device, self._network
         )
         engine_pool, landing_pool = transport.engine_pool, transport.landing_pool
+        swaps = plan.swap_blocks > 0 and spec.batcher in GROWING
         return WorkerParts(
             transport=transport,
             landing=Landing() if engine_pool is landing_pool else PoolLanding(landing_pool, engine_pool),
             engine=TorchEngine(self._model.to(self._device), engine_pool),
             eos_token_ids=frozenset(self._model.eos_token_ids),
+            swap_space=PoolSwapSpace(engine_pool, plan.swap_blocks) if swaps else None,
         )
 
 
@@ -64,6 +68,8 @@ def prepare(service: ServiceConfig, stage: Stage) -> TorchPrepared:
         max_model_len=_context_length(config, model.max_model_len),
         workers=len(service.workers),
         available_bytes=available_memory(),
+        swap_bytes=config.swap_bytes,
+        swapping=sum(worker.batcher in GROWING for worker in service.workers),
     )
     name, make = model_name(Path(config.model)), load_transport(service.transport)
     return TorchPrepared(model, name, plan, config.device, make, service.network)

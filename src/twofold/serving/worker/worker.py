@@ -12,15 +12,16 @@ import threading
 import time
 
 from twofold.engine.base import Engine
+from twofold.performance.measured import PrefillSpeed
 from twofold.serving.mailbox import Inbox
 from twofold.serving.messages import Peer, Registered, ToWorker
 from twofold.serving.worker.arrivals import Arrivals
 from twofold.serving.worker.commands import Commands
 from twofold.serving.worker.handoffs import Handoffs, layers_at_once
 from twofold.serving.worker.iterations import Iterations
-from twofold.serving.worker.measuring import prefill_speed
 from twofold.serving.worker.prober import LinkProber
 from twofold.serving.worker.state import WorkerState
+from twofold.serving.worker.swapping import SwapSpace
 
 
 def work(
@@ -32,16 +33,15 @@ def work(
     lease_s: float,
     *,
     checksums: bool,
-    measured_tokens: int | None,
+    prefill: PrefillSpeed | None,
+    probes: bool,
+    swap_space: SwapSpace | None,
 ) -> None:
     """Register with the controller and run batches until told to shut down.
 
-    If it is to hand requests over, it measures first how long prompts of up to `measured_tokens` take, and then what
-    its links carry.
+    `prefill` is how fast it was measured to be, if it was. If it `probes`, it measures what its links carry.
     """
-    prefill = None
-    if measured_tokens is not None:
-        prefill = prefill_speed(engine, measured_tokens)
+    if probes:
         LinkProber(state).start()
     peer = Peer(
         inbox=inbox.address, memory=state.peers.own_memory, host=state.peers.host, outside=inbox.outside
@@ -59,7 +59,7 @@ def work(
     state.receiver.start(arrivals.receive, arrivals.ended)
     receiver = threading.Thread(target=Commands(state, inbox, lease_s).run, name="inbox", daemon=True)
     receiver.start()
-    Iterations(state, engine, eos_token_ids).run()
+    Iterations(state, engine, eos_token_ids, swap_space).run()
     receiver.join()
     state.sender.close()
     state.receiver.close()

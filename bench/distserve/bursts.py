@@ -1,0 +1,173 @@
+"""A burst of requests: where does it wait, and what does it cost those that were there?
+
+    python bench/distserve/bursts.py [--burst 150] [--output-tokens 100 700] [--kv-tokens 40000] [--every 2] [--seed 0]
+
+llama2-70b on two DGX-H100, one for each phase, with little KV memory (`--kv-tokens` each), simulated. Two requests come
+each second for a minute, and after ten seconds `--burst` more within one. The same requests three times: KV written
+layer by layer into room that is taken when a request arrives; pulled when decode has room, so that prefill memory is
+the queue (DistServe, section 4.3); and pulled with decode memory that grows as it is used, the last to come swapped out
+over PCIe when there is none left. A line for every `--every` seconds of the second and third, and what came of all.
+"""
+
+import argparse
+import random
+from collections.abc import Sequence
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from twofold.hardware.catalog import Catalog, load_catalog
+from twofold.instance import Role
+from twofold.request import Request
+from twofold.scheduling.outcome import InstanceStatus
+from twofold.simulation.build import build, kinds_of
+from twofold.simulation.kernel import PS
+from twofold.simulation.observer import QuietObserver
+from twofold.simulation.spec import ClusterSpec, PoolSpec
+from twofold.simulation.statistics import Statistics
+from twofold.timeline import Timeline
+
+RATE, SECONDS, BURST_AT_S = 2.0, 60.0, 10.0
+PROMPT_TOKENS = (200, 1800)
+SWAP_SPACE_BYTES = 10**12
+POOLS = tuple(PoolSpec(machines=1, machine="dgx-h100", role=role) for role in (Role.PREFILL, Role.DECODE))
+
+
+class Ends(QuietObserver):
+    """Keeps the timeline of every request."""
+
+    def __init__(self) -> None:
+        self.timelines: list[Timeline] = []
+
+    def ended(self, timeline: Timeline) -> None:
+        self.timelines.append(timeline)
+
+
+class Watch(msgspec.Struct):
+    """One run: what both instances said now and then, the most of it at any event, and what came of the requests."""
+
+    every_s: float
+    looks: list[tuple[float, InstanceStatus, InstanceStatus]] = []
+    most_held: int = 0
+    most_used: float = 0.0
+    timelines: list[Timeline] = []
+    end_s: float = 0.0
+
+    def look(self, at_s: float, prefill: InstanceStatus, decode: InstanceStatus) -> None:
+        self.most_held = max(self.most_held, prefill.handing_off)
+        self.most_used = max(self.most_used, used(decode))
+        if not self.looks or at_s >= self.looks[-1][0] + self.every_s:
+            self.looks.append((at_s, prefill, decode))
+
+
+def used(status: InstanceStatus) -> float:
+    """The share of KV blocks that are taken."""
+    return 1 - status.blocks_free / status.blocks_total
+
+
+def requests(burst: int, output_tokens: tuple[int, int], seed: int) -> list[Request]:
+    """Poisson arrivals and a burst among them, in order."""
+    draw = random.Random(seed)
+    arrivals = [BURST_AT_S + draw.random() for _ in range(burst)]
+    now = draw.expovariate(RATE)
+    while now < SECONDS:
+        arrivals.append(now)
+        now += draw.expovariate(RATE)
+    return [
+        Request(
+            id=str(number),
+            arrival_s=at,
+            prompt_tokens=draw.randint(*PROMPT_TOKENS),
+            output_tokens=draw.randint(*output_tokens),
+        )
+        for number, at in enumerate(sorted(arrivals))
+    ]
+
+
+def watch(spec: ClusterSpec, some: Sequence[Request], catalog: Catalog, every_s: float) -> Watch:
+    """Simulate, and look at the two instances before every event."""
+    ends, seen = Ends(), Watch(every_s=every_s)
+    statistics = Statistics(None, None, over_all_tokens=False)
+    cluster = build(spec, catalog, kinds_of(spec, catalog), statistics, [ends], 1 << 60)
+    prefill, decode = (cluster.instances[name].scheduler for name in ("prefill-0", "decode-0"))
+    cluster.kernel.before_step = lambda at: seen.look(at / PS, prefill.status(), decode.status())
+    cluster.feed(some)
+    cluster.kernel.run(until_events=1 << 60)
+    seen.look(cluster.kernel.now / PS, prefill.status(), decode.status())
+    seen.timelines, seen.end_s = ends.timelines, statistics.last_end / PS
+    return seen
+
+
+def over_time(seen: Watch, title: str) -> Table:
+    """Where requests are, at each look."""
+    headings = (
+        "s",
+        "prompts wait",
+        "held by prefill",
+        "its memory",
+        "decode memory",
+        "decoding",
+        "swapped out",
+    )
+    table = Table(title=title, title_justify="left")
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    for at_s, prefill, decode in seen.looks:
+        counts = (prefill.waiting, prefill.handing_off, decode.running - decode.swapped, decode.swapped)
+        waiting, held, decoding, swapped = (f"{count:,}" for count in counts)
+        memory = (f"{used(prefill):.0%}", f"{used(decode):.0%}")
+        table.add_row(f"{at_s:.0f}", waiting, held, *memory, decoding, swapped)
+    return table
+
+
+def summary(runs: dict[str, Watch]) -> Table:
+    """Memory, latencies and swaps of each run."""
+    headings = ("", "most held by prefill", "most decode memory", "TTFT P50 / P99 s", "TPOT P50 / P99 ms",
+                "last token s", "lost", "swapped out, times", "blocks out and back")  # fmt: skip
+    table = Table(title="what came of it", title_justify="left")
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    for name, seen in runs.items():
+        ttft = sorted(t.ttft_s for t in seen.timelines if t.ttft_s is not None)
+        tpot = sorted(t.tpot_s * 1e3 for t in seen.timelines if t.tpot_s is not None)
+        lost = sum(t.output_tokens != t.request.output_tokens for t in seen.timelines)
+        last = seen.looks[-1][2]
+        table.add_row(
+            name, f"{seen.most_held:,} requests", f"{seen.most_used:.1%}",
+            f"{at(ttft, 0.5):.2f} / {at(ttft, 0.99):.2f}", f"{at(tpot, 0.5):.1f} / {at(tpot, 0.99):.1f}",
+            f"{seen.end_s:.1f}", f"{lost:,}", f"{last.swaps:,}", f"{last.swap_blocks_moved:,}",
+        )  # fmt: skip
+    return table
+
+
+def at(ordered: Sequence[float], share: float) -> float:
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--burst", type=int, default=150)
+    parser.add_argument("--output-tokens", type=int, nargs=2, default=(100, 700))
+    parser.add_argument("--kv-tokens", type=int, default=40_000)
+    parser.add_argument("--every", type=float, default=2.0)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    catalog, console = load_catalog(), Console()
+    some = requests(given.burst, tuple(given.output_tokens), given.seed)
+    pull = ClusterSpec(
+        pools=POOLS, model="llama2-70b", router="jsq", handoff="pull", kv_capacity_tokens=given.kv_tokens
+    )
+    designs = {
+        "layer-wise": msgspec.structs.replace(pull, handoff="layer-wise"),
+        "pull": pull,
+        "pull, growing": msgspec.structs.replace(pull, swap_space_bytes=SWAP_SPACE_BYTES),
+    }
+    runs = {name: watch(spec, some, catalog, given.every) for name, spec in designs.items()}
+    for name in ("pull", "pull, growing"):
+        console.print(over_time(runs[name], name))
+    console.print(summary(runs))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""How many prompts should go together? Batches up to the saturating length against shorter and longer ones.
+
+    python bench/distserve/saturation.py [--model opt-13b] [--requests 4000] [--seed 0]
+
+Prefill on a machine of A100s with the times of DistServe's simulator; Poisson arrivals at shares of the rate that full
+batches of L_m tokens would sustain, prompts as in a chat (log-normal, median 220 tokens, at most 2,048). L_m is the
+shortest prompt that is computed at 90% of the best rate (`performance/saturation.py`).
+"""
+
+import argparse
+import random
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from twofold.hardware.catalog import Catalog, load_catalog
+from twofold.instance import Role
+from twofold.request import Request
+from twofold.simulation.build import kinds_of
+from twofold.simulation.result import SimulationResult
+from twofold.simulation.simulate import simulate
+from twofold.simulation.spec import SATURATING, ClusterSpec, PoolSpec
+
+MEDIAN, SIGMA, MOST, OUTPUT = 220, 0.9, 2048, 2
+SHARES = (0.3, 0.6, 0.8, 0.9, 0.95)
+OTHERS = (1, 128, 2048, 8192)
+
+
+def requests(rate: float, count: int, seed: int) -> list[Request]:
+    draw, now, made = random.Random(seed), 0.0, list[Request]()
+    for number in range(count):
+        now += draw.expovariate(rate)
+        prompt = min(MOST - OUTPUT, max(1, round(MEDIAN * draw.lognormvariate(0, SIGMA))))
+        made.append(Request(id=str(number), arrival_s=now, prompt_tokens=prompt, output_tokens=OUTPUT))
+    return made
+
+
+def cluster(model: str, budget: int | str) -> ClusterSpec:
+    pools = tuple(
+        PoolSpec(machines=1, machine="dgx-a100", role=role, tensor_parallel=1)
+        for role in (Role.PREFILL, Role.DECODE)
+    )
+    return ClusterSpec(
+        pools=pools,
+        model=model,
+        performance="distserve-published",
+        router="round-robin",
+        handoff="layer-wise",
+        contention=False,
+        token_budget=SATURATING if budget == SATURATING else int(budget),
+    )
+
+
+def run(
+    model: str, budget: int | str, rate: float, count: int, seed: int, catalog: Catalog
+) -> SimulationResult:
+    spec = cluster(model, budget)
+    return simulate(spec, requests(rate, count, seed), catalog=catalog, series=False)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--model", default="opt-13b")
+    parser.add_argument("--requests", type=int, default=4000)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args(arguments)
+    catalog = load_catalog()
+    kind = kinds_of(cluster(given.model, SATURATING), catalog)[0]
+    instances, mean = kind.instances, sum(r.prompt_tokens for r in requests(1.0, 4000, 0)) / 4000
+    together = round(kind.token_budget / mean)  # prompts of a batch
+    best = instances * together / kind.model.prefill_s(round(together * mean), together * round(mean) ** 2)
+    table = Table(
+        title=f"mean / P90 TTFT in ms, {given.model}, L_m = {kind.token_budget} tokens", title_justify="left"
+    )
+    budgets = sorted((*OTHERS, kind.token_budget))
+    for heading in ("load", "requests/s", *(f"{budget:,}" for budget in budgets)):
+        table.add_column(heading, justify="right")
+    for share in SHARES:
+        cells = []
+        for budget in budgets:
+            ttft = run(given.model, budget, share * best, given.requests, given.seed, catalog).ttft_s
+            cells.append(f"{(ttft.mean or 0) * 1e3:.0f} / {(ttft.percentile(90) or 0) * 1e3:.0f}")
+        table.add_row(f"{share:.0%}", f"{share * best:.1f}", *cells)
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""What must always hold where decodes take memory as they go and are swapped out, over random workloads and aborts."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.virtual_cluster import VirtualCluster
+from twofold.handoff import HandoffMode
+from twofold.instance import Role
+from twofold.kvcache.blocks import BlockManager
+from twofold.kvcache.counts import BlockCounts
+from twofold.request import FinishReason, Request
+from twofold.scheduling.routers import ROUTERS
+
+SPLIT = [("p0", Role.PREFILL, "prefill"), ("d0", Role.DECODE, "decode")]
+CLUSTERS = {
+    "split": SPLIT,
+    "2P+2D": [*SPLIT, ("p1", Role.PREFILL, "prefill"), ("d1", Role.DECODE, "decode")],
+    "mixed": [("m0", Role.MIXED, "mixed")],
+    "chunked": [("m0", Role.MIXED, "chunked-prefill"), ("m1", Role.MIXED, "chunked-prefill")],
+}
+NUM_BLOCKS = 26  # of 4 tokens: the largest request just fits
+
+worlds = st.fixed_dictionaries(
+    {
+        "cluster": st.sampled_from(sorted(CLUSTERS)),
+        "router": st.sampled_from(["jsq", "round-robin"]),
+        "mode": st.sampled_from([HandoffMode.LAYER_WISE, HandoffMode.PULL]),
+        "step_tokens": st.sampled_from([1, 3, 8, 64]),
+        "swap_blocks": st.sampled_from([NUM_BLOCKS, 60, 1000]),
+        "max_seqs": st.sampled_from([2, 8]),
+        "budget": st.sampled_from([6, 64]),
+        "per_token": st.integers(1, 300),
+        "transfer": st.integers(1, 300),
+    }
+)
+sizes = st.lists(
+    st.tuples(st.integers(1, 45), st.integers(1, 60), st.integers(0, 3000), st.none() | st.integers(0, 9000)),
+    min_size=1,
+    max_size=20,
+)
+
+
+def run(world, sizes, **how):
+    drawn = dict(world)
+    per_token, transfer = drawn.pop("per_token"), drawn.pop("transfer")
+    requests = [
+        Request(id=str(i), arrival_s=float(arrival), prompt_tokens=prompt, output_tokens=output)
+        for i, (prompt, output, arrival, _) in enumerate(sizes)
+    ]
+    requests.sort(key=lambda request: request.arrival_s)
+    aborts = {str(i): float(abort) for i, (_, _, _, abort) in enumerate(sizes) if abort is not None}
+    made = VirtualCluster(
+        CLUSTERS[drawn.pop("cluster")],
+        num_blocks=NUM_BLOCKS,
+        router=ROUTERS[drawn.pop("router")](),
+        batch_s=lambda prefill, decodes: per_token * (1 + prefill + decodes),
+        transfer_s=lambda request: transfer * request.prompt_tokens,
+        **drawn,
+        **how,
+    )
+    made.run(requests, aborts)
+    return requests, aborts, made
+
+
+def story(world):
+    return world.ended, world.first_token_s, world.end_s
+
+
+def swaps(world):
+    return {
+        name: (instance.preemptions, instance.status().swaps, instance.status().swap_blocks_moved)
+        for name, instance in world.instances.items()
+    }
+
+
+@settings(max_examples=600)
+@given(worlds, sizes)
+def test_every_request_ends_once_with_its_tokens_in_order_and_finds_its_own_kv(world, sizes):
+    """No block is leaked or owned twice, here or on the host; what a batch reads is its own, however late it comes."""
+    requests, aborts, done = run(world, sizes)
+    assert len(done.ended) == len(requests)
+    for request in requests:
+        made = done.tokens[request.id]
+        assert made == list(range(len(made)))
+        if request.id in aborts and done.ended[request.id] is FinishReason.ABORT:
+            assert len(made) < request.output_tokens
+        else:
+            assert done.ended[request.id] is FinishReason.LENGTH
+            assert len(made) == request.output_tokens
+    for instance in done.instances.values():
+        status = instance.status()
+        assert status.idle
+        assert instance.empty
+        assert (status.swapped, status.swap_blocks_free) == (0, status.swap_blocks_total)
+        assert instance.growth is None or instance.growth._promised == 0
+
+
+@settings(max_examples=200)
+@given(worlds, sizes)
+def test_runs_of_iterations_are_cut_where_memory_runs_out(world, sizes):
+    """Taken together or one by one, with numbered blocks or counted ones, all ends as it does, after the same swaps."""
+    _, _, single = run(world, sizes)
+    _, _, together = run(world, sizes, runs=True, accounts=BlockCounts)
+    assert story(single) == story(together)
+    assert swaps(single) == swaps(together)
+
+
+def test_the_random_clusters_swap():
+    """Or the tests above would show little."""
+    world = {
+        "cluster": "split",
+        "router": "jsq",
+        "mode": HandoffMode.PULL,
+        "step_tokens": 3,
+        "swap_blocks": 1000,
+    }
+    world |= {"max_seqs": 8, "budget": 64, "per_token": 1, "transfer": 1}
+    sizes = [(8, 60, 10 * i, None) for i in range(20)]
+    _, _, done = run(world, sizes, accounts=BlockManager)
+    preemptions, swapped, _ = swaps(done)["d0"]
+    assert preemptions >= swapped > 10

@@ -1,0 +1,77 @@
+"""A burst under pull: the memory of prefill is the queue of decode (DistServe, section 4.3)."""
+
+import msgspec
+
+from support.toy import CATALOG
+from twofold.instance import Role
+from twofold.request import Request
+from twofold.simulation.build import build, kinds_of
+from twofold.simulation.spec import ClusterSpec, PoolSpec
+from twofold.simulation.statistics import Statistics
+
+PROMPT, OUTPUT, BURST = 400, 100, 80
+PULL = ClusterSpec(
+    pools=(
+        PoolSpec(machines=1, machine="dgx-h100", role=Role.PREFILL),
+        PoolSpec(machines=1, machine="dgx-h100", role=Role.DECODE),
+    ),
+    model="llama2-70b",
+    router="jsq",
+    handoff="pull",
+    kv_capacity_tokens=10_000,
+)
+
+
+def watched(spec, output=OUTPUT):
+    """(statuses before every event: of prefill and of decode, what came of the run)."""
+    statistics = Statistics(None, None, over_all_tokens=False)
+    cluster = build(spec, CATALOG, kinds_of(spec, CATALOG), statistics, [], 1 << 60)
+    seen = []
+
+    def look(_):
+        seen.append(tuple(instance.scheduler.status() for instance in cluster.instances.values()))
+
+    cluster.kernel.before_step = look
+    requests = [
+        Request(id=str(i), arrival_s=0.001 * i, prompt_tokens=PROMPT, output_tokens=output)
+        for i in range(BURST)
+    ]
+    cluster.feed(requests)
+    cluster.kernel.run(until_events=1 << 60)
+    look(0)
+    return seen, statistics
+
+
+def test_the_prefill_buffer_rises_and_drains_and_nothing_is_lost():
+    """Decode never takes more than it has, prefill starts only what fits beside what was not pulled yet."""
+    seen, statistics = watched(PULL)
+    assert statistics.completed == BURST
+    held = [prefill.handing_off for prefill, _ in seen]
+    assert max(held) == 10_000 // PROMPT, "as many as its memory holds"
+    assert any(prefill.waiting and prefill.blocks_free < PROMPT // 16 for prefill, _ in seen)
+    assert all(0 <= status.blocks_free <= status.blocks_total for pair in seen for status in pair)
+    assert max(d.blocks_total - d.blocks_free for _, d in seen) > 0.9 * seen[0][1].blocks_total
+    assert all(status.idle for status in seen[-1])
+
+
+def test_a_prompt_takes_no_room_on_the_decode_instance_before_it_starts():
+    """Where KV is not pulled, room is kept for whoever comes, from the moment of arrival."""
+    for handoff, waits in (("pull", True), ("layer-wise", False)):
+        seen, _ = watched(msgspec.structs.replace(PULL, handoff=handoff))
+        ahead = [
+            decode.arriving + decode.lease_queue > prefill.handing_off
+            for prefill, decode in seen
+            if prefill.waiting
+        ]
+        assert any(ahead) != waits
+
+
+def test_with_swap_space_the_same_burst_swaps_and_ends():
+    """More begin at once, those that came last give way, and all of them end."""
+    growing = msgspec.structs.replace(PULL, swap_space_bytes=10**11)
+    seen, statistics = watched(growing, output=400)
+    assert statistics.completed == BURST
+    assert max(decode.swapped for _, decode in seen) > 0
+    assert all(status.idle and not status.swapped for status in seen[-1])
+    at_once = watched(PULL, output=400)[0]
+    assert max(decode.running for _, decode in seen) > max(decode.running for _, decode in at_once)

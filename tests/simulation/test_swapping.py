@@ -1,0 +1,111 @@
+"""Decodes that are swapped out in the simulator: exact at any length of run, and as long as the copies take."""
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+
+from support.toy import CATALOG, clusters, run, workloads
+from twofold.errors import ConfigurationError
+from twofold.instance import Role
+from twofold.request import Request
+from twofold.simulation.cluster_file import dump_cluster, read_cluster
+from twofold.simulation.simulate import simulate
+from twofold.simulation.spec import ClusterSpec, PoolSpec
+
+LONG = (1, 3, 20, 90, 200)  # output tokens: some take several steps
+ALONE = ClusterSpec(
+    pools=(PoolSpec(machines=1, machine="dgx-h100", role=Role.MIXED),),
+    model="llama2-70b",
+    router="jsq",
+    kv_capacity_tokens=640,
+    swap_space_bytes=10**10,
+)
+
+
+def two():
+    return [Request(id=name, arrival_s=0.0, prompt_tokens=100, output_tokens=400) for name in "ab"]
+
+
+@settings(max_examples=600)
+@given(clusters(swapping=True), workloads(outputs=LONG))
+def test_runs_are_cut_where_memory_runs_out(cluster, requests):
+    """Every moment of every request, every histogram bucket and every swap: to the picosecond."""
+    assert run(cluster, requests).facts() == run(cluster, requests, max_run=1).facts()
+
+
+@settings(max_examples=600)
+@given(clusters(swapping=True), workloads(outputs=LONG))
+def test_every_request_ends_once_and_everything_is_given_back(cluster, requests):
+    """Nobody waits for ever, whoever fails meanwhile; no block is left, here or on the host."""
+    world = run(cluster, requests)
+    counts = world.statistics
+    assert counts.arrived == len(requests) == counts.completed + counts.rejected + counts.failed
+    for instance in world.cluster.instances.values():
+        status = instance.scheduler.status()
+        assert status.idle or instance.load is None
+        assert status.swap_blocks_free == status.swap_blocks_total or instance.load is None
+
+
+def test_copies_take_their_bytes_over_the_link_to_the_host():
+    """All is computed that was, in the same order, and takes longer by what went out and back."""
+    slow = simulate(msgspec.structs.replace(ALONE, swap_bytes_per_s=1e9), two(), catalog=CATALOG)
+    fast = simulate(msgspec.structs.replace(ALONE, swap_bytes_per_s=1e10), two(), catalog=CATALOG)
+    assert slow.swaps == fast.swaps > 0
+    assert slow.swap_bytes == fast.swap_bytes > 0
+    assert slow.duration_s - fast.duration_s == pytest.approx(slow.swap_bytes * (1e-9 - 1e-10), abs=1e-9)
+    # What goes out comes back, and is a whole number of blocks.
+    block_bytes = 16 * CATALOG.model("llama2-70b").kv_bytes_per_token
+    assert slow.swap_bytes % (2 * block_bytes) == 0
+
+
+def test_by_default_each_accelerator_has_pcie_of_its_own():
+    """The figure is the catalog's."""
+    speed = 8 * CATALOG.link("pcie4").bytes_per_s
+    given = simulate(msgspec.structs.replace(ALONE, swap_bytes_per_s=speed), two(), catalog=CATALOG)
+    assert simulate(ALONE, two(), catalog=CATALOG).duration_s == given.duration_s
+
+
+def test_memory_that_grows_takes_more_requests_at_once():
+    """Two that would not fit side by side in full run side by side until they do not: the second token comes sooner."""
+    whole = simulate(msgspec.structs.replace(ALONE, swap_space_bytes=None), two(), catalog=CATALOG)
+    grown = simulate(ALONE, two(), catalog=CATALOG)
+    assert whole.swaps == 0
+    assert (grown.ttft_s.maximum or 0) < (whole.ttft_s.maximum or 0)
+    assert grown.completed == whole.completed == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"router": "splitwise"}, "keep their roles"),
+        ({"rules": "splitwise-sim"}, "under the rules twofold"),
+        ({"swap_space_bytes": 10}, "has no room for a KV block"),
+        (
+            {"pools": (PoolSpec(machines=1, machine="dgx-h100", role=Role.MIXED, batcher="splitwise"),)},
+            "the batcher splitwise pauses decodes",
+        ),
+    ],
+)
+def test_clusters_that_cannot_swap(change, says):
+    """One sentence says why."""
+    with pytest.raises(ConfigurationError, match=says):
+        simulate(msgspec.structs.replace(ALONE, **change), two(), catalog=CATALOG)
+
+
+def test_a_request_that_the_host_has_no_place_for_is_refused():
+    """Its KV cache could never be swapped out in the end."""
+    little = msgspec.structs.replace(
+        ALONE, swap_space_bytes=16 * 16 * CATALOG.model("llama2-70b").kv_bytes_per_token
+    )
+    assert simulate(little, two(), catalog=CATALOG).rejected == 2
+
+
+def test_cluster_files():
+    """Both settings are read back; nothing is written of them where they are not given."""
+    spec = msgspec.structs.replace(ALONE, swap_bytes_per_s=2e10)
+    assert read_cluster(dump_cluster(spec), "c.yaml", catalog=CATALOG) == spec
+    assert "swap" not in dump_cluster(msgspec.structs.replace(ALONE, swap_space_bytes=None))
+    for line in ("swap_space_bytes: 0", "swap_bytes_per_s: 0.5"):
+        text = dump_cluster(msgspec.structs.replace(ALONE, swap_space_bytes=None)) + line + "\n"
+        with pytest.raises(ConfigurationError, match=line.split(":", maxsplit=1)[0]):
+            read_cluster(text, "c.yaml", catalog=CATALOG)

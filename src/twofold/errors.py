@@ -8,7 +8,8 @@ TwofoldError
 │   └── RequestError          one request is wrong (HTTP 400); names the parameter
 ├── OutOfBlocksError          the KV cache has fewer free blocks than were asked for
 ├── StaleEpochError           a message or a write carries the epoch of an earlier life of an instance
-└── InstanceLostError         the instance that held a request is gone
+├── InstanceLostError         the instance that held a request is gone
+└── SearchError               a search for a better plan gave no answer
 """
 
 
@@ -65,3 +66,7 @@ class StaleEpochError(TwofoldError):
 
 class InstanceLostError(TwofoldError):
     """The instance that held a request is gone."""
+
+
+class SearchError(TwofoldError):
+    """A search for a better plan gave no answer; the message says why."""

@@ -264,3 +264,20 @@ def test_who_is_dismissed_is_not_started_again():
     scene.look(60.0)
     assert scene.orders.started == []
     assert "r" not in scene.fleet.members
+
+
+def test_a_retired_worker_is_not_started_again():
+    """It ends as it was told to: that is no failure, and it comes back as one that is trusted."""
+    scene = Scene().up()
+    scene.fleet.retire("d")
+    assert scene.fleet.retiring() == ["d"]
+    scene.fleet.exited("d", scene.now)
+    scene.look(5.0, living=["p"])
+    assert scene.orders.started == []
+    assert (scene.fleet.retiring(), scene.fleet.retired()) == ([], ["d"])
+    scene.fleet.want("d", Role.PREFILL, scene.now)
+    scene.look(1.0, living=["p"])
+    assert scene.orders.started == ["d"]
+    scene.fleet.register(registered("d", epoch=2), scene.now)
+    assert scene.fleet.breaker("d").state is BreakerState.CLOSED
+    assert scene.fleet.members["d"].role is Role.PREFILL

@@ -93,6 +93,9 @@ class ScriptedService:
     def set_role(self, instance, role):
         raise RequestError(f"{instance} is scripted", status=409, code="roles_fixed")
 
+    def replans(self):
+        return []
+
     def snapshot(self) -> ServiceSnapshot:
         self.looks += 1
         return self.history.snapshot([])

@@ -64,7 +64,9 @@ class Ends(QuietObserver):
 class ToyRun:
     """A cluster that ran to its end."""
 
-    def __init__(self, spec, requests, *, model, capacity=400, max_run=1 << 60, batchers=None, slo=None):
+    def __init__(
+        self, spec, requests, *, model, capacity=400, max_run=1 << 60, batchers=None, slo=None, prepare=None
+    ):
         how = rules(spec.rules)
         batchers = batchers or {}
         # A byte a token, and a millisecond for each block that is swapped.
@@ -88,6 +90,8 @@ class ToyRun:
         self.ends = Ends()
         self.cluster = build(spec, CATALOG, kinds, self.statistics, [self.ends], max_run)
         self.sampler = Sampler(list(self.cluster.instances.values()))
+        if prepare is not None:
+            prepare(self.cluster)
         self.cluster.feed(requests)
         self.cluster.kernel.run(until_events=1 << 60)
 

@@ -14,13 +14,14 @@ from twofold.serving.service import PoolMember
 _TIMEOUT_S = 30
 
 
-class _Answer(msgspec.Struct, frozen=True):
+class Answer(msgspec.Struct, frozen=True):
+    """Every worker, and what re-planning has decided lately."""
+
     pools: tuple[PoolMember, ...]
+    replans: tuple[str, ...] = ()
 
 
-def ask(
-    url: str, api_key: str | None, *, instance: str | None = None, role: Role | None = None
-) -> tuple[PoolMember, ...]:
+def ask(url: str, api_key: str | None, *, instance: str | None = None, role: Role | None = None) -> Answer:
     """The pools of the service at `url`, after `instance` was given `role` if they are named."""
     if not url.startswith(("http://", "https://")):
         raise ConfigurationError(f"--url {url!r} is no URL: write it as in http://127.0.0.1:8000")
@@ -31,7 +32,7 @@ def ask(
     request = urllib.request.Request(f"{url.rstrip('/')}/pools", data=body, headers=headers)  # noqa: S310 (checked)
     try:
         with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response:  # noqa: S310 (checked)
-            return msgspec.json.decode(response.read(), type=_Answer).pools
+            return msgspec.json.decode(response.read(), type=Answer)
     except urllib.error.HTTPError as error:
         raise ConfigurationError(_reason(error.read()) or f"{url} answered with {error.code}") from error
     except (OSError, msgspec.MsgspecError) as error:
@@ -54,8 +55,8 @@ def _reason(body: bytes) -> str:
         return ""
 
 
-def show(members: tuple[PoolMember, ...]) -> None:
-    """A table, a line for each worker."""
+def show(answer: Answer) -> None:
+    """A table, a line for each worker, and then a sentence for each decision of re-planning."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     for column in (
         "worker",
@@ -71,7 +72,7 @@ def show(members: tuple[PoolMember, ...]) -> None:
         table.add_column(
             column, no_wrap=True, justify="right" if column in {"restarts", "waiting", "running"} else "left"
         )
-    for one in members:
+    for one in answer.pools:
         table.add_row(
             one.instance,
             one.role.value,
@@ -83,4 +84,7 @@ def show(members: tuple[PoolMember, ...]) -> None:
             str(one.running),
             f"{1 - one.blocks_free / one.blocks_total:.0%}" if one.blocks_total else "",
         )
-    Console().print(table)
+    console = Console()
+    console.print(table)
+    for said in answer.replans:
+        console.print(f"re-planning, {said}", markup=False, highlight=False)

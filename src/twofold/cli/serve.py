@@ -18,10 +18,15 @@ _MODEL = "Model directory, or hub id; none with --engine emulated, whose --clust
 _CLUSTER = "Take pools and policies from this file, as `twofold plan --output` writes it."
 _CATALOG = "A file with more machines or models for --cluster (TOML)."
 _ROUTER = (
-    "Placement: jsq, jsq-pending, jsq-requests, round-robin, random (jsq); splitwise also moves workers."
+    "Placement: jsq, jsq-pending, jsq-requests, round-robin, random (jsq); with jsq-planned roles may be changed,"
+    " splitwise also does so by itself."
 )
 _HANDOFF = "How KV travels: layer-wise, serialized, pull, by-size, chosen (layer-wise)."
 _TRANSPORT = "What moves KV: shared_memory, nixl, curve (shared_memory; curve with --listen-workers)."
+_REPLAN = "Watch the traffic, and let workers change roles when it shifts; needs --slo."
+_PROFILE = "How fast workers are here, for --replan: what `twofold calibrate live` wrote."
+_ATTAINMENT = "Share of requests within --slo that --replan aims at (0.9)."
+_RETIRE = "Let --replan also end workers that are not needed, and start them again."
 _LISTEN = "Take workers from other hosts at this address of ours, as in tcp://10.0.0.1:7600."
 _KEY = "File of the key that they need, as `twofold keygen` writes it."
 _ENGINES = "torch, or emulated: takes its times from a performance model of the machines in --cluster."
@@ -72,6 +77,16 @@ def serve(
             rich_help_panel=_SERVICE,
         ),
     ] = 30.0,
+    replan: Annotated[bool, typer.Option("--replan", help=_REPLAN, rich_help_panel=_SERVICE)] = False,
+    profile: Annotated[Path | None, typer.Option(help=_PROFILE, rich_help_panel=_SERVICE)] = None,
+    attainment: Annotated[float | None, typer.Option(help=_ATTAINMENT, rich_help_panel=_SERVICE)] = None,
+    retire: Annotated[bool, typer.Option("--retire", help=_RETIRE, rich_help_panel=_SERVICE)] = False,
+    min_between: Annotated[
+        float | None,
+        typer.Option(
+            min=1.0, help="Seconds between two decisions of --replan (60).", rich_help_panel=_SERVICE
+        ),
+    ] = None,
     engine: Annotated[str, typer.Option(help=_ENGINES, rich_help_panel=_ENGINE)] = "torch",
     dtype: Annotated[
         str | None,
@@ -175,6 +190,14 @@ def serve(
     """
     from twofold.cli import serve_run  # noqa: PLC0415 (what it needs is too heavy for the start of every command)
 
+    for flag, value in (
+        ("--profile", profile),
+        ("--attainment", attainment),
+        ("--retire", retire or None),
+        ("--min-between", min_between),
+    ):
+        if value is not None and not replan:
+            raise ConfigurationError(f"{flag} is for --replan: give that too")
     keys = serve_run.find_keys(api_key, api_keys)
     size = None if kv_cache_memory_bytes is None else parse_size(kv_cache_memory_bytes)
     flags = serve_run.Flags(
@@ -208,6 +231,11 @@ def serve(
         tokenizer=tokenizer,
         vocab_size=vocab_size,
         log_format=log_format,
+        replan=serve_run.ReplanFlags(
+            profile=profile, slo=slo, attainment=attainment, retire=retire, min_between_s=min_between
+        )
+        if replan
+        else None,
     )
     config = serve_run.service_of(flags)
     http = serve_run.HttpConfig(

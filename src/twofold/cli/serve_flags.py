@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
+from twofold.cli.serve_replan import DEFAULT_ROUTER, ReplanFlags, replan_config
 from twofold.curve.key import read_key
 from twofold.curve.network import HOME, Endpoint, Network, own_host
 from twofold.errors import ConfigurationError
@@ -56,6 +59,7 @@ class Flags:
     tokenizer: Path | None = None
     vocab_size: int | None = None
     log_format: str = "text"
+    replan: ReplanFlags | None = None
 
     @property
     def emulated(self) -> bool:
@@ -71,9 +75,10 @@ def service_of(flags: Flags) -> ServiceConfig:
     """The service that the flags ask for, without a place for its sockets; raises ConfigurationError."""
     _check_choice("--engine", flags.engine, tuple(ENGINES))
     _refuse_idle_flags(flags)
-    if flags.cluster is None:
-        return _from_flags(flags)
-    return _from_cluster(flags, flags.cluster)
+    config = _from_flags(flags) if flags.cluster is None else _from_cluster(flags, flags.cluster)
+    if flags.replan is None:
+        return config
+    return msgspec.structs.replace(config, replan=replan_config(config, flags.replan))
 
 
 def public_name(flags: Flags, config: ServiceConfig) -> str:
@@ -83,7 +88,8 @@ def public_name(flags: Flags, config: ServiceConfig) -> str:
 
 
 def _from_flags(flags: Flags) -> ServiceConfig:
-    router, handoff = flags.router or "jsq", flags.handoff or "layer-wise"
+    router = flags.router or ("jsq" if flags.replan is None else DEFAULT_ROUTER)
+    handoff = flags.handoff or "layer-wise"
     _check_choice("--router", router, LIVE_ROUTERS)
     _check_choice("--handoff", handoff, tuple(HANDOFF_POLICIES))
     if router not in FIXED_ROLE_ROUTERS:

@@ -37,6 +37,9 @@ _CATALOG = "A file with more machines, models or links (TOML)."
 _HTML = "Write a page of pictures here; it opens without a network."
 _TABLE = "Write a row for each request here (Parquet)."
 _CHROME = "Write a trace for chrome://tracing or Perfetto here."
+_REPLAN = "Watch the traffic, and split the instances anew between the phases when it shifts."
+_SPARE = "Machines that re-planning may start besides; with any, it also retires those that are not needed."
+_REPLANNING = "Re-planning"
 
 
 def simulate(
@@ -99,6 +102,20 @@ def simulate(
     event_log: Annotated[
         Path | None, typer.Option(help="Write a line for each thing that happened here (JSON lines).")
     ] = None,
+    replan: Annotated[bool, typer.Option("--replan", help=_REPLAN, rich_help_panel=_REPLANNING)] = False,
+    spare: Annotated[int, typer.Option(min=0, max=1000, help=_SPARE, rich_help_panel=_REPLANNING)] = 0,
+    search_time: Annotated[
+        float, typer.Option(help="Simulated seconds that a search takes.", rich_help_panel=_REPLANNING)
+    ] = 5.0,
+    start_up_time: Annotated[
+        float, typer.Option(help="Seconds that a machine takes to start.", rich_help_panel=_REPLANNING)
+    ] = 30.0,
+    min_gain: Annotated[
+        float, typer.Option(help="Share of requests that a move must bring.", rich_help_panel=_REPLANNING)
+    ] = 0.05,
+    min_between: Annotated[
+        float, typer.Option(help="Seconds between two decisions.", rich_help_panel=_REPLANNING)
+    ] = 60.0,
 ) -> None:
     """Simulate a workload on a cluster: latency, throughput, energy, cost, and whether an SLO is met.
 
@@ -110,6 +127,7 @@ def simulate(
     # These are too heavy for the start of every command.
     from twofold.cli import simulate_run, simulate_spec  # noqa: PLC0415
     from twofold.cli.simulate_files import Files  # noqa: PLC0415
+    from twofold.cli.simulate_replan import Replan  # noqa: PLC0415
     from twofold.cli.simulate_source import Source  # noqa: PLC0415
     from twofold.hardware.catalog import load_catalog  # noqa: PLC0415
 
@@ -145,8 +163,18 @@ def simulate(
         max_model_len=max_model_len,
         seed=seed,
     )
+    replanning = Replan(
+        spare=spare,
+        search_s=search_time,
+        start_up_s=start_up_time,
+        min_gain=min_gain,
+        min_between_s=min_between,
+    )
+    replanning.require_sensible()
+    if spare and not replan:
+        raise ConfigurationError(f"--spare {spare} is for --replan, which starts them: give that too")
     simulate_run.run(
-        spec,
+        replanning.with_spare(spec) if replan else spec,
         source,
         known,
         slo=bounds,
@@ -155,6 +183,7 @@ def simulate(
         as_json=as_json,
         files=Files(html=html, requests_table=requests_table, chrome_trace=chrome_trace, event_log=event_log),
         inputs=[path for path in (config, profile, *(catalog or [])) if path is not None],
+        replan=replanning if replan else None,
     )
 
 

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from twofold.cli.simulate_files import Files
 from twofold.cli.simulate_progress import simulation_progress
+from twofold.cli.simulate_replan import Replan
 from twofold.cli.simulate_source import Source
 from twofold.errors import UserError
 from twofold.hardware.catalog import Catalog
@@ -16,10 +17,12 @@ from twofold.performance.base import ModelError, PerformanceModel
 from twofold.performance.host_profile import HOST
 from twofold.reporting.simulation.gantt import GanttRuns
 from twofold.reporting.simulation.html import html_report
+from twofold.reporting.simulation.replans import replan_table
 from twofold.reporting.simulation.report import SimulationReport
 from twofold.reporting.simulation.table import simulation_tables
 from twofold.simulation.build import performance_of, with_profile
 from twofold.simulation.observer import Observer
+from twofold.simulation.replanning import Replanning
 from twofold.simulation.result import SimulationResult
 from twofold.simulation.simulate import simulate
 from twofold.simulation.spec import ClusterSpec
@@ -41,17 +44,19 @@ def run(
     as_json: bool,
     files: Files,
     inputs: Sequence[Path] = (),
+    replan: Replan | None = None,
 ) -> None:
     """Simulate, write the files, and print the tables or the JSON; `inputs` are files that must stay as they are."""
     catalog = with_profile(spec, catalog)
     needed = reference is not None or isinstance(slo, SlowdownSlo)
     usual = DEFAULT_REFERENCE if spec.profile is None else HOST
+    replanning = None if replan is None else replan.of(spec, catalog, slo, attainment)
     machine, base, why_not = _reference(reference or usual, spec, catalog, needed=needed)
     files.require_apart((source.workload, *inputs))
     writers, page = files.open()
     gantt = GanttRuns()
     observers = [*writers, gantt] if page is not None else writers
-    result = _simulated(spec, source, catalog, slo=slo, base=base, observers=observers)
+    result = _simulated(spec, source, catalog, slo=slo, base=base, observers=observers, replanning=replanning)
     if why_not:  # said once all else is well: a mistake is one sentence
         typer.echo(why_not, err=True)
     error = None if base is None else base.error
@@ -70,10 +75,13 @@ def run(
             reference_error=error,
             slo=slo,
             judged=judged,
+            replans=None if replanning is None else replanning.log,
         )
         typer.echo(report.json())
     else:
         _console().print(simulation_tables(result, title, judged, error))
+        if replanning is not None:
+            _console().print(replan_table(replanning.log))
 
 
 def _simulated(
@@ -84,16 +92,21 @@ def _simulated(
     slo: Slo | SlowdownSlo | None,
     base: PerformanceModel | None,
     observers: Sequence[Observer],
+    replanning: Replanning | None,
 ) -> SimulationResult:
+    requests = source.requests()
+    if replanning is not None:
+        requests, observers = replanning.watched(requests), [*observers, replanning]
     with simulation_progress(source.num_requests) as ticked:
         return simulate(
             spec,
-            source.requests(),
+            requests,
             catalog=catalog,
             slo=slo if isinstance(slo, Slo) else None,
             reference=base,
             observers=observers,
             progress=ticked,
+            prepare=None if replanning is None else replanning.attach,
         )
 
 

@@ -444,6 +444,14 @@ class InstanceScheduler:
         """Sequences that are here and not in the iteration that runs."""
         return self._batcher.waiting(self._queues)
 
+    def generated(self, request_id: str) -> int:
+        """Output tokens that a request has made, those of the iterations under way not counted; 0 if it is not here."""
+        sequence = self._here.get(request_id)
+        if sequence is None:
+            return 0
+        decoding = self._queues.decoding
+        return decoding.generated(sequence) if sequence.line is decoding else sequence.generated
+
     @property
     def empty(self) -> bool:
         """No sequence is here to prefill or decode."""

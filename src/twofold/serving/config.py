@@ -9,8 +9,10 @@ from twofold.handoff import HandoffMode
 from twofold.instance import Role
 from twofold.scheduling.batchers import WHOLE_PROMPTS
 from twofold.scheduling.breaker import LONGEST_S
+from twofold.scheduling.replanning import Rules
 from twofold.scheduling.routers import FIXED_ROLE_ROUTERS
 from twofold.simulation.spec import ClusterSpec
+from twofold.slo import Slo
 from twofold.transport.registry import DEFAULT_TRANSPORT
 
 DEFAULT_TOKEN_BUDGET = {
@@ -84,13 +86,30 @@ class JoinTerms(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+class ReplanConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What plans are searched by: the workers as they are simulated, and the share of requests to be within the SLO.
+
+    With `replicas` workers that are not needed are ended, and started again when they are. `catalog` are the files that
+    extend the catalog for `cluster`. A search that takes longer than `search_limit_s` is
+    ended.
+    """
+
+    cluster: ClusterSpec
+    slo: Slo
+    attainment: float = 0.9
+    replicas: bool = False
+    rules: Rules = Rules()
+    catalog: tuple[str, ...] = ()
+    search_limit_s: float = 60.0
+
+
 class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The whole service. `run_dir` holds its sockets; `journal_dir` receives decision journals if set.
 
     A worker that fails again and again is started again after `max_restart_delay_s` at most.
     `cluster` is what an emulated service emulates, and `catalog` the files that extend the catalog for it.
     `network` is set where workers may be on several hosts, and says which of them this is; `terms` are what
-    others join on.
+    others join on. `replan` is set where workers change their roles when the traffic shifts.
     """
 
     engine: EngineConfig
@@ -108,6 +127,7 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
     log_format: str = "text"
     network: Network | None = None
     terms: JoinTerms | None = None
+    replan: ReplanConfig | None = None
 
     @property
     def host(self) -> str:

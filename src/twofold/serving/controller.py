@@ -25,7 +25,9 @@ from twofold.scheduling.admission import Admission
 from twofold.scheduling.breaker import BreakerState
 from twofold.scheduling.cluster import ClusterScheduler
 from twofold.scheduling.outcome import InstanceStatus
+from twofold.scheduling.replan_log import Decision
 from twofold.serving.admitting import deadline_passed, refused
+from twofold.serving.config import ReplanConfig
 from twofold.serving.fleet import ALIVE_S, Fleet
 from twofold.serving.hosts import Hosts
 from twofold.serving.live_request import Attempt, LiveRequest
@@ -54,6 +56,7 @@ from twofold.serving.messages import (
     StepDone,
     ToController,
 )
+from twofold.serving.replanning import LiveReplanning
 from twofold.serving.roles import Roles
 from twofold.serving.service import PoolMember, ServedModel
 from twofold.serving.snapshot import InstanceState, ServiceSnapshot
@@ -85,6 +88,7 @@ class Controller:
         paths: MeasuredPaths,
         hosts: Hosts | None = None,
         roles_move: bool = False,
+        replan: ReplanConfig | None = None,
     ) -> None:
         self.model = model
         self._cluster = cluster
@@ -95,7 +99,9 @@ class Controller:
         self._paths = paths
         self._hosts = hosts
         self._roles = Roles(cluster, fleet, move=roles_move)
-        self._recorder = Recorder(sinks=[telemetry.observe])
+        self._replanning = None if replan is None else LiveReplanning(replan, cluster.pools, self)
+        watches = () if self._replanning is None else (self._replanning.observe,)
+        self._recorder = Recorder(sinks=(telemetry.observe, *watches))
         self._live: dict[str, LiveRequest] = {}
         self._attempts: dict[str, LiveRequest] = {}  # by the attempt that runs now
         self._reports: dict[str, int] = {}
@@ -134,6 +140,8 @@ class Controller:
         """Tell every worker to end, and stop receiving."""
         if self._watch is not None:
             self._watch.cancel()
+        if self._replanning is not None:
+            self._replanning.close()
         self._fleet.tell_all(Shutdown())
         if self._hosts is not None:
             self._hosts.finish()
@@ -155,6 +163,31 @@ class Controller:
         """Let a worker play another role from the next request on. What it has goes on as it began."""
         self._roles.set(instance, role)
         self._place_waiting()
+
+    def retire(self, instance: str) -> None:
+        """Give a worker nothing new, and end it when it has ended what it has."""
+        self._cluster.pause(instance)
+        self._fleet.retire(instance)
+        self._telemetry.state(instance, InstanceState.DRAINING)
+
+    def want(self, instance: str, role: Role) -> None:
+        """Start a worker that was retired, in this role; one that has not ended yet goes on."""
+        self._fleet.want(instance, role, time.monotonic())
+        if self._cluster.pools.get(instance) is not None:
+            self._cluster.set_role(instance, role)
+            self._resume(instance)
+
+    def retired(self) -> list[str]:
+        """The workers that have retired and may be started again."""
+        return self._fleet.retired()
+
+    def replans(self) -> list[str]:
+        """What re-planning has decided lately, a sentence each with when that was."""
+        return [] if self._replanning is None else self._replanning.said(time.monotonic())
+
+    def replanned(self, decision: Decision) -> None:
+        """Re-planning has decided something, and done it."""
+        self._telemetry.replanned(decision)
 
     def metrics(self) -> bytes:
         """Prometheus text exposition."""
@@ -191,13 +224,19 @@ class Controller:
             raise RequestError(f"the service {what} and takes no requests", status=503, code="not_ready")
         request = generation.request
         live = LiveRequest(generation)
+        if self._replanning is not None:
+            self._replanning.arrived(request)
         refusal = self._admission.offer(live.ticket, time.monotonic())
         if refusal is not None:
+            if self._replanning is not None:
+                self._replanning.refused(request.id)
             self._telemetry.rejected(request, refusal.reason.replace("-", "_"))
             raise refused(refusal)
         self._live[request.id] = live
         self._telemetry.arrived(request)
         live.timeline = self._recorder.arrive(request, request.arrival_s)
+        if self._replanning is not None:
+            self._replanning.taken(live.timeline)
         self._place_waiting()
         return live
 
@@ -453,9 +492,17 @@ class Controller:
                 self._fleet.tell_all(InstanceFenced(instance=instance))
             for instance in looked.restarted:
                 self._telemetry.restarted(instance)
+            self._end_retiring()
             self._place_waiting()
             self._expire(time.monotonic())
             self._telemetry.held(self._admission.waiting)
+
+    def _end_retiring(self) -> None:
+        """Workers that are not wanted end when nothing of any request is left there."""
+        for instance in self._fleet.retiring():
+            load = self._cluster.pools.get(instance)
+            if load is not None and not load.requests:
+                self._fleet.send(instance, Shutdown())
 
     def _expire(self, now: float) -> None:
         """Nobody waits for the answers to these any more."""
@@ -466,7 +513,10 @@ class Controller:
     def exited(self, instance: str) -> None:
         """A worker's process has ended: it writes no more, and its peers are told so."""
         if self._fleet.exited(instance, time.monotonic()):
-            log.error("%s has ended", instance)
+            if self._fleet.members[instance].retired:
+                log.info("%s has retired", instance)
+            else:
+                log.error("%s has ended", instance)
             self._lose(instance)
         self._fleet.tell_all(InstanceLost(instance=instance))
         self._place_waiting()
@@ -492,6 +542,8 @@ class Controller:
         self._telemetry.state(instance, InstanceState.HALF_OPEN if half_open else InstanceState.UP)
 
     def _resume(self, instance: str) -> None:
+        if self._fleet.members[instance].retired:
+            return
         self._tell_state(instance)
         self._cluster.resume(instance)
         self._place_waiting()

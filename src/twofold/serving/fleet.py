@@ -70,6 +70,9 @@ class Member:
         self.hung = False  # it lives, and its batch does not end
         self.missed = False  # something that it said did not come
         self.start_s = 0.0  # when it is to be started again
+        self.retired = (
+            False  # it is not wanted now: it ends when it has nothing left, and is not started again
+        )
         self.restarts = 0
 
     @property
@@ -119,6 +122,24 @@ class Fleet:
     def dismiss(self, instance: str) -> None:
         """A worker that has ended will not be started again."""
         del self.members[instance]
+
+    def retire(self, instance: str) -> None:
+        """A worker is not wanted any more; it is told to end by whoever knows that it has nothing left."""
+        self.members[instance].retired = True
+
+    def want(self, instance: str, role: Role, now: float) -> None:
+        """A worker that was retired is wanted again: it is started at the next look, or goes on if it has not ended."""
+        member = self.members[instance]
+        member.retired, member.role, member.start_s = False, role, now
+
+    def retiring(self) -> list[str]:
+        """Those that are retired and have not ended yet."""
+        return [member.instance for member in self._up() if member.retired]
+
+    def retired(self) -> list[str]:
+        """Those that are retired and have ended."""
+        members = self.members.values()
+        return [each.instance for each in members if each.retired and each.state is MemberState.DOWN]
 
     def up(self, instance: str) -> bool:
         member = self.members.get(instance)
@@ -208,7 +229,7 @@ class Fleet:
         due = [
             member
             for member in self.members.values()
-            if member.state is MemberState.DOWN and now >= member.start_s
+            if member.state is MemberState.DOWN and not member.retired and now >= member.start_s
         ]
         for member in due:
             member.state = MemberState.STARTING
@@ -240,7 +261,8 @@ class Fleet:
         self._outbox.close(linger_s=1.0)
 
     def _gone(self, member: Member, now: float) -> None:
-        member.start_s = member.breaker.fail(now)
+        if not member.retired:  # one that ends as it was told to has not failed
+            member.start_s = member.breaker.fail(now)
         if member.inbox is not None:
             self._outbox.forget(member.inbox)
 

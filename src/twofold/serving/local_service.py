@@ -191,6 +191,7 @@ class LocalService:
             telemetry=self._telemetry,
             paths=self._paths,
             roles_move=self._config.router not in FIXED_ROLE_ROUTERS,
+            replan=self._config.replan,
         )
 
     def _make_hosts(self, facts: Report, outbox: Outbox) -> Hosts | None:

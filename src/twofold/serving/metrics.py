@@ -10,6 +10,7 @@ num_requests_running, num_requests_waiting, kv_cache_usage_perc.
 from prometheus_client import generate_latest
 
 from twofold.scheduling.admission import Admission
+from twofold.scheduling.replan_log import Outcome
 from twofold.serving.admission_metrics import AdmissionMetrics
 from twofold.serving.instance_metrics import InstanceMetrics
 from twofold.serving.link_metrics import LinkMetrics
@@ -40,6 +41,13 @@ class ServiceMetrics:
         self._missed = registry.counter(
             "request_deadline_misses", "Requests that ended because their deadline had passed."
         )
+        self._replans = registry.counter(
+            "replans",
+            "Searches for a better plan because the traffic had shifted, by what became of them.",
+            "outcome",
+        )
+        for outcome in Outcome:
+            self._replans.labels(outcome.value)
         self._held = registry.gauge("num_requests_held", "Requests that no instance can take now.")
 
     def admission(self, admission: Admission) -> None:
@@ -64,6 +72,10 @@ class ServiceMetrics:
     def deadline_missed(self) -> None:
         """A request was ended because its deadline had passed."""
         self._missed.inc()
+
+    def replanned(self, outcome: Outcome) -> None:
+        """Re-planning has decided something."""
+        self._replans.labels(outcome.value).inc()
 
     def held(self, count: int) -> None:
         """So many requests wait in the controller."""

@@ -25,15 +25,14 @@ import msgspec
 from twofold.errors import UserError
 from twofold.serving.config import ServiceConfig
 from twofold.serving.logs import configure_logs
+from twofold.serving.offspring import die_with_parent
 from twofold.serving.reports import Order, Report
 from twofold.serving.worker.engines import ENGINES
 from twofold.serving.worker.process import run_worker
 
-PR_SET_PDEATHSIG = 1
-
 
 def main() -> None:
-    _die_with_parent(signal.SIGTERM, os.getppid())
+    die_with_parent(signal.SIGTERM, os.getppid())
     report = _take_stdout()
     config = msgspec.json.decode(_read_line(sys.stdin.fileno()), type=ServiceConfig)
     configure_logs(config.log_format)
@@ -93,7 +92,7 @@ def _become_worker(instance: str, nursery: int, run: Callable[[], None]) -> NoRe
     """What a forked child does instead of returning."""
     code = 1
     try:
-        _die_with_parent(signal.SIGKILL, nursery)
+        die_with_parent(signal.SIGKILL, nursery)
         _set_title(instance)
         run()
         code = 0
@@ -185,12 +184,6 @@ class Nursery:
                 self.kill(order.kill)
             if order.start is not None:
                 self.start(order.start)
-
-
-def _die_with_parent(with_signal: signal.Signals, parent: int) -> None:
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, with_signal)
-    if os.getppid() != parent:  # it died before we could ask
-        os._exit(1)
 
 
 def _set_title(name: str) -> None:

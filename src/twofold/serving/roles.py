@@ -66,7 +66,7 @@ def _member(member: Member, load: InstanceLoad | None, status: InstanceStatus | 
         instance=member.instance,
         role=role,
         home=role if load is None else load.home,
-        state=member.state.value,
+        state="retired" if member.retired else member.state.value,
         trusted=member.breaker.state.value,
         restarts=member.restarts,
         waiting=0 if status is None else status.waiting,

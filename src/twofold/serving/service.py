@@ -24,9 +24,10 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PoolMember(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker in its pool. `home` is the role it was started for or was given; `state` is its life (see `Fleet`).
+    """A worker in its pool. `home` is the role it was started for or was given.
 
-    `trusted` is the state of its circuit breaker; blocks count those of its KV cache.
+    `state` is its life (see `Fleet`), or `retired`; `trusted` is the state of its circuit breaker; blocks count those
+    of its KV cache.
     """
 
     instance: str
@@ -73,6 +74,10 @@ class Service(Protocol):
 
     def set_role(self, instance: str, role: Role) -> None:
         """Let a worker play another role from the next request on; raises RequestError where it cannot."""
+        ...
+
+    def replans(self) -> list[str]:
+        """What re-planning has decided lately, a sentence each, the last one last; nothing where there is none."""
         ...
 
     def snapshot(self) -> ServiceSnapshot:

@@ -11,6 +11,7 @@ from twofold.instance import Role
 from twofold.request import Request
 from twofold.scheduling.admission import Admission
 from twofold.scheduling.instance import InstanceStatus
+from twofold.scheduling.replan_log import Decision
 from twofold.serving.context import CURRENT, RequestContext, TraceParent
 from twofold.serving.history import History
 from twofold.serving.live_request import AttemptStage
@@ -96,6 +97,12 @@ class Telemetry:
         self._metrics.replayed(stage)
         self._history.totals["replays"] += 1
         self._history.event(f"replays {request_id}", time.monotonic(), instance)
+
+    def replanned(self, decision: Decision) -> None:
+        """Re-planning has decided something."""
+        self._metrics.replanned(decision.outcome)
+        self._history.totals["replans"] += 1
+        self._history.event(f"re-planning: {decision.outcome.value}", time.monotonic())
 
     def deadline_missed(self) -> None:
         """A request was ended because its deadline had passed."""

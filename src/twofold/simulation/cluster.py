@@ -209,7 +209,7 @@ class VirtualCluster(World):
         """An instance dies, and with it the requests that it holds a part of."""
         if instance.load is None:
             return
-        self._note("failure", instance.name, "down")
+        self.note("failure", instance.name, "down")
         held = self.scheduler.remove_instance(instance.name)
         instance.load = None
         instance.die()
@@ -222,7 +222,7 @@ class VirtualCluster(World):
     def bring_back(self, instance: VirtualInstance) -> None:
         """An instance that died lives again, empty."""
         if instance.load is None:
-            self._note("failure", instance.name, "up again")
+            self.note("failure", instance.name, "up again")
             epoch = instance.scheduler.leases.epoch + 1
             instance.revive(self.new_scheduler(instance.name, epoch))
             self.join(instance)
@@ -239,7 +239,8 @@ class VirtualCluster(World):
         for observer in self._observers:
             observer.role(instance, role, self.kernel.now)
 
-    def _note(self, kind: str, subject: str, detail: str) -> None:
+    def note(self, kind: str, subject: str, detail: str) -> None:
+        """Tell observers of something that is worth a line in a log."""
         for observer in self._observers:
             observer.note(self.kernel.now, kind, subject, detail)
 

@@ -39,6 +39,7 @@ class Order:
     RETRY: Final = 2 << 40
     ARRIVAL: Final = 3 << 40
     FAILURE: Final = 4 << 40
+    REPLAN: Final = 5 << 40
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

@@ -39,13 +39,15 @@ def simulate(
     stop_when: StopWhen | None = None,
     series: bool = True,
     max_run: int = 1 << 60,
+    prepare: Callable[[VirtualCluster], None] | None = None,
 ) -> SimulationResult:
     """Simulate `requests`, which stream in by order of arrival, until the last has ended.
 
     `reference` is the instance whose uncontended latencies slowdowns are multiples of. `progress` is told of ended
     requests and simulated seconds now and then. `stop_when` may end a run early, when what it has shown is enough;
     what has not ended counts as unfinished. Without `series` no state over time is kept, which is quicker. `max_run`
-    bounds how many iterations are taken at a time and changes nothing but the time it takes.
+    bounds how many iterations are taken at a time and changes nothing but the time it takes. `prepare` is given the
+    cluster before the first request comes.
 
     Raises ConfigurationError for a cluster that cannot be and WorkloadError for an empty or unsorted workload.
     """
@@ -55,6 +57,8 @@ def simulate(
     cluster = build(spec, catalog, kinds, statistics, observers, max_run)
     instances = list(cluster.instances.values())
     sampler = Sampler(instances) if series else None
+    if prepare is not None:
+        prepare(cluster)
     cluster.feed(requests)
     _run(cluster, statistics, sampler, progress, stop_when)
     if statistics.first_arrival is None:

@@ -170,7 +170,7 @@ class Sampler:
                 continue
             pool = prefill if load.role is _PREFILL else decode if load.role is _DECODE else mixed
             milliwatts += instance.milliwatts
-            pool.members += 1
+            pool.members += load.place > 0  # one that is not given work has no role
             pool.queue += instance.scheduler.queued
             if iteration is not None:
                 pool.batch += iteration.decode_sequences + iteration.prefill_sequences

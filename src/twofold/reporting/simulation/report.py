@@ -1,12 +1,16 @@
 """The JSON of a simulation: everything that is known of it, in numbers, with the design that gave them."""
 
+from collections.abc import Sequence
+
 import msgspec
 
 from twofold import __version__
 from twofold.performance.base import ModelError
 from twofold.reporting.simulation.accuracy import Accuracy, worst
+from twofold.reporting.simulation.replans import ReplanEntry, replan_entries
 from twofold.reporting.simulation.statistics import LATENCIES, SLOWDOWNS, Statistics
 from twofold.request import Phase
+from twofold.scheduling.replan_log import Decision
 from twofold.simulation.result import PoolResult, SimulationResult
 from twofold.simulation.spec import ClusterSpec
 from twofold.simulation.verdict import Verdict
@@ -59,6 +63,7 @@ class SimulationReport(msgspec.Struct, frozen=True, kw_only=True):
 
     `model_errors` has the held-out errors behind each figure, by its name: of its prefill and of its decode times.
     `workload` says which requests came, as the flags did. A distribution is None where nothing was measured.
+    `replanning` is there with --replan only.
     """
 
     twofold_version: str
@@ -82,6 +87,7 @@ class SimulationReport(msgspec.Struct, frozen=True, kw_only=True):
     tdp_w: float
     price_per_h: float
     cpu_s: float
+    replanning: tuple[ReplanEntry, ...] | msgspec.UnsetType = msgspec.UNSET
 
     @classmethod
     def of(
@@ -94,6 +100,7 @@ class SimulationReport(msgspec.Struct, frozen=True, kw_only=True):
         reference_error: ModelError | None = None,
         slo: Slo | SlowdownSlo | None = None,
         judged: Verdict | None = None,
+        replans: Sequence[Decision] | None = None,
     ) -> "SimulationReport":
         return cls(
             twofold_version=__version__,
@@ -117,6 +124,7 @@ class SimulationReport(msgspec.Struct, frozen=True, kw_only=True):
             tdp_w=result.tdp_w,
             price_per_h=result.price_per_h,
             cpu_s=result.cpu_s,
+            replanning=msgspec.UNSET if replans is None else replan_entries(replans),
         )
 
     def json(self) -> str:

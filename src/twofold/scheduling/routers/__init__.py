@@ -5,6 +5,7 @@ from collections.abc import Callable
 from twofold.scheduling.router import FixedRoles, Router
 from twofold.scheduling.routers.in_turn import at_random, round_robin
 from twofold.scheduling.routers.jsq import by_pending_tokens, by_requests, by_tokens
+from twofold.scheduling.routers.planned import Planned
 from twofold.scheduling.routers.splitwise import Splitwise
 
 ROUTERS: dict[str, Callable[[], Router]] = {
@@ -13,6 +14,7 @@ ROUTERS: dict[str, Callable[[], Router]] = {
     "jsq-requests": by_requests,
     "round-robin": round_robin,
     "random": at_random,
+    "jsq-planned": Planned,
     "splitwise": Splitwise,
     "splitwise-sim": lambda: Splitwise(returns_when_idle=True),
 }
@@ -21,4 +23,4 @@ ROUTERS: dict[str, Callable[[], Router]] = {
 FIXED_ROLE_ROUTERS = tuple(name for name, router in ROUTERS.items() if isinstance(router(), FixedRoles))
 
 # Those that a live service can run: it does not say when an instance is idle, which `splitwise-sim` waits for.
-LIVE_ROUTERS = (*FIXED_ROLE_ROUTERS, "splitwise")
+LIVE_ROUTERS = (*FIXED_ROLE_ROUTERS, "jsq-planned", "splitwise")

@@ -83,13 +83,13 @@ def _add_operations(app: FastAPI, service: Service, limits: Limits, *, keys: boo
 
     @app.get("/pools")
     async def pools() -> Response:
-        return _json({"pools": service.pools()})
+        return _json({"pools": service.pools(), "replans": service.replans()})
 
     @app.post("/pools")
     async def set_role(request: Request) -> Response:
         change = await read_struct(request, RoleChange, limits.body_bytes)
         service.set_role(change.instance, change.role)
-        return _json({"pools": service.pools()})
+        return _json({"pools": service.pools(), "replans": service.replans()})
 
     @app.get("/version")
     async def version() -> Response:

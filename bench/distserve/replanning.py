@@ -1,0 +1,179 @@
+"""The rate and the lengths of requests change at once: what does re-planning bring, and does it ever move without need?
+
+    python bench/distserve/replanning.py [--minutes 10] [--hours 1] [--seeds 3]
+
+Four machines, split for traffic of long prompts and short outputs. Half-way through, requests come nearly twice as
+often, with short prompts and long outputs. The same requests are simulated with fixed roles, with Splitwise's router,
+and with roles that are re-planned under either; the share of requests within the SLO is given per minute of arrival.
+Then traffic that does not change is simulated for hours: every decision there is one too many.
+"""
+
+import argparse
+import random
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from twofold.hardware.catalog import load_catalog
+from twofold.planning.splits import SplitPlanner
+from twofold.request import FinishReason, Request
+from twofold.scheduling.replanning import Decision, Replanner
+from twofold.scheduling.traffic import TrafficWatch
+from twofold.simulation.cluster_file import parse_cluster
+from twofold.simulation.observer import Observer, QuietObserver
+from twofold.simulation.replanning import Replanning
+from twofold.simulation.simulate import simulate
+from twofold.slo import Slo
+from twofold.timeline import Timeline
+
+CATALOG = load_catalog()
+CLUSTER = "3xh100:prefill,1xh100:decode"
+MODEL = "llama2-70b"
+SLO = Slo(ttft_s=1.0, tpot_s=0.05)
+SEARCH_S = 5.0
+STATIONARY_RATES = (4.0, 8.0, 12.0)
+
+
+class Traffic(msgspec.Struct, frozen=True):
+    """Requests per second, and their sizes on average."""
+
+    rate: float
+    prompt_tokens: int
+    output_tokens: int
+
+
+BEFORE = Traffic(8.0, 1500, 40)
+AFTER = Traffic(14.0, 400, 200)
+
+
+class Ends(QuietObserver):
+    """Keeps the timeline of every request."""
+
+    def __init__(self) -> None:
+        self.timelines: list[Timeline] = []
+
+    def ended(self, timeline: Timeline) -> None:
+        self.timelines.append(timeline)
+
+
+def requests(parts: Sequence[tuple[Traffic, float]], seed: int) -> Iterator[Request]:
+    """Poisson arrivals; sizes from a gamma distribution of shape 2 around the average (CV = 0.7)."""
+    draw = random.Random(seed)
+    now, end, number = 0.0, 0.0, 0
+    for traffic, duration_s in parts:
+        now, end = end, end + duration_s
+        while (now := now + draw.expovariate(traffic.rate)) < end:
+            prompt = draw.gammavariate(2.0, traffic.prompt_tokens / 2)
+            output = draw.gammavariate(2.0, traffic.output_tokens / 2)
+            sizes = max(1, round(prompt)), max(1, round(output))
+            yield Request(id=str(number), arrival_s=now, prompt_tokens=sizes[0], output_tokens=sizes[1])
+            number += 1
+
+
+def served(
+    wanted: Sequence[Request], router: str, *, replan: bool
+) -> tuple[list[Timeline], Sequence[Decision]]:
+    spec = msgspec.structs.replace(parse_cluster(CLUSTER, model=MODEL, catalog=CATALOG), router=router)
+    ends = Ends()
+    observers: list[Observer] = [ends]
+    if not replan:
+        simulate(spec, wanted, catalog=CATALOG, observers=observers, series=False)
+        return ends.timelines, ()
+    replanning = Replanning(Replanner(TrafficWatch()), SplitPlanner(spec, CATALOG, SLO), search_s=SEARCH_S)
+    simulate(
+        spec,
+        replanning.watched(wanted),
+        catalog=CATALOG,
+        observers=[*observers, replanning],
+        series=False,
+        prepare=replanning.attach,
+    )
+    return ends.timelines, replanning.log
+
+
+def by_minute(timelines: Sequence[Timeline], minutes: int) -> list[float]:
+    """The share within the SLO of the requests that arrived in each minute."""
+    came, met = [0] * minutes, [0] * minutes
+    for timeline in timelines:
+        minute = int(timeline.request.arrival_s // 60)
+        came[minute] += 1
+        met[minute] += timeline.finish_reason is FinishReason.LENGTH and SLO.met_by(timeline)
+    return [good / all_ for good, all_ in zip(met, came, strict=True)]
+
+
+def step(minutes: int, seed: int, console: Console) -> None:
+    half_s = minutes * 30.0
+    wanted = list(requests(((BEFORE, half_s), (AFTER, half_s)), seed))
+    designs = {
+        "jsq": ("jsq", False),
+        "jsq-planned, --replan": ("jsq-planned", True),
+        "splitwise": ("splitwise", False),
+        "splitwise, --replan": ("splitwise", True),
+    }
+    table = Table(
+        title=f"Seed {seed}: share within the SLO by minute of arrival; the step is at {half_s:.0f} s",
+        title_justify="left",
+    )
+    table.add_column("router")
+    for minute in range(minutes):
+        table.add_column(str(minute), justify="right")
+    logs = {}
+    for name, (router, replan) in designs.items():
+        timelines, logs[name] = served(wanted, router, replan=replan)
+        table.add_row(name, *(f"{share:.0%}" for share in by_minute(timelines, minutes)))
+    console.print(table)
+    for name, log in logs.items():
+        for decision in log:
+            console.print(f"{name}: at {decision.at_s:.1f} s, {decision}", highlight=False)
+
+
+def stationary(hours: float, seeds: int, console: Console) -> None:
+    """Count decisions where none is due."""
+    table = Table(title=f"{hours:g} h of traffic that does not change", title_justify="left")
+    for heading in ("requests/s", "seed", "requests", "decisions", "moves", "CPU s"):
+        table.add_column(heading, justify="right")
+    for rate in STATIONARY_RATES:
+        for seed in range(seeds):
+            began = time.process_time()
+            steady = msgspec.structs.replace(BEFORE, rate=rate)
+            wanted = list(requests(((steady, hours * 3600),), seed))
+            _, log = served(wanted, "jsq-planned", replan=True)
+            moves = sum(len(decision.steps) for decision in log)
+            took = f"{time.process_time() - began:.0f}"
+            table.add_row(f"{rate:g}", str(seed), f"{len(wanted):,}", str(len(log)), str(moves), took)
+    console.print(table)
+
+
+def delays(seeds: int, console: Console) -> None:
+    """When the step is decided on, over many seeds."""
+    half_s, found = 300.0, []
+    for seed in range(seeds):
+        wanted = list(requests(((BEFORE, half_s), (AFTER, 120.0)), 1000 + seed))
+        _, log = served(wanted, "jsq-planned", replan=True)
+        moved = [decision.at_s - half_s for decision in log if decision.steps and decision.at_s > half_s]
+        found.append(moved[0] if moved else float("inf"))
+    console.print(
+        f"from the step to the move, {seeds} seeds: median {statistics.median(found):.1f} s, longest {max(found):.1f} s"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--minutes", type=int, default=10)
+    parser.add_argument("--hours", type=float, default=1.0)
+    parser.add_argument("--seeds", type=int, default=3)
+    args = parser.parse_args()
+    console = Console(width=140)
+    step(args.minutes, 0, console)
+    delays(args.seeds, console)
+    stationary(args.hours, args.seeds, console)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+"""The best split of equal instances for the traffic of a service, by short simulations of candidates.
+
+All candidates serve the same requests, so that chance favours none of them.
+"""
+
+import time
+from collections.abc import Iterator
+from functools import partial
+from itertools import islice
+
+from msgspec.structs import replace
+
+from twofold.errors import ConfigurationError
+from twofold.hardware.catalog import Catalog
+from twofold.planning.simulated import bound_by
+from twofold.request import Phase, Request
+from twofold.scheduling.replan_log import Findings, Forecast
+from twofold.scheduling.split import Split
+from twofold.scheduling.traffic import Traffic
+from twofold.simulation.build import kinds_of
+from twofold.simulation.replanning import assign, require_movable
+from twofold.simulation.result import SimulationResult
+from twofold.simulation.simulate import simulate
+from twofold.simulation.spec import ClusterSpec
+from twofold.slo import Slo
+from twofold.workload.arrivals import Gamma
+from twofold.workload.seeds import Stream, generator
+
+_SIMULATED_S = 60.0  # queues that grow are seen to in this time,
+_FEWEST, _MOST = 400, 3000  # unless that is too few requests for a share, or more than there is time for
+_ALL = 8  # splits that are all tried; of more, those that a bisection comes by
+# How much more than the attainment that is asked for a smaller number of instances must promise: about twice the
+# standard error of a forecast of 90%.
+_HEADROOM = 0.03
+
+
+class SplitPlanner:
+    """Implements `Planner` for the instances of `spec`.
+
+    A plan aims at `attainment`, the share of requests within `slo`. With `replicas` it takes as few instances as reach
+    that, else as many as run.
+    """
+
+    def __init__(
+        self,
+        spec: ClusterSpec,
+        catalog: Catalog,
+        slo: Slo,
+        *,
+        attainment: float = 0.9,
+        replicas: bool = False,
+    ) -> None:
+        """Raises ConfigurationError where instances cannot take each other's place, or the SLO has no bounds."""
+        require_movable(spec, kinds_of(spec, catalog))
+        if slo == Slo():
+            raise ConfigurationError("re-planning needs an SLO in seconds to aim at, as in ttft=2,tpot=0.1")
+        self._spec, self._catalog, self._slo = replace(spec, failures=()), catalog, slo
+        self._enough, self._replicas = attainment + _HEADROOM, replicas
+
+    def search(self, traffic: Traffic, running: Split, stock: int) -> Findings:
+        """See `Planner`."""
+        began = time.process_time()
+        search = _Search(self._spec, self._catalog, self._slo, list(drawn(traffic)))
+        now = search.forecast(running)
+        best = self._fewest(search, stock) if self._replicas else search.best_of(running.instances)
+        if now.attainment >= best.attainment and best.split.instances >= running.instances:
+            best = now
+        return Findings(
+            running=now,
+            best=best,
+            searched=tuple(search.known.values()),
+            requests=len(search.requests),
+            cpu_s=time.process_time() - began,
+        )
+
+    def _fewest(self, search: "_Search", stock: int) -> Forecast:
+        """The best split of as few instances as are enough; of all that there are where none are."""
+        best = search.best_of(stock)
+        low, high = 2, stock
+        while low < high and best.attainment >= self._enough:
+            middle = (low + high) // 2
+            found = search.best_of(middle)
+            if found.attainment >= self._enough:
+                best, high = found, middle
+            else:
+                low = middle + 1
+        return best
+
+
+class _Search:
+    """Forecasts, each simulated once."""
+
+    def __init__(self, spec: ClusterSpec, catalog: Catalog, slo: Slo, requests: list[Request]) -> None:
+        self.known: dict[Split, Forecast] = {}
+        self.requests = requests
+        self._spec, self._catalog, self._slo = spec, catalog, slo
+        self._strain: dict[Split, float] = {}
+        self._bound: dict[Split, Phase | None] = {}
+
+    def forecast(self, split: Split) -> Forecast:
+        if split not in self.known:
+            result = simulate(
+                self._spec,
+                self.requests,
+                catalog=self._catalog,
+                slo=self._slo,
+                series=False,
+                prepare=partial(assign, split=split),
+            )
+            self.known[split] = Forecast(split, (result.slo_met or 0) / result.arrived)
+            self._strain[split] = _strain(result, self._slo)
+            self._bound[split] = bound_by(result, self._slo)
+        return self.known[split]
+
+    def best_of(self, instances: int) -> Forecast:
+        """The best split of that many: where several serve the same share, the one that is furthest from its bounds."""
+        tried = range(1, instances) if instances - 1 <= _ALL else self._bisected(instances)
+        forecasts = [self.forecast(Split(prefill, instances - prefill)) for prefill in tried]
+        return max(forecasts, key=lambda each: (each.attainment, -self._strain[each.split]))
+
+    def _bisected(self, instances: int) -> list[int]:
+        """Numbers of prefill instances that a bisection by what is in the way comes by, and neighbours of the last."""
+        low, high, tried = 1, instances - 1, list[int]()
+        while low <= high:
+            middle = (low + high) // 2
+            tried.append(middle)
+            bound = self._bound[self.forecast(Split(middle, instances - middle)).split]
+            if bound is None:
+                break
+            low, high = (middle + 1, high) if bound is Phase.PREFILL else (low, middle - 1)
+        return [each for each in (*tried, tried[-1] - 1, tried[-1] + 1) if 0 < each < instances]
+
+
+def drawn(traffic: Traffic) -> Iterator[Request]:
+    """Requests like those of `traffic`, the same ones each time.
+
+    Prompt and output lengths are drawn independently: outputs are known later than prompts, of other requests; in the
+    traces at hand the two are close to uncorrelated (see `twofold.workload.lengths`).
+    """
+    count = round(min(max(_SIMULATED_S * traffic.rate, _FEWEST), _MOST))
+    times = islice(Gamma(traffic.rate, traffic.burstiness).times(0), count)
+    prompts = generator(0, Stream.PROMPTS).choice(traffic.prompt_tokens, count).tolist()
+    outputs = generator(0, Stream.OUTPUTS).choice(traffic.output_tokens, count).tolist()
+    for number, (at_s, prompt, output) in enumerate(zip(times, prompts, outputs, strict=True)):
+        yield Request(id=str(number), arrival_s=at_s, prompt_tokens=prompt, output_tokens=output)
+
+
+def _strain(result: SimulationResult, slo: Slo) -> float:
+    """How far the latencies of the slowest tenth are on their way to the bounds: 1 where one of them is there."""
+    pairs = ((result.ttft_s, slo.ttft_s), (result.tpot_s, slo.tpot_s), (result.e2e_s, slo.e2e_s))
+    shares = [(histogram.percentile(90), bound_s) for histogram, bound_s in pairs if bound_s is not None]
+    return max((value / bound_s for value, bound_s in shares if value is not None), default=0.0)

@@ -1,0 +1,147 @@
+"""Re-planning in the simulator: the live decisions on simulated arrivals, and moves that take their time."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+from twofold.errors import ConfigurationError
+from twofold.instance import Role
+from twofold.request import FinishReason, Request
+from twofold.scheduling.replanning import Decision, Findings, Planner, Replanner
+from twofold.scheduling.routers import FIXED_ROLE_ROUTERS, ROUTERS
+from twofold.scheduling.split import Action, Split, Step
+from twofold.simulation.build import Kind
+from twofold.simulation.cluster import VirtualCluster
+from twofold.simulation.kernel import PS, Order, ps
+from twofold.simulation.observer import QuietObserver
+from twofold.simulation.spec import ClusterSpec
+from twofold.timeline import Timeline
+
+_COMPLETE: Final = {FinishReason.STOP, FinishReason.LENGTH}
+
+
+class Replanning(QuietObserver):
+    """Watches a cluster and moves its instances: an observer of the run that also sees its requests (`watched`).
+
+    A search takes `search_s` simulated seconds, however long it really takes. Of the cluster's instances the last
+    `spare` are not given work until a plan starts them. An instance that is to do something else, or to retire, ends
+    what it has.
+    """
+
+    def __init__(self, replanner: Replanner, planner: Planner, *, search_s: float, spare: int = 0) -> None:
+        self._replanner, self._planner = replanner, planner
+        self._search_s, self._spare = search_s, spare
+        self._numbers: dict[str, int] = {}  # of the requests that have not ended
+        self._ids: dict[int, str] = {}
+        self._refused: set[str] = set()
+        self._retired: list[str] = []
+        self._cluster: VirtualCluster
+
+    @property
+    def log(self) -> Sequence[Decision]:
+        return self._replanner.log
+
+    def attach(self, cluster: VirtualCluster) -> None:
+        """To be called once, with the cluster at rest."""
+        self._cluster = cluster
+        self._retired = list(cluster.instances)[len(cluster.instances) - self._spare :]
+        for name in self._retired:
+            cluster.scheduler.pause(name)
+
+    def watched(self, requests: Iterable[Request]) -> Iterator[Request]:
+        """The requests, for the cluster, which asks for the next one as soon as one has arrived."""
+        for request in requests:
+            yield request
+            self._arrived(request)
+
+    def ended(self, timeline: Timeline) -> None:
+        request_id = timeline.request.id
+        number = self._numbers.pop(request_id, None)
+        if number is None:  # it is refused while it arrives
+            self._refused.add(request_id)
+        else:
+            del self._ids[number]
+            complete = timeline.finish_reason in _COMPLETE
+            self._replanner.watch.ended(number, timeline.output_tokens if complete else None)
+
+    def _arrived(self, request: Request) -> None:
+        now_s = self._cluster.kernel.now / PS
+        watch = self._replanner.watch
+        number = watch.arrived(request.prompt_tokens, now_s)
+        if request.id in self._refused:
+            self._refused.discard(request.id)
+            watch.ended(number, None)
+        else:
+            self._numbers[request.id], self._ids[number] = number, request.id
+        question = self._replanner.question(self._made, now_s)
+        if question is None:
+            return
+        running = Split.of(self._cluster.scheduler.pools)
+        stock = running.instances + len(self._startable())
+        findings = self._planner.search(question.traffic, running, stock)
+        at = self._cluster.kernel.now + ps(self._search_s)
+        self._cluster.kernel.schedule(at, Order.REPLAN + number, self._decide, findings)
+
+    def _made(self, number: int) -> int:
+        """Tokens that a request has so far."""
+        life = self._cluster.lives.get(self._ids.get(number, ""))
+        return 0 if life is None else life.decode.scheduler.generated(life.id)
+
+    def _decide(self, findings: Findings) -> None:
+        cluster = self._cluster
+        pools, now_s = cluster.scheduler.pools, cluster.kernel.now / PS
+        decision = self._replanner.answer(findings, pools, self._startable(), now_s)
+        cluster.note("replan", decision.outcome.value, str(decision))
+        for step in decision.steps:
+            self._take(step)
+
+    def _take(self, step: Step) -> None:
+        scheduler, kernel = self._cluster.scheduler, self._cluster.kernel
+        if step.action is Action.RETIRE:
+            scheduler.pause(step.instance)
+            self._retired.append(step.instance)
+        elif step.action is Action.START:
+            self._retired.remove(step.instance)
+            at = kernel.now + ps(self._replanner.rules.start_up_s)
+            order = Order.REPLAN + self._cluster.instances[step.instance].number
+            kernel.schedule(at, order, self._started, step)
+        else:
+            self._give_role(step)
+
+    def _started(self, step: Step) -> None:
+        self._give_role(step)
+        self._cluster.scheduler.resume(step.instance)
+
+    def _give_role(self, step: Step) -> None:
+        if step.role is not None:
+            self._cluster.instances[step.instance].role = step.role  # also after a failure
+            self._cluster.scheduler.set_role(step.instance, step.role)
+
+    def _startable(self) -> list[str]:
+        loads = [self._cluster.scheduler.pools.get(name) for name in self._retired]
+        return [load.id for load in loads if load is not None and not load.place]
+
+
+def assign(cluster: VirtualCluster, split: Split) -> None:
+    """Split a cluster at rest: its first instances prefill, the next decode, and those that are left get no work."""
+    roles = [Role.PREFILL] * split.prefill + [Role.DECODE] * split.decode
+    for place, name in enumerate(cluster.instances):
+        if place < len(roles):
+            cluster.scheduler.set_role(name, roles[place])
+        else:
+            cluster.scheduler.pause(name)
+
+
+def require_movable(spec: ClusterSpec, kinds: Sequence[Kind]) -> None:
+    """Raise ConfigurationError for a cluster whose instances cannot take each other's place."""
+    if spec.router in FIXED_ROLE_ROUTERS:
+        movers = ", ".join(name for name in ROUTERS if name not in FIXED_ROLE_ROUTERS)
+        raise ConfigurationError(f"the router {spec.router} never moves an instance: re-plan with {movers}")
+    if any(kind.pool.role is Role.MIXED for kind in kinds):
+        raise ConfigurationError(
+            "re-planning splits instances between prefill and decode: give no mixed pool"
+        )
+    alike = {(kind.machine.name, kind.tensor_parallel, kind.batcher) for kind in kinds}
+    if len(alike) > 1:
+        raise ConfigurationError(
+            "re-planning lets instances take each other's place: give pools of one machine, one degree and one batcher"
+        )

@@ -1,0 +1,83 @@
+"""`twofold simulate --replan`: what it prints, what it says in JSON, and what it refuses."""
+
+import random
+
+import msgspec
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from twofold.cli.simulate import simulate
+from twofold.errors import ConfigurationError
+from twofold.request import Request
+from twofold.workload.trace import FORMATS
+from twofold.workload.writer import write_trace
+
+app = typer.Typer()
+app.command()(simulate)
+CLUSTER = ("--cluster", "3xh100:prefill,1xh100:decode", "--model", "llama2-70b", "--router", "jsq-planned")
+SLO = ("--slo", "ttft=1,tpot=0.05")
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "160"})
+
+
+@pytest.fixture(scope="module")
+def step(tmp_path_factory):
+    """A trace in which prompts give way to outputs after a minute and a half."""
+    draw, now, requests = random.Random(0), 0.0, []
+    while (now := now + draw.expovariate(8.0 if now < 90 else 14.0)) < 150.0:
+        mean = (1500, 40) if now < 90 else (400, 200)
+        prompt, output = (round(draw.gammavariate(2, each / 2)) + 1 for each in mean)
+        requests.append(
+            Request(id=str(len(requests)), arrival_s=now, prompt_tokens=prompt, output_tokens=output)
+        )
+    path = tmp_path_factory.mktemp("traces") / "step.jsonl"
+    write_trace(requests, path, FORMATS["twofold"])
+    return path
+
+
+def test_the_log_is_in_the_json_and_nowhere_without_the_flag(step):
+    """Each decision in numbers and as a sentence."""
+    report = msgspec.json.decode(invoke(step, *CLUSTER, *SLO, "--replan", "--json").stdout)
+    (entry,) = report["replanning"]
+    assert entry["decision"]["outcome"] == "move"
+    assert [one["action"] for one in entry["decision"]["steps"]] == ["role"] * len(entry["decision"]["steps"])
+    assert "which runs, would serve" in entry["text"]
+    assert "replanning" not in msgspec.json.decode(invoke(step, *CLUSTER, *SLO, "--json").stdout)
+
+
+def test_the_log_is_printed(step):
+    """Below the tables; a run without a shift says so."""
+    shown = invoke(step, *CLUSTER, *SLO, "--replan", "--search-time", 1).stdout
+    assert "Re-planning" in shown
+    assert "goes to decode" in shown
+    quiet = invoke("azure-conv", "--rate", 2, "--duration", 30, *CLUSTER, *SLO, "--replan").stdout
+    assert "the traffic has not shifted" in quiet
+
+
+def test_spare_machines_are_pools_of_their_own(step):
+    """They can be started, and what is not needed retires."""
+    report = msgspec.json.decode(invoke(step, *CLUSTER, *SLO, "--replan", "--spare", 2, "--json").stdout)
+    assert [pool["machines"] for pool in report["pools"]] == [3, 1, 2]
+    assert report["replanning"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (("--replan",), "--replan needs an SLO in seconds"),
+        (("--replan", "--slo", "splitwise"), "--replan needs an SLO in seconds"),
+        (("--replan", *SLO, "--router", "jsq"), "never moves an instance"),
+        (("--spare", 1), "--spare 1 is for --replan"),
+        (("--replan", *SLO, "--search-time", -1), "--search-time -1 cannot be"),
+        (("--replan", *SLO, "--min-gain", 2), "--min-gain 2 is no share"),
+        (("--replan", *SLO, "--min-between", "nan"), "--min-between nan cannot be"),
+    ],
+)
+def test_mistakes_are_one_sentence(flags, says):
+    """Before anything runs."""
+    result = invoke("azure-conv", "--rate", 2, "--duration", 5, *CLUSTER, *flags)
+    assert isinstance(result.exception, ConfigurationError)
+    assert says in str(result.exception)

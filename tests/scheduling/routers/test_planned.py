@@ -1,0 +1,36 @@
+"""Roles by plan: shortest queues among roles that may be changed."""
+
+from support.routed import cluster, load, pools, request
+from twofold.instance import Role
+from twofold.scheduling.route import Route
+from twofold.scheduling.routers.planned import Planned
+
+
+def route(*loads):
+    return Planned().route(request(), 109, pools(*loads), 0.0)
+
+
+def test_each_phase_goes_where_least_is():
+    """Pending tokens for prefill, reserved memory for decode."""
+    loads = [load("p0", pending_prefill_tokens=9), load("p1"), load("d0", reserved_tokens=5), load("d1")]
+    assert route(*loads) == Route("p1", "d1")
+
+
+def test_where_nobody_is_left_for_a_phase_others_do_it():
+    """One instance does both then: nothing has to travel."""
+    assert route(load("d0"), load("d1", pending_prefill_tokens=5)) == Route("d0", "d0")
+    assert route(load("p0")) == Route("p0", "p0")
+    assert route(load("p0"), load("m0")) == Route("p0", "m0")
+    assert route() is None
+
+
+def test_a_role_changes_when_it_is_told_to():
+    """From the next request on; what is there does not move it back when it ends."""
+    made = cluster([Role.PREFILL, Role.PREFILL, Role.DECODE], "jsq-planned")
+    made.arrive(request("a"), 0.0)
+    made.set_role("prefill-0", Role.DECODE)
+    assert made.arrive(request("b"), 0.0).route == Route("prefill-1", "prefill-0")
+    for name in "ab":
+        made.ended(name)
+    made.idle("prefill-0")
+    assert made.pools.get("prefill-0").role is Role.DECODE

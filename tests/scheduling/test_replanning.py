@@ -1,0 +1,153 @@
+"""When a search is asked for, when its answer is acted upon, and what the log says of it."""
+
+from math import exp
+from random import Random
+
+import pytest
+
+from support.routed import cluster
+from twofold.instance import Role
+from twofold.scheduling.replan_log import Findings, Forecast, Outcome
+from twofold.scheduling.replanning import Replanner, Rules
+from twofold.scheduling.split import Action, Split
+from twofold.scheduling.traffic import TrafficWatch
+
+RULES = Rules(min_gain=0.05, min_between_s=60.0, patience_s=20.0, start_up_s=30.0)
+POOLS = cluster([Role.PREFILL, Role.PREFILL, Role.PREFILL, Role.DECODE], "jsq-planned").pools
+
+
+class World:
+    """Traffic, whose outputs take `output_s` to end, and a replanner that is asked after every arrival."""
+
+    def __init__(self, output_s=0.0):
+        self.replanner, self.now, self.output_s = Replanner(TrafficWatch(), RULES), 0.0, output_s
+        self.draw, self.open = Random(0), []
+
+    def run(self, rate, seconds, output=100):
+        """Until a question, which it returns."""
+        end, watch = self.now + seconds, self.replanner.watch
+        while self.now < end:
+            self.now += self.draw.expovariate(rate)
+            while self.open and self.open[0][0] < self.now:
+                watch.ended(*self.open.pop(0)[1:])
+            tokens = round(output * exp(self.draw.gauss(0, 1)))
+            self.open.append((self.now + self.output_s, watch.arrived(500, self.now), tokens))
+            question = self.replanner.question(lambda _: 1, self.now)
+            if question is not None:
+                return question
+        return None
+
+    def answer(self, best, attainment, running=0.5, retired=()):
+        forecasts = Forecast(Split(3, 1), running), Forecast(best, attainment)
+        findings = Findings(
+            running=forecasts[0], best=forecasts[1], searched=forecasts, requests=600, cpu_s=1.0
+        )
+        return self.replanner.answer(findings, POOLS, retired, self.now)
+
+
+@pytest.fixture
+def shifted():
+    world = World()
+    assert world.run(10, 300) is None
+    assert world.run(25, 60) is not None
+    return world
+
+
+def test_the_question_is_about_the_new_traffic():
+    """Asked once enough of it was seen, and once only."""
+    world = World()
+    assert world.run(10, 300) is None
+    question = world.run(25, 60)
+    assert question.traffic.rate == pytest.approx(25, rel=0.25)
+    assert world.now < 320.0
+    assert world.run(25, 300) is None, "it waits for an answer"
+
+
+def test_a_gain_is_moved_for(shifted):
+    """The steps are in the decision, and the decision in the log."""
+    decision = shifted.answer(Split(1, 3), 0.95)
+    assert decision.outcome is Outcome.MOVE
+    assert [(step.action, step.role) for step in decision.steps] == [(Action.ROLE, Role.DECODE)] * 2
+    assert shifted.replanner.log == [decision]
+
+
+@pytest.mark.parametrize(
+    ("best", "attainment", "outcome"),
+    [
+        (Split(2, 2), 0.54, Outcome.TOO_LITTLE),
+        (Split(3, 1), 0.5, Outcome.BEST_ALREADY),
+        (Split(1, 1), 0.5, Outcome.MOVE),  # it saves two
+        (Split(4, 4), 0.54, Outcome.TOO_LITTLE),
+    ],
+)
+def test_what_brings_too_little_is_left(shifted, best, attainment, outcome):
+    """Five points more of the requests, or as good with less."""
+    decision = shifted.answer(best, attainment)
+    assert decision.outcome is outcome
+    assert bool(decision.steps) == (outcome is Outcome.MOVE)
+
+
+def test_decisions_are_apart():
+    """The next shift waits for its turn, but is not lost; a start makes the pause longer."""
+    for best, retired, quiet_s in ((Split(1, 3), (), 60.0), (Split(3, 2), ("spare-0",), 90.0)):
+        world = World()
+        world.run(10, 300)
+        world.run(25, 60)
+        world.answer(best, 0.95, retired=retired)
+        decided_s = world.now
+        assert world.run(25, 15) is None
+        assert world.run(8, 300) is not None
+        assert decided_s + quiet_s <= world.now < decided_s + quiet_s + 30.0
+
+
+def test_patience_ends():
+    """Where no output ends, it is not waited for longer than that: those from before have to do."""
+    quick, slow = World(), World(output_s=40.0)
+    asked_s = []
+    for world in (quick, slow):
+        assert world.run(10, 300) is None
+        assert world.run(25, 60) is not None
+        asked_s.append(world.now)
+    assert asked_s[0] < 315.0
+    assert asked_s[0] + 10.0 < asked_s[1] < asked_s[0] + RULES.patience_s + 10.0
+
+
+def test_a_search_that_fails_changes_nothing(shifted):
+    """It is in the log with its reason, and the next shift is searched for again."""
+    decision = shifted.replanner.give_up("the search was ended after 60 s", shifted.now)
+    assert decision.outcome is Outcome.FAILED
+    assert decision.steps == ()
+    assert "no plan was found: the search was ended after 60 s" in str(decision)
+    assert shifted.run(25, 100) is None
+    assert shifted.run(8, 100) is not None
+
+
+def test_the_log_reads_well(shifted):
+    """One sentence with its numbers: what shifted, how sure, what was searched, what it should bring, what is done."""
+    text = str(shifted.answer(Split(1, 3), 0.95))
+    for part in (
+        "as many requests",
+        "a second",
+        "sigmas",
+        "2 splits with 600 requests",
+        "3P+1D, which runs, would",
+    ):
+        assert part in text
+    assert "50% within the SLO, 1P+3D 95%" in text
+    assert "prefill-0 goes to decode, prefill-1 goes to decode" in text
+
+
+def test_other_outcomes_read_well():
+    """Why it stays."""
+    world = World()
+    world.run(10, 300)
+    world.run(25, 60)
+    assert "too little to move for" in str(world.answer(Split(2, 2), 0.52))
+
+
+def test_nobody_has_asked():
+    """An answer without a question is a mistake of the driver."""
+    with pytest.raises(RuntimeError):
+        World().answer(Split(1, 3), 0.95)
+    with pytest.raises(RuntimeError):
+        World().replanner.give_up("", 0.0)

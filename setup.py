@@ -9,8 +9,8 @@ HOT = """
     instance kvcache/accounts kvcache/counts kvcache/leases
     performance/alone performance/base performance/curve performance/fitted performance/power
     performance/splitwise_published
-    scheduling/batcher scheduling/cluster scheduling/decode_set scheduling/growth scheduling/handoffs scheduling/instance
-    scheduling/iteration scheduling/line scheduling/memory scheduling/pools scheduling/queues scheduling/route
+    scheduling/batcher scheduling/cluster scheduling/decode_set scheduling/growth scheduling/handoffs
+    scheduling/instance scheduling/iteration scheduling/line scheduling/memory scheduling/pools scheduling/queues scheduling/route
     scheduling/router scheduling/sequence
     scheduling/batchers/* scheduling/routers/*
     simulation/cluster simulation/handoffs simulation/host simulation/hosted simulation/instance simulation/kernel

@@ -85,6 +85,12 @@ def test_a_context_longer_than_the_model_s(model):
     assert "more than the model's" in refusal(model, "--port", "0", "--max-model-len", "1000000")
 
 
+def test_a_model_that_cannot_be_divided(model):
+    """The sentence says what does not divide, and among how many."""
+    said = refusal(model, "--port", "0", "--decode-tp", "4")
+    assert "2 key-value heads, which 4 tensor ranks (TP4 PP1) cannot share evenly" in said
+
+
 def test_a_device_that_is_not_there(model):
     """A torch without CUDA says so before a worker is started."""
     check_device("cpu")
@@ -102,6 +108,10 @@ def test_a_device_that_is_not_there(model):
         ("--prefill", "1", "--decode", "0"),
         ("--router", "best"),
         ("--handoff", "slow"),
+        ("--tp", "0"),
+        ("--prefill-tp", "2", "--colocated", "1"),
+        ("--transport", "curve", "--decode-pp", "2"),
+        ("--kv-checksums", "--tp", "2"),
         ("--dtype", "int3"),
         ("--kv-cache-memory-bytes", "much"),
         ("--max-num-batched-tokens", "0"),

@@ -2,8 +2,11 @@
 
 import asyncio
 
+import msgspec
+
 from twofold.engine.base import KvLayout, LayerShape
 from twofold.instance import Role
+from twofold.kvcache.split import Split
 from twofold.performance.measured import LinkSpeed, PrefillSpeed
 from twofold.scheduling.outcome import InstanceStatus
 from twofold.serving.link_metrics import LinkMetrics
@@ -104,3 +107,25 @@ def test_what_was_measured_is_exposed():
     assert value("twofold:kv_link_overhead_seconds", labels) == 0.001
     assert value("twofold:prefill_seconds_per_token", {"instance": "p0"}) == 1e-4
     assert value("twofold:handoff_crossover_tokens", {"instance": "p0"}) in {1250, 1251}
+
+
+def test_ranks_write_side_by_side():
+    """Two ranks of the source have half of each layer each; one that serves two ranks needs two transfers."""
+    layout = KvLayout(layers=(LayerShape(2, 50, 50),) * 5, block_size=16, dtype="float32", itemsize=4)
+
+    def path(source, target):
+        paths = MeasuredPaths()
+        for name, split in (("p0", source), ("d0", target)):
+            message = registered(name, PrefillSpeed(fixed_s=0.0, s_per_token=1e-4))
+            memory = msgspec.structs.replace(message.peer.memory, layout=layout, split=split)
+            paths.registered(
+                msgspec.structs.replace(message, peer=msgspec.structs.replace(message.peer, memory=memory))
+            )
+        paths.measured(link("p0", "d0"))
+        found = paths.transfer("p0", "d0")
+        return found.kv_bytes_per_token, found.latency_s
+
+    assert path(Split(1, 1), Split(1, 1)) == (4000, 0.001)
+    assert path(Split(2, 1), Split(1, 1)) == (2000, 0.001)
+    assert path(Split(1, 1), Split(2, 1)) == (4000, 0.002)
+    assert path(Split(1, 2), Split(1, 1)) == (4000, 0.001)

@@ -13,6 +13,7 @@ _HTTP = "HTTP"
 _LIMITS = "Limits"
 _TELEMETRY = "Telemetry"
 _HOSTS = "Other hosts"
+_PARALLEL = "Parallelism within a worker"
 
 _MODEL = "Model directory, or hub id; none with --engine emulated, whose --cluster names it."
 _CLUSTER = "Take pools and policies from this file, as `twofold plan --output` writes it."
@@ -29,6 +30,8 @@ _ATTAINMENT = "Share of requests within --slo that --replan aims at (0.9)."
 _RETIRE = "Let --replan also end workers that are not needed, and start them again."
 _LISTEN = "Take workers from other hosts at this address of ours, as in tcp://10.0.0.1:7600."
 _KEY = "File of the key that they need, as `twofold keygen` writes it."
+_TP = "Ranks that share the heads of each layer: tensor parallelism (1)."
+_PP = "Stages that divide the layers: pipeline parallelism (1)."
 _ENGINES = "torch, or emulated: takes its times from a performance model of the machines in --cluster."
 _BUDGET = (
     "Tokens in an iteration; auto: as many prompt tokens as keep it busy (2048; 512 with chunked prefill)."
@@ -62,6 +65,20 @@ def serve(
     pin_cores: Annotated[
         bool | None,
         typer.Option(help="Give each worker cores of its own (if it computes).", rich_help_panel=_SERVICE),
+    ] = None,
+    tp: Annotated[int | None, typer.Option(min=1, help=_TP, rich_help_panel=_PARALLEL)] = None,
+    pp: Annotated[int | None, typer.Option(min=1, help=_PP, rich_help_panel=_PARALLEL)] = None,
+    prefill_tp: Annotated[
+        int | None, typer.Option(min=1, help="The same for prefill workers.", rich_help_panel=_PARALLEL)
+    ] = None,
+    prefill_pp: Annotated[
+        int | None, typer.Option(min=1, help="The same for prefill workers.", rich_help_panel=_PARALLEL)
+    ] = None,
+    decode_tp: Annotated[
+        int | None, typer.Option(min=1, help="The same for decode workers.", rich_help_panel=_PARALLEL)
+    ] = None,
+    decode_pp: Annotated[
+        int | None, typer.Option(min=1, help="The same for decode workers.", rich_help_panel=_PARALLEL)
     ] = None,
     listen_workers: Annotated[str | None, typer.Option(help=_LISTEN, rich_help_panel=_HOSTS)] = None,
     cluster_key: Annotated[Path | None, typer.Option(help=_KEY, rich_help_panel=_HOSTS)] = None,
@@ -208,6 +225,12 @@ def serve(
         cluster=cluster,
         catalog=tuple(catalog or ()),
         router=router,
+        tp=tp,
+        pp=pp,
+        prefill_tp=prefill_tp,
+        prefill_pp=prefill_pp,
+        decode_tp=decode_tp,
+        decode_pp=decode_pp,
         handoff=handoff,
         transport=transport,
         kv_checksums=kv_checksums,

@@ -11,6 +11,7 @@ from twofold.curve.network import HOME, Endpoint, Network, own_host
 from twofold.errors import ConfigurationError
 from twofold.hardware.catalog import load_catalog
 from twofold.instance import Role
+from twofold.kvcache.split import Split
 from twofold.scheduling.breaker import LONGEST_S
 from twofold.scheduling.handoffs import HANDOFF_POLICIES
 from twofold.scheduling.routers import FIXED_ROLE_ROUTERS, LIVE_ROUTERS
@@ -19,6 +20,7 @@ from twofold.serving.config import EngineConfig, ServiceConfig, TokenBudget, Wor
 from twofold.serving.gateway.tokenizer import load_tokenizer
 from twofold.serving.model_source import find_model
 from twofold.serving.plan import join_terms, plan_workers
+from twofold.serving.splits import check_splits, with_splits
 from twofold.serving.worker.engines import ENGINES
 from twofold.simulation.cluster_file import load_cluster
 from twofold.simulation.spec import ClusterSpec
@@ -38,6 +40,12 @@ class Flags:
     cluster: Path | None = None
     catalog: tuple[Path, ...] = ()
     router: str | None = None
+    tp: int | None = None
+    pp: int | None = None
+    prefill_tp: int | None = None
+    prefill_pp: int | None = None
+    decode_tp: int | None = None
+    decode_pp: int | None = None
     handoff: str | None = None
     transport: str | None = None
     kv_checksums: bool = False
@@ -76,6 +84,7 @@ def service_of(flags: Flags) -> ServiceConfig:
     _check_choice("--engine", flags.engine, tuple(ENGINES))
     _refuse_idle_flags(flags)
     config = _from_flags(flags) if flags.cluster is None else _from_cluster(flags, flags.cluster)
+    check_splits(config)
     if flags.replan is None:
         return config
     return msgspec.structs.replace(config, replan=replan_config(config, flags.replan))
@@ -113,7 +122,7 @@ def _from_flags(flags: Flags) -> ServiceConfig:
     terms = join_terms(colocated=colocated > 0, token_budget=flags.max_num_batched_tokens, **kinds)
     return ServiceConfig(
         engine=_torch_engine(flags, flags.block_size or 16, flags.max_num_seqs or 64, flags.swap_space),
-        workers=workers,
+        workers=with_splits(workers, _splits(flags)),
         run_dir="",
         router=router,
         handoff=handoff,
@@ -125,6 +134,31 @@ def _from_flags(flags: Flags) -> ServiceConfig:
         network=network,
         terms=None if network is None else terms,
     )
+
+
+def _splits(flags: Flags) -> dict[Role, Split]:
+    """How the workers of each role are divided; raises ConfigurationError for flags that are about none."""
+    for flag, value in _degrees(flags)[2:]:
+        if flags.colocated:
+            _refuse(flag, value, "is for a service in two phases: with --colocated write --tp and --pp")
+    tensor, pipeline = flags.tp or 1, flags.pp or 1
+    return {
+        Role.PREFILL: Split(flags.prefill_tp or tensor, flags.prefill_pp or pipeline),
+        Role.DECODE: Split(flags.decode_tp or tensor, flags.decode_pp or pipeline),
+        Role.MIXED: Split(tensor, pipeline),
+    }
+
+
+def _degrees(flags: Flags) -> list[tuple[str, int | None]]:
+    """What was said of tensor and pipeline ranks: of all workers, and then of those of a phase."""
+    return [
+        ("--tp", flags.tp),
+        ("--pp", flags.pp),
+        ("--prefill-tp", flags.prefill_tp),
+        ("--prefill-pp", flags.prefill_pp),
+        ("--decode-tp", flags.decode_tp),
+        ("--decode-pp", flags.decode_pp),
+    ]
 
 
 def _network(flags: Flags) -> Network | None:
@@ -155,7 +189,7 @@ def _from_cluster(flags: Flags, file: Path) -> ServiceConfig:
         engine=_emulated_engine(flags, spec)
         if flags.emulated
         else _torch_engine(flags, spec.block_size, spec.max_seqs, spec.swap_space_bytes),
-        workers=workers,
+        workers=with_splits(workers, _splits(flags)),
         run_dir="",
         router=spec.router,
         handoff=spec.handoff,
@@ -233,6 +267,7 @@ def _refuse_idle_flags(flags: Flags) -> None:
         ("--device", flags.device),
         ("--transport", flags.transport),
         ("--kv-checksums", flags.kv_checksums or None),
+        *_degrees(flags),
     ):
         _refuse(name, value, "means nothing to --engine emulated, which computes nothing")
     size = flags.kv_cache_memory_bytes

@@ -6,6 +6,7 @@ from typing import Protocol
 
 import msgspec
 
+from twofold.kvcache.split import Split
 from twofold.request import SamplingParams
 
 
@@ -40,11 +41,29 @@ class KvLayout(msgspec.Struct, frozen=True):
 
     def layer_bytes_per_block(self, layer: int) -> int:
         """Bytes of one block of one layer, keys and values together."""
+        return self.layers[layer].kv_heads * self.head_bytes_per_block(layer)
+
+    def head_bytes_per_block(self, layer: int) -> int:
+        """The same of one head."""
         shape = self.layers[layer]
-        return shape.kv_heads * (shape.key_dim + shape.value_dim) * self.block_size * self.itemsize
+        return (shape.key_dim + shape.value_dim) * self.block_size * self.itemsize
 
     def pool_bytes(self, num_blocks: int) -> int:
         return self.bytes_per_block * num_blocks
+
+    @property
+    def kv_heads(self) -> list[int]:
+        """The key-value heads of each layer."""
+        return [layer.kv_heads for layer in self.layers]
+
+    def of_rank(self, split: Split, rank: int) -> "KvLayout":
+        """What one rank keeps where an instance is split: its heads of its layers."""
+        held = split.layers(rank, len(self.layers))
+        layers = tuple(
+            msgspec.structs.replace(layer, kv_heads=len(split.heads(rank, layer.kv_heads)))
+            for layer in self.layers[held.start : held.stop]
+        )
+        return msgspec.structs.replace(self, layers=layers)
 
 
 @dataclass(frozen=True, slots=True)

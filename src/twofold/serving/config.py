@@ -7,6 +7,7 @@ import msgspec
 from twofold.curve.network import HOME, Network
 from twofold.handoff import HandoffMode
 from twofold.instance import Role
+from twofold.kvcache.split import UNSPLIT, Split
 from twofold.scheduling.batchers import WHOLE_PROMPTS
 from twofold.scheduling.breaker import LONGEST_S
 from twofold.scheduling.replanning import Rules
@@ -56,6 +57,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """One worker: its role, the batcher that goes with it, and the cores it may run on (empty: any).
 
     With `measures_budget` the budget is what it measures, and `token_budget` the longest prompt that it tries.
+    It is `split` over that many ranks, of which the service has `first_rank` before the first of this worker.
     """
 
     instance: str
@@ -65,6 +67,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     measures_budget: bool = False
     cores: tuple[int, ...] = ()
     threads: int = 1
+    split: Split = UNSPLIT
+    first_rank: int = 0
 
 
 class JoinTerms(msgspec.Struct, frozen=True, kw_only=True):

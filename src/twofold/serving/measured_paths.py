@@ -4,7 +4,10 @@ import asyncio
 from collections.abc import Collection
 
 from twofold.engine.base import KvLayout
+from twofold.kvcache.reshard import plan_reshard, traffic
+from twofold.kvcache.split import UNSPLIT, Split
 from twofold.performance.measured import LinkSpeed, PrefillSpeed
+from twofold.performance.reshard_cost import reshard_path
 from twofold.performance.transfer import TransferModel
 from twofold.scheduling.handoffs import Paths
 from twofold.serving.messages import LinkMeasured, Registered
@@ -20,14 +23,19 @@ class MeasuredPaths(Paths):
         self.links: dict[tuple[str, str], LinkSpeed] = {}
         self.prefills: dict[str, PrefillSpeed] = {}
         self._layout: KvLayout | None = None
+        self._splits: dict[str, Split] = {}
         self._crossovers: dict[str, int] = {}
+        self._transfers: dict[tuple[str, str], TransferModel] = {}
         self._news = asyncio.Event()
 
     def registered(self, message: Registered) -> None:
         """A worker says how fast it prefills, if it does."""
-        self._layout = message.peer.memory.layout
+        memory = message.peer.memory
+        self._layout = memory.layout
+        self._splits[memory.instance] = memory.split
+        self._transfers.clear()
         if message.prefill is not None:
-            self.prefills[message.peer.memory.instance] = message.prefill
+            self.prefills[memory.instance] = message.prefill
             self._crossovers.clear()
 
     def measured(self, message: LinkMeasured) -> None:
@@ -35,6 +43,7 @@ class MeasuredPaths(Paths):
         self.links[message.source, message.target] = message.speed
         self._news.set()
         self._crossovers.clear()
+        self._transfers.clear()
 
     async def known(self, pairs: Collection[tuple[str, str]]) -> None:
         """Wait until all these links are measured."""
@@ -50,10 +59,15 @@ class MeasuredPaths(Paths):
         return known
 
     def transfer(self, prefill: str, decode: str) -> TransferModel | None:
-        link = self.links.get((prefill, decode))
+        pair = (prefill, decode)
+        link = self.links.get(pair)
         if link is None or self._layout is None or not self.prefills:
             return None
-        return link.transfer(self._layout.bytes_per_token, len(self._layout.layers))
+        known = self._transfers.get(pair)
+        if known is None:
+            source, target = (self._splits.get(end, UNSPLIT) for end in pair)
+            known = self._transfers[pair] = _path(link, self._layout, source, target)
+        return known
 
     def prefill_s(self, prefill: str, tokens: int) -> float:
         """What another measured does for one that was not: all run the same model."""
@@ -84,3 +98,11 @@ class MeasuredPaths(Paths):
             for tokens in (transfer.crossover_tokens(lambda tokens: self.prefill_s(prefill, tokens)),)
         ]
         return min(found, default=UNKNOWN_TOKENS)
+
+
+def _path(link: LinkSpeed, layout: KvLayout, source: Split, target: Split) -> TransferModel:
+    """What the ranks of both ends make of a link between two of them."""
+    layers = traffic(plan_reshard(source, target, layout.kv_heads), len(layout.layers))
+    per_head = [layout.head_bytes_per_block(layer) // layout.block_size for layer in range(len(layers))]
+    layer_bytes = [way.heads * each for way, each in zip(layers, per_head, strict=True)]
+    return reshard_path(link, layer_bytes, [way.pieces for way in layers])

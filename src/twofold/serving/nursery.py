@@ -28,7 +28,7 @@ from twofold.serving.logs import configure_logs
 from twofold.serving.offspring import die_with_parent
 from twofold.serving.reports import Order, Report
 from twofold.serving.worker.engines import ENGINES
-from twofold.serving.worker.process import run_worker
+from twofold.serving.worker.process import Processes, processes_of
 
 
 def main() -> None:
@@ -81,7 +81,7 @@ def _raise_workers(config: ServiceConfig, report: Reporter) -> "Nursery":
         model=prepared.model,
     )
     report(facts)
-    runs = {spec.instance: partial(run_worker, config, spec, prepared) for spec in config.workers}
+    runs = {spec.instance: partial(processes_of, config, spec, prepared) for spec in config.workers}
     nursery = Nursery(runs, report, config.worker_inbox)
     for spec in config.workers:
         nursery.start(spec.instance)
@@ -106,28 +106,38 @@ def _become_worker(instance: str, nursery: int, run: Callable[[], None]) -> NoRe
 
 
 class Nursery:
-    """Forks workers, and ends them when told to; `runs` is what each of them does, `inbox_of` names its socket."""
+    """Forks workers, and ends them when told to; `runs` makes what each of them does, `inbox_of` names its socket.
+
+    A worker may have several processes. When one of them ends all are ended, and when all have, the worker has.
+    """
 
     def __init__(
-        self, runs: Mapping[str, Callable[[], None]], report: Reporter, inbox_of: Callable[[str, int], str]
+        self,
+        runs: Mapping[str, Callable[[], Processes]],
+        report: Reporter,
+        inbox_of: Callable[[str, int], str],
     ) -> None:
         self._runs = runs
         self._report = report
         self._inbox_of = inbox_of
         self._pids: dict[int, str] = {}
+        self._codes: dict[str, int] = {}  # of workers that are ending: that of their first process to end
         self._pid = os.getpid()
         self._ending = self._finishing = False
         self._unread = b""
 
     def start(self, instance: str) -> None:
-        """Fork a worker."""
-        pid = os.fork()
-        if pid == 0:
-            signal.set_wakeup_fd(-1)
-            for number in (signal.SIGTERM, signal.SIGCHLD):
-                signal.signal(number, signal.SIG_DFL)
-            _become_worker(instance, self._pid, self._runs[instance])
-        self._pids[pid] = instance
+        """Fork a worker, with all of its ranks."""
+        processes = self._runs[instance]()
+        for rank, run in enumerate(processes.runs):
+            pid = os.fork()
+            if pid == 0:
+                signal.set_wakeup_fd(-1)
+                for number in (signal.SIGTERM, signal.SIGCHLD):
+                    signal.signal(number, signal.SIG_DFL)
+                _become_worker(f"{instance}.{rank}" if rank else instance, self._pid, run)
+            self._pids[pid] = instance
+        processes.forked()
 
     def kill(self, instance: str) -> None:
         """End a worker by force, also one that is stopped; it is reported like any that ends."""
@@ -170,7 +180,11 @@ class Nursery:
             instance = self._pids.pop(pid)
             # A process that is killed leaves its socket's file, also where nobody has heard of it yet.
             Path(self._inbox_of(instance, pid).removeprefix("ipc://")).unlink(missing_ok=True)
-            self._report(Report(exited=instance, code=os.waitstatus_to_exitcode(status)))
+            self._codes.setdefault(instance, os.waitstatus_to_exitcode(status))
+            if instance in self._pids.values():
+                self.kill(instance)  # the ranks that are left can do nothing without it
+            else:
+                self._report(Report(exited=instance, code=self._codes.pop(instance)))
 
     def _read_orders(self) -> None:
         """Whole lines are orders; the end of the input is the order to end."""

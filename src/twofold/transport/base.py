@@ -8,6 +8,7 @@ import msgspec
 from twofold.engine.base import KvLayout
 from twofold.errors import ConfigurationError
 from twofold.handoff import Lease
+from twofold.kvcache.split import UNSPLIT, Split
 
 # Every instance keeps this much memory that peers may write at any time, to measure the link.
 SCRATCH_BYTES = 4 << 20
@@ -17,7 +18,8 @@ class MemoryDescriptor(msgspec.Struct, frozen=True, kw_only=True):
     """How peers reach the KV cache of one life of an instance.
 
     `epoch` names that life; `address` means something to the transport that made it. Both sides must have
-    the same `layout`.
+    the same `layout`. Where an instance is `split`, that is of all its ranks together, `address` is how its first
+    rank's part is reached, and `others` are the addresses of its other ranks.
     """
 
     instance: str
@@ -25,6 +27,12 @@ class MemoryDescriptor(msgspec.Struct, frozen=True, kw_only=True):
     address: str
     num_blocks: int
     layout: KvLayout
+    split: Split = UNSPLIT
+    others: tuple[str, ...] = ()
+
+    @property
+    def rank_addresses(self) -> tuple[str, ...]:
+        return (self.address, *self.others)
 
 
 class Connection(Protocol):

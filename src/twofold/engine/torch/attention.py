@@ -38,11 +38,11 @@ def paged_attention(
     `query` is [1, heads, tokens, key_dim], `key` and `value` are [1, kv_heads, tokens, dim]; the result is
     [1, tokens, heads, value_dim], as transformers expects. `on_layer` of the batch is called in between.
     """
-    layer: int = module.layer_idx  # type: ignore[assignment]
     batch = twofold_batch
+    layer = int(module.layer_idx) - batch.first_layer  # type: ignore[arg-type]
     batch.write(layer, key[0].transpose(0, 1), value[0].transpose(0, 1))
     if batch.on_layer is not None:
-        batch.on_layer(layer)
+        batch.on_layer(batch.first_layer + layer)
     call = LayerCall(layer, query, key, value, Scoring(scaling, softcap, s_aux))
     pieces = [part.attend(call) for part in batch.parts(layer)]
     packed = pieces[0] if len(pieces) == 1 else torch.cat(pieces)

@@ -14,7 +14,8 @@ from twofold.engine.torch.pool import KvPool
 class PackedBatch:
     """The steps of an iteration: decoding sequences first, those of long context before those of short.
 
-    `order[i]` is the step (as the caller counts) that comes i-th. `token_ids` and `positions` are [tokens].
+    `order[i]` is the step (as the caller counts) that comes i-th. `token_ids` and `positions` are [tokens]. The
+    model's layer `first_layer` is the first in the pool; here layers count from there.
     """
 
     def __init__(
@@ -24,9 +25,11 @@ class PackedBatch:
         windows: Sequence[int | None],
         scratch: Scratch,
         on_layer: OnLayer | None = None,
+        first_layer: int = 0,
     ) -> None:
         self.order = sorted(range(len(steps)), key=lambda i: _rank(steps[i]))
         self.on_layer = on_layer
+        self.first_layer = first_layer
         self._steps = [steps[i] for i in self.order]
         self._pool, self._windows, self._scratch = pool, windows, scratch
         self._parts: dict[int | None, list[Part]] = {}

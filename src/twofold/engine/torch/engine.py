@@ -37,16 +37,23 @@ class TorchEngine:
     def num_blocks(self) -> int:
         return self._pool.num_blocks
 
+    @property
+    def samples(self) -> bool:
+        """Whether tokens come from here: not from most ranks of a split worker, whose results are all None."""
+        return self._loaded.samples
+
     def run(self, steps: Sequence[SequenceStep], on_layer: OnLayer | None = None) -> list[Sampled | None]:
         """Run one iteration (see `Engine.run`)."""
         results: list[Sampled | None] = [None] * len(steps)
         if not steps:
             return results
         with torch.inference_mode():
-            batch = PackedBatch(steps, self._pool, self._loaded.windows, self._scratch, on_layer)
+            batch = PackedBatch(
+                steps, self._pool, self._loaded.windows, self._scratch, on_layer, self._loaded.first_layer
+            )
             sampled, rows = batch.sampled()
             logits = self._forward(batch, rows)
-            if sampled:
+            if sampled and self.samples:
                 picked = sample(logits, [_row(steps[i]) for i in sampled], self._loaded.eos_token_ids)
                 for i, result in zip(sampled, picked, strict=True):
                     results[i] = result

@@ -36,6 +36,9 @@ class LoadedModel:
     dtype_name: str
     itemsize: int
     windows: tuple[int | None, ...]  # how many positions each layer sees back; None: all of them
+    # Where ranks share a model: which of its layers is the first here, and whether tokens come from here.
+    first_layer: int = 0
+    samples: bool = True
 
     def layout(self, block_size: int) -> KvLayout:
         """The KV cache of this model in blocks of `block_size` tokens."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 
@@ -73,6 +74,36 @@ def copy_blocks(
     for from_part, to_part in parts:
         rows = _as_words(from_part).index_select(0, take).to(target.device)
         _as_words(to_part).index_copy_(0, put, rows)
+
+
+def copy_all_layers(source: KvPool, target: KvPool, ids: Sequence[int]) -> None:
+    """Copy these blocks of `source` whole into the same blocks of `target`, which has the same layout."""
+    for layer in range(len(source.layout.layers)):
+        copy_blocks(source, layer, ids, target, ids)
+
+
+class Heads(NamedTuple):
+    """Some heads of one layer of some blocks, as their pool counts them."""
+
+    pool: KvPool
+    layer: int
+    heads: range
+    blocks: Sequence[int]
+
+    def parts(self) -> list[torch.Tensor]:
+        """Keys and values of these heads: [num_blocks, block_size, heads, dim] of the whole pool."""
+        both = (self.pool.keys(self.layer), self.pool.values(self.layer))
+        return [part[:, :, self.heads.start : self.heads.stop] for part in both]
+
+
+def copy_heads(source: Heads, target: Heads) -> None:
+    """Copy blocks pairwise; layers, heads and blocks may have other numbers on either side."""
+    if not source.blocks:
+        return
+    runs = block_runs(source.blocks, target.blocks)
+    for from_part, to_part in zip(source.parts(), target.parts(), strict=True):
+        for start, to_start, count in runs:
+            to_part.narrow(0, to_start, count).copy_(from_part.narrow(0, start, count))
 
 
 def block_runs(source_ids: Sequence[int], target_ids: Sequence[int]) -> list[tuple[int, int, int]]:

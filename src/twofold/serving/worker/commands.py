@@ -144,9 +144,8 @@ class Commands:
                 state.fail(lease.request_id, f"{lease.source} went silent during the hand-off")
             state.report_changes()
             batch_s = 0.0 if state.batch_started_s is None else now - state.batch_started_s
-        if (
-            now - self._alive_s >= ALIVE_S
-        ):  # said where the lock could be had: a worker that cannot get it hangs
+        # Said where the lock could be had, and the other ranks were heard: a worker that lacks either hangs.
+        if now - self._alive_s >= ALIVE_S and state.lives():
             self._alive_s = now
             said_s = tether_clock()
             state.tell(

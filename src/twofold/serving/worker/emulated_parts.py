@@ -17,6 +17,7 @@ from twofold.hardware.model import Model
 from twofold.scheduling.growth import Copy
 from twofold.serving.config import DEFAULT_VOCAB_SIZE, ServiceConfig, WorkerConfig
 from twofold.serving.worker.parts import WorkerParts
+from twofold.serving.worker.wires import Wires
 from twofold.simulation.build import Kind, Seat, kinds_of, seats_of, transfer_of
 from twofold.simulation.spec import ClusterSpec
 from twofold.transport.emulated import EmulatedTransport, Port
@@ -38,7 +39,12 @@ class EmulatedPrepared:
         kv_bytes = self._transfers[0].kv_bytes_per_token
         self._layout = self._groups.layout(kv_bytes, spec.block_size)
 
-    def parts(self, spec: WorkerConfig, epoch: int) -> WorkerParts:
+    def parts(
+        self,
+        spec: WorkerConfig,
+        epoch: int,
+        wires: Wires | None = None,  # noqa: ARG002  (it has no other ranks)
+    ) -> WorkerParts:
         seat, clock, prefills = self._seats[spec.instance], MonotonicClock(), Prefills(self._groups)
         num_blocks = seat.kind.num_blocks(self._spec.block_size)
         engine = EmulatedEngine(
@@ -59,6 +65,9 @@ class EmulatedPrepared:
             changed=_Rests(engine.rest),
             swap_space=_SwapSpace(engine, seat.kind.swap.blocks) if seat.kind.swap.blocks else None,
         )
+
+    def run_rank(self, spec: WorkerConfig, rank: int, wires: Wires) -> None:
+        """There are none: a machine that is emulated takes one process, however many accelerators it has."""
 
     def _port(self, seat: Seat) -> Port:
         transfer = self._transfers[seat.place]

@@ -1,6 +1,7 @@
 """What an engine brings to its workers."""
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -8,6 +9,7 @@ from twofold.engine.base import Engine
 from twofold.serving.config import WorkerConfig
 from twofold.serving.worker.landing import Landing
 from twofold.serving.worker.swapping import SwapSpace
+from twofold.serving.worker.wires import Wires
 from twofold.transport.base import Transport
 
 
@@ -16,6 +18,7 @@ class WorkerParts:
     """The parts of one worker that depend on its engine. `changed` becomes that of its `WorkerState`.
 
     With `swap_space` decodes take memory as they go.
+    `lives` tells whether all that the engine runs on is alive, beyond this process.
     """
 
     engine: Engine
@@ -24,6 +27,7 @@ class WorkerParts:
     landing: Landing = field(default_factory=Landing)
     swap_space: SwapSpace | None = None
     changed: threading.Condition = field(default_factory=threading.Condition)
+    lives: Callable[[], bool] = lambda: True
 
 
 class Prepared(Protocol):
@@ -40,6 +44,10 @@ class Prepared(Protocol):
         """What it computes: the same on every host that has the same model."""
         ...
 
-    def parts(self, spec: WorkerConfig, epoch: int) -> WorkerParts:
-        """Make the parts of one life of a worker; to be called in its own process."""
+    def parts(self, spec: WorkerConfig, epoch: int, wires: Wires | None = None) -> WorkerParts:
+        """Make the parts of one life of a worker; to be called in its own process. `wires` lead to its other ranks."""
+        ...
+
+    def run_rank(self, spec: WorkerConfig, rank: int, wires: Wires) -> None:
+        """Run another rank of a worker than its first, in a process of its own, until the first has ended."""
         ...

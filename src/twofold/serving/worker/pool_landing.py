@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from twofold.engine.torch.pool import KvPool, copy_blocks
+from twofold.engine.torch.pool import KvPool, copy_all_layers
 from twofold.serving.worker.landing import Landing
 
 
@@ -26,5 +26,4 @@ class PoolLanding(Landing):
 
     def bring(self, block_lists: Sequence[Sequence[int]]) -> None:
         for blocks in block_lists:
-            for layer in range(len(self._engine_pool.layout.layers)):
-                copy_blocks(self._landing_pool, layer, blocks, self._engine_pool, blocks)
+            copy_all_layers(self._landing_pool, self._engine_pool, blocks)

@@ -5,7 +5,10 @@ import os
 import secrets
 import threading
 import time
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import zmq
@@ -31,18 +34,36 @@ from twofold.serving.worker.peers import PeerDirectory
 from twofold.serving.worker.receiver import HandoffReceiver
 from twofold.serving.worker.sender import HandoffSender
 from twofold.serving.worker.state import WorkerState
+from twofold.serving.worker.wires import Wires
 from twofold.serving.worker.worker import work
 
 log = logging.getLogger(__name__)
 
 
-def run_worker(config: ServiceConfig, spec: WorkerConfig, prepared: Prepared) -> None:
-    """Run one worker in this process until it is told to shut down."""
-    threading.excepthook = _end_process
-    if spec.cores:
-        os.sched_setaffinity(0, spec.cores)
+class Processes(NamedTuple):
+    """What the processes of one life of a worker do, the worker's own first; `forked` is called when all are there."""
+
+    runs: Sequence[Callable[[], None]]
+    forked: Callable[[], None]
+
+
+def processes_of(config: ServiceConfig, spec: WorkerConfig, prepared: Prepared) -> Processes:
+    """One for each rank of the worker, yet to be forked; those beside the first end when that does."""
+    ranks = spec.split.ranks
+    if ranks == 1:
+        return Processes([partial(run_worker, config, spec, prepared)], lambda: None)
+    wires = Wires(ranks, f"{config.run_dir}/{spec.instance}")
+    others = [partial(_run_rank, spec, prepared, rank, wires) for rank in range(1, ranks)]
+    return Processes([partial(run_worker, config, spec, prepared, wires), *others], wires.close)
+
+
+def run_worker(
+    config: ServiceConfig, spec: WorkerConfig, prepared: Prepared, wires: Wires | None = None
+) -> None:
+    """Run one worker in this process until it is told to shut down; `wires` lead to its other ranks, if it has some."""
+    _settle(spec)
     epoch = secrets.randbits(53)
-    parts = prepared.parts(spec, epoch)
+    parts = prepared.parts(spec, epoch, wires)
     engine = parts.engine
     measures, prefill = config.measures(spec), None
     if measures or spec.measures_budget:
@@ -66,6 +87,7 @@ def run_worker(config: ServiceConfig, spec: WorkerConfig, prepared: Prepared) ->
         outbox=Outbox(context, guard, spec.instance),
         controller=network.controller if network is not None and elsewhere else config.inbox(CONTROLLER),
         changed=parts.changed,
+        lives=parts.lives,
         tether=AlarmDeadline() if elsewhere else Deadline(),
     )
     inbox: Inbox[ToWorker] = Inbox(
@@ -88,6 +110,17 @@ def run_worker(config: ServiceConfig, spec: WorkerConfig, prepared: Prepared) ->
         probes=measures,
         swap_space=parts.swap_space,
     )
+
+
+def _run_rank(spec: WorkerConfig, prepared: Prepared, rank: int, wires: Wires) -> None:
+    _settle(spec)
+    prepared.run_rank(spec, rank, wires)
+
+
+def _settle(spec: WorkerConfig) -> None:
+    threading.excepthook = _end_process
+    if spec.cores:
+        os.sched_setaffinity(0, spec.cores)
 
 
 def _end_process(failed: threading.ExceptHookArgs) -> None:

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from twofold.handoff import Lease
@@ -43,6 +44,7 @@ class WorkerState:
     sequences: dict[str, LiveSequence] = field(default_factory=dict)
     changed: threading.Condition = field(default_factory=threading.Condition)
     tether: Deadline = field(default_factory=Deadline)
+    lives: Callable[[], bool] = lambda: True  # whether the other ranks do, if it has some
     announced: set[str] = field(default_factory=set)  # requests the controller waits to see started
     batch_started_s: float | None = None  # when the batch that runs now was started
     closing: bool = False

@@ -7,6 +7,7 @@ import torch
 from twofold.curve.network import Network
 from twofold.engine.torch.engine import TorchEngine
 from twofold.engine.torch.loader import LoadedModel, load_model
+from twofold.engine.torch.parallel.model import check_model
 from twofold.errors import ConfigurationError
 from twofold.scheduling.batchers import GROWING
 from twofold.serving.config import EngineConfig, ServiceConfig, WorkerConfig
@@ -17,6 +18,8 @@ from twofold.serving.worker.landing import Landing
 from twofold.serving.worker.parts import WorkerParts
 from twofold.serving.worker.pool_landing import PoolLanding
 from twofold.serving.worker.pool_swapping import PoolSwapSpace
+from twofold.serving.worker.torch_ranks import TorchRanks, device_of
+from twofold.serving.worker.wires import Wires
 from twofold.transport.pooled import MakeTransport, load_transport
 
 
@@ -37,22 +40,28 @@ class TorchPrepared:
         self._make_transport, self._network = make_transport, network
         self.max_model_len = plan.max_model_len
         self.vocab_size = model.vocab_size
+        self._ranks = TorchRanks(model, plan, device)
 
-    def parts(self, spec: WorkerConfig, epoch: int) -> WorkerParts:
+    def parts(self, spec: WorkerConfig, epoch: int, wires: Wires | None = None) -> WorkerParts:
+        if wires is not None:
+            return self._ranks.first(spec, epoch, wires)
         torch.set_num_threads(spec.threads)
-        plan = self._plan
+        plan, device = self._plan, device_of(self._device, spec.first_rank)
         transport = self._make_transport(
-            spec.instance, epoch, plan.layout, plan.num_blocks, self._device, self._network
+            spec.instance, epoch, plan.layout, plan.num_blocks, device, self._network
         )
         engine_pool, landing_pool = transport.engine_pool, transport.landing_pool
         swaps = plan.swap_blocks > 0 and spec.batcher in GROWING
         return WorkerParts(
             transport=transport,
             landing=Landing() if engine_pool is landing_pool else PoolLanding(landing_pool, engine_pool),
-            engine=TorchEngine(self._model.to(self._device), engine_pool),
+            engine=TorchEngine(self._model.to(device), engine_pool),
             eos_token_ids=frozenset(self._model.eos_token_ids),
             swap_space=PoolSwapSpace(engine_pool, plan.swap_blocks) if swaps else None,
         )
+
+    def run_rank(self, spec: WorkerConfig, rank: int, wires: Wires) -> None:
+        self._ranks.run_other(spec, rank, wires)
 
 
 def prepare(service: ServiceConfig, stage: Stage) -> TorchPrepared:
@@ -62,6 +71,8 @@ def prepare(service: ServiceConfig, stage: Stage) -> TorchPrepared:
     check_device(config.device)
     stage("loading the model")
     model = load_model(config.model, dtype=config.dtype)
+    for worker in service.workers:
+        check_model(model, worker.split, config.model)
     plan = plan_memory(
         model.layout(config.block_size),
         kv_cache_bytes=config.kv_cache_bytes,

@@ -1,0 +1,151 @@
+"""The engine of a split worker: its first rank, which is told what to run, and the others, which it tells.
+
+first rank                                      another rank
+SplitEngine.run(steps) ── Iteration ──────────▶ follow(…)
+  own part of the model ◀─ process group ─────▶   own part of the model
+  on_layer(k), when all have it ◀── LayerDone ──   on_layer(k)
+  tokens ◀────────────── Tokens, if it samples ──   tokens
+"""
+
+import queue
+import threading
+import time
+from collections.abc import Sequence
+from multiprocessing.connection import Connection, wait
+from typing import NamedTuple
+
+from twofold.engine.base import KvLayout, OnLayer, Sampled, SequenceStep
+from twofold.engine.torch.engine import TorchEngine
+from twofold.engine.torch.parallel.model import first_of_last_stage
+from twofold.engine.torch.parallel.progress import LayerProgress
+from twofold.kvcache.split import Split
+
+BEAT_S = 0.2
+SILENCE_S = 2.0  # a rank that is not heard for so long hangs, or is stopped
+
+
+class Iteration(NamedTuple):
+    """To the other ranks: run these steps, and say `LayerDone` of each layer if `announces`."""
+
+    number: int
+    steps: Sequence[SequenceStep]
+    announces: bool
+
+
+class LayerDone(NamedTuple):
+    """From a rank: its part of the KV of a layer is in its pool."""
+
+    number: int
+    layer: int
+
+
+class Tokens(NamedTuple):
+    """From the rank that samples."""
+
+    number: int
+    sampled: list[Sampled | None]
+
+
+class Beat(NamedTuple):
+    """From a rank: it lives."""
+
+
+class SplitEngine:
+    """Implements `twofold.engine.base.Engine` on the first rank.
+
+    `own` is its own part, `layout` that of all ranks together; `others` are its ways to ranks 1, 2, …, which follow.
+    An iteration that fails anywhere leaves the ranks waiting for each other, so it ends the process: the ranks end
+    with it, and the worker starts anew.
+    """
+
+    def __init__(
+        self, own: TorchEngine, layout: KvLayout, split: Split, others: Sequence[Connection]
+    ) -> None:
+        self.layout = layout
+        self._own, self._split, self._others = own, split, others
+        self._number = 0
+        self._progress: LayerProgress | None = None
+        self._tokens: queue.SimpleQueue[Tokens] = queue.SimpleQueue()
+        self._heard_s = dict.fromkeys(others, time.monotonic())
+        threading.Thread(target=self._listen, name="ranks", daemon=True).start()
+
+    @property
+    def num_blocks(self) -> int:
+        return self._own.num_blocks
+
+    def lives(self) -> bool:
+        """Whether all other ranks were heard lately."""
+        return time.monotonic() - min(self._heard_s.values()) < SILENCE_S
+
+    def run(self, steps: Sequence[SequenceStep], on_layer: OnLayer | None = None) -> list[Sampled | None]:
+        """Run one iteration on all ranks (see `Engine.run`); `on_layer` may be called from another thread."""
+        if not steps:
+            return []
+        try:
+            return self._run(steps, on_layer)
+        except Exception as error:
+            raise SystemExit(f"a rank failed in mid-iteration: {error}") from error
+
+    def _run(self, steps: Sequence[SequenceStep], on_layer: OnLayer | None) -> list[Sampled | None]:
+        self._number += 1
+        progress = None
+        if on_layer is not None:
+            progress = LayerProgress(len(self.layout.layers), self._split.tensor, on_layer)
+        self._progress = progress
+        iteration = Iteration(self._number, steps, announces=progress is not None)
+        for other in self._others:
+            other.send(iteration)
+        sampled = self._own.run(steps, None if progress is None else progress.computed)
+        if first_of_last_stage(self._split) != 0:
+            sampled = self._tokens.get().sampled
+        if progress is not None:
+            progress.finish()
+        return sampled
+
+    def _listen(self) -> None:
+        while True:
+            for other in wait(self._others):
+                assert isinstance(other, Connection)  # noqa: S101  (nothing else is waited for)
+                said = other.recv()  # ends the process where the rank has ended
+                self._heard_s[other] = time.monotonic()
+                progress = self._progress
+                if isinstance(said, Tokens):
+                    self._tokens.put(said)
+                elif isinstance(said, LayerDone) and said.number == self._number and progress is not None:
+                    progress.computed(said.layer)
+
+
+class Follower:
+    """What another rank says to the first, from any of its threads."""
+
+    def __init__(self, first: Connection) -> None:
+        self._first = first
+        self._lock = threading.Lock()
+        self._beat_s = 0.0
+
+    def say(self, message: LayerDone | Tokens | Beat) -> None:
+        with self._lock:
+            self._first.send(message)
+
+    def beat(self) -> None:
+        """Say that this rank lives, if it was not said just now."""
+        now = time.monotonic()
+        if now - self._beat_s >= BEAT_S:
+            self._beat_s = now
+            self.say(Beat())
+
+    def follow(self, engine: TorchEngine) -> None:
+        """Run what the first rank says until it has ended."""
+        while True:
+            try:
+                iteration: Iteration = self._first.recv()
+            except EOFError:
+                return
+            sampled = engine.run(iteration.steps, self._announce(iteration))
+            if engine.samples:
+                self.say(Tokens(iteration.number, sampled))
+
+    def _announce(self, iteration: Iteration) -> OnLayer | None:
+        if not iteration.announces:
+            return None
+        return lambda layer: self.say(LayerDone(iteration.number, layer))

@@ -1,0 +1,75 @@
+"""Models divided among ranks compute what they compute whole."""
+
+import json
+import random
+import subprocess
+import sys
+
+import pytest
+
+from twofold.engine.torch.parallel.model import check_model
+from twofold.errors import ConfigurationError
+from twofold.kvcache.split import Split
+
+SPLITS = {
+    "llama": ["2x1", "1x2", "2x2", "1x3"],  # grouped-query attention
+    "opt": ["2x1", "4x1", "1x2"],  # multi-head attention; transformers has no plan for it
+    "gemma2": ["2x1", "1x2"],  # windows, softcaps, embeddings that are scaled
+    "qwen3": ["2x1"],  # heads that are normalized
+    "mixtral": ["2x1"],  # experts
+}
+
+
+def prompts():
+    draw = random.Random(3)
+    return [[draw.randrange(3, 512) for _ in range(length)] for length in (1, 17, 64, 300)]
+
+
+@pytest.fixture(scope="module")
+def outputs(tiny_model_dir, tmp_path_factory):
+    """What all splits of an architecture said, and before them the whole model."""
+
+    def run(arch):
+        files = str(tmp_path_factory.mktemp(arch))
+        command = [
+            sys.executable,
+            "-m",
+            "support.split_engine",
+            str(tiny_model_dir(arch)),
+            files,
+            "1x1",
+            *SPLITS[arch],
+        ]
+        done = subprocess.run(
+            command, input=json.dumps(prompts()), capture_output=True, text=True, timeout=600, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    return run
+
+
+@pytest.mark.parametrize("arch", SPLITS)
+def test_ranks_compute_what_the_model_computes(arch, outputs):
+    """The same greedy tokens with the same probabilities, up to rounding, from chunks beside decodes."""
+    whole, *divided = outputs(arch)
+    for split, (said, layers) in zip(SPLITS[arch], divided, strict=True):
+        for one, other in zip(whole[0], said, strict=True):
+            assert [token for token, _ in other] == [token for token, _ in one], split
+            assert [p for _, p in other] == pytest.approx([p for _, p in one], abs=2e-4), split
+        assert layers == whole[1], f"{split} announces every layer once and in order"
+
+
+@pytest.mark.parametrize(
+    ("arch", "split", "why"),
+    [
+        ("llama", Split(4, 1), "2 key-value heads, which 4 tensor ranks"),
+        ("llama", Split(1, 4), "3 layers, too few for the 4 pipeline stages"),
+        ("gpt2", Split(2, 1), "over tensor ranks .* no plan for gpt2"),
+        ("gpt2", Split(1, 2), "into pipeline stages .* no plan for gpt2"),
+    ],
+)
+def test_models_that_cannot_be_divided_are_refused(arch, split, why, loaded):
+    """In one sentence, before any process is started."""
+    with pytest.raises(ConfigurationError, match=why):
+        check_model(loaded(arch), split, arch)

@@ -1,0 +1,59 @@
+"""Plans of hand-offs between instances that are split in different ways."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from twofold.kvcache.reshard import LayerTraffic, Piece, plan_reshard, traffic
+from twofold.kvcache.split import UNSPLIT, Split
+
+SPLITS = st.builds(Split, st.sampled_from([1, 2, 3, 4, 6]), st.integers(1, 5))
+
+
+@given(source=SPLITS, target=SPLITS, heads=st.lists(st.sampled_from([12, 24]), min_size=5, max_size=12))
+def test_every_head_of_every_layer_arrives_once(source, target, heads):
+    """Each rank of the target gets exactly what it is to hold, from a rank that holds it."""
+    pieces = plan_reshard(source, target, heads)
+    layers = len(heads)
+    got = {rank: [] for rank in range(target.ranks)}
+    for piece in pieces:
+        assert set(piece.layers) <= set(source.layers(piece.source, layers))
+        for layer in piece.layers:
+            assert set(piece.heads) <= set(source.heads(piece.source, heads[layer]))
+            got[piece.target] += [(layer, head) for head in piece.heads]
+    for rank, held in got.items():
+        wanted = [
+            (layer, head)
+            for layer in target.layers(rank, layers)
+            for head in target.heads(rank, heads[layer])
+        ]
+        assert sorted(held) == wanted
+
+
+@given(source=SPLITS, target=SPLITS, heads=st.lists(st.sampled_from([12, 24]), min_size=5, max_size=12))
+def test_the_way_back_is_the_same(source, target, heads):
+    """What a rank writes to another, it reads from it when that is the source: one plan serves push and pull."""
+    there = {(p.source, p.target, p.layers, p.heads) for p in plan_reshard(source, target, heads)}
+    back = {(p.target, p.source, p.layers, p.heads) for p in plan_reshard(target, source, heads)}
+    assert there == back
+
+
+@given(source=SPLITS, target=SPLITS, heads=st.lists(st.sampled_from([12, 24]), min_size=5, max_size=12))
+def test_the_busiest_rank_of_a_layer_has_its_shard(source, target, heads):
+    """All ranks of a stage have as many heads, so none has more to write than its share."""
+    for count, layer in zip(heads, traffic(plan_reshard(source, target, heads), len(heads)), strict=True):
+        assert layer.heads == count // source.tensor
+        assert 1 <= layer.pieces <= target.tensor
+
+
+def test_one_to_two_and_back():
+    """By heads, and by layers."""
+    assert plan_reshard(UNSPLIT, Split(2, 1), [4, 4]) == [
+        Piece(0, 0, range(2), range(2)),
+        Piece(0, 1, range(2), range(2, 4)),
+    ]
+    assert plan_reshard(Split(1, 2), UNSPLIT, [4, 4, 4]) == [
+        Piece(0, 0, range(2), range(4)),
+        Piece(1, 0, range(2, 3), range(4)),
+    ]
+    assert traffic(plan_reshard(UNSPLIT, Split(2, 1), [4, 4]), 2) == [LayerTraffic(4, 2)] * 2
+    assert traffic(plan_reshard(Split(2, 1), UNSPLIT, [4, 4]), 2) == [LayerTraffic(2, 1)] * 2

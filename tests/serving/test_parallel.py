@@ -1,0 +1,90 @@
+"""Workers of several ranks, and hand-offs between different degrees of parallelism: the same tokens, nothing lost."""
+
+import asyncio
+import os
+import random
+import signal
+
+import aiohttp
+import psutil
+import pytest
+
+from support.api_client import all_blocks_free, complete, complete_all
+from support.flags import ENGINE
+from support.reference import greedy_outputs
+from support.running_service import children, running_service
+
+OUTPUT = 8
+TP, PP = ("--prefill-tp", "--decode-tp"), ("--prefill-pp", "--decode-pp")
+WAYS = [  # architecture, flags
+    ("llama", (TP[1], "2")),
+    ("llama", (TP[0], "2", "--handoff", "pull")),
+    ("llama", (PP[1], "2", "--handoff", "serialized")),
+    ("opt", (TP[1], "2", "--handoff", "pull")),
+    ("opt", (TP[0], "2")),
+    ("opt", (PP[1], "2")),
+    ("opt", (PP[0], "2", TP[1], "2")),
+    ("llama", ("--colocated", "1", "--tp", "2")),
+]
+
+
+def prompts(count=24):
+    draw = random.Random(4)
+    lengths = [1, 15, 16, 17, 900] + [round(900 ** draw.random()) for _ in range(count - 5)]
+    return [[draw.randint(10, 500) for _ in range(length)] for length in lengths]
+
+
+@pytest.fixture(scope="module")
+def expected(tiny_model_dir):
+    known = {}
+
+    def outputs(arch):
+        if arch not in known:
+            known[arch] = greedy_outputs(tiny_model_dir(arch), prompts(), OUTPUT)
+        return known[arch]
+
+    return outputs
+
+
+@pytest.mark.parametrize(
+    ("arch", "flags"), WAYS, ids=lambda value: value if isinstance(value, str) else " ".join(value)
+)
+def test_output_equals_generate_across_degrees(arch, flags, tiny_model_dir, expected):
+    """Grouped-query and multi-head attention, by heads and by layers, in every way that KV travels."""
+    with running_service(tiny_model_dir(arch), *ENGINE, *flags) as (_, url):
+        made = asyncio.run(
+            complete_all(url, prompts(), at_once=12, max_tokens=OUTPUT, temperature=0, ignore_eos=True)
+        )
+        assert made == expected(arch)
+        assert asyncio.run(all_blocks_free(url))
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_rank_that_ends_or_hangs_takes_its_worker_along(tiny_model_dir, number):
+    """All ranks are started again, and no stream misses, repeats or changes a token."""
+    with running_service(tiny_model_dir("llama"), *ENGINE, "--prefill-pp", "2", "--decode-tp", "2") as (
+        process,
+        url,
+    ):
+
+        def ranks(name):
+            return {child.pid for child in children(process) if child.name().startswith(name)}
+
+        async def watch():
+            fields = {"max_tokens": 100, "ignore_eos": True, "temperature": 1.0, "seed": 6}
+            async with aiohttp.ClientSession() as session:
+                whole = await complete(session, url, [5, 6, 7] * 30, **fields)
+                before = ranks("decode-0")
+                (hit,) = (pid for pid in before if psutil.Process(pid).name() == "decode-0.1")
+                streams = [
+                    asyncio.create_task(complete(session, url, [5, 6, 7] * 30, **fields)) for _ in range(3)
+                ]
+                await asyncio.sleep(0.1)
+                os.kill(hit, number)
+                assert await asyncio.gather(*streams) == [whole] * 3
+                after = ranks("decode-0")
+                assert len(after) == 2
+                assert not after & before, "the rank that was left was ended with it"
+
+        asyncio.run(asyncio.wait_for(watch(), 600))
+        assert asyncio.run(all_blocks_free(url))

@@ -1,0 +1,53 @@
+"""Which workers are split how, and what cannot be."""
+
+import msgspec
+import pytest
+
+from twofold.errors import ConfigurationError
+from twofold.instance import Role
+from twofold.kvcache.split import UNSPLIT, Split
+from twofold.serving.config import EngineConfig, ServiceConfig, WorkerConfig
+from twofold.serving.splits import check_splits, with_splits
+
+
+def workers(**splits):
+    made = [
+        WorkerConfig(instance=name, role=role, batcher=role.value, token_budget=64)
+        for name, role in (
+            ("prefill-0", Role.PREFILL),
+            ("prefill-1", Role.PREFILL),
+            ("decode-0", Role.DECODE),
+        )
+    ]
+    return with_splits(made, {Role(role): split for role, split in splits.items()})
+
+
+def service(made, **changes):
+    config = ServiceConfig(engine=EngineConfig(model="m"), workers=made, run_dir="")
+    return msgspec.structs.replace(config, **changes)
+
+
+def test_each_phase_has_its_split_and_ranks_are_counted_over_all():
+    """So that each can have a GPU of its own."""
+    made = workers(prefill=Split(2, 1), decode=Split(1, 3))
+    assert [(w.split.ranks, w.first_rank) for w in made] == [(2, 0), (2, 2), (3, 4)]
+    assert [w.first_rank for w in workers(prefill=UNSPLIT)] == [0, 0, 0], (
+        "where none is split all share a device"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"transport": "nixl"}, r"from prefill-0 \(TP1 PP1\) to decode-0 \(TP2 PP1\): only shared_memory"),
+        ({"kv_checksums": True}, "--kv-checksums .* decode-0 .* has none"),
+        ({"engine": EngineConfig(model="m", device="cuda:1")}, "write cuda"),
+        ({"engine": EngineConfig(model="m", swap_bytes=1 << 30)}, "--swap-space .* decode-0 .* has none"),
+    ],
+)
+def test_pairs_that_cannot_be_resharded_are_refused(changes, why):
+    """With what they are and what would do."""
+    check_splits(service(workers(decode=Split(2, 1))))
+    with pytest.raises(ConfigurationError, match=why):
+        check_splits(service(workers(decode=Split(2, 1)), **changes))
+    check_splits(service(workers(), **changes))

@@ -1,0 +1,86 @@
+"""A program that drives a model divided among ranks, each forked as the nursery forks them, and prints what comes out.
+
+Arguments: model directory, a directory for files, and splits as in 2x1 (tensor x pipeline). Reads prompts from stdin
+as JSON; prints for each split [[[token id, log probability of it, …], …] for each prompt, the layers announced].
+"""
+
+import json
+import os
+import sys
+
+import torch
+
+from support.engine_driver import drive
+from twofold.engine.base import SequenceStep
+from twofold.engine.torch.engine import TorchEngine
+from twofold.engine.torch.loader import load_model
+from twofold.engine.torch.pool import KvPool
+from twofold.instance import Role
+from twofold.kvcache.split import UNSPLIT, Split
+from twofold.request import SamplingParams
+from twofold.serving.config import WorkerConfig
+from twofold.serving.memory_plan import MemoryPlan
+from twofold.serving.worker.torch_ranks import TorchRanks
+from twofold.serving.worker.wires import Wires
+
+OUTPUT, BLOCKS = 6, 96
+GREEDY = SamplingParams(max_tokens=OUTPUT, temperature=0.0, logprobs=1)
+
+
+def main(directory, files, *splits):
+    torch.set_num_threads(1)
+    model = load_model(directory)
+    prompts = json.load(sys.stdin)
+    print(
+        json.dumps([of_split(model, files, Split(*map(int, split.split("x"))), prompts) for split in splits])
+    )
+
+
+def of_split(model, files, split, prompts):
+    """Forks also the first rank, because ranks cut the model down in place."""
+    plan = MemoryPlan(layout=model.layout(16), num_blocks=BLOCKS, max_model_len=model.max_model_len)
+    ranks = TorchRanks(model, plan, "cpu")
+    spec = WorkerConfig(instance="w", role=Role.MIXED, batcher="mixed", token_budget=512, split=split)
+    wires = Wires(split.ranks, f"{files}/store")
+    read, write = os.pipe()
+
+    def first():
+        engine = TorchEngine(model, KvPool(plan.layout, BLOCKS))
+        if split != UNSPLIT:
+            engine = ranks.first(spec, 1, wires).engine
+        os.write(write, json.dumps(driven(engine, prompts)).encode())
+
+    others = [lambda rank=rank: ranks.run_other(spec, rank, wires) for rank in range(1, split.ranks)]
+    pids = [fork(run) for run in (first, *others)]
+    wires.close()
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        said = json.load(pipe)
+    for pid in pids:
+        os.waitpid(pid, 0)
+    return said
+
+
+def fork(run):
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            run()
+            code = 0
+        finally:
+            os._exit(code)
+    return pid
+
+
+def driven(engine, prompts):
+    """All prompts in chunks beside decodes, and then the layers of one iteration as they are announced."""
+    sizes = iter([40, 200, 3] * 1000)
+    outputs = drive(engine, prompts, GREEDY, chunk=lambda: next(sizes), max_batch=3)
+    layers = []
+    engine.run([SequenceStep("a", [5, 6, 7], 0, [0], None)], layers.append)
+    return [[[(s.token_id, s.logprob) for s in output] for output in outputs], layers]
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,129 @@
+"""KV between instances that are split in different ways: every byte arrives where its head and layer live there."""
+
+import threading
+from multiprocessing import Pipe
+
+import msgspec
+import pytest
+import torch
+
+from twofold.engine.base import KvLayout, LayerShape
+from twofold.engine.torch.pool import KvPool
+from twofold.errors import ConfigurationError, InstanceLostError
+from twofold.kvcache.split import UNSPLIT, Split
+from twofold.transport.base import SCRATCH_BYTES
+from twofold.transport.shared_memory import SharedMemoryTransport
+from twofold.transport.split import OtherRanks, RankMemory, SplitTransport
+
+SHAPES = (LayerShape(4, 8, 4), LayerShape(4, 8, 4), LayerShape(2, 8, 8))  # the last layer has fewer heads
+LAYOUT = KvLayout(layers=SHAPES, block_size=4, dtype="float32", itemsize=4)
+SPLITS = [UNSPLIT, Split(2, 1), Split(1, 2), Split(2, 3)]
+BLOCKS = 6
+ALL = range(len(SHAPES))
+
+
+class Instance:
+    """All ranks of an instance in one process; each but the first has a thread that serves its memory."""
+
+    def __init__(self, name, split):
+        self.split = split
+        self.ranks = [
+            SharedMemoryTransport(name, 1, LAYOUT, BLOCKS, "cpu", split=split, rank=rank)
+            for rank in range(split.ranks)
+        ]
+        self.transport = self.ranks[0]
+        if split != UNSPLIT:
+            pipes = [self._serve(own) for own in self.ranks[1:]]
+            self.transport = SplitTransport(self.ranks[0], OtherRanks(pipes))
+
+    def _serve(self, own):
+        ours, theirs = Pipe()
+        memory = RankMemory(own, theirs)
+        threading.Thread(target=memory.serve, args=(lambda: None, 0.1), daemon=True).start()
+        return ours
+
+    def views(self, layer):
+        """For each rank that has some of a layer: its heads, and its keys and values of them."""
+        for rank, own in enumerate(self.ranks):
+            held = self.split.layers(rank, len(ALL))
+            if layer in held:
+                pool, local = own.engine_pool, layer - held.start
+                heads = self.split.heads(rank, SHAPES[layer].kv_heads)
+                yield slice(heads.start, heads.stop), (pool.keys(local), pool.values(local))
+
+    def fill(self, whole):
+        for layer in ALL:
+            for heads, parts in self.views(layer):
+                for part, everything in zip(parts, (whole.keys(layer), whole.values(layer)), strict=True):
+                    part.copy_(everything[:, :, heads])
+
+    def gather(self):
+        """The pool that an unsplit instance would have."""
+        whole = KvPool(LAYOUT, BLOCKS)
+        for layer in ALL:
+            for heads, parts in self.views(layer):
+                for part, everything in zip(parts, (whole.keys(layer), whole.values(layer)), strict=True):
+                    everything[:, :, heads] = part
+        return whole
+
+
+def random_pool(seed):
+    generator = torch.Generator().manual_seed(seed)
+    pool = KvPool(LAYOUT, BLOCKS)
+    for layer in ALL:
+        for part in (pool.keys(layer), pool.values(layer)):
+            part.copy_(torch.rand(part.shape, generator=generator))
+    return pool
+
+
+def check_moved(target, contents, sources, targets, layers):
+    """These layers of these blocks are those of `contents`, and all else is untouched (0)."""
+    found = target.gather()
+    expected = KvPool(LAYOUT, BLOCKS)
+    for layer in layers:
+        for part, of in ((expected.keys, contents.keys), (expected.values, contents.values)):
+            part(layer)[list(targets)] = of(layer)[list(sources)]
+    for layer in ALL:
+        assert torch.equal(found.keys(layer), expected.keys(layer))
+        assert torch.equal(found.values(layer), expected.values(layer))
+
+
+@pytest.mark.parametrize("source_split", SPLITS, ids=str)
+@pytest.mark.parametrize("target_split", SPLITS, ids=str)
+@pytest.mark.parametrize("pulled", [False, True])
+def test_blocks_arrive_whole(source_split, target_split, pulled):
+    """Layer by layer or some at once, written or read, scattered blocks and neighbours."""
+    source, target = Instance("s", source_split), Instance("t", target_split)
+    contents = random_pool(1)
+    source.fill(contents)
+    sources, targets = [0, 1, 5], [3, 4, 2]
+    if pulled:
+        connection = target.transport.connect(source.transport.descriptor)
+        move = connection.read
+    else:
+        connection = source.transport.connect(target.transport.descriptor)
+        move = connection.write
+    first = move(range(1), sources, targets)
+    check_moved(target, contents, sources, targets, range(1))
+    rest = move(range(1, 3), sources, targets)
+    check_moved(target, contents, sources, targets, ALL)
+    assert first + rest == 3 * LAYOUT.bytes_per_block
+    connection.probe(SCRATCH_BYTES)
+    connection.close()
+
+
+def test_a_peer_that_is_gone_is_said_by_whichever_rank_misses_it():
+    """The first rank then has no half of a connection left."""
+    source, target = Instance("s", Split(1, 2)), Instance("t", Split(1, 2))
+    gone = msgspec.structs.replace(target.transport.descriptor, others=("/proc/1/fd/987654",))
+    with pytest.raises(ConfigurationError, match="cannot be opened"):
+        source.transport.connect(gone)
+
+
+def test_a_connection_that_is_closed_moves_nothing_on_other_ranks():
+    """Its user is told, as of any connection that ends."""
+    source, target = Instance("s", Split(2, 1)), Instance("t", UNSPLIT)
+    connection = source.transport.connect(target.transport.descriptor)
+    connection.close()
+    with pytest.raises(InstanceLostError, match="closed"):
+        connection.write(ALL, [0], [0])

@@ -10,11 +10,13 @@ HOT = """
     performance/alone performance/base performance/curve performance/fitted performance/power
     performance/splitwise_published
     scheduling/batcher scheduling/cluster scheduling/decode_set scheduling/growth scheduling/handoffs
-    scheduling/instance scheduling/iteration scheduling/line scheduling/memory scheduling/pools scheduling/queues scheduling/route
+    scheduling/instance scheduling/iteration scheduling/line scheduling/memory scheduling/pipeline scheduling/pools
+    scheduling/queues scheduling/route
     scheduling/router scheduling/sequence
     scheduling/batchers/* scheduling/routers/*
     simulation/cluster simulation/handoffs simulation/host simulation/hosted simulation/instance simulation/kernel
-    simulation/life simulation/network simulation/product simulation/statistics simulation/tally simulation/timing
+    simulation/life simulation/network simulation/pipeline simulation/product simulation/stagewise
+    simulation/statistics simulation/tally simulation/timing
 """
 
 if os.environ.get("TWOFOLD_COMPILE") == "1":

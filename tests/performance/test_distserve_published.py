@@ -6,7 +6,9 @@ import pytest
 
 from twofold.demo.real_data import find_data
 from twofold.errors import ConfigurationError
-from twofold.performance.distserve_published import distserve_published
+from twofold.performance.distserve_published import distserve_pipeline, distserve_published
+
+ROUNDED = 1e-5  # figures here have six digits, those of the table twelve
 
 
 @pytest.fixture
@@ -18,7 +20,7 @@ def test_prefill_by_hand(opt_13b):
     """18.1025 + .101912·512 + 7.1223e-6·512² + 1, and 2 + 1e-4·512 of the first stage, in ms."""
     expected = 18.1025 + 0.101912 * 512 + 7.1223e-6 * 512**2 + 1 + 2 + 1e-4 * 512
     assert expected == pytest.approx(75.1997, abs=1e-3)
-    assert opt_13b.prefill_s(512, 512**2) * 1e3 == pytest.approx(expected, rel=1e-12)
+    assert opt_13b.prefill_s(512, 512**2) * 1e3 == pytest.approx(expected, rel=ROUNDED)
 
 
 @pytest.mark.parametrize(
@@ -30,19 +32,23 @@ def test_decode_by_hand(opt_13b, sequences, a, b, c):
     context = 600 * sequences
     expected = a + b * (context + sequences) + c * sequences + 2 + 1e-4 * context
     cost = opt_13b.decode_cost(sequences)
-    assert (cost.base_s + cost.context_s * context) * 1e3 == pytest.approx(expected, rel=1e-12)
+    assert (cost.base_s + cost.context_s * context) * 1e3 == pytest.approx(expected, rel=ROUNDED)
 
 
 def test_pipeline_stages_share_the_work(models, machines):
-    """(a + b·Σl + c·Σl²)/PP + PP, and decode without the last part; the first stage's overhead stays."""
-    model = distserve_published(models["opt-66b"], machines["dgx-a100"], 2, pipeline_parallel=2)
-    expected = (43.0588 + 0.274229 * 512 + 2.2478e-5 * 512**2) / 2 + 2 + 2 + 1e-4 * 512
-    assert model.prefill_s(512, 512**2) * 1e3 == pytest.approx(expected, rel=1e-12)
+    """(a + b·Σl + c·Σl²)/PP + PP, and decode without the last part; the first stage's overhead is its own."""
+    model = distserve_pipeline(models["opt-66b"], machines["dgx-a100"], 2, 2)
+    stage = (43.0588 + 0.274229 * 512 + 2.2478e-5 * 512**2) / 2 + 2
+    overhead = 2 + 1e-4 * 512
+    assert model.first_stage.prefill_s(512, 512**2) * 1e3 == pytest.approx(stage + overhead, rel=ROUNDED)
+    assert model.later_stage.prefill_s(512, 512**2) * 1e3 == pytest.approx(stage, rel=ROUNDED)
+    assert model.prefill_s(512, 512**2) * 1e3 == pytest.approx(2 * stage + overhead, rel=ROUNDED)
     decode = (48.288 + 9.4243e-4 * 101 + 0.12755) / 2 + 2 + 1e-4 * 100
-    cost = model.decode_cost(1)
-    assert (cost.base_s + cost.context_s * 100) * 1e3 == pytest.approx(decode, rel=1e-12)
-    with pytest.raises(ConfigurationError, match="at least 1"):
-        distserve_published(models["opt-66b"], machines["dgx-a100"], 2, pipeline_parallel=0)
+    cost = model.first_stage.decode_cost(1)
+    assert (cost.base_s + cost.context_s * 100) * 1e3 == pytest.approx(decode, rel=ROUNDED)
+    assert model.name == "distserve-published opt-66b on dgx-a100 TP2 PP2"
+    with pytest.raises(ConfigurationError, match="pipeline parallelism is 1 to 64, not 0"):
+        distserve_pipeline(models["opt-66b"], machines["dgx-a100"], 2, 0)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +78,7 @@ def test_mixed_adds_the_marginal_cost_of_decodes(opt_13b):
     """To the prefill, without a second overhead."""
     more = opt_13b.mixed_s(512, 512**2, 10, 5000) - opt_13b.prefill_s(512, 512**2)
     expected = (6.2694e-4 * 5010 + 0.038507 * 10 + 1e-4 * 5000) / 1e3
-    assert more == pytest.approx(expected, rel=1e-9)
+    assert more == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.parametrize(

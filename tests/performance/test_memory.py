@@ -32,6 +32,20 @@ def test_weights_that_do_not_fit_are_one_sentence(models, machines):
         kv_capacity_tokens(models["bloom-176b"], machines["dgx-a100"], 8, 0.45)
 
 
+def test_a_pipeline_holds_what_its_largest_stage_holds(models, machines):
+    """70 layers on 3 stages: 24 of them, with that share of the weights and of each token's KV."""
+    model, machine = models["bloom-176b"], machines["dgx-a100"]
+    weights, token = -(-329_000_000_000 * 24 // 70), -(-4_014_080 * 24 // 70)
+    expected = (4 * (80 << 30) - weights) // token
+    assert kv_capacity_tokens(model, machine, 4, 1.0, pipeline_parallel=3) == expected
+    with pytest.raises(
+        ConfigurationError, match="a stage of 35 layers of bloom-176b needs 164 GB for its weights"
+    ):
+        kv_capacity_tokens(model, machine, 1, 1.0, pipeline_parallel=2)
+    with pytest.raises(ConfigurationError, match="pipeline parallelism is 1 to 70, not 71"):
+        kv_capacity_tokens(model, machine, 8, 1.0, pipeline_parallel=71)
+
+
 @pytest.mark.parametrize(("utilization", "kv"), [(0.0, None), (1.1, None), (0.9, 0)])
 def test_shares_and_sizes_are_checked(models, machines, utilization, kv):
     """Nothing above all of the memory, nothing below one byte."""

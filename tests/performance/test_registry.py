@@ -17,6 +17,7 @@ def test_all_are_there():
         "roofline",
         "splitwise-published",
         "distserve-published",
+        "distserve-published-vllm",
     }
 
 

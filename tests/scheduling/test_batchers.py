@@ -6,7 +6,7 @@ from support.selecting import decoding, prefilling, ready, room, selected, waiti
 from twofold.scheduling.batchers import BATCHERS
 
 # What they take: sequences that are to be prefilled, sequences that are ready for decode.
-ONLY_PREFILL, ONLY_DECODE = {"prefill"}, {"decode"}
+ONLY_PREFILL, ONLY_DECODE = {"prefill", "prefill-balanced"}, {"decode"}
 
 
 def test_prefill_stops_at_its_token_budget():
@@ -26,6 +26,23 @@ def test_a_large_prompt_without_room_is_not_overtaken():
     """Small requests behind it must not starve it of blocks."""
     prefill = BATCHERS["prefill"](2048, 64)
     assert selected(prefill, waiting(10, 1000, 10), room(blocks=5)).prefills == [("w0", 10)]
+
+
+def test_balanced_prefill_makes_equal_iterations():
+    """Eight prompts of 300 are four and four, where first come first served makes six and two."""
+    eight = [300] * 8
+    assert len(selected(BATCHERS["prefill"](2048, 64), waiting(*eight)).prefills) == 6
+    balanced = BATCHERS["prefill-balanced"](2048, 64)
+    assert len(selected(balanced, waiting(*eight)).prefills) == 4
+    assert len(selected(balanced, waiting(*eight[:6])).prefills) == 6
+
+
+def test_balanced_prefill_keeps_order_and_budget():
+    """A long prompt runs alone; nothing overtakes, whatever would be more equal."""
+    balanced = BATCHERS["prefill-balanced"](2048, 64)
+    assert selected(balanced, waiting(5000, 10)).prefills == [("w0", 5000)]
+    assert selected(balanced, waiting(10, 5000, 10)).prefills == [("w0", 10)]
+    assert selected(balanced, waiting(1500, 700, 10)).prefills == [("w0", 1500)]
 
 
 def test_decode_runs_everybody_once_up_to_the_limit():

@@ -37,6 +37,10 @@ def pool(machines, machine, role, **more):
         ("40xh100:mixed", (pool(40, "dgx-h100", "mixed"),)),
         ("1xdgx-a100:MIXED/chunked-prefill", (pool(1, "dgx-a100", "mixed", batcher="chunked-prefill"),)),
         (
+            "4xdgx-a100@2x4:prefill",
+            (pool(4, "dgx-a100", "prefill", tensor_parallel=2, pipeline_parallel=4),),
+        ),
+        (
             " 4xh100-pcap@4:prefill , 2xmi300x-8@8 ",
             (
                 pool(4, "dgx-h100-pcap", "prefill", tensor_parallel=4),

@@ -2,7 +2,7 @@
 
 from hypothesis import given, settings
 
-from support.toy import clusters, run, workloads
+from support.toy import clusters, pipelines, run, workloads
 from twofold.request import FinishReason
 from twofold.simulation.kernel import PS
 from twofold.timeline import Moment
@@ -18,7 +18,7 @@ ORDERED = [
 
 
 @settings(max_examples=1500)
-@given(clusters(), workloads())
+@given(clusters() | pipelines(), workloads())
 def test_every_request_ends_once_and_everything_is_given_back(cluster, requests):
     """queue + running + done + rejected = arrived; no block is left, no load remains, no token is lost or repeated."""
     world = run(cluster, requests)
@@ -39,7 +39,7 @@ def test_every_request_ends_once_and_everything_is_given_back(cluster, requests)
 
 
 @settings(max_examples=700)
-@given(clusters(), workloads())
+@given(clusters() | pipelines(), workloads())
 def test_time_never_runs_backwards_in_a_request(cluster, requests):
     """Its moments come in their order, and a completed one has all it needs; a hand-off lies where it must."""
     for timeline in run(cluster, requests).ends.timelines:
@@ -58,7 +58,7 @@ def test_time_never_runs_backwards_in_a_request(cluster, requests):
 
 
 @settings(max_examples=500)
-@given(clusters(), workloads())
+@given(clusters() | pipelines(), workloads())
 def test_distributions_hold_what_the_timelines_say(cluster, requests):
     """The same definitions in both: the sums of the histograms are those of the spans, and every gap is counted."""
     world = run(cluster, requests)
@@ -81,7 +81,7 @@ def test_distributions_hold_what_the_timelines_say(cluster, requests):
 
 
 @settings(max_examples=200)
-@given(clusters(), workloads())
+@given(clusters() | pipelines(), workloads())
 def test_the_same_input_gives_the_same_result(cluster, requests):
     """Nothing depends on hash order, identity or a clock."""
     assert run(cluster, requests).facts() == run(cluster, requests).facts()

@@ -1,12 +1,14 @@
 """Small virtual clusters with simple timing and little memory, so that everything that can happen does, often."""
 
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from twofold.hardware.catalog import load_catalog
 from twofold.instance import Role
 from twofold.performance.base import DecodeCost, ModelError, PerformanceModel
+from twofold.performance.pipeline import Pipeline
 from twofold.request import Request
-from twofold.scheduling.batchers import BATCHERS, GROWING
+from twofold.scheduling.batchers import BATCHERS, GROWING, UNPIPELINED
 from twofold.simulation.build import Kind, build
 from twofold.simulation.kernel import ps
 from twofold.simulation.observer import QuietObserver
@@ -65,7 +67,17 @@ class ToyRun:
     """A cluster that ran to its end."""
 
     def __init__(
-        self, spec, requests, *, model, capacity=400, max_run=1 << 60, batchers=None, slo=None, prepare=None
+        self,
+        spec,
+        requests,
+        *,
+        model,
+        capacity=400,
+        max_run=1 << 60,
+        batchers=None,
+        slo=None,
+        prepare=None,
+        observers=(),
     ):
         how = rules(spec.rules)
         batchers = batchers or {}
@@ -88,7 +100,7 @@ class ToyRun:
         ]
         self.statistics = Statistics(slo or Slo(ttft_s=1), model, over_all_tokens=how.over_all_tokens)
         self.ends = Ends()
-        self.cluster = build(spec, CATALOG, kinds, self.statistics, [self.ends], max_run)
+        self.cluster = build(spec, CATALOG, kinds, self.statistics, [self.ends, *observers], max_run)
         self.sampler = Sampler(list(self.cluster.instances.values()))
         if prepare is not None:
             prepare(self.cluster)
@@ -136,7 +148,7 @@ def pools(*shape):
 
 
 @st.composite
-def clusters(draw, swapping=False):
+def clusters(draw, swapping=False, failures=True):
     """Any mixture of roles, routers, batchers, hand-offs, links and failures that fits together.
 
     Those that are `swapping` let decodes take memory as they go, which rules out some.
@@ -153,18 +165,20 @@ def clusters(draw, swapping=False):
             name = draw(st.sampled_from(SPLIT_BATCHERS))
             batchers = dict.fromkeys(Role, name)
         else:
-            batchers = {Role.PREFILL: "prefill", Role.DECODE: "decode", Role.MIXED: "mixed"}
+            prefill = draw(st.sampled_from(["prefill", "prefill", "prefill-balanced"]))
+            batchers = {Role.PREFILL: prefill, Role.DECODE: "decode", Role.MIXED: "mixed"}
     else:
         router = draw(st.sampled_from(["jsq", "jsq-pending", "jsq-requests", "round-robin", "random"]))
         shape = [(draw(st.integers(1, 3)), Role.MIXED)]
         known = GROWING if swapping else BATCHERS
-        batchers = {Role.MIXED: draw(st.sampled_from(sorted(set(known) - {"prefill", "decode"})))}
-    failures = ()
-    if draw(st.integers(0, 3)) == 0:
+        both = sorted(set(known) - {"prefill", "prefill-balanced", "decode"})
+        batchers = {Role.MIXED: draw(st.sampled_from(both))}
+    lost = ()
+    if failures and draw(st.integers(0, 3)) == 0:
         number, role = shape[0]
         at = draw(st.sampled_from([0.0, 0.005, 0.05, 0.4]))
         back = draw(st.none() | st.just(at + 0.1))
-        failures = (Failure(instance=f"{role.value}-{number - 1}", at_s=at, back_s=back),)
+        lost = (Failure(instance=f"{role.value}-{number - 1}", at_s=at, back_s=back),)
     spec = ClusterSpec(
         pools=pools(*shape),
         model="llama2-70b",
@@ -177,12 +191,26 @@ def clusters(draw, swapping=False):
         link_bytes_per_s=draw(st.sampled_from([1e8, 1e10, 4e11])),
         rules=rule,
         swap_space_bytes=draw(st.sampled_from([600, 2000, 10_000])) if swapping else None,
-        failures=failures,
+        failures=lost,
     )
     model = ToyModel(
         draw(st.sampled_from([1, 4])), draw(st.sampled_from([0, 1])), draw(st.sampled_from([0, 1, 7]))
     )
     return spec, batchers, model, draw(st.sampled_from([400, 600, 5000]))
+
+
+@st.composite
+def pipelines(draw, failures=True):
+    """The same with instances of two or three stages, of which later ones may be slower or quicker than the first."""
+    spec, batchers, first, capacity = draw(clusters(failures=failures))
+    batchers = {role: "splitwise" if name in UNPIPELINED else name for role, name in batchers.items()}
+    stages = draw(st.integers(2, 3))
+    later = ToyModel(draw(st.sampled_from([1, 4, 9])), first.per_sequence, first.per_token)
+    piped = tuple(
+        replace(pool, machines=pool.machines * stages, pipeline_parallel=stages) for pool in spec.pools
+    )
+    model = Pipeline("toy", ToyModel.error, first, later, stages)
+    return replace(spec, pools=piped), batchers, model, capacity
 
 
 def run(drawn, requests, **how):

@@ -13,7 +13,8 @@ DEFAULT_DURATION_S = 120.0
 
 _WORKLOAD = "A named workload, such as azure-conv, or the path of a trace."
 _CLUSTER = (
-    "Pools as COUNTxMACHINE:ROLE, as in 35xh100:prefill,5xh100:decode; a role is prefill, decode or mixed."
+    "Pools as COUNTxMACHINE:ROLE, as in 35xh100:prefill,5xh100:decode; a role is prefill, decode or mixed. "
+    "With @TP or @TPxPP after the machine, instances of PP pipeline stages of TP accelerators: 4xa100@2x4:prefill."
 )
 _CONFIG = "A file with the whole cluster (YAML or TOML); the flags below override what it says."
 _MODEL = "A model of the catalog, such as bloom-176b."
@@ -28,7 +29,9 @@ _PERFORMANCE = (
 _CONTENTION = "Whether transfers share the link, or each has the whole of it."
 _BUDGET = "Prompt tokens of an iteration, or saturating: as many as keep an instance busy; 2048 if not given."
 _SWAP = "Host memory of an instance to swap to, as in 512GB: outputs then take KV memory as they grow."
-_RULES = "twofold, or splitwise-sim for the rules of that simulator where they differ."
+_RULES = (
+    "twofold, or splitwise-sim or distserve-published for the rules of those simulators where they differ."
+)
 _PROFILE = "A host that `twofold calibrate live` measured: pools of machine `host` are workers on its cores."
 _FAIL = "An instance that ends, and starts again: decode-0@30+60 ends at 30 s and is back 60 s later."
 _SLO = "Latency bounds in seconds, as in ttft=2,tpot=0.1; or splitwise for its nine bounds on slowdowns."

@@ -15,13 +15,29 @@ __all__ = ["DecodeCost", "ModelError", "PerformanceModel"]
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class PerformanceModel(ABC):
-    """Times and power of one instance: a model on a machine at one tensor parallelism.
+    """Times and power of one instance: a model on machines at one tensor and pipeline parallelism.
 
-    `name` says for people which model this is and of what: `fitted bloom-176b on dgx-h100 TP8`.
+    `name` says for people which model this is and of what: `fitted bloom-176b on dgx-h100 TP8`. Where an instance is
+    a pipeline an iteration passes its `stages` one after the other, and the times are those of the whole iteration.
     """
 
     name: str
     error: ModelError
+
+    @property
+    def stages(self) -> int:
+        """Pipeline parallelism."""
+        return 1
+
+    @property
+    def first_stage(self) -> "PerformanceModel":
+        """Times and power of the first stage alone."""
+        return self
+
+    @property
+    def later_stage(self) -> "PerformanceModel":
+        """Times and power of each of the other stages alone, with what it takes to be sent activations."""
+        return self
 
     @abstractmethod
     def prefill_s(self, tokens: int, squares: int) -> float:

@@ -5,9 +5,9 @@ Milliseconds, on A100-80GB; l are the tokens of each prompt of a batch, PP the p
     prefill = (a + b·Σl + c·Σl²) / PP + PP            + 2 + 1e-4·Σl
     decode  = (a + b·Σ(context + 1) + c·batch) / PP   + 2 + 1e-4·Σcontext
 
-The second part is the overhead of the first stage of each iteration, which a batch always passes. Decode has one set of
-coefficients below 95 sequences and another from there on, which can make 95 sequences faster than 94. With PP > 1 these
-are the times of one stage, and what lies between a batch's stages is the simulator's to add.
+These are the times of one of PP stages. The second part is the overhead of the first stage of each iteration; the
+others take only the first part, and nothing to be sent activations. Decode has one set of coefficients below 95
+sequences and another from there on, which can make 95 sequences faster than 94.
 
 Ambiguous in the original: it takes the context of a decode before the token it makes, and adds 1. The KV tokens of
 `DecodeCost` are taken as that context. It has no mixed iterations; here decodes add to a prefill what they cost
@@ -25,6 +25,7 @@ from twofold.performance.alone import alone
 from twofold.performance.base import DecodeCost, ModelError
 from twofold.performance.data_files import data_bytes
 from twofold.performance.instance import check_tensor_parallel, instance_name, memory_share, profile_name
+from twofold.performance.pipeline import Pipeline, stage_layers
 from twofold.performance.power import Powered, instance_power
 
 ENGINES = ("distserve", "vllm")
@@ -58,10 +59,11 @@ class LatencyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     source: str
     date: str
     latency: list[Latency]
+    capacity: dict[str, list[tuple[int, int, int]]]
 
 
 class DistservePublishedModel(Powered):
-    """The formula of this module with the coefficients of one line of the table."""
+    """One of `stages` stages, by the formula of this module with the coefficients of one line of the table."""
 
     def __init__(
         self,
@@ -70,34 +72,36 @@ class DistservePublishedModel(Powered):
         machine: Machine,
         tensor_parallel: int,
         *,
-        pipeline_parallel: int = 1,
+        stages: int = 1,
+        first: bool = True,
     ) -> None:
-        if pipeline_parallel < 1:
-            raise ConfigurationError(f"pipeline parallelism must be at least 1, not {pipeline_parallel}")
-        self.name = instance_name("distserve-published", model, machine, tensor_parallel)
+        kind = "distserve-published" + ("-vllm" if latency.engine == "vllm" else "")
+        self.name = instance_name(kind, model, machine, tensor_parallel)
         self.error = ModelError(
             prefill=None,
             decode=None,
             basis=f"the latency model of DistServe's simulator for {latency.engine}",
         )
-        self._latency, self._stages = latency, pipeline_parallel
-        used = memory_share(model, machine, tensor_parallel, self.decode_cost(1).base_s * pipeline_parallel)
+        self._latency, self._parts = latency, stages
+        self._overhead_ms = _OVERHEAD_MS if first else 0.0
+        self._overhead_token_ms = _OVERHEAD_TOKEN_MS if first else 0.0
+        used = memory_share(model, machine, tensor_parallel, self.decode_cost(1).base_s * stages)
         super().__init__(instance_power(machine, tensor_parallel, memory_share=used))
 
     def prefill_s(self, tokens: int, squares: int) -> float:
         line = self._latency.prefill
-        stage_ms = (line.a + line.b * tokens + line.c * squares) / self._stages + self._stages
-        return (stage_ms + _OVERHEAD_MS + _OVERHEAD_TOKEN_MS * tokens) / 1e3
+        stage_ms = (line.a + line.b * tokens + line.c * squares) / self._parts + self._parts
+        return (stage_ms + self._overhead_ms + self._overhead_token_ms * tokens) / 1e3
 
     def decode_cost(self, sequences: int) -> DecodeCost:
         line = self._decode(sequences)
-        base_ms = (line.a + (line.b + line.c) * sequences) / self._stages + _OVERHEAD_MS
-        return DecodeCost(base_ms / 1e3, (line.b / self._stages + _OVERHEAD_TOKEN_MS) / 1e3)
+        base_ms = (line.a + (line.b + line.c) * sequences) / self._parts + self._overhead_ms
+        return DecodeCost(base_ms / 1e3, (line.b / self._parts + self._overhead_token_ms) / 1e3)
 
     def mixed_s(self, tokens: int, squares: int, sequences: int, context: int) -> float:
         line = self._decode(sequences)
-        sequences_ms = ((line.b + line.c) * sequences + line.b * context) / self._stages
-        return self.prefill_s(tokens, squares) + (sequences_ms + _OVERHEAD_TOKEN_MS * context) / 1e3
+        sequences_ms = ((line.b + line.c) * sequences + line.b * context) / self._parts
+        return self.prefill_s(tokens, squares) + (sequences_ms + self._overhead_token_ms * context) / 1e3
 
     def uncontended(self, prompt_tokens: int, output_tokens: int) -> tuple[float, float]:
         return alone(self, prompt_tokens, output_tokens)
@@ -113,23 +117,51 @@ def distserve_published(
     tensor_parallel: int,
     *,
     engine: str = "distserve",
-    pipeline_parallel: int = 1,
 ) -> DistservePublishedModel:
     """Raises ConfigurationError, naming what there is, for a pair or an engine that is not in the table."""
+    line = _line(model, machine, tensor_parallel, engine)
+    return DistservePublishedModel(line, model, machine, tensor_parallel)
+
+
+def distserve_pipeline(
+    model: Model,
+    machine: Machine,
+    tensor_parallel: int,
+    pipeline_parallel: int,
+    *,
+    engine: str = "distserve",
+) -> Pipeline:
+    """The same as a pipeline of so many stages; also raises ConfigurationError for more stages than layers."""
+    stage_layers(model, pipeline_parallel)
+    line = _line(model, machine, tensor_parallel, engine)
+    first, later = (
+        DistservePublishedModel(
+            line, model, machine, tensor_parallel, stages=pipeline_parallel, first=is_first
+        )
+        for is_first in (True, False)
+    )
+    return Pipeline(f"{first.name} PP{pipeline_parallel}", first.error, first, later, pipeline_parallel)
+
+
+def published_capacity(model: str, tensor_parallel: int, pipeline_parallel: int) -> int | None:
+    """Tokens that an instance has room for as the authors measured it; None for what is not in their table."""
+    for *degrees, tokens in _latencies().capacity.get(model, ()):
+        if degrees == [tensor_parallel, pipeline_parallel]:
+            return tokens
+    return None
+
+
+def _line(model: Model, machine: Machine, tensor_parallel: int, engine: str) -> Latency:
     check_tensor_parallel(machine, tensor_parallel)
     if engine not in ENGINES:
         raise ConfigurationError(f"DistServe published no engine {engine!r}: there is {', '.join(ENGINES)}")
     table = _latencies()
     known = [line for line in table.latency if line.engine == engine]
     accelerator = profile_name(machine)
+    wanted = (table.accelerator, model.name, tensor_parallel)
     for line in known:
-        if accelerator == table.accelerator and (line.model, line.tensor_parallel) == (
-            model.name,
-            tensor_parallel,
-        ):
-            return DistservePublishedModel(
-                line, model, machine, tensor_parallel, pipeline_parallel=pipeline_parallel
-            )
+        if (accelerator, line.model, line.tensor_parallel) == wanted:
+            return line
     there = ", ".join(f"{line.model} TP{line.tensor_parallel}" for line in known)
     raise ConfigurationError(
         f"DistServe published nothing of {model.name} on {accelerator} TP{tensor_parallel}: on {table.accelerator} "

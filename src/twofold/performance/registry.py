@@ -1,13 +1,15 @@
 """The performance models by name: one line each."""
 
 from collections.abc import Callable
+from functools import partial
 
 from twofold.errors import ConfigurationError
 from twofold.hardware.machine import Machine
 from twofold.hardware.model import Model
 from twofold.performance.base import PerformanceModel
-from twofold.performance.distserve_published import distserve_published
+from twofold.performance.distserve_published import distserve_pipeline, distserve_published
 from twofold.performance.fitted import fitted, is_fitted
+from twofold.performance.pipeline import by_layers
 from twofold.performance.roofline import roofline
 from twofold.performance.splitwise_published import splitwise_published
 
@@ -26,18 +28,47 @@ PERFORMANCE_MODELS: dict[str, Factory] = {
     "roofline": roofline,
     "splitwise-published": splitwise_published,
     "distserve-published": distserve_published,
+    "distserve-published-vllm": partial(distserve_published, engine="vllm"),
+}
+
+PipelineFactory = Callable[[Model, Machine, int, int], PerformanceModel]
+
+# What was published with pipelines of its own, and (None) without any; all others divide their times by layers.
+_PIPELINES: dict[str, PipelineFactory | None] = {
+    "splitwise-published": None,
+    "distserve-published": distserve_pipeline,
+    "distserve-published-vllm": partial(distserve_pipeline, engine="vllm"),
 }
 
 
-def performance_model(name: str, model: Model, machine: Machine, tensor_parallel: int) -> PerformanceModel:
-    """The times and power of `model` on `tensor_parallel` accelerators of `machine`.
+def performance_model(
+    name: str,
+    model: Model,
+    machine: Machine,
+    tensor_parallel: int,
+    pipeline_parallel: int = 1,
+    *,
+    boundary_bytes_per_s: float | None = None,
+) -> PerformanceModel:
+    """The times and power of `model` on stages of `tensor_parallel` accelerators of `machine`.
 
-    Raises ConfigurationError for a name that is not there, for a machine with fewer accelerators, and for a
-    pair that the named model knows nothing of.
+    `boundary_bytes_per_s` is what carries activations between stages; see `pipeline.by_layers`.
+    Raises ConfigurationError for a name that is not there, for a machine with fewer accelerators, for more stages than
+    layers, and for what the named model knows nothing of.
     """
     factory = PERFORMANCE_MODELS.get(name)
     if factory is None:
         raise ConfigurationError(
             f"there is no performance model {name!r}: there is {', '.join(PERFORMANCE_MODELS)}"
         )
-    return factory(model, machine, tensor_parallel)
+    if pipeline_parallel == 1:
+        return factory(model, machine, tensor_parallel)
+    if name not in _PIPELINES:
+        whole = factory(model, machine, tensor_parallel)
+        return by_layers(whole, model, machine, tensor_parallel, pipeline_parallel, boundary_bytes_per_s)
+    published = _PIPELINES[name]
+    if published is None:
+        raise ConfigurationError(
+            f"{name} knows no pipelines: use pipeline parallelism 1, or another performance model"
+        )
+    return published(model, machine, tensor_parallel, pipeline_parallel)

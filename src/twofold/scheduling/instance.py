@@ -462,7 +462,7 @@ class InstanceScheduler:
         growth = self.growth
         return InstanceStatus(
             waiting=self._queues.waiting.size,
-            running=self._queues.started,
+            running=self._started(),
             arriving=self._arriving.size,
             handing_off=self._handing_off,
             lease_queue=self.lease_queue.size,
@@ -475,6 +475,10 @@ class InstanceScheduler:
             swap_blocks_free=0 if growth is None else growth.host.num_free,
             swap_blocks_moved=0 if growth is None else growth.blocks_copied,
         )
+
+    def _started(self) -> int:
+        """Sequences in the running set."""
+        return self._queues.started
 
     def _enter(self, sequence: ScheduledSequence) -> None:
         """A request is known from now on, and how much memory it will take."""

@@ -41,5 +41,9 @@ def check_servable(spec: ClusterSpec) -> None:
         raise ConfigurationError(
             f"the rules {spec.rules} are those of a simulation: serve with rules twofold"
         )
+    if any(pool.pipeline_parallel > 1 for pool in spec.pools):
+        raise ConfigurationError(
+            "pipelines are simulated only: serve instances of one stage (pipeline_parallel 1)"
+        )
     if spec.failures:
         raise ConfigurationError("failures are simulated only: a service is served without them")

@@ -12,17 +12,20 @@ from twofold.instance import Role
 from twofold.kvcache.counts import BlockCounts
 from twofold.kvcache.leases import LeaseBook
 from twofold.performance.base import PerformanceModel
+from twofold.performance.distserve_published import published_capacity
 from twofold.performance.host_profile import HOST, read_host_profile
 from twofold.performance.memory import kv_capacity_tokens
 from twofold.performance.packed import PackedModel
+from twofold.performance.pipeline import boundary_bandwidth
 from twofold.performance.registry import performance_model
 from twofold.performance.saturation import saturating_tokens
 from twofold.performance.transfer import TransferModel, default_sync_s
-from twofold.scheduling.batchers import BATCHERS, WHOLE_PROMPTS
+from twofold.scheduling.batchers import BATCHERS, UNPIPELINED, WHOLE_PROMPTS
 from twofold.scheduling.cluster import ClusterScheduler
 from twofold.scheduling.growth import Growth
 from twofold.scheduling.handoffs import HANDOFF_POLICIES
 from twofold.scheduling.instance import InstanceScheduler
+from twofold.scheduling.pipeline import PipelineScheduler
 from twofold.scheduling.routers import FIXED_ROLE_ROUTERS, ROUTERS
 from twofold.simulation.cluster import VirtualCluster
 from twofold.simulation.failures import plan_failures
@@ -30,16 +33,20 @@ from twofold.simulation.handoffs import Handoffs
 from twofold.simulation.hosting import Hosting
 from twofold.simulation.instance import VirtualInstance
 from twofold.simulation.kernel import Kernel, ps
+from twofold.simulation.layout import Layout, check_shared, layout_of
 from twofold.simulation.network import Link, Network
 from twofold.simulation.observer import Observer
 from twofold.simulation.paths import ModelledPaths, Outlet
+from twofold.simulation.pipeline import VirtualPipeline
 from twofold.simulation.rules import Rules, rules
 from twofold.simulation.spec import SATURATING, TOKEN_BUDGET, ClusterSpec, PoolSpec
+from twofold.simulation.stagewise import StagewiseInstance, StagewiseScheduler
 from twofold.simulation.statistics import Statistics
 from twofold.simulation.swap_space import NONE, SwapSpace, swap_space, swap_space_with
 from twofold.simulation.timing import Timing
 
 _ROLE_BATCHERS = {Role.PREFILL: "prefill", Role.DECODE: "decode", Role.MIXED: "mixed"}
+_ENDLESS_TOKENS = 1 << 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,17 +73,17 @@ class Kind:
         return min(self.capacity_tokens, swap) if swap else self.capacity_tokens
 
     @property
-    def per_machine(self) -> int:
-        return self.machine.count // self.tensor_parallel
+    def layout(self) -> Layout:
+        return layout_of(self.pool, self.machine)
 
     @property
     def instances(self) -> int:
-        return self.pool.machines * self.per_machine
+        return self.layout.instances
 
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """An instance to be: its name, and the pool (`place`) and the machine that it is in."""
+    """An instance to be: its name, the pool (`place`) that it is in, and the machine, or machines, that it is on."""
 
     name: str
     place: int
@@ -88,9 +95,11 @@ def seats_of(kinds: Sequence[Kind]) -> Iterator[Seat]:
     """Every instance of a cluster, in order. Names count the instances of a role over all its pools."""
     numbers: dict[Role, int] = dict.fromkeys(Role, 0)
     for place, kind in enumerate(kinds):
-        role = kind.pool.role
-        for number in range(kind.instances):
-            yield Seat(f"{role.value}-{numbers[role]}", place, f"{place}/{number // kind.per_machine}", kind)
+        role, layout = kind.pool.role, kind.layout
+        nodes = str(place) if kind.pool.nodes is None else f"nodes-{kind.pool.nodes}"
+        for number in range(layout.instances):
+            machines = "+".join(f"{nodes}/{machine}" for machine in layout.machines_of(number))
+            yield Seat(f"{role.value}-{numbers[role]}", place, machines, kind)
             numbers[role] += 1
 
 
@@ -99,8 +108,10 @@ def kinds_of(spec: ClusterSpec, catalog: Catalog) -> list[Kind]:
     _check(spec)
     catalog = with_profile(spec, catalog)
     model = catalog.model(spec.model)
-    timings: dict[tuple[str, int], Timing] = {}
-    kinds = [_kind(spec, pool, model, catalog, timings) for pool in spec.pools]
+    pools = [(pool, catalog.machine(pool.machine)) for pool in spec.pools]
+    check_shared(pools)
+    timings: dict[tuple[str, int, int, bool], Timing] = {}
+    kinds = [_kind(spec, pool, model, machine, catalog, timings) for pool, machine in pools]
     if spec.token_budget == SATURATING and not any(kind.batcher in WHOLE_PROMPTS for kind in kinds):
         raise ConfigurationError(
             f"token_budget {SATURATING} is for the batchers {', '.join(WHOLE_PROMPTS)}, which take whole prompts: "
@@ -148,19 +159,23 @@ def build(
     for seat in seats:
         kind, name = seat.kind, seat.name
         if seat.machine not in links:
-            interconnect = kind.machine.accelerator.interconnect_bytes_per_s
-            links[seat.machine] = Link(transfers[seat.place].bytes_per_s, interconnect)
+            links[seat.machine] = Link(transfers[seat.place].bytes_per_s, local_bandwidth(seat))
         by_instance[name] = kind
         cluster.capacities[name] = kind.longest(spec.block_size)
         number, link, role = len(cluster.instances), links[seat.machine], kind.pool.role
-        fresh = new_scheduler(name, 1)
-        cluster.instances[name] = (
-            VirtualInstance(
-                name, number, link, seat.place, role, fresh, kind.timing, kernel, cluster, max_run
+        fresh, timing = new_scheduler(name, 1), kind.timing
+        instance: VirtualInstance
+        if hosting is not None:
+            instance = hosting.instance(name, number, link, seat.place, role, fresh, timing)
+        elif how.stagewise:
+            instance = StagewiseInstance(name, number, link, seat.place, role, fresh, timing, kernel, cluster)
+        elif kind.layout.stages > 1:
+            instance = VirtualPipeline(name, number, link, seat.place, role, fresh, timing, kernel, cluster)
+        else:
+            instance = VirtualInstance(
+                name, number, link, seat.place, role, fresh, timing, kernel, cluster, max_run
             )
-            if hosting is None
-            else hosting.instance(name, number, link, seat.place, role, fresh, kind.timing)
-        )
+        cluster.instances[name] = instance
     slowest = max(transfers, key=lambda transfer: transfer.sync_s)
     cluster.handoffs = Handoffs(
         kernel,
@@ -171,6 +186,7 @@ def build(
         slowest,
         how.lease_retry_s,
         spec.router in FIXED_ROLE_ROUTERS,
+        how.instant_handoff,
     )
     for instance in cluster.instances.values():
         cluster.join(instance)
@@ -205,20 +221,29 @@ def _kind(
     spec: ClusterSpec,
     pool: PoolSpec,
     model: Model,
+    machine: Machine,
     catalog: Catalog,
-    timings: dict[tuple[str, int], Timing],
+    timings: dict[tuple[str, int, int, bool], Timing],
 ) -> Kind:
-    machine = catalog.machine(pool.machine)
-    tensor_parallel = machine.count if pool.tensor_parallel is None else pool.tensor_parallel
+    layout = layout_of(pool, machine)
+    tensor_parallel, stages, across = layout.tensor_parallel, layout.stages, layout.spans
+    if stages > 1 and spec.profile is not None:
+        raise ConfigurationError("workers on a host that was measured have one stage: leave pipelines out")
+    if stages > 1 and spec.swap_space_bytes is not None:
+        raise ConfigurationError("pipelines do not swap: leave swap_space_bytes or pipeline_parallel out")
     space = swap_space(spec, model, tensor_parallel, catalog)
-    key = machine.name, tensor_parallel
+    key = machine.name, tensor_parallel, stages, across
     if key not in timings:
-        timings[key] = Timing(performance_of(spec, model, machine, tensor_parallel), ps(space.copy_s))
+        made = performance_of(spec, model, machine, tensor_parallel, stages, across=across)
+        timings[key] = Timing(made, ps(space.copy_s))
     timing = timings[key]
     # The memory of a worker on a host is what the service gives it, all of which it may fill.
     share = spec.memory_utilization if spec.profile is None else 1.0
-    tokens = spec.kv_capacity_tokens or kv_capacity_tokens(
-        model, machine, tensor_parallel, share, spec.kv_bytes_per_token
+    endless = _ENDLESS_TOKENS if rules(spec.rules).endless_memory else None
+    tokens = (
+        endless
+        or spec.kv_capacity_tokens
+        or kv_capacity_tokens(model, machine, tensor_parallel, share, spec.kv_bytes_per_token, stages)
     )
     capacity = tokens // spec.block_size * spec.block_size
     batcher = _batcher(spec, pool)
@@ -229,23 +254,47 @@ def _kind(
 
 
 def performance_of(
-    spec: ClusterSpec, model: Model, machine: Machine, tensor_parallel: int
+    spec: ClusterSpec,
+    model: Model,
+    machine: Machine,
+    tensor_parallel: int,
+    pipeline_parallel: int = 1,
+    *,
+    across: bool = False,
 ) -> PerformanceModel:
-    """The times of an instance: those of the profile for a worker on its host."""
+    """The times of an instance: those of the profile for a worker on its host.
+
+    The stages of a pipeline `across` machines send each other activations over the link between those.
+    """
     if spec.profile is not None and machine.name == HOST:
         return PackedModel(f"{model.name} on this host", read_host_profile(spec.profile).engine)
-    return performance_model(spec.performance, model, machine, tensor_parallel)
+    boundary = boundary_bandwidth(machine, tensor_parallel, across=across)
+    if across and spec.link_bytes_per_s is not None:
+        boundary = spec.link_bytes_per_s
+    return performance_model(
+        spec.performance,
+        model,
+        machine,
+        tensor_parallel,
+        pipeline_parallel,
+        boundary_bytes_per_s=boundary,
+    )
 
 
 def _batcher(spec: ClusterSpec, pool: PoolSpec) -> str:
     """The pool's own batcher, else that of the rules, else one that suits what its instances may be asked for."""
-    if pool.batcher is not None:
-        if pool.batcher not in BATCHERS:
-            raise ConfigurationError(f"there is no batcher {pool.batcher!r}: there are {', '.join(BATCHERS)}")
-        return pool.batcher
-    if spec.rules == "splitwise-sim":
-        return "splitwise-sim"
-    return _ROLE_BATCHERS[pool.role] if spec.router in FIXED_ROLE_ROUTERS else "splitwise"
+    batcher = pool.batcher
+    if batcher is None and spec.rules == "splitwise-sim":
+        batcher = "splitwise-sim"
+    if batcher is None:
+        batcher = _ROLE_BATCHERS[pool.role] if spec.router in FIXED_ROLE_ROUTERS else "splitwise"
+    if batcher not in BATCHERS:
+        raise ConfigurationError(f"there is no batcher {batcher!r}: there are {', '.join(BATCHERS)}")
+    if pool.pipeline_parallel > 1 and batcher in UNPIPELINED:
+        raise ConfigurationError(
+            f"the batcher {batcher} knows one iteration at a time: give its pool pipeline parallelism 1"
+        )
+    return batcher
 
 
 def _token_budget(spec: ClusterSpec, batcher: str, model: PerformanceModel, longest: int) -> int:
@@ -261,9 +310,32 @@ def _token_budget(spec: ClusterSpec, batcher: str, model: PerformanceModel, long
 def _scheduler(spec: ClusterSpec, how: Rules, kind: Kind, name: str, epoch: int) -> InstanceScheduler:
     blocks = BlockCounts(kind.num_blocks(spec.block_size), spec.block_size)
     leases = LeaseBook(blocks, name, epoch, lease_s=float("inf"))
+    stages = kind.layout.stages
+    if how.stagewise:
+        known = published_capacity(spec.model, kind.tensor_parallel, stages)
+        return StagewiseScheduler(blocks, leases, spec.max_seqs, known or kind.token_budget, how.memory)
     batcher = BATCHERS[kind.batcher](kind.token_budget, spec.max_seqs)
+    if stages > 1:
+        return PipelineScheduler(batcher, blocks, leases, spec.max_seqs, stages, how.memory)
     growth = Growth(blocks, BlockCounts(kind.swap.blocks, spec.block_size)) if kind.swap.blocks else None
     return InstanceScheduler(batcher, blocks, leases, spec.max_seqs, how.memory, growth)
+
+
+def local_bandwidth(seat: Seat) -> float:
+    """Bytes per second of a KV cache between instances on the same machine, or on the same machines."""
+    each = seat.kind.machine.accelerator.interconnect_bytes_per_s
+    return each * len(seat.kind.layout.machines_of(0))
+
+
+def machines_of(kinds: Sequence[Kind]) -> Iterator[tuple[Machine, int]]:
+    """Every kind of machine of a cluster and how many there are of it, those that pools share once."""
+    shared: set[str] = set()
+    for kind in kinds:
+        nodes = kind.pool.nodes
+        if nodes is None or nodes not in shared:
+            yield kind.machine, kind.pool.machines
+        if nodes is not None:
+            shared.add(nodes)
 
 
 def paths_of(spec: ClusterSpec, model: Model, kinds: Sequence[Kind]) -> ModelledPaths:
@@ -277,9 +349,11 @@ def _prefill_s(kind: Kind, tokens: int) -> float:
 
 
 def transfer_of(spec: ClusterSpec, model: Model, kind: Kind) -> TransferModel:
-    """The path of a KV cache that leaves an instance of this kind: its share of the machine's network."""
-    share = kind.tensor_parallel / kind.machine.count
-    bytes_per_s = spec.link_bytes_per_s or kind.machine.network_bytes_per_s * share
+    """The path of a KV cache that leaves an instance of this kind: its share of the network of its machines."""
+    layout = kind.layout
+    share = layout.tensor_parallel * layout.stages / kind.machine.count
+    override = spec.link_bytes_per_s and spec.link_bytes_per_s * len(layout.machines_of(0))
+    bytes_per_s = override or kind.machine.network_bytes_per_s * share
     latency_s, sync_s = 0.0, default_sync_s(bytes_per_s)
     if spec.profile is not None:
         link = read_host_profile(spec.profile).link

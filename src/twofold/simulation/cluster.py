@@ -132,19 +132,17 @@ class VirtualCluster(World):
         if iteration.decode_sequences:
             self.statistics.gaps(pace, count, iteration.decode_sequences, start, iteration.joined)
         if self._observers:
-            run = Run(
-                instance.name,
-                start,
-                self.kernel.now,
-                count,
-                iteration.prefill_tokens,
-                iteration.prefill_sequences,
-                iteration.decode_sequences,
-                iteration.context_tokens,
-                pace.milliwatts / 1e3,
-            )
-            for observer in self._observers:
-                observer.run(run)
+            self._tell_run(instance, iteration, start, count, pace.milliwatts)
+
+    def passed(
+        self, instance: VirtualInstance, iteration: StartedIteration, begun: int, gap: int, milliwatts: int
+    ) -> None:
+        """An iteration left a pipeline, whose last stage began it at `begun`, `gap` after the last of its sequences."""
+        now, sequences = self.kernel.now, iteration.decode_sequences
+        if sequences:
+            self.statistics.gaps(Pace(gap, 0, milliwatts), 1, sequences, now - gap, iteration.joined)
+        if self._observers:
+            self._tell_run(instance, iteration, begun, 1, milliwatts)
 
     def stepped(self, instance: VirtualInstance, steps: list[Step]) -> None:
         for step in steps:
@@ -228,6 +226,23 @@ class VirtualCluster(World):
             self.join(instance)
 
     # -- observers --------------------------------------------------------------------------------------------------
+
+    def _tell_run(
+        self, instance: VirtualInstance, iteration: StartedIteration, start: int, count: int, milliwatts: int
+    ) -> None:
+        run = Run(
+            instance.name,
+            start,
+            self.kernel.now,
+            count,
+            iteration.prefill_tokens,
+            iteration.prefill_sequences,
+            iteration.decode_sequences,
+            iteration.context_tokens,
+            milliwatts / 1e3,
+        )
+        for observer in self._observers:
+            observer.run(run)
 
     def _tell_ended(self, life: Life, reason: FinishReason, output_tokens: int) -> None:
         if self._observers:

@@ -16,14 +16,18 @@ from twofold.hardware.catalog import Catalog, load_catalog
 from twofold.hardware.mistakes import explain, near, unknown
 from twofold.instance import Role
 from twofold.performance.host_profile import read_host_profile
-from twofold.performance.instance import check_tensor_parallel
 from twofold.scheduling.batchers import BATCHERS
+from twofold.simulation.layout import check_shared, layout_of
 from twofold.simulation.spec import SATURATING, ClusterSpec, Failure, PoolSpec
 
 _POOL = re.compile(
-    r"(?P<machines>\d{1,9})x(?P<machine>[^@:/\s]+)(?:@(?P<tensor_parallel>\d{1,4}))?(?::(?P<role>[^/]*)(?:/(?P<batcher>.*))?)?"
+    r"(?P<machines>\d{1,9})x(?P<machine>[^@:/\s]+)"
+    r"(?:@(?P<tensor_parallel>\d{1,4})(?:x(?P<pipeline_parallel>\d{1,4}))?)?"
+    r"(?::(?P<role>[^/]*)(?:/(?P<batcher>.*))?)?"
 )
-_LINE: Final = "write pools as in 35xh100:prefill,5xh100:decode, or 4xh100@4:mixed/chunked-prefill"
+_LINE: Final = (
+    "write pools as in 35xh100:prefill,5xh100:decode, or 4xh100@4:mixed/chunked-prefill, or 4xa100@2x4"
+)
 _MOST_MACHINES: Final = 1_000_000  # more is a slip of the keyboard, which would fill memory with instances
 # Longer, and slower, is a slip of the keyboard as well; a float cannot hold picoseconds of it either.
 MOST_SECONDS: Final = 1e9
@@ -35,7 +39,8 @@ _YAML_KEY = re.compile(r"^([A-Za-z_]+)[ \t]*:", re.MULTILINE)
 def parse_cluster(text: str, *, model: str, catalog: Catalog | None = None) -> ClusterSpec:
     """The cluster of a line, with every setting but its pools and its model as `ClusterSpec` has it.
 
-    A pool is COUNTxMACHINE, then `@N` for N accelerators per instance, `:ROLE` (mixed if not given) and `/BATCHER`.
+    A pool is COUNTxMACHINE, then `@TP` or `@TPxPP` for instances of PP stages (1 if not given) of TP accelerators each,
+    `:ROLE` (mixed if not given) and `/BATCHER`.
     `catalog` is that of the package and the environment if None. Raises ConfigurationError.
     """
     return ClusterSpec(pools=parse_pools(text, catalog=catalog), model=model)
@@ -104,12 +109,13 @@ def _parse_pool(text: str, catalog: Catalog) -> PoolSpec:
     role = "mixed" if found["role"] is None else found["role"].strip().lower()
     if role not in list(Role):
         raise ConfigurationError(f"pool {text!r}: {unknown('role', role, list(Role))}")
-    parallel, batcher = found["tensor_parallel"], found["batcher"]
+    parallel, stages, batcher = found["tensor_parallel"], found["pipeline_parallel"], found["batcher"]
     pool = PoolSpec(
         machines=int(found["machines"]),
         machine=found["machine"],
         role=Role(role),
         tensor_parallel=None if parallel is None else int(parallel),
+        pipeline_parallel=1 if stages is None else int(stages),
         batcher=None if batcher is None else batcher.strip(),
     )
     try:
@@ -155,6 +161,7 @@ def _checked(spec: ClusterSpec, catalog: Catalog) -> ClusterSpec:
             pools.append(_checked_pool(pool, catalog))
         except ConfigurationError as error:
             raise ConfigurationError(f"pools[{index}]: {error}") from error
+    check_shared([(pool, catalog.machine(pool.machine)) for pool in pools])
     return msgspec.structs.replace(spec, pools=tuple(pools))
 
 
@@ -163,8 +170,7 @@ def _checked_pool(pool: PoolSpec, catalog: Catalog) -> PoolSpec:
     _require(count >= 1, f"it has {count} machines: give a count of at least 1")
     _require(count <= _MOST_MACHINES, f"it has {count} machines, more than {_MOST_MACHINES}")
     machine = catalog.machine(pool.machine)
-    if pool.tensor_parallel is not None:
-        check_tensor_parallel(machine, pool.tensor_parallel)
+    layout_of(pool, machine)
     if pool.batcher is not None and pool.batcher not in BATCHERS:
         raise unknown("batcher", pool.batcher, BATCHERS)
     return msgspec.structs.replace(pool, machine=machine.name)

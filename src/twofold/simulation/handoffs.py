@@ -29,6 +29,7 @@ class Handoffs:
 
     Room on the decode instance is reserved when a request arrives. Where instances may come to prefill for each other
     (`docs/decisions/0007`), and where the KV cache is pulled, it is when its prefill starts: until then it takes none.
+    An `instant` hand-off takes no time at all.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class Handoffs:
         times: TransferModel,
         retry_s: float | None,
         reserve_at_arrival: bool,
+        instant: bool = False,
     ) -> None:
         self._kernel, self._network, self._scheduler = kernel, network, scheduler
         self._statistics, self._observers = statistics, tuple(observers)
@@ -48,6 +50,7 @@ class Handoffs:
         self._sync = ps(times.sync_s)
         self._retry = None if retry_s is None else ps(retry_s)
         self._at_arrival = reserve_at_arrival
+        self._instant = instant
         self._asking = 0  # requests that will ask for a lease again
         self._waiting: dict[str, Life] = {}  # requests that were promised a lease
 
@@ -72,7 +75,7 @@ class Handoffs:
             life.lease = lease
             if life.first_token != NEVER:
                 self._send_all(life)
-            elif life.prefill_started != NEVER and life.mode is _LAYER_WISE:
+            elif life.prefill_started != NEVER and self._by_layers(life):
                 self._send(life, max(self._kernel.now, life.first_layer))
 
     def prefill_started(self, life: Life, end: int) -> None:
@@ -81,7 +84,7 @@ class Handoffs:
         life.first_layer = now + (end - now) // self._layers
         if self._retry is None and not (self._at_arrival and life.mode is not _PULL):
             self._reserve(life)
-        elif life.lease is not None and life.mode is _LAYER_WISE:
+        elif life.lease is not None and self._by_layers(life):
             self._send(life, life.first_layer)
 
     def prefilled(self, life: Life) -> None:
@@ -120,10 +123,17 @@ class Handoffs:
         self._asking -= 1
         self._ask(life)
 
+    def _by_layers(self, life: Life) -> bool:
+        return life.mode is _LAYER_WISE and not self._instant
+
     def _send_all(self, life: Life) -> None:
         """All layers at once: serialized, or a lease that came too late for anything else."""
         life.mode = _SERIALIZED
-        self._send(life, self._kernel.now)
+        if self._instant:
+            life.handoff_started = self._kernel.now
+            self._land(life)
+        else:
+            self._send(life, self._kernel.now)
 
     def _send(self, life: Life, start: int) -> None:
         life.handoff_started = start

@@ -31,6 +31,11 @@ class World(ABC):
     ) -> None: ...
 
     @abstractmethod
+    def passed(
+        self, instance: "VirtualInstance", iteration: StartedIteration, begun: int, gap: int, milliwatts: int
+    ) -> None: ...
+
+    @abstractmethod
     def stepped(self, instance: "VirtualInstance", steps: list[Step]) -> None: ...
 
     @abstractmethod
@@ -181,14 +186,19 @@ class VirtualInstance:
         iteration, pace = self.iteration, self._pace
         assert iteration is not None and pace is not None  # noqa: S101, PT018  (as above)
         duration = now - self.started_at
+        self._spend(duration, pace.milliwatts - self.timing.idle_mw)
+        self._use(duration, iteration.decode_sequences + iteration.prefill_sequences)
+
+    def _spend(self, duration: int, milliwatts: int) -> None:
+        """So many milliwatts more than idle for so long."""
+        self._energy += (duration >> _UNIT) * milliwatts
+        self._energy_rest += (duration & _REST) * milliwatts
+
+    def _use(self, duration: int, sequences: int) -> None:
+        """A batch of so many sequences ran for so long."""
         self.busy += duration
-        units, rest = duration >> _UNIT, duration & _REST
-        milliwatts = pace.milliwatts - self.timing.idle_mw
-        self._energy += units * milliwatts
-        self._energy_rest += rest * milliwatts
-        sequences = iteration.decode_sequences + iteration.prefill_sequences
-        self._together += units * sequences
-        self._together_rest += rest * sequences
+        self._together += (duration >> _UNIT) * sequences
+        self._together_rest += (duration & _REST) * sequences
 
 
 class _Completion(Event):

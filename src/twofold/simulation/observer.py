@@ -9,7 +9,10 @@ from twofold.timeline import Timeline
 
 
 class Run(msgspec.Struct, frozen=True):
-    """`iterations` iterations of one batch, one after the other, on one instance; times are in picoseconds."""
+    """`iterations` iterations of one batch, one after the other, on one instance; times are in picoseconds.
+
+    Of a pipeline it is one iteration on the last stage, which is where its tokens come from.
+    """
 
     instance: str
     start_ps: int

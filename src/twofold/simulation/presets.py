@@ -35,6 +35,22 @@ def splitwise_sim(pools: Sequence[PoolSpec], model: str = "bloom-176b", *, catal
     )
 
 
+def distserve_sim(pools: Sequence[PoolSpec], model: str, *, engine: str = "distserve") -> ClusterSpec:
+    """A cluster under the timing and the rules of the simulator that comes with DistServe (OSDI'24).
+
+    With pools of mixed machines only and `engine` "vllm" it is the paper's baseline.
+    """
+    suffix = "" if engine == "distserve" else f"-{engine}"
+    return ClusterSpec(
+        pools=tuple(pools),
+        model=model,
+        performance=f"distserve-published{suffix}",
+        router="jsq",
+        handoff="serialized",
+        rules="distserve-published",
+    )
+
+
 def _kv_bytes_per_token(model: Model) -> int:
     """Keys and values of two bytes, as wide as the hidden state, in every layer."""
     return 2 * model.hidden_size * model.layers * 2

@@ -10,7 +10,7 @@ from twofold.simulation.spec import ClusterSpec
 
 class PoolResult(msgspec.Struct, frozen=True, kw_only=True):
     """One pool over the run. Power is drawn by all of its machines; `utilization` is the share of instance time
-    in which a batch ran."""
+    in which a batch ran, and of a pipeline the share of its stages' time."""
 
     role: str
     machine: str

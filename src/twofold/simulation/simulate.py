@@ -7,7 +7,7 @@ from twofold.errors import WorkloadError
 from twofold.hardware.catalog import Catalog
 from twofold.performance.base import PerformanceModel
 from twofold.request import Request
-from twofold.simulation.build import Kind, build, kinds_of
+from twofold.simulation.build import Kind, build, kinds_of, machines_of
 from twofold.simulation.cluster import VirtualCluster
 from twofold.simulation.histogram import Histogram
 from twofold.simulation.kernel import PS
@@ -134,8 +134,8 @@ def _result(
         pools=pools,
         series=sampled,
         energy_j=sum(pool.energy_j for pool in pools),
-        price_per_h=sum(kind.pool.machines * kind.machine.price_per_h for kind in kinds),
-        tdp_w=sum(kind.pool.machines * kind.machine.tdp_w for kind in kinds),
+        price_per_h=sum(count * machine.price_per_h for machine, count in machines_of(kinds)),
+        tdp_w=sum(count * machine.tdp_w for machine, count in machines_of(kinds)),
         events=cluster.kernel.events,
         iterations=sum(instance.iterations for instance in cluster.instances.values()),
         cpu_s=cpu_s,

@@ -10,10 +10,15 @@ SATURATING: Final = "saturating"  # a token budget: as many as keep the instance
 TOKEN_BUDGET: Final = 2048
 
 
-class PoolSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PoolSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """`machines` equal machines that play one role.
 
-    `tensor_parallel` accelerators make an instance (all of a machine if None), so a machine may hold several.
+    An instance is a pipeline of `pipeline_parallel` stages of `tensor_parallel` accelerators each (all of a machine if
+    None), so a machine may hold several instances, and an instance may span machines; a stage is always on one.
+    `instances` says how many there are, as many as the machines hold if None.
+    Pools that give the same name in `nodes` share their machines, which must be equal and equally many: the first
+    machine of one is the first of the other. Stages are spread evenly: with one instance of two stages in each of
+    two pools on the same two machines, first stages are beside each other, and second ones.
     `batcher` None takes the role's own: prefill, decode, or `mixed` for mixed instances.
     """
 
@@ -21,6 +26,9 @@ class PoolSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     machine: str
     role: Role
     tensor_parallel: int | None = None
+    pipeline_parallel: int = 1
+    instances: int | None = None
+    nodes: str | None = None
     batcher: str | None = None
 
 
@@ -45,8 +53,8 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     of the host, for each instance, when there is none left; they get there and back at `swap_bytes_per_s`, or at what
     PCIe 4.0 gives each accelerator.
     `profile` is a file that `twofold calibrate live` wrote: the machine `host` is then a worker on that host, whose
-    cores all workers and the gateway share. `rules` is `twofold`, or `splitwise-sim` for the rules of
-    that simulator where they differ (see docs/simulation.md).
+    cores all workers and the gateway share. `rules` is `twofold`, or `splitwise-sim` or `distserve-published` for the
+    rules of those simulators where they differ (see docs/simulation.md).
     """
 
     pools: tuple[PoolSpec, ...]

@@ -45,7 +45,7 @@ class Statistics:
     """Counts requests and tokens and keeps their latencies.
 
     With `over_all_tokens` TPOT is what SplitwiseSim calls TBT: the time after the first token over all output
-    tokens, the first included, which is one more than there are gaps.
+    tokens, the first included, which is one more than there are gaps. One that ends with its first token has none.
     """
 
     def __init__(self, slo: Slo | None, reference: PerformanceModel | None, *, over_all_tokens: bool) -> None:
@@ -82,7 +82,7 @@ class Statistics:
         self.e2e.add(e2e)
         self.queue.add(life.prefill_started - arrived)
         tpot = None
-        if output > 1:
+        if now > first:
             tpot = (now - first) / (output if self._all_tokens else output - 1)
             self.tpot.add(nearest(tpot))
         if life.handoff_ended != NEVER:

@@ -61,6 +61,13 @@ class Timing:
         # By number of sequences, as if they read nothing, and what each token that they read takes.
         self._decodes: dict[int, tuple[Pace, int]] = {}
         self._prompts: dict[int, Pace] = {}
+        self._stages: tuple[Timing, Timing] | None = None
+
+    def stages(self) -> "tuple[Timing, Timing]":
+        """Of the first stage of a pipeline, and of each of the others."""
+        if self._stages is None:
+            self._stages = Timing(self.model.first_stage), Timing(self.model.later_stage)
+        return self._stages
 
     def pace(self, iteration: StartedIteration) -> Pace:
         sequences, context = iteration.decode_sequences, iteration.context_tokens

@@ -6,6 +6,7 @@ from twofold.scheduling.batcher import Batcher
 from twofold.scheduling.batchers.chunked_prefill import ChunkedPrefill
 from twofold.scheduling.batchers.decode_fcfs import DecodeFcfs
 from twofold.scheduling.batchers.mixed import MixedContinuous
+from twofold.scheduling.batchers.prefill_balanced import PrefillBalanced
 from twofold.scheduling.batchers.prefill_fcfs import PrefillFcfs
 from twofold.scheduling.batchers.splitwise import SplitwiseMixed
 from twofold.scheduling.batchers.splitwise_sim import SplitwiseSimBatcher
@@ -13,6 +14,7 @@ from twofold.scheduling.batchers.splitwise_sim import SplitwiseSimBatcher
 # Each takes (token budget of an iteration, sequences in an iteration at most).
 BATCHERS: dict[str, Callable[[int, int], Batcher]] = {
     "prefill": PrefillFcfs,
+    "prefill-balanced": PrefillBalanced,
     "decode": DecodeFcfs,
     "mixed": MixedContinuous,
     "chunked-prefill": ChunkedPrefill,
@@ -25,3 +27,6 @@ WHOLE_PROMPTS = ("prefill", "mixed")
 
 # Those beside which memory may grow (`scheduling.growth`): what stands still is left to it.
 GROWING = ("decode", "mixed", "chunked-prefill")
+
+# Those that note which task comes next on their instance, and so cannot select for several iterations at once.
+UNPIPELINED = frozenset({"splitwise-sim"})

@@ -18,7 +18,7 @@ from twofold.scheduling.growth import Copy
 from twofold.serving.config import DEFAULT_VOCAB_SIZE, ServiceConfig, WorkerConfig
 from twofold.serving.worker.parts import WorkerParts
 from twofold.serving.worker.wires import Wires
-from twofold.simulation.build import Kind, Seat, kinds_of, seats_of, transfer_of
+from twofold.simulation.build import Kind, Seat, kinds_of, local_bandwidth, seats_of, transfer_of
 from twofold.simulation.spec import ClusterSpec
 from twofold.transport.emulated import EmulatedTransport, Port
 
@@ -74,7 +74,7 @@ class EmulatedPrepared:
         return Port(
             machine=seat.machine,
             bytes_per_s=transfer.bytes_per_s,
-            local_bytes_per_s=seat.kind.machine.accelerator.interconnect_bytes_per_s,
+            local_bytes_per_s=local_bandwidth(seat),
             latency_s=transfer.latency_s,
             sync_s=max(each.sync_s for each in self._transfers),
         )

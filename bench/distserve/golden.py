@@ -1,0 +1,156 @@
+"""Does `rules: distserve-published` say what DistServe's own simulator says?
+
+    python bench/distserve/golden.py [FILE …] [--slo-ms 200,100]
+
+Each FILE holds the output of that simulator by request, as golden/distserve under TWOFOLD_DATA does, which is what is
+compared by default. Its name says what was run: engine, model, tensor and pipeline parallelism of prefill and decode.
+Errors are relative and the largest over all requests; attainment is the share of requests that keep TTFT and TPOT
+jointly, at the SLO and at one half, three quarters, and one and a half of it.
+"""
+
+import argparse
+import json
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from twofold.hardware.catalog import load_catalog
+from twofold.instance import Role
+from twofold.request import Request
+from twofold.simulation.observer import QuietObserver
+from twofold.simulation.presets import distserve_sim
+from twofold.simulation.simulate import simulate
+from twofold.simulation.spec import ClusterSpec, PoolSpec
+from twofold.timeline import Moment, Timeline
+
+NAME = re.compile(
+    r"golden-(?P<engine>distserve|vllm)-(?P<model>.+)-(?P<degrees>\d{4})-r(?P<rate>[\d.]+)-N\d+"
+)
+SCALES = (0.5, 0.75, 1.0, 1.5)
+
+
+class Golden(msgspec.Struct, frozen=True):
+    """One request of their run; milliseconds."""
+
+    arrival_ms: float
+    prompt_len: int
+    output_len: int
+    ttft_ms: float
+    tpot_ms: float
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """Largest relative errors over requests, and attainment by scale: (theirs, ours)."""
+
+    requests: int
+    ttft_error: float
+    tpot_error: float
+    attainment: tuple[tuple[float, float], ...]
+
+
+class _Ends(QuietObserver):
+    def __init__(self) -> None:
+        self.latencies: dict[str, tuple[float, float]] = {}
+
+    def ended(self, timeline: Timeline) -> None:
+        first_s, last_s = timeline.moments[Moment.FIRST_TOKEN], timeline.moments[Moment.LAST_TOKEN]
+        ttft_ms = (first_s - timeline.moments[Moment.ARRIVED]) * 1e3
+        self.latencies[timeline.request.id] = ttft_ms, (last_s - first_s) * 1e3 / timeline.output_tokens
+
+
+def cluster_of(name: str) -> ClusterSpec:
+    """The cluster that a file's name says was run."""
+    found = NAME.match(name)
+    if found is None:
+        raise SystemExit(f"{name} is not called golden-ENGINE-MODEL-TPPPTPPP-rRATE-N…")
+    prefill, decode = found["degrees"][:2], found["degrees"][2:]
+    if found["engine"] == "vllm":
+        return distserve_sim([_pool(Role.MIXED, prefill)], found["model"], engine="vllm")
+    return distserve_sim([_pool(Role.PREFILL, prefill), _pool(Role.DECODE, decode)], found["model"])
+
+
+def _pool(role: Role, degrees: str) -> PoolSpec:
+    tensor, stages = map(int, degrees)
+    return PoolSpec(
+        machines=stages,
+        machine="dgx-a100",
+        role=role,
+        tensor_parallel=tensor,
+        pipeline_parallel=stages,
+        instances=1,
+    )
+
+
+def compare(path: Path, slo_ms: tuple[float, float]) -> Comparison:
+    """Run what the file says, and compare it request by request."""
+    theirs = [msgspec.convert(row, Golden) for row in json.loads(path.read_text())]
+    requests = [
+        Request(
+            id=str(number),
+            arrival_s=row.arrival_ms / 1e3,
+            prompt_tokens=row.prompt_len,
+            output_tokens=row.output_len,
+        )
+        for number, row in enumerate(theirs)
+    ]
+    ends = _Ends()
+    simulate(cluster_of(path.name), requests, catalog=load_catalog(), observers=[ends], series=False)
+    ours = [ends.latencies[request.id] for request in requests]
+    published = [(row.ttft_ms, row.tpot_ms) for row in theirs]
+    errors = [
+        (abs(mine[0] / own[0] - 1), abs(mine[1] / own[1] - 1))
+        for mine, own in zip(ours, published, strict=True)
+    ]
+    return Comparison(
+        requests=len(theirs),
+        ttft_error=max(error[0] for error in errors),
+        tpot_error=max(error[1] for error in errors),
+        attainment=tuple(
+            (attained(published, slo_ms, scale), attained(ours, slo_ms, scale)) for scale in SCALES
+        ),
+    )
+
+
+def attained(latencies: Sequence[tuple[float, float]], slo_ms: tuple[float, float], scale: float) -> float:
+    """The share within both bounds, each times `scale`."""
+    kept = [ttft <= scale * slo_ms[0] and tpot <= scale * slo_ms[1] for ttft, tpot in latencies]
+    return sum(kept) / len(kept)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("files", nargs="*", type=Path)
+    parser.add_argument("--slo-ms", default="200,100", help="TTFT,TPOT in milliseconds")
+    args = parser.parse_args()
+    ttft_ms, tpot_ms = map(float, args.slo_ms.split(","))
+    files: list[Path] = args.files or sorted(_folder().glob("golden-*.json"))
+    if not files:
+        raise SystemExit("there are no files: set TWOFOLD_DATA, or name some")
+    table = Table(title=f"distserve-published against DistServe's simulator, SLO {ttft_ms:g}/{tpot_ms:g} ms")
+    for column in ("file", "requests", "TTFT off", "TPOT off", *(f"attained ×{scale:g}" for scale in SCALES)):
+        table.add_column(column, justify="left" if column == "file" else "right")
+    for file in files:
+        found = compare(file, (ttft_ms, tpot_ms))
+        table.add_row(
+            file.stem,
+            str(found.requests),
+            f"{found.ttft_error:.1e}",
+            f"{found.tpot_error:.1e}",
+            *(f"{own:.1%} / {mine:.1%}" for own, mine in found.attainment),
+        )
+    Console(width=160).print(table)
+
+
+def _folder() -> Path:
+    configured = os.environ.get("TWOFOLD_DATA")
+    root = Path(configured) if configured else Path(__file__).parents[3] / "shared" / "data"
+    return root / "golden" / "distserve"
+
+
+if __name__ == "__main__":
+    main()

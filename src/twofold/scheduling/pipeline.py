@@ -1,0 +1,175 @@
+"""The scheduler of an instance that is a pipeline: several iterations are under way, each on sequences of its own.
+
+While one stage computes an iteration the stages before it compute others. A sequence's next token needs its last one,
+so it is in one iteration at a time: sequences are divided among as many **lanes** as there are stages, and a lane starts
+its next iteration when its last one has passed all stages. Prompts wait in one line, from which a lane that starts
+takes what its batcher selects; when a prompt is done its sequence joins the lane that has the fewest.
+"""
+
+from collections.abc import Collection
+
+from mypy_extensions import mypyc_attr
+
+from twofold.batch import Batch
+from twofold.kvcache.accounts import BlockAccounts, Grant
+from twofold.kvcache.leases import LeaseBook
+from twofold.scheduling.batcher import Batcher
+from twofold.scheduling.instance import InstanceScheduler, Outcome
+from twofold.scheduling.iteration import StartedIteration, Step
+from twofold.scheduling.line import Line
+from twofold.scheduling.memory import WHOLE, MemoryRule
+from twofold.scheduling.queues import Queues
+from twofold.scheduling.sequence import ScheduledSequence
+
+
+class Lane:
+    """Sequences that are in the same iterations, and the iteration that is under way, if one is."""
+
+    __slots__ = ("aborted", "batch", "iteration", "number", "queues")
+
+    def __init__(self, number: int, queues: Queues, aborted: list[Grant]) -> None:
+        self.number = number
+        self.queues = queues
+        self.aborted = aborted
+        self.iteration: StartedIteration | None = None
+        self.batch: Batch | None = None
+
+    @property
+    def size(self) -> int:
+        """Sequences that decode in it, or will."""
+        queues = self.queues
+        return queues.ready.size + queues.decoding.size + queues.paused.size
+
+    def holds(self, line: Line | None) -> bool:
+        """Whether `line` is one of its own, which the line of waiting prompts is not."""
+        queues = self.queues
+        return (
+            line is queues.decoding
+            or line is queues.ready
+            or line is queues.prefilling
+            or line is queues.paused
+        )
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class PipelineScheduler(InstanceScheduler):
+    """An `InstanceScheduler` with up to `stages` iterations under way, which end in the order in which they started.
+
+    `start` takes the lane that has rested longest and has something to run; `advance` and `complete` are for the
+    oldest iteration under way. Every iteration is started by itself. `max_seqs` is of one iteration.
+    """
+
+    def __init__(
+        self,
+        batcher: Batcher,
+        blocks: BlockAccounts,
+        leases: LeaseBook,
+        max_seqs: int,
+        stages: int,
+        memory: MemoryRule = WHOLE,
+    ) -> None:
+        super().__init__(batcher, blocks, leases, max_seqs, memory)
+        self._lane = Lane(0, self._queues, self._aborted_in_batch)
+        self._lanes = [self._lane]
+        for number in range(1, stages):
+            queues = Queues()
+            queues.waiting = self._queues.waiting
+            self._lanes.append(Lane(number, queues, []))
+        self._resting = list(self._lanes)
+        self._under_way: list[Lane] = []
+
+    @property
+    def lane(self) -> int:
+        """Whose iteration was started, or accounted for, last."""
+        return self._lane.number
+
+    # -- iterations -------------------------------------------------------------------------------------------
+
+    def start(self, now: float) -> StartedIteration | None:
+        for lane in self._resting:
+            self._turn_to(lane)
+            self._standing = 0
+            iteration = super().start(now)
+            if iteration is not None:
+                iteration.limit = self._standing = 1
+                self._resting.remove(lane)
+                self._under_way.append(lane)
+                return iteration
+        return None
+
+    def advance(self, iterations: int = 1) -> list[Step]:
+        self._turn_to_oldest()
+        return super().advance(iterations)
+
+    def complete(self, batch: Batch, stopped: Collection[str] = ()) -> list[Outcome]:
+        self._turn_to_oldest()
+        return super().complete(batch, stopped)
+
+    def abort(self, request_id: str) -> None:
+        sequence = self._here.get(request_id)
+        if sequence is not None:
+            for lane in self._lanes:
+                if lane.holds(sequence.line):
+                    self._turn_to(lane)
+        super().abort(request_id)
+
+    def _turn_to_oldest(self) -> None:
+        if not self._under_way:
+            raise RuntimeError("only what was started can be accounted for")
+        lane = self._under_way.pop(0)
+        self._resting.append(lane)
+        self._turn_to(lane)
+
+    def _turn_to(self, lane: Lane) -> None:
+        """What is done from now on is done for this lane."""
+        last = self._lane
+        last.iteration, last.batch = self._iteration, self._batch
+        self._lane = lane
+        self._queues, self._aborted_in_batch = lane.queues, lane.aborted
+        self._iteration, self._batch = lane.iteration, lane.batch
+
+    # -- queues -----------------------------------------------------------------------------------------------
+
+    def _first_token(self, sequence: ScheduledSequence, stopped: bool) -> Step:
+        step = super()._first_token(sequence, stopped)
+        ready = self._queues.ready
+        if sequence.line is ready:
+            ready.remove(sequence)
+            self._emptiest().queues.ready.append(sequence)
+        return step
+
+    def _queue(self, sequence: ScheduledSequence, line: Line) -> None:
+        if line is self._queues.ready:
+            line = self._emptiest().queues.ready
+        line.append(sequence)
+        self._batcher.queued(sequence)
+        self.changed = True
+
+    def _emptiest(self) -> Lane:
+        """The first of the lanes with the fewest sequences."""
+        found = self._lanes[0]
+        for lane in self._lanes:
+            if lane.size < found.size:
+                found = lane
+        return found
+
+    def _room_made(self) -> None:
+        for lane in self._lanes:
+            if not lane.queues.settled:
+                self.changed = True
+
+    # -- accounts ---------------------------------------------------------------------------------------------
+
+    @property
+    def queued(self) -> int:
+        waiting = self._queues.waiting.size
+        for lane in self._lanes:
+            waiting += lane.queues.ready.size + lane.queues.paused.size
+        return waiting
+
+    @property
+    def empty(self) -> bool:
+        return all(lane.queues.settled and not lane.queues.decoding.size for lane in self._lanes)
+
+    def _started(self) -> int:
+        return sum(lane.queues.started for lane in self._lanes)

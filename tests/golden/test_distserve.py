@@ -1,0 +1,90 @@
+"""Every request of DistServe's simulator, and how many keep an SLO."""
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from twofold.hardware.catalog import load_catalog
+from twofold.instance import Role
+from twofold.request import Request
+from twofold.simulation.observer import QuietObserver
+from twofold.simulation.presets import distserve_sim
+from twofold.simulation.simulate import simulate
+from twofold.simulation.spec import PoolSpec
+from twofold.slo import Slo
+from twofold.timeline import Moment
+
+CATALOG = load_catalog()
+NAME = re.compile(r"golden-(distserve|vllm)-(.+)-(\d)(\d)(\d)(\d)-r[\d.]+-N\d+\.json")
+
+
+def files():
+    configured = os.environ.get("TWOFOLD_DATA")
+    root = Path(configured) if configured else Path(__file__).parents[3] / "shared" / "data"
+    return sorted((root / "golden" / "distserve").glob("golden-*.json"))
+
+
+def pool(role, tensor, stages):
+    return PoolSpec(
+        machines=int(stages),
+        machine="dgx-a100",
+        role=role,
+        tensor_parallel=int(tensor),
+        pipeline_parallel=int(stages),
+        instances=1,
+    )
+
+
+def cluster(name):
+    engine, model, *degrees = NAME.fullmatch(name).groups()
+    if engine == "vllm":
+        return distserve_sim([pool(Role.MIXED, *degrees[:2])], model, engine=engine)
+    return distserve_sim([pool(Role.PREFILL, *degrees[:2]), pool(Role.DECODE, *degrees[2:])], model)
+
+
+class Ended(QuietObserver):
+    """TTFT and TPOT of every request in milliseconds, as that simulator defines them."""
+
+    def __init__(self):
+        self.latencies = {}
+
+    def ended(self, timeline):
+        arrived, first, last = (
+            timeline.moments[moment] * 1e3
+            for moment in (Moment.ARRIVED, Moment.FIRST_TOKEN, Moment.LAST_TOKEN)
+        )
+        self.latencies[timeline.request.id] = first - arrived, (last - first) / timeline.output_tokens
+
+
+def play(spec, rows, slo=None):
+    """`rows` of arrival in ms, prompt and output tokens."""
+    requests = [
+        Request(id=str(number), arrival_s=at / 1e3, prompt_tokens=prompt, output_tokens=output)
+        for number, (at, prompt, output) in enumerate(rows)
+    ]
+    ended = Ended()
+    result = simulate(spec, requests, catalog=CATALOG, observers=[ended], slo=slo)
+    return [ended.latencies[request.id] for request in requests], result
+
+
+@pytest.mark.skipif(
+    not files(), reason="needs the reference output of DistServe's simulator: set TWOFOLD_DATA"
+)
+@pytest.mark.parametrize("path", files(), ids=lambda path: path.stem)
+def test_every_request_takes_what_it_took_there(path):
+    """TTFT and TPOT of each request to 1e-4, and attainment at every scale of an SLO to half a point."""
+    rows = json.loads(path.read_text())
+    sizes = [(row["arrival_ms"], row["prompt_len"], row["output_len"]) for row in rows]
+    ours, _ = play(cluster(path.name), sizes)
+    theirs = [(row["ttft_ms"], row["tpot_ms"]) for row in rows]
+    for (ttft_ms, tpot_ms), (their_ttft_ms, their_tpot_ms) in zip(ours, theirs, strict=True):
+        assert ttft_ms == pytest.approx(their_ttft_ms, rel=1e-4)
+        assert tpot_ms == pytest.approx(their_tpot_ms, rel=1e-4)
+    for scale in (0.5, 0.75, 1.0, 1.5, 2.0):
+        bounds = Slo(ttft_s=0.2 * scale, tpot_s=0.1 * scale)
+        _, result = play(cluster(path.name), sizes, bounds)
+        kept = sum(ttft <= 200 * scale and tpot <= 100 * scale for ttft, tpot in theirs)
+        assert result.slo_met / len(rows) == pytest.approx(kept / len(rows), abs=0.005)

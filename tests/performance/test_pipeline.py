@@ -1,0 +1,102 @@
+"""Pipelines share the layers of a model among stages."""
+
+import msgspec
+import pytest
+
+from twofold.errors import ConfigurationError
+from twofold.performance.pipeline import boundary_bandwidth, by_layers
+from twofold.performance.registry import PERFORMANCE_MODELS, performance_model
+
+
+@pytest.fixture
+def whole(models, machines):
+    return performance_model("fitted", models["bloom-176b"], machines["dgx-a100"], 8)
+
+
+def test_stages_have_their_share_of_the_layers(models, machines, whole):
+    """70 layers on 2 stages: half of everything, and activations of 14,336 values for every token that is passed on."""
+    halves = by_layers(whole, models["bloom-176b"], machines["dgx-a100"], 8, 2, boundary_bytes_per_s=1e9)
+    sent_s = 100 * 14336 * 2 / 1e9
+    alone_s = whole.prefill_s(100, 10_000)
+    assert halves.first_stage.prefill_s(100, 10_000) == pytest.approx(alone_s / 2)
+    assert halves.later_stage.prefill_s(100, 10_000) == pytest.approx(alone_s / 2 + sent_s)
+    assert halves.prefill_s(100, 10_000) == pytest.approx(alone_s + sent_s)
+    mixed_s = whole.mixed_s(100, 10_000, 5, 500)
+    assert halves.mixed_s(100, 10_000, 5, 500) == pytest.approx(mixed_s + 105 * 14336 * 2 / 1e9)
+    one, two = whole.decode_cost(4), halves.decode_cost(4)
+    assert two.base_s == pytest.approx(one.base_s + 4 * 14336 * 2 / 1e9)
+    assert two.context_s == pytest.approx(one.context_s)
+    assert halves.stages == 2
+
+
+def test_all_are_timed_as_the_largest_stage(models, machines, whole):
+    """70 layers on 4 stages: 18 at most."""
+    quarters = by_layers(whole, models["bloom-176b"], machines["dgx-a100"], 8, 4, boundary_bytes_per_s=1e30)
+    assert quarters.first_stage.prefill_s(100, 10_000) == pytest.approx(
+        18 / 70 * whole.prefill_s(100, 10_000)
+    )
+
+
+def test_activations_go_by_interconnect_or_network(models, machines):
+    """Two stages of TP4 fit in one machine; two of TP8 do not, and each has all of its machine's network."""
+    machine, model = machines["dgx-a100"], models["bloom-176b"]
+    assert boundary_bandwidth(machine, 4, across=False) == 4 * 300e9
+    assert boundary_bandwidth(machine, 4, across=True) == 100e9
+    for parallel, bytes_per_s in ((4, 4 * 300e9), (8, 200e9)):
+        made = performance_model("roofline", model, machine, parallel, 2)
+        sent_s = made.later_stage.prefill_s(512, 0) - made.first_stage.prefill_s(512, 0)
+        assert sent_s == pytest.approx(512 * 14336 * 2 / bytes_per_s)
+
+
+def test_one_stage_works_at_a_time(models, machines, whole):
+    """An iteration draws what one stage does, and the others idle."""
+    halves = by_layers(whole, models["bloom-176b"], machines["dgx-a100"], 8, 2)
+    assert halves.idle_w == 2 * whole.idle_w
+    assert halves.prefill_w(100) == whole.prefill_w(100) + whole.idle_w
+    assert halves.decode_w(3) == whole.decode_w(3) + whole.idle_w
+
+
+def test_a_pipeline_is_an_estimate_and_says_so(models, machines, whole):
+    """Nobody measured it, whatever was measured of the whole."""
+    halves = performance_model("fitted", models["bloom-176b"], machines["dgx-a100"], 8, 2)
+    assert halves.name == "fitted bloom-176b on dgx-a100 TP8 PP2"
+    assert halves.error.estimated
+    assert halves.error.basis == f"{whole.error.basis}; divided by layers among stages"
+
+
+def test_one_stage_is_what_there_was(models, machines, whole):
+    """Without pipeline parallelism an instance is its own first stage."""
+    made = performance_model("fitted", models["bloom-176b"], machines["dgx-a100"], 8, 1)
+    assert (made.stages, made.name) == (1, whole.name)
+    assert made.first_stage is made
+    assert made.later_stage is made
+
+
+@pytest.mark.parametrize("stages", [0, 71])
+def test_every_stage_needs_a_layer(models, machines, stages):
+    """One sentence with the layers that there are."""
+    for name in ("fitted", "roofline", "auto"):
+        with pytest.raises(
+            ConfigurationError, match=f"70 layers, so pipeline parallelism is 1 to 70, not {stages}"
+        ):
+            performance_model(name, models["bloom-176b"], machines["dgx-a100"], 8, stages)
+
+
+def test_what_published_no_pipelines_says_so(models, machines):
+    """SplitwiseSim has none; DistServe's simulator has its own."""
+    with pytest.raises(ConfigurationError, match="knows no pipelines"):
+        performance_model("splitwise-published", models["bloom-176b"], machines["dgx-a100"], 8, 2)
+    for name in ("distserve-published", "distserve-published-vllm"):
+        assert name in PERFORMANCE_MODELS
+        made = performance_model(name, models["opt-13b"], machines["dgx-a100"], 1, 2)
+        assert made.name == f"{name} opt-13b on dgx-a100 TP1 PP2"
+
+
+def test_more_stages_take_longer_for_one_iteration_and_less_for_each_stage(models, machines):
+    """Latency is paid for throughput."""
+    model, machine = msgspec.structs.replace(models["bloom-176b"], layers=72), machines["dgx-a100"]
+    made = [performance_model("roofline", model, machine, 8, stages) for stages in (1, 2, 4, 8)]
+    times = [each.prefill_s(1000, 1000**2) for each in made]
+    stage_times = [each.later_stage.prefill_s(1000, 1000**2) for each in made]
+    assert times == sorted(times)
+    assert stage_times == sorted(stage_times, reverse=True)

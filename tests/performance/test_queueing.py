@@ -1,0 +1,141 @@
+"""Queueing formulas of DistServe, section 3.1."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from twofold.errors import ConfigurationError
+from twofold.performance.queueing import (
+    crossover_rate,
+    highest_rate,
+    mean_ttft_s,
+    one_instance_s,
+    pipeline_s,
+    stage_times,
+    tensor_s,
+    why,
+)
+from twofold.performance.registry import performance_model
+
+D = 0.072149
+
+prefills = st.floats(1e-3, 10)
+speedups = st.floats(1.01, 1.99)
+
+
+@pytest.mark.parametrize(("rate", "expected_ms"), [(2, 78.23), (5, 92.51), (8, 121.40), (10, 165.60)])
+def test_one_instance(rate, expected_ms):
+    """Values worked out from equation 1."""
+    assert one_instance_s(rate, D) * 1e3 == pytest.approx(expected_ms, abs=0.005)
+
+
+@given(st.floats(0, 1.9), prefills)
+def test_two_stages_are_equation_2(load, prefill_s):
+    """D + R·D² / (4·(2 − R·D))."""
+    rate = load / prefill_s
+    expected = prefill_s + rate * prefill_s**2 / (4 * (2 - rate * prefill_s))
+    assert pipeline_s(rate, prefill_s) == pytest.approx(expected)
+
+
+@given(st.floats(0, 0.99), prefills, speedups)
+def test_tensor_parallelism_is_equation_3(load, prefill_s, speedup):
+    """D/K + R·D² / (2·K·(K − R·D))."""
+    rate = load * speedup / prefill_s
+    expected = prefill_s / speedup + rate * prefill_s**2 / (2 * speedup * (speedup - rate * prefill_s))
+    assert tensor_s(rate, prefill_s, speedup) == pytest.approx(expected)
+
+
+def test_without_load_nobody_waits():
+    """TTFT is then what the stages take; one instance is a pipeline of one stage, and a speed-up of 1."""
+    assert pipeline_s(0, D, 4) == D
+    assert tensor_s(0, D, 1.5) == D / 1.5
+    assert pipeline_s(7, D, 1) == tensor_s(7, D, 1) == one_instance_s(7, D)
+
+
+def test_what_cannot_keep_up_waits_for_ever():
+    """From the rate of the slowest stage on."""
+    assert one_instance_s(1 / D, D) == math.inf
+    assert pipeline_s(1 / D, D) < math.inf
+    assert pipeline_s(2 / D, D) == math.inf
+
+
+def test_low_rates_favour_tensor_and_high_rates_pipeline_parallelism():
+    """With a speed-up of 1.5 the two cross at 12.974 requests per second."""
+    crossover = crossover_rate(D, 1.5)
+    assert crossover == pytest.approx(12.974, abs=5e-4)
+    assert tensor_s(2, D, 1.5) < pipeline_s(2, D)
+    assert tensor_s(crossover, D, 1.5) == pytest.approx(pipeline_s(crossover, D))
+    assert tensor_s(15, D, 1.5) > pipeline_s(15, D)
+
+
+@given(prefills, st.integers(2, 16), st.floats(0.01, 0.99))
+def test_both_sides_of_every_crossover(prefill_s, stages, share):
+    """Equal there, and tensor parallelism better below and worse above."""
+    speedup = 1 + share * (stages - 1)
+    rate = crossover_rate(prefill_s, speedup, stages)
+    assert 0 < rate * prefill_s < speedup
+    below, above = 0.9 * rate, min(1.1 * rate, (rate + speedup / prefill_s) / 2)
+    assert tensor_s(below, prefill_s, speedup) < pipeline_s(below, prefill_s, stages)
+    assert tensor_s(above, prefill_s, speedup) > pipeline_s(above, prefill_s, stages)
+
+
+def test_without_a_crossover():
+    """A speed-up as large as the number of stages wins at every rate, none at no rate."""
+    assert crossover_rate(D, 2.0) is None
+    assert crossover_rate(D, 2.5, 2) is None
+    assert crossover_rate(D, 1.0) == 0.0
+
+
+@given(prefills, st.integers(1, 8), st.floats(1.01, 20))
+def test_the_highest_rate_is_the_inverse(prefill_s, stages, slack):
+    """The mean TTFT at that rate is the one asked for."""
+    ttft_s = prefill_s * slack
+    rate = highest_rate(ttft_s, prefill_s, prefill_s / stages)
+    assert mean_ttft_s(rate, prefill_s, prefill_s / stages) == pytest.approx(ttft_s)
+
+
+def test_a_ttft_below_that_of_an_empty_instance_has_no_rate():
+    """Not even without a queue."""
+    assert highest_rate(0.9 * D, D, D) == 0.0
+    assert highest_rate(D, D, D) == 0.0
+
+
+@pytest.mark.parametrize(
+    "impossible",
+    [
+        lambda: mean_ttft_s(-1, D, D),
+        lambda: mean_ttft_s(1, D, 2 * D),
+        lambda: mean_ttft_s(1, 0.0, 0.0),
+        lambda: mean_ttft_s(1, math.inf, D),
+        lambda: pipeline_s(1, D, 0),
+        lambda: tensor_s(1, D, 0.0),
+        lambda: crossover_rate(-D, 1.5),
+        lambda: highest_rate(1.0, D, 2 * D),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(impossible):
+    """Rates and times that no queue has."""
+    with pytest.raises(ConfigurationError):
+        impossible()
+
+
+def test_times_come_from_any_performance_model(models, machines):
+    """The first stage of DistServe's model is its slowest, for its overhead."""
+    model = performance_model("distserve-published", models["opt-13b"], machines["dgx-a100"], 1, 2)
+    latency_s, stage_s = stage_times(model, 512)
+    assert latency_s == model.prefill_s(512, 512**2)
+    assert stage_s == model.first_stage.prefill_s(512, 512**2) > model.later_stage.prefill_s(512, 512**2)
+
+
+def test_a_choice_is_explained(models, machines):
+    """Tensor at 2 requests/s, pipeline above, and what cannot keep up is said to."""
+    choices = {
+        f"TP{tensor} PP{stages}": performance_model(
+            "distserve-published", models["opt-13b"], machines["dgx-a100"], tensor, stages
+        )
+        for tensor, stages in ((1, 1), (2, 1), (1, 2))
+    }
+    assert why(2, choices, 512).startswith("at 2 requests/s of 512 tokens TP2 PP1: mean TTFT is TP1 PP1 8")
+    assert "TP1 PP1 without bound" in why(15, choices, 512)

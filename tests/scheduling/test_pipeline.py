@@ -1,0 +1,153 @@
+"""Several iterations under way on one instance, each on sequences of its own."""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from twofold.kvcache.blocks import BlockManager
+from twofold.kvcache.leases import LeaseBook
+from twofold.request import FinishReason, Request
+from twofold.scheduling.batchers import BATCHERS, UNPIPELINED
+from twofold.scheduling.instance import InstanceScheduler
+from twofold.scheduling.pipeline import PipelineScheduler
+
+
+def make(stages, batcher="mixed", *, blocks=1000, budget=64, max_seqs=8):
+    accounts = BlockManager(blocks, 4)
+    leases = LeaseBook(accounts, "i", 1, lease_s=1e9)
+    return PipelineScheduler(BATCHERS[batcher](budget, max_seqs), accounts, leases, max_seqs, stages)
+
+
+def single(batcher, blocks=1000, budget=64, max_seqs=8):
+    accounts = BlockManager(blocks, 4)
+    leases = LeaseBook(accounts, "i", 1, lease_s=1e9)
+    return InstanceScheduler(BATCHERS[batcher](budget, max_seqs), accounts, leases, max_seqs)
+
+
+def request(name, prompt=10, output=5):
+    return Request(id=name, arrival_s=0.0, prompt_tokens=prompt, output_tokens=output)
+
+
+def members(batch):
+    return [item.request_id for item in batch.items]
+
+
+def test_as_many_iterations_as_stages():
+    """Each on other sequences; a third has to wait."""
+    scheduler = make(2, budget=10)
+    for name in "abc":
+        scheduler.submit(request(name), decodes_here=True)
+    first, second = scheduler.next_batch(0), scheduler.next_batch(0)
+    assert (members(first), members(second)) == (["a"], ["b"])
+    assert scheduler.next_batch(0) is None
+    (outcome,) = scheduler.complete(first)
+    assert (outcome.request_id, outcome.index) == ("a", 0)
+    assert members(scheduler.next_batch(0)) == ["c", "a"]
+
+
+def test_iterations_end_in_the_order_in_which_they_began():
+    """Stages do not overtake each other."""
+    scheduler = make(2, budget=10)
+    for name in "ab":
+        scheduler.submit(request(name), decodes_here=True)
+    first, second = scheduler.next_batch(0), scheduler.next_batch(0)
+    with pytest.raises(RuntimeError, match="only the batch that was started last"):
+        scheduler.complete(second)
+    with pytest.raises(RuntimeError, match="only what was started"):
+        make(2).advance()
+    assert first is not None
+
+
+def test_decodes_are_shared_among_the_lanes():
+    """Six prompts of one iteration decode three by three."""
+    scheduler = make(2)
+    for name in "abcdef":
+        scheduler.submit(request(name), decodes_here=True)
+    scheduler.complete(scheduler.next_batch(0))
+    batches = scheduler.next_batch(0), scheduler.next_batch(0)
+    assert [sorted(members(batch)) for batch in batches] == [["b", "d", "f"], ["a", "c", "e"]]
+
+
+def test_blocks_of_an_aborted_request_stay_held_until_its_own_iteration_ends():
+    """The other lane's iteration may end before."""
+    scheduler = make(2, budget=10)
+    for name in "ab":
+        scheduler.submit(request(name), decodes_here=True)
+    first, second = scheduler.next_batch(0), scheduler.next_batch(0)
+    scheduler.abort("b")
+    assert scheduler.status().blocks_in_flight
+    scheduler.complete(first)
+    assert scheduler.status().blocks_in_flight
+    scheduler.complete(second)
+    assert not scheduler.status().blocks_in_flight
+
+
+sizes = st.lists(st.tuples(st.integers(1, 90), st.integers(1, 12)), min_size=1, max_size=20)
+batchers = st.sampled_from(sorted(set(BATCHERS) - UNPIPELINED - {"prefill", "prefill-balanced", "decode"}))
+
+
+@settings(max_examples=400)
+@given(st.integers(1, 4), batchers, sizes, st.sampled_from([6, 64]), st.integers(0, 1 << 32))
+def test_no_token_is_lost_and_no_block_is_left(stages, batcher, sizes, budget, seed):  # noqa: C901 (one story)
+    """Whatever comes when: a sequence is in one iteration at a time, its tokens come in order, it ends once."""
+    chance = random.Random(seed)
+    scheduler = make(stages, batcher, blocks=60, budget=budget)
+    todo = [request(str(number), *size) for number, size in enumerate(sizes)]
+    outputs = {each.id: each.output_tokens for each in todo}
+    tokens, ended, aborted, under_way = {}, {}, set(), []
+    while todo or under_way or not scheduler.empty:
+        action = chance.choice(["submit", "start", "start", "end", "abort"])
+        batch = None
+        if action == "submit" and todo:
+            new = todo.pop(0)
+            scheduler.submit(new, decodes_here=True)
+            tokens[new.id] = []
+        elif action == "abort" and tokens and chance.random() < 0.1:
+            chosen = chance.choice(sorted(tokens))
+            scheduler.abort(chosen)
+            aborted.add(chosen)
+        elif action == "start":
+            batch = scheduler.next_batch(0)
+        if batch is not None:
+            busy = {name for other in under_way for name in members(other)} - aborted
+            assert busy.isdisjoint(members(batch))
+            under_way.append(batch)
+            assert len(under_way) <= stages
+        elif under_way and action in ("start", "end"):
+            for outcome in scheduler.complete(under_way.pop(0)):
+                assert outcome.index == len(tokens[outcome.request_id])
+                tokens[outcome.request_id].append(outcome.index)
+                if outcome.finish_reason is not None:
+                    assert outcome.request_id not in ended
+                    ended[outcome.request_id] = outcome.finish_reason
+        elif not todo and not under_way and action == "start":
+            assert scheduler.empty, "something waits, and nothing runs that could make room"
+    for name, output in outputs.items():
+        if name not in aborted:
+            assert ended[name] is FinishReason.LENGTH
+            assert len(tokens[name]) == output
+    assert scheduler.status().idle
+    assert scheduler.queued == 0
+
+
+@settings(max_examples=200)
+@given(batchers, sizes, st.sampled_from([6, 64]), st.lists(st.booleans(), max_size=60))
+def test_one_stage_is_an_instance_like_any_other(batcher, sizes, budget, submits):
+    """The same batches and the same outcomes."""
+    pair = make(1, batcher, blocks=60, budget=budget), single(batcher, blocks=60, budget=budget)
+    todo = [request(str(number), *size) for number, size in enumerate(sizes)]
+    schedule = iter(submits)
+    while todo or not pair[0].empty:
+        if todo and next(schedule, True):
+            new = todo.pop(0)
+            for each in pair:
+                each.submit(new, decodes_here=True)
+        batches = [each.next_batch(0) for each in pair]
+        assert batches[0] == batches[1]
+        if batches[0] is not None:
+            outcomes = [each.complete(batch) for each, batch in zip(pair, batches, strict=True)]
+            assert outcomes[0] == outcomes[1]
+        assert pair[0].status() == pair[1].status()
+        assert pair[0].queued == pair[1].queued

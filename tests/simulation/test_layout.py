@@ -1,0 +1,127 @@
+"""Stages on machines."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from twofold.errors import ConfigurationError
+from twofold.hardware.catalog import load_catalog
+from twofold.instance import Role
+from twofold.simulation.build import kinds_of, machines_of, seats_of, transfer_of
+from twofold.simulation.layout import layout_of
+from twofold.simulation.spec import ClusterSpec, PoolSpec
+
+CATALOG = load_catalog()
+A100 = CATALOG.machine("dgx-a100")
+
+
+def pool(machines, parallel=8, stages=1, role=Role.MIXED, **more):
+    return PoolSpec(
+        machines=machines,
+        machine="dgx-a100",
+        role=role,
+        tensor_parallel=parallel,
+        pipeline_parallel=stages,
+        **more,
+    )
+
+
+def on(spec):
+    """The machines of every instance."""
+    layout = layout_of(spec, A100)
+    return [list(layout.machines_of(number)) for number in range(layout.instances)]
+
+
+def cluster(*pools, **more):
+    return ClusterSpec(pools=pools, model="opt-66b", router="jsq", **more)
+
+
+@pytest.mark.parametrize(
+    ("spec", "machines"),
+    [
+        (pool(2), [[0], [1]]),
+        (pool(2, 4), [[0], [0], [1], [1]]),
+        (pool(2, 8, 2), [[0, 1]]),
+        (pool(1, 2, 4), [[0]]),
+        (pool(1, 2, 2), [[0], [0]]),
+        (
+            pool(2, 2, 3),
+            [[0], [1]],
+        ),  # room for eight stages: one instance on each machine, rather than across
+        (pool(4, 2, 4, instances=2), [[0, 1], [2, 3]]),
+        (pool(2, 2, 2, instances=1), [[0, 1]]),
+        (pool(3, 8, 1, instances=2), [[0], [1]]),
+    ],
+)
+def test_stages_are_spread_evenly(spec, machines):
+    """As many instances as fit or as asked for, in order."""
+    assert on(spec) == machines
+
+
+@given(
+    st.integers(1, 40),
+    st.sampled_from([1, 2, 3, 4, 8]),
+    st.integers(1, 12),
+    st.integers(1, 60) | st.none(),
+)
+def test_every_layout_fits(machines, parallel, stages, instances):
+    """No machine has more accelerators than it has, no instance is off the machines, and `spans` tells the truth."""
+    try:
+        layout = layout_of(pool(machines, parallel, stages, instances=instances), A100)
+    except ConfigurationError:  # there is room for fewer
+        return
+    assert layout.accelerators <= A100.count
+    where = [layout.machines_of(number) for number in range(layout.instances)]
+    assert all(each.start >= 0 and each.stop <= machines for each in where)
+    assert layout.spans == any(len(each) > 1 for each in where)
+
+
+@pytest.mark.parametrize(
+    ("pools", "says"),
+    [
+        ([pool(1, 8, 2)], "1 dgx-a100 has room for 0 instances of 2 stages of 8 accelerators, not 1"),
+        ([pool(2, 8, 1, instances=3)], "2 dgx-a100 have room for 2 instances"),
+        ([pool(2, 8, 1, instances=0)], "at least one instance, not 0"),
+        ([pool(1, 8, 0)], "pipeline parallelism must be at least 1, not 0"),
+        ([pool(1, nodes="a b")], "nodes 'a b' is no name"),
+        ([pool(1, nodes="a"), pool(1, nodes="a")], "use 16 accelerators of a dgx-a100, which has 8"),
+        ([pool(1, 2, nodes="a"), pool(2, 2, nodes="a")], "must have the same machines, and as many"),
+    ],
+)
+def test_what_does_not_fit_is_one_sentence(pools, says):
+    """With what there is room for."""
+    with pytest.raises(ConfigurationError, match=says):
+        kinds_of(cluster(*pools), CATALOG)
+
+
+def test_two_pools_on_one_machine():
+    """A prefill instance of four accelerators and a decode instance of two on the same machine, paid for once."""
+    spec = cluster(
+        pool(1, 4, 1, Role.PREFILL, instances=1, nodes="here"),
+        pool(1, 2, 1, Role.DECODE, instances=1, nodes="here"),
+    )
+    kinds = kinds_of(spec, CATALOG)
+    assert [(seat.name, seat.machine) for seat in seats_of(kinds)] == [
+        ("prefill-0", "nodes-here/0"),
+        ("decode-0", "nodes-here/0"),
+    ]
+    assert [(machine.name, count) for machine, count in machines_of(kinds)] == [("dgx-a100", 1)]
+
+
+def test_stages_beside_each_other():
+    """Two pipelines on the same two machines: a KV cache stays within them."""
+    spec = cluster(
+        pool(2, 4, 2, Role.PREFILL, instances=1, nodes="pair"),
+        pool(2, 2, 2, Role.DECODE, instances=1, nodes="pair"),
+    )
+    assert {seat.machine for seat in seats_of(kinds_of(spec, CATALOG))} == {"nodes-pair/0+nodes-pair/1"}
+
+
+def test_a_pipeline_sends_with_all_its_machines():
+    """Its accelerators' share of their network; an override is of each machine."""
+    model = CATALOG.model("opt-66b")
+    spec = cluster(pool(2, 8, 2))
+    (kind,) = kinds_of(spec, CATALOG)
+    assert transfer_of(spec, model, kind).bytes_per_s == 2 * A100.network_bytes_per_s
+    slow = cluster(pool(2, 8, 2), link_bytes_per_s=1e9)
+    assert transfer_of(slow, model, kind).bytes_per_s == 2e9

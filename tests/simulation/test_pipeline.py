@@ -1,0 +1,200 @@
+"""Pipelines in the simulator: stages, what waits before them, and what must always hold."""
+
+from collections import defaultdict
+from itertools import pairwise
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.toy import CATALOG, ToyModel, ToyRun, clusters, pipelines, run, workloads
+from twofold.errors import ConfigurationError
+from twofold.instance import Role
+from twofold.performance.pipeline import LayersStage, Pipeline
+from twofold.request import Request
+from twofold.scheduling.pipeline import PipelineScheduler
+from twofold.simulation import build as build_module
+from twofold.simulation.build import kinds_of
+from twofold.simulation.kernel import PS
+from twofold.simulation.observer import QuietObserver
+from twofold.simulation.pipeline import VirtualPipeline, pass_through
+from twofold.simulation.simulate import simulate
+from twofold.simulation.spec import ClusterSpec, PoolSpec
+from twofold.slo import Slo
+from twofold.timeline import Moment
+
+MS = PS // 1000
+
+
+def toy(stages, batcher="prefill", **how):
+    model = Pipeline("toy", ToyModel.error, ToyModel(), ToyModel(), stages)
+    spec = ClusterSpec(
+        pools=(
+            PoolSpec(machines=stages, machine="dgx-h100", role=Role.PREFILL, pipeline_parallel=stages),
+            PoolSpec(machines=stages, machine="dgx-h100", role=Role.DECODE, pipeline_parallel=stages),
+        ),
+        model="llama2-70b",
+        router="jsq",
+        handoff="serialized",
+        link_bytes_per_s=1e15,
+        block_size=1,
+        **how,
+    )
+    return spec, {Role.PREFILL: batcher, Role.DECODE: "decode"}, model, 1 << 20
+
+
+def requests(*sizes):
+    return [
+        Request(id=str(number), arrival_s=at / 1e3, prompt_tokens=prompt, output_tokens=output)
+        for number, (at, prompt, output) in enumerate(sizes)
+    ]
+
+
+def moments(world, moment):
+    return [
+        round(t.moments[moment] * 1e3, 6)
+        for t in sorted(world.ends.timelines, key=lambda t: int(t.request.id))
+    ]
+
+
+def test_a_prompt_passes_every_stage():
+    """14 ms on each of two stages."""
+    assert moments(run(toy(2), requests((0, 10, 1))), Moment.FIRST_TOKEN) == [28.0]
+
+
+def test_the_next_prompt_starts_when_the_first_stage_is_free():
+    """The second arrives while the first is on stage one: it begins at 14 ms, not at 28."""
+    world = run(toy(2), requests((0, 10, 1), (1, 10, 1)))
+    assert moments(world, Moment.PREFILL_STARTED) == [0.0, 14.0]
+    assert moments(world, Moment.FIRST_TOKEN) == [28.0, 42.0]
+
+
+def test_a_short_iteration_waits_behind_a_long_one():
+    """50 tokens take 54 ms a stage, one token takes 5: done with stage one at 59 ms, it waits until 108."""
+    world = run(toy(2, token_budget=50), requests((0, 50, 1), (1, 1, 1)))
+    assert moments(world, Moment.FIRST_TOKEN) == [108.0, 113.0]
+
+
+def test_decodes_in_two_lanes_overlap():
+    """Two sequences alternate on two stages of 5 ms: each makes a token every 10 ms, whenever the other came."""
+    world = run(toy(2), requests((0, 10, 6), (0, 10, 6)))
+    first, last = moments(world, Moment.DECODE_STARTED), moments(world, Moment.LAST_TOKEN)
+    assert first[1] - first[0] == pytest.approx(15.0)
+    assert [end - begin for begin, end in zip(first, last, strict=True)] == pytest.approx([50.0, 50.0])
+    decode = world.cluster.instances["decode-0"]
+    assert decode.iterations == 10
+    assert decode.busy == 10 * 5 * MS
+
+
+def test_a_stage_that_idles_is_not_busy():
+    """One sequence is on one of two stages at a time: half of their time is computed."""
+    world = run(toy(2), requests((0, 10, 6)))
+    begun, ended = moments(world, Moment.DECODE_STARTED)[0], moments(world, Moment.LAST_TOKEN)[0]
+    assert ended - begun == pytest.approx(50.0)
+    assert world.cluster.instances["decode-0"].busy == 25 * MS
+
+
+@given(
+    st.integers(1, 5),
+    st.lists(st.tuples(st.integers(0, 90), st.integers(1, 50), st.integers(1, 50)), max_size=30),
+)
+def test_no_stage_ever_computes_two_iterations(stages, iterations):
+    """Each begins an iteration when it and the stage before it are done with what they had, and no later."""
+    free_at, now = [0] * stages, 0
+    for gap, first, later in iterations:
+        before = list(free_at)
+        now = max(now + gap, free_at[0])
+        begins = pass_through(now, first, later, free_at)
+        ends = [begin + (later if stage else first) for stage, begin in enumerate(begins)]
+        assert free_at == ends
+        arrives = [now, *ends[:-1]]
+        assert begins == [max(free, at) for free, at in zip(before, arrives, strict=True)]
+
+
+class Runs(QuietObserver):
+    """What the last stages of instances did."""
+
+    def __init__(self):
+        self.by_instance = defaultdict(list)
+
+    def run(self, run):
+        self.by_instance[run.instance].append(run)
+
+
+@settings(max_examples=200)
+@given(pipelines(failures=False), workloads())
+def test_the_last_stage_shows_one_iteration_after_the_other(cluster, requests):
+    """To observers, in order and without overlap."""
+    runs = Runs()
+    run(cluster, requests, observers=[runs])
+    for of_one in runs.by_instance.values():
+        for one, following in pairwise(of_one):
+            assert one.start_ps < one.end_ps <= following.start_ps
+
+
+def test_a_pipeline_of_one_stage_is_an_instance_like_any_other(monkeypatch):
+    """Every moment, histogram, energy and count."""
+
+    def piped(name, number, link, pool, role, scheduler, timing, kernel, world, max_run):
+        return VirtualPipeline(name, number, link, pool, role, scheduler, timing, kernel, world)
+
+    def lanes(batcher, blocks, leases, max_seqs, memory):
+        return PipelineScheduler(batcher, blocks, leases, max_seqs, 1, memory)
+
+    @settings(max_examples=300)
+    @given(
+        clusters(failures=False).filter(lambda drawn: "splitwise-sim" not in drawn[1].values()), workloads()
+    )
+    def check(cluster, requests):
+        expected = run(cluster, requests).facts()
+        with monkeypatch.context() as patch:
+            patch.setattr(build_module, "VirtualInstance", piped)
+            patch.setattr(build_module, "InstanceScheduler", lanes)
+            found = run(cluster, requests).facts()
+        assert found == expected
+
+    check()
+
+
+def test_two_stages_take_twice_the_prompts_of_one():
+    """Where they share the layers and nothing else limits: throughput of a saturated prefill doubles."""
+    many = requests(*[(0, 60, 1)] * 200)
+
+    def duration(stages):
+        spec, batchers, _, capacity = toy(stages, token_budget=60)
+        stage = LayersStage(ToyModel(), 1 / stages, 0.0)
+        model = Pipeline("toy", ToyModel.error, stage, stage, stages)
+        return ToyRun(spec, many, model=model, capacity=capacity, batchers=batchers).statistics.last_end
+
+    assert duration(1) / duration(2) == pytest.approx(2.0, rel=0.01)
+
+
+def test_pipelines_of_the_catalog_run():
+    """From a cluster file's description to a result: opt-66b, prefill TP4 PP1, decode TP2 PP2 on one node each."""
+    spec = ClusterSpec(
+        pools=(
+            PoolSpec(machines=1, machine="dgx-a100", role=Role.PREFILL, tensor_parallel=4, instances=1),
+            PoolSpec(
+                machines=1, machine="dgx-a100", role=Role.DECODE, tensor_parallel=2, pipeline_parallel=2
+            ),
+        ),
+        model="opt-66b",
+        router="jsq",
+    )
+    workload = [Request(id=str(n), arrival_s=n / 4, prompt_tokens=500, output_tokens=100) for n in range(100)]
+    result = simulate(spec, workload, catalog=CATALOG, slo=Slo(ttft_s=1.0, tpot_s=0.2))
+    assert (result.completed, result.pools[0].instances, result.pools[1].instances) == (100, 1, 2)
+    assert 0 < result.pools[1].utilization < 1
+    assert result.itl_s.count == 100 * 99
+
+
+def test_a_batcher_that_knows_one_iteration_at_a_time_is_refused():
+    """SplitwiseSim's, by name or by the rules."""
+    pool = PoolSpec(machines=2, machine="dgx-h100", role=Role.MIXED, pipeline_parallel=2)
+    for change, more in (({"batcher": "splitwise-sim"}, {}), ({}, {"rules": "splitwise-sim"})):
+        spec = ClusterSpec(
+            pools=(msgspec.structs.replace(pool, **change),), model="llama2-70b", router="jsq", **more
+        )
+        with pytest.raises(ConfigurationError, match="knows one iteration at a time"):
+            kinds_of(spec, CATALOG)

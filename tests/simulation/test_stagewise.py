@@ -1,0 +1,132 @@
+"""The rules of DistServe's simulator, in round numbers."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.toy import ToyModel, ToyRun, workloads
+from twofold.instance import Role
+from twofold.performance.pipeline import Pipeline
+from twofold.request import FinishReason, Request
+from twofold.simulation.kernel import PS
+from twofold.simulation.spec import ClusterSpec, Failure, PoolSpec
+from twofold.timeline import Moment
+
+
+def play(shape, sizes, *, budget=100, later=None, failures=()):
+    """`shape` is (role, stages) of each instance; `sizes` (arrival in ms, prompt, output) of each request."""
+    stages = {count for _, count in shape}
+    assert len(stages) == 1
+    model = Pipeline("toy", ToyModel.error, ToyModel(), later or ToyModel(), stages.pop())
+    spec = ClusterSpec(
+        pools=tuple(
+            PoolSpec(machines=count, machine="dgx-h100", role=role, pipeline_parallel=count)
+            for role, count in shape
+        ),
+        model="llama2-70b",
+        router="jsq",
+        handoff="serialized",
+        token_budget=budget,
+        rules="distserve-published",
+        failures=failures,
+    )
+    requests = sizes
+    if not isinstance(sizes[0], Request):
+        requests = [
+            Request(id=str(number), arrival_s=at / 1e3, prompt_tokens=prompt, output_tokens=output)
+            for number, (at, prompt, output) in enumerate(sizes)
+        ]
+    return ToyRun(spec, requests, model=model, capacity=1 << 40)
+
+
+def split(stages=1):
+    return [(Role.PREFILL, stages), (Role.DECODE, stages)]
+
+
+def times(world, moment):
+    ends = sorted(world.ends.timelines, key=lambda t: int(t.request.id))
+    return [round(t.moments[moment] * 1e3, 6) for t in ends]
+
+
+def test_every_output_token_is_decoded():
+    """A prompt of 10 takes 14 ms; three tokens then take 5 ms each, and TPOT is over three."""
+    world = play(split(), [(0, 10, 3)])
+    assert times(world, Moment.FIRST_TOKEN) == [14.0]
+    assert times(world, Moment.HANDOFF_ENDED) == [14.0]
+    assert times(world, Moment.DECODE_STARTED) == [14.0]
+    assert times(world, Moment.LAST_TOKEN) == [29.0]
+    assert world.statistics.tpot.total == 5 * PS // 1000
+
+
+def test_a_request_of_one_token_is_decoded_too():
+    """And has a TPOT."""
+    world = play(split(), [(0, 10, 1)])
+    assert times(world, Moment.LAST_TOKEN) == [19.0]
+    assert world.statistics.tpot.total == 5 * PS // 1000
+
+
+def test_who_comes_at_the_same_time_is_batched_together():
+    """Two prompts of 10 are one batch of 24 ms; a third, a moment later, waits for it."""
+    world = play(split(), [(0, 10, 1), (0, 10, 1), (0.001, 10, 1)])
+    assert times(world, Moment.FIRST_TOKEN) == [24.0, 24.0, 38.0]
+
+
+def test_prompts_stop_at_what_fits_in_memory():
+    """First come first served: the second does not fit beside the first, and the third does not overtake it."""
+    world = play(split(), [(0, 60, 1), (0, 60, 1), (0, 10, 1)], budget=100)
+    assert times(world, Moment.FIRST_TOKEN) == [64.0, 64.0 + 74.0, 64.0 + 74.0]
+
+
+def test_a_stage_of_both_kinds_takes_prompts_first():
+    """The first decodes for one iteration, then waits until the second prompt is done; then both decode."""
+    world = play([(Role.MIXED, 1)], [(0, 10, 2), (16, 20, 1)])
+    assert times(world, Moment.FIRST_TOKEN) == [14.0, 19.0 + 24.0]
+    assert times(world, Moment.LAST_TOKEN) == [43.0 + 6.0, 43.0 + 6.0]
+
+
+def test_any_number_of_batches_may_be_under_way():
+    """A later stage of 100 ms and more holds up three batches; the first stage does not wait for it."""
+    world = play(split(2), [(0, 10, 1), (1, 10, 1), (15, 10, 1)], later=ToyModel(base=100))
+    assert times(world, Moment.PREFILL_STARTED) == [0.0, 14.0, 28.0]
+    assert times(world, Moment.FIRST_TOKEN) == [14.0 + 110, 14.0 + 220, 14.0 + 330]
+
+
+def test_a_later_stage_merges_the_decodes_that_wait_there():
+    """The first is back before the third comes; both wait for the second, and then are one batch."""
+    later = ToyModel(base=100, per_sequence=10)
+    world = play(split(2), [(0, 10, 2), (30, 10, 1), (60, 5, 1)], later=later)
+    # Prompts are done with stage one at 14, 44 and 69 ms, and then take 110, 110 and 105 ms on stage two.
+    assert times(world, Moment.FIRST_TOKEN) == [124.0, 234.0, 339.0]
+    # A decode alone takes 5 and 110 ms. The second is on stage two from 239 to 349 ms; the first waits there since 244
+    # and the third since 344, and together they take 120.
+    assert times(world, Moment.LAST_TOKEN) == [469.0, 349.0, 469.0]
+
+
+def test_a_batch_of_decodes_reads_fifty_thousand_tokens_at_most():
+    """Of three with 20,000 each two run; the third goes before them the next time."""
+    sizes = [(0, 20_000, 2)] * 3
+    world = play(split(), sizes, budget=100_000)
+    start = 60_004.0
+    assert times(world, Moment.FIRST_TOKEN) == [start] * 3
+    # Iterations of two take 6 ms: (0, 1), (2, 0), (1, 2).
+    assert times(world, Moment.LAST_TOKEN) == [start + 12, start + 18, start + 18]
+
+
+@settings(max_examples=200)
+@given(workloads(), st.integers(1, 3), st.booleans(), st.booleans())
+def test_every_request_ends_once_and_everything_is_given_back(requests, stages, colocated, fails):
+    """Gaps between tokens add up to decode time, nothing is left, and failures lose what they must."""
+    shape = [(Role.MIXED, stages)] * 2 if colocated else split(stages)
+    failures = (Failure(instance="mixed-1" if colocated else "decode-0", at_s=0.05, back_s=0.1),)
+    world = play(shape, requests, budget=400, later=ToyModel(base=2), failures=failures if fails else ())
+    counts = world.statistics
+    assert counts.completed + counts.rejected + counts.failed == len(requests) == counts.arrived
+    assert not world.cluster.lives
+    for instance in world.cluster.instances.values():
+        assert instance.scheduler.status().idle
+        assert instance.scheduler.empty
+    if not fails:
+        done = [t for t in world.ends.timelines if t.finish_reason is FinishReason.LENGTH]
+        assert sum(counts.itl.counts.values()) == sum(t.output_tokens for t in done)
+        decoding = sum(t.span(Moment.FIRST_TOKEN, Moment.LAST_TOKEN) for t in done)
+        assert counts.itl.total == pytest.approx(decoding * PS, abs=len(requests))

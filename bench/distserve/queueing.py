@@ -2,11 +2,11 @@
 
     python bench/distserve/queueing.py [--requests 300000] [--prefill-ms 72.149] [--speedup 1.5] [--seed 0]
 
-Prompts of one length arrive at random at one prefill instance that takes `--prefill-ms` for each: alone, as a pipeline
-of two equal stages, or with two accelerators in tensor parallelism that make it `--speedup` times quicker. The first table
-compares mean TTFT with the formulas of twofold.performance.queueing, and says how far chance alone may move it. The
-crossover is searched by bisection over the rate, with the same arrivals on both sides of each comparison.
-"""
+Prompts of one length arrive at random at one prefill instance that takes `--prefill-ms` for each: alone, as a
+pipeline of two equal stages, or with two accelerators in tensor parallelism that make it `--speedup` times quicker.
+The first table compares mean TTFT with the formulas of twofold.performance.queueing, and says how far chance alone
+may move it. The crossover is searched by bisection over the rate, with the same arrivals on both sides of each
+comparison."""
 
 import argparse
 import math

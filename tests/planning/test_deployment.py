@@ -3,11 +3,12 @@
 import msgspec
 import pytest
 
-from support.plans import choice, plan
+from support.plans import choice
 from twofold.errors import ConfigurationError
 from twofold.planning.deployment import deployment_of, load_deployment, margins
 from twofold.planning.deployment_text import deployment_text
 from twofold.planning.design import Design, Family
+from twofold.planning.objective import Objective
 from twofold.simulation.cluster_file import dump_cluster, read_cluster
 from twofold.simulation.verdict import Check
 
@@ -22,7 +23,7 @@ def deployments(make_problem):
         split = choice(Design(family=Family(kinds=(fast, slow)), counts=(3, 2)), 20.0, 21.5)
         chunked = Family(kinds=(fast,), batcher="chunked-prefill", token_budget=512)
         colocated = choice(Design(family=chunked, counts=(4,)), 12.0)
-        return [deployment_of(problem, plan(split, colocated), each) for each in (split, colocated)]
+        return [deployment_of(problem, each, Objective.THROUGHPUT) for each in (split, colocated)]
 
     return made
 

@@ -101,9 +101,9 @@ def test_trace_lengths_with_other_arrivals(trace):
         (
             "azure-cod",
             {},
-            r"neither a trace file nor one of azure-code, azure-conv \(did you mean azure-code\?\)",
+            r"nor lengths as in 512\+64 nor one of azure-code, .*\(did you mean azure-code\?\)",
         ),
-        ("zebra", {}, "'zebra' is neither a trace file nor one of azure-code, azure-conv$"),
+        ("zebra", {}, "'zebra' is neither a trace file nor lengths .*, distserve-summaries$"),
         ("", {}, "'' is neither a trace file"),
         (
             "azure-code",

@@ -12,7 +12,7 @@ from twofold.cli.bench_report import BenchReport
 from twofold.cli.progress import load_progress
 from twofold.errors import ConfigurationError
 from twofold.request import Request
-from twofold.workload.named import NAMED, workload
+from twofold.workload.named import is_named, workload
 
 __all__ = [
     "BenchReport",
@@ -27,11 +27,6 @@ __all__ = [
 
 def find_endpoint(base_url: str, model: str | None, api_key: str | None) -> Endpoint:
     return asyncio.run(discover(base_url, model, api_key))
-
-
-def is_named(spec: str) -> bool:
-    """Whether a workload is generated, and so has no rate of its own."""
-    return spec in NAMED
 
 
 def load_config(

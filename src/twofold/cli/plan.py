@@ -8,6 +8,8 @@ import typer
 from twofold.errors import ConfigurationError
 from twofold.slo import parse_slo
 
+# Requests of a simulation. Goodput is a comparison of single instances, whose rates are low: that takes more of them.
+_FEWEST, _FEWEST_FOR_GOODPUT = 500, 2000
 DEFAULT_STORE = Path(".twofold/plan.sqlite")
 
 _WHAT, _MACHINES, _WORKLOAD, _CLUSTER, _RUN, _OUTPUT = (
@@ -19,13 +21,24 @@ _WHAT, _MACHINES, _WORKLOAD, _CLUSTER, _RUN, _OUTPUT = (
     "Output",
 )
 _HELP_WORKLOAD = "A named workload, such as azure-conv, or the path of a trace."
-_HELP_OBJECTIVE = "throughput (most requests/s within a budget), cost or power (least for --rate)."
+_HELP_OBJECTIVE = (
+    "throughput (most requests/s within a budget), cost or power (least for --rate), or goodput (most requests/s of "
+    "each accelerator, with parallelism of its own for each phase)."
+)
+_HELP_GPUS = (
+    "For goodput: how many accelerators, as in 8 of the one kind in --machines; or a stock, a100=8,h100=16."
+)
+_HELP_STAGES = "For goodput: no pipelines of more stages than this, which makes a search much quicker."
+_HELP_AFFINITY = (
+    "For goodput, whether KV caches may cross nodes: high (yes), low (no), or auto, by the links."
+)
 _HELP_SLO = "Latency bounds in seconds, as in ttft=2,tpot=0.1; or splitwise for its nine bounds on slowdowns."
 _HELP_FAMILY = (
     "PREFILL+DECODE machines, as in h100+a100, or AA, HH, HA, HHcap; several by commas. All four if none."
 )
 _HELP_MOST = "At most this many machines in all, or of a kind, as in 40 or a100=30,h100=20."
 _HELP_DURATION = "Seconds of arrivals that each simulation has; more where they bring too few requests."
+_HELP_FEWEST = f"Requests that each simulation has at least; {_FEWEST}, or {_FEWEST_FOR_GOODPUT} for goodput."
 _HELP_STORE = (
     "Where finished simulations are kept: the same plan again, or one interrupted, goes on from there."
 )
@@ -74,11 +87,19 @@ def plan(
     max_power: Annotated[
         float | None, typer.Option(help="At most this many provisioned kW.", rich_help_panel=_MACHINES)
     ] = None,
+    max_gpus: Annotated[str | None, typer.Option(help=_HELP_GPUS, rich_help_panel=_MACHINES)] = None,
+    max_pipeline: Annotated[
+        int | None, typer.Option(min=1, help=_HELP_STAGES, rich_help_panel=_MACHINES)
+    ] = None,
+    affinity: Annotated[str, typer.Option(help=_HELP_AFFINITY, rich_help_panel=_MACHINES)] = "auto",
     catalog: Annotated[
         list[Path] | None,
         typer.Option(help="A file with more machines or models (TOML).", rich_help_panel=_MACHINES),
     ] = None,
     duration: Annotated[float, typer.Option(help=_HELP_DURATION, rich_help_panel=_WORKLOAD)] = 120.0,
+    min_requests: Annotated[
+        int | None, typer.Option(min=1, help=_HELP_FEWEST, rich_help_panel=_WORKLOAD)
+    ] = None,
     start: Annotated[
         float, typer.Option(help="Begin at this second of a trace.", rich_help_panel=_WORKLOAD)
     ] = 0.0,
@@ -107,14 +128,24 @@ def plan(
         str, typer.Option(help="Performance model: auto, fitted, roofline, …", rich_help_panel=_CLUSTER)
     ] = "auto",
     router: Annotated[
-        str, typer.Option(help="Router of split designs.", rich_help_panel=_CLUSTER)
-    ] = "splitwise",
+        str | None,
+        typer.Option(
+            help="Router of split designs: splitwise, or jsq for goodput, whose phases stay apart.",
+            rich_help_panel=_CLUSTER,
+        ),
+    ] = None,
     handoff: Annotated[
         str, typer.Option(help="serialized, layer-wise or by-size.", rich_help_panel=_CLUSTER)
     ] = "by-size",
     tensor_parallel: Annotated[
         int | None,
         typer.Option(min=1, help="Accelerators of an instance; all of a machine.", rich_help_panel=_CLUSTER),
+    ] = None,
+    link_gb_per_s: Annotated[
+        float | None,
+        typer.Option(
+            help="Bandwidth of hand-offs in GB/s; the machines' own if none.", rich_help_panel=_CLUSTER
+        ),
     ] = None,
     token_budget: Annotated[
         int, typer.Option(min=1, help="Prompt tokens of an iteration.", rich_help_panel=_CLUSTER)
@@ -146,23 +177,29 @@ def plan(
     Every answer comes from simulations, each with the error of the performance model that it rests on.
     """
     bounds = parse_slo(slo)
-    from twofold.cli import plan_question, plan_run  # noqa: PLC0415 (too heavy for the start of every command)
+    # These are too heavy for the start of every command.
+    from twofold.cli import placement_run, plan_question, plan_run  # noqa: PLC0415
+    from twofold.planning.objective import Objective  # noqa: PLC0415
     from twofold.planning.workload import WorkloadArguments  # noqa: PLC0415
     from twofold.simulation.spec import ClusterSpec  # noqa: PLC0415
 
+    aim = plan_question.parse_objective(objective)
+    goodput = aim is Objective.GOODPUT
     problem = plan_question.read_problem(
         ClusterSpec(
             pools=(),
             model=model,
             performance=performance,
-            router=router,
+            router=router or ("jsq" if goodput else "splitwise"),
             handoff=handoff,
+            link_bytes_per_s=None if link_gb_per_s is None else link_gb_per_s * 1e9,
             token_budget=token_budget,
             max_seqs=max_seqs,
         ),
         WorkloadArguments(
             workload=workload,
             duration_s=duration,
+            min_requests=min_requests or (_FEWEST_FOR_GOODPUT if goodput else _FEWEST),
             start_s=start,
             arrival=arrival,
             burstiness=burstiness,
@@ -176,9 +213,28 @@ def plan(
         tensor_parallel=tensor_parallel,
         catalog=catalog or [],
     )
+    _require_share(tolerance)
+    where = plan_run.Where(jobs=jobs, ray=ray, store=store)
+    files = plan_run.Files(output=output, html=html)
+    if goodput:
+        placing = placement_run.read_question(
+            problem, machines, max_gpus=max_gpus, max_pipeline=max_pipeline, rate=rate, affinity=affinity
+        )
+        placement_run.run(
+            problem,
+            placing,
+            tolerance=tolerance,
+            where=where,
+            files=files,
+            as_json=as_json,
+            inputs=catalog or [],
+        )
+        return
+    if max_gpus is not None:
+        raise ConfigurationError("--max-gpus is for --objective goodput: the others count --max-machines")
     question = plan_question.read_question(
         problem,
-        objective=objective,
+        objective=aim,
         rate=rate,
         families=family or [],
         machines=machines,
@@ -188,13 +244,12 @@ def plan(
         max_cost=max_cost,
         max_power_kw=max_power,
     )
-    _require_share(tolerance)
     plan_run.run(
         problem,
         question,
         tolerance=tolerance,
-        where=plan_run.Where(jobs=jobs, ray=ray, store=store),
-        files=plan_run.Files(output=output, html=html),
+        where=where,
+        files=files,
         as_json=as_json,
         inputs=catalog or [],
     )

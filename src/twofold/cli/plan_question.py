@@ -56,7 +56,7 @@ def read_problem(
 def read_question(
     problem: Problem,
     *,
-    objective: str,
+    objective: Objective,
     rate: float | None,
     families: Sequence[str],
     machines: str | None,
@@ -79,11 +79,11 @@ def read_question(
         of_kind=of_kind,
     )
     budget.require_sensible()
-    aim = _parse_objective(objective)
-    return Question(objective=aim, families=fit, budget=budget, rate=_checked_rate(aim, rate))
+    return Question(objective=objective, families=fit, budget=budget, rate=_checked_rate(objective, rate))
 
 
-def _parse_objective(text: str) -> Objective:
+def parse_objective(text: str) -> Objective:
+    """Raises ConfigurationError for what is no objective."""
     try:
         return Objective(text.strip().lower())
     except ValueError:

@@ -8,7 +8,7 @@ import msgspec
 from twofold.cli.simulate import DEFAULT_DURATION_S
 from twofold.errors import ConfigurationError
 from twofold.request import Request
-from twofold.workload.named import NAMED, workload
+from twofold.workload.named import is_named, workload
 
 MOST_SECONDS = 1e9
 MOST_REQUESTS = 1e10
@@ -84,7 +84,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
 
     def _duration_s(self) -> float | None:
         """A named workload has no end of its own."""
-        endless = self.workload in NAMED and self.num_requests is None and self.duration_s is None
+        endless = is_named(self.workload) and self.num_requests is None and self.duration_s is None
         return DEFAULT_DURATION_S if endless else self.duration_s
 
     def _at_least_one(self, requests: Iterator[Request]) -> Iterator[Request]:

@@ -91,7 +91,10 @@ def convert(
 
 @app.command()
 def generate(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A named workload: azure-code or azure-conv.")],
+    name: Annotated[
+        str,
+        typer.Argument(metavar="NAME", help="A named workload such as azure-conv, or lengths as in 512+64."),
+    ],
     *,
     out: Annotated[Path, typer.Option(help=_OUT)],
     rate: Annotated[float, typer.Option(help="Requests per second on average.")],

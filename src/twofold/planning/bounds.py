@@ -7,10 +7,12 @@ pools, both pools may do either.
 
 import math
 
+from twofold.instance import Role
 from twofold.performance.base import PerformanceModel
 from twofold.planning.design import Design, Family, MachineKind
 from twofold.planning.problem import Problem
 from twofold.planning.workload import Shape
+from twofold.request import Phase
 from twofold.scheduling.routers import FIXED_ROLE_ROUTERS
 from twofold.slo import Slo
 
@@ -33,6 +35,10 @@ class Seconds:
         per_step = sum(share * _step_s(model, shape.context, most, bound_s) for share, bound_s in tiers)
         self.decode = per_step * shape.decode_tokens / instances
 
+    def of(self, role: Role) -> float:
+        """Of what an instance of that role does."""
+        return (self.prefill if role.prefills else 0.0) + (self.decode if role.decodes else 0.0)
+
 
 class Bounds:
     """`UpperBound` for the designs of a problem."""
@@ -45,7 +51,8 @@ class Bounds:
         self._known: dict[MachineKind, Seconds] = {}
 
     def upper(self, design: Design) -> float:
-        if not design.family.split or self._pooled:
+        family = design.family
+        if not family.split or (self._pooled and family.judged is None):
             prefill = sum(count / self._of(kind).prefill for kind, count in design.parts())
             decode = sum(_per(count, self._of(kind).decode) for kind, count in design.parts())
             return min(prefill, decode)
@@ -54,20 +61,22 @@ class Bounds:
     def estimate(self, design: Design) -> float:
         if design.family.split:
             return _REACHED * self._by_phase(design)
-        needs = self._of(design.family.kinds[0])
-        return _REACHED * design.machines / (needs.prefill + needs.decode)
+        return _REACHED * sum(count / self._of(kind).of(Role.MIXED) for kind, count in design.parts())
 
     def suggest(self, family: Family, rate: float) -> tuple[int, ...]:
         wanted = rate / _REACHED
-        needs = [self._of(kind) for kind in family.kinds]
-        if not family.split:
-            return (max(1, math.ceil(wanted * (needs[0].prefill + needs[0].decode))),)
-        prefill, decode = needs
-        return max(1, math.ceil(wanted * prefill.prefill)), max(1, math.ceil(wanted * decode.decode))
+        return tuple(
+            max(1, math.ceil(wanted * self._of(kind).of(role)))
+            for kind, role in zip(family.kinds, family.role_of, strict=True)
+        )
 
     def _by_phase(self, design: Design) -> float:
-        (prefill, many), (decode, others) = design.parts()
-        return min(many / self._of(prefill).prefill, _per(others, self._of(decode).decode))
+        prefill = sum(count / self._of(kind).prefill for kind, count in design.parts_of(Role.PREFILL))
+        decode = sum(_per(count, self._of(kind).decode) for kind, count in design.parts_of(Role.DECODE))
+        judged = design.family.judged
+        if judged is None:
+            return min(prefill, decode)
+        return prefill if judged is Phase.PREFILL else decode
 
     def _of(self, kind: MachineKind) -> Seconds:
         if kind not in self._known:

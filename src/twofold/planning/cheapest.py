@@ -24,6 +24,10 @@ def by_power(design: Design) -> tuple[float, ...]:
     return design.tdp_w, design.price_per_h, design.machines
 
 
+def by_accelerators(design: Design) -> tuple[float, ...]:
+    return design.accelerators, design.price_per_h, design.machines
+
+
 async def cheapest(
     search: RateSearch, family: Family, rate: float, allows: Allows, weigh: Weigh
 ) -> Design | None:

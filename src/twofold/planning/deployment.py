@@ -9,7 +9,8 @@ from twofold import __version__
 from twofold.errors import ConfigurationError
 from twofold.hardware.catalog import Catalog
 from twofold.hardware.mistakes import explain
-from twofold.planning.plan import Choice, Plan
+from twofold.planning.objective import Objective
+from twofold.planning.plan import Choice
 from twofold.planning.problem import Problem
 from twofold.simulation.cluster_file import dump_cluster, read_cluster
 from twofold.simulation.result import PoolResult
@@ -70,8 +71,8 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     provenance: Provenance
 
 
-def deployment_of(problem: Problem, plan: Plan, choice: Choice) -> Deployment:
-    """One of a plan's choices, as a deployment. Every pool says its tensor parallelism."""
+def deployment_of(problem: Problem, choice: Choice, objective: Objective) -> Deployment:
+    """What a plan chose, as a deployment. Every pool says its tensor parallelism."""
     spec = problem.spec(choice.design)
     pools = tuple(
         msgspec.structs.replace(pool, tensor_parallel=problem.tensor_parallel_on(kind))
@@ -84,7 +85,7 @@ def deployment_of(problem: Problem, plan: Plan, choice: Choice) -> Deployment:
         provenance=Provenance(
             twofold=__version__,
             simulation=VERSION,
-            objective=plan.question.objective.value,
+            objective=objective.value,
             seed=problem.workload.seed,
             duration_s=problem.workload.duration_s,
             trace_sha256=problem.workload.digest() or None,

@@ -11,10 +11,11 @@ from twofold.simulation.verdict import Check
 
 
 class Trial(msgspec.Struct, frozen=True):
-    """A design under `rate` requests per second."""
+    """A design under `rate` requests per second, in one of the random draws of the workload."""
 
     design: Design
     rate: float
+    draw: int = 0
 
 
 class Latency(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,7 +32,8 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     `bound_by` is the phase that was, or would be first, in the way of the SLO; None where that cannot be told.
     A `stopped` simulation ended as soon as the SLO could no longer be met: its numbers cover what ran till then.
     Latencies are None where nothing was measured. `checks` are those of the verdict and, for an SLO in seconds,
-    the percentile of each latency that must be within its bound for enough requests to keep all of them.
+    the percentile of each latency that must be within its bound for enough requests to keep all of them. `slo_scale`
+    is by what such an SLO could be multiplied and still be kept by enough of them.
     """
 
     met: bool
@@ -45,6 +47,7 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     ttft_s: Latency | None = None
     tpot_s: Latency | None = None
     e2e_s: Latency | None = None
+    slo_scale: float | None = None
     pools: tuple[PoolResult, ...] = ()
 
     @property

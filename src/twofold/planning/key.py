@@ -13,7 +13,7 @@ from twofold.simulation.simulate import VERSION
 from twofold.slo import SlowdownSlo
 
 # Changes with what an evaluation holds, or how it is come by.
-_EVALUATION = 1
+_EVALUATION = 2
 _DATA = (("twofold.performance", "data"), ("twofold.workload", "data"))
 
 
@@ -28,7 +28,8 @@ class Keys:
         """A key; the code, the data, the problem, the machines' own figures and the rate are in it."""
         spec = self._problem.spec(trial.design)
         machines = [self._problem.catalog.machine(pool.machine) for pool in spec.pools]
-        return hashlib.sha256(_canonical([self._common, spec, machines, trial.rate])).hexdigest()
+        facts = [self._common, spec, machines, trial.rate, trial.draw, trial.design.family.judged]
+        return hashlib.sha256(_canonical(facts)).hexdigest()
 
 
 def _facts(problem: Problem) -> list[object]:

@@ -9,8 +9,9 @@ from twofold.instance import Role
 from twofold.performance.base import PerformanceModel
 from twofold.performance.memory import kv_capacity_tokens
 from twofold.performance.registry import performance_model
-from twofold.planning.design import Design, MachineKind
+from twofold.planning.design import Design, Family, MachineKind
 from twofold.planning.workload import WorkloadArguments
+from twofold.request import Phase
 from twofold.simulation.spec import ClusterSpec, PoolSpec
 from twofold.slo import Slo, SlowdownSlo
 
@@ -36,33 +37,63 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     def kind(self, machine: str) -> MachineKind:
         """A machine of the catalog; raises ConfigurationError for one that is not there."""
         found = self.catalog.machine(machine)
-        return MachineKind(name=found.name, price_per_h=found.price_per_h, tdp_w=found.tdp_w)
+        return MachineKind(
+            name=found.name, price_per_h=found.price_per_h, tdp_w=found.tdp_w, accelerators=found.count
+        )
+
+    def instance(self, machine: str, tensor_parallel: int, pipeline_parallel: int = 1) -> MachineKind:
+        """An instance on accelerators of that machine, at its share of the machine's price and power."""
+        whole = self.kind(machine)
+        accelerators = tensor_parallel * pipeline_parallel
+        share = accelerators / whole.accelerators
+        return MachineKind(
+            name=whole.name,
+            price_per_h=round(share * whole.price_per_h, 6),
+            tdp_w=round(share * whole.tdp_w, 6),
+            accelerators=accelerators,
+            tensor_parallel=tensor_parallel,
+            pipeline_parallel=pipeline_parallel,
+        )
 
     def spec(self, design: Design) -> ClusterSpec:
         """The cluster to simulate."""
         family = design.family
+        pools = tuple(
+            self._pool(kind, count, role, design)
+            for (kind, count), role in zip(design.parts(), family.role_of, strict=True)
+        )
         if family.split:
-            roles = (Role.PREFILL, Role.DECODE)
-            pools = tuple(
-                self._pool(kind, count, role)
-                for (kind, count), role in zip(design.parts(), roles, strict=True)
-            )
-            return replace(self.template, pools=pools)
-        pools = tuple(self._pool(kind, count, Role.MIXED, family.batcher) for kind, count in design.parts())
+            template = self.template if family.judged is None else self._nearby(family)
+            return replace(template, pools=pools)
         budget = family.token_budget or self.template.token_budget
         return replace(self.template, pools=pools, router=COLOCATED_ROUTER, token_budget=budget)
 
     def performance(self, kind: MachineKind) -> PerformanceModel:
         machine = self.catalog.machine(kind.name)
         model = self.catalog.model(self.template.model)
-        return performance_model(self.template.performance, model, machine, self.tensor_parallel_on(kind))
+        return performance_model(
+            self.template.performance,
+            model,
+            machine,
+            self.tensor_parallel_on(kind),
+            kind.pipeline_parallel,
+        )
 
     def tensor_parallel_on(self, kind: MachineKind) -> int:
-        return self.tensor_parallel or self.catalog.machine(kind.name).count
+        return kind.tensor_parallel or self.tensor_parallel or self.catalog.machine(kind.name).count
 
     def instances_on(self, kind: MachineKind) -> int:
-        """How many instances a machine holds."""
+        """How many instances one of this kind holds."""
+        if kind.tensor_parallel is not None:
+            return 1
         return self.catalog.machine(kind.name).count // self.tensor_parallel_on(kind)
+
+    def slo_of(self, design: Design) -> Slo | SlowdownSlo:
+        """What the design is judged by: all of the SLO, or the bound of the one phase that counts."""
+        slo, judged = self.slo, design.family.judged
+        if judged is None or isinstance(slo, SlowdownSlo):
+            return slo
+        return Slo(ttft_s=slo.ttft_s) if judged is Phase.PREFILL else Slo(tpot_s=slo.tpot_s)
 
     def reference_model(self) -> PerformanceModel | None:
         """What slowdowns are multiples of; None where the SLO does not speak of slowdowns."""
@@ -75,12 +106,13 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     def kv_capacity_tokens(self, kind: MachineKind) -> int:
         """Tokens of KV cache of an instance; raises ConfigurationError where the model does not fit."""
         template = self.template
-        return kv_capacity_tokens(
+        return template.kv_capacity_tokens or kv_capacity_tokens(
             self.catalog.model(template.model),
             self.catalog.machine(kind.name),
             self.tensor_parallel_on(kind),
             template.memory_utilization,
             template.kv_bytes_per_token,
+            kind.pipeline_parallel,
         )
 
     def require_sensible(self) -> None:
@@ -94,11 +126,43 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
                 f"--duration {self.workload.duration_s:g} simulates nothing: give seconds above 0"
             )
 
-    def _pool(self, kind: MachineKind, count: int, role: Role, batcher: str | None = None) -> PoolSpec:
+    def _nearby(self, family: Family) -> ClusterSpec:
+        """A template for one phase by itself: where it will share nodes with the other, hand-offs stay within them."""
+        if not family.shared:
+            return self.template
+        links = [
+            self.catalog.machine(kind.name).accelerator.interconnect_bytes_per_s for kind in family.kinds
+        ]
+        return replace(self.template, link_bytes_per_s=min(links), contention=False)
+
+    def _pool(self, kind: MachineKind, count: int, role: Role, design: Design) -> PoolSpec:
+        family = design.family
+        if kind.tensor_parallel is None:
+            return PoolSpec(
+                machines=count,
+                machine=kind.name,
+                role=role,
+                tensor_parallel=self.tensor_parallel,
+                batcher=family.batcher,
+            )
         return PoolSpec(
-            machines=count,
+            machines=self._machines(kind, count, design),
             machine=kind.name,
             role=role,
-            tensor_parallel=self.tensor_parallel,
-            batcher=batcher,
+            tensor_parallel=kind.tensor_parallel,
+            pipeline_parallel=kind.pipeline_parallel,
+            instances=count,
+            nodes="shared" if family.shared and family.judged is None else None,
+            batcher=family.batcher,
         )
+
+    def _machines(self, kind: MachineKind, count: int, design: Design) -> int:
+        """Those that so many instances are on: a stage never lies on two of them.
+
+        On shared nodes there is one for each stage, unless the whole design fits on one.
+        """
+        whole = self.catalog.machine(kind.name).count
+        if design.family.shared and design.family.judged is None:
+            return 1 if design.accelerators <= whole else kind.pipeline_parallel
+        stages = whole // self.tensor_parallel_on(kind)
+        return -(-count * kind.pipeline_parallel // stages)

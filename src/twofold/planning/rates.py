@@ -49,14 +49,15 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RateSearch(msgspec.Struct, frozen=True, kw_only=True):
-    """Evaluations of designs at rates of a grid."""
+    """Evaluations of designs at rates of a grid, in one draw of the workload."""
 
     evaluate: Evaluate
     bound: UpperBound
     grid: RateGrid = RateGrid()
+    draw: int = 0
 
     async def at(self, design: Design, step: int) -> Evaluation:
-        return await self.evaluate(Trial(design, self.grid.rate(step)))
+        return await self.evaluate(Trial(design, self.grid.rate(step), self.draw))
 
     def lowest(self, design: Design) -> int:
         """Where the design is all but idle."""

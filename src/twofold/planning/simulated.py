@@ -1,8 +1,10 @@
 """One trial by simulation: what runs in every worker."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
+
+from msgspec.structs import replace
 
 from twofold.planning.evaluation import Evaluation, Latency, Simulated, Trial
 from twofold.planning.hopeless import Hopeless
@@ -24,8 +26,11 @@ class Abandoned(Exception):  # noqa: N818 (it is no error: whoever asked has gon
 def simulated(problem: Problem, trial: Trial, abandoned: Callable[[], bool] = lambda: False) -> Simulated:
     """Simulate a trial and judge it; raises `Abandoned` soon after `abandoned` says so, else as `simulate` does."""
     began = time.process_time()
-    requests = _requests(problem.workload, trial.rate)
-    hopeless = Hopeless(requests, problem.slo, problem.attainment)
+    slo = problem.slo_of(trial.design)
+    requests = _requests(problem.workload.drawn(trial.draw), trial.rate)
+    if trial.design.family.judged is Phase.PREFILL:
+        requests = _first_tokens(requests)
+    hopeless = Hopeless(requests, slo, problem.attainment)
     stopped = False
 
     def stop_when(statistics: Statistics) -> bool:
@@ -39,16 +44,16 @@ def simulated(problem: Problem, trial: Trial, abandoned: Callable[[], bool] = la
         problem.spec(trial.design),
         requests,
         catalog=problem.catalog,
-        slo=problem.slo if isinstance(problem.slo, Slo) else None,
+        slo=slo if isinstance(slo, Slo) else None,
         reference=problem.reference_model(),
         stop_when=stop_when,
         series=False,
     )
-    judged = verdict(result, problem.slo, problem.attainment)
+    judged = verdict(result, slo, problem.attainment)
     evaluation = Evaluation(
         met=judged.met and not stopped,
-        checks=(*judged.checks, *_ceilings(result, problem)),
-        bound_by=bound_by(result, problem.slo),
+        checks=(*judged.checks, *_ceilings(result, slo, problem.attainment)),
+        bound_by=bound_by(result, slo),
         stopped=stopped,
         requests=result.arrived,
         output_tokens=result.output_tokens,
@@ -57,14 +62,15 @@ def simulated(problem: Problem, trial: Trial, abandoned: Callable[[], bool] = la
         ttft_s=_latency(result.ttft_s),
         tpot_s=_latency(result.tpot_s),
         e2e_s=_latency(result.e2e_s),
+        slo_scale=None if stopped else result.tightest_scale(problem.attainment),
         pools=result.pools,
     )
     return Simulated(evaluation=evaluation, cpu_s=time.process_time() - began)
 
 
-def _ceilings(result: SimulationResult, problem: Problem) -> Iterator[Check]:
+def _ceilings(result: SimulationResult, slo: Slo | SlowdownSlo, attainment: float) -> Iterator[Check]:
     """What an SLO in seconds asks of each latency by itself: the joint share alone does not say which one is near."""
-    slo, percentile = problem.slo, 100 * problem.attainment
+    percentile = 100 * attainment
     if not isinstance(slo, Slo):
         return
     for name, histogram, bound_s in (
@@ -108,6 +114,11 @@ def _excess(histogram: Histogram | None, bounds: dict[int, float]) -> float:
 def _latency(histogram: Histogram) -> Latency | None:
     p50, p90, p99 = (histogram.percentile(p) for p in (50, 90, 99))
     return None if p50 is None or p90 is None or p99 is None else Latency(p50=p50, p90=p90, p99=p99)
+
+
+def _first_tokens(requests: Sequence[Request]) -> tuple[Request, ...]:
+    """As far as prefill goes: what decode does with a request afterwards is nothing to it."""
+    return tuple(replace(request, output_tokens=1) for request in requests)
 
 
 @lru_cache(maxsize=4)

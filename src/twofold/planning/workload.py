@@ -5,10 +5,12 @@ from functools import lru_cache
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from twofold.errors import ConfigurationError
 from twofold.request import Request
-from twofold.workload.named import NAMED, workload
+from twofold.workload.arrivals import REPLAY
+from twofold.workload.named import is_named, workload
 
 _SAMPLE = 4096  # requests that averages are taken over
 
@@ -30,6 +32,15 @@ class WorkloadArguments(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int | None = None
     seed: int = 0
 
+    def drawn(self, draw: int) -> "WorkloadArguments":
+        """The same with other random numbers; draw 0 has those of the seed."""
+        return replace(self, seed=self.seed + draw) if draw else self
+
+    @property
+    def random(self) -> bool:
+        """Whether another draw is another workload: a trace at its own times is always the same."""
+        return is_named(self.workload) or self.arrival not in (None, REPLAY)
+
     def requests(self, rate: float) -> list[Request]:
         """The requests at `rate` per second; raises as `workload` does, and where there are none."""
         duration_s = max(self.duration_s, self.min_requests / rate)
@@ -46,7 +57,7 @@ class WorkloadArguments(msgspec.Struct, frozen=True, kw_only=True):
 
     def digest(self) -> str:
         """A fingerprint of the trace file; empty for a named workload, which comes with the package."""
-        if self.workload in NAMED:
+        if is_named(self.workload):
             return ""
         return _file_digest(Path(self.workload))
 

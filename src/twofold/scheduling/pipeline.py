@@ -1,9 +1,9 @@
 """The scheduler of an instance that is a pipeline: several iterations are under way, each on sequences of its own.
 
 While one stage computes an iteration the stages before it compute others. A sequence's next token needs its last one,
-so it is in one iteration at a time: sequences are divided among as many **lanes** as there are stages, and a lane starts
-its next iteration when its last one has passed all stages. Prompts wait in one line, from which a lane that starts
-takes what its batcher selects; when a prompt is done its sequence joins the lane that has the fewest.
+so it is in one iteration at a time: sequences are divided among as many **lanes** as there are stages, and a lane
+starts its next iteration when its last one has passed all stages. Prompts wait in one line, from which a lane that
+starts takes what its batcher selects; when a prompt is done its sequence joins the lane that has the fewest.
 """
 
 from collections.abc import Collection

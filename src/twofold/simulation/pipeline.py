@@ -117,8 +117,8 @@ class VirtualPipeline(VirtualInstance):
 def pass_through(now: int, first: int, later: int, free_at: list[int]) -> list[int]:
     """When each stage begins an iteration that comes at picosecond `now`.
 
-    It takes `first` on the first stage and `later` on each of the others. `free_at` says when each stage is free, and is
-    changed to when it is free again.
+    It takes `first` on the first stage and `later` on each of the others. `free_at` says when each stage is free, and
+    is changed to when it is free again.
     """
     begins: list[int] = []
     at, duration = now, first

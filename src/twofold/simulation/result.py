@@ -27,7 +27,8 @@ class SimulationResult(msgspec.Struct, frozen=True, kw_only=True):
     """Latencies are seconds; slowdowns are multiples of the uncontended reference (None without one).
 
     arrived = completed + rejected + failed + unfinished. `itl_s` counts every gap between tokens. `slo_met`
-    counts completed requests that met every bound of the SLO jointly (None without one). `duration_s` runs
+    counts completed requests that met every bound of the SLO jointly (None without one). `slo_scale` has, for each
+    completed request, by what the bounds would have to be multiplied so that it just meets them all. `duration_s` runs
     from the first arrival to the end of the last request, `arrival_s` to the last arrival. `swaps` counts sequences
     that were swapped out, each time, and `swap_bytes` what went out and back. `series` are named
     `queue/ROLE`, `batch/ROLE`, `pool/ROLE` (instances now working as that role) and `power_w`.
@@ -53,6 +54,7 @@ class SimulationResult(msgspec.Struct, frozen=True, kw_only=True):
     tpot_slowdown: Histogram | None
     e2e_slowdown: Histogram | None
     slo_met: int | None
+    slo_scale: Histogram | None
     preemptions: int
     swaps: int = 0
     swap_bytes: int = 0
@@ -69,3 +71,16 @@ class SimulationResult(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def mean_power_w(self) -> float:
         return self.energy_j / self.duration_s if self.duration_s else 0.0
+
+    def attainment_at(self, scale: float) -> float | None:
+        """The share of all requests that meet the SLO with its bounds times `scale` (DistServe section 6.2)."""
+        if self.slo_scale is None or not self.arrived:
+            return None
+        return (self.slo_scale.fraction_at_most(scale) or 0.0) * self.completed / self.arrived
+
+    def tightest_scale(self, attainment: float) -> float | None:
+        """The least scale of the SLO that this share of all requests meets; None where too few completed."""
+        needed = attainment * self.arrived
+        if self.slo_scale is None or not 0 < needed <= self.completed:
+            return None
+        return self.slo_scale.percentile(100 * needed / self.completed)

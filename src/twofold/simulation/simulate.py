@@ -127,6 +127,7 @@ def _result(
         tpot_slowdown=Histogram.of(slowdowns.tpot, 1 / MICRO) if slowdowns else None,
         e2e_slowdown=Histogram.of(slowdowns.e2e, 1 / MICRO) if slowdowns else None,
         slo_met=None if statistics.slo is None else statistics.slo_met,
+        slo_scale=None if statistics.slo is None else Histogram.of(statistics.slo_scale, 1 / MICRO),
         preemptions=sum(instance.scheduler.preemptions for instance in cluster.instances.values()),
         swaps=sum(growth.swaps for growth, _ in swapping),
         swap_bytes=sum(growth.blocks_copied * block_bytes for growth, block_bytes in swapping),

@@ -52,6 +52,7 @@ class Statistics:
         # All in picoseconds.
         self.ttft, self.tpot, self.itl, self.e2e = Tally(), Tally(), Tally(), Tally()
         self.queue, self.transfer = Tally(), Tally()
+        self.slo_scale = Tally()  # in millionths
         self.slowdowns = Slowdowns(reference) if reference is not None else None
         self.arrived = self.completed = self.rejected = self.failed = 0
         self.prompt_tokens = self.output_tokens = 0
@@ -92,6 +93,8 @@ class Statistics:
         if self.slo is not None:
             max_ttft, max_tpot, max_e2e = self._bounds
             self.slo_met += ttft <= max_ttft and e2e <= max_e2e and (tpot is None or tpot <= max_tpot)
+            needed = max(ttft / max_ttft, e2e / max_e2e, 0.0 if tpot is None else tpot / max_tpot)
+            self.slo_scale.add(nearest(needed * MICRO))
 
     def gaps(
         self, pace: Pace, count: int, decodes: int, start: int, joined: Sequence[ScheduledSequence]

@@ -4,6 +4,7 @@ Prompt and output lengths are drawn independently, because in the traces at hand
 uncorrelated (Azure 2023: Pearson's r is 0.00 for code and -0.11 for conversation).
 """
 
+import re
 from collections.abc import Iterator
 from functools import cache
 from importlib.resources import files
@@ -13,6 +14,7 @@ import numpy as np
 
 from twofold.workload.seeds import Stream, generator
 
+_UNIFORM = re.compile(r"([1-9]\d{0,6})\+([1-9]\d{0,6})")
 _CHUNK = 1024  # requests drawn at once; the numbers are the same whatever it is
 
 
@@ -57,8 +59,32 @@ class LengthDistribution(msgspec.Struct, frozen=True, kw_only=True):
         return lengths
 
 
+def uniform_lengths(spec: str) -> LengthDistribution | None:
+    """`512+64`: every prompt has 512 tokens and every output 64. None for what is not written so."""
+    found = _UNIFORM.fullmatch(spec)
+    if found is None:
+        return None
+    prompt, output = (float(group) for group in found.groups())
+    return LengthDistribution(
+        name=spec,
+        source="made up",
+        citation="",
+        licence="",
+        recorded="",
+        derived="",
+        requests=0,
+        requests_per_s=1.0,
+        probabilities=[0.0, 1.0],
+        prompt_tokens=[prompt, prompt],
+        output_tokens=[output, output],
+    )
+
+
 @cache
 def load_lengths(name: str) -> LengthDistribution:
-    """The distribution that is kept under this name in the package."""
+    """The distribution that is kept under this name in the package, or that the name describes."""
+    uniform = uniform_lengths(name)
+    if uniform is not None:
+        return uniform
     data = files("twofold.workload").joinpath("data", f"{name}.json").read_bytes()
     return msgspec.json.decode(data, type=LengthDistribution)

@@ -7,14 +7,25 @@ from pathlib import Path
 from twofold.errors import ConfigurationError, WorkloadError
 from twofold.request import Request
 from twofold.workload.arrivals import ARRIVALS, REPLAY, arrival_process
-from twofold.workload.lengths import load_lengths
+from twofold.workload.lengths import load_lengths, uniform_lengths
 from twofold.workload.lines import require_file
 from twofold.workload.replay import Replay
 from twofold.workload.rescale import first, fit_lengths, mean_rate, retime, window
 from twofold.workload.trace import open_trace
 
 # Each name is a file of quantiles in data/.
-NAMED: tuple[str, ...] = ("azure-code", "azure-conv")
+NAMED: tuple[str, ...] = (
+    "azure-code",
+    "azure-conv",
+    "distserve-chat",
+    "distserve-code",
+    "distserve-summaries",
+)
+
+
+def is_named(spec: str) -> bool:
+    """Whether requests are generated, at any rate: a name of `NAMED`, or lengths for all of them as in 512+64."""
+    return spec in NAMED or uniform_lengths(spec) is not None
 
 
 def workload(
@@ -32,8 +43,8 @@ def workload(
 ) -> Iterator[Request]:
     """The requests of a named workload or of a trace file, in order of arrival, as a stream.
 
-    `spec` is one of `NAMED`, else the path of a trace. A named workload is generated: it needs `rate`
-    (requests per second) and `num_requests` or `duration_s`, and arrives by `arrival` (poisson if None, gamma
+    `spec` is one of `NAMED`, lengths such as 512+64, else the path of a trace. A named workload is generated: it needs
+    `rate` (requests per second) and `num_requests` or `duration_s`, and arrives by `arrival` (poisson if None, gamma
     if a `burstiness` other than 1 is given). A trace is replayed at its own times, rescaled to `rate` where
     given; see `Replay` for `start_s`, `num_requests` and `duration_s`. With an `arrival` other than `trace`,
     its lengths are used and its times are not; `rate` is then the trace's own if None. In both, lengths are
@@ -43,7 +54,7 @@ def workload(
     Raises ConfigurationError at once for arguments that cannot be and WorkloadError for a missing file; a bad
     line raises WorkloadError when the stream comes to it.
     """
-    if spec in NAMED:
+    if is_named(spec):
         if start_s:
             raise ConfigurationError(f"{spec} is generated and begins at 0: a start is for trace files")
         requests = generate(
@@ -73,11 +84,13 @@ def generate(
     seed: int = 0,
 ) -> Iterator[Request]:
     """Requests with the length distribution of a named workload; their ids count from 0."""
-    if name not in NAMED:
+    if not is_named(name):
         raise ConfigurationError(f"workload {name!r} is not known{_hint(name)}; there are {', '.join(NAMED)}")
     lengths = load_lengths(name)
     if rate is None:
-        own = f"the service it comes from had {lengths.requests_per_s:.2f}"
+        own = "as in 1.5"
+        if lengths.requests:
+            own = f"the service it comes from had {lengths.requests_per_s:.2f}"
         raise ConfigurationError(f"{name} needs a rate in requests per second ({own})")
     if num_requests is None and duration_s is None:
         raise ConfigurationError(f"{name} has no end of its own: give a number of requests or a duration")
@@ -119,7 +132,8 @@ def _require_known(spec: str) -> None:
         if "/" in spec or Path(spec).suffix:
             raise
         raise ConfigurationError(
-            f"workload {spec!r} is neither a trace file nor one of {', '.join(NAMED)}{_hint(spec)}"
+            f"workload {spec!r} is neither a trace file nor lengths as in 512+64 nor one of {', '.join(NAMED)}"
+            f"{_hint(spec)}"
         ) from error
 
 

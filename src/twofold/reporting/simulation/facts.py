@@ -13,6 +13,7 @@ from twofold.simulation.verdict import Check
 from twofold.slo import Slo, SlowdownSlo
 
 _J_PER_KWH = 3.6e6
+_MOST = 0.9  # of the requests: what DistServe calls an SLO attained
 
 
 class Fact(msgspec.Struct, frozen=True):
@@ -103,6 +104,8 @@ def _rates(result: SimulationResult) -> Iterator[Fact]:
         share = f"{result.slo_met / result.arrived:.2%} of requests" if result.arrived else NOTHING
         yield Fact("Within the SLO", share, both)
         yield Fact("Goodput", rate(result.slo_met, result.duration_s, "requests/s"), both)
+        scale = result.tightest_scale(_MOST)
+        yield Fact(f"SLO scale for {_MOST:.0%}", NOTHING if scale is None else f"{scale:.3g}×", both)
     yield Fact("Hand-offs", f"{result.handoffs:,}")
     yield Fact("Pre-emptions", f"{result.preemptions:,}", both)
     if result.spec.swap_space_bytes is not None:

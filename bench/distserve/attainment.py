@@ -1,0 +1,93 @@
+"""SLO attainment over request rate, simulated beside live: figure 11 of DistServe (OSDI'24), on this host.
+
+    python bench/distserve/attainment.py MODEL [--profile FILE] [--requests 250] [--loads 0.4,0.7,0.9,1.1,1.4,2]
+
+A split service with a real model is loaded at six rates, multiples of the rate up to which its simulation keeps the SLO
+for nine in ten requests, each replayed `--replays` times. Without --profile the host is measured first (`twofold
+calibrate live`). Exits with 1 where the two are more than five points apart, beyond what two replays are.
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from twofold.cli.calibrate_live import run as calibrate
+from twofold.cli.verify_run import Question, compare_all, parse_loads
+from twofold.fidelity.service import Design
+from twofold.fidelity.table import speed_text
+from twofold.fidelity.verify import ATTAINMENT, Comparison
+
+KV, SEQS = "1GiB", 64
+
+
+def attainments(comparisons: list[Comparison]) -> tuple[Table, bool]:
+    """The table, and whether all are near enough."""
+    table = Table(title="Share of requests within the SLO", title_justify="left")
+    for heading in ("requests/s", "host", "simulated", "live", "points apart", "replays apart"):
+        table.add_column(heading, justify="right")
+    near = True
+    for one in comparisons:
+        (figure,) = (each for each in one.figures() if each.name == ATTAINMENT)
+        near = near and figure.holds
+        table.add_row(
+            f"{one.rate:.3g}",
+            speed_text(one),
+            f"{figure.simulated:.1%}",
+            ", ".join(f"{each:.1%}" for each in figure.live),
+            f"{figure.error * 100:+.1f}",
+            f"{figure.spread * 100:.1f}",
+        )
+    return table, near
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--profile", type=Path)
+    parser.add_argument("--prefill", type=int, default=1)
+    parser.add_argument("--decode", type=int, default=1)
+    parser.add_argument("--workload", default="azure-conv")
+    parser.add_argument("--requests", type=int, default=250)
+    parser.add_argument("--length-scale", type=float, default=0.125)
+    parser.add_argument("--loads", default="0.4,0.7,0.9,1.1,1.4,2")
+    parser.add_argument("--slo", default="ttft=1.5,tpot=0.12")
+    parser.add_argument("--replays", type=int, default=2)
+    flags = parser.parse_args()
+    with tempfile.TemporaryDirectory() as directory:
+        profile = flags.profile or Path(directory, "host.yaml")
+        if flags.profile is None:
+            calibrate(flags.model, profile, kv_cache_memory_bytes=KV, max_num_seqs=SEQS, dtype="auto")
+        comparisons = compare_all(
+            Question(
+                model=flags.model,
+                profile=profile,
+                design=Design(prefill=flags.prefill, decode=flags.decode),
+                workload=flags.workload,
+                num_requests=flags.requests,
+                loads=parse_loads(flags.loads),
+                rates=(),
+                length_scale=flags.length_scale,
+                max_model_len=2048,
+                slo=flags.slo,
+                replays=flags.replays,
+                seed=0,
+                kv_cache_memory_bytes=KV,
+                max_num_seqs=SEQS,
+                dtype="auto",
+            )
+        )
+    table, near = attainments(comparisons)
+    Console(width=120).print(table)
+    sys.exit(0 if near else 1)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    main()

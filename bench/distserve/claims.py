@@ -1,0 +1,197 @@
+"""DistServe's claims beside simulation: rate per GPU and tightness of the SLO, against colocated serving.
+
+    python bench/distserve/claims.py [--requests 1000] [--tolerance 0.05] [--only chat-13b]
+
+For every application of the paper (OSDI'24, table 1) the placement with the most goodput per GPU, on as many as the
+paper gave DistServe, and beside it colocated instances of the paper's parallelism: with mixed batches and with
+chunked prefill on the same engine, and with mixed batches at the speed of vLLM as DistServe's authors measured it.
+*Rate* is the ratio of goodputs per GPU. *Tighter* is how much smaller the SLO could be at the rate that the colocated
+design sustains. Models without published profiles are estimated (roofline) and say so.
+"""
+
+import argparse
+import asyncio
+import tempfile
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from twofold.cli.placement_run import search_placement
+from twofold.cli.plan_run import Where
+from twofold.hardware.catalog import load_catalog
+from twofold.planning.bounds import Bounds
+from twofold.planning.design import Design, Family
+from twofold.planning.evaluation import Trial
+from twofold.planning.evaluator import Evaluator
+from twofold.planning.executors.local import LocalExecutor, cores
+from twofold.planning.key import Keys
+from twofold.planning.placement.plan import PlacementPlan, PlacementQuestion, prepare
+from twofold.planning.placement.search import Placed
+from twofold.planning.problem import Problem
+from twofold.planning.rates import RateGrid, RateSearch
+from twofold.planning.store import SqliteStore
+from twofold.planning.workload import WorkloadArguments
+from twofold.simulation.spec import ClusterSpec
+from twofold.slo import Slo
+
+MACHINE = "dgx-a100"
+CONTEXT = 2048
+BETWEEN_NODES = 25e9 / 8  # the paper's testbed: 25 Gbit/s
+T = TypeVar("T")
+OWN, VLLM, ESTIMATED = "distserve-published", "distserve-published-vllm", "roofline"
+
+
+class Application(msgspec.Struct, frozen=True):
+    """A row of the paper's table 1, and what it claims in section 6.2: (rate, tighter) against vLLM."""
+
+    name: str
+    workload: str
+    model: str
+    ttft_s: float
+    tpot_s: float
+    gpus: int
+    colocated_tp: int
+    found: str
+    claim: str
+
+
+APPLICATIONS = (
+    Application("chat-13b", "distserve-chat", "opt-13b", 0.25, 0.1, 3, 1, "2,1 / 1,1", "2.0-4.6x; 1.8-3.2x"),
+    Application("chat-66b", "distserve-chat", "opt-66b", 2.5, 0.15, 8, 4, "4,1 / 2,2", "2.0-4.6x; 1.8-3.2x"),
+    Application(
+        "chat-175b", "distserve-chat", "opt-175b", 4.0, 0.2, 21, 8, "3,3 / 4,3", "2.0-4.6x; 1.8-3.2x"
+    ),
+    Application("code-66b", "distserve-code", "opt-66b", 0.125, 0.2, 8, 4, "4,1 / 2,2", "5.7x; 1.4x"),
+    Application(
+        "summaries-66b", "distserve-summaries", "opt-66b", 15.0, 0.15, 8, 4, "4,1 / 2,2", "4.3x; 12.6x"
+    ),
+)
+
+
+def problem(one: Application, performance: str, requests: int) -> Problem:
+    return Problem(
+        template=ClusterSpec(
+            pools=(),
+            model=one.model,
+            performance=performance,
+            router="jsq",
+            handoff="by-size",
+            link_bytes_per_s=BETWEEN_NODES,
+        ),
+        workload=WorkloadArguments(
+            workload=one.workload, duration_s=1.0, min_requests=requests, max_model_len=CONTEXT
+        ),
+        slo=Slo(ttft_s=one.ttft_s, tpot_s=one.tpot_s),
+        catalog=load_catalog(),
+    )
+
+
+def colocated(
+    what: Problem, tensor_parallel: int, ways: Sequence[tuple[str, int | None]], where: Where, grid: RateGrid
+) -> list[Placed | None]:
+    """The goodput of one instance for each way to batch."""
+    kind = what.instance(MACHINE, tensor_parallel)
+    designs = [
+        Design(family=Family(kinds=(kind,), batcher=batcher, token_budget=budget), counts=(1,))
+        for batcher, budget in ways
+    ]
+
+    async def all_of_them(search: RateSearch) -> list[Placed | None]:
+        told = await asyncio.gather(*(search.highest(design) for design in designs))
+        return [
+            None
+            if each.step is None or each.kept is None
+            else Placed(design=each.design, rate=grid.rate(each.step), evaluation=each.kept)
+            for each in told
+        ]
+
+    return _search(what, where, grid, all_of_them)
+
+
+def tightest(what: Problem, design: Design, rate: float, where: Where, grid: RateGrid) -> float | None:
+    """The least multiple of the SLO that a design keeps at a rate."""
+
+    async def one(search: RateSearch) -> float | None:
+        return (await search.evaluate(Trial(design, rate))).slo_scale
+
+    return _search(what, where, grid, one)
+
+
+def _search(what: Problem, where: Where, grid: RateGrid, ask: Callable[[RateSearch], Awaitable[T]]) -> T:
+    async def asked(search: RateSearch) -> T:
+        return await ask(search)
+
+    with SqliteStore(where.store) as store, LocalExecutor(what, cores()) as executor:
+        evaluator = Evaluator(executor, store, Keys(what).of)
+        return asyncio.run(asked(RateSearch(evaluate=evaluator, bound=Bounds(what), grid=grid)))
+
+
+def degrees(plan: PlacementPlan) -> str:
+    """`2,1 / 1,1` as the paper writes placements."""
+    return " / ".join(
+        f"{kind.tensor_parallel},{kind.pipeline_parallel}" for kind in plan.best.design.family.kinds
+    )
+
+
+def row(one: Application, requests: int, grid: RateGrid, where: Where) -> list[str]:
+    published = one.model != "opt-175b"
+    own = OWN if published else ESTIMATED
+    what = problem(one, own, requests)
+    plan, effort = search_placement(prepare(what, PlacementQuestion(stock={MACHINE: one.gpus})), grid, where)
+    ways = (("mixed", None), ("chunked-prefill", 512))
+    others = [(what, each) for each in colocated(what, one.colocated_tp, ways, where, grid)]
+    if published:
+        slower = problem(one, VLLM, requests)
+        others += [(slower, each) for each in colocated(slower, one.colocated_tp, ways[:1], where, grid)]
+    cells = [one.name + ("" if published else " (estimated)"), one.found, degrees(plan)]
+    cells.append(f"{plan.best.per_accelerator:.3g}")
+    for _, other in others:
+        if other is None:
+            cells.append("cannot")
+            continue
+        gain = plan.best.per_accelerator / other.per_accelerator
+        share = other.per_accelerator * plan.best.design.accelerators
+        scale = tightest(what, plan.best.design, share, where, grid)
+        cells.append(f"{gain:.2f}x; {'-' if not scale else f'{1 / scale:.2f}x'}")
+    cells += ["-"] * (3 - len(others))
+    return [*cells, one.claim, f"{effort.simulations:,}; {effort.requests:,}"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--requests", type=int, default=1000)
+    parser.add_argument("--tolerance", type=float, default=0.05)
+    parser.add_argument("--only", action="append")
+    flags = parser.parse_args()
+    table = Table(
+        title="Goodput per GPU and SLO tightness of the best placement, as multiples of colocated ones"
+    )
+    for heading in (
+        "application",
+        "paper's placement",
+        "found",
+        "req/s per GPU",
+        "against mixed",
+        "against chunked",
+        "against vLLM's speed",
+        "paper claims",
+        "simulations; requests",
+    ):
+        table.add_column(heading)
+    with tempfile.TemporaryDirectory() as directory:
+        where = Where(store=Path(directory, "claims.sqlite"))
+        for one in APPLICATIONS:
+            if not flags.only or one.name in flags.only:
+                table.add_row(*row(one, flags.requests, RateGrid(flags.tolerance), where))
+                Console(stderr=True).print(f"{one.name} done")
+    Console(width=200).print(table)
+
+
+if __name__ == "__main__":
+    main()

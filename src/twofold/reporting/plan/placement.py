@@ -1,0 +1,201 @@
+"""A placement for the terminal and as JSON."""
+
+from collections.abc import Sequence
+
+import msgspec
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from twofold import __version__
+from twofold.instance import Role
+from twofold.planning.deployment import slo_words
+from twofold.planning.evaluator import Effort
+from twofold.planning.placement.phases import PhaseGoodput
+from twofold.planning.placement.plan import PlacementPlan
+from twofold.planning.placement.search import Placed
+from twofold.reporting.plan.design_facts import rate_text
+from twofold.reporting.plan.table import effort_text
+from twofold.reporting.simulation.accuracy import phase_accuracy
+from twofold.reporting.tables import seconds
+from twofold.request import Phase
+from twofold.simulation.spec import ClusterSpec
+
+
+def placement_tables(plan: PlacementPlan, effort: Effort, title: str) -> Group:
+    """Each phase by itself, the placements that were simulated jointly, and what to take."""
+    phases = _phases(plan.placement.prefills, plan.placement.decodes)
+    joint = _joint((*plan.placement.split, *plan.placement.colocated), title)
+    parts: list[RenderableType] = [phases, joint, Text(verdict_text(plan), style="bold")]
+    return Group(*parts, Text(effort_text(effort)))
+
+
+def verdict_text(plan: PlacementPlan) -> str:
+    """A few sentences: what to take, how sure that is, against what, and why this algorithm."""
+    best, question = plan.best, plan.prepared.question
+    each = ", ".join(
+        f"{count} {role} {kind.short}"
+        for role in (Role.PREFILL, Role.DECODE)
+        for kind, count in best.design.parts_of(role)
+    )
+    copies = "" if best.copies == 1 else f" {best.copies} times"
+    rate = best.rate * best.copies if question.rate is None else question.rate
+    first = (
+        f"Place {each}{copies}: {rate_text(rate)} requests/s on {best.accelerators} accelerators, "
+        f"{best.per_accelerator:.3g} for each."
+    )
+    return " ".join(
+        [first, *_sure(plan), *_against(plan), f"{plan.algorithm}: {plan.prepared.links.reason}."]
+    )
+
+
+def _sure(plan: PlacementPlan) -> list[str]:
+    sure, design = plan.sure, plan.best.design
+    if sure is None:
+        return []
+    least, most = (each / design.accelerators for each in (sure.rates[0], sure.rates[-1]))
+    median = sure.median / design.accelerators
+    return [
+        (
+            f"Over {len(sure.rates)} draws of the workload its median goodput is {median:.3g}, between {least:.3g} and "
+            f"{most:.3g} with {sure.level:.0%} confidence."
+        )
+    ]
+
+
+def _against(plan: PlacementPlan) -> list[str]:
+    if not plan.placement.colocated:
+        return ["No colocated design keeps this SLO."]
+    other, best = plan.placement.colocated[0], plan.best
+    if plan.prepared.question.rate is not None and best.copies == 1:
+        return [f"Colocated it takes {other.accelerators} ({other.design.name})."]
+    gain = best.per_accelerator / other.per_accelerator
+    return [
+        f"That is {gain:.2f} times the best colocated design ({other.design.name}: {other.per_accelerator:.3g})."
+    ]
+
+
+def _phases(prefills: Sequence[PhaseGoodput], decodes: Sequence[PhaseGoodput]) -> Table:
+    table = Table(title="Goodput of one instance", title_justify="left")
+    for heading in ("instance", "prefill req/s", "per accelerator", "decode req/s", "per accelerator"):
+        table.add_column(heading, justify="left" if heading == "instance" else "right")
+    of_decode = {each.kind: each for each in decodes}
+    of_prefill = {each.kind: each for each in prefills}
+    kinds = sorted({**of_prefill, **of_decode}, key=lambda kind: (kind.name, kind.accelerators, kind.short))
+    for kind in kinds:
+        table.add_row(kind.short, *_goodput(of_prefill.get(kind)), *_goodput(of_decode.get(kind)))
+    return table
+
+
+def _goodput(found: PhaseGoodput | None) -> tuple[str, str]:
+    return ("-", "-") if found is None else (rate_text(found.rate), f"{found.per_accelerator:.3g}")
+
+
+def _joint(placed: Sequence[Placed], title: str) -> Table:
+    table = Table(title=title, title_justify="left")
+    for heading in ("design", "req/s", "accelerators", "per accelerator", "TTFT P90", "TPOT P90"):
+        table.add_column(heading, justify="left" if heading == "design" else "right")
+    table.add_column("model error (prefill / decode)", overflow="fold")
+    for each in placed:
+        told = each.evaluation
+        table.add_row(
+            each.design.name,
+            rate_text(each.rate),
+            str(each.design.accelerators),
+            f"{each.per_accelerator:.3g}",
+            seconds(None if told.ttft_s is None else told.ttft_s.p90),
+            seconds(None if told.tpot_s is None else told.tpot_s.p90),
+            " / ".join(phase_accuracy(told.pools, phase) for phase in Phase),
+        )
+    return table
+
+
+class PhaseReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One instance of a kind: requests per second within the bound of the phase."""
+
+    phase: str
+    machine: str
+    tensor_parallel: int | None
+    pipeline_parallel: int
+    rate: float
+    per_accelerator: float
+
+
+class PlacedReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A placement that was simulated as a whole; `copies` of it make the plan."""
+
+    name: str
+    split: bool
+    rate: float
+    accelerators: int
+    per_accelerator: float
+    copies: int
+    cluster: ClusterSpec
+
+
+class PlacementReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What `twofold plan --objective goodput --json` prints."""
+
+    twofold_version: str
+    objective: str
+    algorithm: str
+    reason: str
+    model: str
+    slo: str
+    attainment: float
+    rate: float | None
+    best: PlacedReport
+    confidence: tuple[float, ...] | None
+    phases: tuple[PhaseReport, ...]
+    split: tuple[PlacedReport, ...]
+    colocated: tuple[PlacedReport, ...]
+    text: str
+    effort: dict[str, int | float | None]
+
+    @classmethod
+    def of(cls, plan: PlacementPlan, effort: Effort) -> "PlacementReport":
+        problem, placement = plan.prepared.problem, plan.placement
+
+        def report(placed: Placed) -> PlacedReport:
+            return PlacedReport(
+                name=placed.design.name,
+                split=placed.design.family.split,
+                rate=placed.rate,
+                accelerators=placed.design.accelerators,
+                per_accelerator=placed.per_accelerator,
+                copies=placed.copies,
+                cluster=problem.spec(placed.design),
+            )
+
+        return cls(
+            twofold_version=__version__,
+            objective="goodput",
+            algorithm=plan.algorithm,
+            reason=plan.prepared.links.reason,
+            model=problem.template.model,
+            slo=slo_words(problem.slo),
+            attainment=problem.attainment,
+            rate=plan.prepared.question.rate,
+            best=report(plan.best),
+            confidence=None if plan.sure is None else plan.sure.rates,
+            phases=tuple(_phase_report(each) for each in (*placement.prefills, *placement.decodes)),
+            split=tuple(map(report, placement.split)),
+            colocated=tuple(map(report, placement.colocated)),
+            text=verdict_text(plan),
+            effort={**msgspec.to_builtins(effort), "requests_per_cpu_s": effort.requests_per_cpu_s},
+        )
+
+    def json(self) -> str:
+        """Indented JSON, in a fixed order."""
+        return msgspec.json.format(msgspec.json.encode(self), indent=2).decode()
+
+
+def _phase_report(found: PhaseGoodput) -> PhaseReport:
+    return PhaseReport(
+        phase=found.phase.value,
+        machine=found.kind.name,
+        tensor_parallel=found.kind.tensor_parallel,
+        pipeline_parallel=found.kind.pipeline_parallel,
+        rate=found.rate,
+        per_accelerator=found.per_accelerator,
+    )

@@ -1,0 +1,140 @@
+"""`twofold plan --objective goodput` finds DistServe's placements, explains itself, and refuses in one sentence."""
+
+import msgspec
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from twofold.cli.plan import plan
+from twofold.errors import UserError
+from twofold.planning.deployment import load_deployment
+
+app = typer.Typer()
+app.command()(plan)
+
+# One node of four A100s, OPT-13B, 200 and 100 ms: what DistServe's own search is shown with.
+NODE = (
+    *(
+        "distserve-chat",
+        "--model",
+        "opt-13b",
+        "--performance",
+        "distserve-published",
+        "--objective",
+        "goodput",
+    ),
+    *("--slo", "ttft=0.2,tpot=0.1", "--duration", 1, "--max-model-len", 2048),
+)
+ROUGH = ("--tolerance", 0.1, "--min-requests", 200, "--max-pipeline", 2)
+FOUR = (*NODE, "--machines", "a100", "--max-gpus", 4)
+
+
+@pytest.fixture(scope="module")
+def invoke(tmp_path_factory):
+    """Runs a plan; all share a store, so that what they have in common is simulated once."""
+    shared = tmp_path_factory.mktemp("store") / "plan.sqlite"
+
+    def run(*arguments):
+        words = [str(argument) for argument in (*arguments, "--store", shared)]
+        return CliRunner().invoke(app, words, env={"COLUMNS": "200"})
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def planned(invoke):
+    def run(*arguments):
+        result = invoke(*arguments, "--json")
+        assert result.exit_code == 0, result.exception
+        return msgspec.json.decode(result.stdout)
+
+    return run
+
+
+def degrees(placed):
+    return [
+        (pool["tensor_parallel"], pool.get("pipeline_parallel", 1)) for pool in placed["cluster"]["pools"]
+    ]
+
+
+def test_one_node_of_four_has_prefill_on_two_and_decode_on_one(planned):
+    """The placement that DistServe's simulator finds: TP2 PP1 and TP1 PP1. With pipelines it is the same, and takes
+    minutes."""
+    report = planned(*FOUR, "--tolerance", 0.05, "--max-pipeline", 1)
+    assert degrees(report["best"]) == [(2, 1), (1, 1)]
+    assert report["best"]["accelerators"] == 3
+    assert report["effort"]["simulations"] > 20
+
+
+def test_it_says_how_sure_it_is_and_against_what(invoke):
+    """Goodput of each phase alone, of the whole, of colocated designs, and the confidence."""
+    shown = invoke(*FOUR, *ROUGH).stdout
+    for words in (
+        "Goodput of one instance",
+        "a100@2",
+        "confidence",
+        "times the best colocated design",
+        "Algorithm",
+    ):
+        assert words in shown
+
+
+def test_more_bounds_on_the_node_cost_goodput(planned):
+    """At twice the scale of the SLO no placement has less."""
+    tight, loose = (
+        planned(*FOUR, *ROUGH, "--slo", slo)["best"]["per_accelerator"]
+        for slo in ("ttft=0.2,tpot=0.1", "ttft=0.4,tpot=0.2")
+    )
+    assert loose >= tight
+
+
+def test_a_rate_is_carried_by_a_deployment(planned, tmp_path):
+    """The file holds the cluster, with the instances that were counted."""
+    file = tmp_path / "placed.yaml"
+    report = planned(*NODE, *ROUGH, "--machines", "a100", "--max-gpus", 16, "--rate", 6, "--output", file)
+    cluster = load_deployment(file).cluster
+    placed = sum(pool.instances * pool.tensor_parallel * pool.pipeline_parallel for pool in cluster.pools)
+    assert placed == report["best"]["accelerators"] <= 16
+    assert report["best"]["rate"] == 6
+
+
+def test_a_slow_network_keeps_phases_together(planned):
+    """Hand-offs over 1 GB/s would take longer than prefill: stages share nodes, in copies."""
+    report = planned(
+        *NODE, *ROUGH, "--machines", "a100", "--max-gpus", 16, "--link-gb-per-s", 0.2, "--rate", 20
+    )
+    assert report["algorithm"] == "Algorithm 2"
+    best = report["best"]
+    assert {pool["nodes"] for pool in best["cluster"]["pools"]} == {"shared"}
+    assert best["copies"] * best["rate"] >= 20
+
+
+def test_unlike_accelerators_are_divided_between_the_phases(invoke, planned):
+    """Both machines are used, each for what it is better at than the other."""
+    report = planned(
+        *("512+64", "--model", "llama-3.1-8b", "--objective", "goodput", "--slo", "ttft=0.3,tpot=0.02"),
+        *("--max-gpus", "a100=2,h100=2", "--duration", 1, *ROUGH),
+    )
+    machines = {pool["machine"] for pool in report["best"]["cluster"]["pools"]}
+    assert machines == {"dgx-a100", "dgx-h100"}
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (("--max-gpus", 4), "of what"),
+        (("--machines", "a100"), "needs --max-gpus"),
+        (("--machines", "a100", "--max-gpus", "many"), "not understood"),
+        (("--machines", "a100", "--max-gpus", 1), "need 2 at least"),
+        (("--machines", "a100", "--max-gpus", 4, "--affinity", "some"), "auto, high, low"),
+        (("--machines", "a100", "--max-gpus", 4, "--slo", "ttft=1"), "TTFT and a TPOT"),
+        (("--machines", "a100", "--max-gpus", 4, "--slo", "ttft=0.001,tpot=0.1"), "TTFT bound"),
+        (("--max-gpus", "a100=4,h100=4", "--rate", 3), "leave out --rate"),
+        (("--objective", "cost", "--rate", 3, "--max-gpus", 4), "--max-machines"),
+    ],
+)
+def test_mistakes_are_one_sentence(invoke, more, words):
+    """Each says what would be right."""
+    error = invoke(*NODE, *ROUGH, *more).exception
+    assert isinstance(error, UserError)
+    assert words in str(error)

@@ -1,0 +1,34 @@
+"""Which degrees an instance can have."""
+
+import pytest
+from msgspec.structs import replace
+
+from twofold.errors import ConfigurationError
+from twofold.planning.placement.degrees import instances_of
+
+
+def published(make_problem, model):
+    problem = make_problem("ttft=0.2,tpot=0.1", "jsq", model=model)
+    return replace(problem, template=replace(problem.template, performance="distserve-published"))
+
+
+def degrees(kinds):
+    return [(kind.tensor_parallel, kind.pipeline_parallel) for kind in kinds]
+
+
+def test_what_was_measured_and_fits_is_there(make_problem):
+    """OPT-13B on four A100s: the tensor degrees of the table, and stages that divide 40 layers."""
+    kinds = instances_of(published(make_problem, "opt-13b"), "a100", 4)
+    assert degrees(kinds) == [(1, 1), (2, 1), (1, 2), (4, 1), (2, 2), (1, 4)]
+    assert [kind.accelerators for kind in kinds] == [1, 2, 2, 4, 4, 4]
+    whole = published(make_problem, "opt-13b").kind("a100")
+    assert kinds[0].price_per_h == pytest.approx(whole.price_per_h / 8)
+
+
+def test_what_does_not_hold_the_model_is_not(make_problem):
+    """OPT-66B has 131 GB of weights."""
+    kinds = instances_of(published(make_problem, "opt-66b"), "a100", 4)
+    assert (1, 1) not in degrees(kinds)
+    assert (2, 1) in degrees(kinds)
+    with pytest.raises(ConfigurationError, match="opt-66b needs"):
+        instances_of(published(make_problem, "opt-66b"), "a100", 1)

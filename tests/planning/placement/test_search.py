@@ -1,0 +1,86 @@
+"""The placement that is found is the best there is, and Algorithm 1 finds no worse than Algorithm 2."""
+
+import asyncio
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.analytic_placement import AnalyticPlacement, kind
+from twofold.errors import ConfigurationError
+from twofold.planning.placement.search import best_of, for_rate, most_goodput
+
+KINDS = [kind(1), kind(2), kind(4), kind(1, 2), kind(2, 2)]
+SPEEDS = st.lists(st.floats(0.5, 20.0), min_size=len(KINDS), max_size=len(KINDS))
+TOLERANCE = 0.01
+
+
+def table(speeds):
+    known = dict(zip(KINDS, speeds, strict=True))
+    return known.__getitem__
+
+
+@settings(max_examples=30)
+@given(SPEEDS, SPEEDS, st.integers(3, 16))
+def test_the_best_of_all_pairs_and_counts_is_found(prefill, decode, most):
+    """Within a step of the grid, by trying all of them."""
+    cluster = AnalyticPlacement(table(prefill), table(decode))
+    found = best_of(asyncio.run(most_goodput(cluster.search(TOLERANCE), KINDS, most)))
+    best = max(
+        min(count * cluster.prefill(one), more * cluster.decode(other))
+        / (count * one.accelerators + more * other.accelerators)
+        for one in KINDS
+        for other in KINDS
+        for count in range(1, most)
+        for more in range(1, most)
+        if count * one.accelerators + more * other.accelerators <= most
+    )
+    assert found.per_accelerator >= best / (1 + TOLERANCE) ** 2
+    assert found.per_accelerator <= best
+
+
+@settings(max_examples=30)
+@given(SPEEDS, SPEEDS)
+def test_placing_anywhere_is_never_worse_than_on_shared_nodes(prefill, decode):
+    """Where hand-offs take no longer across nodes, Algorithm 1 has all that Algorithm 2 has and more."""
+    cluster = AnalyticPlacement(table(prefill), table(decode))
+    search = cluster.search(TOLERANCE)
+    high = best_of(asyncio.run(most_goodput(search, KINDS, 16)))
+    low = best_of(asyncio.run(most_goodput(search, KINDS, 16, node=4)))
+    assert high.per_accelerator >= low.per_accelerator / (1 + TOLERANCE)
+    one_node = best_of(asyncio.run(most_goodput(search, KINDS, 16, node=16)))
+    assert one_node.per_accelerator == high.per_accelerator
+
+
+@settings(max_examples=30)
+@given(SPEEDS, SPEEDS, st.floats(5.0, 60.0))
+def test_a_rate_is_carried_by_the_fewest_accelerators(prefill, decode, rate):
+    """No pair of kinds needs fewer, of those that goodput ranks first."""
+    cluster = AnalyticPlacement(table(prefill), table(decode))
+    found = best_of(asyncio.run(for_rate(cluster.search(TOLERANCE), KINDS, rate, 10_000)))
+    assert cluster.capacity(found.design) >= rate
+    fewest = min(
+        math.ceil(rate / cluster.prefill(one)) * one.accelerators
+        + math.ceil(rate / cluster.decode(other)) * other.accelerators
+        for one in KINDS
+        for other in KINDS
+    )
+    # Goodput is known to a step of the grid, which may cost an instance where it falls between two counts.
+    assert fewest <= found.accelerators <= fewest + max(each.accelerators for each in KINDS)
+
+
+@pytest.mark.parametrize(("prefill", "decode", "words"), [(0.0, 1.0, "TTFT"), (1.0, 0.0, "TPOT")])
+def test_a_phase_that_cannot_keep_its_bound_is_named(prefill, decode, words):
+    """One sentence says which."""
+
+    class Hopeless(AnalyticPlacement):
+        async def __call__(self, trial):
+            told = await super().__call__(trial)
+            judged = trial.design.family.judged
+            able = {"prefill": prefill, "decode": decode, None: 1.0}[judged and judged.value]
+            return told if able else type(told)(met=False, checks=told.checks)
+
+    search = Hopeless(lambda _: 2.0, lambda _: 2.0).search()
+    with pytest.raises(ConfigurationError, match=words):
+        best_of(asyncio.run(most_goodput(search, KINDS, 8)))

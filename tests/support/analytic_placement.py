@@ -1,0 +1,61 @@
+"""Instances whose goodput is a formula of their degrees: what the search for placements is tested against."""
+
+from twofold.planning.design import MachineKind
+from twofold.planning.evaluation import Evaluation
+from twofold.planning.rates import RateGrid, RateSearch
+from twofold.request import Phase
+from twofold.simulation.verdict import Check
+
+
+def kind(tensor, pipeline=1, name="dgx-node"):
+    accelerators = tensor * pipeline
+    return MachineKind(
+        name=name,
+        price_per_h=2.0 * accelerators,
+        tdp_w=400.0 * accelerators,
+        accelerators=accelerators,
+        tensor_parallel=tensor,
+        pipeline_parallel=pipeline,
+    )
+
+
+class AnalyticPlacement:
+    """`prefill` and `decode` give the requests per second of one instance by its kind; colocated ones take a third of
+    the lesser. A cluster takes what its weaker phase takes."""
+
+    def __init__(self, prefill, decode):
+        self.prefill, self.decode = prefill, decode
+        self.asked = []
+
+    def capacity(self, design):
+        family = design.family
+        if not family.split:
+            ((one, count),) = design.parts()
+            return count * min(self.prefill(one), self.decode(one)) / 3
+        (first, many), (second, others) = design.parts()
+        prefill, decode = many * self.prefill(first), others * self.decode(second)
+        if family.judged is None:
+            return min(prefill, decode)
+        return prefill if family.judged is Phase.PREFILL else decode
+
+    async def __call__(self, trial):
+        self.asked.append(trial)
+        capacity = self.capacity(trial.design)
+        met = trial.rate <= capacity
+        check = Check(name="TTFT P90", value=trial.rate / capacity, bound=1.0, met=met)
+        return Evaluation(met=met, checks=(check,))
+
+    def upper(self, design):
+        return 1.2 * self.capacity(design)
+
+    def estimate(self, design):
+        return 0.9 * self.capacity(design)
+
+    def suggest(self, family, rate):
+        rates = self.prefill, self.decode
+        if not family.split:
+            return (max(1, round(3 * rate / min(each(family.kinds[0]) for each in rates))),)
+        return tuple(max(1, round(rate / each(one))) for each, one in zip(rates, family.kinds, strict=True))
+
+    def search(self, tolerance=0.01):
+        return RateSearch(evaluate=self, bound=self, grid=RateGrid(tolerance))

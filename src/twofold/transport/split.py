@@ -10,51 +10,54 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from multiprocessing.connection import Connection as Pipe
-from typing import NamedTuple
+from typing import Final
 
 import msgspec
 
 from twofold.engine.torch.pool import copy_all_layers
-from twofold.errors import InstanceLostError, TwofoldError
+from twofold.engine.typed_pipe import TypedPipe
+from twofold.errors import ConfigurationError, InstanceLostError, StaleEpochError, TwofoldError
 from twofold.handoff import Lease
 from twofold.transport.base import Connection, MemoryDescriptor
 from twofold.transport.pooled import PooledTransport
 
 
-class Connect(NamedTuple):
+class Connect(msgspec.Struct, frozen=True, tag=True):
     """Open the cache of a peer; `key` names the connection from now on."""
 
     key: int
     peer: MemoryDescriptor
 
 
-class Move(NamedTuple):
-    """Move what this rank has, or is to have, of these layers: into the peer's cache if it `writes`."""
+class Move(msgspec.Struct, frozen=True, tag=True):
+    """Move what this rank has, or is to have, of layers `first` to `end` (less that one): into the peer's cache if it
+    `writes`."""
 
     key: int
     writes: bool
-    layers: range
+    first: int
+    end: int
     source_blocks: Sequence[int]
     target_blocks: Sequence[int]
 
     def through(self, connection: Connection) -> int:
         move = connection.write if self.writes else connection.read
-        return move(self.layers, self.source_blocks, self.target_blocks)
+        return move(range(self.first, self.end), self.source_blocks, self.target_blocks)
 
 
-class Close(NamedTuple):
+class Close(msgspec.Struct, frozen=True, tag=True):
     """Close a connection, if there is one of this key."""
 
     key: int
 
 
-class Publish(NamedTuple):
+class Publish(msgspec.Struct, frozen=True, tag=True):
     """Make these blocks readable for peers."""
 
     blocks: Sequence[int]
 
 
-class Bring(NamedTuple):
+class Bring(msgspec.Struct, frozen=True, tag=True):
     """Bring these blocks from where they landed to where the engine computes."""
 
     block_lists: Sequence[Sequence[int]]
@@ -63,13 +66,46 @@ class Bring(NamedTuple):
 Request = Connect | Move | Close | Publish | Bring
 
 
+class Address(msgspec.Struct, frozen=True, tag=True):
+    """The first thing that a rank says: where its memory is."""
+
+    address: str
+
+
+class Moved(msgspec.Struct, frozen=True, tag=True):
+    """Bytes; 0 where there was nothing to move."""
+
+    nbytes: int
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """What went wrong on the rank: the name of an error, and its words."""
+
+    error: str
+    reason: str
+
+    @classmethod
+    def of(cls, error: TwofoldError) -> "Failed":
+        return cls(type(error).__name__, str(error))
+
+    def again(self) -> TwofoldError:
+        """The error, to be raised here."""
+        return _ERRORS.get(self.error, TwofoldError)(self.reason)
+
+
+Answer = Address | Moved | Failed
+_ERRORS: Final = {error.__name__: error for error in (ConfigurationError, InstanceLostError, StaleEpochError)}
+
+
 class _Other:
     """Another rank, as the first sees it. The address of its memory is the first thing that it says."""
 
     def __init__(self, pipe: Pipe) -> None:
         self.lock = threading.Lock()  # held from a request to its answer
-        self.pipe = pipe
-        self.address: str = pipe.recv()
+        self.pipe = TypedPipe[Answer](pipe, Answer)
+        told = self.pipe.recv()
+        assert isinstance(told, Address)  # noqa: S101  (it says nothing else first; tells the type checker)
+        self.address = told.address
 
 
 class OtherRanks:
@@ -92,11 +128,12 @@ class OtherRanks:
             try:
                 moved = meanwhile()
             finally:
-                answers: list[int | TwofoldError] = [other.pipe.recv() for other in self._others]
+                answers = [other.pipe.recv() for other in self._others]
         for answer in answers:
-            if isinstance(answer, TwofoldError):
-                raise answer
-            moved += answer
+            if isinstance(answer, Failed):
+                raise answer.again()
+            if isinstance(answer, Moved):
+                moved += answer.nbytes
         return moved
 
 
@@ -123,7 +160,7 @@ class SplitConnection:
     def _move(
         self, layers: range, source_blocks: Sequence[int], target_blocks: Sequence[int], *, writes: bool
     ) -> int:
-        move = Move(self._key, writes, layers, source_blocks, target_blocks)
+        move = Move(self._key, writes, layers.start, layers.stop, source_blocks, target_blocks)
         return self._ranks.ask(move, lambda: move.through(self._own))
 
 
@@ -169,9 +206,9 @@ class RankMemory:
     """What another rank has of the cache: does with it what the first rank asks for."""
 
     def __init__(self, own: PooledTransport, first: Pipe) -> None:
-        self._own, self._first = own, first
+        self._own, self._first = own, TypedPipe[Request](first, Request)
         self._connections: dict[int, Connection] = {}
-        first.send(own.descriptor.address)
+        self._first.send(Address(own.descriptor.address))
 
     def serve(self, beat: Callable[[], None], beat_s: float) -> None:
         """Until the first rank has ended; `beat` is called at least every `beat_s` unless something takes longer."""
@@ -183,11 +220,11 @@ class RankMemory:
             except (EOFError, ConnectionError):
                 return
 
-    def _answer(self, request: Request) -> int | TwofoldError:
+    def _answer(self, request: Request) -> Answer:
         try:
-            return self._do(request)
+            return Moved(self._do(request))
         except TwofoldError as error:
-            return error
+            return Failed.of(error)
 
     def _do(self, request: Request) -> int:
         match request:

@@ -12,19 +12,21 @@ import threading
 import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection, wait
-from typing import NamedTuple
+
+import msgspec
 
 from twofold.engine.base import KvLayout, OnLayer, Sampled, SequenceStep
 from twofold.engine.torch.engine import TorchEngine
 from twofold.engine.torch.parallel.model import first_of_last_stage
 from twofold.engine.torch.parallel.progress import LayerProgress
+from twofold.engine.typed_pipe import TypedPipe
 from twofold.kvcache.split import Split
 
 BEAT_S = 0.2
 SILENCE_S = 2.0  # a rank that is not heard for so long hangs, or is stopped
 
 
-class Iteration(NamedTuple):
+class Iteration(msgspec.Struct, frozen=True):
     """To the other ranks: run these steps, and say `LayerDone` of each layer if `announces`."""
 
     number: int
@@ -32,22 +34,25 @@ class Iteration(NamedTuple):
     announces: bool
 
 
-class LayerDone(NamedTuple):
+class LayerDone(msgspec.Struct, frozen=True, tag=True):
     """From a rank: its part of the KV of a layer is in its pool."""
 
     number: int
     layer: int
 
 
-class Tokens(NamedTuple):
+class Tokens(msgspec.Struct, frozen=True, tag=True):
     """From the rank that samples."""
 
     number: int
     sampled: list[Sampled | None]
 
 
-class Beat(NamedTuple):
+class Beat(msgspec.Struct, frozen=True, tag=True):
     """From a rank: it lives."""
+
+
+Said = LayerDone | Tokens | Beat
 
 
 class SplitEngine:
@@ -62,7 +67,8 @@ class SplitEngine:
         self, own: TorchEngine, layout: KvLayout, split: Split, others: Sequence[Connection]
     ) -> None:
         self.layout = layout
-        self._own, self._split, self._others = own, split, others
+        self._own, self._split = own, split
+        self._others = {other: TypedPipe[Said](other, Said) for other in others}
         self._number = 0
         self._progress: LayerProgress | None = None
         self._tokens: queue.SimpleQueue[Tokens] = queue.SimpleQueue()
@@ -93,7 +99,7 @@ class SplitEngine:
             progress = LayerProgress(len(self.layout.layers), self._split.tensor, on_layer)
         self._progress = progress
         iteration = Iteration(self._number, steps, announces=progress is not None)
-        for other in self._others:
+        for other in self._others.values():
             other.send(iteration)
         sampled = self._own.run(steps, None if progress is None else progress.computed)
         if first_of_last_stage(self._split) != 0:
@@ -104,9 +110,9 @@ class SplitEngine:
 
     def _listen(self) -> None:
         while True:
-            for other in wait(self._others):
+            for other in wait(list(self._others)):
                 assert isinstance(other, Connection)  # noqa: S101  (nothing else is waited for)
-                said = other.recv()  # ends the process where the rank has ended
+                said = self._others[other].recv()  # ends the process where the rank has ended
                 self._heard_s[other] = time.monotonic()
                 progress = self._progress
                 if isinstance(said, Tokens):
@@ -119,11 +125,11 @@ class Follower:
     """What another rank says to the first, from any of its threads."""
 
     def __init__(self, first: Connection) -> None:
-        self._first = first
+        self._first = TypedPipe[Iteration](first, Iteration)
         self._lock = threading.Lock()
         self._beat_s = 0.0
 
-    def say(self, message: LayerDone | Tokens | Beat) -> None:
+    def say(self, message: Said) -> None:
         with self._lock:
             self._first.send(message)
 
@@ -138,7 +144,7 @@ class Follower:
         """Run what the first rank says until it has ended."""
         while True:
             try:
-                iteration: Iteration = self._first.recv()
+                iteration = self._first.recv()
             except EOFError:
                 return
             sampled = engine.run(iteration.steps, self._announce(iteration))

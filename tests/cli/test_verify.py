@@ -60,8 +60,8 @@ def test_both_worlds_are_compared(measured, tiny_model_dir):
     assert (low["rate"], high["rate"], low["design"]) == (5.0, 20.0, "1P+1D")
     for load in (low, high):
         assert len(load["live"]) == 2
-        assert {run["completed"] for run in (load["simulated"], *load["live"])} == {12}
-        assert load["simulated"]["output_tokens"] == load["live"][0]["output_tokens"]
+        assert {run["completed"] for run in (*load["simulated"], *load["live"])} == {12}
+        assert load["simulated"][0]["output_tokens"] == load["live"][0]["output_tokens"]
 
 
 def test_a_measured_host_is_simulated(measured):

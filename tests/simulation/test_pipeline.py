@@ -139,7 +139,7 @@ def test_a_pipeline_of_one_stage_is_an_instance_like_any_other(monkeypatch):
     def piped(name, number, link, pool, role, scheduler, timing, kernel, world, max_run):
         return VirtualPipeline(name, number, link, pool, role, scheduler, timing, kernel, world)
 
-    def lanes(batcher, blocks, leases, max_seqs, memory):
+    def lanes(batcher, blocks, leases, max_seqs, memory, _growth):
         return PipelineScheduler(batcher, blocks, leases, max_seqs, 1, memory)
 
     @settings(max_examples=300)

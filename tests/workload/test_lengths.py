@@ -9,12 +9,12 @@ import pytest
 
 from support.traces import ROOT, public_trace
 from twofold.workload.lengths import load_lengths
-from twofold.workload.named import NAMED
+from twofold.workload.named import NAMED, is_named
 
 PUBLISHED = {"azure-code": ((1469, 2048), (13, 28)), "azure-conv": ((1020, 1155), (129, 211))}
 
 
-@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize("name", PUBLISHED)
 def test_generated_lengths_have_the_published_median_and_mean(name):
     """The quantiles' own mean is within 1% of the trace's, and what is drawn within 4% (or one token)."""
     lengths = load_lengths(name)
@@ -31,7 +31,7 @@ def test_generated_lengths_have_the_published_median_and_mean(name):
             assert column.mean() == pytest.approx(mean, rel=0.04)
 
 
-@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize("name", PUBLISHED)
 def test_generated_lengths_stay_within_the_trace(name):
     """No prompt or output is shorter or longer than any that was seen, and they are not correlated."""
     lengths = load_lengths(name)
@@ -46,16 +46,41 @@ def test_data_names_its_source(name):
     """Each file says where it comes from, under which licence, and holds a distribution."""
     lengths = load_lengths(name)
     assert lengths.name == name
-    assert "Azure LLM inference trace 2023" in lengths.source
-    assert lengths.licence.startswith("CC-BY")
-    assert "Splitwise" in lengths.citation
+    source, licence, paper = ("Azure LLM inference trace 2023", "CC-BY", "Splitwise")
+    if name not in PUBLISHED:
+        source, licence, paper = ("figure 7 of the paper; spread assumed", "none needed", "DistServe")
+    assert source in lengths.source
+    assert lengths.licence.startswith(licence)
+    assert paper in lengths.citation
     assert (lengths.probabilities[0], lengths.probabilities[-1]) == (0.0, 1.0)
     for column in (lengths.probabilities, lengths.prompt_tokens, lengths.output_tokens):
         assert len(column) == len(lengths.probabilities)
         assert column == sorted(column)
 
 
-@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize(
+    ("name", "prompt", "output"),
+    [
+        ("distserve-chat", 755.5, 200.3),
+        ("distserve-code", 171.3, 98.2),
+        ("distserve-summaries", 1738.3, 90.7),
+    ],
+)
+def test_lengths_of_distserve_have_the_means_of_the_paper(name, prompt, output):
+    """Within 3%, after the cut at what its models can take."""
+    drawn = np.array(list(islice(load_lengths(name).sample(0), 50_000)))
+    assert drawn.mean(axis=0).tolist() == pytest.approx([prompt, output], rel=0.03)
+    assert drawn.max() <= 2048
+
+
+def test_lengths_may_be_all_alike():
+    """As 512+64 says; anything else is no such workload."""
+    assert set(islice(load_lengths("512+64").sample(0), 100)) == {(512, 64)}
+    assert not is_named("512+")
+    assert not is_named("0+64")
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
 def test_data_is_what_the_script_derives(name, monkeypatch):
     """Derived again from the trace, the quantiles are the committed ones."""
     trace = public_trace(f"azure-2023-{name.removeprefix('azure-')}.csv")

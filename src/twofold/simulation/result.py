@@ -54,7 +54,7 @@ class SimulationResult(msgspec.Struct, frozen=True, kw_only=True):
     tpot_slowdown: Histogram | None
     e2e_slowdown: Histogram | None
     slo_met: int | None
-    slo_scale: Histogram | None
+    slo_scale: Histogram | None = None
     preemptions: int
     swaps: int = 0
     swap_bytes: int = 0

@@ -1,6 +1,7 @@
 """Models divided among ranks compute what they compute whole."""
 
 import json
+import os
 import random
 import subprocess
 import sys
@@ -41,7 +42,13 @@ def outputs(tiny_model_dir, tmp_path_factory):
             *SPLITS[arch],
         ]
         done = subprocess.run(
-            command, input=json.dumps(prompts()), capture_output=True, text=True, timeout=600, check=False
+            command,
+            input=json.dumps(prompts()),
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
         )
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)

@@ -72,7 +72,12 @@ def test_ranks_compute_what_the_model_computes(arch, outputs):
     [
         ("llama", Split(4, 1), "2 key-value heads, which 4 tensor ranks"),
         ("llama", Split(1, 4), "3 layers, too few for the 4 pipeline stages"),
-        ("gpt2", Split(2, 1), "over tensor ranks .* no plan for gpt2"),
+        ("gpt2", Split(2, 1), "over tensor ranks .* no plan that divides the heads of gpt2"),
+        (
+            "deepseek_v3",
+            Split(2, 1),
+            "no plan that divides the heads of deepseek_v3",
+        ),  # its plan is for experts
         ("gpt2", Split(1, 2), "into pipeline stages .* no plan for gpt2"),
     ],
 )

@@ -19,7 +19,8 @@ def check_model(loaded: LoadedModel, split: Split, name: str) -> None:
     check_split(split, [layer.kv_heads for layer in loaded.layers], heads, name)
     if split.tensor > 1 and not tensor_plan(loaded.model):
         raise ConfigurationError(
-            f"{name} cannot be split over tensor ranks ({split}): transformers has no plan for {config.model_type}"
+            f"{name} cannot be split over tensor ranks ({split}): transformers has no plan that divides the heads of "
+            f"{config.model_type}"
         )
     if split.pipeline > 1 and stage_layers(loaded.model) is None:
         raise ConfigurationError(

@@ -32,13 +32,16 @@ _OWN_PLANS = {"opt": {f"model.decoder.layers.*.{name}": style for name, style in
 
 
 def tensor_plan(model: PreTrainedModel) -> dict[str, str]:
-    """Style by rule, as in model.layers.*.mlp.up_proj: colwise; empty where nobody knows how to cut the model.
+    """Style by rule, as in model.layers.*.mlp.up_proj: colwise; empty where none divides the heads.
 
     Embeddings stay whole: a look-up is cheap, and adding up the ranks' parts of it is not.
     """
     if apply_tensor_parallelism is None:
         return {}
     plan = _OWN_PLANS.get(model.config.model_type) or model.tp_plan or {}
+    # Some plans divide experts or the vocabulary only: every rank would then hold the KV of all heads.
+    if not any(rule.endswith(".k_proj") and style == "colwise" for rule, style in plan.items()):
+        return {}
     return {rule: style for rule, style in plan.items() if not style.startswith("embedding_")}
 
 

@@ -77,3 +77,12 @@ def test_an_slo_is_met_jointly():
     assert Slo(ttft_s=3.0, tpot_s=1.5, e2e_s=6.0).met_by(timeline)
     assert not Slo(ttft_s=3.0, tpot_s=1.4).met_by(timeline)
     assert Slo().met_by(timeline)
+
+
+def test_who_got_no_answer_did_not_meet_an_slo():
+    """A refused request broke no bound, and was not served well either."""
+    recorder = Recorder()
+    recorder.arrive(REQUEST, 1.0)
+    timeline = recorder.end("r", FinishReason.ERROR)
+    assert timeline is not None
+    assert not Slo(ttft_s=3.0).met_by(timeline)

@@ -20,7 +20,7 @@ from rich.table import Table
 
 from twofold.hardware.catalog import load_catalog
 from twofold.planning.splits import SplitPlanner
-from twofold.request import FinishReason, Request
+from twofold.request import Request
 from twofold.scheduling.replanning import Decision, Replanner
 from twofold.scheduling.traffic import TrafficWatch
 from twofold.simulation.cluster_file import parse_cluster
@@ -101,7 +101,7 @@ def by_minute(timelines: Sequence[Timeline], minutes: int) -> list[float]:
     for timeline in timelines:
         minute = int(timeline.request.arrival_s // 60)
         came[minute] += 1
-        met[minute] += timeline.finish_reason is FinishReason.LENGTH and SLO.met_by(timeline)
+        met[minute] += SLO.met_by(timeline)
     return [good / all_ for good, all_ in zip(met, came, strict=True)]
 
 

@@ -19,13 +19,15 @@ class Slo(msgspec.Struct, frozen=True, kw_only=True):
     e2e_s: float | None = None
 
     def met_by(self, timeline: Timeline) -> bool:
-        """Whether a finished request kept every bound."""
+        """Whether a request got its whole answer and kept every bound."""
         bounds = (
             (self.ttft_s, timeline.ttft_s),
             (self.tpot_s, timeline.tpot_s),
             (self.e2e_s, timeline.e2e_s),
         )
-        return all(bound is None or value is None or value <= bound for bound, value in bounds)
+        return timeline.complete and all(
+            bound is None or value is None or value <= bound for bound, value in bounds
+        )
 
     @classmethod
     def parse(cls, text: str) -> "Slo":

@@ -64,6 +64,11 @@ class Timeline:
         return self.moments[end] - self.moments[start]
 
     @property
+    def complete(self) -> bool:
+        """Whether the request ended with its whole answer, and not refused, failed or aborted."""
+        return self.finish_reason is FinishReason.STOP or self.finish_reason is FinishReason.LENGTH
+
+    @property
     def ttft_s(self) -> float | None:
         return self.span(Moment.ARRIVED, Moment.FIRST_TOKEN)
 

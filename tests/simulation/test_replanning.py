@@ -11,7 +11,7 @@ from support.toy import CATALOG, ToyModel, ToyRun, pools, workloads
 from twofold.errors import ConfigurationError
 from twofold.instance import Role
 from twofold.planning.splits import SplitPlanner
-from twofold.request import FinishReason, Request
+from twofold.request import Request
 from twofold.scheduling.replan_log import Findings, Forecast, Outcome
 from twofold.scheduling.replanning import Replanner, Rules
 from twofold.scheduling.split import Split
@@ -59,9 +59,7 @@ class Seen(QuietObserver):
 
     def share(self, begin_s, end_s):
         came = [each for each in self.timelines if begin_s <= each.request.arrival_s < end_s]
-        return sum(each.finish_reason is FinishReason.LENGTH and SLO.met_by(each) for each in came) / len(
-            came
-        )
+        return sum(SLO.met_by(each) for each in came) / len(came)
 
 
 class Always:

@@ -11,8 +11,6 @@ from twofold.request import FinishReason
 from twofold.slo import Slo
 from twofold.timeline import Moment, Timeline
 
-COMPLETED = (FinishReason.STOP, FinishReason.LENGTH)
-
 
 class Distribution(msgspec.Struct, frozen=True, kw_only=True):
     """Mean, percentiles and maximum of some latencies, in seconds.
@@ -80,7 +78,7 @@ def summarise(
     is given. `errors` maps ids of failed requests to reasons; one that it does not name counts as "error".
     """
     ended = list(timelines)
-    completed = [timeline for timeline in ended if timeline.finish_reason in COMPLETED]
+    completed = [timeline for timeline in ended if timeline.complete]
     failed = [timeline for timeline in ended if timeline.finish_reason is FinishReason.ERROR]
     reasons = Counter((errors or {}).get(timeline.request.id, "error") for timeline in failed)
     seconds = _duration(ended) if duration_s is None else duration_s

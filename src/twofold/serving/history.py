@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterable
 
 import twofold
 from twofold.instance import Role
-from twofold.request import FinishReason
 from twofold.scheduling.instance import InstanceStatus
 from twofold.serving.instance_history import NOTHING, InstanceHistory
 from twofold.serving.latencies import Latencies
@@ -119,10 +118,9 @@ class History:
         """A request ended."""
         now = time.monotonic() if now is None else now
         reason = timeline.finish_reason
-        complete = reason in {FinishReason.STOP, FinishReason.LENGTH}
         self.totals[f"ended_{'none' if reason is None else reason.value}"] += 1
         self.totals["tokens"] += timeline.output_tokens
-        self._latencies.end(timeline, now, good=complete and self._slo.met_by(timeline))
+        self._latencies.end(timeline, now, good=self._slo.met_by(timeline))
         self._ended.append(_request(timeline, now))
 
     # -- looking --------------------------------------------------------------------------------------------------

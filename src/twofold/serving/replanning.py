@@ -8,7 +8,7 @@ from typing import Final, Protocol
 
 from twofold.errors import RequestError, SearchError
 from twofold.instance import Role
-from twofold.request import FinishReason, Request
+from twofold.request import Request
 from twofold.scheduling.pools import Pools
 from twofold.scheduling.replan_log import Decision, Findings
 from twofold.scheduling.replanning import Question, Replanner
@@ -20,7 +20,6 @@ from twofold.timeline import Timeline
 
 log = logging.getLogger(__name__)
 
-_COMPLETE: Final = {FinishReason.STOP, FinishReason.LENGTH}
 _SAID: Final = 10  # decisions that are told to who asks; all are in the log
 
 
@@ -88,8 +87,7 @@ class LiveReplanning:
 
     def observe(self, timeline: Timeline) -> None:
         """A request ended: a sink of the controller's recorder."""
-        complete = timeline.finish_reason in _COMPLETE
-        self._ended(timeline.request.id, timeline.output_tokens if complete else None)
+        self._ended(timeline.request.id, timeline.output_tokens if timeline.complete else None)
 
     def close(self) -> None:
         """End the search that is under way."""

@@ -1,6 +1,5 @@
 """Metrics that ended requests make."""
 
-from twofold.request import FinishReason
 from twofold.serving.registry import Registry
 from twofold.slo import Slo
 from twofold.timeline import Moment, Timeline
@@ -80,11 +79,10 @@ class RequestMetrics:
             self._prompt_tokens.inc(timeline.request.prompt_tokens)
         for gap in timeline.itl_s:
             self._itl.observe(gap)
-        complete = timeline.finish_reason in {FinishReason.STOP, FinishReason.LENGTH}
         if self._slo != Slo():
-            met = complete and self._slo.met_by(timeline)
+            met = self._slo.met_by(timeline)
             self._good.labels("true" if met else "false").inc()
-        if complete:
+        if timeline.complete:
             self._observe_complete(timeline)
         for histogram, seconds in (
             (self._ttft, timeline.ttft_s),

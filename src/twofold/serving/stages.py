@@ -10,7 +10,6 @@ from enum import StrEnum
 
 import msgspec
 
-from twofold.request import FinishReason
 from twofold.timeline import Moment, Timeline
 
 
@@ -22,9 +21,6 @@ class StageName(StrEnum):
     HANDOFF = "hand-off"
     DECODE_QUEUE = "decode queue"
     DECODE = "decode"
-
-
-_COMPLETE = frozenset({FinishReason.STOP, FinishReason.LENGTH})
 
 
 class Stage(msgspec.Struct, frozen=True, array_like=True):
@@ -44,7 +40,7 @@ def stages_of(timeline: Timeline, ended_s: float | None = None) -> tuple[Stage, 
     at = timeline.moments.get
     first, landed, decoding = at(Moment.FIRST_TOKEN), at(Moment.HANDOFF_ENDED), at(Moment.DECODE_STARTED)
     prefilling = at(Moment.PREFILL_STARTED)
-    complete = timeline.finish_reason in _COMPLETE
+    complete = timeline.complete
     sending, split = at(Moment.HANDOFF_STARTED), splits(timeline)
     if first is not None and split and (decoding is not None or not complete):
         sending = first if sending is None else min(sending, first)

@@ -86,7 +86,7 @@ class Tracer:
             request.set_status(StatusCode.ERROR)
         within = set_span_in_context(request)
         end_s = now
-        if timeline.finish_reason in {FinishReason.STOP, FinishReason.LENGTH}:
+        if timeline.complete:
             end_s = timeline.moments.get(Moment.LAST_TOKEN, now)
         for stage in stages_of(timeline, end_s):
             part = self._tracer.start_span(

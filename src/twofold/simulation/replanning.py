@@ -1,11 +1,10 @@
 """Re-planning in the simulator: the live decisions on simulated arrivals, and moves that take their time."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final
 
 from twofold.errors import ConfigurationError
 from twofold.instance import Role
-from twofold.request import FinishReason, Request
+from twofold.request import Request
 from twofold.scheduling.replanning import Decision, Findings, Planner, Replanner
 from twofold.scheduling.routers import FIXED_ROLE_ROUTERS, ROUTERS
 from twofold.scheduling.split import Action, Split, Step
@@ -15,8 +14,6 @@ from twofold.simulation.kernel import PS, Order, ps
 from twofold.simulation.observer import QuietObserver
 from twofold.simulation.spec import ClusterSpec
 from twofold.timeline import Timeline
-
-_COMPLETE: Final = {FinishReason.STOP, FinishReason.LENGTH}
 
 
 class Replanning(QuietObserver):
@@ -60,8 +57,7 @@ class Replanning(QuietObserver):
             self._refused.add(request_id)
         else:
             del self._ids[number]
-            complete = timeline.finish_reason in _COMPLETE
-            self._replanner.watch.ended(number, timeline.output_tokens if complete else None)
+            self._replanner.watch.ended(number, timeline.output_tokens if timeline.complete else None)
 
     def _arrived(self, request: Request) -> None:
         now_s = self._cluster.kernel.now / PS

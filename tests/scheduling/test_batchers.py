@@ -2,6 +2,7 @@
 
 import pytest
 
+from support.scheduled import arrive, ran, request, scheduler
 from support.selecting import decoding, prefilling, ready, room, selected, waiting
 from twofold.scheduling.batchers import BATCHERS
 
@@ -50,6 +51,19 @@ def test_decode_runs_everybody_once_up_to_the_limit():
     decode = BATCHERS["decode"](2048, 4)
     chosen = selected(decode, decoding(2), ready(5))
     assert (chosen.prefills, chosen.resume, chosen.pause) == ([], ["r0", "r1"], [])
+
+
+def test_prompts_that_go_first_have_an_iteration_to_themselves():
+    """Whoever decodes stands still, and goes on in the same order when no prompt waits."""
+    first = BATCHERS["prefill-first"](2048, 64)
+    chosen = selected(first, waiting(2000, 100), decoding(2), ready(1))
+    assert (chosen.prefills, chosen.resume, chosen.pause) == ([("w0", 2000)], [], ["d0", "d1"])
+    alone = scheduler("prefill-first", num_blocks=1000)
+    for name in "ab":
+        arrive(alone, request(name, output=50))
+    assert ran(alone) == ["a", "b"]
+    alone.submit(request("p", prompt=8), decodes_here=False)
+    assert [ran(alone), ran(alone)] == [["p"], ["a", "b"]]
 
 
 def test_an_iteration_has_no_more_decodes_than_tokens():

@@ -8,6 +8,7 @@ from twofold.scheduling.batchers.decode_fcfs import DecodeFcfs
 from twofold.scheduling.batchers.mixed import MixedContinuous
 from twofold.scheduling.batchers.prefill_balanced import PrefillBalanced
 from twofold.scheduling.batchers.prefill_fcfs import PrefillFcfs
+from twofold.scheduling.batchers.prefill_first import PrefillFirst
 from twofold.scheduling.batchers.splitwise import SplitwiseMixed
 from twofold.scheduling.batchers.splitwise_sim import SplitwiseSimBatcher
 
@@ -17,13 +18,14 @@ BATCHERS: dict[str, Callable[[int, int], Batcher]] = {
     "prefill-balanced": PrefillBalanced,
     "decode": DecodeFcfs,
     "mixed": MixedContinuous,
+    "prefill-first": PrefillFirst,
     "chunked-prefill": ChunkedPrefill,
     "splitwise": SplitwiseMixed,
     "splitwise-sim": SplitwiseSimBatcher,
 }
 
 # Those whose budget is for prompts, which they take whole; one that is longer runs alone.
-WHOLE_PROMPTS = ("prefill", "mixed")
+WHOLE_PROMPTS = ("prefill", "mixed", "prefill-first")
 
 # Those beside which memory may grow (`scheduling.growth`): what stands still is left to it.
 GROWING = ("decode", "mixed", "chunked-prefill")

@@ -1,0 +1,28 @@
+"""Prompts first, and nothing beside them."""
+
+from twofold.scheduling.batcher import EagerBatcher, Room, Selection, take_prompts, take_ready
+from twofold.scheduling.queues import Queues
+
+
+class PrefillFirst(EagerBatcher):
+    """The colocated baseline of DistServe: how vLLM batched before it cut prompts into chunks.
+
+    While prompts run, first come first served up to the token budget, every decode stands still and keeps its memory
+    (which counts as a pre-emption): decodes never slow a prompt, and prompts hold decodes up for as long as they come.
+    """
+
+    def __init__(self, token_budget: int, max_seqs: int) -> None:
+        self.token_budget = token_budget
+        self.max_seqs = max_seqs
+
+    def select(self, queues: Queues, room: Room) -> Selection:
+        prompts = take_prompts(
+            queues.waiting, room, self.token_budget, max_prompts=self.max_seqs, longer_runs_alone=True
+        )
+        if prompts:
+            selection = Selection(prompts)
+            selection.pause = list(queues.decoding)
+            return selection
+        resume = list(queues.paused)
+        seats = self.max_seqs - queues.decoding.size - len(resume)
+        return Selection(resume=resume + take_ready(queues.ready, room, seats))

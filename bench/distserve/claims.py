@@ -6,8 +6,9 @@ For every application of the paper (OSDI'24, table 1) the placement with the mos
 paper gave DistServe, and beside it colocated instances of the paper's parallelism: with mixed batches and with
 chunked prefill on the same engine, and as the paper's baseline, with prompts before decodes at the speed of vLLM as
 DistServe's authors measured it.
-*Rate* is the ratio of goodputs per GPU. *Tighter* is how much smaller the SLO could be at the rate that the colocated
-design sustains. Models without published profiles are estimated (roofline) and say so.
+*Rate* is the ratio of goodputs per GPU, the colocated design's in brackets. *Tighter* is how much smaller the SLO could
+be at the rate that the colocated design sustains. The example of the paper's figure 1 is one more row, at vLLM's speed
+for all. Models without published profiles are estimated (roofline) and say so.
 """
 
 import argparse
@@ -58,9 +59,12 @@ class Application(msgspec.Struct, frozen=True):
     colocated_tp: int
     found: str
     claim: str
+    engine: str = OWN
 
 
 APPLICATIONS = (
+    # Figure 1 of the paper: 512 prompt and 64 output tokens on one GPU, and on two that prefill with one that decodes.
+    Application("figure 1", "512+64", "opt-13b", 0.4, 0.04, 3, 1, "2x 1,1 / 1,1", "2.1x (3.3 of 1.6)", VLLM),
     Application("chat-13b", "distserve-chat", "opt-13b", 0.25, 0.1, 3, 1, "2,1 / 1,1", "2.0-4.6x; 1.8-3.2x"),
     Application("chat-66b", "distserve-chat", "opt-66b", 2.5, 0.15, 8, 4, "4,1 / 2,2", "2.0-4.6x; 1.8-3.2x"),
     Application(
@@ -140,8 +144,7 @@ def degrees(plan: PlacementPlan) -> str:
 
 def row(one: Application, requests: int, grid: RateGrid, where: Where) -> list[str]:
     published = one.model != "opt-175b"
-    own = OWN if published else ESTIMATED
-    what = problem(one, own, requests)
+    what = problem(one, one.engine if published else ESTIMATED, requests)
     plan, effort = search_placement(prepare(what, PlacementQuestion(stock={MACHINE: one.gpus})), grid, where)
     ways = (("mixed", None), ("chunked-prefill", 512))
     others = [(what, each) for each in colocated(what, one.colocated_tp, ways, where, grid)]
@@ -158,7 +161,8 @@ def row(one: Application, requests: int, grid: RateGrid, where: Where) -> list[s
         gain = plan.best.per_accelerator / other.per_accelerator
         share = other.per_accelerator * plan.best.design.accelerators
         scale = tightest(what, plan.best.design, share, where, grid)
-        cells.append(f"{gain:.2f}x; {'-' if not scale else f'{1 / scale:.2f}x'}")
+        tighter = "-" if not scale else f"{1 / scale:.2f}x"
+        cells.append(f"{gain:.2f}x ({other.per_accelerator:.3g}); {tighter}")
     cells += ["-"] * (3 - len(others))
     return [*cells, one.claim, f"{effort.simulations:,}; {effort.requests:,}"]
 

@@ -21,20 +21,24 @@ class FinishReason(StrEnum):
     ERROR = "error"
 
 
+BlockKey = int | bytes  # the name of a block and all before it: a number in traces, a hash in a live service
+
+
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """A request as schedulers and workloads see it: sizes and times, no text.
 
     `prompt_tokens` and `output_tokens` count tokens, `arrival_s` is in seconds on the clock of its world.
     `output_tokens` is the exact length in a trace and the upper bound (`max_tokens`) in a live service.
-    `prefix_blocks` names the prompt's blocks where the trace knows them: equal ids mean an equal block and
-    an equal prefix before it (the Mooncake trace's `hash_ids`, 512 tokens a block).
+    `prefix_blocks` names the prompt's full blocks: equal names mean an equal block after an equal prefix. A trace has
+    numbers for blocks of 512 tokens (Mooncake's `hash_ids`, which name a last block that is not full as well); a live
+    service has hashes, salted by tenant, for blocks of its engine's size (`kvcache.prefix`).
     """
 
     id: str
     arrival_s: float
     prompt_tokens: int
     output_tokens: int
-    prefix_blocks: tuple[int, ...] = ()
+    prefix_blocks: tuple[BlockKey, ...] = ()
 
     @property
     def total_tokens(self) -> int:

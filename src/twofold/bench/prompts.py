@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from twofold.request import Request
+from twofold.request import BlockKey, Request
 from twofold.workload.rescale import BLOCK_TOKENS
 
 # Short, common words: most tokenizers know each of them, with the space before it, as one token.
@@ -60,7 +60,7 @@ class PromptMaker(msgspec.Struct, frozen=True, kw_only=True):
     def _draw(self, request: Request, low: int, high: int) -> npt.NDArray[np.int64]:
         wanted = request.prompt_tokens
         blocks = request.prefix_blocks[: -(-wanted // self.block_tokens)]
-        parts = [self._stream("block", block).integers(low, high, self.block_tokens) for block in blocks]
+        parts = [self._stream("block", _name(block)).integers(low, high, self.block_tokens) for block in blocks]
         rest = wanted - len(parts) * self.block_tokens
         if rest > 0:
             parts.append(self._stream("request", request.id).integers(low, high, rest))
@@ -69,6 +69,10 @@ class PromptMaker(msgspec.Struct, frozen=True, kw_only=True):
     def _stream(self, kind: str, name: int | str) -> np.random.Generator:
         digest = blake2b(f"{self.seed}/{kind}/{name}".encode(), digest_size=16).digest()
         return np.random.default_rng(int.from_bytes(digest))
+
+
+def _name(block: BlockKey) -> int | str:
+    return block if isinstance(block, int) else block.hex()
 
 
 def token_range(vocabulary: int | None) -> tuple[int, int]:

@@ -17,3 +17,12 @@ def prefix_keys(token_ids: Sequence[int], block_size: int, salt: bytes = b"") ->
         tokens = array("q", token_ids[end - block_size : end])
         key = blake2b(key + tokens.tobytes(), digest_size=KEY_BYTES).digest()
         yield key
+
+
+def tenant_salt(tenant: str, model: str = "", secret: bytes = b"") -> bytes:
+    """What starts a tenant's chains: no other tenant, and no other model, ever has one of its keys.
+
+    `secret` is the cluster's own, so that nobody outside can compute a key. It takes at most 64 bytes.
+    """
+    names = b"".join(len(name).to_bytes(4) + name for name in (tenant.encode(), model.encode()))
+    return blake2b(names, digest_size=KEY_BYTES, key=secret).digest()

@@ -60,3 +60,10 @@ def _bounded(lines: Lines, name: str, tokens: int) -> int:
     if tokens > MAX_TOKENS:
         raise lines.error(f"{name} is {tokens}, more than a trace can hold ({MAX_TOKENS:,})")
     return tokens
+
+
+def block_numbers(request: Request) -> tuple[int, ...]:
+    """The prefix blocks of a request as the numbers that traces have; of a hash its first eight bytes make one."""
+    return tuple(
+        block if isinstance(block, int) else int.from_bytes(block[:8]) for block in request.prefix_blocks
+    )

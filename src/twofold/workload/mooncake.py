@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import msgspec
 
 from twofold.request import Request
-from twofold.workload.format import TraceFormat, output_length, prompt_length
+from twofold.workload.format import TraceFormat, block_numbers, output_length, prompt_length
 from twofold.workload.json_rows import json_rows
 from twofold.workload.lines import Lines
 
@@ -44,7 +44,7 @@ def encode(_index: int, request: Request) -> str:
         timestamp=round(request.arrival_s * 1000),
         input_length=request.prompt_tokens,
         output_length=request.output_tokens,
-        hash_ids=request.prefix_blocks,
+        hash_ids=block_numbers(request),
     )
     return msgspec.json.encode(line).decode()
 

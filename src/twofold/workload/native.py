@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import msgspec
 
 from twofold.request import Request
-from twofold.workload.format import TraceFormat, output_length, prompt_length
+from twofold.workload.format import TraceFormat, block_numbers, output_length, prompt_length
 from twofold.workload.json_rows import json_rows
 from twofold.workload.lines import Lines
 
@@ -36,7 +36,7 @@ def read(lines: Lines) -> Iterator[Request]:
 
 def encode(_index: int, request: Request) -> str:
     line = Line(
-        request.id, request.arrival_s, request.prompt_tokens, request.output_tokens, request.prefix_blocks
+        request.id, request.arrival_s, request.prompt_tokens, request.output_tokens, block_numbers(request)
     )
     return msgspec.json.encode(line).decode()
 

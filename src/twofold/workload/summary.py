@@ -8,7 +8,7 @@ from itertools import accumulate
 
 import msgspec
 
-from twofold.request import Request
+from twofold.request import BlockKey, Request
 
 
 class LengthSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,7 +85,7 @@ def summarise(requests: Iterable[Request]) -> TraceSummary:
     Memory grows with the number of distinct lengths and distinct prefix blocks, not with that of requests.
     """
     prompts, outputs, gaps = Lengths(), Lengths(), Gaps()
-    distinct: set[int] = set()
+    distinct: set[BlockKey] = set()
     blocks, first_s, last_s = 0, None, 0.0
     for request in requests:
         first_s, last_s = request.arrival_s if first_s is None else first_s, request.arrival_s

@@ -1,0 +1,229 @@
+"""Which blocks one memory has, by key, and which of them goes when it is full."""
+
+from collections.abc import Sequence
+
+from mypy_extensions import mypyc_attr
+
+from twofold.kvcache.eviction.base import Eviction
+from twofold.kvcache.pins import Pins
+from twofold.kvcache.watcher import CacheWatcher, Removal
+from twofold.request import BlockKey
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class PrefixCache:
+    """The blocks of one memory, at most `capacity` of them; book-keeping only.
+
+    Keys are those of a prompt's blocks, in order: equal keys mean an equal block after an equal prefix. Times are
+    seconds on the caller's clock. A block that is held stays; so does one that is pinned, until its time is up. One that
+    is `partial` takes room and is not found yet. `hits` counts blocks that requests found and used, `misses` those that
+    they had to store, `removals` what went, by reason. At most half of the memory can be pinned, unless
+    `max_pinned` says otherwise.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        eviction: Eviction,
+        watcher: CacheWatcher | None = None,
+        max_pinned: int | None = None,
+    ) -> None:
+        if capacity < 1:
+            raise ValueError("a prefix cache has room for at least one block")
+        self.capacity = capacity
+        self.max_pinned = capacity // 2 if max_pinned is None else max_pinned
+        self.hits = 0
+        self.misses = 0
+        self.removals = dict.fromkeys(Removal, 0)
+        self._eviction = eviction
+        self._watcher = watcher
+        self._positions: dict[BlockKey, int] = {}
+        self._hidden: set[BlockKey] = set()  # partial, or to go when nobody holds them
+        self._holds: dict[BlockKey, int] = {}
+        self._leaving: dict[BlockKey, Removal] = {}
+        self._pins = Pins()
+
+    def __len__(self) -> int:
+        return len(self._positions)
+
+    def __contains__(self, key: BlockKey) -> bool:
+        """Whether the block can be read here."""
+        return key in self._positions and key not in self._hidden
+
+    @property
+    def pinned(self) -> int:
+        """How many blocks are pinned."""
+        return len(self._pins)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one block more could be stored, if another may have to go for it."""
+        return len(self._positions) < self.capacity or self._eviction.first() is not None
+
+    # -- prompts ----------------------------------------------------------------------------------------------
+
+    def match(self, keys: Sequence[BlockKey]) -> int:
+        """How many leading blocks of a prompt can be read here. Changes nothing."""
+        positions, hidden, count = self._positions, self._hidden, 0
+        for key in keys:
+            if key not in positions or key in hidden:
+                break
+            count += 1
+        return count
+
+    def touch(self, keys: Sequence[BlockKey], count: int, now: float) -> None:
+        """A request uses the first `count` blocks of its prompt, which are here."""
+        if len(self._pins):
+            self.expire(now)
+        eviction = self._eviction
+        for position in range(count):
+            eviction.hit(keys[position])
+        self.hits += count
+
+    def insert(self, keys: Sequence[BlockKey], now: float, start: int = 0) -> list[BlockKey]:
+        """Store the blocks of a prompt from the `start`-th on; returns those that had to go for them, in order.
+
+        Those that are here already are used once more. Where all that is left is held, the rest is not stored.
+        """
+        if len(self._pins):
+            self.expire(now)
+        evicted: list[BlockKey] = []
+        positions, eviction = self._positions, self._eviction
+        for position in range(start, len(keys)):
+            key = keys[position]
+            if key in positions:
+                eviction.hit(key)
+                continue
+            self.misses += 1
+            if len(positions) >= self.capacity:
+                victim = eviction.first()
+                if victim is None:
+                    break
+                self._discard(victim, Removal.CAPACITY)
+                evicted.append(victim)
+            self.put(key, position)
+        return evicted
+
+    # -- single blocks ----------------------------------------------------------------------------------------
+
+    def put(self, key: BlockKey, position: int, *, partial: bool = False) -> None:
+        """Store a block that is not here, where there is room; one that is `partial` is held until `complete`."""
+        self._positions[key] = position
+        self._eviction.stored(key, position)
+        if partial:
+            self._hidden.add(key)
+            self.hold(key)
+        elif self._watcher is not None:
+            self._watcher.stored(key)
+
+    def complete(self, key: BlockKey) -> None:
+        """All of a partial block is written: it can be read."""
+        if key not in self._leaving:
+            self._hidden.remove(key)
+            if self._watcher is not None:
+                self._watcher.stored(key)
+        self.release(key)
+
+    def evict(self) -> tuple[BlockKey, int] | None:
+        """Make the block go that goes first; returns it with its position, or None when none may go."""
+        victim = self._eviction.first()
+        if victim is None:
+            return None
+        position = self._positions[victim]
+        self._discard(victim, Removal.CAPACITY)
+        return victim, position
+
+    def hit(self, key: BlockKey) -> None:
+        """A request uses a block that is here."""
+        self._eviction.hit(key)
+        self.hits += 1
+
+    def position(self, key: BlockKey) -> int:
+        """The index of a block in its prompt."""
+        return self._positions[key]
+
+    def remove(self, key: BlockKey, reason: Removal) -> None:
+        """A block that is here goes; while somebody holds it, it cannot be found and its room is not free."""
+        if self._pins.drop(key):
+            self.release(key)
+        if key not in self._holds:
+            self._discard(key, reason)
+        elif key not in self._leaving:
+            self._leaving[key] = reason
+            self._hide(key, reason)
+
+    def hold(self, key: BlockKey) -> None:
+        """A block that is here stays until it is released as often as it was held."""
+        holds = self._holds.get(key, 0)
+        if not holds:
+            self._eviction.hold(key)
+        self._holds[key] = holds + 1
+
+    def release(self, key: BlockKey) -> None:
+        """One of those that held a block does not any more."""
+        holds = self._holds[key]
+        if holds > 1:
+            self._holds[key] = holds - 1
+            return
+        del self._holds[key]
+        reason = self._leaving.pop(key, None)
+        if reason is None:
+            self._eviction.release(key)
+        else:
+            self._forget(key, reason)
+
+    def knows(self, key: BlockKey) -> bool:
+        """Whether the block takes room here, even if it cannot be read."""
+        return key in self._positions
+
+    def held(self, key: BlockKey) -> bool:
+        """Whether somebody holds a block, or it is pinned."""
+        return key in self._holds
+
+    # -- context caching --------------------------------------------------------------------------------------
+
+    def pin(self, keys: Sequence[BlockKey], until: float) -> int:
+        """Keep the leading blocks of a prompt that are here until a time; returns how many, as far as may be pinned.
+
+        What is pinned for longer already stays so.
+        """
+        count = self.match(keys)
+        for position in range(count):
+            key = keys[position]
+            if key not in self._pins:
+                if len(self._pins) >= self.max_pinned:
+                    return position
+                self.hold(key)
+            self._pins.pin(key, until)
+        return count
+
+    def unpin(self, keys: Sequence[BlockKey]) -> None:
+        """Blocks that are pinned are not any more."""
+        for key in keys:
+            if self._pins.drop(key):
+                self.release(key)
+
+    def expire(self, now: float) -> None:
+        """Blocks may go whose pin was until `now` or before. Storing and using blocks does so by itself."""
+        for key in self._pins.expired(now):
+            self.release(key)
+
+    # -- removal ----------------------------------------------------------------------------------------------
+
+    def _discard(self, key: BlockKey, reason: Removal) -> None:
+        self._hide(key, reason)
+        self._forget(key, reason)
+
+    def _hide(self, key: BlockKey, reason: Removal) -> None:
+        """Nobody finds the block from now on."""
+        if key not in self._hidden:
+            self._hidden.add(key)
+            if self._watcher is not None:
+                self._watcher.removed(key, reason)
+
+    def _forget(self, key: BlockKey, reason: Removal) -> None:
+        """The room of a hidden block is free."""
+        self._hidden.discard(key)
+        del self._positions[key]
+        self._eviction.forget(key)
+        self.removals[reason] += 1

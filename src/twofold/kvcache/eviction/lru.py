@@ -1,0 +1,32 @@
+"""Least recently used."""
+
+from collections import OrderedDict
+
+from twofold.kvcache.eviction.base import Eviction
+from twofold.request import BlockKey
+
+
+class Lru(Eviction):
+    """The block goes first that was stored, hit or released longest ago."""
+
+    def __init__(self) -> None:
+        self._order: OrderedDict[BlockKey, None] = OrderedDict()
+
+    def stored(self, key: BlockKey, position: int) -> None:  # noqa: ARG002  (where it stood does not matter)
+        self._order[key] = None
+
+    def hit(self, key: BlockKey) -> None:
+        if key in self._order:
+            self._order.move_to_end(key)
+
+    def hold(self, key: BlockKey) -> None:
+        del self._order[key]
+
+    def release(self, key: BlockKey) -> None:
+        self._order[key] = None
+
+    def forget(self, key: BlockKey) -> None:
+        self._order.pop(key, None)
+
+    def first(self) -> BlockKey | None:
+        return next(iter(self._order), None)

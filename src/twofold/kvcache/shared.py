@@ -1,0 +1,197 @@
+"""Engine memory with reuse: blocks that several requests hold, and blocks that outlive the request that filled them.
+
+    allocate_prompt ──▶ owned ── publish ──▶ owned, with a key ── last owner gone ──▶ cached ── room wanted ──▶ free
+                                                  ▲ another request with that prefix │
+                                                  └──────────────────────────────────┘
+
+How a worker drives it. When a prompt starts, `allocate_prompt` with its keys (`prefix.prefix_keys`, salted): the first
+`Reused.tokens` tokens are in the cache and are not computed. If it names a `copy`, the engine copies that block before
+the prompt's next batch, and `copied` says so. When a batch has completed, `publish` with the keys of the blocks that are
+full now. Everything else is as with any other block accounts.
+"""
+
+from collections.abc import Sequence
+from heapq import heappop, heappush
+
+from twofold.errors import OutOfBlocksError
+from twofold.kvcache.accounts import Grant
+from twofold.kvcache.blocks import BlockManager
+from twofold.kvcache.eviction.base import Eviction
+from twofold.kvcache.watcher import CacheWatcher, Removal
+from twofold.request import BlockKey
+
+
+class Reused:
+    """What a prompt was given: its blocks, and how many of its leading tokens are in them already.
+
+    `copy` (source, target) asks for the contents of one block in another before anything is computed: the prompt is
+    cached to its end, its last token has to be computed again, and the block it is in is somebody else's too.
+    """
+
+    __slots__ = ("copy", "grant", "tokens")
+
+    def __init__(self, grant: Grant, tokens: int, copy: tuple[int, int] | None) -> None:
+        self.grant = grant
+        self.tokens = tokens
+        self.copy = copy
+
+
+class SharedBlocks(BlockManager):
+    """`BlockManager` whose full prompt blocks are found again by key.
+
+    A block with a key is never written: whoever is given it as part of a prefix only reads it. It stays when its last
+    owner is done, and counts as free: it goes, by the eviction rule, when its room is wanted. `hits` and `misses` count
+    the full blocks of prompts, `removals` the keys that went, by reason. A block in several grants that are in transfer
+    counts as in flight for each.
+    """
+
+    def __init__(
+        self, num_blocks: int, block_size: int, eviction: Eviction, watcher: CacheWatcher | None = None
+    ) -> None:
+        super().__init__(num_blocks, block_size)
+        self.hits = 0
+        self.misses = 0
+        self.removals = dict.fromkeys(Removal, 0)
+        self._eviction = eviction
+        self._watcher = watcher
+        self._cached: dict[BlockKey, int] = {}  # the block of each key
+        self._keys: dict[int, BlockKey] = {}  # and back
+        self._owners = [0] * num_blocks  # grants that have the block, and copies from it that are still to be made
+        self._copies: dict[Grant, int] = {}  # the block that is still to be copied from
+
+    @property
+    def num_cached(self) -> int:
+        """How many blocks have a key, owned or not."""
+        return len(self._cached)
+
+    def match(self, keys: Sequence[BlockKey]) -> int:
+        """How many leading blocks of a prompt are here. Changes nothing."""
+        count = 0
+        for key in keys:
+            if key not in self._cached:
+                break
+            count += 1
+        return count
+
+    def allocate_prompt(
+        self, owner: str, tokens: int, keys: Sequence[BlockKey], prompt_tokens: int
+    ) -> Reused:
+        """Give an owner blocks for `tokens` tokens, of which the first `prompt_tokens` are its prompt.
+
+        `keys` are those of the prompt's full blocks. The leading ones that are here are shared; the last token of the
+        prompt is left to be computed in any case. Raises OutOfBlocksError and changes nothing if blocks lack; never
+        takes more of the free blocks than `allocate` would.
+        """
+        matched = self.match(keys[: prompt_tokens // self.block_size])
+        whole = matched > 0 and matched * self.block_size == prompt_tokens
+        prefix = [self._cached[key] for key in keys[: matched - whole]]
+        idle = sum(not self._owners[block] for block in prefix)
+        total = self.blocks_for(tokens)
+        taken = total - len(prefix) + idle
+        if taken > self.num_free:
+            raise OutOfBlocksError(f"{owner} needs {taken} blocks and {self.num_free} are free")
+        self.num_free -= taken
+        self.hits += matched
+        self.misses += prompt_tokens // self.block_size - matched
+        for position, block in enumerate(prefix):
+            self._join(block, keys[position])
+        grant = Grant(owner, total)
+        held = self._held[grant] = prefix
+        copy = self._last_again(grant, keys[matched - 1]) if whole else None
+        self._give(grant, total - len(held))
+        return Reused(grant, matched * self.block_size - whole, copy)
+
+    def copied(self, grant: Grant) -> None:
+        """The copy that a prompt asked for is made."""
+        source = self._copies.pop(grant, None)
+        if source is not None:
+            self._leave(source)
+
+    def publish(self, grant: Grant, keys: Sequence[BlockKey], start: int = 0) -> None:
+        """The blocks of a grant up to the last of `keys` are full and written; they can be found from now on.
+
+        `keys` are those of the whole prefix, of which the first `start` are known to have been published. A block
+        whose key another block has already is left as it is: its owner's alone.
+        """
+        held = self._held[grant]
+        if len(keys) > len(held):
+            raise ValueError(f"{grant.owner} has {len(held)} blocks, and keys of {len(keys)} are published")
+        for position in range(start, len(keys)):
+            block, key = held[position], keys[position]
+            if block in self._keys or key in self._cached:
+                continue
+            self._cached[key] = block
+            self._keys[block] = key
+            self._eviction.stored(key, position)
+            self._eviction.hold(key)
+            if self._watcher is not None:
+                self._watcher.stored(key)
+
+    def _give(self, grant: Grant, blocks: int) -> None:
+        held = self._held.setdefault(grant, [])
+        for _ in range(blocks):
+            held.append(self._take())
+
+    def _free(self, grant: Grant) -> None:
+        self.copied(grant)
+        # The end of a prompt is of no use without its beginning: by most rules it goes first if it is released first.
+        for block in reversed(self._held.pop(grant)):
+            self._leave(block)
+
+    def _take(self) -> int:
+        """A block whose contents nobody wants, or that of the key that goes first."""
+        block = heappop(self._free_ids) if self._free_ids else self._evict()
+        self._owners[block] = 1
+        return block
+
+    def _evict(self) -> int:
+        key = self._eviction.first()
+        if key is None:
+            raise OutOfBlocksError("no block is free")  # the accounts say otherwise, so this does not happen
+        return self._uncache(key, Removal.CAPACITY)
+
+    def _uncache(self, key: BlockKey, reason: Removal) -> int:
+        """Nobody finds this key any more; returns the block that had it."""
+        block = self._cached.pop(key)
+        del self._keys[block]
+        self._eviction.forget(key)
+        self.removals[reason] += 1
+        if self._watcher is not None:
+            self._watcher.removed(key, reason)
+        return block
+
+    def _join(self, block: int, key: BlockKey) -> None:
+        """One owner more of a block that has a key."""
+        self._eviction.hit(key)
+        if not self._owners[block]:
+            self._eviction.hold(key)
+        self._owners[block] += 1
+
+    def _leave(self, block: int) -> None:
+        """One owner less."""
+        self._owners[block] -= 1
+        if not self._owners[block]:
+            self.num_free += 1
+            key = self._keys.get(block)
+            if key is None:
+                heappush(self._free_ids, block)
+            else:
+                self._eviction.release(key)
+
+    def _last_again(self, grant: Grant, key: BlockKey) -> tuple[int, int] | None:
+        """Give a grant a block that it may write with the contents of one that has a key; says if it is to be copied.
+
+        A block that nobody owns is not copied but taken out of the cache, until its new owner publishes it.
+        """
+        source, held = self._cached[key], self._held[grant]
+        if not self._owners[source]:
+            self._uncache(key, Removal.REWRITTEN)
+            self._owners[source] = 1
+            held.append(source)
+            return None
+        self._eviction.hit(key)
+        self._owners[source] += 1
+        self._copies[grant] = source
+        target = self._take()
+        held.append(target)
+        return source, target

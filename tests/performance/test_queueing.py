@@ -8,14 +8,15 @@ from hypothesis import strategies as st
 
 from twofold.errors import ConfigurationError
 from twofold.performance.queueing import (
+    crossing_rate,
     crossover_rate,
     highest_rate,
     mean_ttft_s,
     one_instance_s,
     pipeline_s,
+    quickest_by_rate,
     stage_times,
     tensor_s,
-    why,
 )
 from twofold.performance.registry import performance_model
 
@@ -129,13 +130,37 @@ def test_times_come_from_any_performance_model(models, machines):
     assert stage_s == model.first_stage.prefill_s(512, 512**2) > model.later_stage.prefill_s(512, 512**2)
 
 
-def test_a_choice_is_explained(models, machines):
-    """Tensor at 2 requests/s, pipeline above, and what cannot keep up is said to."""
-    choices = {
-        f"TP{tensor} PP{stages}": performance_model(
-            "distserve-published", models["opt-13b"], machines["dgx-a100"], tensor, stages
+def test_the_quickest_at_each_rate(models, machines):
+    """Tensor parallelism first, then pipelines: between two crossings nothing else has a lower mean TTFT."""
+    times = {
+        f"TP{tensor} PP{stages}": stage_times(
+            performance_model("distserve-published", models["opt-13b"], machines["dgx-a100"], tensor, stages),
+            512,
         )
-        for tensor, stages in ((1, 1), (2, 1), (1, 2))
+        for tensor, stages in ((1, 1), (2, 1), (1, 2), (4, 1), (2, 2), (1, 4))
     }
-    assert why(2, choices, 512).startswith("at 2 requests/s of 512 tokens TP2 PP1: mean TTFT is TP1 PP1 8")
-    assert "TP1 PP1 without bound" in why(15, choices, 512)
+    found = quickest_by_rate(times)
+    assert found[0] == (0.0, "TP4 PP1")
+    ends = [rate for rate, _ in found[1:]] + [found[-1][0] * 1.2]
+    for (start, name), end in zip(found, ends, strict=True):
+        middle = (start + end) / 2
+        mean = {each: mean_ttft_s(middle, *times[each]) for each in times}
+        assert mean[name] == min(mean.values())
+
+
+def test_the_only_one_is_the_quickest():
+    """At every rate; so is one that is better in both times."""
+    assert quickest_by_rate({"alone": (D, D)}) == [(0.0, "alone")]
+    assert quickest_by_rate({"slow": (2 * D, D), "quick": (D, D / 2)}) == [(0.0, "quick")]
+
+
+@given(st.floats(0.01, 1.0), st.floats(0.01, 1.0), st.floats(1.0, 5.0), st.floats(0.05, 0.95))
+def test_where_two_instances_cross(latency_s, share, slower, quicker):
+    """Equal means at the crossing, for any times of all stages and of the slowest one."""
+    quick = latency_s, share * latency_s
+    other = latency_s * slower * 1.001, quicker * share * latency_s
+    rate = crossing_rate(quick, other)
+    assert 0 < rate * quick[1] < 1
+    assert mean_ttft_s(rate, *quick) == pytest.approx(mean_ttft_s(rate, *other), rel=1e-6)
+    assert crossing_rate(other, quick) is None
+    assert crossing_rate((other[0], quick[1]), (quick[0], other[1])) == 0.0

@@ -18,6 +18,7 @@ the last is in the first formula: simulate for more. Times are seconds, rates ar
 """
 
 import math
+from collections.abc import Mapping
 
 from twofold.errors import ConfigurationError
 from twofold.performance.base import PerformanceModel
@@ -59,23 +60,35 @@ def crossover_rate(prefill_s: float, speedup: float, stages: int = 2) -> float |
     """The rate above which a pipeline of `stages` has a lower mean TTFT than tensor parallelism of that speed-up.
 
     0 where tensor parallelism is no quicker than one accelerator; None where it is at least as quick as there are
-    stages, and so better at every rate. Equations 2 and 3 are equal where x = R·D is a root of
-
-        (n − K + 2n(K − 1))·x² − (n² − K² + 2n(K − 1)(K + n))·x + 2n²K(K − 1) = 0
-
-    of which the smaller one is below K, where both queues are stable.
+    stages, and so better at every rate.
     """
-    n, k = stages, speedup
-    pipeline_s(0.0, prefill_s, n)  # what cannot be is refused there
-    tensor_s(0.0, prefill_s, k)
-    if k >= n:
+    pipeline_s(0.0, prefill_s, stages)  # what cannot be is refused there
+    tensor_s(0.0, prefill_s, speedup)
+    quick_s = prefill_s / speedup
+    return crossing_rate((quick_s, quick_s), (prefill_s, prefill_s / stages))
+
+
+def crossing_rate(quick: tuple[float, float], other: tuple[float, float]) -> float | None:
+    """The rate above which `other` has a lower mean TTFT than `quick`, each (all stages, the slowest stage) in seconds.
+
+    0 where it has at any rate; None where it never has, because its slowest stage is no shorter. With t and s the two
+    times of each, the means are equal where
+
+        (1 − R·s₁)·(1 − R·s₂) = (s₁ − s₂) / (2·(t₂ − t₁) + s₁ − s₂)
+
+    of which the smaller root is below 1/s₁, where both queues are stable.
+    """
+    (first_s, slow_s), (second_s, fast_s) = quick, other
+    for times in (quick, other):
+        mean_ttft_s(0.0, *times)  # what cannot be is refused there
+    if fast_s >= slow_s:
         return None
-    if k <= 1:
+    later_s = second_s - first_s
+    if later_s <= 0:
         return 0.0
-    a = n - k + 2 * n * (k - 1)
-    b = n * n - k * k + 2 * n * (k - 1) * (k + n)
-    c = 2 * n * n * k * (k - 1)
-    return (b - math.sqrt(b * b - 4 * a * c)) / (2 * a) / prefill_s
+    both_s = slow_s + fast_s
+    share = 2 * later_s / (2 * later_s + slow_s - fast_s)
+    return 2 * share / (both_s + math.sqrt(both_s * both_s - 4 * slow_s * fast_s * share))
 
 
 def highest_rate(ttft_s: float, latency_s: float, stage_s: float) -> float:
@@ -92,15 +105,17 @@ def stage_times(model: PerformanceModel, prompt_tokens: int) -> tuple[float, flo
     return model.prefill_s(*size), slowest_s
 
 
-def why(rate: float, choices: dict[str, PerformanceModel], prompt_tokens: int) -> str:
-    """Which of some instances has the lowest mean TTFT at a rate, as a sentence for people."""
-    mean: dict[str, float] = {
-        name: mean_ttft_s(rate, *stage_times(model, prompt_tokens)) for name, model in choices.items()
-    }
-    best = min(mean, key=mean.__getitem__)
-    words = ", ".join(f"{name} {_milliseconds(value)}" for name, value in mean.items())
-    return f"at {rate:g} requests/s of {prompt_tokens:,} tokens {best}: mean TTFT is {words}"
+def quickest_by_rate(times: Mapping[str, tuple[float, float]]) -> list[tuple[float, str]]:
+    """Which has the lowest mean TTFT from which rate on: the first from 0, each later one from where it is better.
 
-
-def _milliseconds(seconds: float) -> str:
-    return f"{seconds * 1e3:,.0f} ms" if seconds < math.inf else "without bound"
+    `times` are (all stages, the slowest stage) in seconds by name.
+    """
+    now = min(times, key=lambda name: times[name])
+    found = [(0.0, now)]
+    while True:
+        crossings = ((crossing_rate(times[now], times[name]), name) for name in times)
+        later = [(rate, times[name][1], name) for rate, name in crossings if rate is not None]
+        if not later:
+            return found
+        rate, _, now = min(later)
+        found.append((rate, now))

@@ -11,6 +11,7 @@ from twofold import __version__
 from twofold.instance import Role
 from twofold.planning.deployment import slo_words
 from twofold.planning.evaluator import Effort
+from twofold.planning.placement.explanation import Preference, preference
 from twofold.planning.placement.phases import PhaseGoodput
 from twofold.planning.placement.plan import PlacementPlan
 from twofold.planning.placement.search import Placed
@@ -31,7 +32,7 @@ def placement_tables(plan: PlacementPlan, effort: Effort, title: str) -> Group:
 
 
 def verdict_text(plan: PlacementPlan) -> str:
-    """A few sentences: what to take, how sure that is, against what, and why this algorithm."""
+    """A few sentences: what to take, how sure that is, against what, why this algorithm and this parallelism."""
     best, question = plan.best, plan.prepared.question
     each = ", ".join(
         f"{count} {role} {kind.short}"
@@ -44,8 +45,15 @@ def verdict_text(plan: PlacementPlan) -> str:
         f"Place {each}{copies}: {rate_text(rate)} requests/s on {best.accelerators} accelerators, "
         f"{best.per_accelerator:.3g} for each."
     )
+    preferred = preference(plan)
     return " ".join(
-        [first, *_sure(plan), *_against(plan), f"{plan.algorithm}: {plan.prepared.links.reason}."]
+        [
+            first,
+            *_sure(plan),
+            *_against(plan),
+            f"{plan.algorithm}: {plan.prepared.links.reason}.",
+            *([] if preferred is None else [preferred.text]),
+        ]
     )
 
 
@@ -146,6 +154,7 @@ class PlacementReport(msgspec.Struct, frozen=True, kw_only=True):
     rate: float | None
     best: PlacedReport
     confidence: tuple[float, ...] | None
+    prefill_parallelism: Preference | None
     phases: tuple[PhaseReport, ...]
     split: tuple[PlacedReport, ...]
     colocated: tuple[PlacedReport, ...]
@@ -178,6 +187,7 @@ class PlacementReport(msgspec.Struct, frozen=True, kw_only=True):
             rate=plan.prepared.question.rate,
             best=report(plan.best),
             confidence=None if plan.sure is None else plan.sure.rates,
+            prefill_parallelism=preference(plan),
             phases=tuple(_phase_report(each) for each in (*placement.prefills, *placement.decodes)),
             split=tuple(map(report, placement.split)),
             colocated=tuple(map(report, placement.colocated)),

@@ -1,0 +1,85 @@
+"""A placement says which parallelism the queueing formulas prefer for its prefill instances, and from which rate on."""
+
+import pytest
+from msgspec.structs import replace
+
+from support.plans import evaluation
+from twofold.instance import Role
+from twofold.performance.queueing import crossover_rate, mean_ttft_s, stage_times
+from twofold.planning.design import Design, Family
+from twofold.planning.placement.explanation import preference
+from twofold.planning.placement.plan import PlacementPlan, PlacementQuestion, prepare
+from twofold.planning.placement.search import Placed, Placement
+
+
+@pytest.fixture
+def explain(make_problem):
+    """The preference for a placement with so many prefill instances of some degrees on A100s, at a rate in all."""
+
+    def explained(tensor, pipeline, count=1, rate=4.0, workload="512+64", stock=None, kinds=1):
+        problem = make_problem("ttft=0.2,tpot=0.1", "jsq", model="opt-13b", workload=workload)
+        problem = replace(problem, template=replace(problem.template, performance="distserve-published"))
+        prepared = prepare(problem, PlacementQuestion(stock=stock or {"dgx-a100": 4}))
+        prefill = problem.instance("a100", tensor, pipeline)
+        decode = problem.instance("a100", 1)
+        family = Family(kinds=(*[prefill] * kinds, decode), roles=(*[Role.PREFILL] * kinds, Role.DECODE))
+        design = Design(family=family, counts=(count,) * kinds + (1,))
+        placed = Placed(design=design, rate=rate, evaluation=evaluation(rate))
+        found = Placement(prefills=(), decodes=(), split=(placed,), colocated=())
+        return problem, preference(PlacementPlan(prepared=prepared, placement=found, best=placed, sure=None))
+
+    return explained
+
+
+def test_tensor_parallelism_first_then_a_pipeline(explain):
+    """The rate at which they cross is that of the model's own times: equal means there, and the order around it."""
+    problem, found = explain(2, 1, count=2)
+    (start, first), (crossing, second) = found.best
+    assert (start, first, second) == (0.0, "tensor parallelism (TP2)", "a pipeline (PP2)")
+    tensor, pipeline = (
+        stage_times(problem.performance(problem.instance("a100", *degrees)), 512)
+        for degrees in ((2, 1), (1, 2))
+    )
+    assert mean_ttft_s(crossing, *tensor) == pytest.approx(mean_ttft_s(crossing, *pipeline))
+    assert found.text == (
+        f"By the queueing formulas, prompts of 512 tokens on 2 accelerators wait least with tensor parallelism (TP2) "
+        f"up to {crossing:.3g} requests/s, above with a pipeline (PP2); an instance takes 2 here."
+    )
+
+
+def test_it_is_near_the_crossover_of_the_paper(explain):
+    """With one accelerator's time and the speed-up of two, as the paper has it; here stages have overheads besides."""
+    problem, found = explain(2, 1)
+    alone_s, quick_s = (
+        problem.performance(problem.instance("a100", tensor)).prefill_s(512, 512**2) for tensor in (1, 2)
+    )
+    assert found.best[1][0] == pytest.approx(crossover_rate(alone_s, alone_s / quick_s), rel=0.2)
+
+
+def test_the_mean_length_of_the_workload_is_what_counts(explain):
+    """Longer prompts cross at lower rates."""
+    short, long = (explain(2, 1, workload=workload)[1] for workload in ("256+16", "1024+16"))
+    assert (short.prompt_tokens, long.prompt_tokens) == (256, 1024)
+    assert short.best[1][0] > long.best[1][0]
+
+
+def test_more_than_two_ways(explain):
+    """Four accelerators: each way takes over from one whose slowest stage is longer, at higher and higher rates."""
+    problem, found = explain(4, 1)
+    rates = [rate for rate, _ in found.best]
+    assert rates == sorted(rates)
+    assert found.best[0][1] == "tensor parallelism (TP4)"
+    means = {
+        degrees: mean_ttft_s(
+            1.001 * rates[-1], *stage_times(problem.performance(problem.instance("a100", *degrees)), 512)
+        )
+        for degrees in ((4, 1), (2, 2), (1, 4))
+    }
+    tensor, pipeline = min(means, key=means.__getitem__)
+    assert f"P{tensor}" in found.best[-1][1] or f"P{pipeline}" in found.best[-1][1]
+
+
+def test_nothing_is_said_where_there_is_no_choice(explain):
+    """One accelerator cannot be divided, and unlike instances have no rate of their own."""
+    assert explain(1, 1)[1] is None
+    assert explain(2, 1, kinds=2)[1] is None

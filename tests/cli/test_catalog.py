@@ -12,7 +12,7 @@ from twofold.cli.catalog import app
 from twofold.errors import ConfigurationError
 from twofold.hardware.catalog import load_catalog
 
-KINDS = ("accelerators", "machines", "models", "links")
+KINDS = ("accelerators", "machines", "models", "links", "tiers")
 
 
 @pytest.fixture(autouse=True)

@@ -32,7 +32,7 @@ def write(tmp_path):
 
 
 def every(catalog):
-    kinds = (catalog.accelerators, catalog.machines, catalog.links, catalog.models)
+    kinds = (catalog.accelerators, catalog.machines, catalog.links, catalog.tiers, catalog.models)
     return [item for kind in kinds for item in kind.values()]
 
 
@@ -42,7 +42,7 @@ def test_every_entry_says_where_it_is_from(catalog):
         assert len(item.source) > 10
         assert len(item.date) in {7, 10}
         assert item.date[:4].isdigit()
-    for kind in (catalog.accelerators, catalog.machines, catalog.links, catalog.models):
+    for kind in (catalog.accelerators, catalog.machines, catalog.links, catalog.tiers, catalog.models):
         assert all(name == item.name for name, item in kind.items())
 
 
@@ -132,6 +132,13 @@ def test_what_is_there(catalog):
     assert {"ethernet-100g", "nvlink", "pcie4", "pcie5"} <= set(catalog.links)
 
 
+def test_tiers_are_priced_by_what_renting_them_adds(catalog):
+    """The differences of three instances of EC2: $0.24/h for 64 GiB, $0.365/h for 3,750 GB."""
+    assert catalog.tier("dram").price_per_gb_h == pytest.approx(0.24 / (64 * 2**30 / 1e9), rel=1e-3)
+    assert catalog.tier("nvme").price_per_gb_h == pytest.approx(0.365 / 3750, rel=1e-3)
+    assert catalog.tier("dram").bytes_per_s > catalog.tier("nvme").bytes_per_s
+
+
 def test_short_names(catalog):
     """`h100` is the dgx-h100, and so for every dgx."""
     for name in ("a100", "h100", "h100-pcap", "h200", "b200"):
@@ -146,6 +153,7 @@ def test_short_names(catalog):
         ("machine", "", "machine '' is not known; there are"),
         ("accelerator", "h20", "did you mean h200?"),
         ("link", "infiniband", "there are ethernet-100g, "),
+        ("tier", "ram", "there are dram, nvme"),
         ("model", "bloom", "did you mean bloom-176b?"),
         ("model", "zzz", "model 'zzz' is not known; there are bloom-176b, "),
         ("model", "", "model '' is not known; there are"),

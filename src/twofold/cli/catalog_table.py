@@ -9,10 +9,10 @@ from rich.console import Console
 from rich.table import Table
 
 from twofold.hardware.catalog import Catalog, load_catalog
-from twofold.hardware.machine import Accelerator, Link, Machine
+from twofold.hardware.machine import Accelerator, Link, Machine, StorageTier
 from twofold.hardware.model import Model
 
-Item = Accelerator | Machine | Model | Link
+Item = Accelerator | Machine | Model | Link | StorageTier
 
 
 def show(kind: str, names: Sequence[str], files: Sequence[Path], *, sources: bool, as_json: bool) -> None:
@@ -31,12 +31,14 @@ def _items(catalog: Catalog, kind: str, names: Sequence[str]) -> list[Item]:
         "machines": catalog.machine,
         "models": catalog.model,
         "links": catalog.link,
+        "tiers": catalog.tier,
     }
     every: Mapping[str, Mapping[str, Item]] = {
         "accelerators": catalog.accelerators,
         "machines": catalog.machines,
         "models": catalog.models,
         "links": catalog.links,
+        "tiers": catalog.tiers,
     }
     return [find[kind](name) for name in names] if names else list(every[kind].values())
 
@@ -105,4 +107,9 @@ def _row(item: Item) -> dict[str, str]:
             return {
                 "bandwidth": f"{item.bytes_per_s / 1e9:,.2f} GB/s",
                 "start-up": f"{item.latency_s * 1e6:,.0f} µs",
+            }
+        case StorageTier():
+            return {
+                "price": f"${1e3 * item.price_per_gb_h:,.3f}/h for 1,000 GB",
+                "read by a machine": f"{item.bytes_per_s / 1e9:,.0f} GB/s",
             }

@@ -1,4 +1,4 @@
-"""The catalog: accelerators, machines, links and models by name, from data files with a source for each figure."""
+"""The catalog: accelerators, machines, links, tiers and models by name, from data files with a source for each."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ import msgspec
 from twofold.errors import ConfigurationError
 from twofold.hardware.catalog_file import KINDS, Entry, Sections, build, merge, read_file, read_text
 from twofold.hardware.hf_config import read_model
-from twofold.hardware.machine import Accelerator, Link, Machine
+from twofold.hardware.machine import Accelerator, Link, Machine, StorageTier
 from twofold.hardware.mistakes import near, unknown
 from twofold.hardware.model import Model
 
@@ -26,6 +26,7 @@ class Catalog(msgspec.Struct, frozen=True, kw_only=True):
     accelerators: dict[str, Accelerator]
     machines: dict[str, Machine]
     links: dict[str, Link]
+    tiers: dict[str, StorageTier]
     models: dict[str, Model]
 
     def accelerator(self, name: str) -> Accelerator:
@@ -47,6 +48,12 @@ class Catalog(msgspec.Struct, frozen=True, kw_only=True):
             return self.links[name]
         except KeyError:
             raise unknown("link", name, self.links) from None
+
+    def tier(self, name: str) -> StorageTier:
+        try:
+            return self.tiers[name]
+        except KeyError:
+            raise unknown("tier", name, self.tiers) from None
 
     def model(self, name: str) -> Model:
         """A model by its name, or of a directory that holds a Hugging Face config.json.
@@ -84,6 +91,7 @@ def load_catalog(extra: Sequence[Path] = ()) -> Catalog:
             for name, entry in sections["machines"].items()
         },
         links={name: build(name, entry, Link) for name, entry in sections["links"].items()},
+        tiers={name: build(name, entry, StorageTier) for name, entry in sections["tiers"].items()},
         models={
             name: _checked(build(name, entry, Model), entry) for name, entry in sections["models"].items()
         },

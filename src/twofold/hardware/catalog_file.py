@@ -1,4 +1,4 @@
-"""Files of the catalog: TOML with a table per accelerator, machine, link or model.
+"""Files of the catalog: TOML with a table per accelerator, machine, link, tier or model.
 
 An entry is kept as it was written until all files are read, because a later one may change a field of it.
 """
@@ -13,7 +13,7 @@ from typing import TypeVar
 import msgspec
 
 from twofold.errors import ConfigurationError
-from twofold.hardware.machine import Accelerator, Link, Machine
+from twofold.hardware.machine import Accelerator, Link, Machine, StorageTier
 from twofold.hardware.mistakes import explain, near, unknown
 from twofold.hardware.model import Model
 
@@ -23,6 +23,7 @@ KINDS: dict[str, type[msgspec.Struct]] = {
     "accelerators": Accelerator,
     "machines": Machine,
     "links": Link,
+    "tiers": StorageTier,
     "models": Model,
 }
 

@@ -1,4 +1,4 @@
-"""Accelerators, machines and links: what can be bought, what it can do, what it costs and what it draws."""
+"""Accelerators, machines, links and tiers: what can be bought, what it can do, what it costs and what it draws."""
 
 import msgspec
 
@@ -54,5 +54,18 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
     name: Text
     bytes_per_s: Positive
     latency_s: NotNegative
+    source: Text
+    date: Text
+
+
+class StorageTier(msgspec.Struct, frozen=True, kw_only=True):
+    """What KV caches can be kept in beside accelerators. A GB is 10^9 bytes, prices are in US dollars.
+
+    `bytes_per_s` is what one machine can read of it, into all its accelerators together.
+    """
+
+    name: Text
+    price_per_gb_h: NotNegative
+    bytes_per_s: Positive
     source: Text
     date: Text

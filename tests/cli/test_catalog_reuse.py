@@ -1,0 +1,71 @@
+"""`twofold catalog reuse` says when loading a prefix beats computing it."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from twofold.cli.catalog import app
+from twofold.errors import ConfigurationError
+from twofold.hardware.catalog import load_catalog
+
+
+@pytest.fixture(autouse=True)
+def _wide(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.delenv("TWOFOLD_CATALOG", raising=False)
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, ["reuse", *map(str, arguments)])
+
+
+def test_the_published_figure_is_shown():
+    """Beside those of every machine and link of the catalog."""
+    shown = run().stdout
+    assert "8,192 tokens of LLaMA-70B on 8 A800 at their peak: 5.86 GB/s" in shown
+    catalog = load_catalog()
+    for name in (*catalog.machines, *catalog.links, "its network", "its dram", "its nvme"):
+        assert name in shown, name
+
+
+def test_json_has_each_machine():
+    """Bytes per second, and the shortest prefix for each way: a faster link has a shorter one."""
+    facts = json.loads(run("a100", "h100", "--performance", "roofline", "--json").stdout)
+    assert list(facts) == ["dgx-a100", "dgx-h100"]
+    a100, h100 = facts.values()
+    assert a100["peak"] == pytest.approx(5.1e9, rel=0.02)
+    assert 1e9 < a100["predicted"] < a100["peak"]
+    assert h100["predicted"] > a100["predicted"]
+    shortest = a100["shortest"]
+    assert shortest["infiniband-ndr"] == 1 < shortest["ethernet-25g"] < shortest["ethernet-10g"]
+    for facts in (a100, h100):
+        assert facts["shortest_at_peak"]["infiniband-xdr"] == 1 < facts["shortest_at_peak"]["ethernet-10g"]
+    assert a100["shortest_at_peak"]["infiniband-edr"] == 1 < h100["shortest_at_peak"]["infiniband-edr"]
+
+
+def test_an_instance_of_some_accelerators():
+    """Half the accelerators need half the bandwidth."""
+    whole, half = (
+        json.loads(run("a100", "--performance", "roofline", "--tensor-parallel", degree, "--json").stdout)
+        for degree in (8, 4)
+    )
+    assert half["dgx-a100"]["peak"] == pytest.approx(whole["dgx-a100"]["peak"] / 2)
+    assert half["dgx-a100"]["accelerators"] == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("h10",), "did you mean h100?"),
+        (("--model", "llama"), "not known"),
+        (("--performance", "guess"), "there is no performance model"),
+        (("a100", "--tensor-parallel", 16), "has 8 accelerators"),
+        (("--tensor-parallel", 16), "no machine has 16 accelerators"),
+    ],
+)
+def test_mistakes_are_one_sentence(arguments, words):
+    """Each says what would be right."""
+    error = run(*arguments).exception
+    assert isinstance(error, ConfigurationError)
+    assert words in str(error)

@@ -1,0 +1,128 @@
+"""Reuse or recompute: the figure of Mooncake, and break-evens that are where loading and computing take as long."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from twofold.errors import ConfigurationError
+from twofold.performance.registry import performance_model
+from twofold.performance.reuse import (
+    PUBLISHED,
+    REST,
+    Needs,
+    prefix_bytes_per_s,
+    reuse_s,
+    saved_s,
+    shortest_prefix,
+)
+
+EIGHT_A800 = 8 * 312e12
+KV_BYTES = 327_680
+
+
+@pytest.fixture(scope="module")
+def llama(models, machines):
+    """Estimated: what was measured ends at prompts too short for their attention to show."""
+    return performance_model("roofline", models["llama2-70b"], machines["dgx-a100"], 8)
+
+
+def test_the_published_figure():
+    """8,192 tokens of LLaMA-70B on eight A800: 5.86 GB/s, which the paper rounds to 6."""
+    assert PUBLISHED.bytes_per_s(8192, EIGHT_A800) / 1e9 == pytest.approx(5.86, abs=0.005)
+    assert PUBLISHED.kv_bytes == KV_BYTES
+
+
+@given(st.integers(1, 10**6), st.floats(1e12, 1e17))
+def test_it_is_the_inequality_of_the_paper(prefix, flops_per_s):
+    """B/G = 2·d·s / (gqa·(a·p·d + b·d²)), with the sizes that the paper prints."""
+    d, s, gqa, a, b = 8192, 2, 8, 4, 22
+    expected = flops_per_s * 2 * d * s / (gqa * (a * prefix * d + b * d * d))
+    assert PUBLISHED.bytes_per_s(prefix, flops_per_s) == pytest.approx(expected)
+
+
+def test_any_model_of_the_catalog_has_its_needs(models):
+    """LLaMA-70B's parameters are a sixth more FLOPs than the paper counts; a model without grouping moves eight times
+    as much KV."""
+    llama, bloom = (Needs.of(models[name]) for name in ("llama2-70b", "bloom-176b"))
+    assert llama.kv_bytes == PUBLISHED.kv_bytes
+    assert llama.square_flops == PUBLISHED.square_flops
+    assert llama.flops / PUBLISHED.flops == pytest.approx(1.17, abs=0.01)
+    assert bloom.bytes_per_s(8192, EIGHT_A800) > 4 * llama.bytes_per_s(8192, EIGHT_A800)
+
+
+def test_longer_prefixes_are_worth_slower_links(llama):
+    """By the formula and by a performance model, which is below it: accelerators are not at their peak."""
+    lengths = (512, 2048, 8192, 32_768, 131_072)
+    predicted = [prefix_bytes_per_s(llama, KV_BYTES, length) for length in lengths]
+    counted = [PUBLISHED.bytes_per_s(length, EIGHT_A800) for length in lengths]
+    assert predicted == sorted(predicted, reverse=True)
+    assert counted == sorted(counted, reverse=True)
+    assert 0.2 < predicted[2] / counted[2] < 1.0
+
+
+@given(bandwidth=st.floats(0.5e9, 20e9), latency_s=st.floats(0, 0.01))
+def test_the_shortest_prefix_is_the_break_even(llama, bandwidth, latency_s):
+    """There loading is quicker and one token less it is not, or none is worth it."""
+    tokens = shortest_prefix(llama, KV_BYTES, bandwidth, latency_s)
+    assert tokens is not None  # attention makes every link pay in the end
+    assert latency_s + tokens * KV_BYTES / bandwidth < saved_s(llama, tokens)
+    if tokens > 1:
+        assert latency_s + (tokens - 1) * KV_BYTES / bandwidth >= saved_s(llama, tokens - 1)
+
+
+def test_the_two_break_evens_are_one(llama):
+    """A prefix of the length that a bandwidth asks for asks for that bandwidth."""
+    tokens = shortest_prefix(llama, KV_BYTES, 2e9)
+    assert prefix_bytes_per_s(llama, KV_BYTES, tokens) == pytest.approx(2e9, rel=1e-3)
+
+
+@given(st.floats(1e8, 1e12), st.floats(1e12, 1e17))
+def test_the_formula_goes_both_ways(bandwidth, flops_per_s):
+    """The shortest prefix for a bandwidth asks for less than that, and one token less does not."""
+    tokens = PUBLISHED.shortest_prefix(bandwidth, flops_per_s)
+    assert PUBLISHED.bytes_per_s(tokens, flops_per_s) <= bandwidth * (1 + 1e-9)
+    if tokens > 1:
+        assert PUBLISHED.bytes_per_s(tokens - 1, flops_per_s) >= bandwidth * (1 - 1e-9)
+
+
+def test_hopeless_links_have_no_prefix(llama):
+    """A telephone line."""
+    assert shortest_prefix(llama, KV_BYTES, 1e4) is None
+
+
+def test_loading_hides_behind_computing(llama):
+    """Layer by layer, the longer of the two counts; what is not reused is computed with all its context."""
+    prompt, reused = 8192, 4096
+    rest_s = llama.prefill_s(prompt - reused, prompt**2 - reused**2)
+    assert reuse_s(llama, prompt, reused, 0.0) == reuse_s(llama, prompt, reused, rest_s) == rest_s
+    assert reuse_s(llama, prompt, reused, 2 * rest_s) == 2 * rest_s
+    whole = llama.prefill_s(reused + REST, (reused + REST) ** 2)
+    assert saved_s(llama, reused) + reuse_s(llama, reused + REST, reused, 0.0) == pytest.approx(whole)
+
+
+def test_a_prefill_that_takes_as_long_without_it_saves_nothing(models, machines):
+    """Then no bandwidth is enough."""
+
+    class Flat:
+        def prefill_s(self, tokens, squares):
+            return 0.05
+
+    assert prefix_bytes_per_s(Flat(), KV_BYTES, 8) == math.inf
+    assert shortest_prefix(Flat(), KV_BYTES, 1e12) is None
+
+
+@pytest.mark.parametrize(
+    "impossible",
+    [
+        lambda _: PUBLISHED.bytes_per_s(0, EIGHT_A800),
+        lambda llama: prefix_bytes_per_s(llama, KV_BYTES, 0),
+        lambda llama: shortest_prefix(llama, KV_BYTES, 0.0),
+        lambda _: PUBLISHED.shortest_prefix(0.0, EIGHT_A800),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(llama, impossible):
+    """Prefixes without tokens, links without bandwidth."""
+    with pytest.raises(ConfigurationError):
+        impossible(llama)

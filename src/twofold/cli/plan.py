@@ -12,8 +12,9 @@ from twofold.slo import parse_slo
 _FEWEST, _FEWEST_FOR_GOODPUT = 500, 2000
 DEFAULT_STORE = Path(".twofold/plan.sqlite")
 
-_WHAT, _MACHINES, _WORKLOAD, _CLUSTER, _RUN, _OUTPUT = (
+_WHAT, _CAPACITY, _MACHINES, _WORKLOAD, _CLUSTER, _RUN, _OUTPUT = (
     "Objective",
+    "KV capacity",
     "Machines",
     "Workload",
     "Cluster",
@@ -25,6 +26,13 @@ _HELP_OBJECTIVE = (
     "throughput (most requests/s within a budget), cost or power (least for --rate), or goodput (most requests/s of "
     "each accelerator, with parallelism of its own for each phase)."
 )
+_HELP_CAPACITY = (
+    "Plan KV caches instead: for a trace with block ids, hit rate and saved GPU time at every capacity of DRAM and "
+    "disk, with its price."
+)
+_HELP_NODES = "Machines that prefill; as many as the trace keeps busy without reuse."
+_HELP_DRAM = "GB of DRAM of each node in front of the disk; as much as pays."
+_HELP_PRICE = "Dollars of a GB for an hour; that of the catalog."
 _HELP_GPUS = (
     "For goodput: how many accelerators, as in 8 of the one kind in --machines; or a stock, a100=8,h100=16."
 )
@@ -68,6 +76,13 @@ def plan(
     tolerance: Annotated[
         float, typer.Option(help="How near the highest rates are found, as a share.", rich_help_panel=_WHAT)
     ] = 0.02,
+    kv_capacity: Annotated[
+        bool, typer.Option("--kv-capacity", help=_HELP_CAPACITY, rich_help_panel=_CAPACITY)
+    ] = False,
+    nodes: Annotated[int | None, typer.Option(min=1, help=_HELP_NODES, rich_help_panel=_CAPACITY)] = None,
+    dram_gb: Annotated[float | None, typer.Option(help=_HELP_DRAM, rich_help_panel=_CAPACITY)] = None,
+    dram_price: Annotated[float | None, typer.Option(help=_HELP_PRICE, rich_help_panel=_CAPACITY)] = None,
+    disk_price: Annotated[float | None, typer.Option(help=_HELP_PRICE, rich_help_panel=_CAPACITY)] = None,
     family: Annotated[list[str] | None, typer.Option(help=_HELP_FAMILY, rich_help_panel=_MACHINES)] = None,
     machines: Annotated[
         str | None,
@@ -178,7 +193,7 @@ def plan(
     """
     bounds = parse_slo(slo)
     # These are too heavy for the start of every command.
-    from twofold.cli import placement_run, plan_question, plan_run  # noqa: PLC0415
+    from twofold.cli import capacity_run, placement_run, plan_question, plan_run  # noqa: PLC0415
     from twofold.planning.objective import Objective  # noqa: PLC0415
     from twofold.planning.workload import WorkloadArguments  # noqa: PLC0415
     from twofold.simulation.spec import ClusterSpec  # noqa: PLC0415
@@ -213,6 +228,19 @@ def plan(
         tensor_parallel=tensor_parallel,
         catalog=catalog or [],
     )
+    flags = capacity_run.CapacityFlags(
+        nodes=nodes, dram_gb=dram_gb, dram_price=dram_price, disk_price=disk_price
+    )
+    if kv_capacity:
+        capacity_run.run(
+            problem,
+            capacity_run.read_question(problem, machines, flags),
+            html=html,
+            output=output,
+            as_json=as_json,
+        )
+        return
+    flags.require_none()
     _require_share(tolerance)
     where = plan_run.Where(jobs=jobs, ray=ray, store=store)
     files = plan_run.Files(output=output, html=html)

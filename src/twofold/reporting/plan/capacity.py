@@ -1,0 +1,218 @@
+"""The trade-off of KV capacity for the terminal and as JSON."""
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+
+import msgspec
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from twofold import __version__
+from twofold.planning.capacity.curve import Curve, Point
+from twofold.planning.capacity.plan import CapacityPlan, TierPlan
+
+_ROWS = 12
+
+
+def capacity_tables(plan: CapacityPlan, title: str) -> Group:
+    """What each tier gives at each capacity, and which capacity pays."""
+    parts: list[RenderableType] = [_table(plan, each, title) for each in plan.tiers]
+    return Group(*parts, Text(capacity_text(plan), style="bold"))
+
+
+def capacity_text(plan: CapacityPlan) -> str:
+    """A few sentences: what reuse could save, how much of each tier pays, and what pooling is worth."""
+    sentences = [
+        (
+            f"Without reuse the prefill keeps {plan.busy:,.1f} accelerators busy; "
+            f"{plan.highest_reuse:.1%} of its blocks came before."
+        ),
+        *(_pays(each) for each in plan.tiers),
+        *_pooling(plan),
+    ]
+    return " ".join(sentences)
+
+
+def capacities(each: TierPlan) -> list[float]:
+    """GB of a node: powers of two up to where more adds nothing."""
+    full = max(curve.full_gb_per_node for curve in _curves(each).values())
+    last = math.ceil(math.log2(full)) if full > 0 else 0
+    return [0.0, *(2.0**power for power in range(last - _ROWS + 1, last + 1))]
+
+
+def _pays(each: TierPlan) -> str:
+    name, best = _name(each), each.preferred.best()
+    where = "in one pool" if each.pool else "on the node"
+    behind = f" behind {each.behind_gb:,.0f} GB of DRAM" if each.behind_gb else ""
+    if best.gb_per_node == 0:
+        return f"{name}{behind} does not pay at ${each.tier.price_per_gb_h:g} for a GB and hour."
+    found = f"{best.hit_rate:.1%} of blocks are found, {best.accelerators:,.1f} accelerators are free"
+    worth = f"worth ${best.saved_per_h:,.2f}/h for ${best.price_per_h:,.2f}/h"
+    return f"{name}{behind} pays up to {best.gb_per_node:,.0f} GB a node {where}: {found}, {worth}."
+
+
+def _pooling(plan: CapacityPlan) -> list[str]:
+    """At the DRAM and disk that pay in a pool, against the same on each node by itself."""
+    last = plan.tiers[-1]
+    if last.pool is None:
+        return []
+    best = last.pool.best()
+    pooled, local = best.hit_rate, last.local.at(best.gb_per_node).hit_rate
+    if local == 0:
+        return []
+    return [
+        f"With as much on each node by itself {local:.1%} are found: the pool finds {pooled / local:.2f} times as many."
+    ]
+
+
+def _table(plan: CapacityPlan, each: TierPlan, title: str) -> Table:
+    behind = f" behind {each.behind_gb:,.0f} GB of DRAM on each node" if each.behind_gb else ""
+    table = Table(title=f"{title}: {_name(each)}{behind}, {plan.nodes} nodes", title_justify="left")
+    for heading in ("GB a node", "$/h"):
+        table.add_column(heading, justify="right")
+    curves = _curves(each)
+    for name in curves:
+        for heading in (f"{name}: found", "accelerators free", "s/h of an added GB", "returns"):
+            table.add_column(heading, justify="right")
+    rows = capacities(each)
+    points = {name: [curve.at(gb) for gb in rows] for name, curve in curves.items()}
+    for before, row in pairwise(range(len(rows))):
+        cells = [cell for found in points.values() for cell in _cells(plan, found[before], found[row])]
+        one = next(iter(points.values()))[row]
+        table.add_row(_gb(one.gb_per_node), f"{one.price_per_h:,.2f}", *cells)
+    return table
+
+
+def _cells(plan: CapacityPlan, before: Point, point: Point) -> tuple[str, ...]:
+    added = added_by(plan, before, point)
+    returns = "-" if added.returns is None else f"{added.returns:.2g}×"
+    return (
+        f"{point.hit_rate:.1%}",
+        f"{point.accelerators:,.2f}",
+        f"{added.accelerator_s_per_gb_h:.3g}",
+        returns,
+    )
+
+
+class Added(msgspec.Struct, frozen=True, kw_only=True):
+    """What a GB more gives between two capacities: seconds of an accelerator in an hour, and dollars saved for each
+    that it costs, None where it costs nothing."""
+
+    accelerator_s_per_gb_h: float
+    returns: float | None
+
+
+def added_by(plan: CapacityPlan, before: Point, point: Point) -> Added:
+    gb = (point.gb_per_node - before.gb_per_node) * plan.nodes
+    price = point.price_per_h - before.price_per_h
+    return Added(
+        accelerator_s_per_gb_h=(point.accelerators - before.accelerators) * 3600 / gb,
+        returns=(point.saved_per_h - before.saved_per_h) / price if price > 0 else None,
+    )
+
+
+class PointReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A capacity with what it gives and what its last GB added."""
+
+    point: Point
+    added: Added
+
+
+class CurveReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One way to place a tier: `best` is the capacity up to which it pays."""
+
+    best: Point
+    full_gb_per_node: float
+    points: tuple[PointReport, ...]
+
+
+class TierReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A tier: each node with its own, and all in one pool where there are several."""
+
+    tier: str
+    price_per_gb_h: float
+    behind_gb: float
+    local: CurveReport
+    pool: CurveReport | None
+
+
+class CapacityReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What `twofold plan --kv-capacity --json` prints."""
+
+    twofold_version: str
+    model: str
+    machine: str
+    performance: str
+    prefill_error: float | None
+    accelerators: int
+    nodes: int
+    requests: int
+    blocks: int
+    block_bytes: int
+    duration_s: float
+    highest_reuse: float
+    busy: float
+    tiers: tuple[TierReport, ...]
+    text: str
+
+    @classmethod
+    def of(cls, plan: CapacityPlan) -> "CapacityReport":
+        question = plan.question
+        return cls(
+            twofold_version=__version__,
+            model=question.model.name,
+            machine=question.machine.name,
+            performance=question.performance.name,
+            prefill_error=question.performance.error.prefill,
+            accelerators=question.accelerators,
+            nodes=plan.nodes,
+            requests=plan.requests,
+            blocks=plan.blocks,
+            block_bytes=question.block_bytes,
+            duration_s=plan.duration_s,
+            highest_reuse=plan.highest_reuse,
+            busy=plan.busy,
+            tiers=tuple(_tier_report(plan, each) for each in plan.tiers),
+            text=capacity_text(plan),
+        )
+
+    def json(self) -> str:
+        """Indented JSON, in a fixed order."""
+        return msgspec.json.format(msgspec.json.encode(self), indent=2).decode()
+
+
+def _tier_report(plan: CapacityPlan, each: TierPlan) -> TierReport:
+    rows = capacities(each)
+    return TierReport(
+        tier=each.tier.name,
+        price_per_gb_h=each.tier.price_per_gb_h,
+        behind_gb=each.behind_gb,
+        local=_curve_report(plan, each.local, rows),
+        pool=None if each.pool is None else _curve_report(plan, each.pool, rows),
+    )
+
+
+def _curve_report(plan: CapacityPlan, curve: Curve, rows: Sequence[float]) -> CurveReport:
+    points = [curve.at(gb) for gb in rows]
+    return CurveReport(
+        best=curve.best(),
+        full_gb_per_node=curve.full_gb_per_node,
+        points=tuple(
+            PointReport(point=point, added=added_by(plan, before, point))
+            for before, point in pairwise(points)
+        ),
+    )
+
+
+def _curves(each: TierPlan) -> dict[str, Curve]:
+    return {"local": each.local} if each.pool is None else {"local": each.local, "pool": each.pool}
+
+
+def _name(each: TierPlan) -> str:
+    return {"dram": "DRAM", "nvme": "NVMe"}.get(each.tier.name, each.tier.name)
+
+
+def _gb(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1 else f"{value:.2g}"

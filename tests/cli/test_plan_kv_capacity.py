@@ -1,0 +1,128 @@
+"""`twofold plan --kv-capacity` shows what every capacity gives, says what pays, and refuses in one sentence."""
+
+import msgspec
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from support.traces import ask, public_trace
+from twofold.cli.plan import plan
+from twofold.errors import UserError
+from twofold.workload.trace import FORMATS
+from twofold.workload.writer import write_trace
+
+app = typer.Typer()
+app.command()(plan)
+
+FLAGS = ("--model", "llama2-70b", "--kv-capacity", "--machines", "a100")
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, [str(word) for word in arguments], env={"COLUMNS": "200"})
+
+
+def planned(*arguments):
+    result = invoke(*arguments, "--json")
+    assert result.exit_code == 0, result.exception
+    return msgspec.json.decode(result.stdout)
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory):
+    """Ten questions about each of ten documents of 16 blocks, in turn."""
+    path = tmp_path_factory.mktemp("traces") / "documents.jsonl"
+    requests = [
+        ask(n, n * 0.5, 17 * 512, 20, prefix_blocks=[*range(100 * (n % 10), 100 * (n % 10) + 16), 10_000 + n])
+        for n in range(100)
+    ]
+    write_trace(requests, path, FORMATS["mooncake"])
+    return path
+
+
+def test_tables_have_hits_savings_and_prices(trace):
+    """Of both tiers and both arrangements, and the sentence on what pays."""
+    shown = invoke(trace, *FLAGS, "--nodes", 2).stdout
+    for words in (
+        "DRAM, 2 nodes",
+        "NVMe behind",
+        "local: found",
+        "pool: found",
+        "accelerators free",
+        "s/h of an added GB",
+        "returns",
+        "pays up to",
+        "came before",
+        "times as many",
+    ):
+        assert words in shown, words
+
+
+def test_the_whole_working_set_is_found_where_it_fits(trace):
+    """160 blocks and a new one for each request: nine uses of ten of the first, none of the second."""
+    report = planned(trace, *FLAGS, "--nodes", 2)
+    pool = report["tiers"][0]["pool"]
+    assert report["highest_reuse"] == pytest.approx(0.9 * 16 / 17)
+    assert pool["points"][-1]["point"]["hit_rate"] == pytest.approx(0.9 * 16 / 17)
+    # Between two uses of a document are those of nine others, each with a block that is never used again.
+    assert pool["full_gb_per_node"] == pytest.approx(170 * report["block_bytes"] / 1e9 / 2)
+    assert [tier["tier"] for tier in report["tiers"]] == ["dram", "nvme"]
+
+
+def test_one_node_has_no_pool(trace):
+    """Its own cache is all there is."""
+    report = planned(trace, *FLAGS, "--nodes", 1)
+    assert all(tier["pool"] is None for tier in report["tiers"])
+    assert "local: found" in invoke(trace, *FLAGS, "--nodes", 1).stdout
+
+
+def test_prices_decide_what_pays(trace):
+    """Free memory pays as far as it is of use, and memory at the price of gold not at all."""
+    free, gold = (planned(trace, *FLAGS, "--nodes", 2, "--dram-price", price) for price in (0, 100))
+    for report, expected in ((free, True), (gold, False)):
+        best = report["tiers"][0]["pool"]["best"]
+        assert (best["gb_per_node"] > 0) is expected
+    assert "DRAM does not pay" in gold["text"]
+    assert free["tiers"][0]["pool"]["points"][-1]["added"]["returns"] is None
+
+
+def test_dram_in_front_of_the_disk(trace):
+    """As much as was asked for."""
+    report = planned(trace, *FLAGS, "--nodes", 2, "--dram-gb", 5)
+    assert [tier["behind_gb"] for tier in report["tiers"]] == [0.0, 5.0]
+
+
+def test_the_conversation_trace_at_once():
+    """More finds no less, a pool no less than nodes by themselves, and nobody more than came before."""
+    report = planned(public_trace("mooncake-conversation.jsonl"), *FLAGS, "--nodes", 8)
+    dram = report["tiers"][0]
+    assert report["blocks"] == 288_500
+    assert report["highest_reuse"] == pytest.approx(0.3664, abs=5e-5)
+    for arrangement in ("local", "pool"):
+        rates = [each["point"]["hit_rate"] for each in dram[arrangement]["points"]]
+        assert rates == sorted(rates)
+        assert rates[-1] <= report["highest_reuse"] + 1e-9
+    for local, pool in zip(dram["local"]["points"], dram["pool"]["points"], strict=True):
+        assert pool["point"]["hit_rate"] >= local["point"]["hit_rate"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("azure-conv", *FLAGS), "is generated, without any"),
+        (("TRACE", "--model", "llama2-70b", "--kv-capacity"), "needs --machines"),
+        (("TRACE", *FLAGS[:-1], "a100,h100"), "the one kind that prefills"),
+        (("TRACE", *FLAGS, "--dram-price", "-1"), "--dram-price -1 cannot be"),
+        (("TRACE", *FLAGS, "--dram-gb", "-1"), "--dram-gb -1 cannot be"),
+        (("TRACE", *FLAGS, "--html", "page.html"), "leave out --html"),
+        (("TRACE", *FLAGS, "--tensor-parallel", 1), "needs 138 GB for its weights"),
+        (
+            ("TRACE", "--model", "llama2-70b", "--max-machines", 4, "--nodes", 4),
+            "--nodes is for --kv-capacity",
+        ),
+    ],
+)
+def test_mistakes_are_one_sentence(trace, words, message):
+    """Each says what would be right."""
+    error = invoke(*(trace if word == "TRACE" else word for word in words)).exception
+    assert isinstance(error, UserError)
+    assert message in str(error)

@@ -1,0 +1,72 @@
+"""A curve says at every capacity what is found and saved, and up to which capacity more of it pays."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from twofold.planning.capacity.curve import Curve, Terms
+from twofold.planning.capacity.distances import NEVER
+
+
+def terms(**more):
+    """Blocks of half a GB, on four nodes with one pool, in a trace of 100 s."""
+    given_terms = {
+        "caches": 1,
+        "nodes": 4,
+        "blocks": 10,
+        "block_gb": 0.5,
+        "duration_s": 100.0,
+        "accelerators": 8,
+        "second_price": 0.01,
+        "gb_price": 0.002,
+    }
+    return Terms(**(given_terms | more))
+
+
+def curve(least, saved, **more):
+    return Curve(terms(**more), np.array(least, dtype=np.int64), np.array(saved, dtype=np.float64))
+
+
+LEAST = [2, 2, 8, NEVER, 16]
+SAVED = [1.0, 2.0, 4.0, 100.0, 0.5]
+
+
+def test_a_point_has_what_fits():
+    """Two blocks in a pool of four nodes are a quarter of a GB a node."""
+    found = curve(LEAST, SAVED)
+    assert found.full_gb_per_node == 16 * 0.5 / 4
+    assert [found.at(gb).hit_rate for gb in (0.0, 0.2, 0.25, 0.99, 1.0, 2.0, 50.0)] == [
+        0.0, 0.0, 0.2, 0.2, 0.3, 0.4, 0.4,
+    ]  # fmt: skip
+    point = found.at(1.0)
+    assert point.accelerators == pytest.approx(7 / 100 * 8)
+    assert point.saved_per_h == pytest.approx(7 / 100 * 0.01 * 3600)
+    assert point.price_per_h == pytest.approx(4 * 0.002)
+    assert point.gain_per_h == point.saved_per_h - point.price_per_h
+
+
+def test_caches_of_their_own_need_as_much_each():
+    """The same blocks on each of four nodes take four times the memory."""
+    pool, local = curve(LEAST, SAVED), curve(LEAST, SAVED, caches=4)
+    assert local.full_gb_per_node == 4 * pool.full_gb_per_node
+    assert local.at(1.0).hit_rate == pool.at(0.25).hit_rate
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 50), st.floats(0, 5)), min_size=1, max_size=30),
+    st.floats(0, 0.1),
+)
+def test_the_best_is_better_than_all_others(found, price):
+    """By what is left of what is saved, at any price."""
+    least, saved = zip(*found, strict=True)
+    made = curve(least, saved, gb_price=price)
+    best = made.best().gain_per_h
+    assert all(made.at(blocks / 8).gain_per_h <= best + 1e-9 for blocks in range(60))
+
+
+def test_at_no_price_all_of_it_pays_and_at_a_high_one_nothing():
+    """The best is what saves most, or no memory at all."""
+    assert curve(LEAST, SAVED, gb_price=0.0).best().gb_per_node == 2.0
+    assert curve(LEAST, SAVED, gb_price=1e6).best().gb_per_node == 0.0
+    assert curve([NEVER], [0.0]).best().hit_rate == 0.0

@@ -90,9 +90,18 @@ def test_disk_goes_on_where_dram_ends(question, conversations):
     assert disk.pool.at(0.0).hit_rate == dram.pool.at(2.0).hit_rate
     assert disk.pool.at(0.0).accelerators == 0.0
     assert disk.pool.at(6.0).hit_rate == pytest.approx(dram.pool.at(8.0).hit_rate, abs=0.03)
-    alone = capacity_plan(conversations, replace(question, dram_gb=0.0)).tiers[1]
+    assert disk.pool.full_gb_per_node == pytest.approx(dram.pool.full_gb_per_node - 2.0, abs=0.05)
+
+
+def test_a_disk_may_have_all(question, conversations):
+    """It finds what so much DRAM would; without any DRAM in front it is the last tier itself."""
+    dram, disk = (plan := capacity_plan(conversations, replace(question, dram_gb=2.0))).tiers
+    alone = plan.disk_alone
+    assert disk is not alone
     assert alone.pool.at(0.0).hit_rate == 0.0
     assert alone.pool.at(64.0).hit_rate == dram.pool.at(64.0).hit_rate
+    without = capacity_plan(conversations, replace(question, dram_gb=0.0))
+    assert without.tiers[1] is without.disk_alone
 
 
 def test_a_disk_too_slow_to_read_saves_nothing(question, conversations):

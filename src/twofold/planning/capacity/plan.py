@@ -63,7 +63,8 @@ class TierPlan(msgspec.Struct, frozen=True, kw_only=True):
 class CapacityPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The tiers in order, and what they are judged by: `busy` accelerators prefill the trace where nothing is reused.
 
-    `highest_reuse` is the share of the trace's blocks that came before.
+    `disk_alone` is the last tier without the one above it. `highest_reuse` is the share of the trace's blocks that came
+    before.
     """
 
     question: CapacityQuestion
@@ -74,6 +75,7 @@ class CapacityPlan(msgspec.Struct, frozen=True, kw_only=True):
     duration_s: float
     busy: float
     tiers: tuple[TierPlan, ...]
+    disk_alone: TierPlan
 
 
 def capacity_plan(requests: Sequence[Request], question: CapacityQuestion) -> CapacityPlan:
@@ -92,6 +94,7 @@ def capacity_plan(requests: Sequence[Request], question: CapacityQuestion) -> Ca
     nodes = question.nodes or math.ceil(busy / (question.machine.count // question.accelerators))
     trace = _Trace(requests, question, nodes, blocks, duration_s)
     dram = trace.tier(question.dram, 0.0)
+    alone = trace.tier(question.disk, 0.0)
     dram_gb = dram.preferred.best().gb_per_node if question.dram_gb is None else question.dram_gb
     distinct = len({key for request in requests for key in request.prefix_blocks})
     return CapacityPlan(
@@ -102,7 +105,8 @@ def capacity_plan(requests: Sequence[Request], question: CapacityQuestion) -> Ca
         highest_reuse=1 - distinct / blocks,
         duration_s=duration_s,
         busy=busy * question.accelerators,
-        tiers=(dram, trace.tier(question.disk, dram_gb)),
+        tiers=(dram, trace.tier(question.disk, dram_gb) if dram_gb else alone),
+        disk_alone=alone,
     )
 
 
@@ -132,7 +136,7 @@ class _Trace:
         }
 
     def tier(self, tier: StorageTier, behind_gb: float) -> TierPlan:
-        """A tier behind so much DRAM of each node; that is the DRAM itself where it is none."""
+        """A tier behind so much DRAM of each node."""
         pool = self._curve(tier, behind_gb, 1) if self._nodes > 1 else None
         return TierPlan(
             tier=tier, behind_gb=behind_gb, local=self._curve(tier, behind_gb, self._nodes), pool=pool

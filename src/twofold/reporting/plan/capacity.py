@@ -31,6 +31,7 @@ def capacity_text(plan: CapacityPlan) -> str:
         ),
         *(_pays(each) for each in plan.tiers),
         *_pooling(plan),
+        *_alone(plan),
     ]
     return " ".join(sentences)
 
@@ -67,6 +68,21 @@ def _pooling(plan: CapacityPlan) -> list[str]:
     ]
 
 
+def _alone(plan: CapacityPlan) -> list[str]:
+    """Whether the DRAM is worth it where the disk could have all."""
+    dram, disk = plan.tiers
+    if not disk.behind_gb:
+        return []
+    both = dram.preferred.at(disk.behind_gb).gain_per_h + disk.preferred.best().gain_per_h
+    best = plan.disk_alone.preferred.best()
+    return [
+        (
+            f"{_name(disk)} alone pays up to {best.gb_per_node:,.0f} GB a node ({best.hit_rate:.1%} found) and leaves "
+            f"${best.gain_per_h:,.2f}/h of what it saves, both tiers together leave ${both:,.2f}/h."
+        )
+    ]
+
+
 def _table(plan: CapacityPlan, each: TierPlan, title: str) -> Table:
     behind = f" behind {each.behind_gb:,.0f} GB of DRAM on each node" if each.behind_gb else ""
     table = Table(title=f"{title}: {_name(each)}{behind}, {plan.nodes} nodes", title_justify="left")
@@ -81,7 +97,7 @@ def _table(plan: CapacityPlan, each: TierPlan, title: str) -> Table:
     for before, row in pairwise(range(len(rows))):
         cells = [cell for found in points.values() for cell in _cells(plan, found[before], found[row])]
         one = next(iter(points.values()))[row]
-        table.add_row(_gb(one.gb_per_node), f"{one.price_per_h:,.2f}", *cells)
+        table.add_row(_short(one.gb_per_node), _short(one.price_per_h), *cells)
     return table
 
 
@@ -155,6 +171,7 @@ class CapacityReport(msgspec.Struct, frozen=True, kw_only=True):
     highest_reuse: float
     busy: float
     tiers: tuple[TierReport, ...]
+    disk_alone: TierReport
     text: str
 
     @classmethod
@@ -175,6 +192,7 @@ class CapacityReport(msgspec.Struct, frozen=True, kw_only=True):
             highest_reuse=plan.highest_reuse,
             busy=plan.busy,
             tiers=tuple(_tier_report(plan, each) for each in plan.tiers),
+            disk_alone=_tier_report(plan, plan.disk_alone),
             text=capacity_text(plan),
         )
 
@@ -214,5 +232,7 @@ def _name(each: TierPlan) -> str:
     return {"dram": "DRAM", "nvme": "NVMe"}.get(each.tier.name, each.tier.name)
 
 
-def _gb(value: float) -> str:
-    return f"{value:,.0f}" if value >= 1 else f"{value:.2g}"
+def _short(value: float) -> str:
+    if value < 1:
+        return f"{value:.2g}"
+    return f"{value:,.0f}" if value >= 100 else f"{value:,.3g}"

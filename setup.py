@@ -10,9 +10,9 @@ HOT = """
     kvcache/watcher
     performance/alone performance/base performance/curve performance/fitted performance/power
     performance/splitwise_published
-    scheduling/batcher scheduling/cluster scheduling/decode_set scheduling/growth scheduling/handoffs
-    scheduling/instance scheduling/iteration scheduling/line scheduling/memory scheduling/pipeline scheduling/pools
-    scheduling/queues scheduling/route
+    scheduling/batcher scheduling/chunked_pipeline scheduling/cluster scheduling/decode_set scheduling/growth
+    scheduling/handoffs scheduling/instance scheduling/iteration scheduling/line scheduling/memory scheduling/pipeline
+    scheduling/pools scheduling/queues scheduling/route
     scheduling/router scheduling/sequence
     scheduling/batchers/* scheduling/routers/*
     simulation/cluster simulation/handoffs simulation/host simulation/hosted simulation/instance simulation/kernel

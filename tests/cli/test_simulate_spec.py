@@ -25,8 +25,11 @@ def test_a_line_of_pools():
 
 def test_flags_override():
     """A flag that is given counts, also one that says no."""
-    made = spec(token_budget=4096, contention=False, link_gb_per_s=25.0, failures=["decode-0@30"])
-    assert (made.token_budget, made.contention, made.link_bytes_per_s) == (4096, False, 25e9)
+    made = spec(
+        token_budget=4096, pipeline_chunk=2048, contention=False, link_gb_per_s=25.0, failures=["decode-0@30"]
+    )
+    assert (made.token_budget, made.pipeline_chunk, made.contention) == (4096, 2048, False)
+    assert made.link_bytes_per_s == 25e9
     assert made.failures == (Failure(instance="decode-0", at_s=30.0),)
 
 

@@ -7,7 +7,7 @@ from support.selecting import decoding, prefilling, ready, room, selected, waiti
 from twofold.scheduling.batchers import BATCHERS
 
 # What they take: sequences that are to be prefilled, sequences that are ready for decode.
-ONLY_PREFILL, ONLY_DECODE = {"prefill", "prefill-balanced"}, {"decode"}
+ONLY_PREFILL, ONLY_DECODE = {"prefill", "prefill-balanced", "prefill-chunks"}, {"decode"}
 
 
 def test_prefill_stops_at_its_token_budget():
@@ -99,6 +99,21 @@ def test_a_prompt_cut_in_pieces_takes_its_memory_once():
     started = prefilling(300, computed=100, name="s0")
     chunked = BATCHERS["chunked-prefill"](256, 64)
     assert selected(chunked, started, waiting(10), room(blocks=0)).prefills == [("s0", 200)]
+
+
+def test_chunks_of_a_long_prompt_are_about_equal():
+    """Not nine full ones and a rest: 25 tokens in chunks of at most ten are 9 and 8 and 8."""
+    chunks = BATCHERS["prefill-chunks"](10, 64)
+    cut = [selected(chunks, prefilling(25, computed=done)).prefills[0][1] for done in (0, 9, 17)]
+    assert cut == [9, 8, 8]
+
+
+def test_short_prompts_are_whole_beside_a_chunk_or_wait():
+    """What is started goes first; a prompt that one iteration can take is never cut, and nothing overtakes it."""
+    chunks = BATCHERS["prefill-chunks"](10, 64)
+    for others, beside in (((2, 5, 1), [("w0", 2)]), ((3, 1), [])):
+        started = prefilling(25, computed=9, name="s0")
+        assert selected(chunks, started, waiting(*others)).prefills == [("s0", 8), *beside]
 
 
 @pytest.mark.parametrize("name", sorted(set(BATCHERS) - ONLY_PREFILL))

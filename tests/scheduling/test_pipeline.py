@@ -85,7 +85,8 @@ def test_blocks_of_an_aborted_request_stay_held_until_its_own_iteration_ends():
 
 
 sizes = st.lists(st.tuples(st.integers(1, 90), st.integers(1, 12)), min_size=1, max_size=20)
-batchers = st.sampled_from(sorted(set(BATCHERS) - UNPIPELINED - {"prefill", "prefill-balanced", "decode"}))
+BOTH_PHASES = set(BATCHERS) - {"prefill", "prefill-balanced", "prefill-chunks", "decode"}
+batchers = st.sampled_from(sorted(BOTH_PHASES - UNPIPELINED))
 
 
 @settings(max_examples=400)

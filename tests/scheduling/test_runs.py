@@ -171,7 +171,7 @@ def test_what_is_not_said_to_be_changed_is_not(batcher, rounds, memory):
 
 def test_runs_are_long_where_nothing_happens():
     """Or the property above would say nothing about them."""
-    for batcher in sorted(set(BATCHERS) - {"prefill", "prefill-balanced"}):
+    for batcher in sorted(set(BATCHERS) - {"prefill", "prefill-balanced", "prefill-chunks"}):
         made = scheduler(batcher, num_blocks=1000)
         for name in "ab":
             made.lease_now(request(name, output=200), "source", 0.0)

@@ -95,3 +95,8 @@ def test_disconnects_at_any_moment_free_every_block_on_both_sides(service):
 def test_disconnects_free_every_block_of_colocated_workers(service):
     """The same without a hand-off."""
     check_disconnects(service("llama", COLOCATED), 60)
+
+
+def test_disconnects_free_every_block_of_chunks_under_way(service):
+    """Prompts of up to 24 chunks, two of them on two stages at once."""
+    check_disconnects(service("llama", (*SPLIT, "--prefill-pp", "2", "--pipeline-chunk", "64")), 60)

@@ -24,6 +24,8 @@ WAYS = [  # architecture, flags
     ("opt", (TP[0], "2")),
     ("opt", (PP[1], "2")),
     ("opt", (PP[0], "2", TP[1], "2")),
+    ("llama", (PP[0], "2", "--pipeline-chunk", "64")),
+    ("opt", (PP[0], "2", TP[0], "2", "--pipeline-chunk", "100", "--handoff", "pull")),
     ("llama", ("--colocated", "1", "--tp", "2")),
 ]
 
@@ -85,6 +87,27 @@ def test_a_rank_that_ends_or_hangs_takes_its_worker_along(tiny_model_dir, number
                 after = ranks("decode-0")
                 assert len(after) == 2
                 assert not after & before, "the rank that was left was ended with it"
+
+        asyncio.run(asyncio.wait_for(watch(), 600))
+        assert asyncio.run(all_blocks_free(url))
+
+
+def test_a_stage_that_ends_with_chunks_under_way(tiny_model_dir):
+    """Its worker is started again, prompts begin anew, and no stream misses, repeats or changes a token."""
+    flags = ("--prefill-pp", "2", "--pipeline-chunk", "32")
+    with running_service(tiny_model_dir("llama"), *ENGINE, *flags) as (process, url):
+
+        async def watch():
+            fields = {"max_tokens": 20, "ignore_eos": True, "temperature": 1.0, "seed": 6}
+            async with aiohttp.ClientSession() as session:
+                whole = await complete(session, url, [5, 6, 7] * 400, **fields)
+                (hit,) = (child.pid for child in children(process) if child.name() == "prefill-0.1")
+                streams = [
+                    asyncio.create_task(complete(session, url, [5, 6, 7] * 400, **fields)) for _ in range(6)
+                ]
+                await asyncio.sleep(0.1)
+                os.kill(hit, signal.SIGKILL)
+                assert await asyncio.gather(*streams) == [whole] * 6
 
         asyncio.run(asyncio.wait_for(watch(), 600))
         assert asyncio.run(all_blocks_free(url))

@@ -7,7 +7,7 @@ from twofold.errors import ConfigurationError
 from twofold.instance import Role
 from twofold.kvcache.split import UNSPLIT, Split
 from twofold.serving.config import EngineConfig, ServiceConfig, WorkerConfig
-from twofold.serving.splits import check_splits, with_splits
+from twofold.serving.splits import check_splits, with_chunks, with_splits
 
 
 def workers(**splits):
@@ -51,3 +51,21 @@ def test_pairs_that_cannot_be_resharded_are_refused(changes, why):
     with pytest.raises(ConfigurationError, match=why):
         check_splits(service(workers(decode=Split(2, 1)), **changes))
     check_splits(service(workers(), **changes))
+
+
+def test_workers_that_prefill_on_several_stages_take_chunks():
+    """Others stay as they are; where there are none the flag is a mistake."""
+    made = with_chunks(workers(prefill=Split(1, 2)), 512)
+    assert [(w.batcher, w.token_budget) for w in made] == [("prefill-chunks", 512)] * 2 + [("decode", 64)]
+    assert with_chunks(workers(), None) == workers()
+    for others in (workers(), workers(prefill=Split(2, 1)), workers(decode=Split(1, 2))):
+        with pytest.raises(ConfigurationError, match=r"--pipeline-chunk 512 is for .* several stages"):
+            with_chunks(others, 512)
+
+
+def test_a_journal_of_chunks_is_refused():
+    """It holds one batch at a time."""
+    made = with_chunks(workers(prefill=Split(1, 2)), 512)
+    check_splits(service(made))
+    with pytest.raises(ConfigurationError, match="--journal writes down one batch at a time"):
+        check_splits(service(made, journal_dir="j"))

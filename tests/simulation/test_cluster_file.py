@@ -209,6 +209,7 @@ specs = st.builds(
     router=st.text(),
     handoff=st.text(),
     token_budget=st.integers(1, 10**9) | st.just("saturating"),
+    pipeline_chunk=st.none() | st.integers(1, 10**9),
     max_seqs=st.integers(1, 10**9),
     block_size=st.integers(1, 10**9),
     memory_utilization=st.floats(0, 1, exclude_min=True),

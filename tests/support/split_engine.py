@@ -1,11 +1,13 @@
 """A program that drives a model divided among ranks, each forked as the nursery forks them, and prints what comes out.
 
 Arguments: model directory, a directory for files, and splits as in 2x1 (tensor x pipeline). Reads prompts from stdin
-as JSON; prints for each split [[[token id, log probability of it, …], …] for each prompt, the layers announced].
+as JSON; prints for each split [[[token id, log probability of it, …], …] for each prompt, the layers announced, the
+first token of each prompt when its chunks are begun one right after the other].
 """
 
 import json
 import os
+import queue
 import sys
 
 import torch
@@ -79,7 +81,24 @@ def driven(engine, prompts):
     outputs = drive(engine, prompts, GREEDY, chunk=lambda: next(sizes), max_batch=3)
     layers = []
     engine.run([SequenceStep("a", [5, 6, 7], 0, [0], None)], layers.append)
-    return [[[(s.token_id, s.logprob) for s in output] for output in outputs], layers]
+    tokens = [[(s.token_id, s.logprob) for s in output] for output in outputs]
+    return [tokens, layers, first_tokens(engine, prompts)]
+
+
+def first_tokens(engine, prompts):
+    """Begins every chunk as soon as the first stage, if there are several, is done with the one before it."""
+    begin = getattr(engine, "begin", lambda steps, on_layer, ended: ended(engine.run(steps, on_layer)))
+    ended, begun, block = queue.SimpleQueue(), 0, 0
+    for prompt in prompts:
+        table = list(range(block, block - (-len(prompt) // 16)))
+        block += len(table)
+        for start in range(0, len(prompt), 40):
+            chunk = prompt[start : start + 40]
+            sampling = GREEDY if start + len(chunk) == len(prompt) else None
+            begin([SequenceStep("a", chunk, start, table, sampling)], None, ended.put)
+            begun += 1
+    results = [ended.get(timeout=60) for _ in range(begun)]
+    return [sampled.token_id for (sampled,) in results if sampled is not None]
 
 
 if __name__ == "__main__":

@@ -165,13 +165,13 @@ def clusters(draw, swapping=False, failures=True):
             name = draw(st.sampled_from(SPLIT_BATCHERS))
             batchers = dict.fromkeys(Role, name)
         else:
-            prefill = draw(st.sampled_from(["prefill", "prefill", "prefill-balanced"]))
+            prefill = draw(st.sampled_from(["prefill", "prefill", "prefill-balanced", "prefill-chunks"]))
             batchers = {Role.PREFILL: prefill, Role.DECODE: "decode", Role.MIXED: "mixed"}
     else:
         router = draw(st.sampled_from(["jsq", "jsq-pending", "jsq-requests", "round-robin", "random"]))
         shape = [(draw(st.integers(1, 3)), Role.MIXED)]
         known = GROWING if swapping else BATCHERS
-        both = sorted(set(known) - {"prefill", "prefill-balanced", "decode"})
+        both = sorted(set(known) - {"prefill", "prefill-balanced", "prefill-chunks", "decode"})
         batchers = {Role.MIXED: draw(st.sampled_from(both))}
     lost = ()
     if failures and draw(st.integers(0, 3)) == 0:

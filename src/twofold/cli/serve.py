@@ -32,6 +32,9 @@ _LISTEN = "Take workers from other hosts at this address of ours, as in tcp://10
 _KEY = "File of the key that they need, as `twofold keygen` writes it."
 _TP = "Ranks that share the heads of each layer: tensor parallelism (1)."
 _PP = "Stages that divide the layers: pipeline parallelism (1)."
+_CHUNK = (
+    "Prompts of more tokens go through the stages of prefill workers in chunks, one on each at the same time."
+)
 _ENGINES = "torch, or emulated: takes its times from a performance model of the machines in --cluster."
 _BUDGET = (
     "Tokens in an iteration; auto: as many prompt tokens as keep it busy (2048; 512 with chunked prefill)."
@@ -79,6 +82,9 @@ def serve(
     ] = None,
     decode_pp: Annotated[
         int | None, typer.Option(min=1, help="The same for decode workers.", rich_help_panel=_PARALLEL)
+    ] = None,
+    pipeline_chunk: Annotated[
+        int | None, typer.Option(min=1, metavar="TOKENS", help=_CHUNK, rich_help_panel=_PARALLEL)
     ] = None,
     listen_workers: Annotated[str | None, typer.Option(help=_LISTEN, rich_help_panel=_HOSTS)] = None,
     cluster_key: Annotated[Path | None, typer.Option(help=_KEY, rich_help_panel=_HOSTS)] = None,
@@ -231,6 +237,7 @@ def serve(
         prefill_pp=prefill_pp,
         decode_tp=decode_tp,
         decode_pp=decode_pp,
+        pipeline_chunk=pipeline_chunk,
         handoff=handoff,
         transport=transport,
         kv_checksums=kv_checksums,

@@ -20,7 +20,7 @@ from twofold.serving.config import EngineConfig, ServiceConfig, TokenBudget, Wor
 from twofold.serving.gateway.tokenizer import load_tokenizer
 from twofold.serving.model_source import find_model
 from twofold.serving.plan import join_terms, plan_workers
-from twofold.serving.splits import check_splits, with_splits
+from twofold.serving.splits import check_splits, with_chunks, with_splits
 from twofold.serving.worker.engines import ENGINES
 from twofold.simulation.cluster_file import load_cluster
 from twofold.simulation.spec import ClusterSpec
@@ -46,6 +46,7 @@ class Flags:
     prefill_pp: int | None = None
     decode_tp: int | None = None
     decode_pp: int | None = None
+    pipeline_chunk: int | None = None
     handoff: str | None = None
     transport: str | None = None
     kv_checksums: bool = False
@@ -122,7 +123,7 @@ def _from_flags(flags: Flags) -> ServiceConfig:
     terms = join_terms(colocated=colocated > 0, token_budget=flags.max_num_batched_tokens, **kinds)
     return ServiceConfig(
         engine=_torch_engine(flags, flags.block_size or 16, flags.max_num_seqs or 64, flags.swap_space),
-        workers=with_splits(workers, _splits(flags)),
+        workers=with_chunks(with_splits(workers, _splits(flags)), flags.pipeline_chunk),
         run_dir="",
         router=router,
         handoff=handoff,
@@ -189,7 +190,7 @@ def _from_cluster(flags: Flags, file: Path) -> ServiceConfig:
         engine=_emulated_engine(flags, spec)
         if flags.emulated
         else _torch_engine(flags, spec.block_size, spec.max_seqs, spec.swap_space_bytes),
-        workers=with_splits(workers, _splits(flags)),
+        workers=with_chunks(with_splits(workers, _splits(flags)), flags.pipeline_chunk),
         run_dir="",
         router=spec.router,
         handoff=spec.handoff,
@@ -252,6 +253,9 @@ def _tokenizer(directory: Path | None) -> tuple[str | None, int | None]:
 
 def _refuse_idle_flags(flags: Flags) -> None:
     """Flags that would change nothing are mistakes."""
+    if flags.pipeline_chunk is not None:
+        why = "is for iterations of whole prompts: with --pipeline-chunk those have as many tokens as a chunk"
+        _refuse("--max-num-batched-tokens", flags.max_num_batched_tokens, why)
     if not flags.emulated:
         _refuse("--vocab-size", flags.vocab_size, "is for --engine emulated: this one has a model that knows")
         if flags.cluster is None:
@@ -268,6 +272,7 @@ def _refuse_idle_flags(flags: Flags) -> None:
         ("--transport", flags.transport),
         ("--kv-checksums", flags.kv_checksums or None),
         *_degrees(flags),
+        ("--pipeline-chunk", flags.pipeline_chunk),
     ):
         _refuse(name, value, "means nothing to --engine emulated, which computes nothing")
     size = flags.kv_cache_memory_bytes

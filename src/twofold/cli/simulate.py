@@ -28,6 +28,9 @@ _PERFORMANCE = (
 )
 _CONTENTION = "Whether transfers share the link, or each has the whole of it."
 _BUDGET = "Prompt tokens of an iteration, or saturating: as many as keep an instance busy; 2048 if not given."
+_CHUNK = (
+    "Prompts of more tokens go through prefill pools of several stages in chunks, several of them at once."
+)
 _SWAP = "Host memory of an instance to swap to, as in 512GB: outputs then take KV memory as they grow."
 _RULES = (
     "twofold, or splitwise-sim or distserve-published for the rules of those simulators where they differ."
@@ -76,6 +79,7 @@ def simulate(
         str | None, typer.Option(help="serialized, layer-wise or by-size; by-size if not given.")
     ] = None,
     token_budget: Annotated[str | None, typer.Option(metavar="TOKENS", help=_BUDGET)] = None,
+    pipeline_chunk: Annotated[int | None, typer.Option(min=1, metavar="TOKENS", help=_CHUNK)] = None,
     max_seqs: Annotated[
         int | None, typer.Option(min=1, help="Sequences of an iteration; 512 if not given.")
     ] = None,
@@ -145,6 +149,7 @@ def simulate(
         router=router,
         handoff=handoff,
         token_budget=None if token_budget is None else simulate_spec.parse_token_budget(token_budget),
+        pipeline_chunk=pipeline_chunk,
         max_seqs=max_seqs,
         block_size=block_size,
         swap_space_bytes=None if swap_space is None else parse_size(swap_space, "--swap-space"),

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -110,5 +110,22 @@ class Engine(Protocol):
 
         `on_layer(k)` is called from inside the forward pass as soon as the KV of layer k of every step is in
         the pool, that is, before layer k's attention is computed and while later layers are still to come.
+        """
+        ...
+
+
+Ended = Callable[[list[Sampled | None]], None]
+
+
+@runtime_checkable
+class PipelineEngine(Engine, Protocol):
+    """An engine of several stages, which can have an iteration under way on each."""
+
+    def begin(self, steps: Sequence[SequenceStep], on_layer: OnLayer | None, ended: Ended) -> None:
+        """Start an iteration of at least one step; return when the first stage is done with it.
+
+        `ended` is called with what `run` would return when the last stage is done: from another thread, and in the
+        order in which iterations were started. They pass each stage in that order, so what a step reads of the cache
+        may be written by an earlier iteration that is still under way.
         """
         ...

@@ -17,6 +17,7 @@ _COMMENTS = {
     "router": "how requests find their instances",
     "handoff": "how the KV cache travels from prefill to decode",
     "token_budget": "prompt tokens of an iteration, at most",
+    "pipeline_chunk": "prompt tokens of a chunk, where a pipeline computes chunks of one prompt at once",
     "max_seqs": "sequences of an iteration, at most",
     "block_size": "tokens of a KV block",
     "memory_utilization": "share of accelerator memory for weights and KV cache",

@@ -395,7 +395,8 @@ class InstanceScheduler:
             sequence = part.sequence
             if sequence.line is not prefilling:
                 continue  # aborted meanwhile
-            sequence.computed += part.num_tokens
+            # Later chunks of it may be under way already, where a pipeline has several.
+            sequence.computed = max(sequence.computed, part.context_tokens + part.num_tokens)
             if part.samples:
                 prefilling.remove(sequence)
                 sequence.generated += 1

@@ -108,10 +108,13 @@ class PipelineScheduler(InstanceScheduler):
     def abort(self, request_id: str) -> None:
         sequence = self._here.get(request_id)
         if sequence is not None:
-            for lane in self._lanes:
-                if lane.holds(sequence.line):
-                    self._turn_to(lane)
+            self._turn_to_lane_of(sequence)
         super().abort(request_id)
+
+    def _turn_to_lane_of(self, sequence: ScheduledSequence) -> None:
+        for lane in self._lanes:
+            if lane.holds(sequence.line):
+                self._turn_to(lane)
 
     def _turn_to_oldest(self) -> None:
         if not self._under_way:

@@ -7,6 +7,7 @@ import msgspec
 from twofold.errors import ConfigurationError
 from twofold.instance import Role
 from twofold.kvcache.split import UNSPLIT, Split
+from twofold.scheduling.batchers import CHUNKED
 from twofold.serving.config import ServiceConfig, WorkerConfig
 from twofold.transport.registry import DEFAULT_TRANSPORT
 
@@ -21,6 +22,27 @@ def with_splits(workers: Sequence[WorkerConfig], splits: Mapping[Role, Split]) -
         divided.append(msgspec.structs.replace(worker, split=split, first_rank=ranks))
         ranks += split.ranks
     return tuple(divided)
+
+
+def with_chunks(workers: Sequence[WorkerConfig], chunk: int | None) -> tuple[WorkerConfig, ...]:
+    """The workers; those that prefill on several stages compute prompts in chunks of at most so many tokens.
+
+    Raises ConfigurationError where there are none.
+    """
+    if chunk is None:
+        return tuple(workers)
+    chunked = [
+        msgspec.structs.replace(worker, batcher="prefill-chunks", token_budget=chunk, measures_budget=False)
+        if worker.batcher == "prefill" and worker.split.pipeline > 1
+        else worker
+        for worker in workers
+    ]
+    if not any(worker.batcher in CHUNKED for worker in chunked):
+        raise ConfigurationError(
+            f"--pipeline-chunk {chunk} is for workers that prefill on several stages: give --prefill-pp 2 or more, "
+            "and a router that leaves roles as they are"
+        )
+    return tuple(chunked)
 
 
 def check_splits(config: ServiceConfig) -> None:
@@ -44,6 +66,11 @@ def check_splits(config: ServiceConfig) -> None:
     if config.engine.swap_bytes is not None:
         raise ConfigurationError(
             f"--swap-space swaps whole blocks, and {first.instance} ({first.split}) has none: leave it out"
+        )
+    if config.journal_dir is not None and any(worker.batcher in CHUNKED for worker in divided):
+        raise ConfigurationError(
+            "--journal writes down one batch at a time, and --pipeline-chunk has several under way: leave one of them "
+            "out"
         )
     if config.engine.device.startswith("cuda:"):
         raise ConfigurationError(

@@ -20,7 +20,8 @@ from twofold.performance.pipeline import boundary_bandwidth
 from twofold.performance.registry import performance_model
 from twofold.performance.saturation import saturating_tokens
 from twofold.performance.transfer import TransferModel, default_sync_s
-from twofold.scheduling.batchers import BATCHERS, UNPIPELINED, WHOLE_PROMPTS
+from twofold.scheduling.batchers import BATCHERS, CHUNKED, UNPIPELINED, WHOLE_PROMPTS
+from twofold.scheduling.chunked_pipeline import ChunkedPipelineScheduler
 from twofold.scheduling.cluster import ClusterScheduler
 from twofold.scheduling.growth import Growth
 from twofold.scheduling.handoffs import HANDOFF_POLICIES
@@ -117,6 +118,7 @@ def kinds_of(spec: ClusterSpec, catalog: Catalog) -> list[Kind]:
             f"token_budget {SATURATING} is for the batchers {', '.join(WHOLE_PROMPTS)}, which take whole prompts: "
             "no pool has one of them, so give a number"
         )
+    _check_chunks(spec, kinds)
     return kinds
 
 
@@ -205,6 +207,7 @@ def _check(spec: ClusterSpec) -> None:
         ("token budget", spec.token_budget if isinstance(spec.token_budget, int) else 1),
         ("number of sequences", spec.max_seqs),
         ("block size", spec.block_size),
+        ("chunk", 1 if spec.pipeline_chunk is None else spec.pipeline_chunk),
     ):
         if value < 1:
             raise ConfigurationError(f"the {what} of a batch must be at least 1, not {value}")
@@ -215,6 +218,20 @@ def _check(spec: ClusterSpec) -> None:
         raise ConfigurationError("a cluster needs instances for both phases: prefill and decode, or mixed")
     if any(pool.machines < 1 for pool in spec.pools):
         raise ConfigurationError("a pool needs at least one machine")
+
+
+def _check_chunks(spec: ClusterSpec, kinds: Sequence[Kind]) -> None:
+    if spec.pipeline_chunk is None:
+        return
+    if rules(spec.rules).stagewise:
+        raise ConfigurationError(
+            f"pipeline_chunk means nothing to the rules {spec.rules}, which cut no prompts"
+        )
+    if not any(kind.batcher in CHUNKED for kind in kinds):
+        raise ConfigurationError(
+            "pipeline_chunk is for pools of several stages that only prefill, as in 2xdgx-a100@4x2:prefill, and for "
+            f"routers that leave it at that: {', '.join(FIXED_ROLE_ROUTERS)}"
+        )
 
 
 def _kind(
@@ -294,11 +311,15 @@ def _batcher(spec: ClusterSpec, pool: PoolSpec) -> str:
         raise ConfigurationError(
             f"the batcher {batcher} knows one iteration at a time: give its pool pipeline parallelism 1"
         )
+    if batcher == "prefill" and pool.pipeline_parallel > 1 and spec.pipeline_chunk is not None:
+        return "prefill-chunks"
     return batcher
 
 
 def _token_budget(spec: ClusterSpec, batcher: str, model: PerformanceModel, longest: int) -> int:
-    """The prompt tokens of an iteration: L_m where that is asked for, and it is prompts that the budget is for."""
+    """The prompt tokens of an iteration: of a chunk, or L_m where that is asked for and prompts are taken whole."""
+    if batcher in CHUNKED and spec.pipeline_chunk is not None:
+        return spec.pipeline_chunk
     budget = spec.token_budget
     if isinstance(budget, int):
         return budget
@@ -316,7 +337,8 @@ def _scheduler(spec: ClusterSpec, how: Rules, kind: Kind, name: str, epoch: int)
         return StagewiseScheduler(blocks, leases, spec.max_seqs, known or kind.token_budget, how.memory)
     batcher = BATCHERS[kind.batcher](kind.token_budget, spec.max_seqs)
     if stages > 1:
-        return PipelineScheduler(batcher, blocks, leases, spec.max_seqs, stages, how.memory)
+        pipeline = ChunkedPipelineScheduler if kind.batcher in CHUNKED else PipelineScheduler
+        return pipeline(batcher, blocks, leases, spec.max_seqs, stages, how.memory)
     growth = Growth(blocks, BlockCounts(kind.swap.blocks, spec.block_size)) if kind.swap.blocks else None
     return InstanceScheduler(batcher, blocks, leases, spec.max_seqs, how.memory, growth)
 

@@ -130,6 +130,7 @@ def _checked(spec: ClusterSpec, catalog: Catalog) -> ClusterSpec:
         raise ConfigurationError("it has no pools: a cluster without pools serves nobody")
     for field in (
         "token_budget",
+        "pipeline_chunk",
         "max_seqs",
         "block_size",
         "kv_bytes_per_token",

@@ -37,6 +37,7 @@ def design(result: SimulationResult) -> list[Fact]:
         *(Fact(f"Pool {pool.role}", pool_text(pool)) for pool in result.pools),
         Fact("Router, hand-off", f"{spec.router}, {spec.handoff}"),
         Fact("Batches", f"{_budget(spec)}, {spec.max_seqs:,} sequences"),
+        *_chunks(spec),
         Fact("Transfers", "share the link" if spec.contention else "each have the whole link"),
         Fact("Rules", spec.rules),
         *(Fact(f"Failure of {lost.instance}", _failure(lost.at_s, lost.back_s)) for lost in spec.failures),
@@ -56,6 +57,11 @@ def _budget(spec: ClusterSpec) -> str:
         if isinstance(budget, int)
         else "as many prompt tokens as saturate"
     )
+
+
+def _chunks(spec: ClusterSpec) -> list[Fact]:
+    size = spec.pipeline_chunk
+    return [] if size is None else [Fact("Chunks", f"of at most {size:,} tokens, in pipelines that prefill")]
 
 
 def slo_text(slo: Slo | SlowdownSlo) -> str:

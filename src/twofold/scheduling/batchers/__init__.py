@@ -7,6 +7,7 @@ from twofold.scheduling.batchers.chunked_prefill import ChunkedPrefill
 from twofold.scheduling.batchers.decode_fcfs import DecodeFcfs
 from twofold.scheduling.batchers.mixed import MixedContinuous
 from twofold.scheduling.batchers.prefill_balanced import PrefillBalanced
+from twofold.scheduling.batchers.prefill_chunks import PrefillChunks
 from twofold.scheduling.batchers.prefill_fcfs import PrefillFcfs
 from twofold.scheduling.batchers.prefill_first import PrefillFirst
 from twofold.scheduling.batchers.splitwise import SplitwiseMixed
@@ -16,6 +17,7 @@ from twofold.scheduling.batchers.splitwise_sim import SplitwiseSimBatcher
 BATCHERS: dict[str, Callable[[int, int], Batcher]] = {
     "prefill": PrefillFcfs,
     "prefill-balanced": PrefillBalanced,
+    "prefill-chunks": PrefillChunks,
     "decode": DecodeFcfs,
     "mixed": MixedContinuous,
     "prefill-first": PrefillFirst,
@@ -32,3 +34,6 @@ GROWING = ("decode", "mixed", "chunked-prefill")
 
 # Those that note which task comes next on their instance, and so cannot select for several iterations at once.
 UNPIPELINED = frozenset({"splitwise-sim"})
+
+# Those that cut prompts into chunks, of which a pipeline has several under way (`scheduling.chunked_pipeline`).
+CHUNKED = frozenset({"prefill-chunks"})

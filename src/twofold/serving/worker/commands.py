@@ -143,7 +143,7 @@ class Commands:
             for lease in state.scheduler.leases.expired(now):
                 state.fail(lease.request_id, f"{lease.source} went silent during the hand-off")
             state.report_changes()
-            batch_s = 0.0 if state.batch_started_s is None else now - state.batch_started_s
+            batch_s = now - state.batches_started_s[0] if state.batches_started_s else 0.0
         # Said where the lock could be had, and the other ranks were heard: a worker that lacks either hangs.
         if now - self._alive_s >= ALIVE_S and state.lives():
             self._alive_s = now

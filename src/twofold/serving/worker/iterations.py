@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from twofold.batch import Batch, BatchItem
-from twofold.engine.base import Engine, Sampled, SequenceStep
+from twofold.engine.base import Engine, OnLayer, Sampled, SequenceStep
 from twofold.request import Phase, TokenOutput
 from twofold.scheduling.growth import Copy
 from twofold.scheduling.instance import Outcome
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class _Started:
+class Started:
     """A batch about to run, with what the engine needs of it, taken while the lock was held."""
 
     batch: Batch
@@ -45,19 +45,25 @@ class Iterations:
 
     def run(self) -> None:
         while (started := self._next_batch()) is not None:
-            self._state.landing.bring(started.landed)
-            if self._swap_space is not None and started.copies:
-                self._swap_space.copy(started.copies)
-            on_layer = partial(self._state.sender.layer_computed, started.handing_off)
+            self._prepare(started)
             try:
-                sampled = self._engine.run(started.steps, on_layer if started.handing_off else None)
+                sampled = self._engine.run(started.steps, self._on_layer(started))
             except Exception as error:
                 log.exception("%s could not run a batch", self._state.instance)
                 self._fail(started.batch, f"{type(error).__name__} on {self._state.instance}")
             else:
                 self._complete(started, sampled)
 
-    def _next_batch(self) -> _Started | None:
+    def _prepare(self, started: Started) -> None:
+        self._state.landing.bring(started.landed)
+        if self._swap_space is not None and started.copies:
+            self._swap_space.copy(started.copies)
+
+    def _on_layer(self, started: Started) -> OnLayer | None:
+        handing_off = started.handing_off
+        return partial(self._state.sender.layer_computed, handing_off) if handing_off else None
+
+    def _next_batch(self) -> Started | None:
         """Wait for work; None when the worker is to end."""
         state = self._state
         with state.changed:
@@ -65,13 +71,12 @@ class Iterations:
                 now = time.monotonic()
                 batch = state.scheduler.next_batch(now)
                 if batch is not None:
-                    state.batch_started_s = now
+                    state.batches_started_s.append(now)
                     self._announce(batch)
                     copies = self._swapped()
                     steps = [self._step(item) for item in batch.items]
                     handing_off = self._begin_handoffs(batch)
-                    return _Started(batch, steps, handing_off, state.landing.take(), copies, now)
-                state.batch_started_s = None
+                    return Started(batch, steps, handing_off, state.landing.take(), copies, now)
                 state.report_changes()
                 state.changed.wait()
             return None
@@ -110,7 +115,7 @@ class Iterations:
         blocks_of = self._state.scheduler.blocks_of
         return [rid for rid in completed if self._state.sender.begin(rid, blocks_of(rid))]
 
-    def _complete(self, started: _Started, sampled: list[Sampled | None]) -> None:
+    def _complete(self, started: Started, sampled: list[Sampled | None]) -> None:
         drawn = {
             item.request_id: sample
             for item, sample in zip(started.batch.items, sampled, strict=True)
@@ -118,6 +123,7 @@ class Iterations:
         }
         state = self._state
         with state.changed:
+            state.batches_started_s.popleft()
             outcomes = state.scheduler.complete(started.batch, self._stopped(drawn))
             tokens = [(o.request_id, self._token(o, drawn[o.request_id])) for o in outcomes]
             state.grant()
@@ -150,6 +156,7 @@ class Iterations:
     def _fail(self, batch: Batch, reason: str) -> None:
         """The engine could not run it (out of memory, say): its requests fail, others go on."""
         with self._state.changed:
+            self._state.batches_started_s.popleft()
             for item in batch.items:
                 self._state.fail(item.request_id, reason)
             self._state.scheduler.complete(batch)

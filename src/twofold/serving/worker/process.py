@@ -19,7 +19,8 @@ from twofold.curve.network import HOME
 from twofold.kvcache.blocks import BlockManager
 from twofold.kvcache.leases import LeaseBook
 from twofold.performance.saturation import saturating_tokens
-from twofold.scheduling.batchers import BATCHERS
+from twofold.scheduling.batchers import BATCHERS, CHUNKED
+from twofold.scheduling.chunked_pipeline import ChunkedPipelineScheduler
 from twofold.scheduling.growth import Growth
 from twofold.scheduling.instance import InstanceScheduler
 from twofold.serving.config import CONTROLLER, ServiceConfig, WorkerConfig
@@ -148,6 +149,8 @@ def _scheduler(
     swap_blocks = 0 if parts.swap_space is None else parts.swap_space.num_blocks
     growth = Growth(blocks, BlockManager(swap_blocks, block_size)) if swap_blocks else None
     most = config.engine.max_num_seqs
+    if spec.split.pipeline > 1 and spec.batcher in CHUNKED:
+        return ChunkedPipelineScheduler(batcher, blocks, leases, most, spec.split.pipeline)
     if config.journal_dir is None:
         return InstanceScheduler(batcher, blocks, leases, most, growth=growth)
     scheduler = JournaledInstance(batcher, blocks, leases, most, growth=growth)

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -46,7 +47,7 @@ class WorkerState:
     tether: Deadline = field(default_factory=Deadline)
     lives: Callable[[], bool] = lambda: True  # whether the other ranks do, if it has some
     announced: set[str] = field(default_factory=set)  # requests the controller waits to see started
-    batch_started_s: float | None = None  # when the batch that runs now was started
+    batches_started_s: deque[float] = field(default_factory=deque)  # of those under way, the oldest first
     closing: bool = False
     _reported: InstanceStatus | None = None
     _reports: int = 0

@@ -60,11 +60,14 @@ def outputs(tiny_model_dir, tmp_path_factory):
 def test_ranks_compute_what_the_model_computes(arch, outputs):
     """The same greedy tokens with the same probabilities, up to rounding, from chunks beside decodes."""
     whole, *divided = outputs(arch)
-    for split, (said, layers) in zip(SPLITS[arch], divided, strict=True):
+    for split, (said, layers, first) in zip(SPLITS[arch], divided, strict=True):
         for one, other in zip(whole[0], said, strict=True):
             assert [token for token, _ in other] == [token for token, _ in one], split
             assert [p for _, p in other] == pytest.approx([p for _, p in one], abs=2e-4), split
         assert layers == whole[1], f"{split} announces every layer once and in order"
+        assert first == whole[2] == [output[0][0] for output in whole[0]], (
+            f"{split} with chunks on all stages"
+        )
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """The engine of a split worker: its first rank, which is told what to run, and the others, which it tells.
 
 first rank                                      another rank
-SplitEngine.run(steps) ── Iteration ──────────▶ follow(…)
+SplitEngine.begin(…) ─── Iteration ──────────▶ follow(…)
   own part of the model ◀─ process group ─────▶   own part of the model
   on_layer(k), when all have it ◀── LayerDone ──   on_layer(k)
   tokens ◀────────────── Tokens, if it samples ──   tokens
@@ -12,10 +12,11 @@ import threading
 import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection, wait
+from typing import NamedTuple
 
 import msgspec
 
-from twofold.engine.base import KvLayout, OnLayer, Sampled, SequenceStep
+from twofold.engine.base import Ended, KvLayout, OnLayer, Sampled, SequenceStep
 from twofold.engine.torch.engine import TorchEngine
 from twofold.engine.torch.parallel.model import first_of_last_stage
 from twofold.engine.torch.parallel.progress import LayerProgress
@@ -55,8 +56,15 @@ class Beat(msgspec.Struct, frozen=True, tag=True):
 Said = LayerDone | Tokens | Beat
 
 
+class _UnderWay(NamedTuple):
+    """An iteration that has not passed all stages; `progress` where its layers are announced."""
+
+    progress: LayerProgress | None
+    ended: Ended
+
+
 class SplitEngine:
-    """Implements `twofold.engine.base.Engine` on the first rank.
+    """Implements `twofold.engine.base.PipelineEngine` on the first rank.
 
     `own` is its own part, `layout` that of all ranks together; `others` are its ways to ranks 1, 2, …, which follow.
     An iteration that fails anywhere leaves the ranks waiting for each other, so it ends the process: the ranks end
@@ -70,8 +78,7 @@ class SplitEngine:
         self._own, self._split = own, split
         self._others = {other: TypedPipe[Said](other, Said) for other in others}
         self._number = 0
-        self._progress: LayerProgress | None = None
-        self._tokens: queue.SimpleQueue[Tokens] = queue.SimpleQueue()
+        self._under_way: dict[int, _UnderWay] = {}
         self._heard_s = dict.fromkeys(others, time.monotonic())
         threading.Thread(target=self._listen, name="ranks", daemon=True).start()
 
@@ -87,26 +94,36 @@ class SplitEngine:
         """Run one iteration on all ranks (see `Engine.run`); `on_layer` may be called from another thread."""
         if not steps:
             return []
+        ended: queue.SimpleQueue[list[Sampled | None]] = queue.SimpleQueue()
+        self.begin(steps, on_layer, ended.put)
+        return ended.get()
+
+    def begin(self, steps: Sequence[SequenceStep], on_layer: OnLayer | None, ended: Ended) -> None:
+        """Start one iteration on all ranks (see `PipelineEngine.begin`); with one stage it has ended on return."""
         try:
-            return self._run(steps, on_layer)
+            self._begin(steps, on_layer, ended)
         except Exception as error:
             raise SystemExit(f"a rank failed in mid-iteration: {error}") from error
 
-    def _run(self, steps: Sequence[SequenceStep], on_layer: OnLayer | None) -> list[Sampled | None]:
+    def _begin(self, steps: Sequence[SequenceStep], on_layer: OnLayer | None, ended: Ended) -> None:
         self._number += 1
         progress = None
         if on_layer is not None:
             progress = LayerProgress(len(self.layout.layers), self._split.tensor, on_layer)
-        self._progress = progress
+        self._under_way[self._number] = _UnderWay(progress, ended)
         iteration = Iteration(self._number, steps, announces=progress is not None)
         for other in self._others.values():
             other.send(iteration)
         sampled = self._own.run(steps, None if progress is None else progress.computed)
-        if first_of_last_stage(self._split) != 0:
-            sampled = self._tokens.get().sampled
-        if progress is not None:
-            progress.finish()
-        return sampled
+        if first_of_last_stage(self._split) == 0:
+            self._end(self._number, sampled)
+
+    def _end(self, number: int, sampled: list[Sampled | None]) -> None:
+        """The last stage is done with an iteration."""
+        iteration = self._under_way.pop(number)
+        if iteration.progress is not None:
+            iteration.progress.finish()
+        iteration.ended(sampled)
 
     def _listen(self) -> None:
         while True:
@@ -114,11 +131,15 @@ class SplitEngine:
                 assert isinstance(other, Connection)  # noqa: S101  (nothing else is waited for)
                 said = self._others[other].recv()  # ends the process where the rank has ended
                 self._heard_s[other] = time.monotonic()
-                progress = self._progress
                 if isinstance(said, Tokens):
-                    self._tokens.put(said)
-                elif isinstance(said, LayerDone) and said.number == self._number and progress is not None:
-                    progress.computed(said.layer)
+                    self._end(said.number, said.sampled)
+                elif isinstance(said, LayerDone):
+                    self._layer_done(said)
+
+    def _layer_done(self, said: LayerDone) -> None:
+        iteration = self._under_way.get(said.number)
+        if iteration is not None and iteration.progress is not None:
+            iteration.progress.computed(said.layer)
 
 
 class Follower:

@@ -1,0 +1,336 @@
+"""What do chunks on several stages at once do to the time to first token of a long prompt, and of a short one?
+
+    OMP_NUM_THREADS=1 python bench/mooncake/chunked_pipeline.py [--model DIR] [--long 6144] [--short 512] [--chunk 768]
+
+Three services take turns with the same prompts, each by itself: one stage, two stages, and two stages with chunks. A
+stage is a process with one thread, so two cores are needed, and nothing else on them. What is compared is TTFT relative
+to that of one stage: medians over rounds live, and the same three in the simulator.
+
+The simulator's times are those of the engine that serves, fitted to iterations of many lengths and contexts: measured
+alone for stages that take turns, and while another process measures the same for stages that compute at once, because
+the cores of a host share its memory. On top of both worlds' prefill comes what the service takes for a prompt besides:
+the part of the one-stage service's short TTFT that its engine does not explain.
+"""
+
+import argparse
+import asyncio
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from twofold.bench.client import Client, ClientConfig
+from twofold.bench.endpoint import discover
+from twofold.bench.prompts import PromptMaker, token_range
+from twofold.bench.services import served
+from twofold.hardware.catalog import load_catalog
+from twofold.instance import Role
+from twofold.performance.packed import PackedModel, PackedTimes
+from twofold.performance.packed_fit import Iteration, fit_packed
+from twofold.performance.pipeline import LayersStage, Pipeline
+from twofold.request import Request
+from twofold.simulation.build import build, kinds_of
+from twofold.simulation.observer import QuietObserver
+from twofold.simulation.spec import ClusterSpec, PoolSpec
+from twofold.simulation.statistics import Statistics
+from twofold.simulation.timing import Timing
+from twofold.timeline import Recorder, Timeline
+
+ONE, TWO, CHUNKED = "1 stage", "2 stages", "2 stages, chunks"
+BLOCK = 16
+CONTEXTS = (0, 512, 1536, 3072, 5120)
+TOKENS = (16, 64, 192, 320, 512, 768, 1024)
+
+
+class Setting(msgspec.Struct, frozen=True, kw_only=True):
+    """Lengths in tokens. `boundary_gb_per_s` is what carries activations between two processes of a host."""
+
+    long: int
+    short: int
+    chunk: int
+    rounds: int
+    boundary_gb_per_s: float
+
+
+class Ttft(msgspec.Struct, frozen=True):
+    """Seconds to the first token."""
+
+    long_s: float
+    short_s: float
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """Both worlds, by service."""
+
+    setting: Setting
+    live: dict[str, Ttft]
+    simulated: dict[str, Ttft]
+    alone: PackedTimes
+    crowded: PackedTimes
+
+
+# -- live -----------------------------------------------------------------------------------------------------------
+
+
+async def live(urls: Mapping[str, str], setting: Setting) -> dict[str, Ttft]:
+    """Medians over rounds, of which each begins with another service and the first is a warm-up."""
+    endpoints = {name: await discover(url) for name, url in urls.items()}
+    seen: dict[str, list[Ttft]] = {name: [] for name in urls}
+    names = list(urls)
+    for number in range(setting.rounds + 1):
+        for name in names[number % len(names) :] + names[: number % len(names)]:
+            timelines: list[Timeline] = []
+            lowest, vocabulary = token_range(endpoints[name].vocab_size)
+            prompts = PromptMaker(seed=number, lowest=lowest, vocabulary=vocabulary)
+            async with Client(endpoints[name], Recorder([timelines.append]), ClientConfig()) as client:
+                for length in (setting.long, setting.short):
+                    asked = request(f"{number}/{length}", length)
+                    outcome = await client.send(asked, client.body(asked, prompts.prompt(asked)))
+                    if outcome.error is not None:
+                        raise RuntimeError(f"{name}: {outcome.error}: {outcome.detail}")
+            long_s, short_s = (timeline.ttft_s or 0.0 for timeline in timelines)
+            if number:
+                seen[name].append(Ttft(long_s, short_s))
+                print(f"round {number}, {name}: long {long_s:.3f} s, short {short_s:.3f} s", flush=True)
+    return {
+        name: Ttft(statistics.median(t.long_s for t in found), statistics.median(t.short_s for t in found))
+        for name, found in seen.items()
+    }
+
+
+def request(name: str, prompt_tokens: int) -> Request:
+    """One that ends with its first token."""
+    return Request(id=name, arrival_s=0.0, prompt_tokens=prompt_tokens, output_tokens=1)
+
+
+# -- simulated ------------------------------------------------------------------------------------------------------
+
+
+class FirstTokens(QuietObserver):
+    """Keeps the TTFT of what ended."""
+
+    def __init__(self) -> None:
+        self.ttft_s: list[float] = []
+
+    def ended(self, timeline: Timeline) -> None:
+        self.ttft_s.append(timeline.ttft_s or 0.0)
+
+
+def simulated(times: PackedTimes, token_s: float, stages: int, chunk: int | None, prompt: int) -> float:
+    """TTFT of one prompt on an instance whose stages share the layers of an engine with these times.
+
+    The machines are anybody's: their times are not used.
+    """
+    whole = PackedModel("the engine", times)
+    first, later = LayersStage(whole, 1 / stages, 0.0), LayersStage(whole, 1 / stages, token_s)
+    spec = ClusterSpec(
+        pools=(
+            PoolSpec(
+                machines=1,
+                machine="dgx-a100",
+                role=Role.PREFILL,
+                tensor_parallel=1,
+                pipeline_parallel=stages,
+                instances=1,
+            ),
+            PoolSpec(machines=1, machine="dgx-a100", role=Role.DECODE, tensor_parallel=1),
+        ),
+        model="llama-3.1-8b",
+        router="jsq",
+        handoff="serialized",
+        token_budget=2048,
+        pipeline_chunk=chunk,
+    )
+    prefill, decode = kinds_of(spec, load_catalog())
+    model = Pipeline("the stages", whole.error, first, later, stages)
+    kinds = [replace(prefill, model=model, timing=Timing(model)), decode]
+    seen = FirstTokens()
+    nothing = Statistics(None, None, over_all_tokens=False)
+    cluster = build(spec, load_catalog(), kinds, nothing, [seen], 1 << 60)
+    cluster.feed([request("0", prompt)])
+    cluster.kernel.run(until_events=1 << 60)
+    return seen.ttft_s[0]
+
+
+def simulate_all(
+    setting: Setting, alone: PackedTimes, crowded: PackedTimes, hidden_bytes: int, besides_s: float
+) -> dict[str, Ttft]:
+    token_s = hidden_bytes / (setting.boundary_gb_per_s * 1e9)
+    ways = {ONE: (alone, 1, None), TWO: (alone, 2, None), CHUNKED: (crowded, 2, setting.chunk)}
+    made = {}
+    for name, (times, stages, chunk) in ways.items():
+        # A prompt that is not cut is on one stage at a time.
+        short = alone if setting.short <= setting.chunk else times
+        made[name] = Ttft(
+            besides_s + simulated(times, token_s, stages, chunk, setting.long),
+            besides_s + simulated(short, token_s, stages, chunk, setting.short),
+        )
+    return made
+
+
+# -- the engine -----------------------------------------------------------------------------------------------------
+
+
+def measure_engine(directory: Path, longest: int) -> list[Iteration]:
+    """Iterations of one sequence, on one thread, each the quickest of three."""
+    import torch  # noqa: PLC0415  (in processes that measure only)
+
+    from twofold.engine.base import SequenceStep  # noqa: PLC0415
+    from twofold.engine.torch.engine import TorchEngine  # noqa: PLC0415
+    from twofold.engine.torch.loader import load_model  # noqa: PLC0415
+    from twofold.engine.torch.pool import KvPool  # noqa: PLC0415
+
+    torch.set_num_threads(1)
+    loaded = load_model(str(directory))
+    blocks = list(range(-(-longest // BLOCK) + 1))
+    engine = TorchEngine(loaded, KvPool(loaded.layout(BLOCK), len(blocks)))
+    made = []
+    for tokens, context in [*cells(longest), (longest // 2, 0), (longest, 0)]:
+        step = SequenceStep("a", [7] * tokens, context, blocks, None)
+        taken = []
+        for _ in range(3):
+            began = time.perf_counter()
+            engine.run([step])
+            taken.append(time.perf_counter() - began)
+        squares = tokens * (tokens + 2 * context)
+        made.append(Iteration(tokens=tokens, squares=squares, sequences=0, context=0, seconds=min(taken)))
+    return made
+
+
+def cells(longest: int) -> list[tuple[int, int]]:
+    return [(tokens, context) for context in CONTEXTS for tokens in TOKENS if tokens + context <= longest]
+
+
+def engine_times(directory: Path, longest: int, processes: int) -> PackedTimes:
+    """Fitted to what one of so many processes measured, all of them at once."""
+    command = [
+        sys.executable,
+        __file__,
+        "--measure-engine",
+        "--model",
+        str(directory),
+        "--long",
+        str(longest),
+    ]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(processes)]
+    said = [process.communicate()[0] for process in running]
+    if any(process.returncode for process in running):
+        raise RuntimeError("the engine could not be measured")
+    return fit_packed(msgspec.json.decode(said[0], type=list[Iteration]))
+
+
+# -- report ---------------------------------------------------------------------------------------------------------
+
+
+def table(report: Report) -> Table:
+    """TTFT of each service relative to one stage, in both worlds."""
+    setting = report.setting
+    drawn = Table(title=f"TTFT relative to {ONE}, chunks of {setting.chunk:,} tokens", title_justify="left")
+    for heading in (
+        "prompt",
+        "service",
+        "live",
+        "simulated",
+        "live / simulated",
+        "live, seconds",
+        "simulated",
+    ):
+        drawn.add_column(heading, justify="left" if heading in ("prompt", "service") else "right")
+    for what, tokens in (("long_s", setting.long), ("short_s", setting.short)):
+        for name in (ONE, TWO, CHUNKED):
+            ours, theirs = getattr(report.live[name], what), getattr(report.simulated[name], what)
+            one, other = ours / getattr(report.live[ONE], what), theirs / getattr(report.simulated[ONE], what)
+            cells_ = (f"{one:.3f}", f"{other:.3f}", f"{one / other:.3f}", f"{ours:.3f}", f"{theirs:.3f}")
+            drawn.add_row(f"{tokens:,}", name, *cells_)
+    return drawn
+
+
+def verdict(report: Report) -> list[str]:
+    """What was to be shown, in sentences."""
+    said = []
+    for world, ttft in (("live", report.live), ("simulated", report.simulated)):
+        long = ttft[CHUNKED].long_s / ttft[ONE].long_s
+        short = ttft[CHUNKED].short_s / ttft[ONE].short_s
+        said.append(f"{world}: a long prompt takes {long:.2f} of one stage's time (less is better)")
+        said.append(f"{world}: a short prompt takes {short:.2f} of it (at most 1.05 is wanted)")
+    apart = max(
+        abs(getattr(report.live[name], what) / getattr(report.simulated[name], what) - 1)
+        for name in report.live
+        for what in ("long_s", "short_s")
+    )
+    said.append(f"live and simulated seconds differ by at most {apart:.0%} (at most 15% is wanted)")
+    return said
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("--model", type=Path, help="model directory; a small one is made if not given")
+    parser.add_argument("--long", type=int, default=6144)
+    parser.add_argument("--short", type=int, default=512)
+    parser.add_argument("--chunk", type=int, default=768)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--boundary-gb-per-s", type=float, default=1.5)
+    parser.add_argument("--json", type=Path, help="write all measurements here")
+    parser.add_argument("--measure-engine", action="store_true", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def main() -> None:
+    given = arguments()
+    if given.measure_engine:
+        sys.stdout.buffer.write(msgspec.json.encode(measure_engine(given.model, given.long)))
+        return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwinds the stack, which ends the services
+    setting = Setting(**{name: getattr(given, name) for name in Setting.__struct_fields__})
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="twofold-chunks-")))
+        model = given.model or made_model(folder / "model", setting)
+        alone, crowded = (engine_times(model, setting.long, processes) for processes in (1, 2))
+        urls = {name: stack.enter_context(served(model, flags)) for name, flags in services(setting).items()}
+        seen = asyncio.run(live(urls, setting))
+        besides_s = seen[ONE].short_s - PackedModel("", alone).prefill_s(setting.short, setting.short**2)
+        played = simulate_all(setting, alone, crowded, hidden_bytes(model), max(0.0, besides_s))
+        report = Report(setting=setting, live=seen, simulated=played, alone=alone, crowded=crowded)
+    Console().print(table(report))
+    print("\n".join(verdict(report)))
+    if given.json is not None:
+        given.json.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2))
+
+
+def services(setting: Setting) -> dict[str, Sequence[str]]:
+    """All unpinned: a worker's stages are to have a core each."""
+    common = ["--no-pin-cores", "--kv-cache-memory-bytes", "256MiB"]
+    chunks = ["--pipeline-chunk", str(setting.chunk)]
+    return {
+        ONE: common,
+        TWO: [*common, "--prefill-pp", "2"],
+        CHUNKED: [*common, "--prefill-pp", "2", *chunks],
+    }
+
+
+def made_model(directory: Path, setting: Setting) -> Path:
+    size = ["--max-model-len", str(setting.long + 16), "--layers", "8", "--hidden-size", "512"]
+    command = [sys.executable, "-m", "twofold.cli.main", "model", "create", str(directory), *size]
+    subprocess.run(command, check=True)
+    return directory
+
+
+def hidden_bytes(model: Path) -> int:
+    """Of one token's activations."""
+    config = msgspec.json.decode((model / "config.json").read_bytes())
+    named = config.get("dtype") or config.get("torch_dtype") or "float32"
+    return int(config["hidden_size"]) * (4 if named == "float32" else 2)
+
+
+if __name__ == "__main__":
+    main()

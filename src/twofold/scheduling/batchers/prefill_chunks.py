@@ -1,0 +1,40 @@
+"""Prefill only: short prompts whole, long ones in equal chunks, first come first served."""
+
+from itertools import chain
+
+from twofold.scheduling.batcher import EagerBatcher, Room, Selection
+from twofold.scheduling.queues import Queues
+from twofold.scheduling.sequence import PrefillPart
+
+
+class PrefillChunks(EagerBatcher):
+    """Mooncake section 5.1: an iteration computes at most `chunk_tokens` tokens, and a prompt of more is divided.
+
+    It is divided into as few chunks as there may be, all about equal, because iterations of different lengths leave
+    bubbles in a pipeline. A prompt that one iteration can take is not cut: it waits for an iteration that has room
+    for all of it, behind those that came before.
+    """
+
+    def __init__(self, chunk_tokens: int, max_seqs: int) -> None:
+        self.chunk_tokens = chunk_tokens
+        self.max_seqs = max_seqs
+
+    def select(self, queues: Queues, room: Room) -> Selection:
+        parts: list[PrefillPart] = []
+        budget = self.chunk_tokens
+        for sequence in chain(queues.prefilling, queues.waiting):
+            tokens = self._chunk(sequence.prefill_remaining)
+            if not tokens:
+                continue  # in a pipeline: its last chunk is under way
+            if tokens > budget or len(parts) >= self.max_seqs:
+                break
+            if sequence.line is queues.waiting and not room.take(sequence):
+                break
+            parts.append(sequence.prefill(tokens))
+            budget -= tokens
+        return Selection(parts)
+
+    def _chunk(self, remaining: int) -> int:
+        """Tokens of the next of the chunks into which what remains of a prompt is divided."""
+        chunks = -(-remaining // self.chunk_tokens)
+        return -(-remaining // chunks) if chunks else 0

@@ -1,0 +1,167 @@
+"""Chunks of one prompt in several iterations under way."""
+
+import random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from twofold.kvcache.blocks import BlockManager
+from twofold.kvcache.leases import LeaseBook
+from twofold.request import Request
+from twofold.scheduling.batchers import BATCHERS
+from twofold.scheduling.chunked_pipeline import ChunkedPipelineScheduler
+from twofold.scheduling.instance import InstanceScheduler
+
+
+def make(stages, chunk=10, *, blocks=1000, max_seqs=8):
+    accounts = BlockManager(blocks, 4)
+    leases = LeaseBook(accounts, "i", 1, lease_s=1e9)
+    batcher = BATCHERS["prefill-chunks"](chunk, max_seqs)
+    return ChunkedPipelineScheduler(batcher, accounts, leases, max_seqs, stages)
+
+
+def single(chunk, blocks, max_seqs=8):
+    accounts = BlockManager(blocks, 4)
+    leases = LeaseBook(accounts, "i", 1, lease_s=1e9)
+    return InstanceScheduler(BATCHERS["prefill-chunks"](chunk, max_seqs), accounts, leases, max_seqs)
+
+
+def request(name, prompt, output=5):
+    return Request(id=name, arrival_s=0.0, prompt_tokens=prompt, output_tokens=output)
+
+
+def parts(batch):
+    return [(item.request_id, item.context_tokens, item.num_tokens) for item in batch.items]
+
+
+def test_as_many_chunks_of_a_prompt_as_stages():
+    """The third waits until the first has passed all of them; the last one samples."""
+    scheduler = make(2)
+    scheduler.submit(request("a", 30), decodes_here=False)
+    first, second = scheduler.next_batch(0), scheduler.next_batch(0)
+    assert (parts(first), parts(second)) == ([("a", 0, 10)], [("a", 10, 10)])
+    assert scheduler.next_batch(0) is None
+    assert scheduler.complete(first) == []
+    third = scheduler.next_batch(0)
+    assert parts(third) == [("a", 20, 10)]
+    assert [item.samples for batch in (first, second, third) for item in batch.items] == [False, False, True]
+    assert scheduler.complete(second) == []
+    assert scheduler.next_batch(0) is None, "all of it has begun"
+    (outcome,) = scheduler.complete(third)
+    assert (outcome.request_id, outcome.index, outcome.hands_off) == ("a", 0, True)
+    scheduler.handed_off("a")
+    assert scheduler.status().idle
+
+
+def test_the_next_prompt_enters_behind_the_last_chunk():
+    """No stage waits for the first token of the one before it."""
+    scheduler = make(2)
+    for name in "ab":
+        scheduler.submit(request(name, 20), decodes_here=False)
+    batches = [scheduler.next_batch(0), scheduler.next_batch(0)]
+    scheduler.complete(batches[0])
+    assert parts(scheduler.next_batch(0)) == [("b", 0, 10)]
+
+
+def test_blocks_of_an_aborted_prompt_stay_held_until_its_last_chunk_has_passed():
+    """An earlier chunk may leave the pipeline before."""
+    scheduler = make(3)
+    scheduler.submit(request("a", 40), decodes_here=False)
+    batches = [scheduler.next_batch(0) for _ in range(3)]
+    scheduler.abort("a")
+    scheduler.handed_off("a")
+    for batch in batches:
+        assert scheduler.status().blocks_in_flight
+        assert scheduler.complete(batch) == []
+    assert scheduler.status().idle
+    assert scheduler.next_batch(0) is None
+
+
+def test_a_prompt_aborted_between_chunks_frees_its_blocks_at_once():
+    """Nothing of it is under way then, and the next in line has its turn."""
+    scheduler = make(2)
+    scheduler.submit(request("a", 30), decodes_here=False)
+    scheduler.submit(request("b", 10), decodes_here=False)
+    for batch in [scheduler.next_batch(0), scheduler.next_batch(0)]:
+        scheduler.complete(batch)
+    scheduler.abort("a")
+    scheduler.handed_off("a")
+    assert scheduler.status().blocks_free == scheduler.status().blocks_total
+    assert parts(scheduler.next_batch(0)) == [("b", 0, 10)]
+
+
+sizes = st.lists(st.tuples(st.integers(1, 150), st.integers(1, 3)), min_size=1, max_size=20)
+chunks = st.sampled_from([1, 7, 20, 64])
+
+
+@settings(max_examples=400)
+@given(st.integers(1, 4), sizes, chunks, st.integers(0, 1 << 32))
+def test_every_chunk_follows_the_one_before_it(stages, sizes, chunk, seed):  # noqa: C901  (one story)
+    """Whatever comes and goes when: each token of a prompt is computed once, in order, and no block is left."""
+    chance = random.Random(seed)
+    scheduler = make(stages, chunk, blocks=60)
+    todo = [request(str(number), *size) for number, size in enumerate(sizes)]
+    prompts = {each.id: each.prompt_tokens for each in todo}
+    begun, ended, aborted, under_way = dict.fromkeys(prompts, 0), [], set(), []
+    submitted = []
+    while todo or under_way or not scheduler.empty:
+        action = chance.choice(["submit", "start", "start", "end", "abort"])
+        batch = None
+        if action == "submit" and todo:
+            new = todo.pop(0)
+            scheduler.submit(new, decodes_here=False)
+            submitted.append(new.id)
+        elif action == "abort" and submitted and chance.random() < 0.1:
+            chosen = chance.choice(submitted)
+            if chosen not in ended:
+                scheduler.abort(chosen)
+                scheduler.handed_off(chosen)
+                aborted.add(chosen)
+        elif action == "start":
+            batch = scheduler.next_batch(0)
+        if batch is not None:
+            assert sum(item.num_tokens for item in batch.items) <= chunk
+            for item in batch.items:
+                assert item.request_id not in aborted
+                assert item.context_tokens == begun[item.request_id], "its predecessor began before"
+                begun[item.request_id] += item.num_tokens
+                assert item.samples == (begun[item.request_id] == prompts[item.request_id])
+            under_way.append(batch)
+            assert len(under_way) <= stages
+        elif under_way and action in ("start", "end"):
+            oldest = under_way.pop(0)
+            last = [item.request_id for item in oldest.items if item.samples]
+            outcomes = scheduler.complete(oldest)
+            assert [outcome.request_id for outcome in outcomes] == [n for n in last if n not in aborted]
+            for outcome in outcomes:
+                ended.append(outcome.request_id)
+                scheduler.handed_off(outcome.request_id)
+        elif not todo and not under_way and action == "start":
+            assert scheduler.empty, "something waits, and nothing runs that could make room"
+        assert scheduler.status().running <= len(submitted)
+    assert sorted(ended) == sorted(set(prompts) - aborted)
+    assert all(begun[name] == prompts[name] for name in ended)
+    assert scheduler.status().idle
+
+
+@settings(max_examples=200)
+@given(sizes, chunks, st.lists(st.booleans(), max_size=60))
+def test_one_stage_is_an_instance_like_any_other(sizes, chunk, submits):
+    """The same batches and the same outcomes."""
+    pair = make(1, chunk, blocks=60), single(chunk, blocks=60)
+    todo = [request(str(number), *size) for number, size in enumerate(sizes)]
+    schedule = iter(submits)
+    while todo or not pair[0].empty:
+        if todo and next(schedule, True):
+            new = todo.pop(0)
+            for each in pair:
+                each.submit(new, decodes_here=False)
+        batches = [each.next_batch(0) for each in pair]
+        assert batches[0] == batches[1]
+        if batches[0] is not None:
+            outcomes = [each.complete(batch) for each, batch in zip(pair, batches, strict=True)]
+            assert outcomes[0] == outcomes[1]
+            for outcome in outcomes[0]:
+                for each in pair:
+                    each.handed_off(outcome.request_id)
+        assert pair[0].status() == pair[1].status()

@@ -1,0 +1,137 @@
+"""Chunks of one prompt on several stages at once, in the simulator."""
+
+from collections import defaultdict
+from itertools import pairwise
+from unittest.mock import patch
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+
+from support.toy import CATALOG, ToyModel, pipelines, run, workloads
+from twofold.errors import ConfigurationError
+from twofold.instance import Role
+from twofold.performance.pipeline import Pipeline
+from twofold.request import Request
+from twofold.simulation import pipeline as pipeline_module
+from twofold.simulation.build import kinds_of
+from twofold.simulation.simulate import simulate
+from twofold.simulation.spec import ClusterSpec, PoolSpec
+from twofold.slo import Slo
+from twofold.timeline import Moment
+
+SPEC = ClusterSpec(
+    pools=(
+        PoolSpec(machines=2, machine="dgx-h100", role=Role.PREFILL, pipeline_parallel=2),
+        PoolSpec(machines=1, machine="dgx-h100", role=Role.DECODE),
+    ),
+    model="llama2-70b",
+    router="jsq",
+    handoff="serialized",
+    link_bytes_per_s=1e15,
+    pipeline_chunk=1024,
+)
+
+# Routers that may have an instance of any role do both phases, for which this batcher is not.
+BOTH_PHASES = ("splitwise", "splitwise-sim")
+
+
+def toy(stages, chunk):
+    """Prefill as in the cluster of this many stages; every stage takes 4 ms and 1 ms a token."""
+    model = Pipeline("toy", ToyModel.error, ToyModel(), ToyModel(), stages)
+    pools = (
+        PoolSpec(machines=stages, machine="dgx-h100", role=Role.PREFILL, pipeline_parallel=stages),
+        PoolSpec(machines=stages, machine="dgx-h100", role=Role.DECODE, pipeline_parallel=stages),
+    )
+    spec = msgspec.structs.replace(SPEC, pools=pools, block_size=1, token_budget=chunk)
+    return spec, {Role.PREFILL: "prefill-chunks", Role.DECODE: "decode"}, model, 1 << 20
+
+
+def requests(*sizes):
+    return [
+        Request(id=str(number), arrival_s=at / 1e3, prompt_tokens=prompt, output_tokens=1)
+        for number, (at, prompt) in enumerate(sizes)
+    ]
+
+
+def first_tokens(world):
+    ends = sorted(world.ends.timelines, key=lambda t: int(t.request.id))
+    return [round(t.moments[Moment.FIRST_TOKEN] * 1e3, 6) for t in ends]
+
+
+def test_chunks_of_a_prompt_are_on_both_stages():
+    """Four chunks of 29 ms a stage leave the second 29 ms after the fourth left the first: 145 ms, uncut 208."""
+    assert first_tokens(run(toy(2, 25), requests((0, 100)))) == [145.0]
+    assert first_tokens(run(toy(2, 100), requests((0, 100)))) == [208.0]
+
+
+def test_a_short_prompt_is_not_cut():
+    """It takes what it takes without chunks, and behind a long one as long as the long one lets it wait."""
+    assert first_tokens(run(toy(2, 25), requests((0, 20)))) == [48.0]
+    assert first_tokens(run(toy(2, 25), requests((0, 100), (1, 20)))) == [145.0, 169.0]
+
+
+def test_one_stage_computes_chunks_one_after_the_other():
+    """Where there is nothing to overlap, cutting costs 4 ms for each further chunk."""
+    assert first_tokens(run(toy(1, 25), requests((0, 100)))) == [116.0]
+
+
+@settings(max_examples=150)
+@given(pipelines(failures=False).filter(lambda drawn: drawn[0].router not in BOTH_PHASES), workloads())
+def test_at_every_stage_a_chunk_runs_after_the_one_before_it(cluster, requests):
+    """And stages neither overlap nor lose a token, whatever the lengths, links and speeds of stages."""
+    passages = defaultdict(list)
+
+    class Recorded(pipeline_module._Passage):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            for part in self.iteration.prefills:
+                passages[part.request_id].append((part.context_tokens, part.num_tokens, self))
+
+    spec, batchers, model, capacity = cluster
+    batchers = {role: "prefill-chunks" if role is Role.PREFILL else name for role, name in batchers.items()}
+    with patch.object(pipeline_module, "_Passage", Recorded):
+        world = run((spec, batchers, model, capacity), requests)
+    ended = {timeline.request.id: timeline.request for timeline in world.ends.timelines}
+    for request_id, parts in passages.items():
+        assert sum(tokens for _, tokens, _ in parts) == ended[request_id].prompt_tokens
+        for (context, tokens, one), (then, _, following) in pairwise(parts):
+            assert context + tokens == then
+            for stage, (begins, begins_then) in enumerate(zip(one.begins, following.begins, strict=True)):
+                assert begins + (one.later if stage else one.first) <= begins_then
+    assert len(world.cluster.lives) == 0
+
+
+def test_a_cluster_with_chunks_is_quicker_with_long_prompts():
+    """From a cluster file's description to a result: two stages take little more than half the time of one pass."""
+    workload = [Request(id="0", arrival_s=0.0, prompt_tokens=16_000, output_tokens=2)]
+
+    def ttft(chunk):
+        spec = msgspec.structs.replace(SPEC, pipeline_chunk=chunk)
+        return simulate(spec, workload, catalog=CATALOG, slo=Slo(ttft_s=1.0)).ttft_s.mean
+
+    assert ttft(2048) < 0.65 * ttft(None)
+
+
+def test_pipelines_that_prefill_get_the_batcher_and_its_budget():
+    """Others keep theirs."""
+    kinds = kinds_of(SPEC, CATALOG)
+    assert [(kind.batcher, kind.token_budget) for kind in kinds] == [
+        ("prefill-chunks", 1024),
+        ("decode", 2048),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"router": "splitwise"}, "pools of several stages that only prefill"),
+        ({"pools": (PoolSpec(machines=2, machine="dgx-h100", role=Role.MIXED),)}, "of several stages"),
+        ({"rules": "distserve-published"}, "means nothing to the rules distserve-published"),
+        ({"pipeline_chunk": 0}, "at least 1, not 0"),
+    ],
+)
+def test_chunks_that_nobody_would_make_are_refused(changes, why):
+    """In a sentence that says what they are for."""
+    with pytest.raises(ConfigurationError, match=why):
+        kinds_of(msgspec.structs.replace(SPEC, **changes), CATALOG)

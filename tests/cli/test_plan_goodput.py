@@ -67,14 +67,15 @@ def test_one_node_of_four_has_prefill_on_two_and_decode_on_one(planned):
 
 
 def test_it_says_how_sure_it_is_and_against_what(invoke):
-    """Goodput of each phase alone, of the whole, of colocated designs, and the confidence."""
-    shown = invoke(*FOUR, *ROUGH).stdout
+    """Goodput of each phase alone, of the whole, of colocated designs, the confidence, and what formulas say."""
+    shown = " ".join(invoke(*FOUR, *ROUGH).stdout.split())
     for words in (
         "Goodput of one instance",
         "a100@2",
         "confidence",
         "times the best colocated design",
         "Algorithm",
+        "tokens on 2 accelerators wait least with tensor parallelism (TP2)",
     ):
         assert words in shown
 

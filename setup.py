@@ -6,8 +6,8 @@ from pathlib import Path
 from setuptools import setup
 
 HOT = """
-    instance kvcache/accounts kvcache/cache kvcache/counts kvcache/eviction/* kvcache/index kvcache/leases kvcache/pins kvcache/tiers
-    kvcache/watcher
+    instance kvcache/accounts kvcache/cache kvcache/counts kvcache/index kvcache/leases kvcache/pins kvcache/tiers
+    kvcache/watcher kvcache/eviction/*
     performance/alone performance/base performance/curve performance/fitted performance/power
     performance/splitwise_published
     scheduling/batcher scheduling/chunked_pipeline scheduling/cluster scheduling/decode_set scheduling/growth

@@ -63,3 +63,11 @@ def test_token_range_fits_small_vocabularies():
     assert token_range(300) == (150, 300)
     assert token_range(50_000) == (256, 50_000)
     assert token_range(None) == (256, 1024)
+
+
+def test_blocks_may_be_named_by_hashes():
+    """As those of a live service are."""
+    maker = PromptMaker(block_tokens=32)
+    one, two = (maker.token_ids(ask(name, 64, (b"same", name.encode()))) for name in ("one", "two"))
+    assert one[:32] == two[:32]
+    assert one[32:] != two[32:]

@@ -58,6 +58,25 @@ def test_show_of_the_public_trace():
     assert "36.64%" in run("show", public_trace("mooncake-conversation.jsonl")).stdout
 
 
+def test_reuse_prints_a_rate_for_each_size_and_rule(trace):
+    """An endless cache hits the first block, which ten prompts share, nine times."""
+    shown = run("reuse", trace, "--capacity", 1, "--capacity", 2000, "--eviction", "lru").stdout
+    for expected in ("20 prefix blocks, 10 distinct", "would hit 50.00%", "2,000", "45.00%"):
+        assert expected in shown
+    assert "lfu" not in shown
+    facts = msgspec.json.decode(run("reuse", trace, "--capacity", 2000, "--json").stdout)
+    assert {cache["eviction"] for cache in facts["caches"]} == {"lru", "lfu", "length-aware"}
+    assert {cache["rate"] for cache in facts["caches"]} == {0.45}
+
+
+def test_reuse_of_nothing_is_refused(trace, tmp_path):
+    """No room, no rule of that name, no blocks: one sentence each."""
+    assert "--capacity is 0" in str(failure("reuse", trace, "--capacity", 0))
+    assert "no eviction rule 'best'" in str(failure("reuse", trace, "--eviction", "best"))
+    write_trace([ask(0)], tmp_path / "plain.jsonl", FORMATS["twofold"])
+    assert "names no prefix blocks" in str(failure("reuse", tmp_path / "plain.jsonl"))
+
+
 def test_convert_says_what_is_lost(trace, tmp_path):
     """Prefix blocks do not fit into csv: that is said on stderr, and everything else arrives."""
     result = run("convert", trace, tmp_path / "out.csv", "--to", "azure")

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twofold.kvcache.prefix import prefix_keys
+from twofold.kvcache.prefix import prefix_keys, tenant_salt
 
 tokens = st.lists(st.integers(0, 200_000), max_size=60)
 
@@ -23,3 +23,11 @@ def test_only_full_blocks_have_keys_and_salts_separate_tenants(ids, size):
     keys = list(prefix_keys(ids, size))
     assert len(keys) == len(ids) // size
     assert not set(keys) & set(prefix_keys(ids, size, salt=b"tenant"))
+
+
+@given(st.text(), st.text(), st.text(), st.text())
+def test_only_the_same_tenant_with_the_same_model_has_the_same_salt(tenant, model, other_tenant, other_model):
+    """Names that run together the same way are different names."""
+    same = (tenant, model) == (other_tenant, other_model)
+    assert (tenant_salt(tenant, model) == tenant_salt(other_tenant, other_model)) == same
+    assert tenant_salt(tenant, model) != tenant_salt(tenant, model, secret=b"of the cluster")

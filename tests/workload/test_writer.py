@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from support.traces import ask, public_trace, request_lists
 from twofold.errors import ConfigurationError
+from twofold.kvcache.prefix import prefix_keys
 from twofold.workload.trace import FORMATS, open_trace
 from twofold.workload.writer import write_trace
 
@@ -141,3 +142,15 @@ def test_what_cannot_be_written_is_refused(tmp_path, place, request_, name):
     with pytest.raises(ConfigurationError):
         write_trace([request_], tmp_path / place, FORMATS[name])
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["mooncake", "twofold"])
+def test_hashes_of_a_live_service_become_numbers(name):
+    """Traces number blocks: equal hashes get equal numbers, and others do not."""
+    keys = tuple(prefix_keys(range(8), 2))
+    blocks = [
+        request.prefix_blocks
+        for request in round_trip([ask(0, prefix_blocks=keys), ask(1, prefix_blocks=keys[:2])], name)[1]
+    ]
+    assert blocks[1] == blocks[0][:2]
+    assert len(set(blocks[0])) == 4

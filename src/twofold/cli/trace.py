@@ -125,3 +125,26 @@ def generate(
         seed=seed,
     )
     trace_run.generate_trace(requests, out, to=to, length_scale=length_scale, max_model_len=max_model_len)
+
+
+@app.command()
+def reuse(
+    path: Annotated[Path, typer.Argument(metavar="TRACE", help=_TRACE)],
+    *,
+    format_name: FormatOption = None,
+    capacity: Annotated[
+        list[int] | None,
+        typer.Option(
+            help="Blocks the cache has room for, several times if wanted; 1,000 to 100,000 if not given."
+        ),
+    ] = None,
+    eviction: Annotated[
+        list[str] | None,
+        typer.Option(help="lru, lfu or length-aware, several times if wanted; all if not given."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Show how many of a trace's prefix blocks a cache would have had, by its size and its eviction rule."""
+    from twofold.cli import trace_run  # noqa: PLC0415 (too heavy for the start of every command)
+
+    trace_run.show_reuse(path, format_name, capacity, eviction, as_json=as_json)

@@ -1,6 +1,6 @@
 """What the commands of `twofold trace` do; apart from their flags because its imports are slow."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -8,8 +8,10 @@ import typer
 from rich.console import Console
 
 from twofold.cli.trace_progress import watched
-from twofold.cli.trace_table import trace_tables
+from twofold.cli.trace_table import reuse_table, trace_tables
 from twofold.errors import ConfigurationError
+from twofold.kvcache.eviction import EVICTIONS
+from twofold.planning.reuse import reuse
 from twofold.request import Request
 from twofold.workload.format import TraceFormat
 from twofold.workload.lines import ReadNotes, require_file
@@ -18,6 +20,14 @@ from twofold.workload.rescale import fit_lengths
 from twofold.workload.summary import summarise
 from twofold.workload.trace import FORMATS, detect_format, find_format, open_trace
 from twofold.workload.writer import write_trace
+
+_CAPACITIES = (
+    1_000,
+    3_000,
+    10_000,
+    30_000,
+    100_000,
+)  # blocks; at 512 tokens each, half a million tokens and more
 
 
 def show_trace(path: Path, format_name: str | None, *, as_json: bool) -> None:
@@ -30,6 +40,34 @@ def show_trace(path: Path, format_name: str | None, *, as_json: bool) -> None:
         typer.echo(msgspec.json.format(msgspec.json.encode(facts), indent=2))
     else:
         Console().print(trace_tables(f"{path} ({name})", summary))
+    _mention(notes)
+
+
+def show_reuse(
+    path: Path,
+    format_name: str | None,
+    capacities: Sequence[int] | None,
+    evictions: Sequence[str] | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Print what caches would have hit over a trace, as a table or as JSON."""
+    capacities = capacities or _CAPACITIES
+    for capacity in capacities:
+        if capacity < 1:
+            raise ConfigurationError(f"--capacity is {capacity}, and a cache has room for at least one block")
+    name = format_name or detect_format(path).name
+    notes = ReadNotes()
+    found = reuse(watched(open_trace(path, name, notes)), capacities, evictions or tuple(EVICTIONS))
+    if as_json:
+        facts = {"path": str(path), "format": name, **msgspec.to_builtins(found)}
+        typer.echo(msgspec.json.format(msgspec.json.encode(facts), indent=2))
+    elif found.highest is None:
+        raise ConfigurationError(f"{path} names no prefix blocks, so nothing can be said of their reuse")
+    else:
+        typer.echo(f"{path} ({name}): {found.blocks:,} prefix blocks, {found.distinct_blocks:,} distinct")
+        typer.echo(f"An endless cache would hit {found.highest:.2%} of them.")
+        Console().print(reuse_table(found))
     _mention(notes)
 
 

@@ -3,6 +3,7 @@
 from rich.console import Group
 from rich.table import Table
 
+from twofold.planning.reuse import TraceReuse
 from twofold.workload.summary import LengthSummary, TraceSummary
 
 _HEADINGS = ("min", "mean", "P50", "P90", "P99", "max", "total")
@@ -19,6 +20,18 @@ def trace_tables(title: str, summary: TraceSummary) -> Group:
     lengths.add_row("prompt", *_cells(summary.prompt_tokens))
     lengths.add_row("output", *_cells(summary.output_tokens))
     return Group(facts, lengths)
+
+
+def reuse_table(found: TraceReuse) -> Table:
+    """Hit rates of caches, one row for each capacity and one column for each eviction rule."""
+    rates = {(cache.capacity, cache.eviction): cache.rate for cache in found.caches}
+    evictions = dict.fromkeys(cache.eviction for cache in found.caches)
+    table = Table()
+    for heading in ("Blocks", *evictions):
+        table.add_column(heading, justify="right")
+    for capacity in sorted({cache.capacity for cache in found.caches}):
+        table.add_row(f"{capacity:,}", *(f"{rates[capacity, eviction]:.2%}" for eviction in evictions))
+    return table
 
 
 def _facts(summary: TraceSummary) -> dict[str, str]:

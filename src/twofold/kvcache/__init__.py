@@ -1,1 +1,1 @@
-"""The KV cache as accounts: blocks, leases, prefix hashes. No memory is touched here."""
+"""The KV cache as accounts: blocks, leases, prefixes and what is cached of them. No memory is touched here."""

@@ -1,6 +1,6 @@
 """Which blocks one memory has, by key, and which of them goes when it is full."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from mypy_extensions import mypyc_attr
 
@@ -15,9 +15,9 @@ class PrefixCache:
     """The blocks of one memory, at most `capacity` of them; book-keeping only.
 
     Keys are those of a prompt's blocks, in order: equal keys mean an equal block after an equal prefix. Times are
-    seconds on the caller's clock. A block that is held stays; so does one that is pinned, until its time is up. One that
-    is `partial` takes room and is not found yet. `hits` counts blocks that requests found and used, `misses` those that
-    they had to store, `removals` what went, by reason. At most half of the memory can be pinned, unless
+    seconds on the caller's clock. A block that is held stays; so does one that is pinned, until its time is up. A
+    `partial` one takes room and is not found yet. `hits` counts blocks that requests found and used, `misses` those
+    that they had to compute, `removals` what went, by reason. At most half of the memory can be pinned, unless
     `max_pinned` says otherwise.
     """
 
@@ -83,12 +83,16 @@ class PrefixCache:
     def insert(self, keys: Sequence[BlockKey], now: float, start: int = 0) -> list[BlockKey]:
         """Store the blocks of a prompt from the `start`-th on; returns those that had to go for them, in order.
 
-        Those that are here already are used once more. Where all that is left is held, the rest is not stored.
+        Those that are here already are used once more. No block of the prompt itself goes: where all that is left is
+        held, or its own, the rest is not stored.
         """
         if len(self._pins):
             self.expire(now)
         evicted: list[BlockKey] = []
         positions, eviction = self._positions, self._eviction
+        own: frozenset[BlockKey] = (
+            frozenset() if len(positions) + len(keys) <= self.capacity else frozenset(keys)
+        )
         for position in range(start, len(keys)):
             key = keys[position]
             if key in positions:
@@ -96,9 +100,9 @@ class PrefixCache:
                 continue
             self.misses += 1
             if len(positions) >= self.capacity:
-                victim = eviction.first()
+                victim = eviction.first(own)
                 if victim is None:
-                    break
+                    continue
                 self._discard(victim, Removal.CAPACITY)
                 evicted.append(victim)
             self.put(key, position)
@@ -124,19 +128,21 @@ class PrefixCache:
                 self._watcher.stored(key)
         self.release(key)
 
-    def evict(self) -> tuple[BlockKey, int] | None:
-        """Make the block go that goes first; returns it with its position, or None when none may go."""
-        victim = self._eviction.first()
+    def evict(self, keep: Container[BlockKey] = ()) -> tuple[BlockKey, int] | None:
+        """Make the block go that goes first of those not to be kept; returns it with its position.
+
+        None when none may go.
+        """
+        victim = self._eviction.first(keep)
         if victim is None:
             return None
         position = self._positions[victim]
         self._discard(victim, Removal.CAPACITY)
         return victim, position
 
-    def hit(self, key: BlockKey) -> None:
-        """A request uses a block that is here."""
+    def use(self, key: BlockKey) -> None:
+        """A request uses a block that is here; whether that is a hit, the caller counts."""
         self._eviction.hit(key)
-        self.hits += 1
 
     def position(self, key: BlockKey) -> int:
         """The index of a block in its prompt."""
@@ -211,18 +217,20 @@ class PrefixCache:
     # -- removal ----------------------------------------------------------------------------------------------
 
     def _discard(self, key: BlockKey, reason: Removal) -> None:
-        self._hide(key, reason)
+        """A block that nobody holds goes."""
+        if self._watcher is not None and key not in self._hidden:
+            self._watcher.removed(key, reason)
         self._forget(key, reason)
 
     def _hide(self, key: BlockKey, reason: Removal) -> None:
-        """Nobody finds the block from now on."""
+        """Nobody finds a block from now on that somebody holds."""
         if key not in self._hidden:
             self._hidden.add(key)
             if self._watcher is not None:
                 self._watcher.removed(key, reason)
 
     def _forget(self, key: BlockKey, reason: Removal) -> None:
-        """The room of a hidden block is free."""
+        """The room of a block is free."""
         self._hidden.discard(key)
         del self._positions[key]
         self._eviction.forget(key)

@@ -13,9 +13,10 @@ _MOST_LOST = 16  # instances whose bits may lie around before they are swept out
 class PrefixIndex:
     """The blocks of each instance, as one set of bits per block: bit i stands for an instance.
 
-    A question walks the chain of a prompt's keys only as far as some instance has all of it, with one operation on such a
-    set per block, however many instances there are. An instance that is lost is masked out at once; what the index
-    remembers of it is swept out later, so that the loss of a thousandth of a cluster does not cost a walk over all blocks.
+    A question walks the chain of a prompt's keys only as far as some instance has all of it, with one operation on
+    such a set per block, however many instances there are. An instance that is lost is masked out at once; what the
+    index remembers of it is swept out later, so that the loss of a thousandth of a cluster does not cost a walk over
+    all blocks.
     """
 
     def __init__(self) -> None:

@@ -6,8 +6,8 @@
 
 How a worker drives it. When a prompt starts, `allocate_prompt` with its keys (`prefix.prefix_keys`, salted): the first
 `Reused.tokens` tokens are in the cache and are not computed. If it names a `copy`, the engine copies that block before
-the prompt's next batch, and `copied` says so. When a batch has completed, `publish` with the keys of the blocks that are
-full now. Everything else is as with any other block accounts.
+the prompt's next batch, and `copied` says so. When a batch has completed, `publish` with the keys of the blocks that
+are full now. Everything else is as with any other block accounts.
 """
 
 from collections.abc import Sequence
@@ -56,7 +56,9 @@ class SharedBlocks(BlockManager):
         self._watcher = watcher
         self._cached: dict[BlockKey, int] = {}  # the block of each key
         self._keys: dict[int, BlockKey] = {}  # and back
-        self._owners = [0] * num_blocks  # grants that have the block, and copies from it that are still to be made
+        self._owners = [
+            0
+        ] * num_blocks  # grants that have the block, and copies from it that are still to be made
         self._copies: dict[Grant, int] = {}  # the block that is still to be copied from
 
     @property

@@ -1,6 +1,6 @@
 """Several memories of one host as one cache: what goes from one goes down to the next, what is used comes up."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from mypy_extensions import mypyc_attr
 
@@ -13,9 +13,9 @@ from twofold.request import BlockKey
 class TieredCache:
     """Tiers of blocks, the fastest first: host memory and disk, say. A block is in one of them at a time.
 
-    A new block is stored in the first tier. One that has to go from a tier goes to the next; from the last it is gone. One
-    that is hit comes up to the first. Hits, misses and removals are counted by each tier. Book-keeping only: whoever moves
-    bytes listens to the tiers' watchers.
+    A new block is stored in the first tier. One that has to go from a tier goes to the next; from the last it is gone.
+    One that is hit comes up to the first. Hits, misses and removals are counted by each tier. Book-keeping only:
+    whoever moves bytes listens to the tiers' watchers.
     """
 
     def __init__(self, tiers: Sequence[PrefixCache]) -> None:
@@ -44,16 +44,12 @@ class TieredCache:
     def match(self, keys: Sequence[BlockKey]) -> list[int]:
         """How many of the leading blocks of a prompt each tier has: their sum can be reused. Changes nothing."""
         counts = [0] * len(self.tiers)
-        first, start, last = self._first, 0, len(keys)
-        while start < last:
-            if keys[start] in first:
-                counts[0] += 1
-            else:
-                tier = self.tier_of(keys[start])
-                if tier is None:
-                    break
-                counts[tier] += 1
-            start += 1
+        counts[0] = self._first.match(keys)
+        for position in range(counts[0], len(keys)):
+            tier = self.tier_of(keys[position])
+            if tier is None:
+                break
+            counts[tier] += 1
         return counts
 
     def touch(self, keys: Sequence[BlockKey], count: int, now: float) -> list[BlockKey]:
@@ -64,25 +60,29 @@ class TieredCache:
         self.expire(now)
         gone: list[BlockKey] = []
         for position in range(count):
-            self._use(keys[position], gone)
+            key = keys[position]
+            tier = self._tier(key)
+            tier.hits += 1
+            self._use(tier, key, (), gone)
         return gone
 
     def insert(self, keys: Sequence[BlockKey], now: float, start: int = 0) -> list[BlockKey]:
         """Store the blocks of a prompt from the `start`-th on; returns what went from the last tier, in order.
 
-        Those that are here already come up, without a hit being counted.
+        Those that are here already come up, and are not counted. No block of the prompt itself goes: what finds no room
+        anywhere else is not stored, and is among those returned.
         """
         self.expire(now)
         gone: list[BlockKey] = []
+        own = frozenset(keys)
         for position in range(start, len(keys)):
             key = keys[position]
             tier = self.tier_of(key)
             if tier is not None:
-                self._use(key, gone)
-                self.tiers[tier].hits -= 1
+                self._use(self.tiers[tier], key, own, gone)
             elif not any(each.knows(key) for each in self.tiers):
                 self._first.misses += 1
-                self._store(0, key, position, gone)
+                self._store(0, key, position, own, gone)
         return gone
 
     def hold(self, key: BlockKey) -> None:
@@ -116,25 +116,31 @@ class TieredCache:
             raise KeyError(key)
         return self.tiers[index]
 
-    def _use(self, key: BlockKey, gone: list[BlockKey]) -> None:
-        """A hit, counted where it was; then the block comes up."""
-        tier = self._tier(key)
-        tier.hit(key)
+    def _use(self, tier: PrefixCache, key: BlockKey, keep: Container[BlockKey], gone: list[BlockKey]) -> None:
+        """A block of a tier is used, and comes up."""
+        tier.use(key)
         if tier is not self._first and not tier.held(key) and self._first.has_room:
             position = tier.position(key)
             tier.remove(key, Removal.MOVED)
-            self._store(0, key, position, gone)
+            self._store(0, key, position, keep, gone)
 
-    def _store(self, index: int, key: BlockKey, position: int, gone: list[BlockKey]) -> None:
+    def _store(
+        self,
+        index: int,
+        key: BlockKey,
+        position: int,
+        keep: Container[BlockKey],
+        gone: list[BlockKey],
+    ) -> None:
         """Into the tier of this index, or the next below that can make room for it."""
         if index == len(self.tiers):
             gone.append(key)
             return
         tier = self.tiers[index]
         if len(tier) >= tier.capacity:
-            victim = tier.evict()
+            victim = tier.evict(keep)
             if victim is None:
-                self._store(index + 1, key, position, gone)
+                self._store(index + 1, key, position, keep, gone)
                 return
-            self._store(index + 1, victim[0], victim[1], gone)
+            self._store(index + 1, victim[0], victim[1], keep, gone)
         tier.put(key, position)

@@ -1,6 +1,7 @@
 """The eviction seam: which block goes first when a memory is full?"""
 
 from abc import ABC, abstractmethod
+from collections.abc import Container
 
 from mypy_extensions import mypyc_attr
 
@@ -42,6 +43,9 @@ class Eviction(ABC):
         ...
 
     @abstractmethod
-    def first(self) -> BlockKey | None:
-        """Who goes first; None when none may go. It stays until it is forgotten."""
+    def first(self, keep: Container[BlockKey] = ()) -> BlockKey | None:
+        """Who goes first of those that are not to be kept; None when none may go. It stays until it is forgotten.
+
+        Takes a time that does not grow with the number of blocks, but with how many of them are to be kept.
+        """
         ...

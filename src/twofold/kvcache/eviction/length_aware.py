@@ -1,5 +1,7 @@
 """Length-aware: as LFU, and what stands later in its prompt goes before what stands earlier."""
 
+from collections.abc import Container
+
 from twofold.kvcache.eviction.base import Eviction
 from twofold.kvcache.eviction.ranking import Ranking
 from twofold.request import BlockKey
@@ -38,5 +40,5 @@ class LengthAware(Eviction):
         self._ranking.drop(key)
         del self._ranks[key]
 
-    def first(self) -> BlockKey | None:
-        return self._ranking.first()
+    def first(self, keep: Container[BlockKey] = ()) -> BlockKey | None:
+        return self._ranking.first(keep)

@@ -1,5 +1,7 @@
 """Least frequently used."""
 
+from collections.abc import Container
+
 from twofold.kvcache.eviction.base import Eviction
 from twofold.kvcache.eviction.ranking import Ranking
 from twofold.request import BlockKey
@@ -36,5 +38,5 @@ class Lfu(Eviction):
         self._ranking.drop(key)
         del self._uses[key]
 
-    def first(self) -> BlockKey | None:
-        return self._ranking.first()
+    def first(self, keep: Container[BlockKey] = ()) -> BlockKey | None:
+        return self._ranking.first(keep)

@@ -1,6 +1,7 @@
 """Least recently used."""
 
 from collections import OrderedDict
+from collections.abc import Container
 
 from twofold.kvcache.eviction.base import Eviction
 from twofold.request import BlockKey
@@ -28,5 +29,8 @@ class Lru(Eviction):
     def forget(self, key: BlockKey) -> None:
         self._order.pop(key, None)
 
-    def first(self) -> BlockKey | None:
-        return next(iter(self._order), None)
+    def first(self, keep: Container[BlockKey] = ()) -> BlockKey | None:
+        for key in self._order:
+            if key not in keep:
+                return key
+        return None

@@ -1,6 +1,7 @@
 """Blocks in the order of a rank that changes as they are used."""
 
 from collections import OrderedDict
+from collections.abc import Container
 from heapq import heapify, heappop, heappush
 
 from twofold.request import BlockKey
@@ -42,15 +43,26 @@ class Ranking:
         if not line:
             del self._lines[rank]
 
-    def first(self) -> BlockKey | None:
-        """The block of the lowest rank; None when none is here."""
+    def first(self, keep: Container[BlockKey] = ()) -> BlockKey | None:
+        """The block of the lowest rank that is not to be kept; None when none is here."""
         heap, lines = self._heap, self._lines
+        found: BlockKey | None = None
+        passed: list[int] = []  # ranks of which all are kept
         while heap:
-            line = lines.get(heap[0])
+            rank = heap[0]
+            line = lines.get(rank)
             if line is not None:
-                return next(iter(line))
+                for key in line:
+                    if key not in keep:
+                        found = key
+                        break
+                if found is not None:
+                    break
+                passed.append(rank)
             heappop(heap)
-        return None
+        for rank in passed:
+            heappush(heap, rank)
+        return found
 
     def _add_rank(self, rank: int) -> None:
         heappush(self._heap, rank)

@@ -1,0 +1,119 @@
+"""Hit rates of one cache on a trace, by size and eviction rule, beside those that were published; and what they cost.
+
+    python bench/mooncake/reuse.py [TRACE] [--eviction lru] [--capacity 1000 3000]
+
+TRACE is any that names prefix blocks; without it the conversation trace of Mooncake under TWOFOLD_DATA, for which the
+figures of FIGURES are known. The cache is `kvcache.cache.PrefixCache`, which simulated instances and the live store
+have too. CPU seconds are those of this process, reading the trace not counted. A fixed loop of plain Python is timed in
+the same run: machines differ, and a block costs as much as so many of its turns.
+"""
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from twofold.demo.real_data import find_data
+from twofold.kvcache.cache import PrefixCache
+from twofold.kvcache.eviction import EVICTIONS, create_eviction
+from twofold.planning.reuse import serve
+from twofold.request import Request
+from twofold.workload.trace import open_trace
+
+NAME = "mooncake-conversation.jsonl"
+HIGHEST = 36.64  # percent of all blocks came before
+FIGURES = {  # percent of all blocks that hit, by rule and capacity in blocks
+    "lru": {
+        1_000: 4.45,
+        3_000: 6.50,
+        5_000: 11.04,
+        10_000: 21.12,
+        30_000: 32.57,
+        50_000: 35.46,
+        100_000: 36.37,
+    },
+    "lfu": {10_000: 13.15, 30_000: 27.55, 50_000: 34.38},
+}
+TURNS = 1_000_000
+
+
+def cpu_of(work: Callable[[], object]) -> float:
+    began = time.process_time()
+    work()
+    return time.process_time() - began
+
+
+def loop() -> int:
+    """A million turns of a plain loop."""
+    total = 0
+    for number in range(TURNS):
+        total += number & 7
+    return total
+
+
+def replay(requests: Sequence[Request], cache: PrefixCache) -> None:
+    for request in requests:
+        serve(cache, request)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("trace", type=Path, nargs="?")
+    parser.add_argument("--eviction", nargs="+", choices=tuple(EVICTIONS), default=tuple(EVICTIONS))
+    parser.add_argument("--capacity", nargs="+", type=int, help="in blocks")
+    args = parser.parse_args()
+    trace = args.trace or find_data(f"traces/{NAME}")
+    if trace is None:
+        raise SystemExit(
+            f"{NAME} is absent: set TWOFOLD_DATA to the folder that holds traces/, or name a trace"
+        )
+    requests = list(open_trace(trace))
+    blocks = sum(len(request.prefix_blocks) for request in requests)
+    if not blocks:
+        raise SystemExit(f"{trace} names no prefix blocks")
+    distinct = len({key for request in requests for key in request.prefix_blocks})
+    known = FIGURES if trace.name == NAME else {}
+    loops = [cpu_of(loop) for _ in range(3)]
+    rows: list[tuple[str, int, float | None, float, float]] = []
+    spent = 0.0
+    for eviction in args.eviction:
+        for capacity in args.capacity or tuple(FIGURES["lru"]):
+            cache = PrefixCache(capacity, create_eviction(eviction))
+            cpu_s = cpu_of(partial(replay, requests, cache))
+            figure = known.get(eviction, {}).get(capacity)
+            rows.append((eviction, capacity, figure, 100 * cache.hits / blocks, cpu_s))
+            spent += cpu_s
+    loops += [cpu_of(loop) for _ in range(3)]
+    turn_s = min(loops) / TURNS
+    table = Table(
+        title=f"{trace.name}: {len(requests):,} requests, {blocks:,} blocks, {distinct:,} distinct\n"
+        f"highest possible reuse {1 - distinct / blocks:.2%}" + (f" (published {HIGHEST}%)" if known else ""),
+        title_justify="left",
+    )
+    for heading in ("eviction", "blocks", "published", "ours", "blocks a CPU s", "turns a block"):
+        table.add_column(heading, justify="left" if heading == "eviction" else "right")
+    for eviction, capacity, figure, ours, cpu_s in rows:
+        table.add_row(
+            eviction,
+            f"{capacity:,}",
+            "" if figure is None else f"{figure:.2f}%",
+            f"{ours:.2f}%",
+            f"{blocks / cpu_s:,.0f}",
+            f"{cpu_s / blocks / turn_s:.0f}",
+        )
+    console = Console(width=110)
+    console.print(table)
+    console.print(
+        f"All: {len(rows) * blocks / spent:,.0f} blocks a CPU second. A plain loop makes {1 / turn_s:,.0f} turns "
+        f"in one (a million took {min(loops) * 1e3:.1f} ms, at most {max(loops) * 1e3:.1f})."
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,211 @@
+"""The cache of one memory."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support import caches
+from support.caches import Seen
+from twofold.kvcache.cache import PrefixCache
+from twofold.kvcache.eviction import EVICTIONS, create_eviction
+from twofold.kvcache.eviction.lru import Lru
+from twofold.kvcache.watcher import Removal
+
+CAPACITY = 6
+
+prompts = caches.prompts(alphabet=3, longest=8)
+
+
+class Plain:
+    """A least-recently-used cache as a list."""
+
+    def __init__(self, capacity):
+        self.capacity, self.order, self.holds, self.pins = capacity, [], Counter(), {}
+
+    def match(self, keys):
+        return next((index for index, key in enumerate(keys) if key not in self.order), len(keys))
+
+    def use(self, key):
+        if not self.held(key):
+            self.order.remove(key)
+            self.order.append(key)
+
+    def held(self, key):
+        return self.holds[key] or key in self.pins
+
+    def insert(self, keys, start):
+        evicted = []
+        for key in keys[start:]:
+            if key in self.order:
+                self.use(key)
+                continue
+            if len(self.order) == self.capacity:
+                victim = next((each for each in self.order if not self.held(each) and each not in keys), None)
+                if victim is None:
+                    continue
+                self.order.remove(victim)
+                evicted.append(victim)
+            self.order.append(key)
+        return evicted
+
+    def release(self, key):
+        self.holds[key] -= 1
+        self.use(key)
+
+    def expire(self, now):
+        for key in [key for key, until in sorted(self.pins.items(), key=lambda pin: pin[1]) if until <= now]:
+            del self.pins[key]
+            self.use(key)
+
+
+@settings(max_examples=400)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["ask", "ask", "ask", "hold", "release", "pin"]), prompts), max_size=40
+    )
+)
+def test_the_cache_is_what_a_list_would_be(steps):
+    """Blocks, evictions and their order, with blocks held and pinned meanwhile; capacity is never exceeded."""
+    seen = Seen()
+    cache, plain = PrefixCache(CAPACITY, Lru(), seen), Plain(CAPACITY)
+    asked = 0
+    for now, (action, keys) in enumerate(steps):
+        cache.expire(now)
+        plain.expire(now)
+        found = cache.match(keys)
+        assert found == plain.match(keys)
+        if action == "ask":
+            asked += found
+            cache.touch(keys, found, now)
+            for key in keys[:found]:
+                plain.use(key)
+            assert cache.insert(keys, now, found) == plain.insert(keys, found)
+        elif action == "hold" and keys[0] in cache:
+            cache.hold(keys[0])
+            plain.holds[keys[0]] += 1
+        elif action == "release" and plain.holds[keys[0]]:
+            cache.release(keys[0])
+            plain.release(keys[0])
+        elif action == "pin":
+            # Distinct times, so that it does not matter in which order equal pins end.
+            pinned = cache.pin(keys[:1], now + 2.5)
+            assert pinned == (found > 0 and (keys[0] in plain.pins or len(plain.pins) < CAPACITY // 2))
+            if pinned:
+                plain.pins[keys[0]] = now + 2.5
+        assert seen.keys == set(plain.order)
+        assert len(cache) == len(plain.order) <= CAPACITY
+        assert cache.pinned == len(plain.pins)
+    assert cache.hits == asked
+    assert sum(cache.removals.values()) == len(seen.reasons) == cache.removals[Removal.CAPACITY]
+
+
+@pytest.mark.parametrize("name", EVICTIONS)
+@given(prompts=st.lists(prompts, max_size=30))
+def test_no_rule_exceeds_the_capacity_or_changes_what_is_reported(name, prompts):
+    """What insert says has gone is gone, and the counters say how much came and went."""
+    cache, there = PrefixCache(CAPACITY, create_eviction(name)), set()
+    gone = 0
+    for now, keys in enumerate(prompts):
+        found = cache.match(keys)
+        cache.touch(keys, found, now)
+        evicted = cache.insert(keys, now, found)
+        gone += len(evicted)
+        there = {key for key in there | set(keys) if key in cache}
+        assert not set(evicted) & there
+        assert cache.match(keys) >= min(len(keys), CAPACITY), "nothing is held: only the end found no room"
+        assert len(cache) == len(there) <= CAPACITY
+    assert gone == cache.removals[Removal.CAPACITY]
+
+
+@pytest.fixture
+def seen():
+    return Seen()
+
+
+@pytest.fixture
+def cache(seen):
+    return PrefixCache(4, Lru(), seen)
+
+
+def test_a_partial_block_takes_room_and_is_not_found(cache, seen):
+    """Nobody reads what is still being written, and it is not evicted meanwhile."""
+    cache.put(1, 0, partial=True)
+    assert (cache.match((1,)), len(cache), 1 in cache) == (0, 1, False)
+    cache.insert((2, 3), 0.0)
+    cache.insert((4, 5), 1.0)
+    assert cache.knows(1)
+    cache.complete(1)
+    assert cache.match((1,)) == 1
+    assert seen.keys == {1, 3, 4, 5}
+
+
+def test_a_block_that_was_never_completed_leaves_without_a_word(cache, seen):
+    """Its writer died: nobody was told that it was there, so nobody is told that it is not."""
+    cache.put(1, 0, partial=True)
+    cache.remove(1, Removal.DROPPED)
+    assert len(cache) == 1, "its memory may still be written"
+    cache.release(1)
+    assert (len(cache), seen.reasons, cache.removals[Removal.DROPPED]) == (0, [], 1)
+
+
+def test_a_damaged_block_is_not_found_again_and_stays_while_it_is_read(cache, seen):
+    """The room of a block is given away only when nobody reads it, and a pin does not keep damage."""
+    cache.insert((1, 2), 0.0)
+    cache.pin((1,), 100.0)
+    cache.hold(1)
+    cache.hold(1)
+    cache.remove(1, Removal.DAMAGED)
+    cache.remove(1, Removal.DAMAGED)
+    assert (cache.match((1, 2)), len(cache), cache.pinned) == (0, 2, 0)
+    cache.release(1)
+    assert len(cache) == 2
+    cache.release(1)
+    assert (len(cache), seen.keys, seen.reasons) == (1, {2}, [Removal.DAMAGED])
+
+
+def test_what_is_held_is_not_evicted_even_if_nothing_else_can_be_stored(cache):
+    """Then the rest of the prompt is not stored."""
+    cache.insert((1, 2, 3, 4), 0.0)
+    for key in (1, 2, 3):
+        cache.hold(key)
+    assert cache.insert((5,), 1.0) == [4]
+    cache.hold(5)
+    assert not cache.has_room
+    assert cache.insert((6, 7), 2.0) == []
+    assert cache.match((6,)) == 0
+
+
+def test_a_pin_lasts_until_its_time_and_the_longest_counts(cache):
+    """Context caching: a prompt stays for its time to live, however little it is used."""
+    cache.insert((1, 2), 0.0)
+    assert cache.pin((1, 2, 9), 10.0) == 2
+    assert cache.pin((1,), 5.0) == 1
+    assert cache.pin((1,), 20.0) == 1
+    cache.insert((3, 4, 5, 6), 9.9)
+    assert (cache.match((1, 2)), cache.pinned) == (2, 2)
+    cache.insert((7, 8, 9), 10.0)
+    assert (1 in cache, 2 in cache, cache.pinned) == (True, False, 1)
+    cache.unpin((1,))
+    assert cache.pinned == 0
+
+
+def test_only_half_of_the_memory_can_be_pinned(cache):
+    """Somebody who pins everything leaves room for others."""
+    cache.insert((1, 2, 3, 4), 0.0)
+    assert cache.pin((1, 2, 3, 4), 10.0) == 2
+    assert cache.pin((1, 2), 20.0) == 2, "what is pinned can be pinned for longer"
+
+
+def test_a_prompt_does_not_push_out_its_own_beginning(cache):
+    """What has no room is its end."""
+    assert cache.insert((1, 2, 3, 4, 5, 6), 0.0) == []
+    assert cache.match((1, 2, 3, 4, 5, 6)) == 4
+    assert cache.misses == 6
+
+
+def test_a_cache_has_room():
+    """None at all is a mistake of the caller."""
+    with pytest.raises(ValueError, match="room for at least one block"):
+        PrefixCache(0, Lru())

@@ -1,0 +1,75 @@
+"""The index of who has which blocks, against looking at everybody."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support import caches
+from twofold.kvcache.index import PrefixIndex
+
+NAMES = ("a", "b", "c", "d")
+prompts = caches.prompts(alphabet=2, longest=6)
+steps = st.lists(
+    st.tuples(
+        st.sampled_from(["stored", "stored", "stored", "removed", "lost"]), st.sampled_from(NAMES), prompts
+    ),
+    max_size=80,
+)
+
+
+def leading(blocks, keys):
+    return next((index for index, key in enumerate(keys) if key not in blocks), len(keys))
+
+
+@settings(max_examples=400)
+@given(steps, st.lists(prompts, min_size=1, max_size=5))
+def test_the_index_says_what_looking_at_every_instance_would(steps, asked):
+    """Longest prefix and who has it, everybody's prefix, and replicas, after whatever has happened."""
+    index, there = PrefixIndex(), {name: set() for name in NAMES}
+    for action, name, keys in steps:
+        if action == "stored":
+            index.stored(name, keys)
+            there[name].update(keys)
+        elif action == "removed":
+            index.removed(name, keys[1:])
+            there[name].difference_update(keys[1:])
+        else:
+            index.lost(name)
+            there[name].clear()
+    for keys in asked:
+        prefixes = {name: leading(blocks, keys) for name, blocks in there.items()}
+        longest = max(prefixes.values())
+        best, names = index.best(keys)
+        assert (best, sorted(names)) == (
+            longest,
+            sorted(name for name, length in prefixes.items() if length == longest > 0),
+        )
+        assert index.prefixes(keys) == {name: length for name, length in prefixes.items() if length}
+        assert {name: index.prefix(name, keys) for name in NAMES} == prefixes
+        assert index.replicas(keys[0]) == sum(keys[0] in blocks for blocks in there.values())
+
+
+def test_lost_instances_leave_nothing_behind():
+    """However often an instance dies and comes back, the index stays as large as what there is."""
+    index = PrefixIndex()
+    index.stored("stays", (1, 2))
+    for life in range(1000):
+        index.stored("dies", (1, 100 + life))
+        index.lost("dies")
+        index.lost("dies")
+    assert index.best((1, 2)) == (2, ["stays"])
+    assert len(index) < 2 + 20
+    assert max(having.bit_length() for having in index._holders.values()) < 40
+    assert index.instances == ("stays",)
+
+
+def test_the_blocks_that_most_instances_have():
+    """Hot blocks spread; this says how far."""
+    index = PrefixIndex()
+    index.stored("a", (1, 2))
+    index.stored("b", (1, 2, 3))
+    index.stored("c", (1,))
+    index.lost("b")
+    assert index.most_replicated(2) == [(1, 2), (2, 1)]
+    assert index.replicas(3) == 0
+    index.removed("nobody", (1,))
+    assert index.replicas(1) == 2

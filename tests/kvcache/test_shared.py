@@ -1,0 +1,243 @@
+"""Engine memory with reuse: held against what would be in the memory itself."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.caches import Seen
+from twofold.errors import OutOfBlocksError
+from twofold.kvcache.eviction import EVICTIONS, create_eviction
+from twofold.kvcache.eviction.lru import Lru
+from twofold.kvcache.prefix import prefix_keys
+from twofold.kvcache.shared import SharedBlocks
+from twofold.kvcache.watcher import Removal
+
+NUM_BLOCKS, SIZE = 10, 2
+
+
+class Running:
+    """A request: its tokens, what it was given, and how many of its tokens are written."""
+
+    def __init__(self, tokens, reused, keys):
+        self.tokens, self.grant, self.keys = tokens, reused.grant, keys
+        self.written, self.copy = reused.tokens, reused.copy
+        self.transfers, self.owned = 0, True
+
+
+class Memory:
+    """What the blocks hold: for each, the whole prefix up to its last token that is written."""
+
+    def __init__(self, name):
+        self.seen = Seen()
+        self.blocks = SharedBlocks(NUM_BLOCKS, SIZE, create_eviction(name), self.seen)
+        self.contents = {}
+        self.requests = []
+
+    def start(self, tokens, output):
+        keys = tuple(prefix_keys(tokens, SIZE))
+        free, wanted = self.blocks.num_free, len(tokens) + output
+        try:
+            reused = self.blocks.allocate_prompt("r", wanted, keys, len(tokens))
+        except OutOfBlocksError:
+            assert self.blocks.num_free == free
+            assert self.blocks.blocks_for(wanted) > free
+            return
+        assert free - self.blocks.num_free <= self.blocks.blocks_for(wanted)
+        assert reused.tokens < len(tokens)
+        request = Running(tokens, reused, keys)
+        self.requests.append(request)
+        if reused.copy is None:
+            self.check_prefix(request)
+
+    def check_prefix(self, request):
+        """What a request does not compute is there, token for token."""
+        held = self.blocks.blocks_of(request.grant)
+        for end in range(1, request.written + 1):
+            assert self.contents[held[(end - 1) // SIZE]][:end] == request.tokens[:end]
+
+    def compute(self, request):
+        """One batch: a copy if one is due, the next token, and what is full is published."""
+        if not request.owned:
+            return
+        held = self.blocks.blocks_of(request.grant)
+        if request.copy is not None:
+            source, target = request.copy
+            self.write(request, target, self.contents[source])
+            self.blocks.copied(request.grant)
+            request.copy = None
+            self.check_prefix(request)
+        if request.written < len(request.tokens):
+            request.written += 1
+            self.write(request, held[(request.written - 1) // SIZE], request.tokens[: request.written])
+        self.blocks.publish(request.grant, request.keys[: request.written // SIZE])
+
+    def write(self, request, block, prefix):
+        assert block not in self.blocks._keys, "a block that can be found was written"
+        others = [other for other in self.requests if other is not request]
+        assert not any(block in self.blocks.blocks_of(other.grant) for other in others), "it is shared"
+        self.contents[block] = prefix
+
+    def finish(self, request):
+        while request.owned and request.written < len(request.tokens):
+            self.compute(request)
+        self.release(request)
+
+    def release(self, request):
+        if request.owned:
+            self.blocks.release(request.grant)
+            request.owned = False
+            self.forget(request)
+
+    def begin(self, request):
+        if request.owned:
+            self.blocks.begin_transfer(request.grant)
+            request.transfers += 1
+
+    def end(self, request):
+        if request.transfers:
+            self.blocks.end_transfer(request.grant)
+            request.transfers -= 1
+            self.forget(request)
+
+    def extend(self, request):
+        if request.owned and self.blocks.fits(3):
+            self.blocks.extend(request.grant, 3)
+
+    def forget(self, request):
+        if not request.owned and not request.transfers:
+            self.requests.remove(request)
+
+    def check(self):
+        held = {block for request in self.requests for block in self.blocks.blocks_of(request.grant)}
+        held |= {request.copy[0] for request in self.requests if request.copy is not None}
+        assert self.blocks.num_free == NUM_BLOCKS - len(held)
+        assert self.seen.keys == set(self.blocks._cached)
+        assert self.blocks.num_cached <= NUM_BLOCKS
+
+
+tokens = st.lists(st.integers(0, 1), min_size=1, max_size=9).map(tuple)
+steps = st.lists(
+    st.tuples(
+        st.sampled_from(
+            ["start", "compute", "compute", "compute", "finish", "release", "begin", "end", "extend"]
+        ),
+        st.integers(0, 5),
+        tokens,
+    ),
+    max_size=80,
+)
+
+
+@pytest.mark.parametrize("name", EVICTIONS)
+@settings(max_examples=400)
+@given(steps)
+def test_a_prefix_is_what_it_says_and_a_shared_block_is_never_written(name, steps):
+    """Whatever starts, computes, transfers, aborts and ends in whatever order; and nothing is held in the end."""
+    memory = Memory(name)
+    for action, number, prompt in steps:
+        if action == "start":
+            memory.start(prompt, number)
+        elif memory.requests:
+            getattr(memory, action)(memory.requests[number % len(memory.requests)])
+        memory.check()
+    for request in list(memory.requests):
+        for _ in range(request.transfers):
+            memory.blocks.end_transfer(request.grant)
+        if request.owned:
+            memory.blocks.release(request.grant)
+    assert (memory.blocks.num_free, memory.blocks.num_in_flight) == (NUM_BLOCKS, 0)
+    assert memory.blocks.num_cached <= NUM_BLOCKS
+    assert len(memory.blocks.blocks_of(memory.blocks.allocate("all", NUM_BLOCKS * SIZE))) == NUM_BLOCKS
+    assert not memory.seen.keys
+
+
+@pytest.fixture
+def seen():
+    return Seen()
+
+
+@pytest.fixture
+def blocks(seen):
+    return SharedBlocks(6, 4, Lru(), seen)
+
+
+def publish(blocks, keys, prompt_tokens):
+    reused = blocks.allocate_prompt("first", prompt_tokens, keys, prompt_tokens)
+    blocks.publish(reused.grant, keys)
+    return reused.grant
+
+
+def test_a_prefix_is_shared_while_it_is_used_and_after(blocks):
+    """The second request takes only what it has to compute, and the third finds it when both are gone."""
+    first = publish(blocks, (1, 2), 9)
+    second = blocks.allocate_prompt("second", 10, (1, 2), 10)
+    assert (second.tokens, second.copy, blocks.num_free) == (8, None, 2)
+    assert blocks.blocks_of(second.grant)[:2] == blocks.blocks_of(first)[:2]
+    blocks.release(first)
+    assert blocks.num_free == 3
+    blocks.release(second.grant)
+    assert (blocks.num_free, blocks.num_cached) == (6, 2)
+    assert blocks.allocate_prompt("third", 12, (1, 9), 12).tokens == 4
+    assert (blocks.hits, blocks.misses) == (3, 2 + 0 + 2)
+
+
+def test_a_prompt_that_is_cached_to_its_end_copies_the_block_of_its_last_token(blocks):
+    """The original is somebody else's, and stays held until the copy is made."""
+    first = publish(blocks, (1, 2), 8)
+    again = blocks.allocate_prompt("again", 8, (1, 2), 8)
+    source, target = again.copy
+    assert (again.tokens, source) == (7, blocks.blocks_of(first)[1])
+    assert list(blocks.blocks_of(again.grant)) == [blocks.blocks_of(first)[0], target]
+    blocks.release(first)
+    assert blocks.num_free == 3
+    blocks.copied(again.grant)
+    blocks.copied(again.grant)
+    assert blocks.num_free == 4
+    blocks.publish(again.grant, (1, 2))
+    assert blocks.match((1, 2)) == 2
+
+
+def test_a_last_block_that_nobody_owns_is_taken_and_not_copied(blocks, seen):
+    """It is nobody's to find until it is published again."""
+    blocks.release(publish(blocks, (1, 2), 8))
+    again = blocks.allocate_prompt("again", 8, (1, 2), 8)
+    assert (again.tokens, again.copy, blocks.match((1, 2)), blocks.num_free) == (7, None, 1, 4)
+    assert seen.reasons == [Removal.REWRITTEN]
+    blocks.publish(again.grant, (1, 2))
+    assert blocks.match((1, 2)) == 2
+
+
+def test_a_request_that_ends_before_its_copy_gives_back_the_original(blocks):
+    """An abort right after the start leaks nothing."""
+    first = publish(blocks, (1,), 4)
+    again = blocks.allocate_prompt("again", 4, (1,), 4)
+    blocks.release(first)
+    blocks.release(again.grant)
+    assert (blocks.num_free, blocks.num_cached) == (6, 1)
+
+
+def test_cached_blocks_go_when_their_room_is_wanted(blocks, seen):
+    """The end of a prompt before its beginning; those that are in use never."""
+    blocks.release(publish(blocks, (1, 2, 3), 13))
+    held = blocks.allocate_prompt("held", 5, (1,), 5)
+    blocks.allocate("large", 12)
+    assert seen.keys == {1, 2}
+    assert seen.reasons == [Removal.CAPACITY]
+    assert not blocks.fits(5)
+    with pytest.raises(OutOfBlocksError, match="more needs 2 blocks and 1 are free"):
+        blocks.allocate_prompt("more", 8, (7,), 8)
+    blocks.allocate("small", 1)
+    assert seen.keys == {1}
+    assert blocks.blocks_of(held.grant)
+
+
+def test_what_two_computed_side_by_side_is_published_once(blocks):
+    """The second keeps its block to itself, and gives it back when it ends."""
+    first = blocks.allocate_prompt("first", 4, (1,), 4)
+    second = blocks.allocate_prompt("second", 4, (1,), 4)
+    blocks.publish(first.grant, (1,))
+    blocks.publish(second.grant, (1,))
+    blocks.release(second.grant)
+    assert (blocks.num_free, blocks.num_cached) == (5, 1)
+    with pytest.raises(ValueError, match="first has 1 blocks, and keys of 2 are published"):
+        blocks.publish(first.grant, (1, 2))

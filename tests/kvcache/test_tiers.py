@@ -1,0 +1,129 @@
+"""Several tiers as one cache."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support import caches
+from twofold.kvcache.cache import PrefixCache
+from twofold.kvcache.eviction import EVICTIONS, create_eviction
+from twofold.kvcache.eviction.lru import Lru
+from twofold.kvcache.tiers import TieredCache
+from twofold.kvcache.watcher import Removal
+
+prompts = caches.prompts(alphabet=3, longest=8)
+
+
+def ask(cache, keys, now):
+    """What a prefill does; returns what is gone, and how many blocks it found."""
+    found = cache.match(keys)
+    count = found if isinstance(found, int) else sum(found)
+    gone = cache.touch(keys, count, now) or []
+    return gone + cache.insert(keys, now, count), count
+
+
+@settings(max_examples=300)
+@given(st.lists(prompts, max_size=40), st.integers(8, 10), st.integers(1, 6))
+def test_tiers_of_lru_are_one_lru_of_their_sum(prompts, upper, lower):
+    """Down and up again is the order of a single list: the same hits, the same blocks gone in the same order.
+
+    Where a prompt fits in the first tier: a longer one begins there and goes on in the next.
+    """
+    one = PrefixCache(upper + lower, Lru())
+    tiers = TieredCache([PrefixCache(upper, Lru()), PrefixCache(lower, Lru())])
+    for now, keys in enumerate(prompts):
+        assert ask(tiers, keys, now) == ask(one, keys, now)
+        assert len(tiers) == len(one)
+    assert sum(tier.hits for tier in tiers.tiers) == one.hits
+    assert tiers.tiers[0].misses == one.misses
+
+
+@pytest.mark.parametrize("name", EVICTIONS)
+@given(prompts=st.lists(st.tuples(prompts, st.booleans()), max_size=40))
+def test_a_block_is_in_one_tier_and_no_tier_is_overfull(name, prompts):
+    """With any rule, and with some blocks held and pinned."""
+    cache = TieredCache([PrefixCache(capacity, create_eviction(name)) for capacity in (2, 3, 4)])
+    known, held = set(), []
+    for now, (keys, holds) in enumerate(prompts):
+        known.update(keys)
+        ask(cache, keys, now)
+        if holds and keys[0] in cache:
+            cache.hold(keys[0])
+            held.append(keys[0])
+            cache.pin(keys[:2], now + 3)
+        elif held:
+            cache.release(held.pop())
+        for key in known:
+            assert sum(key in tier for tier in cache.tiers) <= 1
+        assert all(len(tier) <= tier.capacity for tier in cache.tiers)
+        assert all(key in cache for key in held)
+        leading = next((index for index, key in enumerate(keys) if key not in cache), len(keys))
+        assert sum(cache.match(keys)) == leading
+
+
+@pytest.fixture
+def cache():
+    return TieredCache([PrefixCache(2, Lru()), PrefixCache(2, Lru())])
+
+
+def test_match_says_how_many_blocks_come_from_which_tier(cache):
+    """Each tier loads at a speed of its own."""
+    cache.insert((1, 2), 0.0)
+    cache.insert((3,), 0.0)
+    assert cache.match((1, 2, 3, 4)) == [2, 1]
+    assert cache.match((4, 1)) == [0, 0]
+    assert (cache.tier_of(1), cache.tier_of(3), cache.tier_of(4)) == (1, 0, None)
+
+
+def test_what_is_hit_comes_up_and_is_counted_where_it_was(cache):
+    """And what makes room for it goes down."""
+    cache.insert((1, 2), 0.0)
+    cache.insert((3,), 0.0)
+    assert cache.touch((1,), 1, 1.0) == []
+    assert (cache.tier_of(1), cache.tier_of(2)) == (0, 1)
+    assert [tier.hits for tier in cache.tiers] == [0, 1]
+    assert cache.tiers[1].removals[Removal.MOVED] == 1
+    assert cache.insert((4, 5), 2.0) == [2]
+
+
+def test_a_block_that_is_held_stays_where_it_is(cache):
+    """Somebody reads it there; what does not fit in the first tier goes to the next."""
+    cache.insert((1, 2), 0.0)
+    cache.insert((3,), 0.0)
+    for key in (1, 2, 3):
+        cache.hold(key)
+    cache.touch((1,), 1, 1.0)
+    assert cache.tier_of(1) == 1
+    assert cache.insert((4,), 2.0) == []
+    assert cache.tier_of(4) == 1
+    cache.hold(4)
+    assert cache.insert((5,), 3.0) == [5], "there is no room for it anywhere"
+    cache.release(1)
+    cache.touch((1,), 1, 4.0)
+    assert cache.tier_of(1) == 1, "nothing in the first tier may go for it"
+    cache.release(2)
+    cache.touch((1,), 1, 5.0)
+    assert cache.tier_of(1) == 0
+
+
+def test_a_block_that_is_being_written_is_not_stored_twice(cache):
+    """It takes room in its tier already."""
+    cache.tiers[0].put(1, 0, partial=True)
+    assert cache.insert((1, 2), 0.0) == []
+    assert len(cache) == 2
+    cache.tiers[0].complete(1)
+    assert cache.match((1, 2)) == [2, 0]
+
+
+def test_whoever_is_not_here_cannot_be_held(cache):
+    """Nor released."""
+    with pytest.raises(KeyError):
+        cache.hold(1)
+    with pytest.raises(KeyError):
+        cache.release(1)
+
+
+def test_there_is_a_tier():
+    """None at all is a mistake of the caller."""
+    with pytest.raises(ValueError, match="at least one tier"):
+        TieredCache([])

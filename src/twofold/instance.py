@@ -41,10 +41,12 @@ class InstanceLoad:
     may come to hold; `capacity_tokens` what it has room for (None: not known). `prefills` and `decodes`: requests
     routed here for that phase that are not through with it. `requests`: how many there are in either phase.
     `queued` tells how many sequences wait on the instance itself; where nobody can tell, none do.
+    `cache` names the prefix cache that it reuses blocks of: its own, or one that it shares with others on its host.
     """
 
     # The pools' own: as the how-manieth it joined its pool, 0 where it is in none, and how it stands there.
     __slots__ = (
+        "cache",
         "capacity_tokens",
         "decodes",
         "home",
@@ -84,4 +86,5 @@ class InstanceLoad:
         self.requests = requests
         self.queued = queued
         self.place = place
+        self.cache = id
         self.standings: list[Standing] = []

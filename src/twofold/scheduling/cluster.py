@@ -56,6 +56,8 @@ class ClusterScheduler:
         """Forget an instance; returns the requests that it held a part of. They stay placed until `ended`."""
         load = self.pools.get(instance_id)
         self.pools.remove(instance_id)
+        if self.pools.forecast is not None:
+            self.pools.forecast.leave(instance_id)
         return [
             request_id
             for request_id, placed in self._placed.items()
@@ -108,6 +110,9 @@ class ClusterScheduler:
                 self._move(load, move.role)
         mode = self._handoffs.choose(request, route) if splits else None
         self._placed[request_id] = _Placed(prefill, decode, prompt_tokens, start_tokens, tokens)
+        forecast = self.pools.forecast
+        if forecast is not None:
+            forecast.placed(request_id, prefill.id, prompt_tokens, route.reused_tokens, now)
         prefill.pending_prefill_tokens += prompt_tokens
         prefill.prefills += 1
         prefill.requests += 1
@@ -120,12 +125,15 @@ class ClusterScheduler:
         self.pools.changed(decode)
         return Placement(route, mode)
 
-    def prefilled(self, request_id: str) -> None:
-        """The first token of a request is out."""
+    def prefilled(self, request_id: str, now: float | None = None) -> None:
+        """The first token of a request is out, at `now` where somebody looked when."""
         placed = self._placed.get(request_id)
         if placed is None or placed.prefilled:
             return
         placed.prefilled = True
+        forecast = self.pools.forecast
+        if forecast is not None:
+            forecast.prefilled(request_id, now)
         load = placed.prefill
         load.pending_prefill_tokens -= placed.prompt_tokens
         load.prefills -= 1

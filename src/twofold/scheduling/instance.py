@@ -2,7 +2,7 @@
 
             submit                    start                          advance
     prefill ──────▶ waiting ────────▶ prefilling ──┬── decodes here ──▶ ready
-                                                   ├── ends ──────────▶ done
+       └▶ fetching ──▲ fetched                     ├── ends ──────────▶ done
                                                    └── hands off ─────▶ handing off ── handed_off ─▶ done
             reserve              grant              landed        start             advance
     decode  ──────▶ lease queue ─────▶ arriving ────────▶ ready ───────▶ decoding ─── ends ──▶ done
@@ -71,6 +71,7 @@ class InstanceScheduler:
         self._here: dict[str, ScheduledSequence] = {}  # all that is known of, whatever it waits for
         self._queues = Queues()
         self._arriving = Line()
+        self._fetching = Line()  # prompts some of whose blocks are on their way from another cache
         self._reads: dict[str, Grant] = {}  # blocks that this instance fills itself, by request
         self._handing_off = 0
         self.lease_queue = Line()
@@ -82,11 +83,34 @@ class InstanceScheduler:
 
     # -- commands ---------------------------------------------------------------------------------------------
 
-    def submit(self, request: Request, *, decodes_here: bool) -> None:
-        """Queue a request for prefill here, and for decode too unless it is to be handed off."""
-        sequence = ScheduledSequence(request, decodes_here)
+    def submit(
+        self, request: Request, *, decodes_here: bool, reused_tokens: int = 0, fetching: bool = False
+    ) -> None:
+        """Queue a request for prefill here, and for decode too unless it is to be handed off.
+
+        KV of its first `reused_tokens` tokens is not computed, because it is in a cache; `fetching` says that some of it
+        is on its way there, and that the prompt may not start before `fetched`.
+        """
+        sequence = ScheduledSequence(request, decodes_here, computed=_reused(request, reused_tokens))
         self._enter(sequence)
+        if fetching:
+            self._fetching.append(sequence)
+        else:
+            self._queue(sequence, self._queues.waiting)
+
+    def fetched(self, request_id: str, reused_tokens: int | None = None) -> bool:
+        """What was on its way for a prompt is here, or will not come: then fewer tokens are reused than was said.
+
+        True if the prompt now waits for its turn; it may have been aborted.
+        """
+        sequence = self._here.get(request_id)
+        if sequence is None or sequence.line is not self._fetching:
+            return False
+        if reused_tokens is not None:
+            sequence.computed = _reused(sequence.request, reused_tokens)
+        self._fetching.remove(sequence)
         self._queue(sequence, self._queues.waiting)
+        return True
 
     def reserve(self, request: Request, source: str) -> None:
         """Queue a request, whose prefill runs on `source`, for a lease on blocks; `grant` will say when it has one."""
@@ -203,7 +227,7 @@ class InstanceScheduler:
             queues.decoding.leave(sequence)
         else:
             line.remove(sequence)
-        if sequence.grant is None:  # it waited for a lease, or to start, or is swapped out
+        if sequence.grant is None:  # it waited for a lease, for blocks, or to start, or is swapped out
             if self.growth is not None:
                 self.growth.leave(sequence)
             del self._here[request_id]
@@ -212,6 +236,8 @@ class InstanceScheduler:
                 self.blocks.begin_transfer(sequence.grant)
                 self._aborted_in_batch.append(sequence.grant)
             self._release(sequence)
+        if line is self._fetching:
+            return  # no batcher knows of it
         if line is self.lease_queue or line is self._arriving:
             self._room_made()
         else:
@@ -457,12 +483,12 @@ class InstanceScheduler:
     def empty(self) -> bool:
         """No sequence is here to prefill or decode."""
         queues = self._queues
-        return queues.settled and not queues.decoding.size
+        return queues.settled and not queues.decoding.size and not self._fetching.size
 
     def status(self) -> InstanceStatus:
         growth = self.growth
         return InstanceStatus(
-            waiting=self._queues.waiting.size,
+            waiting=self._queues.waiting.size + self._fetching.size,
             running=self._started(),
             arriving=self._arriving.size,
             handing_off=self._handing_off,
@@ -515,6 +541,12 @@ class InstanceScheduler:
         return sequence.line is self._queues.decoding or any(
             part.sequence is sequence for part in self._iteration.prefills
         )
+
+
+def _reused(request: Request, tokens: int) -> int:
+    if tokens and not 0 < tokens < request.prompt_tokens:
+        raise ValueError(f"{tokens} of the {request.prompt_tokens} prompt tokens of {request.id} cannot be reused")
+    return tokens
 
 
 def _prefilled_elsewhere(request: Request, source: str) -> ScheduledSequence:

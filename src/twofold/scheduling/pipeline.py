@@ -172,6 +172,8 @@ class PipelineScheduler(InstanceScheduler):
 
     @property
     def empty(self) -> bool:
+        if self._fetching.size:
+            return False
         return all(lane.queues.settled and not lane.queues.decoding.size for lane in self._lanes)
 
     def _started(self) -> int:

@@ -12,6 +12,7 @@ from typing import Final
 from mypy_extensions import i64, mypyc_attr
 
 from twofold.instance import InstanceLoad, Role, Standing
+from twofold.scheduling.forecast import Forecast
 
 _PREFILL: Final = Role.PREFILL
 _DECODE: Final = Role.DECODE
@@ -179,9 +180,13 @@ class Pool:
 
 
 class Pools:
-    """One pool per role; every instance is in the one of its role."""
+    """One pool per role; every instance is in the one of its role.
+
+    `forecast` is what is known besides, where somebody predicts; routers that go by it need it.
+    """
 
     def __init__(self) -> None:
+        self.forecast: Forecast | None = None
         self.prefill, self.decode, self.mixed = Pool(), Pool(), Pool()
         self._loads: dict[str, InstanceLoad] = {}
 

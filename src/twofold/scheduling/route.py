@@ -23,15 +23,51 @@ class Move:
         return f"Move({self.instance!r}, {self.role!r})"
 
 
+class Fetch:
+    """The first `blocks` blocks of a prompt are to be in the cache where it is prefilled: those that are not come from
+    the cache `source`."""
+
+    __slots__ = ("blocks", "source")
+
+    def __init__(self, source: str, blocks: int) -> None:
+        self.source = source
+        self.blocks = blocks
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Fetch) and self.source == other.source and self.blocks == other.blocks
+
+    def __hash__(self) -> int:
+        return hash((self.source, self.blocks))
+
+    def __repr__(self) -> str:
+        return f"Fetch({self.source!r}, {self.blocks})"
+
+
 class Route:
-    """Instance ids; equal ones mean that the request is not handed off. `moves` are made first."""
+    """Instance ids; equal ones mean that the request is not handed off. `moves` are made first.
 
-    __slots__ = ("decode", "moves", "prefill")
+    A router that knows of caches says how many prompt tokens are expected to be reused, once what it wants to `fetch` is
+    there, and one that predicts the time to the first token says that too; it plays no part in whether two routes are
+    equal.
+    """
 
-    def __init__(self, prefill: str, decode: str, moves: tuple[Move, ...] = ()) -> None:
+    __slots__ = ("decode", "fetch", "moves", "prefill", "reused_tokens", "ttft_s")
+
+    def __init__(
+        self,
+        prefill: str,
+        decode: str,
+        moves: tuple[Move, ...] = (),
+        reused_tokens: int = 0,
+        fetch: Fetch | None = None,
+        ttft_s: float | None = None,
+    ) -> None:
         self.prefill = prefill
         self.decode = decode
         self.moves = moves
+        self.reused_tokens = reused_tokens
+        self.fetch = fetch
+        self.ttft_s = ttft_s
 
     @property
     def splits(self) -> bool:
@@ -42,13 +78,16 @@ class Route:
             isinstance(other, Route)
             and (self.prefill, self.decode) == (other.prefill, other.decode)
             and self.moves == other.moves
+            and self.reused_tokens == other.reused_tokens
+            and self.fetch == other.fetch
         )
 
     def __hash__(self) -> int:
         return hash((self.prefill, self.decode, self.moves))
 
     def __repr__(self) -> str:
-        return f"Route({self.prefill!r}, {self.decode!r}, {self.moves!r})"
+        reuse = f", {self.reused_tokens}, {self.fetch!r}" if self.reused_tokens or self.fetch else ""
+        return f"Route({self.prefill!r}, {self.decode!r}, {self.moves!r}{reuse})"
 
 
 class Placement:

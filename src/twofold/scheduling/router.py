@@ -7,9 +7,9 @@ from mypy_extensions import mypyc_attr
 from twofold.instance import InstanceLoad, Role
 from twofold.request import Request
 from twofold.scheduling.pools import Pools
-from twofold.scheduling.route import Move, Route
+from twofold.scheduling.route import Fetch, Move, Route
 
-__all__ = ["FixedRoles", "Move", "Route", "Router"]
+__all__ = ["Fetch", "FixedRoles", "Move", "Route", "Router"]
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

@@ -448,7 +448,7 @@ class Controller:
         attempt = live.attempt
         assert attempt is not None  # noqa: S101  (it was found by its attempt; tells the type checker so)
         if output.index == 0:
-            self._cluster.prefilled(attempt.id)
+            self._cluster.prefilled(attempt.id, now)
         elif output.index == 1:
             self._recorder.mark(live.id, Moment.DECODE_STARTED, started_s)
         if output.index < 2 and self._fleet.breaker(instance).succeed(attempt.id, now):

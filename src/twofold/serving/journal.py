@@ -18,7 +18,7 @@ from twofold.instance import Role
 from twofold.request import Request
 from twofold.scheduling.cluster import ClusterScheduler, Placement
 from twofold.scheduling.instance import InstanceScheduler, Outcome
-from twofold.scheduling.route import Move, Route
+from twofold.scheduling.route import Fetch, Move, Route
 
 log = logging.getLogger(__name__)
 
@@ -38,11 +38,20 @@ def _fields(decision: object) -> dict[str, object]:
         case Placement():
             return {"route": decision.route, "mode": decision.mode}
         case Route():
-            return {"prefill": decision.prefill, "decode": decision.decode, "moves": decision.moves}
+            return _route_fields(decision)
+        case Fetch():
+            return {"source": decision.source, "blocks": decision.blocks}
         case Move():
             return {"instance": decision.instance, "role": decision.role}
         case _:
             raise NotImplementedError(f"a journal cannot hold a {type(decision).__name__}")
+
+
+def _route_fields(route: Route) -> dict[str, object]:
+    fields: dict[str, object] = {"prefill": route.prefill, "decode": route.decode, "moves": route.moves}
+    if route.reused_tokens or route.fetch is not None:
+        fields |= {"reused_tokens": route.reused_tokens, "fetch": route.fetch}
+    return fields
 
 
 ENCODER = msgspec.json.Encoder(enc_hook=_fields)
@@ -80,9 +89,19 @@ class JournaledInstance(InstanceScheduler):
 
     journal: Journal
 
-    def submit(self, request: Request, *, decodes_here: bool) -> None:
-        super().submit(request, decodes_here=decodes_here)
-        self.journal.write("submit", {"request": request, "decodes_here": decodes_here})
+    def submit(
+        self, request: Request, *, decodes_here: bool, reused_tokens: int = 0, fetching: bool = False
+    ) -> None:
+        super().submit(request, decodes_here=decodes_here, reused_tokens=reused_tokens, fetching=fetching)
+        args: dict[str, object] = {"request": request, "decodes_here": decodes_here}
+        if reused_tokens or fetching:
+            args |= {"reused_tokens": reused_tokens, "fetching": fetching}
+        self.journal.write("submit", args)
+
+    def fetched(self, request_id: str, reused_tokens: int | None = None) -> bool:
+        waits = super().fetched(request_id, reused_tokens)
+        self.journal.write("fetched", {"request_id": request_id, "reused_tokens": reused_tokens}, waits)
+        return waits
 
     def reserve(self, request: Request, source: str) -> None:
         super().reserve(request, source)
@@ -178,8 +197,8 @@ class JournaledCluster(ClusterScheduler):
         self.journal.write("arrive", {"request": request}, placement, now)
         return placement
 
-    def prefilled(self, request_id: str) -> None:
-        super().prefilled(request_id)
+    def prefilled(self, request_id: str, now: float | None = None) -> None:
+        super().prefilled(request_id, now)
         self.journal.write("prefilled", {"request_id": request_id})
 
     def handed_off(self, request_id: str) -> None:

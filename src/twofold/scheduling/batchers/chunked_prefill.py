@@ -23,7 +23,7 @@ class ChunkedPrefill(EagerBatcher):
         decodes = queues.decoding.size + len(resume)
         budget, seats = self.token_budget - decodes, self.max_seqs - decodes
         for sequence in chain(queues.prefilling, queues.waiting):
-            started = sequence.computed > 0
+            started = sequence.line is queues.prefilling
             if budget < 1 or seats < 1 or not (started or room.take(sequence)):
                 break
             item = sequence.prefill(min(budget, sequence.prefill_remaining))

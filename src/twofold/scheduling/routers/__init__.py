@@ -3,8 +3,11 @@
 from collections.abc import Callable
 
 from twofold.scheduling.router import FixedRoles, Router
+from twofold.scheduling.routers.conductor import Conductor
+from twofold.scheduling.routers.forecasting import Forecasting
 from twofold.scheduling.routers.in_turn import at_random, round_robin
 from twofold.scheduling.routers.jsq import by_pending_tokens, by_requests, by_tokens
+from twofold.scheduling.routers.load import LeastQueue
 from twofold.scheduling.routers.planned import Planned
 from twofold.scheduling.routers.splitwise import Splitwise
 
@@ -15,6 +18,9 @@ ROUTERS: dict[str, Callable[[], Router]] = {
     "round-robin": round_robin,
     "random": at_random,
     "jsq-planned": Planned,
+    "load": LeastQueue,
+    "local-prefix": lambda: Conductor(threshold=None),
+    "conductor": Conductor,
     "splitwise": Splitwise,
     "splitwise-sim": lambda: Splitwise(returns_when_idle=True),
 }
@@ -22,5 +28,13 @@ ROUTERS: dict[str, Callable[[], Router]] = {
 # Those that never ask an instance for a phase it was not started for.
 FIXED_ROLE_ROUTERS = tuple(name for name, router in ROUTERS.items() if isinstance(router(), FixedRoles))
 
-# Those that a live service can run: it does not say when an instance is idle, which `splitwise-sim` waits for.
-LIVE_ROUTERS = (*FIXED_ROLE_ROUTERS, "jsq-planned", "splitwise")
+# Those that go by predictions, which somebody has to give them (`Pools.forecast`).
+FORECASTING_ROUTERS = tuple(name for name, router in ROUTERS.items() if isinstance(router(), Forecasting))
+
+# Those that a live service can run: it does not say when an instance is idle, which `splitwise-sim` waits for, and
+# predicts nothing.
+LIVE_ROUTERS = (
+    *(name for name in FIXED_ROLE_ROUTERS if name not in FORECASTING_ROUTERS),
+    "jsq-planned",
+    "splitwise",
+)

@@ -1,0 +1,97 @@
+"""What routers may know of a cluster besides its loads: predicted queues, and which cache has which blocks."""
+
+from mypy_extensions import mypyc_attr
+
+from twofold.kvcache.index import PrefixIndex
+from twofold.scheduling.prediction import Prediction
+
+
+class _Queue:
+    """The prefills that were placed on an instance and are not done, in order, with the seconds that each will take.
+
+    `since` is when the first of them began, as far as can be told: when it was placed, or the one before it was done.
+    """
+
+    __slots__ = ("given_s", "prediction", "prefills", "since", "total_s")
+
+    def __init__(self, prediction: Prediction) -> None:
+        self.prediction = prediction
+        self.prefills: dict[str, float] = {}
+        self.since = 0.0
+        self.total_s = 0.0
+        self.given_s = 0.0
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Forecast:
+    """Predictions of every instance, the queues that follow from what was placed on them, and the caches' blocks.
+
+    `prefixes` is kept up to date by whoever hears of blocks that are stored and removed; a block is `block_tokens`
+    tokens. Times are seconds on the clock of whoever says them.
+    """
+
+    def __init__(self, prefixes: PrefixIndex, block_tokens: int) -> None:
+        self.prefixes = prefixes
+        self.block_tokens = block_tokens
+        self._queues: dict[str, _Queue] = {}
+        self._placed: dict[str, str] = {}  # the instance of each request that is not prefilled
+        self._now = 0.0
+
+    def join(self, instance: str, prediction: Prediction) -> None:
+        """An instance of which this is expected; what waited there under the same name is forgotten."""
+        self.leave(instance)
+        self._queues[instance] = _Queue(prediction)
+
+    def leave(self, instance: str) -> None:
+        """An instance is gone, and its queue; what is expected of it stays known for when it comes back."""
+        queue = self._queues.get(instance)
+        if queue is not None:
+            for request_id in queue.prefills:
+                del self._placed[request_id]
+            self._queues[instance] = _Queue(queue.prediction)
+
+    def of(self, instance: str) -> Prediction:
+        """What is expected of an instance; raises KeyError where it never joined."""
+        return self._queues[instance].prediction
+
+    def queue_s(self, instance: str, now: float) -> float:
+        """Seconds until the prefills that were placed on an instance will be done."""
+        queue = self._queues[instance]
+        if not queue.prefills:
+            return 0.0
+        first_s = next(iter(queue.prefills.values()))
+        return max(0.0, queue.total_s - min(max(0.0, now - queue.since), first_s))
+
+    def given_s(self, instance: str) -> float:
+        """Seconds of all prefills that an instance was ever given: among equals, who had least may be next."""
+        return self._queues[instance].given_s
+
+    def reused_tokens(self, blocks: int, prompt_tokens: int) -> int:
+        """Tokens of a prompt that need not be computed where its leading blocks are there: never the last one, whose
+        computation gives the first output token."""
+        return min(blocks * self.block_tokens, prompt_tokens - 1)
+
+    def placed(self, request_id: str, instance: str, tokens: int, reused: int, now: float) -> None:
+        """A prompt was placed on an instance, which will reuse so many tokens of it."""
+        queue = self._queues.get(instance)
+        if queue is None:
+            return
+        self._now = now
+        seconds = queue.prediction.prefill_s(tokens, reused)
+        if not queue.prefills:
+            queue.since, queue.total_s = now, 0.0
+        queue.prefills[request_id] = seconds
+        queue.total_s += seconds
+        queue.given_s += seconds
+        self._placed[request_id] = instance
+
+    def prefilled(self, request_id: str, now: float | None = None) -> None:
+        """A prompt is computed, or given up; None: nobody looked when, but not before anything said earlier."""
+        instance = self._placed.pop(request_id, None)
+        if instance is None:
+            return
+        self._now = self._now if now is None else now
+        queue = self._queues[instance]
+        if next(iter(queue.prefills)) == request_id:
+            queue.since = self._now  # the next one begins
+        queue.total_s -= queue.prefills.pop(request_id)

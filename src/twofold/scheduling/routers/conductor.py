@@ -1,0 +1,65 @@
+"""Mooncake's Conductor: prefill where the first token is expected first, with what is in the caches taken into account."""
+
+from typing import Final
+
+from twofold.instance import InstanceLoad
+from twofold.request import Request
+from twofold.scheduling.forecast import Forecast
+from twofold.scheduling.pools import Pool
+from twofold.scheduling.router import Fetch
+from twofold.scheduling.routers.forecasting import Forecasting, Prefill
+
+THRESHOLD: Final = 1.5
+
+
+class Conductor(Forecasting):
+    """Mooncake (arXiv 2407.00079) section 6, Algorithm 1: the least predicted time to the first token.
+
+    An instance reuses the blocks of the prompt that are in its own cache. Where the longest prefix in any cache is more
+    than `threshold` times as long, it may as well fetch what it lacks: it will if the first token is expected
+    sooner that way. What was fetched, or computed again, stays, so blocks that are in demand come to be on many instances.
+    The paper gives no value for the threshold; None never fetches, which is the paper's baseline of local prefixes.
+
+    Two things are otherwise than in the paper. It fetches whenever the threshold says so, even if computing again
+    would be quicker; and it adds up transfer and queue, while here a prompt's blocks travel while others run. Among
+    equals, who was given least so far is next.
+    """
+
+    def __init__(self, threshold: float | None = THRESHOLD) -> None:
+        self._threshold = threshold
+
+    def choose(self, request: Request, pool: Pool, forecast: Forecast, now: float) -> Prefill | None:
+        prompt = request.prompt_tokens
+        prefixes = forecast.prefixes.prefixes(request.prefix_blocks)
+        best, source = _longest(prefixes)
+        chosen: InstanceLoad | None = None
+        chosen_blocks, ttft_s, given_s = 0, 0.0, 0.0
+        for load in pool:
+            blocks, prediction = prefixes.get(load.cache, 0), forecast.of(load.id)
+            queue_s = forecast.queue_s(load.id, now)
+            this_s = queue_s + prediction.prefill_s(prompt, forecast.reused_tokens(blocks, prompt))
+            if self._may_fetch(blocks, best):
+                transfer_s = prediction.transfer_s((best - blocks) * forecast.block_tokens)
+                prefill_s = prediction.prefill_s(prompt, forecast.reused_tokens(best, prompt))
+                fetching_s = max(queue_s, transfer_s) + prefill_s
+                if fetching_s < this_s:
+                    blocks, this_s = best, fetching_s
+            so_far_s = forecast.given_s(load.id)
+            if chosen is None or this_s < ttft_s or (this_s == ttft_s and so_far_s < given_s):
+                chosen, chosen_blocks, ttft_s, given_s = load, blocks, this_s, so_far_s
+        if chosen is None:
+            return None
+        fetch = Fetch(source, best) if chosen_blocks > prefixes.get(chosen.cache, 0) else None
+        return Prefill(chosen.id, forecast.reused_tokens(chosen_blocks, prompt), fetch, ttft_s)
+
+    def _may_fetch(self, blocks: int, best: int) -> bool:
+        return self._threshold is not None and best > blocks and best > self._threshold * blocks
+
+
+def _longest(prefixes: dict[str, int]) -> tuple[int, str]:
+    """How many leading blocks some cache has at most, and the first that has so many."""
+    best, source = 0, ""
+    for cache, blocks in prefixes.items():
+        if blocks > best:
+            best, source = blocks, cache
+    return best, source

@@ -10,10 +10,10 @@ HOT = """
     kvcache/watcher kvcache/eviction/*
     performance/alone performance/base performance/curve performance/fitted performance/power
     performance/splitwise_published
-    scheduling/batcher scheduling/chunked_pipeline scheduling/cluster scheduling/decode_set scheduling/growth
-    scheduling/handoffs scheduling/instance scheduling/iteration scheduling/line scheduling/memory scheduling/pipeline
-    scheduling/pools scheduling/queues scheduling/route
-    scheduling/router scheduling/sequence
+    scheduling/batcher scheduling/chunked_pipeline scheduling/cluster scheduling/decode_set scheduling/forecast
+    scheduling/growth scheduling/handoffs scheduling/instance scheduling/iteration scheduling/line scheduling/memory
+    scheduling/pipeline scheduling/pools scheduling/prediction scheduling/queues scheduling/route scheduling/router
+    scheduling/sequence
     scheduling/batchers/* scheduling/routers/*
     simulation/cluster simulation/handoffs simulation/host simulation/hosted simulation/instance simulation/kernel
     simulation/life simulation/network simulation/pipeline simulation/product simulation/stagewise

@@ -2,26 +2,34 @@
 
 from functools import partial
 
+from support.predicted import forecast
 from twofold.handoff import HandoffMode
 from twofold.instance import InstanceLoad, Role
 from twofold.request import Request
 from twofold.scheduling.cluster import ClusterScheduler
 from twofold.scheduling.handoffs import FixedHandoff
 from twofold.scheduling.pools import Pools
-from twofold.scheduling.routers import ROUTERS
+from twofold.scheduling.routers import FORECASTING_ROUTERS, ROUTERS
 
 _ROLES = {"p": Role.PREFILL, "d": Role.DECODE, "m": Role.MIXED}
 
 
-def request(name: str = "a", prompt: int = 100, output: int = 10) -> Request:
-    return Request(id=name, arrival_s=0.0, prompt_tokens=prompt, output_tokens=output)
+def request(
+    name: str = "a", prompt: int = 100, output: int = 10, blocks: tuple[int, ...] = ()
+) -> Request:
+    return Request(
+        id=name, arrival_s=0.0, prompt_tokens=prompt, output_tokens=output, prefix_blocks=blocks
+    )
 
 
 def cluster(roles: list[Role], router: str = "jsq", capacity_tokens: int | None = None) -> ClusterScheduler:
     """Instances named after their role and their number in the cluster."""
     made = ClusterScheduler(ROUTERS[router](), FixedHandoff(HandoffMode.LAYER_WISE))
-    for i, role in enumerate(roles):
-        made.add_instance(f"{role.value}-{i}", role, capacity_tokens)
+    names = [f"{role.value}-{i}" for i, role in enumerate(roles)]
+    if router in FORECASTING_ROUTERS:
+        made.pools.forecast = forecast(*names)
+    for name, role in zip(names, roles, strict=True):
+        made.add_instance(name, role, capacity_tokens)
     return made
 
 

@@ -32,6 +32,10 @@ _CHUNK = (
     "Prompts of more tokens go through prefill pools of several stages in chunks, several of them at once."
 )
 _SWAP = "Host memory of an instance to swap to, as in 512GB: outputs then take KV memory as they grow."
+_KV_CACHE = (
+    "Room of each machine that prefills for KV of prompts, as in 128GiB or '3000000 tokens', to reuse it where a trace names "
+    "blocks; or dram=512GiB,disk=4TB,eviction=lfu."
+)
 _RULES = (
     "twofold, or splitwise-sim or distserve-published for the rules of those simulators where they differ."
 )
@@ -87,6 +91,7 @@ def simulate(
         int | None, typer.Option(min=1, help="Tokens of a KV block; 16 if not given.")
     ] = None,
     swap_space: Annotated[str | None, typer.Option(help=_SWAP)] = None,
+    kv_cache: Annotated[str | None, typer.Option(metavar="ROOM", help=_KV_CACHE)] = None,
     kv_bytes_per_token: Annotated[
         int | None, typer.Option(min=1, help="KV cache of a token in bytes; the model's own if not given.")
     ] = None,
@@ -137,6 +142,7 @@ def simulate(
     from twofold.cli.simulate_replan import Replan  # noqa: PLC0415
     from twofold.cli.simulate_source import Source  # noqa: PLC0415
     from twofold.hardware.catalog import load_catalog  # noqa: PLC0415
+    from twofold.simulation.cache_spec import parse_cache  # noqa: PLC0415
 
     known, model = simulate_spec.with_host(load_catalog(catalog or []), model, profile)
     spec = simulate_spec.read_spec(
@@ -153,6 +159,7 @@ def simulate(
         max_seqs=max_seqs,
         block_size=block_size,
         swap_space_bytes=None if swap_space is None else parse_size(swap_space, "--swap-space"),
+        kv_cache=None if kv_cache is None else parse_cache(kv_cache),
         kv_bytes_per_token=kv_bytes_per_token,
         link_gb_per_s=link_gb_per_s,
         contention=contention,

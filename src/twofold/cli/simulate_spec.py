@@ -10,6 +10,7 @@ import msgspec
 from twofold.errors import ConfigurationError
 from twofold.hardware.catalog import Catalog
 from twofold.performance.host_profile import read_host_profile
+from twofold.simulation.cache_spec import CacheSpec
 from twofold.simulation.cluster_file import (
     LEAST_BYTES_PER_S,
     MOST_SECONDS,
@@ -28,7 +29,7 @@ def read_spec(
     *,
     link_gb_per_s: float | None,
     failures: Sequence[str],
-    **flags: str | float | bool | None,
+    **flags: str | float | bool | CacheSpec | None,
 ) -> ClusterSpec:
     """The cluster of `--cluster` or `--config`, changed by every flag that is not None.
 

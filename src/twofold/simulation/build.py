@@ -28,6 +28,7 @@ from twofold.scheduling.handoffs import HANDOFF_POLICIES
 from twofold.scheduling.instance import InstanceScheduler
 from twofold.scheduling.pipeline import PipelineScheduler
 from twofold.scheduling.routers import FIXED_ROLE_ROUTERS, ROUTERS
+from twofold.simulation.caches import Placed, attach_caches, check_caches
 from twofold.simulation.cluster import VirtualCluster
 from twofold.simulation.failures import plan_failures
 from twofold.simulation.handoffs import Handoffs
@@ -190,13 +191,22 @@ def build(
         spec.router in FIXED_ROLE_ROUTERS,
         how.instant_handoff,
     )
+    placed = [_placed(seat, transfers[seat.place], links[seat.machine]) for seat in seats]
+    attach_caches(spec, catalog, cluster, network, placed)
     for instance in cluster.instances.values():
         cluster.join(instance)
     plan_failures(cluster, spec.failures)
     return cluster
 
 
+def _placed(seat: Seat, transfer: TransferModel, link: Link) -> Placed:
+    kind = seat.kind
+    prefills = kind.pool.role.prefills
+    return Placed(seat.name, seat.machine, prefills, kind.model, transfer, kind.tensor_parallel, link)
+
+
 def _check(spec: ClusterSpec) -> None:
+    check_caches(spec)
     for what, name, known in (
         ("router", spec.router, ROUTERS),
         ("hand-off", spec.handoff, HANDOFF_POLICIES),

@@ -12,9 +12,10 @@ from twofold.scheduling.instance import InstanceScheduler
 from twofold.scheduling.iteration import StartedIteration, Step
 from twofold.simulation.handoffs import Handoffs
 from twofold.simulation.instance import VirtualInstance, World
-from twofold.simulation.kernel import Event, Kernel, Order, ps
+from twofold.simulation.kernel import PS, Event, Kernel, Order, ps
 from twofold.simulation.life import NEVER, Life, refused
 from twofold.simulation.observer import Observer, Run
+from twofold.simulation.reuse import Reuse
 from twofold.simulation.statistics import Statistics
 from twofold.simulation.timing import Pace
 
@@ -37,6 +38,7 @@ class VirtualCluster(World):
         self.kernel, self.scheduler, self.statistics = kernel, scheduler, statistics
         self.instances: dict[str, VirtualInstance] = {}
         self.handoffs: Handoffs
+        self.reuse: Reuse | None = None  # where there are caches
         self.capacities: dict[str, int] = {}
         self.new_scheduler: Callable[[str, int], InstanceScheduler]
         self.lives: dict[str, Life] = {}
@@ -53,6 +55,8 @@ class VirtualCluster(World):
         instance.load = load = self.scheduler.pools.get(name)
         if load is not None:
             load.queued = instance.queued
+            if self.reuse is not None:
+                load.cache = self.reuse.cache_of(name)
         self._note_role(name, instance.role)
 
     def feed(self, requests: Iterable[Request]) -> None:
@@ -90,7 +94,7 @@ class VirtualCluster(World):
         request_id, now, statistics = request.id, self.kernel.now, self.statistics
         if request_id in self.lives:
             raise WorkloadError("the workload", f"two requests under way have the id {request_id}")
-        placement = self.scheduler.arrive(request, now)
+        placement = self.scheduler.arrive(request, now / PS)
         if placement is None:
             statistics.rejected += 1
             for observer in self._observers:
@@ -100,19 +104,25 @@ class VirtualCluster(World):
             prefill, decode = self.instances[route.prefill], self.instances[route.decode]
             life = Life(request, number, arrived, prefill, decode, placement.mode)
             self.lives[request_id] = life
-            prefill.scheduler.submit(request, decodes_here=not life.splits)
+            if self.reuse is None:
+                prefill.scheduler.submit(request, decodes_here=not life.splits)
+            else:
+                self.reuse.submit(life, route)
             if life.splits:
                 self.handoffs.expect(life)
             prefill.poke()
 
     # -- World, for instances -----------------------------------------------------------------------------------------
 
+    def loading(self, iteration: StartedIteration, pace: Pace) -> Pace:
+        return pace if self.reuse is None else self.reuse.loading(iteration, pace)
+
     def started(self, iteration: StartedIteration, end: int) -> None:
         now, lives = self.kernel.now, self.lives
         if iteration.prefills:
             for part in iteration.prefills:
-                if not part.context_tokens:
-                    life = lives[part.sequence.id]
+                life = lives[part.sequence.id]
+                if life.prefill_started == NEVER:
                     life.prefill_started = now
                     if life.splits:
                         self.handoffs.prefill_started(life, end)
@@ -149,7 +159,9 @@ class VirtualCluster(World):
             life = self.lives[step.sequence.id]
             if step.index == 0:
                 life.first_token = self.kernel.now
-                self.scheduler.prefilled(life.id)
+                self.scheduler.prefilled(life.id, self.kernel.now / PS)
+                if self.reuse is not None:
+                    self.reuse.prefilled(life)
             if step.finish_reason is not None:
                 self._complete(life)
             elif step.hands_off:
@@ -198,6 +210,8 @@ class VirtualCluster(World):
         del self.lives[life.id]
         self.statistics.failed += 1
         self.statistics.last_end = self.kernel.now
+        if self.reuse is not None:
+            self.reuse.give_up(life)
         self.handoffs.give_up(life)
         self.scheduler.ended(life.id)
         self._tell_ended(life, FinishReason.ERROR, 0)

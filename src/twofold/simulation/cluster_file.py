@@ -17,6 +17,7 @@ from twofold.hardware.mistakes import explain, near, unknown
 from twofold.instance import Role
 from twofold.performance.host_profile import read_host_profile
 from twofold.scheduling.batchers import BATCHERS
+from twofold.simulation.cache_spec import CacheSpec
 from twofold.simulation.layout import check_shared, layout_of
 from twofold.simulation.spec import SATURATING, ClusterSpec, Failure, PoolSpec
 
@@ -214,7 +215,8 @@ def _from_toml(text: str, name: str) -> object:
 def _what_is_wrong(error: msgspec.ValidationError) -> str:
     """The place and the reason, with the field that may be meant where one is not known."""
     place, what = explain(error)
-    kind = PoolSpec if place.startswith("pools") else Failure if place.startswith("failures") else ClusterSpec
+    kinds = {"pools": PoolSpec, "failures": Failure, "kv_cache": CacheSpec}
+    kind = next((kind for start, kind in kinds.items() if place.startswith(start)), ClusterSpec)
     _, _, field = what.partition("contains unknown field ")
     if field:
         what = f"there is no field {field}{near(field, kind.__struct_fields__)}"

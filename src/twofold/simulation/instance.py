@@ -20,7 +20,11 @@ _REST: Final = (1 << _UNIT) - 1
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class World(ABC):
-    """What an instance reports to."""
+    """What an instance reports to, and asks."""
+
+    def loading(self, iteration: StartedIteration, pace: Pace) -> Pace:
+        """The pace of an iteration with prompts in it, when what they reuse has to be loaded."""
+        return pace
 
     @abstractmethod
     def started(self, iteration: StartedIteration, end: int) -> None: ...
@@ -134,6 +138,8 @@ class VirtualInstance:
             self._world.idle(self)
             return
         pace, growth = self.timing.pace(iteration), scheduler.growth
+        if iteration.prefills:
+            pace = self._world.loading(iteration, pace)
         if growth is not None:
             pace = self.timing.after(growth.take_copies(), pace)
         count = min(self._limit, iteration.limit)

@@ -4,6 +4,7 @@ import msgspec
 
 from twofold.performance.base import ModelError
 from twofold.simulation.histogram import Histogram
+from twofold.simulation.reuse_statistics import ReuseResult
 from twofold.simulation.series import Series
 from twofold.simulation.spec import ClusterSpec
 
@@ -30,8 +31,9 @@ class SimulationResult(msgspec.Struct, frozen=True, kw_only=True):
     counts completed requests that met every bound of the SLO jointly (None without one). `slo_scale` has, for each
     completed request, by what the bounds would have to be multiplied so that it just meets them all. `duration_s` runs
     from the first arrival to the end of the last request, `arrival_s` to the last arrival. `swaps` counts sequences
-    that were swapped out, each time, and `swap_bytes` what went out and back. `series` are named
-    `queue/ROLE`, `batch/ROLE`, `pool/ROLE` (instances now working as that role) and `power_w`.
+    that were swapped out, each time, and `swap_bytes` what went out and back. `reuse` says what came of prefix caches,
+    where there are any. `series` are named `queue/ROLE`, `batch/ROLE`, `pool/ROLE` (instances now working as that
+    role) and `power_w`.
     """
 
     spec: ClusterSpec
@@ -67,6 +69,7 @@ class SimulationResult(msgspec.Struct, frozen=True, kw_only=True):
     events: int
     iterations: int
     cpu_s: float
+    reuse: ReuseResult | None = None
 
     @property
     def mean_power_w(self) -> float:

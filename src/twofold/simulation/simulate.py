@@ -140,6 +140,7 @@ def _result(
         events=cluster.kernel.events,
         iterations=sum(instance.iterations for instance in cluster.instances.values()),
         cpu_s=cpu_s,
+        reuse=None if cluster.reuse is None else cluster.reuse.statistics.result(),
     )
 
 

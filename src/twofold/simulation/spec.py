@@ -5,6 +5,7 @@ from typing import Final, Literal
 import msgspec
 
 from twofold.instance import Role
+from twofold.simulation.cache_spec import CacheSpec
 
 SATURATING: Final = "saturating"  # a token budget: as many as keep the instance busy
 TOKEN_BUDGET: Final = 2048
@@ -54,6 +55,7 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     With `swap_space_bytes` decodes take memory as they go, and those that came last are swapped out to so much memory
     of the host, for each instance, when there is none left; they get there and back at `swap_bytes_per_s`, or at what
     PCIe 4.0 gives each accelerator.
+    With `kv_cache` machines keep KV of prompts, and prompts that name their blocks (`Request.prefix_blocks`) reuse it.
     `profile` is a file that `twofold calibrate live` wrote: the machine `host` is then a worker on that host, whose
     cores all workers and the gateway share. `rules` is `twofold`, or `splitwise-sim` or `distserve-published` for the
     rules of those simulators where they differ (see docs/simulation.md).
@@ -76,6 +78,7 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     kv_capacity_tokens: int | None = None
     swap_space_bytes: int | None = None
     swap_bytes_per_s: float | None = None
+    kv_cache: CacheSpec | None = None
     profile: str | None = None
     rules: str = "twofold"
     failures: tuple[Failure, ...] = ()

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import msgspec
 
 from twofold.reporting.simulation.accuracy import accuracy, describe
+from twofold.reporting.simulation.reuse import reuse_lines
 from twofold.reporting.tables import NOTHING, seconds
 from twofold.request import Phase
 from twofold.simulation.result import PoolResult, SimulationResult
@@ -114,6 +115,8 @@ def _rates(result: SimulationResult) -> Iterator[Fact]:
         yield Fact(f"SLO scale for {_MOST:.0%}", NOTHING if scale is None else f"{scale:.3g}×", both)
     yield Fact("Hand-offs", f"{result.handoffs:,}")
     yield Fact("Pre-emptions", f"{result.preemptions:,}", both)
+    if result.reuse is not None:
+        yield from (Fact(label, text, both) for label, text in reuse_lines(result.reuse))
     if result.spec.swap_space_bytes is not None:
         yield Fact(
             "Swapped out", f"{result.swaps:,} times, {result.swap_bytes / 1e9:,.1f} GB out and back", both

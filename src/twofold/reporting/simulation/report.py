@@ -8,6 +8,7 @@ from twofold import __version__
 from twofold.performance.base import ModelError
 from twofold.reporting.simulation.accuracy import Accuracy, worst
 from twofold.reporting.simulation.replans import ReplanEntry, replan_entries
+from twofold.reporting.simulation.reuse import ReuseReport
 from twofold.reporting.simulation.statistics import LATENCIES, SLOWDOWNS, Statistics
 from twofold.request import Phase
 from twofold.scheduling.replan_log import Decision
@@ -63,7 +64,7 @@ class SimulationReport(msgspec.Struct, frozen=True, kw_only=True):
 
     `model_errors` has the held-out errors behind each figure, by its name: of its prefill and of its decode times.
     `workload` says which requests came, as the flags did. A distribution is None where nothing was measured.
-    `replanning` is there with --replan only.
+    `reuse` is there with prefix caches only, and `replanning` with --replan.
     """
 
     twofold_version: str
@@ -87,6 +88,7 @@ class SimulationReport(msgspec.Struct, frozen=True, kw_only=True):
     tdp_w: float
     price_per_h: float
     cpu_s: float
+    reuse: ReuseReport | msgspec.UnsetType = msgspec.UNSET
     replanning: tuple[ReplanEntry, ...] | msgspec.UnsetType = msgspec.UNSET
 
     @classmethod
@@ -124,6 +126,7 @@ class SimulationReport(msgspec.Struct, frozen=True, kw_only=True):
             tdp_w=result.tdp_w,
             price_per_h=result.price_per_h,
             cpu_s=result.cpu_s,
+            reuse=msgspec.UNSET if result.reuse is None else ReuseReport.of(result.reuse),
             replanning=msgspec.UNSET if replans is None else replan_entries(replans),
         )
 

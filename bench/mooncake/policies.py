@@ -1,0 +1,125 @@
+"""Who prefills what? Mooncake's Conductor against random, load balance and local prefixes on its conversation trace.
+
+    python bench/mooncake/policies.py [TRACE] [--machine dgx-a100] [--room "3000000 tokens"] [--instances 8]
+
+Eight instances prefill and eight decode, each a machine of its own, with the model of `--model`, whose layers, width and
+KV heads are those of the paper's (LLaMA2-70B) and whose context is long enough for the trace; times are those of the
+roofline. Each instance that prefills keeps KV of prompts in the memory of its machine. The link of a machine carries
+100 GB/s, the paper's 800 Gb/s, for hand-offs and for blocks on their way between caches.
+
+The table has mean and P90 TTFT, what of all blocks was found where the prompt was prefilled and what came from another
+cache, the share of the prompts that the busiest instance got, and at how many caches the ten most used blocks came to be.
+Then each claim, and whether it holds; the exit status is 1 where one does not.
+"""
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from twofold.demo.real_data import find_data
+from twofold.hardware.catalog import load_catalog
+from twofold.instance import Role
+from twofold.request import Request
+from twofold.simulation.cache_spec import CacheSpec
+from twofold.simulation.result import SimulationResult
+from twofold.simulation.reuse_statistics import ReuseResult
+from twofold.simulation.simulate import simulate
+from twofold.simulation.spec import ClusterSpec, PoolSpec
+from twofold.workload.trace import open_trace
+
+NAME = "mooncake-conversation.jsonl"
+POLICIES = ("random", "load", "local-prefix", "conductor")  # the slowest first
+MARGIN = 0.05  # by which each is to be quicker than the one before it
+MOST, WIDE = 0.20, 0.5
+LINK_BYTES_PER_S = 100e9
+HEADINGS = ("policy", "mean TTFT", "P90", "P99", "found", "fetched", "reused tokens", "busiest", "spread", "CPU s")
+
+
+def cluster(router: str, given: argparse.Namespace) -> ClusterSpec:
+    pools = tuple(
+        PoolSpec(machines=given.instances, machine=given.machine, role=role)
+        for role in (Role.PREFILL, Role.DECODE)
+    )
+    return ClusterSpec(
+        pools=pools,
+        model=given.model,
+        performance="roofline",
+        router=router,
+        kv_cache=CacheSpec(dram=given.room, eviction=given.eviction),
+        link_bytes_per_s=LINK_BYTES_PER_S,
+    )
+
+
+def claims(results: dict[str, SimulationResult]) -> Iterator[tuple[str, bool]]:
+    """What is claimed, with the numbers, and whether it holds."""
+    means = {policy: result.ttft_s.mean or 0.0 for policy, result in results.items()}
+    for slower, quicker in zip(POLICIES, POLICIES[1:], strict=False):
+        gain = 1.0 - means[quicker] / means[slower]
+        yield f"{quicker} is {gain:.1%} quicker than {slower} (at least {MARGIN:.0%})", gain >= MARGIN
+    reuse = reuse_of(results["conductor"])
+    share = reuse.largest_share
+    yield f"conductor gives no instance more than {share:.1%} of the requests ({MOST:.0%})", share <= MOST
+    narrowest = min(block.caches for block in reuse.hottest)
+    text = f"the ten most used blocks are each on {narrowest} of {reuse.caches} caches or more (most of them)"
+    yield text, narrowest > WIDE * reuse.caches
+
+
+def reuse_of(result: SimulationResult) -> ReuseResult:
+    if result.reuse is None:
+        raise SystemExit("the cluster had no caches")
+    return result.reuse
+
+
+def row(policy: str, result: SimulationResult) -> list[str]:
+    reuse, ttft = reuse_of(result), result.ttft_s
+    return [
+        policy,
+        *(f"{value or 0.0:.2f} s" for value in (ttft.mean, ttft.percentile(90), ttft.percentile(99))),
+        f"{sum(tier.blocks for tier in reuse.hits) / reuse.blocks:.1%}",
+        f"{reuse.fetched / reuse.blocks:.1%}",
+        f"{reuse.reused_tokens / reuse.prompt_tokens:.1%}",
+        f"{reuse.largest_share:.1%}",
+        f"{reuse.spread * reuse.caches:.1f} of {reuse.caches}",
+        f"{result.cpu_s:.1f}",
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("trace", type=Path, nargs="?")
+    parser.add_argument("--model", default="llama-3.1-70b")
+    parser.add_argument("--machine", default="dgx-a100")
+    parser.add_argument("--instances", type=int, default=8)
+    parser.add_argument("--room", default="3000000 tokens")
+    parser.add_argument("--eviction", default="lru")
+    parser.add_argument("--requests", type=int, help="only the first so many")
+    given = parser.parse_args()
+    trace = given.trace or find_data(f"traces/{NAME}")
+    if trace is None:
+        raise SystemExit(f"{NAME} is absent: set TWOFOLD_DATA to the folder that holds traces/, or name a trace")
+    requests: list[Request] = list(open_trace(trace))[: given.requests]
+    catalog = load_catalog()
+    title = f"{len(requests):,} requests, {given.instances} + {given.instances} × {given.machine}, {given.model}, {given.room}"
+    table = Table(title=title, title_justify="left")
+    for heading in HEADINGS:
+        table.add_column(heading, justify="left" if heading == "policy" else "right")
+    results = {}
+    for policy in POLICIES:
+        result = results[policy] = simulate(cluster(policy, given), requests, catalog=catalog, series=False)
+        table.add_row(*row(policy, result))
+    console = Console()
+    console.print(table)
+    found = list(claims(results))
+    for text, holds in found:
+        console.print(f"{'yes' if holds else 'NO '}  {text}", highlight=False)
+    if not all(holds for _, holds in found):
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

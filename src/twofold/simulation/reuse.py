@@ -1,0 +1,159 @@
+"""Reuse in the simulator: what prompts find in caches, blocks on their way between those, and loads beside prefills.
+
+A prompt holds the blocks that it finds where it is prefilled until it is computed, and then all of its blocks are
+stored there: each layer was written as it was computed, so they are whole when the first token is out.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from twofold.performance.layer_wise import layer_wise
+from twofold.request import BlockKey
+from twofold.scheduling.iteration import StartedIteration
+from twofold.scheduling.route import Fetch, Route
+from twofold.simulation.host_cache import BLOCK_TOKENS, HostCache
+from twofold.simulation.kernel import PS, Event, Kernel, Order, nearest
+from twofold.simulation.life import Life
+from twofold.simulation.network import Network
+from twofold.simulation.reuse_statistics import ReuseStatistics
+from twofold.simulation.timing import Pace
+
+_FETCH: Final = Order.TRANSFER + (1 << 39)  # after hand-offs that land at the same time
+
+
+class _Use:
+    """A prompt from when it was placed until it is computed: what it holds, and what that takes to load."""
+
+    __slots__ = ("fetched", "hits", "host", "keys", "life", "loading", "ttft_s")
+
+    def __init__(self, life: Life, host: HostCache, ttft_s: float | None) -> None:
+        self.life = life
+        self.host = host
+        self.keys = life.request.prefix_blocks
+        self.ttft_s = ttft_s
+        self.hits: list[int] = []
+        self.fetched = 0
+        self.loading = 0  # picoseconds, until they are spent
+
+    @property
+    def blocks(self) -> int:
+        """Leading blocks that it holds."""
+        return sum(self.hits) + self.fetched
+
+    @property
+    def reused_tokens(self) -> int:
+        return min(self.blocks * BLOCK_TOKENS, self.life.prompt_tokens - 1)
+
+
+class Reuse:
+    """Drives reuse for a virtual cluster; `hosts` are the caches of its instances, by instance."""
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        network: Network,
+        hosts: Mapping[str, HostCache],
+        statistics: ReuseStatistics,
+        kv_bytes_per_token: int,
+        layers: int,
+    ) -> None:
+        self._kernel, self._network = kernel, network
+        self._hosts = dict(hosts)
+        self._by_name = {host.name: host for host in hosts.values()}
+        self._uses: dict[str, _Use] = {}
+        self._block_bytes = kv_bytes_per_token * BLOCK_TOKENS
+        self._layers = layers
+        self.statistics = statistics
+
+    def cache_of(self, instance: str) -> str:
+        """The name of the cache beside an instance; where there is none nobody knows of any by that name."""
+        return self._hosts[instance].name if instance in self._hosts else instance
+
+    def submit(self, life: Life, route: Route) -> None:
+        """A request was placed: its instance gets it, at once or with its blocks on their way."""
+        host = self._hosts[life.prefill.name]
+        use = self._uses[life.id] = _Use(life, host, route.ttft_s)
+        self.statistics.placed(life.prefill.name)
+        use.hits = host.hold(use.keys, self._now_s)
+        use.loading = host.loading_ps(use.hits)
+        fetching = route.fetch is not None and self._fetch(use, route.fetch)
+        life.prefill.scheduler.submit(
+            life.request, decodes_here=not life.splits, reused_tokens=use.reused_tokens, fetching=fetching
+        )
+
+    def loading(self, iteration: StartedIteration, pace: Pace) -> Pace:
+        """The pace of an iteration with prompts in it when what they reuse is loaded beside it, layer by layer."""
+        loading = 0
+        for part in iteration.prefills:
+            use = self._uses.get(part.sequence.id)
+            if use is not None:
+                loading += use.loading
+                use.loading = 0  # what is left of the prompt finds it there
+        if not loading:
+            return pace
+        first = nearest(layer_wise(self._layers, float(loading), float(pace.first_ps)))
+        return Pace(first, pace.step_ps, pace.milliwatts)
+
+    def prefilled(self, life: Life) -> None:
+        """The first token of a request is out: all blocks of its prompt are in the cache."""
+        use = self._uses.pop(life.id)
+        use.host.release(use.keys[: use.blocks])
+        use.host.cache.insert(use.keys, self._now_s)
+        sizes = life.prompt_tokens, use.reused_tokens
+        self.statistics.prefilled(use.host.name, use.keys, use.hits, use.fetched, *sizes)
+        if use.ttft_s is not None:
+            self.statistics.predicted(use.ttft_s, (life.first_token - life.arrived) / PS)
+
+    def give_up(self, life: Life) -> None:
+        """A request is over; what was on its way for it is still read where it comes from."""
+        use = self._uses.pop(life.id, None)
+        if use is not None:
+            use.host.release(use.keys[: use.blocks])
+
+    def fetched(self, use: _Use, source: HostCache, keys: tuple[BlockKey, ...]) -> None:
+        """Blocks came from another cache: they are stored, and the prompt that they came for may start."""
+        source.release(keys)
+        if use.life.ended:
+            return
+        host, start = use.host, use.blocks
+        host.cache.insert(use.keys[: start + len(keys)], self._now_s, start)
+        counts = host.hold(keys, self._now_s)
+        use.fetched = sum(counts)
+        use.loading += host.loading_ps(counts)
+        if use.life.prefill.scheduler.fetched(use.life.id, use.reused_tokens):
+            use.life.prefill.poke()
+
+    def _fetch(self, use: _Use, fetch: Fetch) -> bool:
+        """Send for the blocks that are not here; False where there is nothing to send."""
+        source, start = self._by_name[fetch.source], use.blocks
+        keys = use.keys[start : fetch.blocks]
+        counts = source.hold(keys, self._now_s)
+        keys = keys[: sum(counts)]
+        if not keys:
+            return False
+        # What is on its disk is read from there first.
+        lower = source.loading_ps([0, *counts[1:]])
+        landed = _Fetched(self, use, source, keys)
+        size = len(keys) * self._block_bytes
+        self._network.send(source.link, use.host.link, size, self._kernel.now + lower, landed)
+        return True
+
+    @property
+    def _now_s(self) -> float:
+        return self._kernel.now / PS
+
+
+class _Fetched(Event):
+    """Blocks have come from one cache to another; the network says when."""
+
+    __slots__ = ("keys", "reuse", "source", "use")
+
+    def __init__(self, reuse: Reuse, use: _Use, source: HostCache, keys: tuple[BlockKey, ...]) -> None:
+        self.order = _FETCH + use.life.number
+        self.reuse = reuse
+        self.use = use
+        self.source = source
+        self.keys = keys
+
+    def happen(self) -> None:
+        self.reuse.fetched(self.use, self.source, self.keys)

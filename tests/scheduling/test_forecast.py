@@ -1,0 +1,92 @@
+"""Predicted queues: what was placed and is not done."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support.predicted import Proportional, forecast
+
+
+def test_a_queue_is_the_sum_of_what_was_placed():
+    """Reused tokens take no time, and what was done is not counted."""
+    made = forecast("p0", "p1")
+    made.placed("a", "p0", 300, 0, 0.0)
+    made.placed("b", "p0", 300, 200, 0.0)
+    assert made.queue_s("p0", 0.0) == pytest.approx(4.0)
+    assert made.queue_s("p1", 0.0) == 0.0
+    made.prefilled("a", 3.0)
+    assert made.queue_s("p0", 3.0) == pytest.approx(1.0)
+    made.prefilled("b", 4.0)
+    assert made.queue_s("p0", 4.0) == 0.0
+    assert made.given_s("p0") == pytest.approx(4.0), "what was ever given stays counted"
+
+
+def test_what_runs_has_run_for_a_while():
+    """The first in line began when the one before it was done; more than all of it cannot be over."""
+    made = forecast("p0")
+    made.placed("a", "p0", 300, 0, 10.0)
+    made.placed("b", "p0", 200, 0, 11.0)
+    assert made.queue_s("p0", 12.0) == pytest.approx(3.0)
+    assert made.queue_s("p0", 99.0) == pytest.approx(2.0), "it takes longer than was predicted"
+    made.prefilled("a", 13.5)
+    assert made.queue_s("p0", 14.0) == pytest.approx(1.5)
+
+
+def test_an_end_that_nobody_saw_is_no_earlier_than_what_was_said_last():
+    """A request that was given up says no time."""
+    made = forecast("p0")
+    made.placed("a", "p0", 300, 0, 1.0)
+    made.placed("b", "p0", 300, 0, 2.0)
+    made.prefilled("a")
+    assert made.queue_s("p0", 2.0) == pytest.approx(3.0)
+    made.prefilled("a")  # nor does it end twice
+    assert made.queue_s("p0", 2.5) == pytest.approx(2.5)
+
+
+def test_one_that_ends_out_of_turn_leaves_the_first_running():
+    """A prompt whose blocks are on their way is overtaken."""
+    made = forecast("p0")
+    made.placed("a", "p0", 300, 0, 0.0)
+    made.placed("b", "p0", 100, 0, 0.0)
+    made.prefilled("b", 1.0)
+    assert made.queue_s("p0", 2.0) == pytest.approx(1.0)
+
+
+def test_an_instance_that_is_lost_comes_back_empty():
+    """What is expected of it stays known; what was placed on it is over."""
+    made = forecast("p0")
+    made.placed("a", "p0", 300, 0, 0.0)
+    made.leave("p0")
+    made.prefilled("a", 1.0)
+    assert made.queue_s("p0", 1.0) == 0.0
+    assert made.of("p0").prefill_s(100) == 1.0
+    made.leave("nobody")
+    made.placed("b", "nobody", 100, 0, 1.0)
+    made.prefilled("b", 2.0)
+    with pytest.raises(KeyError):
+        made.of("nobody")
+
+
+def test_the_last_token_of_a_prompt_is_always_computed():
+    """It gives the first output token."""
+    made = forecast("p0")
+    assert [made.reused_tokens(blocks, 250) for blocks in (0, 1, 2, 3)] == [0, 100, 200, 249]
+    assert made.reused_tokens(1, 1) == 0
+
+
+@given(st.lists(st.tuples(st.integers(1, 500), st.integers(0, 9)), max_size=40), st.data())
+def test_a_queue_is_between_nothing_and_all_of_it(prompts, data):
+    """However they end, and whenever somebody looks."""
+    made, now, left = forecast("p0", prediction=Proportional(0.01)), 0.0, {}
+    for number, (tokens, wait) in enumerate(prompts):
+        now += wait
+        made.placed(str(number), "p0", tokens, 0, now)
+        left[str(number)] = tokens * 1e-4
+        while left and data.draw(st.booleans()):
+            request_id = data.draw(st.sampled_from(sorted(left)))
+            made.prefilled(request_id, now)
+            del left[request_id]
+        assert -1e-9 <= made.queue_s("p0", now) <= sum(left.values()) + 1e-9
+    for request_id in left:
+        made.prefilled(request_id, now)
+    assert made.queue_s("p0", now) == 0.0

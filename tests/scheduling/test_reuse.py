@@ -1,0 +1,104 @@
+"""Prompts part of which is in a cache: what is computed, and who waits for blocks that are on their way."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support.scheduled import request, scheduler
+from twofold.request import FinishReason
+from twofold.scheduling.batchers import BATCHERS
+
+
+@pytest.mark.parametrize("batcher", ["prefill", "prefill-balanced", "mixed", "chunked-prefill", "splitwise"])
+def test_only_the_rest_of_the_prompt_is_computed(batcher):
+    """The batch says after how much context; memory is taken for all of it."""
+    made = scheduler(batcher)
+    made.submit(request("a", prompt=40), decodes_here=True, reused_tokens=32)
+    batch = made.next_batch(0.0)
+    (item,) = batch.items
+    assert (item.num_tokens, item.context_tokens, item.samples) == (8, 32, True)
+    assert made.status().blocks_free <= 64 - 10
+    assert made.complete(batch)[0].index == 0
+
+
+def test_a_prompt_is_cut_after_what_is_reused():
+    """Chunks begin there, and each takes its memory once."""
+    made = scheduler("chunked-prefill", budget=16)
+    made.submit(request("a", prompt=60, output=2), decodes_here=True, reused_tokens=20)
+    parts = []
+    while not made.status().idle:
+        batch = made.next_batch(0.0)
+        parts += [(item.num_tokens, item.context_tokens) for item in batch.items]
+        made.complete(batch)
+    assert parts == [(16, 20), (16, 36), (8, 52), (1, 60)]
+
+
+def test_a_prompt_waits_for_its_blocks_and_is_overtaken():
+    """Others run meanwhile; then it takes its place in the line."""
+    made = scheduler("prefill")
+    made.submit(request("a", output=1), decodes_here=True, reused_tokens=4, fetching=True)
+    made.submit(request("b", output=1), decodes_here=True)
+    assert [item.request_id for item in made.next_batch(0.0).items] == ["b"]
+    assert made.status().waiting == 1
+    assert made.fetched("a")
+    assert not made.fetched("a"), "they come once"
+    assert not made.empty
+
+
+def test_blocks_that_did_not_come_are_computed():
+    """The source is gone: what is here by now is said again."""
+    made = scheduler("prefill")
+    made.submit(request("a", output=1), decodes_here=True, reused_tokens=8, fetching=True)
+    assert made.next_batch(0.0) is None
+    made.fetched("a", reused_tokens=0)
+    assert made.next_batch(0.0).items[0].num_tokens == 10
+
+
+@pytest.mark.parametrize("batcher", ["prefill", "splitwise", "splitwise-sim"])
+def test_a_prompt_that_waits_for_blocks_can_be_aborted(batcher):
+    """What comes then is for nobody."""
+    made = scheduler(batcher)
+    made.submit(request("a"), decodes_here=True, fetching=True)
+    made.abort("a")
+    assert made.status().idle
+    assert made.empty
+    assert not made.fetched("a")
+    assert not made.fetched("nobody")
+
+
+@pytest.mark.parametrize("tokens", [-1, 10, 11])
+def test_the_last_token_of_a_prompt_is_computed(tokens):
+    """Nor can there be less than nothing of it."""
+    with pytest.raises(ValueError, match="cannot be reused"):
+        scheduler("prefill").submit(request("a", prompt=10), decodes_here=True, reused_tokens=tokens)
+
+
+PROMPTS = st.lists(st.tuples(st.integers(1, 60), st.integers(0, 59), st.booleans()), min_size=1, max_size=12)
+
+
+@given(st.sampled_from(sorted({*BATCHERS} - {"decode"})), PROMPTS, st.randoms(use_true_random=False))
+def test_every_prompt_computes_what_it_does_not_reuse(batcher, prompts, draw):
+    """Each token once, whatever comes when; and everything is given back."""
+    made = scheduler(batcher, budget=64, max_seqs=8)
+    left, computed, ended = {}, {}, set()
+    for number, (prompt, reused, fetching) in enumerate(prompts):
+        name, reused = str(number), min(reused, prompt - 1)
+        made.submit(
+            request(name, prompt=prompt, output=1), decodes_here=True, reused_tokens=reused, fetching=fetching
+        )
+        computed[name] = reused
+        if fetching:
+            left[name] = reused
+    while len(ended) < len(prompts):
+        if left and draw.random() < 0.5:
+            name = draw.choice(sorted(left))
+            computed[name] = draw.randint(0, left.pop(name))
+            assert made.fetched(name, computed[name])
+        batch = made.next_batch(0.0)
+        for item in () if batch is None else batch.items:
+            assert item.context_tokens == computed[item.request_id]
+            computed[item.request_id] += item.num_tokens
+        if batch is not None:
+            ended |= {o.request_id for o in made.complete(batch) if o.finish_reason is FinishReason.LENGTH}
+    assert list(computed.values()) == [prompt for prompt, _, _ in prompts]
+    assert made.status().idle

@@ -1,0 +1,94 @@
+"""The prefix caches of a cluster's description, and what people get wrong in them."""
+
+import pytest
+
+from twofold.errors import ConfigurationError
+from twofold.simulation.cache_spec import CacheSpec, parse_cache, room_tokens
+from twofold.simulation.cluster_file import dump_cluster, parse_cluster, read_cluster
+from twofold.simulation.spec import ClusterSpec
+
+FILE = """
+model: llama2-70b
+router: conductor
+pools:
+- {{machines: 1, machine: a100, role: prefill}}
+- {{machines: 1, machine: a100, role: decode}}
+kv_cache: {}
+"""
+
+
+@pytest.mark.parametrize(
+    ("room", "tokens"),
+    [
+        ("3000000 tokens", 3_000_000),
+        ("1 tokens", 1),
+        ("1000B", 100),
+        ("1kB", 100),
+        ("1.5 GiB", 161_061_273),
+        ("2TB", 200_000_000_000),
+        ("5B", 0),
+    ],
+)
+def test_room_is_in_tokens_or_bytes(room, tokens):
+    """Ten bytes a token here."""
+    assert room_tokens(room, 10) == tokens
+
+
+@pytest.mark.parametrize("room", ["", "3000000", "-1 tokens", "many tokens", "1 GHz", "1e9 B", "GiB"])
+def test_room_that_says_neither_is_refused(room):
+    """A bare number could be either."""
+    with pytest.raises(ConfigurationError, match="is no room for a prefix cache"):
+        room_tokens(room, 10)
+
+
+def test_a_line_names_its_tiers():
+    """Room alone is that of memory."""
+    assert parse_cache("128GiB") == CacheSpec(dram="128GiB")
+    line = "dram=3000000 tokens, disk=2TB,eviction=lfu,disk_bytes_per_s=3e9"
+    assert parse_cache(line) == CacheSpec(
+        dram="3000000 tokens", disk="2TB", eviction="lfu", disk_bytes_per_s=3e9
+    )
+    assert [tier for tier, _ in parse_cache(line).rooms] == ["dram", "disk"]
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("128GiB,1TB", "at most once"),
+        ("ram=1GB", "'ram=1GB' is not understood"),
+        ("disk=1TB", "missing required field `dram`"),
+        ("128GiB,eviction=newest", "no eviction rule 'newest'"),
+        ("128GiB,dram_bytes_per_s=0", "moves nothing"),
+        ("128GiB,disk_bytes_per_s=quick", "is no prefix cache"),
+    ],
+)
+def test_a_line_that_is_wrong_says_where(line, reason):
+    """One sentence, and nothing is guessed."""
+    with pytest.raises(ConfigurationError, match=reason):
+        parse_cache(line)
+
+
+def test_a_cluster_file_has_caches():
+    """And what is written is what was read."""
+    spec = read_cluster(FILE.format("{dram: 3000000 tokens, disk: 1TB, eviction: lfu}"), "cluster.yaml")
+    assert spec.kv_cache == CacheSpec(dram="3000000 tokens", disk="1TB", eviction="lfu")
+    assert read_cluster(dump_cluster(spec), "again.yaml") == spec
+    plain = parse_cluster("1xa100:prefill,1xa100:decode", model="llama2-70b")
+    assert "kv_cache" not in dump_cluster(plain)
+    assert isinstance(plain, ClusterSpec)
+    assert plain.kv_cache is None
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ("{dram: 128GiB, evict: lru}", "there is no field evict .did you mean eviction"),
+        ("{dram: 3000000}", "kv_cache.dram: expected str, got int"),
+        ("{dram: 3 dozen}", "cluster.yaml: '3 dozen' is no room"),
+        ("{disk: 1TB}", "missing required field dram"),
+    ],
+)
+def test_a_file_that_is_wrong_says_where(value, reason):
+    """The place, and what would be right."""
+    with pytest.raises(ConfigurationError, match=reason):
+        read_cluster(FILE.format(value), "cluster.yaml")

@@ -1,0 +1,222 @@
+"""Reuse in the simulator: exact at any length of run, nothing left held, and as quick as it should be."""
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.toy import CATALOG, clusters, run
+from twofold.errors import ConfigurationError
+from twofold.instance import Role
+from twofold.performance.layer_wise import layer_wise
+from twofold.performance.registry import performance_model
+from twofold.request import Request
+from twofold.scheduling.routers import FORECASTING_ROUTERS
+from twofold.simulation.cache_spec import CacheSpec
+from twofold.simulation.simulate import simulate
+from twofold.simulation.spec import ClusterSpec, Failure, PoolSpec
+
+BLOCK = 512
+ROUTERS = ("random", *FORECASTING_ROUTERS)
+PAIR = ClusterSpec(
+    pools=(
+        PoolSpec(machines=2, machine="dgx-a100", role=Role.PREFILL),
+        PoolSpec(machines=1, machine="dgx-a100", role=Role.DECODE),
+    ),
+    model="llama-3.1-70b",
+    performance="roofline",
+    router="conductor",
+    kv_cache=CacheSpec(dram="100000 tokens"),
+    contention=False,
+)
+MODEL = performance_model("roofline", CATALOG.model("llama-3.1-70b"), CATALOG.machine("dgx-a100"), 8)
+KV_BYTES = 327_680
+
+
+def prompt(name, arrival, blocks, tokens=None, output=2):
+    return Request(
+        id=name,
+        arrival_s=arrival,
+        prompt_tokens=tokens or len(blocks) * BLOCK,
+        output_tokens=output,
+        prefix_blocks=tuple(blocks),
+    )
+
+
+@st.composite
+def conversations(draw, most=16):
+    """Prompts of a few conversations that share their first block, some with a last block that is not full."""
+    requests, at = [], 0
+    for number in range(draw(st.integers(1, most))):
+        at += draw(st.sampled_from([0, 0, 1, 50, 600, 3000]))
+        talk, blocks = draw(st.integers(1, 3)), draw(st.integers(0, 6))
+        keys = [0, *(talk * 100 + position for position in range(1, blocks))][:blocks]
+        short = draw(st.sampled_from([0, 1, 500]))
+        tokens = max(1, blocks * BLOCK - short) if blocks else 40
+        requests.append(prompt(str(number), at / 1e3, keys, tokens, draw(st.sampled_from([1, 2, 20]))))
+    return requests
+
+
+@st.composite
+def caching(draw):
+    """Small clusters with caches of few blocks, of which some have a disk too."""
+    spec, batchers, model, _ = draw(clusters())
+    spec = msgspec.structs.replace(
+        spec,
+        rules="twofold",
+        router=draw(st.sampled_from(ROUTERS)),
+        handoff="layer-wise",
+        kv_cache=CacheSpec(
+            dram=f"{draw(st.integers(1, 12)) * BLOCK} tokens",
+            disk=draw(st.sampled_from([None, "2048 tokens"])),
+            eviction=draw(st.sampled_from(["lru", "lfu", "length-aware"])),
+        ),
+    )
+    roles = {Role.PREFILL: "prefill", Role.DECODE: "decode"}
+    mixed = draw(st.sampled_from(["mixed", "chunked-prefill"]))
+    return spec, {role: roles.get(role, mixed) for role in batchers}, model, 20_000
+
+
+@settings(max_examples=400)
+@given(caching(), conversations())
+def test_runs_are_the_same_in_any_steps(cluster, requests):
+    """Every moment of every request, and every block: to the picosecond."""
+    one, other = run(cluster, requests), run(cluster, requests, max_run=1)
+    assert one.facts() == other.facts()
+    assert one.cluster.reuse.statistics.result() == other.cluster.reuse.statistics.result()
+
+
+@settings(max_examples=400)
+@given(caching(), conversations())
+def test_every_request_ends_once_and_nothing_stays_held(cluster, requests):
+    """Whoever fails meanwhile; and the index knows exactly what is in each cache."""
+    world = run(cluster, requests)
+    counts, reuse = world.statistics, world.cluster.reuse
+    assert counts.arrived == len(requests) == counts.completed + counts.rejected + counts.failed
+    forecast = world.cluster.scheduler.pools.forecast
+    keys = {key for request in requests for key in request.prefix_blocks}
+    for instance in world.cluster.instances.values():
+        assert instance.scheduler.status().idle or instance.load is None
+        assert forecast.queue_s(instance.name, 1e9) == 0.0
+    for host in reuse._hosts.values():
+        assert not any(tier._holds for tier in host.cache.tiers)
+        assert all(len(tier) <= tier.capacity for tier in host.cache.tiers)
+        for key in keys:
+            assert (key in host.cache) == (forecast.prefixes.prefix(host.name, (key,)) == 1)
+    result = reuse.statistics.result()
+    assert sum(tier.blocks for tier in result.hits) + result.fetched <= result.blocks
+    assert 0 <= result.reused_tokens < max(1, result.prompt_tokens)
+    assert sum(result.requests.values()) == counts.arrived - counts.rejected
+
+
+@settings(max_examples=100)
+@given(caching(), conversations())
+def test_what_names_no_blocks_is_as_without_caches(cluster, requests):
+    """Caches that nobody uses change nothing."""
+    spec, *rest = cluster
+    nameless = [msgspec.structs.replace(request, prefix_blocks=()) for request in requests]
+    without = msgspec.structs.replace(spec, kv_cache=None)
+    assert run((spec, *rest), nameless).facts() == run((without, *rest), nameless).facts()
+
+
+def test_a_prompt_that_was_there_only_computes_the_rest():
+    """The time is that of the rest, beside its loads, which it hides."""
+    requests = [prompt("a", 0.0, range(8)), prompt("b", 100.0, range(10))]
+    result = simulate(PAIR, requests, catalog=CATALOG)
+    first = MODEL.prefill_s(8 * BLOCK, (8 * BLOCK) ** 2)
+    rest = MODEL.prefill_s(2 * BLOCK, (10 * BLOCK) ** 2 - (8 * BLOCK) ** 2)
+    loads = 8 * BLOCK * KV_BYTES / (8 * 31.5e9)
+    assert result.ttft_s.high / 1e12 == pytest.approx(first, rel=1e-9)
+    assert result.ttft_s.low / 1e12 == pytest.approx(layer_wise(80, loads, rest), rel=1e-9)
+    assert result.reuse.reused_tokens == 8 * BLOCK
+    assert result.reuse.hit_rate == pytest.approx(8 / 18)
+    assert result.reuse.requests == {"prefill-0": 2, "prefill-1": 0}
+    assert result.reuse.ttft_error.high < 1e-6 * 1e6, "as was predicted"
+
+
+def test_a_slow_memory_is_what_a_prompt_waits_for():
+    """The computation hides behind the loads, but for a layer."""
+    slow = msgspec.structs.replace(PAIR, kv_cache=CacheSpec(dram="100000 tokens", dram_bytes_per_s=1e9))
+    requests = [prompt("a", 0.0, range(8)), prompt("b", 100.0, range(8))]
+    result = simulate(slow, requests, catalog=CATALOG)
+    loads = 8 * BLOCK * KV_BYTES / 1e9
+    rest = MODEL.prefill_s(1, (8 * BLOCK) ** 2 - (8 * BLOCK - 1) ** 2)
+    assert {round(result.ttft_s.low / 1e12, 9), round(result.ttft_s.high / 1e12, 9)} == {
+        round(layer_wise(80, loads, rest), 9),
+        round(MODEL.prefill_s(8 * BLOCK, (8 * BLOCK) ** 2), 9),
+    }
+
+
+def test_blocks_come_from_a_busy_instance_and_stay():
+    """The second prompt fetches what the first instance has; the third finds it where the second ran."""
+    burst = [prompt("first", 0.0, range(8)), *(prompt(str(i), 100.0, [*range(8), 100 + i]) for i in range(2))]
+    later = [*burst, prompt("later", 200.0, [*range(8), 300])]
+    result = simulate(PAIR, later, catalog=CATALOG)
+    reuse = result.reuse
+    assert reuse.fetched == 8
+    assert reuse.requests == {"prefill-0": 2, "prefill-1": 2}
+    assert sum(tier.blocks for tier in reuse.hits) == 16, "one in the burst and the later one"
+    assert [(block.uses, block.caches) for block in reuse.hottest[:8]] == [(4, 2)] * 8
+    alone = msgspec.structs.replace(PAIR, router="local-prefix")
+    assert simulate(alone, later, catalog=CATALOG).reuse.fetched == 0
+
+
+def test_a_source_that_dies_while_blocks_travel_does_no_harm():
+    """Its machine lives, and so does what is in its memory; and a prompt whose own instance dies is gone."""
+    slow = msgspec.structs.replace(PAIR, link_bytes_per_s=1e10, router="conductor")
+    burst = [prompt("first", 0.0, range(8)), *(prompt(str(i), 100.0, range(8)) for i in range(4))]
+    for name in ("prefill-0", "prefill-1"):
+        failing = msgspec.structs.replace(slow, failures=(Failure(instance=name, at_s=100.05, back_s=110.0),))
+        result = simulate(failing, burst, catalog=CATALOG)
+        assert result.completed + result.failed == 5
+        assert result.unfinished == 0
+
+
+def test_what_is_on_disk_takes_longer_to_come():
+    """Room for one prompt in memory: the other went down, and is read from there."""
+    cache = CacheSpec(dram=f"{8 * BLOCK} tokens", disk="1000000 tokens", disk_bytes_per_s=1e9)
+    spec = msgspec.structs.replace(PAIR, kv_cache=cache, pools=(msgspec.structs.replace(PAIR.pools[0], machines=1), PAIR.pools[1]))
+    requests = [prompt("a", 0.0, range(8)), prompt("b", 100.0, range(10, 18)), prompt("a2", 200.0, range(8))]
+    result = simulate(spec, requests, catalog=CATALOG)
+    assert {tier.tier: tier.blocks for tier in result.reuse.hits} == {"dram": 0, "disk": 8}
+    assert result.ttft_s.high / 1e12 == pytest.approx(8 * BLOCK * KV_BYTES / 1e9, rel=0.01)
+
+
+def test_instances_of_a_machine_share_its_memory():
+    """What one stored the other loads without a transfer."""
+    two = msgspec.structs.replace(PAIR.pools[0], machines=1, tensor_parallel=4)
+    spec = msgspec.structs.replace(PAIR, pools=(two, PAIR.pools[1]))
+    burst = [prompt("first", 0.0, range(8)), *(prompt(str(i), 100.0, range(8)) for i in range(2))]
+    reuse = simulate(spec, burst, catalog=CATALOG).reuse
+    assert reuse.caches == 1
+    assert reuse.fetched == 0
+    assert reuse.requests == {"prefill-0": 2, "prefill-1": 1}
+    assert sum(tier.blocks for tier in reuse.hits) == 16
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"rules": "splitwise-sim"}, "under the rules twofold"),
+        ({"kv_cache": CacheSpec(dram="511 tokens")}, "no room for a block of 512 tokens"),
+        ({"kv_cache": CacheSpec(dram="1GiB", disk="1kB")}, "disk of 1kB has no room"),
+        (
+            {"pools": (PoolSpec(machines=1, machine="dgx-a100", role=Role.MIXED, pipeline_parallel=2, tensor_parallel=4),)},
+            "pipeline parallelism 1",
+        ),
+    ],
+)
+def test_caches_that_cannot_be_are_refused(changes, reason):
+    """Before anything runs."""
+    spec = msgspec.structs.replace(PAIR, **changes)
+    with pytest.raises(ConfigurationError, match=reason):
+        simulate(spec, [prompt("a", 0.0, range(2))], catalog=CATALOG)
+
+
+@pytest.mark.parametrize("router", FORECASTING_ROUTERS)
+def test_routers_that_predict_need_no_caches(router):
+    """They then go by queues alone."""
+    spec = msgspec.structs.replace(PAIR, router=router, kv_cache=None)
+    result = simulate(spec, [prompt(str(i), i / 10, range(8)) for i in range(20)], catalog=CATALOG)
+    assert result.completed == 20
+    assert result.reuse is None

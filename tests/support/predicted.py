@@ -1,0 +1,32 @@
+"""Instances of which round numbers are expected."""
+
+from twofold.kvcache.index import PrefixIndex
+from twofold.scheduling.forecast import Forecast
+from twofold.scheduling.prediction import Prediction
+
+BLOCK_TOKENS = 100
+
+
+class Proportional(Prediction):
+    """A second for each hundred tokens computed, `transfer_s` for each hundred that travel, a millisecond for each that
+    is decoded beside."""
+
+    def __init__(self, per_block_s: float = 1.0, transfer_s: float = 0.1) -> None:
+        self.per_block_s, self.per_block_transfer_s = per_block_s, transfer_s
+
+    def prefill_s(self, tokens: int, reused: int = 0) -> float:
+        return (tokens - reused) / BLOCK_TOKENS * self.per_block_s
+
+    def transfer_s(self, tokens: int) -> float:
+        return tokens / BLOCK_TOKENS * self.per_block_transfer_s
+
+    def tbt_s(self, sequences: int, context_tokens: int) -> float:
+        return sequences / 1e3
+
+
+def forecast(*instances: str, prediction: Prediction | None = None) -> Forecast:
+    """Of these instances, with nothing placed and nothing in any cache."""
+    made = Forecast(PrefixIndex(), BLOCK_TOKENS)
+    for instance in instances:
+        made.join(instance, prediction or Proportional())
+    return made

@@ -243,3 +243,16 @@ def test_the_command_starts_light():
     code = "import sys, twofold.cli.simulate; print([m for m in ('plotly', 'numpy', 'torch') if m in sys.modules])"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert shown.strip() == "[]"
+
+
+def test_prompts_reuse_what_machines_keep(tmp_path):
+    """With --kv-cache, where a trace names blocks; a room that is none is refused."""
+    trace = tmp_path / "talk.jsonl"
+    line = '{{"timestamp": {}, "input_length": 2048, "output_length": 2, "hash_ids": [0, 1, 2, {}]}}\n'
+    trace.write_text("".join(line.format(1000 * i, 10 + i) for i in range(4)))
+    flags = (trace, *CLUSTER, "--model", "llama2-70b", "--router", "conductor", "--json")
+    reuse = msgspec.json.decode(run(*flags, "--kv-cache", "1TB").stdout)["reuse"]
+    assert (reuse["blocks"], reuse["hit_rate"], reuse["reused_tokens"]) == (16, 9 / 16, 9 * 512)
+    assert "reuse" not in msgspec.json.decode(run(*flags).stdout)
+    assert isinstance(refused := invoke(*flags, "--kv-cache", "12 apples").exception, UserError)
+    assert "12 apples" in str(refused)

@@ -1,6 +1,9 @@
 """Journals of decisions."""
 
-from twofold.serving.journal import Journal, read_journal
+import msgspec
+
+from twofold.scheduling.route import Fetch, Placement, Route
+from twofold.serving.journal import ENCODER, Journal, read_journal
 
 
 def test_a_full_disk_ends_the_journal_and_nothing_else(tmp_path, caplog):
@@ -25,3 +28,17 @@ def test_entries_come_back_as_they_were_written(tmp_path):
         (2.0, "arrive", {"number": 1}, None),
         (4.0, "ended", {}, [3]),
     ]
+
+
+def test_what_a_router_says_of_caches_is_written():
+    """Where it says nothing, the journal is as it was."""
+    plain = Placement(Route("p", "d"), None)
+    assert msgspec.json.decode(ENCODER.encode(plain))["route"] == {"prefill": "p", "decode": "d", "moves": []}
+    fetching = Placement(Route("p", "d", (), 1024, Fetch("q", 2), 0.5), None)
+    assert msgspec.json.decode(ENCODER.encode(fetching))["route"] == {
+        "prefill": "p",
+        "decode": "d",
+        "moves": [],
+        "reused_tokens": 1024,
+        "fetch": {"source": "q", "blocks": 2},
+    }

@@ -41,7 +41,7 @@ class _Task(Note):
     def __init__(self, sequence: ScheduledSequence, prompt: bool, arrival_s: float, arrival: int) -> None:
         self.sequence = sequence
         self.prompt = prompt
-        self.tokens = sequence.prompt_tokens if prompt else 1
+        self.tokens = sequence.prefill_remaining if prompt else 1
         self.arrival_s = arrival_s
         self.arrival = arrival
         self.missed = 0
@@ -156,7 +156,7 @@ class SplitwiseSimBatcher(Batcher):
             return blocks.fits(sequence.start_tokens if prompt else sequence.decode_tokens)
         if running.prefill_sequences:
             return False
-        tokens = sequence.prompt_tokens if prompt else 1
+        tokens = sequence.prefill_remaining if prompt else 1
         if (
             running.decode_sequences < self.max_seqs
             and running.decode_sequences + tokens <= self.token_budget

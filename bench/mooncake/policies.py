@@ -2,18 +2,19 @@
 
     python bench/mooncake/policies.py [TRACE] [--machine dgx-a100] [--room "3000000 tokens"] [--instances 8]
 
-Eight instances prefill and eight decode, each a machine of its own, with the model of `--model`, whose layers, width and
-KV heads are those of the paper's (LLaMA2-70B) and whose context is long enough for the trace; times are those of the
-roofline. Each instance that prefills keeps KV of prompts in the memory of its machine. The link of a machine carries
-100 GB/s, the paper's 800 Gb/s, for hand-offs and for blocks on their way between caches.
+Eight instances prefill and eight decode, each a machine of its own, with the model of `--model`, whose layers, width
+and KV heads are those of the paper's (LLaMA2-70B) and whose context is long enough for the trace; times are those of
+the roofline. Each instance that prefills keeps KV of prompts in the memory of its machine. The link of a machine
+carries 100 GB/s, the paper's 800 Gb/s, for hand-offs and for blocks on their way between caches.
 
-The table has mean and P90 TTFT, what of all blocks was found where the prompt was prefilled and what came from another
-cache, the share of the prompts that the busiest instance got, and at how many caches the ten most used blocks came to be.
-Then each claim, and whether it holds; the exit status is 1 where one does not.
+The table has TTFT, what of all blocks was found where the prompt was prefilled and what came from another cache, the
+share of the prompts that the busiest instance got, and to how many caches the ten most used blocks came. Then each
+claim, and whether it holds; the exit status is 1 where one does not.
 """
 
 import argparse
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 from rich.console import Console
@@ -35,7 +36,18 @@ POLICIES = ("random", "load", "local-prefix", "conductor")  # the slowest first
 MARGIN = 0.05  # by which each is to be quicker than the one before it
 MOST, WIDE = 0.20, 0.5
 LINK_BYTES_PER_S = 100e9
-HEADINGS = ("policy", "mean TTFT", "P90", "P99", "found", "fetched", "reused tokens", "busiest", "spread", "CPU s")
+HEADINGS = (
+    "policy",
+    "mean TTFT",
+    "P90",
+    "P99",
+    "found",
+    "fetched",
+    "reused tokens",
+    "busiest",
+    "spread",
+    "CPU s",
+)
 
 
 def cluster(router: str, given: argparse.Namespace) -> ClusterSpec:
@@ -56,7 +68,7 @@ def cluster(router: str, given: argparse.Namespace) -> ClusterSpec:
 def claims(results: dict[str, SimulationResult]) -> Iterator[tuple[str, bool]]:
     """What is claimed, with the numbers, and whether it holds."""
     means = {policy: result.ttft_s.mean or 0.0 for policy, result in results.items()}
-    for slower, quicker in zip(POLICIES, POLICIES[1:], strict=False):
+    for slower, quicker in pairwise(POLICIES):
         gain = 1.0 - means[quicker] / means[slower]
         yield f"{quicker} is {gain:.1%} quicker than {slower} (at least {MARGIN:.0%})", gain >= MARGIN
     reuse = reuse_of(results["conductor"])
@@ -101,10 +113,13 @@ def main() -> None:
     given = parser.parse_args()
     trace = given.trace or find_data(f"traces/{NAME}")
     if trace is None:
-        raise SystemExit(f"{NAME} is absent: set TWOFOLD_DATA to the folder that holds traces/, or name a trace")
+        raise SystemExit(
+            f"{NAME} is absent: set TWOFOLD_DATA to the folder that holds traces/, or name a trace"
+        )
     requests: list[Request] = list(open_trace(trace))[: given.requests]
     catalog = load_catalog()
-    title = f"{len(requests):,} requests, {given.instances} + {given.instances} × {given.machine}, {given.model}, {given.room}"
+    machines = f"{given.instances} + {given.instances} × {given.machine}"
+    title = f"{len(requests):,} requests, {machines}, {given.model}, {given.room}"
     table = Table(title=title, title_justify="left")
     for heading in HEADINGS:
         table.add_column(heading, justify="left" if heading == "policy" else "right")

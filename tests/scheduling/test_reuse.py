@@ -81,8 +81,8 @@ def test_every_prompt_computes_what_it_does_not_reuse(batcher, prompts, draw):
     """Each token once, whatever comes when; and everything is given back."""
     made = scheduler(batcher, budget=64, max_seqs=8)
     left, computed, ended = {}, {}, set()
-    for number, (prompt, reused, fetching) in enumerate(prompts):
-        name, reused = str(number), min(reused, prompt - 1)
+    for number, (prompt, most, fetching) in enumerate(prompts):
+        name, reused = str(number), min(most, prompt - 1)
         made.submit(
             request(name, prompt=prompt, output=1), decodes_here=True, reused_tokens=reused, fetching=fetching
         )

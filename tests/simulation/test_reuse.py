@@ -77,7 +77,7 @@ def caching(draw):
     return spec, {role: roles.get(role, mixed) for role in batchers}, model, 20_000
 
 
-@settings(max_examples=400)
+@settings(max_examples=150)
 @given(caching(), conversations())
 def test_runs_are_the_same_in_any_steps(cluster, requests):
     """Every moment of every request, and every block: to the picosecond."""
@@ -86,7 +86,7 @@ def test_runs_are_the_same_in_any_steps(cluster, requests):
     assert one.cluster.reuse.statistics.result() == other.cluster.reuse.statistics.result()
 
 
-@settings(max_examples=400)
+@settings(max_examples=150)
 @given(caching(), conversations())
 def test_every_request_ends_once_and_nothing_stays_held(cluster, requests):
     """Whoever fails meanwhile; and the index knows exactly what is in each cache."""
@@ -136,7 +136,9 @@ def test_a_prompt_that_was_there_only_computes_the_rest():
 
 def test_a_slow_memory_is_what_a_prompt_waits_for():
     """The computation hides behind the loads, but for a layer."""
-    slow = msgspec.structs.replace(PAIR, kv_cache=CacheSpec(dram="100000 tokens", dram_bytes_per_s=1e9))
+    one = msgspec.structs.replace(PAIR.pools[0], machines=1), PAIR.pools[1]
+    cache = CacheSpec(dram="100000 tokens", dram_bytes_per_s=1e9)
+    slow = msgspec.structs.replace(PAIR, pools=one, kv_cache=cache)
     requests = [prompt("a", 0.0, range(8)), prompt("b", 100.0, range(8))]
     result = simulate(slow, requests, catalog=CATALOG)
     loads = 8 * BLOCK * KV_BYTES / 1e9
@@ -174,7 +176,9 @@ def test_a_source_that_dies_while_blocks_travel_does_no_harm():
 def test_what_is_on_disk_takes_longer_to_come():
     """Room for one prompt in memory: the other went down, and is read from there."""
     cache = CacheSpec(dram=f"{8 * BLOCK} tokens", disk="1000000 tokens", disk_bytes_per_s=1e9)
-    spec = msgspec.structs.replace(PAIR, kv_cache=cache, pools=(msgspec.structs.replace(PAIR.pools[0], machines=1), PAIR.pools[1]))
+    spec = msgspec.structs.replace(
+        PAIR, kv_cache=cache, pools=(msgspec.structs.replace(PAIR.pools[0], machines=1), PAIR.pools[1])
+    )
     requests = [prompt("a", 0.0, range(8)), prompt("b", 100.0, range(10, 18)), prompt("a2", 200.0, range(8))]
     result = simulate(spec, requests, catalog=CATALOG)
     assert {tier.tier: tier.blocks for tier in result.reuse.hits} == {"dram": 0, "disk": 8}
@@ -200,7 +204,17 @@ def test_instances_of_a_machine_share_its_memory():
         ({"kv_cache": CacheSpec(dram="511 tokens")}, "no room for a block of 512 tokens"),
         ({"kv_cache": CacheSpec(dram="1GiB", disk="1kB")}, "disk of 1kB has no room"),
         (
-            {"pools": (PoolSpec(machines=1, machine="dgx-a100", role=Role.MIXED, pipeline_parallel=2, tensor_parallel=4),)},
+            {
+                "pools": (
+                    PoolSpec(
+                        machines=1,
+                        machine="dgx-a100",
+                        role=Role.MIXED,
+                        pipeline_parallel=2,
+                        tensor_parallel=4,
+                    ),
+                )
+            },
             "pipeline parallelism 1",
         ),
     ],

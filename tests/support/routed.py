@@ -14,12 +14,8 @@ from twofold.scheduling.routers import FORECASTING_ROUTERS, ROUTERS
 _ROLES = {"p": Role.PREFILL, "d": Role.DECODE, "m": Role.MIXED}
 
 
-def request(
-    name: str = "a", prompt: int = 100, output: int = 10, blocks: tuple[int, ...] = ()
-) -> Request:
-    return Request(
-        id=name, arrival_s=0.0, prompt_tokens=prompt, output_tokens=output, prefix_blocks=blocks
-    )
+def request(name: str = "a", prompt: int = 100, output: int = 10, blocks: tuple[int, ...] = ()) -> Request:
+    return Request(id=name, arrival_s=0.0, prompt_tokens=prompt, output_tokens=output, prefix_blocks=blocks)
 
 
 def cluster(roles: list[Role], router: str = "jsq", capacity_tokens: int | None = None) -> ClusterScheduler:

@@ -33,8 +33,8 @@ _CHUNK = (
 )
 _SWAP = "Host memory of an instance to swap to, as in 512GB: outputs then take KV memory as they grow."
 _KV_CACHE = (
-    "Room of each machine that prefills for KV of prompts, as in 128GiB or '3000000 tokens', to reuse it where a trace names "
-    "blocks; or dram=512GiB,disk=4TB,eviction=lfu."
+    "Room of each machine that prefills for KV of prompts, as in 128GiB or '3000000 tokens', to reuse it where a trace "
+    "names blocks; or dram=512GiB,disk=4TB,eviction=lfu."
 )
 _RULES = (
     "twofold, or splitwise-sim or distserve-published for the rules of those simulators where they differ."

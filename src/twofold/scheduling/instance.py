@@ -88,8 +88,8 @@ class InstanceScheduler:
     ) -> None:
         """Queue a request for prefill here, and for decode too unless it is to be handed off.
 
-        KV of its first `reused_tokens` tokens is not computed, because it is in a cache; `fetching` says that some of it
-        is on its way there, and that the prompt may not start before `fetched`.
+        KV of its first `reused_tokens` tokens is not computed, because it is in a cache; `fetching` says that some of
+        it is on its way there, and that the prompt may not start before `fetched`.
         """
         sequence = ScheduledSequence(request, decodes_here, computed=_reused(request, reused_tokens))
         self._enter(sequence)
@@ -545,7 +545,9 @@ class InstanceScheduler:
 
 def _reused(request: Request, tokens: int) -> int:
     if tokens and not 0 < tokens < request.prompt_tokens:
-        raise ValueError(f"{tokens} of the {request.prompt_tokens} prompt tokens of {request.id} cannot be reused")
+        raise ValueError(
+            f"{tokens} of the {request.prompt_tokens} prompt tokens of {request.id} cannot be reused"
+        )
     return tokens
 
 

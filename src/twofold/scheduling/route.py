@@ -46,9 +46,9 @@ class Fetch:
 class Route:
     """Instance ids; equal ones mean that the request is not handed off. `moves` are made first.
 
-    A router that knows of caches says how many prompt tokens are expected to be reused, once what it wants to `fetch` is
-    there, and one that predicts the time to the first token says that too; it plays no part in whether two routes are
-    equal.
+    A router that knows of caches says how many prompt tokens are expected to be reused, once what it wants to `fetch`
+    is there, and one that predicts the time to the first token says that too; it plays no part in whether two routes
+    are equal.
     """
 
     __slots__ = ("decode", "fetch", "moves", "prefill", "reused_tokens", "ttft_s")

@@ -13,11 +13,11 @@ _POWERS: Final = "KMGT"
 
 
 class CacheSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The prefix cache of each machine whose instances prefill: a tier in its memory and, if there is `disk`, one below.
+    """The prefix cache of each machine whose instances prefill: a tier in its memory and, if there is `disk`, another.
 
     Room is a number of tokens, as in `3000000 tokens`, or of bytes, as in `128GiB`. `eviction` says which block goes
-    first. `dram_bytes_per_s` is how quickly an instance gets KV from the memory of its machine, what PCIe 4.0 gives each
-    of its accelerators if None; `disk_bytes_per_s` from its disk, what one NVMe drive may give if None.
+    first. `dram_bytes_per_s` is how quickly an instance gets KV from the memory of its machine, what PCIe 4.0 gives
+    each of its accelerators if None; `disk_bytes_per_s` from its disk, what one NVMe drive may give if None.
     Raises ConfigurationError for what cannot be.
     """
 

@@ -52,7 +52,11 @@ def check_caches(spec: ClusterSpec) -> None:
 
 
 def attach_caches(
-    spec: ClusterSpec, catalog: Catalog, cluster: VirtualCluster, network: Network, instances: Sequence[Placed]
+    spec: ClusterSpec,
+    catalog: Catalog,
+    cluster: VirtualCluster,
+    network: Network,
+    instances: Sequence[Placed],
 ) -> None:
     """Give a cluster its caches, and its routers predictions, as far as it has either."""
     if spec.kv_cache is None and spec.router not in FORECASTING_ROUTERS:
@@ -101,4 +105,3 @@ def _speeds(cache: CacheSpec, catalog: Catalog, tensor_parallel: int) -> tuple[f
     """Bytes per second from the memory of a machine to an instance, and from its disk."""
     dram = cache.dram_bytes_per_s or catalog.link(_DRAM_LINK).bytes_per_s * tensor_parallel
     return dram, cache.disk_bytes_per_s or catalog.link(_DISK_LINK).bytes_per_s
-

@@ -31,7 +31,7 @@ class HostCache:
         self.link = link
 
     def hold(self, keys: Sequence[BlockKey], now_s: float) -> list[int]:
-        """Use the leading blocks of a prompt that are here: they stay until `release`. Returns how many each tier had."""
+        """Use the leading blocks of a prompt that are here: they stay until `release`. Returns how many by tier."""
         counts = self.cache.match(keys)
         for position in range(sum(counts)):
             self.cache.hold(keys[position])
@@ -49,7 +49,7 @@ class HostCache:
 
 
 def make_cache(name: str, spec: CacheSpec, prefixes: PrefixIndex, kv_bytes_per_token: int) -> TieredCache:
-    """An empty one, which tells `prefixes` what it has; raises ConfigurationError where a tier has no room for a block."""
+    """An empty one, which tells `prefixes` what it has; raises ConfigurationError where a tier holds no block."""
     watcher = _Watcher(name, prefixes)
     tiers = []
     for tier, room in spec.rooms:

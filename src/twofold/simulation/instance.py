@@ -22,9 +22,10 @@ _REST: Final = (1 << _UNIT) - 1
 class World(ABC):
     """What an instance reports to, and asks."""
 
+    @abstractmethod
     def loading(self, iteration: StartedIteration, pace: Pace) -> Pace:
         """The pace of an iteration with prompts in it, when what they reuse has to be loaded."""
-        return pace
+        ...
 
     @abstractmethod
     def started(self, iteration: StartedIteration, end: int) -> None: ...

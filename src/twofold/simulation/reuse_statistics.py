@@ -67,7 +67,7 @@ class ReuseResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReuseStatistics:
-    """Memory grows with the number of blocks that are known, of which those of one prompt only are forgotten in between."""
+    """Memory grows with the blocks that several prompts have; those of one only are forgotten when there are many."""
 
     def __init__(self, tiers: Sequence[str], caches: Sequence[str], instances: Sequence[str]) -> None:
         self._tiers = tuple(tiers)
@@ -76,7 +76,9 @@ class ReuseStatistics:
         self._requests = dict.fromkeys(instances, 0)
         self._blocks = self._fetched = self._prompt_tokens = self._reused_tokens = 0
         self._uses: dict[BlockKey, int] = {}
-        self._where: dict[BlockKey, int] = {}  # the bits of the caches where prompts with a block were prefilled
+        self._where: dict[
+            BlockKey, int
+        ] = {}  # the bits of the caches where prompts with a block were prefilled
         self._most = _MANY
         self._error = Tally()
 

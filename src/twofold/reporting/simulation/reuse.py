@@ -9,9 +9,9 @@ from twofold.simulation.reuse_statistics import ReuseResult
 
 
 class ReuseReport(msgspec.Struct, frozen=True, kw_only=True):
-    """`hits` has, by tier, the share of blocks that prompts found where they were prefilled, and `fetched` the share that
-    came from another cache. `requests` counts prompts by instance. `hottest` are the blocks that most prompts had: how
-    many, and at how many of the `caches` they were prefilled. `ttft_error` is a share of the real time."""
+    """`hits` has, by tier, the share of blocks that prompts found where they were prefilled, and `fetched` the share
+    that came from another cache. `requests` counts prompts by instance. `hottest` are the blocks that most prompts
+    had: how many, and at how many of the `caches` they were prefilled. `ttft_error` is a share of the real time."""
 
     caches: int
     blocks: int

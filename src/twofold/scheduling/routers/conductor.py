@@ -1,4 +1,4 @@
-"""Mooncake's Conductor: prefill where the first token is expected first, with what is in the caches taken into account."""
+"""Mooncake's Conductor: prefill where the first token is expected first, in view of what is in which cache."""
 
 from typing import Final
 
@@ -17,7 +17,7 @@ class Conductor(Forecasting):
 
     An instance reuses the blocks of the prompt that are in its own cache. Where the longest prefix in any cache is more
     than `threshold` times as long, it may as well fetch what it lacks: it will if the first token is expected
-    sooner that way. What was fetched, or computed again, stays, so blocks that are in demand come to be on many instances.
+    sooner that way. What was fetched, or computed again, stays, so blocks in demand come to be on many instances.
     The paper gives no value for the threshold; None never fetches, which is the paper's baseline of local prefixes.
 
     Two things are otherwise than in the paper. It fetches whenever the threshold says so, even if computing again

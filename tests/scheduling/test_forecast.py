@@ -44,7 +44,7 @@ def test_an_end_that_nobody_saw_is_no_earlier_than_what_was_said_last():
 
 
 def test_one_that_ends_out_of_turn_leaves_the_first_running():
-    """A prompt whose blocks are on their way is overtaken."""
+    """A prompt is given up before its turn."""
     made = forecast("p0")
     made.placed("a", "p0", 300, 0, 0.0)
     made.placed("b", "p0", 100, 0, 0.0)

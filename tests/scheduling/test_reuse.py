@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.scheduled import request, scheduler
+from support.scheduled import ran, request, scheduler
 from twofold.request import FinishReason
 from twofold.scheduling.batchers import BATCHERS
 
@@ -33,16 +33,22 @@ def test_a_prompt_is_cut_after_what_is_reused():
     assert parts == [(16, 20), (16, 36), (8, 52), (1, 60)]
 
 
-def test_a_prompt_waits_for_its_blocks_and_is_overtaken():
-    """Others run meanwhile; then it takes its place in the line."""
+def test_a_prompt_waits_for_its_blocks_and_those_behind_it_too():
+    """Nobody overtakes it: what comes is soon there, and a long prompt would keep it waiting for long."""
     made = scheduler("prefill")
+    made.submit(request("first", output=1), decodes_here=True)
     made.submit(request("a", output=1), decodes_here=True, reused_tokens=4, fetching=True)
     made.submit(request("b", output=1), decodes_here=True)
-    assert [item.request_id for item in made.next_batch(0.0).items] == ["b"]
-    assert made.status().waiting == 1
-    assert made.fetched("a")
-    assert not made.fetched("a"), "they come once"
+    made.submit(request("c", output=1), decodes_here=True, fetching=True)
+    assert ran(made) == ["first"]
+    assert made.next_batch(0.0) is None
+    assert made.status().waiting == 3
     assert not made.empty
+    made.fetched("c")
+    assert made.next_batch(0.0) is None, "it is not its turn"
+    made.fetched("a")
+    made.fetched("a")  # said again it changes nothing
+    assert ran(made) == ["a", "b", "c"]
 
 
 def test_blocks_that_did_not_come_are_computed():
@@ -59,11 +65,14 @@ def test_a_prompt_that_waits_for_blocks_can_be_aborted(batcher):
     """What comes then is for nobody."""
     made = scheduler(batcher)
     made.submit(request("a"), decodes_here=True, fetching=True)
+    made.submit(request("b", output=1), decodes_here=True)
     made.abort("a")
+    assert ran(made) == ["b"], "it was behind the other"
     assert made.status().idle
     assert made.empty
-    assert not made.fetched("a")
-    assert not made.fetched("nobody")
+    made.fetched("a")
+    made.fetched("nobody")
+    assert made.next_batch(0.0) is None
 
 
 @pytest.mark.parametrize("tokens", [-1, 10, 11])
@@ -93,7 +102,7 @@ def test_every_prompt_computes_what_it_does_not_reuse(batcher, prompts, draw):
         if left and draw.random() < 0.5:
             name = draw.choice(sorted(left))
             computed[name] = draw.randint(0, left.pop(name))
-            assert made.fetched(name, computed[name])
+            made.fetched(name, computed[name])
         batch = made.next_batch(0.0)
         for item in () if batch is None else batch.items:
             assert item.context_tokens == computed[item.request_id]

@@ -71,7 +71,9 @@ class InstanceScheduler:
         self._here: dict[str, ScheduledSequence] = {}  # all that is known of, whatever it waits for
         self._queues = Queues()
         self._arriving = Line()
-        self._fetching = Line()  # prompts some of whose blocks are on their way from another cache
+        self._fetching = (
+            Line()
+        )  # prompts some of whose blocks are on their way, and all behind the first of them
         self._reads: dict[str, Grant] = {}  # blocks that this instance fills itself, by request
         self._handing_off = 0
         self.lease_queue = Line()
@@ -89,28 +91,35 @@ class InstanceScheduler:
         """Queue a request for prefill here, and for decode too unless it is to be handed off.
 
         KV of its first `reused_tokens` tokens is not computed, because it is in a cache; `fetching` says that some of
-        it is on its way there, and that the prompt may not start before `fetched`.
+        it is on its way there, and that the prompt may not start before `fetched`. Nor may those behind it: what is
+        fetched comes soon, and one that is overtaken may wait for a prompt that takes a thousand times as long.
         """
         sequence = ScheduledSequence(request, decodes_here, computed=_reused(request, reused_tokens))
+        sequence.fetching = fetching
         self._enter(sequence)
-        if fetching:
+        if fetching or self._fetching.size:
             self._fetching.append(sequence)
         else:
             self._queue(sequence, self._queues.waiting)
 
-    def fetched(self, request_id: str, reused_tokens: int | None = None) -> bool:
+    def fetched(self, request_id: str, reused_tokens: int | None = None) -> None:
         """What was on its way for a prompt is here, or will not come: then fewer tokens are reused than was said.
 
-        True if the prompt now waits for its turn; it may have been aborted.
+        Changes nothing for one that was aborted.
         """
         sequence = self._here.get(request_id)
-        if sequence is None or sequence.line is not self._fetching:
-            return False
+        if sequence is None or not sequence.fetching:
+            return
         if reused_tokens is not None:
             sequence.computed = _reused(sequence.request, reused_tokens)
-        self._fetching.remove(sequence)
-        self._queue(sequence, self._queues.waiting)
-        return True
+        sequence.fetching = False
+        self._let_through()
+
+    def _let_through(self) -> None:
+        """Prompts that have all their blocks go on to wait for their turn, up to the next one that has not."""
+        while (sequence := self._fetching.first) is not None and not sequence.fetching:
+            self._fetching.remove(sequence)
+            self._queue(sequence, self._queues.waiting)
 
     def reserve(self, request: Request, source: str) -> None:
         """Queue a request, whose prefill runs on `source`, for a lease on blocks; `grant` will say when it has one."""
@@ -237,6 +246,7 @@ class InstanceScheduler:
                 self._aborted_in_batch.append(sequence.grant)
             self._release(sequence)
         if line is self._fetching:
+            self._let_through()
             return  # no batcher knows of it
         if line is self.lease_queue or line is self._arriving:
             self._room_made()

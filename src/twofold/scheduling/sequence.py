@@ -42,6 +42,7 @@ class ScheduledSequence:
         "decode_tokens",
         "decodes_here",
         "end",
+        "fetching",
         "generated",
         "grant",
         "handing_off",
@@ -81,6 +82,7 @@ class ScheduledSequence:
         self.generated = generated
         self.grant: Grant | None = None
         self.handing_off = False
+        self.fetching = False  # some of what it reuses is on its way
         self.source = ""  # who sends its KV, if it is prefilled elsewhere
         self.note: Note | None = None
         self.number = 0

@@ -98,10 +98,9 @@ class JournaledInstance(InstanceScheduler):
             args |= {"reused_tokens": reused_tokens, "fetching": fetching}
         self.journal.write("submit", args)
 
-    def fetched(self, request_id: str, reused_tokens: int | None = None) -> bool:
-        waits = super().fetched(request_id, reused_tokens)
-        self.journal.write("fetched", {"request_id": request_id, "reused_tokens": reused_tokens}, waits)
-        return waits
+    def fetched(self, request_id: str, reused_tokens: int | None = None) -> None:
+        super().fetched(request_id, reused_tokens)
+        self.journal.write("fetched", {"request_id": request_id, "reused_tokens": reused_tokens})
 
     def reserve(self, request: Request, source: str) -> None:
         super().reserve(request, source)

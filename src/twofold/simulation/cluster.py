@@ -121,6 +121,8 @@ class VirtualCluster(World):
         now, lives = self.kernel.now, self.lives
         if iteration.prefills:
             for part in iteration.prefills:
+                if part.context_tokens and self.reuse is None:
+                    continue  # not the first of its prompt
                 life = lives[part.sequence.id]
                 if life.prefill_started == NEVER:
                     life.prefill_started = now

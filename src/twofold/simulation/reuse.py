@@ -120,8 +120,8 @@ class Reuse:
         counts = host.hold(keys, self._now_s)
         use.fetched = sum(counts)
         use.loading += host.loading_ps(counts)
-        if use.life.prefill.scheduler.fetched(use.life.id, use.reused_tokens):
-            use.life.prefill.poke()
+        use.life.prefill.scheduler.fetched(use.life.id, use.reused_tokens)
+        use.life.prefill.poke()
 
     def _fetch(self, use: _Use, fetch: Fetch) -> bool:
         """Send for the blocks that are not here; False where there is nothing to send."""

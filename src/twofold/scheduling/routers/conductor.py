@@ -21,7 +21,7 @@ class Conductor(Forecasting):
     The paper gives no value for the threshold; None never fetches, which is the paper's baseline of local prefixes.
 
     Two things are otherwise than in the paper. It fetches whenever the threshold says so, even if computing again
-    would be quicker; and it adds up transfer and queue, while here a prompt's blocks travel while others run. Among
+    would be quicker; and it adds up transfer and queue, while here blocks travel while the prompts before theirs run. Among
     equals, who was given least so far is next.
     """
 

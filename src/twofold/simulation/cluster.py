@@ -120,14 +120,7 @@ class VirtualCluster(World):
     def started(self, iteration: StartedIteration, end: int) -> None:
         now, lives = self.kernel.now, self.lives
         if iteration.prefills:
-            for part in iteration.prefills:
-                if part.context_tokens and self.reuse is None:
-                    continue  # not the first of its prompt
-                life = lives[part.sequence.id]
-                if life.prefill_started == NEVER:
-                    life.prefill_started = now
-                    if life.splits:
-                        self.handoffs.prefill_started(life, end)
+            self._prompts_started(iteration, end)
         if iteration.paused:
             for sequence in iteration.paused:
                 sequence.last_token_at = now
@@ -138,6 +131,16 @@ class VirtualCluster(World):
                 if life.decode_started == NEVER:
                     life.decode_started = now
                     sequence.last_token_at = life.first_token
+
+    def _prompts_started(self, iteration: StartedIteration, end: int) -> None:
+        for part in iteration.prefills:
+            if part.context_tokens and self.reuse is None:
+                continue  # not the first of its prompt
+            life = self.lives[part.sequence.id]
+            if life.prefill_started == NEVER:
+                life.prefill_started = self.kernel.now
+                if life.splits:
+                    self.handoffs.prefill_started(life, end)
 
     def ran(self, instance: VirtualInstance, iteration: StartedIteration, pace: Pace, count: int) -> None:
         start = instance.started_at

@@ -21,8 +21,8 @@ class Conductor(Forecasting):
     The paper gives no value for the threshold; None never fetches, which is the paper's baseline of local prefixes.
 
     Two things are otherwise than in the paper. It fetches whenever the threshold says so, even if computing again
-    would be quicker; and it adds up transfer and queue, while here blocks travel while the prompts before theirs run. Among
-    equals, who was given least so far is next.
+    would be quicker; and it adds up transfer and queue, while here blocks travel while the prompts before theirs run.
+    Among equals, who was given least so far is next.
     """
 
     def __init__(self, threshold: float | None = THRESHOLD) -> None:

@@ -49,6 +49,9 @@ _TABLE = "Write a row for each request here (Parquet)."
 _CHROME = "Write a trace for chrome://tracing or Perfetto here."
 _REPLAN = "Watch the traffic, and split the instances anew between the phases when it shifts."
 _SPARE = "Machines that re-planning may start besides; with any, it also retires those that are not needed."
+_OVERLOAD = (
+    "Refuse requests that would miss --slo: baseline, early or predicted; none only watches the loads."
+)
 _REPLANNING = "Re-planning"
 
 
@@ -105,6 +108,7 @@ def simulate(
     attainment: Annotated[
         float, typer.Option(help="Share of requests that must be within bounds in seconds.")
     ] = 0.9,
+    overload: Annotated[str | None, typer.Option(help=_OVERLOAD)] = None,
     reference: Annotated[str | None, typer.Option(metavar="MACHINE", help=_REFERENCE)] = None,
     catalog: Annotated[list[Path] | None, typer.Option(help=_CATALOG)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
@@ -195,6 +199,7 @@ def simulate(
         slo=bounds,
         attainment=attainment,
         reference=reference,
+        overload=overload,
         as_json=as_json,
         files=Files(html=html, requests_table=requests_table, chrome_trace=chrome_trace, event_log=event_log),
         inputs=[path for path in (config, profile, *(catalog or [])) if path is not None],

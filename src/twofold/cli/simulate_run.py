@@ -44,6 +44,7 @@ def run(
     as_json: bool,
     files: Files,
     inputs: Sequence[Path] = (),
+    overload: str | None = None,
     replan: Replan | None = None,
 ) -> None:
     """Simulate, write the files, and print the tables or the JSON; `inputs` are files that must stay as they are."""
@@ -56,7 +57,16 @@ def run(
     writers, page = files.open()
     gantt = GanttRuns()
     observers = [*writers, gantt] if page is not None else writers
-    result = _simulated(spec, source, catalog, slo=slo, base=base, observers=observers, replanning=replanning)
+    result = _simulated(
+        spec,
+        source,
+        catalog,
+        slo=slo,
+        base=base,
+        observers=observers,
+        replanning=replanning,
+        overload=overload,
+    )
     if why_not:  # said once all else is well: a mistake is one sentence
         typer.echo(why_not, err=True)
     error = None if base is None else base.error
@@ -93,6 +103,7 @@ def _simulated(
     base: PerformanceModel | None,
     observers: Sequence[Observer],
     replanning: Replanning | None,
+    overload: str | None,
 ) -> SimulationResult:
     requests = source.requests()
     if replanning is not None:
@@ -107,6 +118,7 @@ def _simulated(
             observers=observers,
             progress=ticked,
             prepare=None if replanning is None else replanning.attach,
+            overload=overload,
         )
 
 

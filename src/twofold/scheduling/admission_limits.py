@@ -31,11 +31,15 @@ class AdmissionLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RefusalReason(StrEnum):
-    """What there was too much of."""
+    """What there was too much of. The last three are those of overload control: work that is there already, or, beyond
+    the SLO, the request itself."""
 
     QUEUE_FULL = "queue-full"
     KEY_LIMIT = "key-limit"
     DEADLINE = "deadline"
+    PREFILL_LOAD = "prefill-load"
+    DECODE_LOAD = "decode-load"
+    BEYOND_SLO = "beyond-slo"
 
 
 class Refusal(msgspec.Struct, frozen=True):

@@ -15,6 +15,7 @@ from twofold.simulation.instance import VirtualInstance, World
 from twofold.simulation.kernel import PS, Event, Kernel, Order, ps
 from twofold.simulation.life import NEVER, Life, refused
 from twofold.simulation.observer import Observer, Run
+from twofold.simulation.overload import Overloading
 from twofold.simulation.reuse import Reuse
 from twofold.simulation.statistics import Statistics
 from twofold.simulation.timing import Pace
@@ -26,6 +27,7 @@ class VirtualCluster(World):
     """Runs requests through the schedulers that serve live.
 
     `instances` is filled by who builds the cluster, then `join` makes an instance known to the cluster scheduler.
+    With `overload` it refuses requests, at arrival or with their prompt computed.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class VirtualCluster(World):
         self.capacities: dict[str, int] = {}
         self.new_scheduler: Callable[[str, int], InstanceScheduler]
         self.lives: dict[str, Life] = {}
+        self.overload: Overloading | None = None
         self._observers = tuple(observers)
         self._requests: Iterator[Request] = iter(())
         scheduler.on_move = self._note_role
@@ -95,6 +98,14 @@ class VirtualCluster(World):
         if request_id in self.lives:
             raise WorkloadError("the workload", f"two requests under way have the id {request_id}")
         placement = self.scheduler.arrive(request, now / PS)
+        overload = self.overload
+        if (
+            placement is not None
+            and overload is not None
+            and not overload.admits(request, placement.route, now)
+        ):
+            self.scheduler.ended(request_id)
+            placement = None
         if placement is None:
             statistics.rejected += 1
             for observer in self._observers:
@@ -167,6 +178,9 @@ class VirtualCluster(World):
                 self.scheduler.prefilled(life.id, self.kernel.now / PS)
                 if self.reuse is not None:
                     self.reuse.prefilled(life)
+                if self.overload is not None and not self.overload.decodes(life.request, self.kernel.now):
+                    self._refuse(life)
+                    continue
             if step.finish_reason is not None:
                 self._complete(life)
             elif step.hands_off:
@@ -197,7 +211,15 @@ class VirtualCluster(World):
             self.handoffs.give_up(life)
             life.decode.poke()
         self.scheduler.ended(life.id)
+        if self.overload is not None:
+            self.overload.ended(life.request, now, complete=True)
         self.record(life)
+
+    def _refuse(self, life: Life) -> None:
+        """Its prompt is computed, and it is not decoded."""
+        self.statistics.rejected += 1
+        self._give_up(life)
+        life.decode.poke()
 
     def record(self, life: Life) -> None:
         """The last token of a request is with its client."""
@@ -211,16 +233,21 @@ class VirtualCluster(World):
                 instance.poke()
 
     def _fail(self, life: Life) -> None:
+        self.statistics.failed += 1
+        if self.overload is not None:
+            self.overload.ended(life.request, self.kernel.now, complete=False)
+        self._give_up(life)
+        self._poke_both(life)
+
+    def _give_up(self, life: Life) -> None:
         life.ended = True
         del self.lives[life.id]
-        self.statistics.failed += 1
         self.statistics.last_end = self.kernel.now
         if self.reuse is not None:
             self.reuse.give_up(life)
         self.handoffs.give_up(life)
         self.scheduler.ended(life.id)
         self._tell_ended(life, FinishReason.ERROR, 0)
-        self._poke_both(life)
 
     def take_down(self, instance: VirtualInstance) -> None:
         """An instance dies, and with it the requests that it holds a part of."""

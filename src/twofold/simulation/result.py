@@ -4,6 +4,7 @@ import msgspec
 
 from twofold.performance.base import ModelError
 from twofold.simulation.histogram import Histogram
+from twofold.simulation.overload import OverloadResult
 from twofold.simulation.reuse_statistics import ReuseResult
 from twofold.simulation.series import Series
 from twofold.simulation.spec import ClusterSpec
@@ -34,6 +35,7 @@ class SimulationResult(msgspec.Struct, frozen=True, kw_only=True):
     that were swapped out, each time, and `swap_bytes` what went out and back. `reuse` says what came of prefix caches,
     where there are any. `series` are named `queue/ROLE`, `batch/ROLE`, `pool/ROLE` (instances now working as that
     role) and `power_w`.
+    `overload` is there where overload control was asked for; the series then have `load/prefill` and `load/decode` too.
     """
 
     spec: ClusterSpec
@@ -69,6 +71,7 @@ class SimulationResult(msgspec.Struct, frozen=True, kw_only=True):
     events: int
     iterations: int
     cpu_s: float
+    overload: OverloadResult | None = None
     reuse: ReuseResult | None = None
 
     @property

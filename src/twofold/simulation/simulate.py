@@ -12,6 +12,8 @@ from twofold.simulation.cluster import VirtualCluster
 from twofold.simulation.histogram import Histogram
 from twofold.simulation.kernel import PS
 from twofold.simulation.observer import Observer
+from twofold.simulation.overload import Overloading
+from twofold.simulation.overload_control import overload_control
 from twofold.simulation.result import PoolResult, SimulationResult
 from twofold.simulation.rules import rules
 from twofold.simulation.series import Series
@@ -40,6 +42,7 @@ def simulate(
     series: bool = True,
     max_run: int = 1 << 60,
     prepare: Callable[[VirtualCluster], None] | None = None,
+    overload: str | None = None,
 ) -> SimulationResult:
     """Simulate `requests`, which stream in by order of arrival, until the last has ended.
 
@@ -47,7 +50,7 @@ def simulate(
     requests and simulated seconds now and then. `stop_when` may end a run early, when what it has shown is enough;
     what has not ended counts as unfinished. Without `series` no state over time is kept, which is quicker. `max_run`
     bounds how many iterations are taken at a time and changes nothing but the time it takes. `prepare` is given the
-    cluster before the first request comes.
+    cluster before the first request comes. `overload` names a rule by which requests are refused that would miss `slo`.
 
     Raises ConfigurationError for a cluster that cannot be and WorkloadError for an empty or unsorted workload.
     """
@@ -57,6 +60,9 @@ def simulate(
     cluster = build(spec, catalog, kinds, statistics, observers, max_run)
     instances = list(cluster.instances.values())
     sampler = Sampler(instances) if series else None
+    if overload is not None:
+        control = overload_control(overload, spec, kinds, slo, cluster.scheduler.pools)
+        cluster.overload = Overloading(overload, control)
     if prepare is not None:
         prepare(cluster)
     cluster.feed(requests)
@@ -133,7 +139,8 @@ def _result(
         swap_bytes=sum(growth.blocks_copied * block_bytes for growth, block_bytes in swapping),
         handoffs=statistics.handoffs,
         pools=pools,
-        series=sampled,
+        series=sampled if cluster.overload is None else sampled | cluster.overload.series,
+        overload=None if cluster.overload is None else cluster.overload.result(),
         energy_j=sum(pool.energy_j for pool in pools),
         price_per_h=sum(count * machine.price_per_h for machine, count in machines_of(kinds)),
         tdp_w=sum(count * machine.tdp_w for machine, count in machines_of(kinds)),

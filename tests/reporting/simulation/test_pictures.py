@@ -3,17 +3,19 @@
 import pytest
 from plotly.graph_objects import Figure
 
-from support.simulated import histogram, result, run, series
+from support.simulated import histogram, result, run, series, waves
 from twofold.instance import Role
 from twofold.reporting.simulation.gantt import GanttRuns, gantt
 from twofold.reporting.simulation.html import pictures
 from twofold.reporting.simulation.latencies import latencies
 from twofold.reporting.simulation.load import load
 from twofold.reporting.simulation.membership import membership
+from twofold.reporting.simulation.overload import overload
 from twofold.reporting.simulation.picture import PHASE_COLOURS, RUN_COLOURS
 from twofold.reporting.simulation.power import power
 from twofold.reporting.simulation.slowdowns import slowdowns
 from twofold.reporting.simulation.utilization import utilization
+from twofold.simulation.overload import OverloadResult
 from twofold.slo import SPLITWISE, Slo
 
 ONE = {"split": result()}
@@ -45,6 +47,18 @@ def test_plotly_accepts_every_picture(results, slo):
             for axis in (t.get("xaxis", "x"), t.get("yaxis", "y"))
         }
         assert used == set(axes)
+
+
+def test_loads_are_shown_where_they_were_watched():
+    """A row for each run that overload control watched, and no picture where none was."""
+    told = OverloadResult(rule="early", refusals={}, wasted_prefill_tokens=0, load_correlation=None)
+    loads = {"load/prefill": waves(0.5), "load/decode": waves(0.25)}
+    watched = result(overload=told, series=result().series | loads)
+    assert overload(ONE) is None
+    picture = overload({"plain": result(), "watched": watched, "again": watched})
+    figure = Figure(data=picture.traces, layout=picture.layout)
+    assert {trace.yaxis for trace in figure.data} == {"y", "y2"}
+    assert [trace["name"] for trace in picture.traces[:4:2]] == ["prefill", "decode"]
 
 
 def test_latencies_show_the_distribution_and_the_bounds():

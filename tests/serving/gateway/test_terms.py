@@ -97,7 +97,9 @@ def test_time_over_in_the_middle_of_a_stream(events):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("reason", list(RefusalReason))
+@pytest.mark.parametrize(
+    "reason", [reason for reason in RefusalReason if reason is not RefusalReason.BEYOND_SLO]
+)
 def test_refused(stream, reason):
     """A 429 in OpenAI's form whose Retry-After is the one computed."""
     service = ScriptedService(lambda _: [refused(Refusal(reason, 17))])
@@ -108,6 +110,16 @@ def test_refused(stream, reason):
     assert error["type"] == "rate_limit_error"
     assert error["code"] == reason.replace("-", "_")
     assert "17 s" in error["message"]
+
+
+def test_refused_for_good():
+    """What no wait would help is a 400, and promises nothing."""
+    service = ScriptedService(lambda _: [refused(Refusal(RefusalReason.BEYOND_SLO, 17))])
+    with running_gateway(service) as client:
+        response = client.post("/v1/completions", json=ASK)
+    assert response.status_code == 400
+    assert "retry-after" not in response.headers
+    assert response.json()["error"]["code"] == "beyond_slo"
 
 
 def test_every_reason_has_a_sentence():

@@ -8,6 +8,7 @@ from twofold.reporting.simulation.accuracy import accuracy, describe
 from twofold.reporting.simulation.reuse import reuse_lines
 from twofold.reporting.tables import NOTHING, seconds
 from twofold.request import Phase
+from twofold.simulation.overload import DECODE, PREFILL
 from twofold.simulation.result import PoolResult, SimulationResult
 from twofold.simulation.spec import ClusterSpec
 from twofold.simulation.verdict import Check
@@ -27,7 +28,7 @@ class Fact(msgspec.Struct, frozen=True):
 
 def facts(result: SimulationResult) -> list[Fact]:
     """Counts, rates, energy and cost, in the order of reading."""
-    return [*_counts(result), *_rates(result), *_costs(result), *_effort(result)]
+    return [*_counts(result), *_refusals(result), *_rates(result), *_costs(result), *_effort(result)]
 
 
 def design(result: SimulationResult) -> list[Fact]:
@@ -100,6 +101,21 @@ def _counts(result: SimulationResult) -> Iterator[Fact]:
         if count:
             yield Fact(label, f"{count:,}")
     yield Fact("Simulated time", seconds(result.duration_s), _rests_on_all(result))
+
+
+def _refusals(result: SimulationResult) -> Iterator[Fact]:
+    overload, both = result.overload, _rests_on_all(result)
+    if overload is None:
+        return
+    refused = ", ".join(f"{count:,} {reason}" for reason, count in overload.refusals.items())
+    yield Fact("Overload control", f"{overload.rule}: {refused or 'nobody'} refused", both)
+    yield Fact("Prefilled in vain", f"{overload.wasted_prefill_tokens:,} tokens", both)
+    prefill, decode = (result.series[name].mean() for name in (PREFILL, DECODE))
+    together = overload.load_correlation
+    correlated = NOTHING if together is None else f"{together:+.2f}"
+    yield Fact(
+        "Load of prefill and decode", f"{prefill:.2f} and {decode:.2f}, correlation {correlated}", both
+    )
 
 
 def _rates(result: SimulationResult) -> Iterator[Fact]:

@@ -17,6 +17,7 @@ from twofold.reporting.simulation.html_tables import (
 from twofold.reporting.simulation.latencies import latencies
 from twofold.reporting.simulation.load import load
 from twofold.reporting.simulation.membership import membership
+from twofold.reporting.simulation.overload import overload
 from twofold.reporting.simulation.picture import Picture
 from twofold.reporting.simulation.power import power
 from twofold.reporting.simulation.slowdowns import slowdowns
@@ -77,7 +78,7 @@ def pictures(
 ) -> Iterator[Picture]:
     """Every picture that the results have data for, in the order of the page."""
     drawn = (
-        *(latencies(results, slo), slowdowns(results, slo), load(results)),
+        *(latencies(results, slo), slowdowns(results, slo), load(results), overload(results)),
         *(membership(results), power(results), utilization(results)),
     )
     yield from (picture for picture in drawn if picture is not None)

@@ -12,6 +12,7 @@ from twofold.reporting.simulation.reuse import ReuseReport
 from twofold.reporting.simulation.statistics import LATENCIES, SLOWDOWNS, Statistics
 from twofold.request import Phase
 from twofold.scheduling.replan_log import Decision
+from twofold.simulation.overload import OverloadResult
 from twofold.simulation.result import PoolResult, SimulationResult
 from twofold.simulation.spec import ClusterSpec
 from twofold.simulation.verdict import Verdict
@@ -64,7 +65,7 @@ class SimulationReport(msgspec.Struct, frozen=True, kw_only=True):
 
     `model_errors` has the held-out errors behind each figure, by its name: of its prefill and of its decode times.
     `workload` says which requests came, as the flags did. A distribution is None where nothing was measured.
-    `reuse` is there with prefix caches only, and `replanning` with --replan.
+    `overload` is there with --overload only, `reuse` with prefix caches, and `replanning` with --replan.
     """
 
     twofold_version: str
@@ -88,6 +89,7 @@ class SimulationReport(msgspec.Struct, frozen=True, kw_only=True):
     tdp_w: float
     price_per_h: float
     cpu_s: float
+    overload: OverloadResult | msgspec.UnsetType = msgspec.UNSET
     reuse: ReuseReport | msgspec.UnsetType = msgspec.UNSET
     replanning: tuple[ReplanEntry, ...] | msgspec.UnsetType = msgspec.UNSET
 
@@ -126,6 +128,7 @@ class SimulationReport(msgspec.Struct, frozen=True, kw_only=True):
             tdp_w=result.tdp_w,
             price_per_h=result.price_per_h,
             cpu_s=result.cpu_s,
+            overload=msgspec.UNSET if result.overload is None else result.overload,
             reuse=msgspec.UNSET if result.reuse is None else ReuseReport.of(result.reuse),
             replanning=msgspec.UNSET if replans is None else replan_entries(replans),
         )

@@ -1,0 +1,77 @@
+"""The requests that decode on one instance, or are to, as far as a cluster knows of them."""
+
+from collections.abc import Iterator
+
+from twofold.performance.base import PerformanceModel
+
+
+class Together:
+    """So many sequences whose prompts have so many tokens between them."""
+
+    __slots__ = ("prompt_tokens", "sequences")
+
+    def __init__(self, sequences: int = 0, prompt_tokens: int = 0) -> None:
+        self.sequences = sequences
+        self.prompt_tokens = prompt_tokens
+
+    def __add__(self, other: "Together") -> "Together":
+        return Together(self.sequences + other.sequences, self.prompt_tokens + other.prompt_tokens)
+
+    def __sub__(self, other: "Together") -> "Together":
+        return Together(self.sequences - other.sequences, self.prompt_tokens - other.prompt_tokens)
+
+
+class Decoding:
+    """Requests in the order in which their first tokens came.
+
+    Of more than `max_seqs` sequences, or than `capacity_tokens` KV tokens, some wait while others run: the time between
+    tokens then grows in proportion, at least.
+    """
+
+    def __init__(self, model: PerformanceModel, max_seqs: int, capacity_tokens: int) -> None:
+        self.here, self.promised = Together(), Together()
+        self._model = model
+        self._max_seqs = max_seqs
+        self._capacity_tokens = capacity_tokens
+        self._coming: dict[str, Together] = {}
+        self._members: dict[str, tuple[float, Together]] = {}  # and when each began
+
+    def promise(self, request_id: str, prompt_tokens: int) -> None:
+        """A prompt is being computed that is to be decoded here."""
+        self._coming[request_id] = one = Together(1, prompt_tokens)
+        self.promised += one
+
+    def join(self, request_id: str, now: float) -> None:
+        """The prompt is computed, and decodes here from now on."""
+        one = self._coming.pop(request_id)
+        self.promised -= one
+        self._members[request_id] = now, one
+        self.here += one
+
+    def leave(self, request_id: str) -> float | None:
+        """It has ended, if it was here or to come; returns when it began to decode, None if it did not."""
+        came = self._coming.pop(request_id, None)
+        if came is not None:
+            self.promised -= came
+        began, one = self._members.pop(request_id, (None, None))
+        if one is not None:
+            self.here -= one
+        return began
+
+    def members(self) -> Iterator[tuple[float, Together]]:
+        """When each began to decode, earliest first."""
+        return iter(self._members.values())
+
+    def coming(self, request_id: str) -> Together | None:
+        """One that is to come; None for any other."""
+        return self._coming.get(request_id)
+
+    def tbt_s(self, together: Together, written: float) -> float:
+        """Seconds between two tokens of each of so many, which have written so many on average."""
+        sequences = together.sequences
+        if not sequences:
+            return 0.0
+        context = together.prompt_tokens + sequences * written
+        cost = self._model.decode_cost(min(sequences, self._max_seqs))
+        waits = max(1.0, sequences / self._max_seqs, context / self._capacity_tokens)
+        return waits * (cost.base_s + cost.context_s * context)

@@ -1,0 +1,83 @@
+"""The prompts on an instance: batched as it batches them, and done when it is done with them."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support.ledgers import MODEL
+from twofold.scheduling.overload.prefill_line import PrefillLine, Prompt
+from twofold.scheduling.overload.speed import Speed
+
+
+def line(*tokens, budget=100, now=0.0, speed=None):
+    """Prompts called a, b, …, all there at once."""
+    made = PrefillLine(MODEL, budget, speed or Speed())
+    for name, count in zip("abcdef", tokens, strict=False):
+        made.join(Prompt(name, count), now)
+    return made
+
+
+def test_a_prompt_alone_takes_what_the_model_says():
+    """There is nobody to wait for."""
+    assert line().wait_s(Prompt("x", 80), 5.0) == pytest.approx(0.08)
+
+
+def test_prompts_share_iterations_up_to_the_budget():
+    """a runs; b and c fit together; the longer d has an iteration for itself."""
+    ends = dict(line(50, 40, 60, 300).ends(0.02))
+    assert ends == pytest.approx({"a": 0.05, "b": 0.15, "c": 0.15, "d": 0.45})
+
+
+def test_a_newcomer_waits_for_what_is_left():
+    """Of the iteration under way only the rest, which is never less than nothing."""
+    made = line(100, 100)
+    assert made.wait_s(Prompt("x", 100), 0.06) == pytest.approx(0.04 + 0.1 + 0.1)
+    assert made.wait_s(Prompt("x", 100), 9.0) == pytest.approx(0.1 + 0.1)
+
+
+def test_the_next_iteration_begins_when_the_last_is_done():
+    """Not when it was expected to be."""
+    made = line(100, 100)
+    made.done("a", 0.1)
+    assert dict(made.ends(0.15)) == pytest.approx({"b": 0.2})
+    made.done("b", 0.2)
+    assert len(made) == 0
+    assert made.busy_s(0.2) == 0.0
+
+
+def test_who_is_given_up_takes_no_time():
+    """Whether it waits or runs; one that is not there changes nothing."""
+    made = line(100, 100, 100)
+    made.drop("b", 0.05)
+    assert dict(made.ends(0.05)) == pytest.approx({"a": 0.1, "c": 0.2})
+    made.drop("a", 0.05)
+    made.drop("a", 0.05)
+    assert dict(made.ends(0.05)) == pytest.approx({"c": 0.15})
+
+
+def test_a_slow_instance_is_found_out():
+    """Iterations that take twice as long are soon expected to."""
+    speed = Speed()
+    made, now = line(speed=speed), 0.0
+    for number in range(60):
+        made.join(Prompt(str(number), 100), now)
+        made.done(str(number), now := now + 0.2)
+    assert made.wait_s(Prompt("x", 100), now) == pytest.approx(0.2, rel=0.01)
+
+
+def test_what_came_at_once_says_nothing_of_speed():
+    """Two first tokens of one moment are of one iteration, whatever was thought."""
+    speed = Speed()
+    made = line(60, 60, speed=speed)
+    made.done("a", 0.06)
+    made.done("b", 0.06)
+    assert speed.factor == pytest.approx(1.0)
+
+
+@given(st.lists(st.integers(1, 150), min_size=1, max_size=6), st.floats(0, 2))
+def test_a_newcomer_is_done_no_sooner_than_anybody_before_it(tokens, now):
+    """And all of them in their order."""
+    made = line(*tokens)
+    ends = [end for _, end in made.ends(now)]
+    assert ends == sorted(ends)
+    assert now + made.wait_s(Prompt("x", 1), now) >= ends[-1]

@@ -1,0 +1,182 @@
+"""Overload control in the simulator: nobody is lost, nothing is computed for the refused, and loads are told."""
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.toy import CATALOG, ToyRun, clusters, pools, workloads
+from twofold.errors import ConfigurationError
+from twofold.instance import Role
+from twofold.request import FinishReason, Request
+from twofold.scheduling.overload import OVERLOADS, create_overload
+from twofold.scheduling.overload.control import OverloadControl
+from twofold.scheduling.overload.ledger import Facts, Ledger
+from twofold.scheduling.routers import FIXED_ROLE_ROUTERS
+from twofold.simulation.build import kinds_of
+from twofold.simulation.kernel import PS
+from twofold.simulation.overload import DECODE, PREFILL, Overloading, correlation
+from twofold.simulation.overload_control import overload_control
+from twofold.simulation.series import Series
+from twofold.simulation.simulate import simulate
+from twofold.simulation.spec import ClusterSpec
+from twofold.slo import Slo
+from twofold.timeline import Moment
+
+SLO = Slo(ttft_s=2.0, tpot_s=0.05)
+SPEC = ClusterSpec(
+    pools=pools((1, Role.PREFILL), (1, Role.DECODE)), model="llama2-70b", router="jsq", handoff="serialized"
+)
+
+
+def overloaded(rate, count=200, prompt=1500, output=60):
+    return [
+        Request(id=str(number), arrival_s=number / rate, prompt_tokens=prompt, output_tokens=output)
+        for number in range(count)
+    ]
+
+
+def attach(rule, model, ttft_s, tbt_s):
+    def prepare(cluster):
+        facts = {
+            name: Facts(model, token_budget=100, max_seqs=8, capacity_tokens=cluster.capacities[name])
+            for name in cluster.instances
+        }
+        ledger = Ledger(cluster.scheduler.pools, facts, ttft_s=ttft_s, tbt_s=tbt_s)
+        cluster.overload = Overloading(rule, OverloadControl(create_overload(rule), ledger))
+
+    return prepare
+
+
+def splits(drawn):
+    spec = drawn[0]
+    roles = {pool.role for pool in spec.pools}
+    return Role.MIXED not in roles and spec.router in FIXED_ROLE_ROUTERS and spec.rules == "twofold"
+
+
+@settings(max_examples=120)
+@given(
+    clusters().filter(splits),
+    workloads(),
+    st.sampled_from(list(OVERLOADS)),
+    st.sampled_from([0.05, 0.2, 1.0]),
+    st.sampled_from([0.003, 0.006, 1.0]),
+)
+def test_nobody_is_lost_and_nothing_runs_for_the_refused(drawn, requests, rule, ttft_s, tbt_s):
+    """queue + running + done + rejected = arrived; no prompt of one refused at arrival is computed; nothing is left."""
+    spec, batchers, model, capacity = drawn
+    world = ToyRun(
+        spec,
+        requests,
+        model=model,
+        capacity=capacity,
+        batchers=batchers,
+        prepare=attach(rule, model, ttft_s, tbt_s),
+    )
+    counts, overload = world.statistics, world.cluster.overload
+    assert not world.cluster.lives
+    assert counts.arrived == counts.completed + counts.rejected + counts.failed == len(requests)
+    ended = [timeline.request.id for timeline in world.ends.timelines]
+    assert len(ended) == len(set(ended)) == len(requests)
+    result = overload.result()
+    wasted = [
+        timeline.request.prompt_tokens
+        for timeline in world.ends.timelines
+        if timeline.finish_reason is FinishReason.ERROR and Moment.FIRST_TOKEN in timeline.moments
+    ]
+    after = sum(count for why, count in result.refusals.items() if why.endswith("-after-prefill"))
+    if not spec.failures:
+        assert (len(wasted), sum(wasted)) == (after, result.wasted_prefill_tokens)
+        started = [t for t in world.ends.timelines if Moment.PREFILL_STARTED in t.moments]
+        assert len(started) == counts.completed + after
+    assert sum(result.refusals.values()) <= counts.rejected
+    assert rule != "none" or not result.refusals
+    assert overload._control.ledger.loads(world.cluster.kernel.now / PS) == (0.0, 0.0)
+    for instance in world.cluster.instances.values():
+        assert instance.scheduler.status().idle or instance.load is None
+    for load in world.cluster.scheduler.pools:
+        assert (load.pending_prefill_tokens, load.reserved_tokens, load.requests) == (0, 0, 0)
+
+
+@settings(max_examples=40)
+@given(clusters().filter(splits), workloads())
+def test_to_watch_changes_nothing(drawn, requests):
+    """The rule that refuses nobody leaves every moment as it is."""
+    spec, batchers, model, capacity = drawn
+    how = {"model": model, "capacity": capacity, "batchers": batchers}
+    watched = ToyRun(spec, requests, prepare=attach("none", model, 1.0, 1.0), **how)
+    assert watched.facts() == ToyRun(spec, requests, **how).facts()
+
+
+@pytest.mark.parametrize("rule", ["baseline", "early", "predicted"])
+def test_those_who_are_served_are_served_in_time(rule):
+    """At several times what the cluster can do; those who wait too long are refused instead."""
+    free = simulate(SPEC, overloaded(40.0), catalog=CATALOG, slo=SLO)
+    assert free.ttft_s.percentile(90) > SLO.ttft_s
+    result = simulate(SPEC, overloaded(40.0), catalog=CATALOG, slo=SLO, overload=rule)
+    assert 0 < result.rejected < result.arrived
+    assert result.ttft_s.percentile(100) <= SLO.ttft_s * 1.001
+    assert result.tpot_s.percentile(90) <= SLO.tpot_s
+
+
+def test_the_baseline_prefills_in_vain_and_prediction_does_not():
+    """Decode is what is scarce here, and only the baseline learns of it when the prompt is computed."""
+    slo = Slo(ttft_s=2.0, tpot_s=0.032)
+    wasted = {
+        rule: simulate(
+            SPEC, overloaded(4.0, output=400), catalog=CATALOG, slo=slo, overload=rule
+        ).overload.wasted_prefill_tokens
+        for rule in ("baseline", "early", "predicted")
+    }
+    assert wasted["baseline"] > 0
+    assert wasted["predicted"] <= wasted["early"] < wasted["baseline"]
+
+
+def test_nothing_is_said_of_overload_unless_asked():
+    """And the result is then the same, but for that."""
+    watched = simulate(SPEC, overloaded(2.0, 20), catalog=CATALOG, slo=SLO, overload="none")
+    plain = simulate(SPEC, overloaded(2.0, 20), catalog=CATALOG, slo=SLO)
+    assert plain.overload is None
+    assert {PREFILL, DECODE} == watched.series.keys() - plain.series.keys()
+    same = msgspec.structs.replace(
+        watched,
+        overload=None,
+        cpu_s=plain.cpu_s,
+        series={name: series for name, series in watched.series.items() if name in plain.series},
+    )
+    assert same == plain
+
+
+@pytest.mark.parametrize(
+    ("changed", "slo", "reason"),
+    [
+        ({}, None, "give both bounds"),
+        ({}, Slo(ttft_s=1.0), "give both bounds"),
+        ({"router": "splitwise"}, SLO, "keep their roles: leave out the router splitwise"),
+        ({"pools": pools((1, Role.PREFILL), (1, Role.MIXED))}, SLO, "give no mixed pool"),
+    ],
+)
+def test_what_it_cannot_judge_is_refused(changed, slo, reason):
+    """In a sentence that says what would be right."""
+    spec = msgspec.structs.replace(SPEC, **changed)
+    with pytest.raises(ConfigurationError, match=reason):
+        simulate(spec, overloaded(1.0, 1), catalog=CATALOG, slo=slo, overload="early")
+
+
+def test_an_unknown_rule_is_refused():
+    """Before anything runs."""
+    with pytest.raises(ConfigurationError, match="there is no overload rule 'late'"):
+        overload_control("late", SPEC, kinds_of(SPEC, CATALOG), SLO, None)
+
+
+def test_correlation_is_that_of_pearson():
+    """In phase, in anti-phase, and none where one never changes."""
+    up, down, flat = Series(), Series(), Series()
+    for second in range(100):
+        up.set(second * PS, float(second % 10))
+        down.set(second * PS, float(-2 * (second % 10)))
+        flat.set(second * PS, 1.0)
+    assert correlation(up, up) == pytest.approx(1.0)
+    assert correlation(up, down) == pytest.approx(-1.0)
+    assert correlation(up, flat) is None
+    assert correlation(Series(), Series()) is None

@@ -1,0 +1,33 @@
+"""Ledgers of overload control over instances with round times: 1 ms a prompt token, 10 ms a decoding sequence."""
+
+from support.routed import load, pools
+from support.toy import ToyModel
+from twofold.scheduling.overload import create_overload
+from twofold.scheduling.overload.control import OverloadControl
+from twofold.scheduling.overload.ledger import Facts, Ledger, Newcomer
+
+MODEL = ToyModel(base=0, per_sequence=10)
+
+
+def ledger(*names, ttft_s=1.0, tbt_s=0.1, budget=100, max_seqs=64, capacity=10_000, model=MODEL):
+    facts = {
+        name: Facts(model, token_budget=budget, max_seqs=max_seqs, capacity_tokens=capacity) for name in names
+    }
+    return Ledger(pools(*(load(name) for name in names)), facts, ttft_s=ttft_s, tbt_s=tbt_s)
+
+
+def control(rule, *names, **how):
+    return OverloadControl(create_overload(rule), ledger(*names, **how))
+
+
+def newcomer(name, *, prompt=100, prefill="p0", decode="d0", arrival_s=0.0, **how):
+    return Newcomer(name, arrival_s, prompt, prefill, decode, **how)
+
+
+def decoding(made, *names, prompt=100, decode="d0", now=0.0):
+    """These are prefilled already, and decode from `now` on."""
+    for name in names:
+        each = newcomer(name, prompt=prompt, decode=decode)
+        made.placed(each, now)
+        made.prefilled(name, now)
+        made.decodes(each, now)

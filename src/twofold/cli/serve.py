@@ -25,7 +25,10 @@ _ROUTER = (
 _HANDOFF = "How KV travels: layer-wise, serialized, pull, by-size, chosen (layer-wise)."
 _TRANSPORT = "What moves KV: shared_memory, nixl, curve (shared_memory; curve with --listen-workers)."
 _REPLAN = "Watch the traffic, and let workers change roles when it shifts; needs --slo."
-_PROFILE = "How fast workers are here, for --replan: what `twofold calibrate live` wrote."
+_PROFILE = "How fast workers are here, for --replan and --overload: what `twofold calibrate live` wrote."
+_OVERLOAD = (
+    "Refuse at once what would miss --slo: baseline, early or predicted; none only watches (no control)."
+)
 _ATTAINMENT = "Share of requests within --slo that --replan aims at (0.9)."
 _RETIRE = "Let --replan also end workers that are not needed, and start them again."
 _LISTEN = "Take workers from other hosts at this address of ours, as in tcp://10.0.0.1:7600."
@@ -193,6 +196,7 @@ def serve(
     max_waiting: Annotated[
         int, typer.Option(min=0, help="Requests that may wait for that.", rich_help_panel=_LIMITS)
     ] = 1024,
+    overload: Annotated[str | None, typer.Option(help=_OVERLOAD, rich_help_panel=_LIMITS)] = None,
     request_timeout: Annotated[
         float,
         typer.Option(min=0.001, help="Seconds for a request that names none.", rich_help_panel=_LIMITS),
@@ -213,8 +217,9 @@ def serve(
     """
     from twofold.cli import serve_run  # noqa: PLC0415 (what it needs is too heavy for the start of every command)
 
+    if profile is not None and not replan and overload is None:
+        raise ConfigurationError("--profile is for --replan and --overload: give one of them too")
     for flag, value in (
-        ("--profile", profile),
         ("--attainment", attainment),
         ("--retire", retire or None),
         ("--min-between", min_between),
@@ -266,6 +271,9 @@ def serve(
         )
         if replan
         else None,
+        overload=None
+        if overload is None
+        else serve_run.OverloadFlags(rule=overload, slo=slo, profile=profile),
     )
     config = serve_run.service_of(flags)
     http = serve_run.HttpConfig(

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import msgspec
 
+from twofold.cli.serve_overload import OverloadFlags, overload_config
 from twofold.cli.serve_replan import DEFAULT_ROUTER, ReplanFlags, replan_config
 from twofold.curve.key import read_key
 from twofold.curve.network import HOME, Endpoint, Network, own_host
@@ -69,6 +70,7 @@ class Flags:
     vocab_size: int | None = None
     log_format: str = "text"
     replan: ReplanFlags | None = None
+    overload: OverloadFlags | None = None
 
     @property
     def emulated(self) -> bool:
@@ -86,9 +88,11 @@ def service_of(flags: Flags) -> ServiceConfig:
     _refuse_idle_flags(flags)
     config = _from_flags(flags) if flags.cluster is None else _from_cluster(flags, flags.cluster)
     check_splits(config)
-    if flags.replan is None:
-        return config
-    return msgspec.structs.replace(config, replan=replan_config(config, flags.replan))
+    if flags.replan is not None:
+        config = msgspec.structs.replace(config, replan=replan_config(config, flags.replan))
+    if flags.overload is not None:
+        config = msgspec.structs.replace(config, overload=overload_config(config, flags.overload))
+    return config
 
 
 def public_name(flags: Flags, config: ServiceConfig) -> str:

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from twofold.cli.serve_access import check_loopback, find_keys
 from twofold.cli.serve_flags import Flags, public_name, service_of
+from twofold.cli.serve_overload import OverloadFlags
 from twofold.cli.serve_replan import ReplanFlags
 from twofold.errors import ConfigurationError
 from twofold.scheduling.admission_limits import AdmissionLimits
@@ -28,6 +29,7 @@ __all__ = [
     "Flags",
     "HttpConfig",
     "Limits",
+    "OverloadFlags",
     "ReplanFlags",
     "find_keys",
     "public_name",

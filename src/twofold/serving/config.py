@@ -107,13 +107,24 @@ class ReplanConfig(msgspec.Struct, frozen=True, kw_only=True):
     search_limit_s: float = 60.0
 
 
+class OverloadConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Refuse what would miss `slo`, by a rule of `scheduling.overload`; `cluster` is the workers as they are simulated,
+    which says how fast they are, and `catalog` the files that extend the catalog for it."""
+
+    rule: str
+    cluster: ClusterSpec
+    slo: Slo
+    catalog: tuple[str, ...] = ()
+
+
 class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The whole service. `run_dir` holds its sockets; `journal_dir` receives decision journals if set.
 
     A worker that fails again and again is started again after `max_restart_delay_s` at most.
     `cluster` is what an emulated service emulates, and `catalog` the files that extend the catalog for it.
     `network` is set where workers may be on several hosts, and says which of them this is; `terms` are what
-    others join on. `replan` is set where workers change their roles when the traffic shifts.
+    others join on. `replan` is set where workers change their roles when the traffic shifts, and
+    `overload` where requests are refused that would be answered too late.
     """
 
     engine: EngineConfig
@@ -132,6 +143,7 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
     network: Network | None = None
     terms: JoinTerms | None = None
     replan: ReplanConfig | None = None
+    overload: OverloadConfig | None = None
 
     @property
     def host(self) -> str:

@@ -25,6 +25,8 @@ from twofold.scheduling.admission import Admission
 from twofold.scheduling.breaker import BreakerState
 from twofold.scheduling.cluster import ClusterScheduler
 from twofold.scheduling.outcome import InstanceStatus
+from twofold.scheduling.overload.control import OverloadControl
+from twofold.scheduling.overload.ledger import Newcomer
 from twofold.scheduling.replan_log import Decision
 from twofold.serving.admitting import deadline_passed, refused
 from twofold.serving.config import ReplanConfig
@@ -65,6 +67,8 @@ from twofold.timeline import Moment, Recorder
 
 log = logging.getLogger(__name__)
 
+_COMPLETE = {FinishReason.STOP, FinishReason.LENGTH}
+
 # A request that was lost so often without a token in between may be what ends the workers.
 MAX_IN_VAIN = 8
 
@@ -86,6 +90,7 @@ class Controller:
         inbox: Inbox[ToController],
         telemetry: Telemetry,
         paths: MeasuredPaths,
+        overload: OverloadControl | None = None,
         hosts: Hosts | None = None,
         roles_move: bool = False,
         replan: ReplanConfig | None = None,
@@ -97,6 +102,7 @@ class Controller:
         self._inbox = inbox
         self._telemetry = telemetry
         self._paths = paths
+        self._overload = overload
         self._hosts = hosts
         self._roles = Roles(cluster, fleet, move=roles_move)
         self._replanning = None if replan is None else LiveReplanning(replan, cluster.pools, self)
@@ -112,6 +118,8 @@ class Controller:
         self._watch: asyncio.Task[None] | None = None
         cluster.on_move = telemetry.role
         telemetry.admission(admission)
+        if overload is not None:
+            telemetry.overload(overload.ledger)
 
     # -- life of the controller ---------------------------------------------------------------------------------
 
@@ -248,6 +256,7 @@ class Controller:
             return False
         attempt, route = live.begin(generation, placement), placement.route
         self._attempts[attempt.id] = live
+        self._expect(live, attempt, now)
         self._recorder.mark(live.id, Moment.ROUTED, now)
         live.timeline.prefill_instance, live.timeline.decode_instance = route.prefill, route.decode
         for instance in {route.prefill, route.decode}:
@@ -264,6 +273,13 @@ class Controller:
             self._reserve(attempt)
         return True
 
+    def _expect(self, live: LiveRequest, attempt: Attempt, now: float) -> None:
+        """Overload control knows of the attempt, and says when its first token will come."""
+        if self._overload is not None:
+            newcomer = Newcomer.of(attempt.generation.request, attempt.placement.route)
+            live.predicted_ttft_s = self._overload.ledger.ttft(newcomer, now) if live.attempts == 1 else None
+            self._overload.placed(newcomer, now)
+
     def _reserve(self, attempt: Attempt) -> None:
         generation, route = attempt.generation, attempt.placement.route
         reserve = Reserve(request=generation.request, sampling=generation.sampling, source=route.prefill)
@@ -277,11 +293,14 @@ class Controller:
                 self._admission.put_back(ticket, now)
                 return
 
-    def _close_attempt(self, live: LiveRequest, *, abort: bool) -> None:
+    def _close_attempt(self, live: LiveRequest, *, abort: bool, complete: bool = False) -> None:
         """Its attempt, if there is one, is over; workers that still hold something of it are told to `abort`."""
         attempt = live.attempt
         if attempt is None:
             return
+        if self._overload is not None:
+            made = live.next_index - attempt.first_index if complete else None
+            self._overload.ended(attempt.id, time.monotonic(), made)
         del self._attempts[attempt.id]
         live.lose()
         self._cluster.ended(attempt.id)
@@ -297,7 +316,7 @@ class Controller:
         if self._live.pop(live.id, None) is None:
             return
         self._admission.ended(live.id, time.monotonic())
-        self._close_attempt(live, abort=abort)
+        self._close_attempt(live, abort=abort, complete=reason in _COMPLETE)
         self._recorder.end(live.id, reason)
         if self._draining and not self._live:
             self._idle.set()
@@ -453,12 +472,29 @@ class Controller:
             self._recorder.mark(live.id, Moment.DECODE_STARTED, started_s)
         if output.index < 2 and self._fleet.breaker(instance).succeed(attempt.id, now):
             self._resume(instance)
+        if output.index == 0 and not self._decodes(live, attempt, output, now):
+            return
         for ordered in live.push(output):
             self._recorder.token(live.id, now)
             if ordered.finish_reason is not None:
                 # One that ended with its first token is still expected where it was to be decoded.
                 unused = attempt.placement.route.splits and live.next_index == attempt.first_index + 1
                 self._end(live, ordered.finish_reason, abort=unused)
+
+    def _decodes(self, live: LiveRequest, attempt: Attempt, output: TokenOutput, now: float) -> bool:
+        """Whether a request goes on whose prompt is computed: once its client has a token it does."""
+        if self._overload is None:
+            return True
+        if live.predicted_ttft_s is not None:
+            self._telemetry.predicted(live.predicted_ttft_s, now - live.generation.request.arrival_s)
+        sure = live.next_index > 0 or output.finish_reason is not None
+        reason = self._overload.prefilled(attempt.id, now, sure=sure)
+        if reason is None:
+            return True
+        newcomer = Newcomer.of(attempt.generation.request, attempt.placement.route)
+        self._telemetry.rejected(live.generation.request, reason.replace("-", "_"))
+        self._fail(live, refused(self._overload.refusal(newcomer, reason, now)))
+        return False
 
     def _handed_off(self, message: HandoffReport) -> None:
         live = self._attempts.get(message.request_id)

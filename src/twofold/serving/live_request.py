@@ -50,6 +50,7 @@ class LiveRequest:
         self.attempt: Attempt | None = None
         self.attempts = 0
         self.handed_off = False  # the KV of this attempt is where it is decoded
+        self.predicted_ttft_s: float | None = None  # what overload control said of the first attempt
         self.in_vain = 0  # attempts in a row that were lost before they made a token
         self._tokens: list[int] = []
         self._ordered: deque[TokenOutput] = deque()

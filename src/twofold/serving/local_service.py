@@ -21,6 +21,8 @@ from twofold.scheduling.admission import Admission
 from twofold.scheduling.admission_limits import AdmissionLimits
 from twofold.scheduling.cluster import ClusterScheduler
 from twofold.scheduling.handoffs import HANDOFF_POLICIES, Paths
+from twofold.scheduling.overload.admission import OverloadAdmission
+from twofold.scheduling.overload.control import OverloadControl
 from twofold.scheduling.routers import FIXED_ROLE_ROUTERS, ROUTERS
 from twofold.serving.config import CONTROLLER, EngineConfig, ServiceConfig
 from twofold.serving.controller import Controller
@@ -42,6 +44,7 @@ from twofold.serving.service import ServedModel
 from twofold.serving.telemetry import Telemetry
 from twofold.simulation.build import kinds_of, paths_of
 from twofold.simulation.cores import gateway_cores
+from twofold.simulation.overload_control import overload_control
 
 MEET_S = 10.0  # workers get this long to measure their links before the service is ready all the same
 STOP_GRACE_S = 10  # answers that run when the service is told to stop get this long to end
@@ -174,6 +177,8 @@ class LocalService:
             vocab_size=facts.vocab_size,
             created=int(time.time()),
         )
+        cluster = self._make_cluster()
+        overload, limits = self._make_overload(cluster), self._http.admission
         hosts = self._make_hosts(facts, outbox)
         self._fleet = Fleet(
             {worker.instance: worker.role for worker in self._config.workers},
@@ -183,8 +188,9 @@ class LocalService:
         )
         return Controller(
             model=model,
-            cluster=self._make_cluster(),
-            admission=Admission(self._http.admission),
+            cluster=cluster,
+            admission=Admission(limits) if overload is None else OverloadAdmission(limits, cluster, overload),
+            overload=overload,
             fleet=self._fleet,
             hosts=hosts,
             inbox=inbox,
@@ -215,6 +221,13 @@ class LocalService:
         cluster = JournaledCluster(router, handoffs)
         cluster.journal = Journal(self._config.journal_dir, CONTROLLER)
         return cluster
+
+    def _make_overload(self, cluster: ClusterScheduler) -> OverloadControl | None:
+        config = self._config.overload
+        if config is None:
+            return None
+        kinds = kinds_of(config.cluster, load_catalog([Path(file) for file in config.catalog]))
+        return overload_control(config.rule, config.cluster, kinds, config.slo, cluster.pools)
 
     def _policy_paths(self) -> Paths:
         """What was measured, or what the machines have that are emulated."""

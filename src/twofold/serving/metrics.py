@@ -10,12 +10,14 @@ num_requests_running, num_requests_waiting, kv_cache_usage_perc.
 from prometheus_client import generate_latest
 
 from twofold.scheduling.admission import Admission
+from twofold.scheduling.overload.ledger import Ledger
 from twofold.scheduling.replan_log import Outcome
 from twofold.serving.admission_metrics import AdmissionMetrics
 from twofold.serving.instance_metrics import InstanceMetrics
 from twofold.serving.link_metrics import LinkMetrics
 from twofold.serving.live_request import AttemptStage
 from twofold.serving.messages import HandoffReport
+from twofold.serving.overload_metrics import OverloadMetrics
 from twofold.serving.registry import Registry
 from twofold.serving.request_metrics import RequestMetrics
 from twofold.slo import Slo
@@ -48,11 +50,21 @@ class ServiceMetrics:
         )
         for outcome in Outcome:
             self._replans.labels(outcome.value)
+        self._overload: OverloadMetrics | None = None
         self._held = registry.gauge("num_requests_held", "Requests that no instance can take now.")
 
     def admission(self, admission: Admission) -> None:
         """Show who waits and runs, by API key."""
         self._registry.collectors.register(AdmissionMetrics(admission))
+
+    def overload(self, ledger: Ledger) -> None:
+        """Show what overload control goes by."""
+        self._overload = OverloadMetrics(self._registry, ledger)
+
+    def predicted(self, predicted_s: float, real_s: float) -> None:
+        """Overload control predicted the TTFT of a request, which is known now."""
+        if self._overload is not None:
+            self._overload.predicted(predicted_s, real_s)
 
     def exposition(self) -> bytes:
         self.instances.refresh()

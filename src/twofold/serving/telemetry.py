@@ -11,6 +11,7 @@ from twofold.instance import Role
 from twofold.request import Request
 from twofold.scheduling.admission import Admission
 from twofold.scheduling.instance import InstanceStatus
+from twofold.scheduling.overload.ledger import Ledger
 from twofold.scheduling.replan_log import Decision
 from twofold.serving.context import CURRENT, RequestContext, TraceParent
 from twofold.serving.history import History
@@ -61,6 +62,10 @@ class Telemetry:
         """Who waits and runs, by API key, is shown among the metrics."""
         self._metrics.admission(admission)
 
+    def overload(self, ledger: Ledger) -> None:
+        """What overload control goes by is shown among the metrics."""
+        self._metrics.overload(ledger)
+
     # -- requests -------------------------------------------------------------------------------------------------
 
     def arrived(self, request: Request) -> None:
@@ -87,6 +92,10 @@ class Telemetry:
         self._metrics.rejected(reason)
         self._history.totals[f"rejected_{reason}"] += 1
         log_rejected(request.id, request.prompt_tokens, reason, CURRENT.get())
+
+    def predicted(self, predicted_s: float, real_s: float) -> None:
+        """The TTFT of a request was predicted when it came, and is known now."""
+        self._metrics.predicted(predicted_s, real_s)
 
     def held(self, count: int) -> None:
         """So many requests wait because no instance can take them now."""

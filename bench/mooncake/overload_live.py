@@ -1,0 +1,209 @@
+"""A live service with twice the traffic that it can serve: who is taken is served in time, others are told at once.
+
+    python bench/mooncake/overload_live.py MODEL [--profile FILE] [--rule predicted] [--load 2] [--requests 300]
+
+A service of real workers (1P+1D) on this host. What it can serve is the highest rate at which nine requests in ten are
+within the SLO, in the simulation of its profile, which is measured first unless it is given (`twofold calibrate live`).
+The requests are those of a workload, open loop, at `--load` times that rate; clients, gateway and workers share the
+cores of the host.
+Exits 1 where one of these does not hold:
+
+- at least 90% of the requests that are taken are within the SLO, as their clients see it
+- nine in ten refusals are answered within 50 ms of being sent
+- the median error of predicted times to the first token, as the service counts it, is at most 15%
+"""
+
+import argparse
+import asyncio
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+
+from twofold.bench.client import Client, ClientConfig
+from twofold.bench.endpoint import discover
+from twofold.bench.prompts import PromptMaker, token_range
+from twofold.bench.services import metrics, served
+from twofold.cli.calibrate_live import run as calibrate
+from twofold.errors import ConfigurationError
+from twofold.fidelity.service import Design, Twin, clients_beside
+from twofold.fidelity.verify import knee
+from twofold.hardware.catalog import load_catalog
+from twofold.performance.host_profile import read_host_profile
+from twofold.request import Request
+from twofold.scheduling.overload import OVERLOADS
+from twofold.slo import Slo
+from twofold.timeline import Recorder, Timeline
+from twofold.workload.named import workload
+
+DESIGN = Design(prefill=1, decode=1)
+KV, SEQS = "1GiB", 64
+WARM_UP = 20  # requests that come one after the other, so that nothing of the first moments is counted
+AT_ONCE_S, IN_TIME, MEDIAN_ERROR = 0.05, 0.9, 0.15
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """How a request was answered, after so many seconds."""
+
+    error: str | None
+    detail: str | None
+    seconds: float
+
+
+class Load:
+    """Requests at their times; `timelines` are those of all that were sent."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.answers: list[Answer] = []
+        self.timelines: list[Timeline] = []
+
+    async def run(self, requests: Sequence[Request]) -> None:
+        endpoint = await discover(self.url)
+        lowest, vocabulary = token_range(endpoint.vocab_size)
+        prompts = PromptMaker(lowest=lowest, vocabulary=vocabulary)
+        async with Client(endpoint, Recorder([self.timelines.append]), ClientConfig()) as client:
+            bodies = [client.body(request, prompts.prompt(request)) for request in requests]
+            for request, body in zip(requests[:WARM_UP], bodies, strict=False):
+                await self._send(client, msgspec.structs.replace(request, id=f"warm-{request.id}"), body)
+            self.answers.clear()
+            self.timelines.clear()
+            began = time.monotonic()
+            async with asyncio.TaskGroup() as sent:
+                for request, body in zip(requests, bodies, strict=True):
+                    await asyncio.sleep(began + request.arrival_s - time.monotonic())
+                    sent.create_task(self._send(client, request, body))
+
+    async def _send(self, client: Client, request: Request, body: bytes) -> None:
+        began = time.monotonic()
+        outcome = await client.send(request, body)
+        self.answers.append(Answer(outcome.error, outcome.detail, time.monotonic() - began))
+
+
+def median_error(exposition: str) -> float | None:
+    """The upper bound of the bucket that the median is in."""
+    name = "twofold:ttft_prediction_error_ratio"
+    counts = [
+        (float(line.split('le="')[1].split('"')[0]), float(line.split()[-1]))
+        for line in exposition.splitlines()
+        if line.startswith(f"{name}_bucket")
+    ]
+    half = counts[-1][1] / 2 if counts else 0.0
+    return next((bound for bound, count in counts if count >= half), None) if half else None
+
+
+def failures(load: Load, slo: Slo, error: float | None) -> Iterator[str]:
+    """What does not hold, a sentence each."""
+    taken = [line for line in load.timelines if line.output_tokens]
+    refused = [each for each in load.answers if each.error in {"HTTP 429", "HTTP 400"}]
+    others = Counter(each.error for each in load.answers if each.error and each not in refused)
+    if others:
+        yield f"requests failed otherwise: {dict(others)}"
+    if not refused or not taken:
+        yield f"{len(refused)} refused and {len(taken)} taken say nothing: give another --load"
+        return
+    good = sum(slo.met_by(line) for line in taken) / len(taken)
+    if good < IN_TIME:
+        yield f"{good:.1%} of those who were taken are within the SLO, not {IN_TIME:.0%}"
+    slow = statistics.quantiles([each.seconds for each in refused], n=10)[-1] if len(refused) > 1 else 0.0
+    if slow >= AT_ONCE_S:
+        yield f"one refusal in ten takes {slow * 1e3:.0f} ms or more"
+    if error is None or error > MEDIAN_ERROR:
+        yield f"the median error of a predicted TTFT is above {MEDIAN_ERROR:.0%}"
+
+
+def show(console: Console, load: Load, slo: Slo, error: float | None) -> None:
+    taken = [line for line in load.timelines if line.output_tokens]
+    refused = [each for each in load.answers if each.error in {"HTTP 429", "HTTP 400"}]
+    console.print(f"{len(load.answers)} requests: {len(taken)} taken, {len(refused)} refused")
+    for detail, count in Counter((each.detail or "").partition(";")[0] for each in refused).most_common():
+        console.print(f"  {count} × {detail}")
+    if taken:
+        good = sum(slo.met_by(line) for line in taken) / len(taken)
+        waits = sorted(line.ttft_s or 0.0 for line in taken)
+        gaps = sorted(line.tpot_s or 0.0 for line in taken)
+        at = len(taken) * 9 // 10
+        console.print(
+            f"within the SLO: {good:.1%}; P90 TTFT {waits[at]:.3f} s, P90 TPOT {gaps[at] * 1e3:.0f} ms"
+        )
+    if refused:
+        waits = sorted(each.seconds * 1e3 for each in refused)
+        middle, ninth = waits[len(waits) // 2], waits[len(waits) * 9 // 10]
+        console.print(
+            f"a refusal takes {middle:.1f} ms in the median, {ninth:.1f} ms P90, {waits[-1]:.1f} ms at most"
+        )
+    console.print("median error of a predicted TTFT: " + ("–" if error is None else f"at most {error:.1%}"))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--profile", type=Path)
+    parser.add_argument("--rule", choices=tuple(OVERLOADS), default="predicted")
+    parser.add_argument("--load", type=float, default=2.0, help="times what the service can serve")
+    parser.add_argument("--requests", type=int, default=300)
+    parser.add_argument("--workload", default="azure-conv")
+    parser.add_argument("--length-scale", type=float, default=0.125)
+    parser.add_argument("--slo", default="ttft=1.5,tpot=0.12")
+    args = parser.parse_args()
+    console, slo = Console(width=140), Slo.parse(args.slo)
+
+    def requests(rate: float) -> list[Request]:
+        return list(
+            workload(
+                args.workload,
+                rate=rate,
+                num_requests=args.requests,
+                length_scale=args.length_scale,
+                max_model_len=2048,
+            )
+        )
+
+    with tempfile.TemporaryDirectory() as directory:
+        profile = args.profile or Path(directory, "host.yaml")
+        if args.profile is None:
+            calibrate(args.model, profile, kv_cache_memory_bytes=KV, max_num_seqs=SEQS, dtype="auto")
+        host = read_host_profile(profile)
+        tokens = 2**30 // host.model.kv_bytes_per_token
+        twin = Twin(
+            DESIGN,
+            host,
+            Path(directory),
+            kv_capacity_tokens=tokens,
+            max_num_seqs=SEQS,
+            catalog=load_catalog(),
+        )
+        capacity = knee(twin, requests, slo)
+        console.print(
+            f"{DESIGN.name} of {host.model.name} serves {capacity:.3g} requests/s within {args.slo}, as simulated; "
+            f"{args.load:g} times as many come"
+        )
+        flags = [*DESIGN.flags, "--kv-cache-memory-bytes", KV, "--max-num-seqs", str(SEQS)]
+        flags += ["--overload", args.rule, "--slo", args.slo, "--profile", str(profile)]
+        try:
+            with served(args.model, flags) as url, clients_beside(DESIGN):
+                load = Load(url)
+                asyncio.run(load.run(requests(args.load * capacity)))
+                error = median_error(metrics(url))
+        except ConfigurationError as mistake:
+            console.print(f"[red]{mistake}[/]")
+            return 1
+    show(console, load, slo, error)
+    wrong = list(failures(load, slo, error))
+    for sentence in wrong:
+        console.print(f"[red]does not hold:[/] {sentence}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    sys.exit(main())

@@ -1,0 +1,49 @@
+"""Overload control at the door: it judges a request where the cluster would place it, and leaves nothing there."""
+
+from support.ledgers import MODEL
+from support.routed import cluster, request
+from twofold.instance import Role
+from twofold.scheduling.admission_limits import AdmissionLimits, RefusalReason
+from twofold.scheduling.overload import create_overload
+from twofold.scheduling.overload.admission import OverloadAdmission
+from twofold.scheduling.overload.control import OverloadControl
+from twofold.scheduling.overload.ledger import Facts, Ledger, Newcomer
+from twofold.scheduling.waiting_line import Ticket
+
+
+def door(*roles, ttft_s=0.25):
+    """A cluster, what judges for it, and its door; a prompt of 100 tokens takes 100 ms."""
+    scheduler = cluster(list(roles))
+    facts = {
+        load.id: Facts(MODEL, token_budget=100, max_seqs=8, capacity_tokens=10_000)
+        for load in scheduler.pools
+    }
+    ledger = Ledger(scheduler.pools, facts, ttft_s=ttft_s, tbt_s=1.0)
+    control = OverloadControl(create_overload("early"), ledger)
+    return scheduler, control, OverloadAdmission(AdmissionLimits(), scheduler, control)
+
+
+def loads(scheduler):
+    return [(load.pending_prefill_tokens, load.reserved_tokens, load.requests) for load in scheduler.pools]
+
+
+def test_who_would_be_late_is_refused_and_leaves_nothing():
+    """Two prompts before it on each of two instances are too many; it is told when there will be fewer."""
+    scheduler, control, admission = door(Role.PREFILL, Role.PREFILL, Role.DECODE)
+    for number in range(4):
+        each = request(f"r{number}")
+        assert admission.offer(Ticket(each), 0.0) is None
+        control.placed(Newcomer.of(each, scheduler.arrive(each, 0.0).route), 0.0)
+    before = loads(scheduler)
+    refusal = admission.offer(Ticket(request("late")), 0.0)
+    assert (refusal.reason, refusal.retry_after_s) == (RefusalReason.PREFILL_LOAD, 1)
+    assert loads(scheduler) == before
+    assert admission.refusals == {RefusalReason.PREFILL_LOAD: 1}
+    assert "late" not in admission._line
+
+
+def test_who_nobody_can_take_now_is_not_judged():
+    """It waits, as without overload control."""
+    _, _, admission = door(Role.PREFILL)
+    assert admission.offer(Ticket(request("a")), 0.0) is None
+    assert admission.waiting == 1

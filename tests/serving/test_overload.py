@@ -1,0 +1,95 @@
+"""`twofold serve --overload` end to end, on emulated machines that take their time: who is refused, how and when."""
+
+import asyncio
+import json
+
+import aiohttp
+import pytest
+
+from support.api_client import all_blocks_free, metric, served_name
+from twofold.bench.services import served
+
+# Slow for what it is asked: 2,000 prompt tokens take most of a second, and a second sequence slows tokens down.
+CLUSTER = """
+model: llama2-70b
+performance: fitted
+router: jsq
+handoff: layer-wise
+pools:
+  - {machines: 1, machine: dgx-a100, tensor_parallel: 2, instances: 1, role: prefill}
+  - {machines: 1, machine: dgx-a100, tensor_parallel: 2, instances: 1, role: decode}
+"""
+PROMPT = [7] * 2000
+EVERYBODY = 16
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory):
+    """Starts a service by its rule and its SLO."""
+    path = tmp_path_factory.mktemp("cluster") / "cluster.yaml"
+    path.write_text(CLUSTER)
+
+    def start(rule, slo):
+        flags = ("--engine", "emulated", "--cluster", str(path), "--overload", rule, "--slo", slo)
+        return served(None, flags)
+
+    return start
+
+
+async def ask(session, url, name, **fields):
+    """Status, headers and body of one completion."""
+    body = {"model": name, "prompt": PROMPT, "max_tokens": 2, **fields}
+    async with session.post(f"{url}/v1/completions", json=body) as response:
+        return response.status, response.headers, await response.json()
+
+
+async def all_at_once(url, count, **fields):
+    async with aiohttp.ClientSession() as session:
+        name = await served_name(session, url)
+        return await asyncio.gather(*(ask(session, url, name, **fields) for _ in range(count)))
+
+
+def test_those_who_would_wait_too_long_get_a_429_at_once(service):
+    """While the workers are busy with the others, who all get their answers; then anybody is taken again."""
+    with service("predicted", "ttft=3,tpot=1") as url:
+        answers = asyncio.run(all_at_once(url, EVERYBODY))
+        refused = [(headers, body) for status, headers, body in answers if status == 429]
+        taken = [body for status, _, body in answers if status == 200]
+        assert len(refused) + len(taken) == EVERYBODY
+        assert 0 < len(taken) < EVERYBODY
+        for headers, body in refused:
+            assert int(headers["Retry-After"]) >= 1
+            assert body["error"]["code"] == "prefill_load"
+        assert metric(url, "admission_rejections_total") == len(refused)
+        assert metric(url, "ttft_prediction_error_ratio_count") == len(taken)
+        assert asyncio.run(all_blocks_free(url))
+        (status, _, _), *_ = asyncio.run(all_at_once(url, 1))
+        assert status == 200
+
+
+def test_what_is_too_long_for_the_slo_is_a_400(service):
+    """To come back would not help, so nobody is told to."""
+    with service("early", "ttft=0.1,tpot=1") as url:
+        ((status, headers, body),) = asyncio.run(all_at_once(url, 1))
+        assert (status, body["error"]["code"]) == (400, "beyond_slo")
+        assert "Retry-After" not in headers
+
+
+def test_the_baseline_refuses_after_the_prefill_and_still_with_a_429(service):
+    """Nothing was sent yet, so a stream is refused as an ordinary request is; its blocks are given back."""
+
+    async def beside_another(url):
+        async with aiohttp.ClientSession() as session:
+            name = await served_name(session, url)
+            long = {"model": name, "prompt": [7] * 20, "max_tokens": 2000, "stream": True}
+            async with session.post(f"{url}/v1/completions", json=long) as running:
+                await running.content.readline()  # it has a token, and decodes
+                streamed = await ask(session, url, name, prompt=[7] * 20, stream=True)
+                whole = await ask(session, url, name, prompt=[7] * 20)
+            return streamed, whole
+
+    with service("baseline", "ttft=30,tpot=0.0565") as url:
+        for status, headers, body in asyncio.run(beside_another(url)):
+            assert (status, body["error"]["code"]) == (429, "decode_load"), json.dumps(body)
+            assert int(headers["Retry-After"]) >= 1
+        assert asyncio.run(all_blocks_free(url))

@@ -37,7 +37,12 @@ def test_the_coming_load_counts_those_who_were_taken_before():
     """On the same decode instance, wherever they are prefilled; one that has ended, or will not decode, has no place."""
     made = ledger("p0", "p1", "d0", "d1")
     decoding(made, "there")
-    for name, prefill, decode in (("a", "p0", "d0"), ("b", "p0", "d1"), ("c", "p1", "d0"), ("gone", "p1", "d0")):
+    for name, prefill, decode in (
+        ("a", "p0", "d0"),
+        ("b", "p0", "d1"),
+        ("c", "p1", "d0"),
+        ("gone", "p1", "d0"),
+    ):
         made.placed(newcomer(name, prefill=prefill, decode=decode), 0.0)
     made.placed(newcomer("short", decodes=False), 0.0)
     made.ended("gone", 0.0)

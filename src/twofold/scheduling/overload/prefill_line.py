@@ -79,7 +79,9 @@ class PrefillLine:
         iteration = self._where.get(request_id)
         if iteration is None:
             return
-        if iteration is not self._iterations[0]:  # the first one has waited for something, and runs now at the soonest
+        if (
+            iteration is not self._iterations[0]
+        ):  # the first one has waited for something, and runs now at the soonest
             self._began, self._measures = now, False
         elif self._measures and now > self._began:
             self._speed.took(iteration.seconds, now - self._began)

@@ -4,7 +4,9 @@ import pytest
 
 from support.scheduled import arrive, ran, request, scheduler
 from support.selecting import decoding, prefilling, ready, room, selected, waiting
+from support.toy import ToyModel
 from twofold.scheduling.batchers import BATCHERS
+from twofold.scheduling.batchers.inlined import InlinedPrefill
 
 # What they take: sequences that are to be prefilled, sequences that are ready for decode.
 ONLY_PREFILL, ONLY_DECODE = {"prefill", "prefill-balanced", "prefill-chunks"}, {"decode"}
@@ -83,6 +85,29 @@ def test_mixed_keeps_to_its_number_of_sequences():
     """Decodes keep their seats, what is left goes to prompts."""
     chosen = selected(BATCHERS["mixed"](2048, 4), waiting(10, 10, 10), decoding(2), ready(1))
     assert (chosen.prefills, chosen.resume) == ([("w0", 10)], ["r0"])
+
+
+def inlined(tbt_s, budget=2048):
+    """4 ms, 1 ms a prompt token and 1 ms a decode."""
+    return InlinedPrefill(budget, 64, ToyModel(), tbt_s)
+
+
+def test_a_prompt_is_inlined_if_the_decodes_still_keep_their_time():
+    """4 + 10 + 3 ms; with the next prompt 27, and what waits behind it does not overtake it."""
+    chosen = selected(inlined(0.020), waiting(10, 10, 1), decoding(2), ready(1))
+    assert (chosen.prefills, chosen.resume) == ([("w0", 10)], ["r0"])
+    assert selected(inlined(0.030), waiting(10, 10, 1), decoding(2)).prefills == [
+        ("w0", 10),
+        ("w1", 10),
+        ("w2", 1),
+    ]
+
+
+def test_a_prompt_is_inlined_whole_or_not_at_all():
+    """Neither longer than the time that decodes allow, nor than the budget; alone it runs, however long."""
+    assert selected(inlined(0.020), waiting(100), decoding(1)).prefills == []
+    assert selected(inlined(1.0, budget=64), waiting(100), decoding(1)).prefills == []
+    assert selected(inlined(0.020, budget=64), waiting(100)).prefills == [("w0", 100)]
 
 
 def test_chunked_prefill_fills_what_decodes_leave():

@@ -18,6 +18,7 @@ _COMMENTS = {
     "handoff": "how the KV cache travels from prefill to decode",
     "token_budget": "prompt tokens of an iteration, at most",
     "pipeline_chunk": "prompt tokens of a chunk, where a pipeline computes chunks of one prompt at once",
+    "inline_tbt_s": "seconds that an iteration of the batcher inlined may take",
     "max_seqs": "sequences of an iteration, at most",
     "block_size": "tokens of a KV block",
     "memory_utilization": "share of accelerator memory for weights and KV cache",

@@ -45,5 +45,10 @@ def check_servable(spec: ClusterSpec) -> None:
         raise ConfigurationError(
             "pipelines are simulated only: serve instances of one stage (pipeline_parallel 1)"
         )
+    if spec.inline_tbt_s is not None:
+        raise ConfigurationError(
+            "prompts are inlined by expected times, which only a simulation has: serve with the batcher mixed or "
+            "chunked-prefill, and without inline_tbt_s"
+        )
     if spec.failures:
         raise ConfigurationError("failures are simulated only: a service is served without them")

@@ -20,7 +20,9 @@ from twofold.performance.pipeline import boundary_bandwidth
 from twofold.performance.registry import performance_model
 from twofold.performance.saturation import saturating_tokens
 from twofold.performance.transfer import TransferModel, default_sync_s
-from twofold.scheduling.batchers import BATCHERS, CHUNKED, UNPIPELINED, WHOLE_PROMPTS
+from twofold.scheduling.batcher import Batcher
+from twofold.scheduling.batchers import BATCHERS, CHUNKED, INLINED, UNPIPELINED, WHOLE_PROMPTS
+from twofold.scheduling.batchers.inlined import InlinedPrefill
 from twofold.scheduling.chunked_pipeline import ChunkedPipelineScheduler
 from twofold.scheduling.cluster import ClusterScheduler
 from twofold.scheduling.growth import Growth
@@ -120,6 +122,7 @@ def kinds_of(spec: ClusterSpec, catalog: Catalog) -> list[Kind]:
             "no pool has one of them, so give a number"
         )
     _check_chunks(spec, kinds)
+    _check_inlining(spec, kinds)
     return kinds
 
 
@@ -244,6 +247,13 @@ def _check_chunks(spec: ClusterSpec, kinds: Sequence[Kind]) -> None:
         )
 
 
+def _check_inlining(spec: ClusterSpec, kinds: Sequence[Kind]) -> None:
+    if any(kind.batcher == INLINED for kind in kinds) != (spec.inline_tbt_s is not None):
+        raise ConfigurationError(
+            f"inline_tbt_s is the seconds that an iteration of the batcher {INLINED} may take: give both or neither"
+        )
+
+
 def _kind(
     spec: ClusterSpec,
     pool: PoolSpec,
@@ -345,12 +355,18 @@ def _scheduler(spec: ClusterSpec, how: Rules, kind: Kind, name: str, epoch: int)
     if how.stagewise:
         known = published_capacity(spec.model, kind.tensor_parallel, stages)
         return StagewiseScheduler(blocks, leases, spec.max_seqs, known or kind.token_budget, how.memory)
-    batcher = BATCHERS[kind.batcher](kind.token_budget, spec.max_seqs)
+    batcher = _new_batcher(spec, kind)
     if stages > 1:
         pipeline = ChunkedPipelineScheduler if kind.batcher in CHUNKED else PipelineScheduler
         return pipeline(batcher, blocks, leases, spec.max_seqs, stages, how.memory)
     growth = Growth(blocks, BlockCounts(kind.swap.blocks, spec.block_size)) if kind.swap.blocks else None
     return InstanceScheduler(batcher, blocks, leases, spec.max_seqs, how.memory, growth)
+
+
+def _new_batcher(spec: ClusterSpec, kind: Kind) -> Batcher:
+    if kind.batcher == INLINED and spec.inline_tbt_s is not None:
+        return InlinedPrefill(kind.token_budget, spec.max_seqs, kind.model, spec.inline_tbt_s)
+    return BATCHERS[kind.batcher](kind.token_budget, spec.max_seqs)
 
 
 def local_bandwidth(seat: Seat) -> float:

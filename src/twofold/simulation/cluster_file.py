@@ -132,6 +132,7 @@ def _checked(spec: ClusterSpec, catalog: Catalog) -> ClusterSpec:
     for field in (
         "token_budget",
         "pipeline_chunk",
+        "inline_tbt_s",
         "max_seqs",
         "block_size",
         "kv_bytes_per_token",

@@ -49,6 +49,7 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     instances busy (`performance.saturation`).
     With `pipeline_chunk` pools of several stages that only prefill take longer prompts in chunks of at most so many
     tokens, which is then the budget of their iterations: stages compute chunks of one prompt at once.
+    With the batcher `inlined` prompts join decodes while an iteration is expected to take at most `inline_tbt_s`.
     `link_bytes_per_s` overrides what the machines' own networks give; `contention` False lets every transfer
     have all of it. `memory_utilization` is the share of accelerator memory that weights and KV may fill.
     `kv_bytes_per_token` overrides the model's own, and `kv_capacity_tokens` what the memory of an instance holds.
@@ -68,6 +69,7 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     handoff: str = "by-size"
     token_budget: int | Literal["saturating"] = TOKEN_BUDGET
     pipeline_chunk: int | None = None
+    inline_tbt_s: float | None = None
     max_seqs: int = 512
     block_size: int = 16
     memory_utilization: float = 0.95

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from twofold.scheduling.batcher import Batcher
 from twofold.scheduling.batchers.chunked_prefill import ChunkedPrefill
 from twofold.scheduling.batchers.decode_fcfs import DecodeFcfs
+from twofold.scheduling.batchers.inlined import InlinedPrefill
 from twofold.scheduling.batchers.mixed import MixedContinuous
 from twofold.scheduling.batchers.prefill_balanced import PrefillBalanced
 from twofold.scheduling.batchers.prefill_chunks import PrefillChunks
@@ -20,6 +21,7 @@ BATCHERS: dict[str, Callable[[int, int], Batcher]] = {
     "prefill-chunks": PrefillChunks,
     "decode": DecodeFcfs,
     "mixed": MixedContinuous,
+    "inlined": InlinedPrefill,
     "prefill-first": PrefillFirst,
     "chunked-prefill": ChunkedPrefill,
     "splitwise": SplitwiseMixed,
@@ -27,7 +29,7 @@ BATCHERS: dict[str, Callable[[int, int], Batcher]] = {
 }
 
 # Those whose budget is for prompts, which they take whole; one that is longer runs alone.
-WHOLE_PROMPTS = ("prefill", "mixed", "prefill-first")
+WHOLE_PROMPTS = ("prefill", "mixed", "inlined", "prefill-first")
 
 # Those beside which memory may grow (`scheduling.growth`): what stands still is left to it.
 GROWING = ("decode", "mixed", "chunked-prefill")
@@ -37,3 +39,6 @@ UNPIPELINED = frozenset({"splitwise-sim"})
 
 # Those that cut prompts into chunks, of which a pipeline has several under way (`scheduling.chunked_pipeline`).
 CHUNKED = frozenset({"prefill-chunks"})
+
+# Goes by the expected times of iterations, which only a simulation gives it.
+INLINED = "inlined"

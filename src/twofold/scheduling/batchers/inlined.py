@@ -1,0 +1,63 @@
+"""Prefill inlined into decode: whole prompts join the decodes only while each token still comes in time."""
+
+from math import inf
+
+from twofold.performance.base import PerformanceModel
+from twofold.scheduling.batcher import EagerBatcher, Room, Selection, take_prompts, take_ready
+from twofold.scheduling.queues import Queues
+from twofold.scheduling.sequence import PrefillPart
+
+
+class InlinedPrefill(EagerBatcher):
+    """Mooncake section 5: a prefill may go into a decode batch if it need not be cut and TBT allows.
+
+    Decodes go first. Beside them prompts start, first come first served, as long as they fit in the token budget and
+    `times` expects an iteration of at most `tbt_s` seconds. One that would take longer waits, and those behind it,
+    until enough decodes have ended, at last all of them: without decodes there is nobody to wait for it.
+    """
+
+    def __init__(
+        self, token_budget: int, max_seqs: int, times: PerformanceModel | None = None, tbt_s: float = inf
+    ) -> None:
+        self.token_budget = token_budget
+        self.max_seqs = max_seqs
+        self._times = times
+        self._tbt_s = tbt_s
+
+    def select(self, queues: Queues, room: Room) -> Selection:
+        resume = take_ready(queues.ready, room, self.max_seqs - queues.decoding.size)
+        decodes, context = queues.decoding.size + len(resume), queues.decoding.context_tokens
+        for sequence in resume:
+            context += sequence.computed
+        if decodes:
+            return Selection(self._beside(queues, room, decodes, context), resume)
+        return Selection(
+            take_prompts(
+                queues.waiting,
+                room,
+                self.token_budget,
+                max_prompts=self.max_seqs,
+                longer_runs_alone=True,
+            )
+        )
+
+    def _beside(self, queues: Queues, room: Room, decodes: int, context: int) -> list[PrefillPart]:
+        """The prompts that may run beside so many decodes, which read `context` KV tokens."""
+        parts: list[PrefillPart] = []
+        tokens = squares = 0
+        sequence = queues.waiting.first
+        while sequence is not None and decodes + len(parts) < self.max_seqs:
+            more = sequence.prefill_remaining
+            tokens += more
+            squares += more * (more + 2 * sequence.computed)
+            if not self._in_time(tokens, squares, decodes, context) or not room.take(sequence):
+                break
+            parts.append(sequence.prefill(more))
+            sequence = sequence.after
+        return parts
+
+    def _in_time(self, tokens: int, squares: int, decodes: int, context: int) -> bool:
+        if tokens > self.token_budget:
+            return False
+        times = self._times
+        return times is None or times.mixed_s(tokens, squares, decodes, context) <= self._tbt_s

@@ -1,0 +1,50 @@
+"""Prefill inlined into decode batches, as far as the time between two tokens allows."""
+
+import msgspec
+import pytest
+
+from support.toy import CATALOG
+from twofold.errors import ConfigurationError
+from twofold.instance import Role
+from twofold.request import Request
+from twofold.serving.cluster_plan import check_servable
+from twofold.simulation.build import kinds_of
+from twofold.simulation.simulate import simulate
+from twofold.simulation.spec import ClusterSpec, PoolSpec
+
+BOUND_S = 0.06
+MIXED = PoolSpec(machines=1, machine="dgx-h100", role=Role.MIXED)
+SPEC = ClusterSpec(
+    pools=(msgspec.structs.replace(MIXED, batcher="inlined"),),
+    model="llama2-70b",
+    router="jsq",
+    inline_tbt_s=BOUND_S,
+)
+
+
+def requests():
+    """Chats, and now and then a prompt that takes far longer than the bound."""
+    for number in range(60):
+        prompt = 3500 if number % 20 == 10 else 200
+        yield Request(id=str(number), arrival_s=number / 10, prompt_tokens=prompt, output_tokens=60)
+
+
+def test_no_gap_between_tokens_is_longer_than_the_bound():
+    """Beside the baseline, whose decodes wait for every long prompt; nobody is left waiting for ever."""
+    mixed = msgspec.structs.replace(SPEC, pools=(MIXED,), inline_tbt_s=None)
+    inlined, baseline = (simulate(spec, requests(), catalog=CATALOG) for spec in (SPEC, mixed))
+    assert inlined.completed == baseline.completed == 60
+    assert inlined.itl_s.percentile(100) <= BOUND_S * 1.001 < baseline.itl_s.percentile(100)
+
+
+def test_the_batcher_and_its_bound_go_together():
+    """One without the other would do nothing."""
+    for changes in ({"inline_tbt_s": None}, {"pools": (MIXED,)}):
+        with pytest.raises(ConfigurationError, match="give both or neither"):
+            kinds_of(msgspec.structs.replace(SPEC, **changes), CATALOG)
+
+
+def test_a_service_does_not_know_the_times():
+    """It is told so before it starts."""
+    with pytest.raises(ConfigurationError, match="only a simulation has"):
+        check_servable(SPEC)

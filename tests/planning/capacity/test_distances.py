@@ -23,8 +23,8 @@ def branches(draws):
     ]
 
 
-PROMPTS = st.lists(st.lists(st.integers(0, 2), max_size=8), min_size=1, max_size=40).map(branches)
-LARGEST = 40
+LONGEST, LARGEST = 8, 40  # blocks of a prompt; of a cache, which has room for a prompt at least
+PROMPTS = st.lists(st.lists(st.integers(0, 2), max_size=LONGEST), min_size=1, max_size=40).map(branches)
 
 
 def simulated_hits(prompts, cache):
@@ -58,12 +58,12 @@ def test_a_distance_counts_what_was_used_since(keys):
 @given(PROMPTS)
 def test_every_request_hits_what_the_cache_has(prompts):
     """At every capacity, request by request, with the cache that serves live."""
-    for capacity in range(1, LARGEST, 3):
+    for capacity in range(LONGEST, LARGEST, 3):
         cache = PrefixCache(capacity, create_eviction("lru"))
         assert counted_hits(prompts, capacity) == simulated_hits(prompts, cache)
 
 
-@given(PROMPTS, st.integers(1, 12), st.integers(1, 12))
+@given(PROMPTS, st.integers(LONGEST, 16), st.integers(1, 12))
 def test_tiers_are_parts_of_the_same_stack(prompts, first, second):
     """A hit at a distance up to the first tier's capacity is in it, one up to the sum of both in the second."""
     cache = TieredCache([PrefixCache(size, create_eviction("lru")) for size in (first, second)])

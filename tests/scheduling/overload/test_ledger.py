@@ -34,7 +34,7 @@ def test_what_does_not_fit_waits():
 
 
 def test_the_coming_load_counts_those_who_were_taken_before():
-    """On the same decode instance, wherever they are prefilled; one that has ended, or will not decode, has no place."""
+    """On the same decode instance, wherever they are prefilled; who has ended, or will not decode, has no place."""
     made = ledger("p0", "p1", "d0", "d1")
     decoding(made, "there")
     for name, prefill, decode in (

@@ -22,7 +22,8 @@ def least_capacities(prompts: Sequence[Sequence[BlockKey]]) -> Blocks:
     """For each block of each prompt, one after the other, the smallest cache in which that request finds it.
 
     A block is found only where all blocks before it are, so this never falls within a prompt. Requests come in order,
-    and use or store their blocks in order. In blocks; NEVER where no cache is large enough.
+    and use or store their blocks in order. In blocks; NEVER where no cache is large enough. Exact for caches that have
+    room for a whole prompt: in a smaller one it would push out its own beginning, which `PrefixCache` does not do.
     """
     keys = list(chain.from_iterable(prompts))
     distances = np.minimum(stack_distances(keys), len(keys) + 1)

@@ -28,7 +28,7 @@ class Facts:
 
 
 class Newcomer:
-    """A request and where it would run. `reused` tokens of its prompt need not be computed; `fetches` as in `Prompt`."""
+    """A request and where it would run. `reused` tokens of its prompt are not computed; `fetches` as in `Prompt`."""
 
     __slots__ = ("arrival_s", "decode", "decodes", "fetches", "id", "prefill", "prompt_tokens", "reused")
 

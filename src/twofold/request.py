@@ -91,6 +91,7 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True):
 
     `index` counts output tokens from 0. `top_logprobs` holds (token id, log probability) pairs, best first.
     `finish_reason` is set on the last token only.
+    `reused_tokens`, on the first token only, are the prompt tokens whose KV was there and was not computed.
     """
 
     index: int
@@ -98,3 +99,4 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True):
     logprob: float | None = None
     top_logprobs: tuple[tuple[int, float], ...] = ()
     finish_reason: FinishReason | None = None
+    reused_tokens: int = 0

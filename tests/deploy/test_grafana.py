@@ -28,7 +28,10 @@ def told():
     for role in (Role.PREFILL, Role.DECODE):
         metrics.instances.role("p", role)
     metrics.instances.state("p", InstanceState.UP)
-    metrics.instances.status("p", InstanceStatus(0, 0, 0, 0, 0, 1, 1, 0, swap_blocks_total=1))
+    metrics.instances.status(
+        "p", InstanceStatus(0, 0, 0, 0, 0, 1, 1, 0, swap_blocks_total=1, blocks_evicted=1)
+    )
+    metrics.instances.prefilled("p", 9, 4)
     metrics.instances.restarted("p")
     metrics.handoff(HandoffReport(instance="p", request_id="r", started_s=0, ended_s=1, bytes_moved=7))
     metrics.rejected("queue_full")

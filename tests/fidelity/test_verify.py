@@ -154,7 +154,8 @@ def test_a_profile_of_other_workers_is_refused(host):
 def test_designs_have_names_and_flags():
     """Those of `twofold serve`."""
     assert (Design(prefill=2, decode=1).name, Design(colocated=2).name) == ("2P+1D", "colocated 2")
-    assert Design(prefill=2, decode=1).flags == ["--prefill", "2", "--decode", "1"]
+    cold = "--no-prefix-caching"  # as in the simulation
+    assert Design(prefill=2, decode=1).flags == ["--prefill", "2", "--decode", "1", cold]
 
 
 def test_the_twin_has_the_batchers_of_the_service(host):

@@ -13,7 +13,9 @@ from twofold.bench.services import served
 from twofold.handoff import HandoffMode
 from twofold.instance import Role
 from twofold.kvcache.blocks import BlockManager
+from twofold.kvcache.eviction import create_eviction
 from twofold.kvcache.leases import LeaseBook
+from twofold.kvcache.shared import SharedBlocks
 from twofold.request import Request
 from twofold.scheduling.batchers import BATCHERS
 from twofold.scheduling.cluster import ClusterScheduler
@@ -56,9 +58,14 @@ class VirtualRun:
         epoch,
         lease_s,
         swap_blocks,
+        eviction,
         **_,
     ):
-        blocks = BlockManager(num_blocks, block_size)
+        blocks = (
+            SharedBlocks(num_blocks, block_size, create_eviction(eviction))
+            if eviction
+            else BlockManager(num_blocks, block_size)
+        )
         leases = LeaseBook(blocks, name, epoch, lease_s)
         made = BATCHERS[batcher](token_budget, max_num_seqs)
         growth = Growth(blocks, BlockManager(swap_blocks, block_size)) if swap_blocks else None
@@ -131,6 +138,9 @@ def test_a_simulation_with_recorded_times_takes_the_live_decisions(flags, tiny_m
     """Every placement, lease, batch and outcome of a live run under load, some of it aborted, is reproduced."""
     draw = random.Random(3)
     prompts = [[draw.randint(10, 500) for _ in range(draw.randint(1, 700))] for _ in range(60)]
+    beginning = [draw.randint(10, 500) for _ in range(200)]
+    for prompt in prompts[::3]:  # these find what others have computed
+        prompt[:0] = beginning
     with served(tiny_model_dir("llama"), (*ENGINE, *flags, "--journal", str(tmp_path))) as url:
         asyncio.run(
             complete_all(url, prompts, at_once=20, spread_s=2.0, max_tokens=16, temperature=1.0, seed=4)
@@ -150,6 +160,7 @@ def test_a_simulation_with_recorded_times_takes_the_live_decisions(flags, tiny_m
     virtual = VirtualRun()
     virtual.run(journals)
     assert len(virtual.placements) == 80
+    assert any(i.shared is not None and i.shared.hits for i in virtual.instances.values())
     # 60 answers of 16 tokens, 20 at once: 48 iterations at the least, each begun and completed.
     assert virtual.decisions >= 80 + 2 * 48
     assert all(instance.status().idle for instance in virtual.instances.values())

@@ -1,39 +1,52 @@
 """What lies in the blocks of an instance and of its host: whose KV, and which part of it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from twofold.batch import Batch
 from twofold.kvcache.blocks import BlockManager
+from twofold.request import BlockKey
 from twofold.scheduling.growth import Copy
 from twofold.scheduling.instance import InstanceScheduler
+
+Label = BlockKey | tuple[str, int]
 
 
 class KvContents:
     """Memory as a worker treats it, at its worst: what is to be copied before a batch is copied as late as can be.
 
-    Peers may write a lease's blocks from the moment that it is granted, and do so at once.
+    Peers may write a lease's blocks from the moment that it is granted, and do so at once. A full prompt block with
+    a key, of `keys_of` its request, is as good as any other of that key; all others are their owner's alone.
     """
 
-    def __init__(self, instance: InstanceScheduler) -> None:
+    def __init__(
+        self, instance: InstanceScheduler, keys_of: Callable[[str], Sequence[BlockKey]] = lambda _: ()
+    ) -> None:
         self._instance = instance
+        self._keys_of = keys_of
         self._size = instance.blocks.block_size
-        self._here: dict[int, tuple[str, int]] = {}
-        self._host: dict[int, tuple[str, int] | None] = {}
+        self._here: dict[int, Label] = {}
+        self._host: dict[int, Label | None] = {}
         self._tables: dict[str, Sequence[int]] = {}
         self._copies: list[Copy] = []
+        self._shared_copies: list[tuple[int, int]] = []
+        self.shared_copies = 0
 
     @property
     def known(self) -> bool:
         return isinstance(self._instance.blocks, BlockManager)
 
-    def leased(self, request_id: str, blocks: Iterable[int]) -> None:
+    def leased(self, request_id: str, blocks: Iterable[int], *, torn: bool = False) -> None:
+        """A peer has written these blocks, or (`torn`) is at it."""
         for place, block in enumerate(blocks):
-            self._here[block] = (request_id, place)
+            self._here[block] = ("torn", place) if torn else self._whole(request_id, place)
 
     def begins(self, batch: Batch, copies: list[Copy]) -> None:
         """A batch was started; nothing of it has been done yet."""
         self._copies = copies
         self._tables = {i.request_id: tuple(self._instance.blocks_of(i.request_id)) for i in batch.items}
+        wanted = (self._instance.copy_of(item.request_id) for item in batch.items)
+        self._shared_copies = [copy for copy in wanted if copy is not None]
+        self.shared_copies += len(self._shared_copies)
 
     def ends(self, batch: Batch, gone: Iterable[str]) -> None:
         """Only now its work is done: each sequence that is still wanted finds its own KV where it was."""
@@ -42,14 +55,25 @@ class KvContents:
                 if copy.out:
                     self._host[there] = self._here.get(here)
                 else:
-                    self._here[here] = self._host[there] or ("nobody", -1)
+                    label = self._host[there]
+                    self._here[here] = ("nobody", -1) if label is None else label
+        for source, target in self._shared_copies:
+            self._here[target] = self._here[source]
         for item in batch.items:
             table, start, end = self._tables[item.request_id], item.context_tokens, item.context_tokens
             end += item.num_tokens
             if item.request_id not in gone:
-                filled = -(-start // self._size)
-                found = [self._here.get(block) for block in table[:filled]]
-                assert found == [(item.request_id, place) for place in range(filled)], "KV of somebody else"
+                for place in range(-(-start // self._size)):
+                    found = self._here.get(table[place])
+                    partial = (place + 1) * self._size > start and found == (item.request_id, place)
+                    assert partial or found == self._whole(item.request_id, place), "KV of somebody else"
                 assert end <= len(table) * self._size, "it writes beyond its blocks"
             for place in range(start // self._size, min(len(table), -(-end // self._size))):
-                self._here[table[place]] = (item.request_id, place)
+                whole = (place + 1) * self._size <= end
+                self._here[table[place]] = (
+                    self._whole(item.request_id, place) if whole else (item.request_id, place)
+                )
+
+    def _whole(self, request_id: str, place: int) -> Label:
+        keys = self._keys_of(request_id)
+        return keys[place] if place < len(keys) else (request_id, place)

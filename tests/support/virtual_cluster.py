@@ -6,7 +6,8 @@ long as the callables say (whole numbers, so that sums are exact); everything th
 
 import heapq
 import itertools
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -16,8 +17,10 @@ from twofold.handoff import HandoffMode, Lease
 from twofold.instance import Role
 from twofold.kvcache.accounts import BlockAccounts
 from twofold.kvcache.blocks import BlockManager
+from twofold.kvcache.counts import BlockCounts
 from twofold.kvcache.leases import LeaseBook
-from twofold.request import FinishReason, Phase, Request
+from twofold.kvcache.shared import SharedBlocks
+from twofold.request import BlockKey, FinishReason, Phase, Request
 from twofold.scheduling.batchers import BATCHERS, GROWING
 from twofold.scheduling.cluster import ClusterScheduler
 from twofold.scheduling.growth import Growth
@@ -80,9 +83,10 @@ class VirtualCluster:
             made = BATCHERS[batcher](budget, max_seqs)
             growth = None
             if swap_blocks and batcher in GROWING:
-                growth = Growth(blocks, accounts(swap_blocks, block_size), step_tokens)
+                host = BlockCounts if accounts is BlockCounts else BlockManager
+                growth = Growth(blocks, host(swap_blocks, block_size), step_tokens)
             self.instances[name] = InstanceScheduler(made, blocks, leases, max_seqs, memory, growth)
-            self.contents[name] = KvContents(self.instances[name])
+            self.contents[name] = KvContents(self.instances[name], self._keys_of)
             self.cluster.add_instance(name, role, capacity_tokens)
             load = self.cluster.pools.get(name)
             assert load is not None
@@ -134,6 +138,9 @@ class VirtualCluster:
             if self._reserves_at_arrival:
                 self._reserve(request.id, route.prefill)
 
+    def _keys_of(self, request_id: str) -> Sequence[BlockKey]:
+        return self._requests[request_id].prefix_blocks
+
     def _reserve(self, request_id: str, source: str) -> None:
         """Room for a request where it decodes: see docs/decisions/0007."""
         decode = self._decode_of.pop(request_id, None)
@@ -143,7 +150,7 @@ class VirtualCluster:
 
     def _keep(self, leases: list[Lease]) -> None:
         for lease in leases:
-            self.contents[lease.instance].leased(lease.request_id, lease.blocks)
+            self.contents[lease.instance].leased(lease.request_id, lease.blocks, torn=True)
             self._leases[lease.request_id] = lease
             self._maybe_send(lease.request_id)
 
@@ -283,6 +290,9 @@ class VirtualCluster:
 def check_blocks(instance: InstanceScheduler) -> None:
     """No block is lost, and none has two owners (where the accounts know which is which)."""
     blocks = instance.blocks
+    if isinstance(blocks, SharedBlocks):
+        check_shared(blocks)
+        return
     assert 0 <= blocks.num_in_flight <= blocks.num_blocks - blocks.num_free <= blocks.num_blocks
     if isinstance(blocks, BlockManager):
         grants = [sequence.grant for sequence in instance._here.values() if sequence.grant is not None]
@@ -290,3 +300,18 @@ def check_blocks(instance: InstanceScheduler) -> None:
         assert len(owned) == len(set(owned)), "a block has two owners"
         held = blocks.num_blocks - blocks.num_free
         assert max(len(owned), blocks.num_in_flight) <= held <= len(owned) + blocks.num_in_flight
+
+
+def check_shared(blocks: SharedBlocks) -> None:
+    """Every block is held as often as somebody has it; one that several have, or nobody, is there by its key."""
+    held = Counter(block for each in blocks._held.values() for block in each) + Counter(
+        blocks._copies.values()
+    )
+    assert blocks._owners == [held[block] for block in range(blocks.num_blocks)]
+    assert blocks.num_free == blocks._owners.count(0)
+    assert all(len(set(each)) == len(each) for each in blocks._held.values())
+    assert all(block in blocks._keys for block, owners in held.items() if owners > 1)
+    assert {block: key for key, block in blocks._cached.items()} == blocks._keys
+    idle = {block for block in range(blocks.num_blocks) if not held[block]}
+    assert idle == set(blocks._free_ids) | (idle & set(blocks._keys))
+    assert not set(blocks._free_ids) & set(blocks._keys)

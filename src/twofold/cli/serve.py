@@ -43,6 +43,7 @@ _BUDGET = (
     "Tokens in an iteration; auto: as many prompt tokens as keep it busy (2048; 512 with chunked prefill)."
 )
 _SWAP = "Host memory of a decoding worker to swap to, as in 4GiB: outputs then take KV cache as they grow."
+_PREFIXES = "Keep the KV of prompts while there is room, for prompts that begin alike (yes; no if emulated)."
 _TOKENIZER = "Directory of the tokenizer (the model's); an emulated model has none of its own."
 
 _SIZE_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
@@ -129,6 +130,10 @@ def serve(
         typer.Option(help="KV cache of each worker, as in 500M (1GiB).", rich_help_panel=_ENGINE),
     ] = None,
     swap_space: Annotated[str | None, typer.Option(help=_SWAP, rich_help_panel=_ENGINE)] = None,
+    prefix_caching: Annotated[
+        bool | None,
+        typer.Option("--prefix-caching/--no-prefix-caching", help=_PREFIXES, rich_help_panel=_ENGINE),
+    ] = None,
     max_model_len: Annotated[
         int | None,
         typer.Option(min=2, help="Longest prompt plus output (the model's).", rich_help_panel=_ENGINE),
@@ -259,6 +264,7 @@ def serve(
         swap_space=None if swap_space is None else parse_size(swap_space, "--swap-space"),
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
+        prefix_caching=prefix_caching,
         max_num_batched_tokens=None
         if max_num_batched_tokens is None
         else parse_budget(max_num_batched_tokens),

@@ -13,6 +13,7 @@ from twofold.errors import ConfigurationError
 from twofold.hardware.catalog import load_catalog
 from twofold.instance import Role
 from twofold.kvcache.split import Split
+from twofold.scheduling.batchers import NEVER_REUSING
 from twofold.scheduling.breaker import LONGEST_S
 from twofold.scheduling.handoffs import HANDOFF_POLICIES
 from twofold.scheduling.routers import FIXED_ROLE_ROUTERS, LIVE_ROUTERS
@@ -64,6 +65,7 @@ class Flags:
     swap_space: int | None = None
     max_model_len: int | None = None
     max_num_seqs: int | None = None
+    prefix_caching: bool | None = None
     max_num_batched_tokens: TokenBudget | None = None
     enable_chunked_prefill: bool | None = None
     tokenizer: Path | None = None
@@ -88,11 +90,20 @@ def service_of(flags: Flags) -> ServiceConfig:
     _refuse_idle_flags(flags)
     config = _from_flags(flags) if flags.cluster is None else _from_cluster(flags, flags.cluster)
     check_splits(config)
+    _check_reuse(flags, config)
     if flags.replan is not None:
         config = msgspec.structs.replace(config, replan=replan_config(config, flags.replan))
     if flags.overload is not None:
         config = msgspec.structs.replace(config, overload=overload_config(config, flags.overload))
     return config
+
+
+def _check_reuse(flags: Flags, config: ServiceConfig) -> None:
+    batchers = {worker.batcher for worker in config.workers}
+    if flags.prefix_caching and batchers and batchers <= NEVER_REUSING:
+        raise ConfigurationError(
+            f"--prefix-caching is not for the batcher {min(batchers)}, which takes prompts as long as they are"
+        )
 
 
 def public_name(flags: Flags, config: ServiceConfig) -> str:
@@ -223,6 +234,7 @@ def _torch_engine(flags: Flags, block_size: int, max_num_seqs: int, swap_bytes: 
         swap_bytes=swap_bytes,
         max_model_len=flags.max_model_len,
         max_num_seqs=max_num_seqs,
+        prefix_caching=flags.prefix_caching is not False,
     )
 
 
@@ -236,6 +248,7 @@ def _emulated_engine(flags: Flags, spec: ClusterSpec) -> EngineConfig:
         block_size=spec.block_size,
         max_model_len=flags.max_model_len,
         max_num_seqs=spec.max_seqs,
+        prefix_caching=flags.prefix_caching is True,  # the simulation of its machines has none
     )
 
 

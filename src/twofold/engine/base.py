@@ -73,7 +73,8 @@ class SequenceStep:
     The KV of `token_ids` (positions `start`, `start`+1, …) is computed and written to the blocks of
     `block_table`, which cover positions 0 onwards, `block_size` positions each. `sampling` is None where no
     token is to be sampled (a chunk that does not end the prompt). `output_index` is the index of the output
-    token that would be sampled, counted from 0.
+    token that would be sampled, counted from 0. `copies` are blocks (from, to) that are copied whole before
+    anything is computed: this sequence writes to the copy, and others go on with what it is a copy of.
     """
 
     request_id: str
@@ -82,6 +83,7 @@ class SequenceStep:
     block_table: Sequence[int]
     sampling: SamplingParams | None
     output_index: int = 0
+    copies: Sequence[tuple[int, int]] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,10 +36,10 @@ class Design:
 
     @property
     def flags(self) -> list[str]:
-        """Those of `twofold serve`."""
+        """Those of `twofold serve`. Its prompts are computed whole, as they are in the simulation."""
         if self.colocated:
-            return ["--colocated", str(self.colocated)]
-        return ["--prefill", str(self.prefill), "--decode", str(self.decode)]
+            return ["--colocated", str(self.colocated), "--no-prefix-caching"]
+        return ["--prefill", str(self.prefill), "--decode", str(self.decode), "--no-prefix-caching"]
 
     def workers(self) -> tuple[WorkerConfig, ...]:
         """As `twofold serve` plans them."""

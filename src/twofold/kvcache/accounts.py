@@ -92,6 +92,13 @@ class BlockAccounts(ABC):
         if not grant.transfers:
             self._free(grant)
 
+    def freed_by(self, grants: Sequence[Grant]) -> int:
+        """How many blocks become free when these grants, which no transfer touches, are all released."""
+        blocks = 0
+        for grant in grants:
+            blocks += grant.blocks
+        return blocks
+
     def begin_transfer(self, grant: Grant) -> None:
         """From now on one transfer more may touch these blocks."""
         if not grant.owned:

@@ -10,6 +10,7 @@ the prompt's next batch, and `copied` says so. When a batch has completed, `publ
 are full now. Everything else is as with any other block accounts.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from heapq import heappop, heappush
 
@@ -87,9 +88,7 @@ class SharedBlocks(BlockManager):
         matched = self.match(keys[: prompt_tokens // self.block_size])
         whole = matched > 0 and matched * self.block_size == prompt_tokens
         prefix = [self._cached[key] for key in keys[: matched - whole]]
-        idle = sum(not self._owners[block] for block in prefix)
-        total = self.blocks_for(tokens)
-        taken = total - len(prefix) + idle
+        total, taken = self.blocks_for(tokens), self._taken(tokens, prefix)
         if taken > self.num_free:
             raise OutOfBlocksError(f"{owner} needs {taken} blocks and {self.num_free} are free")
         self.num_free -= taken
@@ -102,6 +101,20 @@ class SharedBlocks(BlockManager):
         copy = self._last_again(grant, keys[matched - 1]) if whole else None
         self._give(grant, total - len(held))
         return Reused(grant, matched * self.block_size - whole, copy)
+
+    def reusable(self, keys: Sequence[BlockKey], prompt_tokens: int) -> int:
+        """How many leading tokens of a prompt `allocate_prompt` would find here now."""
+        matched = self.match(keys[: prompt_tokens // self.block_size])
+        return min(matched * self.block_size, prompt_tokens - 1)
+
+    def wanted(self, tokens: int, keys: Sequence[BlockKey], prompt_tokens: int) -> int:
+        """How many of the free blocks `allocate_prompt` would take now."""
+        shared = self.reusable(keys, prompt_tokens) // self.block_size
+        return self._taken(tokens, [self._cached[key] for key in keys[:shared]])
+
+    def freed_by(self, grants: Sequence[Grant]) -> int:
+        leaving = Counter(block for grant in grants for block in self._held[grant])
+        return sum(self._owners[block] == owners for block, owners in leaving.items())
 
     def copied(self, grant: Grant) -> None:
         """The copy that a prompt asked for is made."""
@@ -128,6 +141,10 @@ class SharedBlocks(BlockManager):
             self._eviction.hold(key)
             if self._watcher is not None:
                 self._watcher.stored(key)
+
+    def _taken(self, tokens: int, prefix: Sequence[int]) -> int:
+        """How many free blocks go to an owner that is given these: cached ones that nobody owns are free as well."""
+        return self.blocks_for(tokens) - sum(self._owners[block] > 0 for block in prefix)
 
     def _give(self, grant: Grant, blocks: int) -> None:
         held = self._held.setdefault(grant, [])

@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 from mypy_extensions import mypyc_attr
 
 from twofold.kvcache.accounts import BlockAccounts
+from twofold.kvcache.shared import SharedBlocks
 from twofold.scheduling.growth import Growth
 from twofold.scheduling.iteration import StartedIteration
 from twofold.scheduling.line import Line
@@ -18,10 +19,11 @@ class Room:
 
     While a lease is waited for here (`leases_first`), prompts that will be handed off do not start. Two instances
     that prefill for each other could otherwise fill up with KV caches that each wants to send to the other. Where
-    memory grows, `growth` has a say in who begins.
+    memory grows, `growth` has a say in who begins. Where prompts find what others have computed, in `shared` memory,
+    they are given it as soon as they are chosen: it may not go to make room for those that are chosen after them.
     """
 
-    __slots__ = ("blocks", "free_blocks", "free_seats", "growth", "leases_first")
+    __slots__ = ("blocks", "free_blocks", "free_seats", "growth", "leases_first", "shared")
 
     def __init__(
         self,
@@ -30,16 +32,29 @@ class Room:
         free_seats: int,
         leases_first: bool = False,
         growth: Growth | None = None,
+        shared: SharedBlocks | None = None,
     ) -> None:
         self.blocks = blocks
         self.free_blocks = free_blocks
         self.free_seats = free_seats
         self.leases_first = leases_first
         self.growth = growth
+        self.shared = shared
+
+    def remaining(self, sequence: ScheduledSequence) -> int:
+        """Prompt tokens that a sequence has to compute, were it to start now if it waits; to be asked before `take`."""
+        if self.shared is not None and sequence.grant is None:
+            keys = sequence.request.prefix_blocks
+            sequence.computed = self.shared.reusable(keys, sequence.prompt_tokens)
+        return sequence.prefill_remaining
 
     def take(self, sequence: ScheduledSequence) -> bool:
         """Set room aside for a waiting sequence; False, and nothing taken, when there is not enough."""
-        needed = self.blocks.blocks_for(sequence.start_tokens)
+        shared, keys = self.shared, sequence.request.prefix_blocks
+        if shared is None:
+            needed = self.blocks.blocks_for(sequence.start_tokens)
+        else:
+            needed = shared.wanted(sequence.start_tokens, keys, sequence.prompt_tokens)
         if self.free_seats < 1 or needed > self.free_blocks:
             return False
         if self.leases_first and not sequence.decodes_here:
@@ -48,6 +63,10 @@ class Room:
             return False
         self.free_seats -= 1
         self.free_blocks -= needed
+        if shared is not None:
+            found = shared.allocate_prompt(sequence.id, sequence.start_tokens, keys, sequence.prompt_tokens)
+            sequence.grant, sequence.copy = found.grant, found.copy
+            sequence.computed = sequence.reused_tokens = found.tokens
         return True
 
     def take_output(self, sequence: ScheduledSequence) -> bool:
@@ -143,7 +162,7 @@ def take_prompts(
     items: list[PrefillPart] = []
     sequence = waiting.first
     while sequence is not None:
-        tokens = sequence.prefill_remaining
+        tokens = room.remaining(sequence)
         fits = tokens <= token_budget or (longer_runs_alone and not items)
         if not fits or len(items) >= max_prompts or not room.take(sequence):
             break

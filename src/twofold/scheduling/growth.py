@@ -168,11 +168,14 @@ class Growth:
         ]
         later.sort(key=_number, reverse=True)
         leaving: list[ScheduledSequence] = []
+        grants: list[Grant] = []
         for other in later:
             if free >= wanted:
                 break
-            free += other.grant.blocks if other.grant is not None else 0
             leaving.append(other)
+            if other.grant is not None:
+                grants.append(other.grant)
+            free = self.blocks.num_free + self.blocks.freed_by(grants)
         if free < wanted:
             return False
         for other in leaving:

@@ -24,6 +24,8 @@ from twofold.batch import Batch
 from twofold.handoff import Lease
 from twofold.kvcache.accounts import BlockAccounts, Grant
 from twofold.kvcache.leases import LeaseBook
+from twofold.kvcache.shared import SharedBlocks
+from twofold.kvcache.watcher import Removal
 from twofold.request import FinishReason, Phase, Request
 from twofold.scheduling.batcher import Batcher, Room, Selection
 from twofold.scheduling.growth import Growth
@@ -49,6 +51,10 @@ class InstanceScheduler:
     after which another selection of work is due at the next boundary between iterations; a driver that runs
     several at a time cuts them short there. With `growth` decodes take memory as they go, and a driver asks it, after
     `start` or `next_batch`, what is to be copied first.
+
+    Where the blocks are shared, a prompt is given those that hold its beginning when it starts, and not before: nothing
+    that waits holds any (docs/decisions/0007). A driver asks `copy_of` then. Blocks of prompts are found by others when
+    the iteration that has filled them is over.
     """
 
     def __init__(
@@ -63,6 +69,7 @@ class InstanceScheduler:
         self.blocks = blocks
         self.leases = leases
         self.growth = growth
+        self.shared = blocks if isinstance(blocks, SharedBlocks) else None
         self.changed = False
         self.preemptions = 0
         self._batcher = batcher
@@ -258,6 +265,15 @@ class InstanceScheduler:
         """The blocks of a request in the order of its tokens; empty where only their number is known."""
         return self.blocks.blocks_of(_granted(self._here[request_id]))
 
+    def copy_of(self, request_id: str) -> tuple[int, int] | None:
+        """The block, and where to, that is to be copied before the iteration that a prompt has just started with."""
+        return self._here[request_id].copy
+
+    def reused_tokens(self, request_id: str) -> int:
+        """How many tokens of a prompt that has started were not to be computed here; 0 if it is not here."""
+        sequence = self._here.get(request_id)
+        return 0 if sequence is None else sequence.reused_tokens
+
     # -- iterations -------------------------------------------------------------------------------------------
 
     def start(self, now: float) -> StartedIteration | None:
@@ -275,7 +291,7 @@ class InstanceScheduler:
                     stopped = growth.settle(queues)
                     free = growth.offer(queues)
                 seats = self._max_seqs - queues.started
-                room = Room(self.blocks, free, seats, self.lease_queue.size > 0, growth)
+                room = Room(self.blocks, free, seats, self.lease_queue.size > 0, growth, self.shared)
                 selection = self._batcher.select(queues, room)
                 self._apply(selection)
                 if growth is not None and growth.copies:
@@ -358,7 +374,7 @@ class InstanceScheduler:
         return outcomes
 
     def _apply(self, selection: Selection) -> None:
-        queues = self._queues
+        queues, shared = self._queues, self.shared
         for sequence in selection.pause:
             queues.decoding.leave(sequence)
             queues.paused.append(sequence)
@@ -370,6 +386,9 @@ class InstanceScheduler:
                 queues.ready.remove(sequence)
                 if sequence.decode_tokens:
                     self.blocks.extend(_granted(sequence), sequence.decode_tokens)
+                if shared is not None and sequence.source:
+                    # What has landed is in place now at the latest, see `Landing`.
+                    _publish(shared, sequence, sequence.computed, 0)
             if self.growth is None:
                 queues.decoding.join(sequence)
             else:
@@ -380,7 +399,9 @@ class InstanceScheduler:
                 self._start_prefill(part.sequence)
 
     def _start_prefill(self, sequence: ScheduledSequence) -> None:
-        sequence.grant = grant = self.blocks.allocate(sequence.id, sequence.start_tokens)
+        grant = sequence.grant
+        if grant is None:
+            sequence.grant = grant = self.blocks.allocate(sequence.id, sequence.start_tokens)
         if not sequence.decodes_here:
             self.blocks.begin_transfer(grant)
             sequence.handing_off = True
@@ -426,13 +447,19 @@ class InstanceScheduler:
     def _advance_prefills(
         self, iteration: StartedIteration, stopped: Collection[str], steps: list[Step]
     ) -> None:
-        prefilling = self._queues.prefilling
+        prefilling, shared = self._queues.prefilling, self.shared
         for part in iteration.prefills:
             sequence = part.sequence
             if sequence.line is not prefilling:
                 continue  # aborted meanwhile
             # Later chunks of it may be under way already, where a pipeline has several.
-            sequence.computed = max(sequence.computed, part.context_tokens + part.num_tokens)
+            computed = part.context_tokens + part.num_tokens
+            sequence.computed = max(sequence.computed, computed)
+            if shared is not None:
+                if sequence.copy is not None:
+                    sequence.copy = None
+                    shared.copied(_granted(sequence))
+                _publish(shared, sequence, computed, part.context_tokens)
             if part.samples:
                 prefilling.remove(sequence)
                 sequence.generated += 1
@@ -496,7 +523,7 @@ class InstanceScheduler:
         return queues.settled and not queues.decoding.size and not self._fetching.size
 
     def status(self) -> InstanceStatus:
-        growth = self.growth
+        growth, shared = self.growth, self.shared
         return InstanceStatus(
             waiting=self._queues.waiting.size + self._fetching.size,
             running=self._started(),
@@ -511,6 +538,8 @@ class InstanceScheduler:
             swap_blocks_total=0 if growth is None else growth.host.num_blocks,
             swap_blocks_free=0 if growth is None else growth.host.num_free,
             swap_blocks_moved=0 if growth is None else growth.blocks_copied,
+            blocks_cached=0 if shared is None else shared.num_cached,
+            blocks_evicted=0 if shared is None else shared.removals[Removal.CAPACITY],
         )
 
     def _started(self) -> int:
@@ -572,3 +601,10 @@ def _granted(sequence: ScheduledSequence) -> Grant:
     if grant is None:
         raise KeyError(f"request {sequence.id} has no blocks")
     return grant
+
+
+def _publish(shared: SharedBlocks, sequence: ScheduledSequence, computed: int, known_tokens: int) -> None:
+    """Of a prompt `computed` tokens are: its whole blocks can be found; those of its first tokens are known already."""
+    size = shared.block_size
+    keys = sequence.request.prefix_blocks[: min(computed, sequence.prompt_tokens) // size]
+    shared.publish(_granted(sequence), keys, known_tokens // size)

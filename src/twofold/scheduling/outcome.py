@@ -18,7 +18,8 @@ class InstanceStatus(msgspec.Struct, frozen=True):
     """The accounts of an instance at one moment, for routers, metrics and health.
 
     `running` includes the `swapped`. `swaps` counts how often one was swapped out, and `swap_blocks_moved` what went
-    out and back, ever.
+    out and back, ever. `blocks_cached` hold KV that prompts find, and do so until their memory is wanted, as that
+    of `blocks_evicted` was, ever.
     """
 
     waiting: int
@@ -34,6 +35,8 @@ class InstanceStatus(msgspec.Struct, frozen=True):
     swap_blocks_total: int = 0
     swap_blocks_free: int = 0
     swap_blocks_moved: int = 0
+    blocks_cached: int = 0
+    blocks_evicted: int = 0
 
     @property
     def idle(self) -> bool:

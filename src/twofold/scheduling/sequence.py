@@ -29,6 +29,9 @@ class ScheduledSequence:
     Where memory grows, `number` says as the how-manieth it got some, from 1 on, and `swapped` what it has on the host
     while it has none here.
 
+    Where prompts find what others have computed, `reused_tokens` of it were found, and `copy` names a block (from, to)
+    that is to be copied before its first iteration.
+
     What it waits for is the `line` it stands in; without one it is done, though its KV may still be on its way
     from here (`handing_off`) or to here. `note` is its batcher's.
     """
@@ -39,6 +42,7 @@ class ScheduledSequence:
         "after",
         "before",
         "computed",
+        "copy",
         "decode_tokens",
         "decodes_here",
         "end",
@@ -56,6 +60,7 @@ class ScheduledSequence:
         "output_tokens",
         "prompt_tokens",
         "request",
+        "reused_tokens",
         "source",
         "start_tokens",
         "swapped",
@@ -81,6 +86,8 @@ class ScheduledSequence:
         self.computed = computed
         self.generated = generated
         self.grant: Grant | None = None
+        self.reused_tokens = 0
+        self.copy: tuple[int, int] | None = None
         self.handing_off = False
         self.fetching = False  # some of what it reuses is on its way
         self.source = ""  # who sends its KV, if it is prefilled elsewhere

@@ -8,7 +8,7 @@ from twofold.curve.network import HOME, Network
 from twofold.handoff import HandoffMode
 from twofold.instance import Role
 from twofold.kvcache.split import UNSPLIT, Split
-from twofold.scheduling.batchers import WHOLE_PROMPTS
+from twofold.scheduling.batchers import NEVER_REUSING, WHOLE_PROMPTS
 from twofold.scheduling.breaker import LONGEST_S
 from twofold.scheduling.replanning import Rules
 from twofold.scheduling.routers import FIXED_ROLE_ROUTERS
@@ -36,6 +36,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     With `swap_bytes` decodes take KV memory as they go, and are swapped out to so much memory of the host, per worker
     that decodes, when there is none left.
 
+    With `prefix_caching` the KV of prompts stays until its memory is wanted, for prompts that begin alike.
+
     `engine` is one of those in `serving.worker.engines`. For `emulated`, `model` is a name of the catalog and
     `vocab_size` says how many tokens there are. `tokenizer` is a directory, where it is not the model's own.
     """
@@ -51,6 +53,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     swap_bytes: int | None = None
     max_model_len: int | None = None
     max_num_seqs: int = 64
+    prefix_caching: bool = False
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -157,6 +160,11 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
         # Who decodes may be on another host, and come later.
         splits = moves or self.network is not None or {Role.PREFILL, Role.DECODE} <= roles
         return self.engine.engine == "torch" and splits and (moves or worker.role is Role.PREFILL)
+
+    def reuses(self, worker: WorkerConfig) -> bool:
+        """Whether a worker keeps the KV of prompts for others that begin alike: if it may prefill, and some of them."""
+        prefills = worker.role.prefills or self.router not in FIXED_ROLE_ROUTERS
+        return self.engine.prefix_caching and prefills and worker.batcher not in NEVER_REUSING
 
     def measured_pairs(self) -> list[tuple[str, str]]:
         """The links that are measured and used from the start on."""

@@ -20,6 +20,7 @@ from twofold.errors import (
 )
 from twofold.handoff import HandoffMode, Lease
 from twofold.instance import Role
+from twofold.kvcache.index import PrefixIndex
 from twofold.request import FinishReason, Generation, TokenOutput
 from twofold.scheduling.admission import Admission
 from twofold.scheduling.breaker import BreakerState
@@ -38,6 +39,7 @@ from twofold.serving.measured_paths import MeasuredPaths
 from twofold.serving.messages import (
     Abort,
     Alive,
+    BlocksChanged,
     HandoffEnded,
     HandoffReport,
     HostAlive,
@@ -58,6 +60,7 @@ from twofold.serving.messages import (
     StepDone,
     ToController,
 )
+from twofold.serving.prompt_keys import PromptKeys
 from twofold.serving.replanning import LiveReplanning
 from twofold.serving.roles import Roles
 from twofold.serving.service import PoolMember, ServedModel
@@ -78,6 +81,7 @@ class Controller:
 
     With `roles_move`, or a pulled hand-off, room on the decode instance is asked for when a prefill starts
     (docs/decisions/0007).
+    With `prompt_keys` workers keep what they have computed of prompts, and say what they have.
     """
 
     def __init__(
@@ -94,6 +98,7 @@ class Controller:
         hosts: Hosts | None = None,
         roles_move: bool = False,
         replan: ReplanConfig | None = None,
+        prompt_keys: PromptKeys | None = None,
     ) -> None:
         self.model = model
         self._cluster = cluster
@@ -105,6 +110,8 @@ class Controller:
         self._overload = overload
         self._hosts = hosts
         self._roles = Roles(cluster, fleet, move=roles_move)
+        self._prompt_keys = prompt_keys
+        self._prefixes = PrefixIndex()
         self._replanning = None if replan is None else LiveReplanning(replan, cluster.pools, self)
         watches = () if self._replanning is None else (self._replanning.observe,)
         self._recorder = Recorder(sinks=(telemetry.observe, *watches))
@@ -240,6 +247,8 @@ class Controller:
                 self._replanning.refused(request.id)
             self._telemetry.rejected(request, refusal.reason.replace("-", "_"))
             raise refused(refusal)
+        if self._prompt_keys is not None:
+            live.generation = self._prompt_keys.name(generation)
         self._live[request.id] = live
         self._telemetry.arrived(request)
         live.timeline = self._recorder.arrive(request, request.arrival_s)
@@ -344,7 +353,7 @@ class Controller:
         for message in self._inbox.drain():
             self._handle(message)
 
-    def _handle(self, message: ToController) -> None:  # noqa: C901  (one flat match over the kinds of messages)
+    def _handle(self, message: ToController) -> None:  # noqa: C901, PLR0912  (one flat match over the kinds of messages)
         match message:
             case StepDone():
                 self._step_done(message)
@@ -358,6 +367,8 @@ class Controller:
                 self._pass_on(lease)
             case Status():
                 self._note_status(message)
+            case BlocksChanged():
+                self._blocks_changed(message)
             case HandoffReport():
                 self._handed_off(message)
             case RequestFailed(instance=instance, request_id=attempt_id, reason=reason):
@@ -448,6 +459,11 @@ class Controller:
         if self._roles.move:
             self._cluster.waits(instance, status.waiting)
 
+    def _blocks_changed(self, message: BlocksChanged) -> None:
+        if self._fleet.is_current(message.instance, message.epoch):
+            self._prefixes.removed(message.instance, message.removed)
+            self._prefixes.stored(message.instance, message.stored)
+
     def _step_done(self, message: StepDone) -> None:
         now, started_s = time.monotonic(), self._fleet.ours(message.instance, message.started_s)
         self._note_status(message)
@@ -468,6 +484,9 @@ class Controller:
         assert attempt is not None  # noqa: S101  (it was found by its attempt; tells the type checker so)
         if output.index == 0:
             self._cluster.prefilled(attempt.id, now)
+            if self._prompt_keys is not None:
+                prompt_tokens = attempt.generation.request.prompt_tokens
+                self._telemetry.prefilled(instance, prompt_tokens, output.reused_tokens)
         elif output.index == 1:
             self._recorder.mark(live.id, Moment.DECODE_STARTED, started_s)
         if output.index < 2 and self._fleet.breaker(instance).succeed(attempt.id, now):
@@ -566,6 +585,7 @@ class Controller:
     def _lose(self, instance: str) -> None:
         """A worker works no more; what it held begins anew elsewhere."""
         self._telemetry.remove(instance)
+        self._prefixes.lost(instance)
         self._statuses.pop(instance, None)
         self._newcomers.pop(instance, None)
         for attempt_id in self._cluster.remove_instance(instance):

@@ -1,13 +1,15 @@
 """Metrics of instances: what they say of themselves, and what is said of them."""
 
 from twofold.instance import Role
+from twofold.kvcache.watcher import Removal
 from twofold.scheduling.instance import InstanceStatus
 from twofold.serving.registry import Registry
 from twofold.serving.snapshot import InstanceState
 
-BLOCK_STATES = ("total", "free", "in_flight")
+BLOCK_STATES = ("total", "free", "in_flight", "cached")
 REQUEST_STATES = ("waiting", "running", "arriving", "handing_off", "lease_queue", "swapped")
 SWAP_STATES = ("total", "free")
+ENGINE_TIER = "engine"  # the memory that an instance computes on
 
 
 class InstanceMetrics:
@@ -24,6 +26,21 @@ class InstanceMetrics:
         self._swap = gauge("swap_blocks", "Blocks of host memory to swap to, by state.", "instance", "state")
         self._swaps = counter("swaps", "Requests that were swapped out, each time.", "instance")
         self._moved = counter("swap_blocks_moved", "KV blocks that were swapped out and back.", "instance")
+        self._queries = counter(
+            "prefix_cache_queries",
+            "Prompt tokens that were looked up in the KV cache of an instance.",
+            "instance",
+        )
+        self._hits = counter(
+            "prefix_cache_hits", "Prompt tokens of them that were there.", "instance", "tier"
+        )
+        self._evictions = counter(
+            "prefix_cache_evictions",
+            "KV blocks of prompts that were given up, by why.",
+            "instance",
+            "tier",
+            "reason",
+        )
         self._role = gauge("instance_role", "1 for the role that an instance plays now.", "instance", "role")
         self._state = gauge(
             "instance_state",
@@ -44,6 +61,14 @@ class InstanceMetrics:
             was = (0, 0) if before is None else (before.swaps, before.swap_blocks_moved)
             self._swaps.labels(instance).inc(status.swaps - was[0])
             self._moved.labels(instance).inc(status.swap_blocks_moved - was[1])
+        evicted = status.blocks_evicted - (0 if before is None else before.blocks_evicted)
+        if evicted:
+            self._evictions.labels(instance, ENGINE_TIER, Removal.CAPACITY.value).inc(evicted)
+
+    def prefilled(self, instance: str, prompt_tokens: int, reused_tokens: int) -> None:
+        """A prompt whose beginning was looked up is computed; so many of its tokens were there."""
+        self._queries.labels(instance).inc(prompt_tokens)
+        self._hits.labels(instance, ENGINE_TIER).inc(reused_tokens)
 
     def refresh(self) -> None:
         """Put the last reports into the gauges: they come after every iteration, and are rarely looked at."""

@@ -39,6 +39,7 @@ from twofold.serving.mailbox import Inbox, Outbox
 from twofold.serving.measured_paths import MeasuredPaths
 from twofold.serving.messages import ToController
 from twofold.serving.plan import own_cores
+from twofold.serving.prompt_keys import PromptKeys
 from twofold.serving.reports import Report
 from twofold.serving.service import ServedModel
 from twofold.serving.telemetry import Telemetry
@@ -198,7 +199,12 @@ class LocalService:
             paths=self._paths,
             roles_move=self._config.router not in FIXED_ROLE_ROUTERS,
             replan=self._config.replan,
+            prompt_keys=self._prompt_keys(),
         )
+
+    def _prompt_keys(self) -> PromptKeys | None:
+        engine = self._config.engine
+        return PromptKeys(engine.block_size) if engine.prefix_caching else None
 
     def _make_hosts(self, facts: Report, outbox: Outbox) -> Hosts | None:
         config = self._config

@@ -6,7 +6,7 @@ from twofold.curve.network import HOME
 from twofold.handoff import HandoffMode, Lease
 from twofold.instance import Role
 from twofold.performance.measured import LinkSpeed, PrefillSpeed
-from twofold.request import Generation, Request, SamplingParams, TokenOutput
+from twofold.request import BlockKey, Generation, Request, SamplingParams, TokenOutput
 from twofold.scheduling.instance import InstanceStatus
 from twofold.serving.config import ServiceConfig
 from twofold.transport.base import MemoryDescriptor
@@ -168,6 +168,15 @@ class Status(Message, frozen=True, kw_only=True):
     epoch: int
     status: InstanceStatus
     number: int
+
+
+class BlocksChanged(Message, frozen=True, kw_only=True):
+    """Blocks, by key, that prompts find on an instance from now on, and blocks that they do not find there any more."""
+
+    instance: str
+    epoch: int
+    stored: list[BlockKey]
+    removed: list[BlockKey]
 
 
 class HandoffReport(Message, frozen=True, kw_only=True):
@@ -339,6 +348,7 @@ ToController = (
     | LeaseGranted
     | StepDone
     | Status
+    | BlocksChanged
     | HandoffReport
     | RequestFailed
     | HostJoins

@@ -149,6 +149,12 @@ class Telemetry:
         """An iteration of an instance gave a token to so many sequences."""
         self._history.step(instance, sequences, time.monotonic())
 
+    def prefilled(self, instance: str, prompt_tokens: int, reused_tokens: int) -> None:
+        """An instance that looks prompts up in its KV cache has computed one; so many of its tokens were there."""
+        self._metrics.instances.prefilled(instance, prompt_tokens, reused_tokens)
+        self._history.totals["prefix_queries"] += prompt_tokens
+        self._history.totals["prefix_hits"] += reused_tokens
+
     def restarted(self, instance: str) -> None:
         """A new process takes the place of an instance that was lost."""
         self._metrics.instances.restarted(instance)

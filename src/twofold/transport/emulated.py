@@ -50,7 +50,7 @@ class EmulatedConnection:
     def __init__(self, link: _Link, layout: KvLayout, peer: Port) -> None:
         self._link, self._layout = link, layout
         self._rate = link.port.rate_to(peer)
-        self._layer_wise: set[int] = set()  # hand-offs under way, by their first block
+        self._layer_wise: set[int] = set()  # hand-offs under way, by their last block
 
     def write(self, layers: range, source_blocks: Sequence[int], target_blocks: Sequence[int]) -> int:  # noqa: ARG002
         """Returns when the bytes would be there."""
@@ -75,8 +75,8 @@ class EmulatedConnection:
         begin = self._begin(source_blocks) if layer == 0 else self._ready(source_blocks, layer)
         link.free_at = max(begin, link.free_at) + ps(size / self._rate)
         landed = link.free_at
-        if last and source_blocks[0] in self._layer_wise:
-            self._layer_wise.discard(source_blocks[0])
+        if last and source_blocks[-1] in self._layer_wise:
+            self._layer_wise.discard(source_blocks[-1])
             landed += ps(link.port.sync_s)
         link.clock.sleep_until(landed)
         return size
@@ -87,9 +87,9 @@ class EmulatedConnection:
     def _begin(self, blocks: Sequence[int]) -> int:
         now = self._link.clock.now()
         if now < self._link.prefills.end(blocks):
-            self._layer_wise.add(blocks[0])
+            self._layer_wise.add(blocks[-1])
         else:
-            self._layer_wise.discard(blocks[0])
+            self._layer_wise.discard(blocks[-1])
         return now + ps(self._link.port.latency_s)
 
     def _ready(self, blocks: Sequence[int], layer: int) -> int:

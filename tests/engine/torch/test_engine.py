@@ -154,3 +154,16 @@ def test_another_models_pool_is_refused(loaded):
     """A pool laid out for another model would be read as nonsense."""
     with pytest.raises(ValueError, match="another model"):
         TorchEngine(loaded("llama"), KvPool(loaded("gpt2").layout(16), 4))
+
+
+def test_a_copy_is_written_and_its_original_is_not(engine):
+    """A prompt that is computed to its end computes its last token once more, beside the one that it shares with."""
+    made = engine()
+    (prompt,) = prompts_of([32])
+    (cold,) = made.run([SequenceStep("a", prompt, 0, [3, 7], GREEDY)])
+    original = [made._pool.keys(layer)[7].clone() for layer in range(len(made.layout.layers))]
+    goes_on = SequenceStep("a", [cold.token_id], 32, [3, 7, 11], GREEDY, output_index=1)
+    again = SequenceStep("b", prompt[-1:], 31, [3, 9], GREEDY, copies=[(7, 9)])
+    warm, _ = made.run([again, goes_on])
+    assert warm.token_id == cold.token_id
+    assert all(torch.equal(made._pool.keys(layer)[7], keys) for layer, keys in enumerate(original))

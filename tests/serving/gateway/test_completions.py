@@ -34,6 +34,7 @@ def test_answer(complete):
         "prompt_tokens": prompt_tokens,
         "completion_tokens": 16,
         "total_tokens": prompt_tokens + 16,
+        "prompt_tokens_details": {"cached_tokens": 0},
     }
 
 
@@ -69,6 +70,23 @@ def test_a_chunk_per_token(complete, events):
     chunks = events(complete(max_tokens=9, stream=True, stream_options=options))[:-1]
     assert [chunk["usage"]["completion_tokens"] for chunk in chunks] == list(range(1, 10))
     assert "usage" not in events(complete(stream=True))[0]
+
+
+def test_cached_tokens_count_once_per_prompt(events):
+    """Of each prompt what no choice of it had to compute, whole and in a stream."""
+    reused = [4, 3, 2, 5]
+
+    def script(generation):
+        choice = int(generation.request.id.split("-")[-2])
+        first = TokenOutput(index=0, token_id=5, reused_tokens=reused[choice])
+        return [first, TokenOutput(index=1, token_id=6, finish_reason=FinishReason.LENGTH)]
+
+    with running_gateway(ScriptedService(script)) as client:
+        fields = {"prompt": ["The fox", "The dog"], "n": 2}
+        whole = ask(client, **fields).json()
+        stream = ask(client, **fields, stream=True, stream_options={"include_usage": True})
+        assert whole["usage"]["prompt_tokens_details"] == {"cached_tokens": 3 + 2}
+        assert events(stream)[-2]["usage"] == whole["usage"]
 
 
 def test_choices_of_prompts(complete):

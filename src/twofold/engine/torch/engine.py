@@ -9,7 +9,7 @@ from twofold.engine.base import KvLayout, OnLayer, Sampled, SequenceStep
 from twofold.engine.torch.batch import PackedBatch
 from twofold.engine.torch.context import Scratch
 from twofold.engine.torch.loader import LoadedModel
-from twofold.engine.torch.pool import KvPool
+from twofold.engine.torch.pool import KvPool, copy_blocks
 from twofold.engine.torch.sampler import SampleRow, sample
 
 
@@ -48,6 +48,7 @@ class TorchEngine:
         if not steps:
             return results
         with torch.inference_mode():
+            self._copy(steps)
             batch = PackedBatch(
                 steps, self._pool, self._loaded.windows, self._scratch, on_layer, self._loaded.first_layer
             )
@@ -58,6 +59,14 @@ class TorchEngine:
                 for i, result in zip(sampled, picked, strict=True):
                     results[i] = result
         return results
+
+    def _copy(self, steps: Sequence[SequenceStep]) -> None:
+        """Blocks that a sequence is about to write to, and that others have too, as its own."""
+        copies = [copy for step in steps for copy in step.copies]
+        if copies:
+            sources, targets = [source for source, _ in copies], [target for _, target in copies]
+            for layer in range(len(self._pool.layout.layers)):
+                copy_blocks(self._pool, layer, sources, self._pool, targets)
 
     def _forward(self, batch: PackedBatch, rows: torch.Tensor) -> torch.Tensor:
         """Logits [rows, vocabulary] of the packed tokens `rows`."""

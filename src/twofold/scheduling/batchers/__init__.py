@@ -34,6 +34,9 @@ WHOLE_PROMPTS = ("prefill", "mixed", "inlined", "prefill-first")
 # Those beside which memory may grow (`scheduling.growth`): what stands still is left to it.
 GROWING = ("decode", "mixed", "chunked-prefill")
 
+# Those that take prompts as long as they are: what is computed already is computed again.
+NEVER_REUSING = frozenset({"splitwise-sim"})
+
 # Those that note which task comes next on their instance, and so cannot select for several iterations at once.
 UNPIPELINED = frozenset({"splitwise-sim"})
 

@@ -23,10 +23,12 @@ class ChunkedPrefill(EagerBatcher):
         decodes = queues.decoding.size + len(resume)
         budget, seats = self.token_budget - decodes, self.max_seqs - decodes
         for sequence in chain(queues.prefilling, queues.waiting):
-            started = sequence.line is queues.prefilling
-            if budget < 1 or seats < 1 or not (started or room.take(sequence)):
+            if budget < 1 or seats < 1:
                 break
-            item = sequence.prefill(min(budget, sequence.prefill_remaining))
+            tokens = min(budget, room.remaining(sequence))
+            if sequence.line is queues.waiting and not room.take(sequence):
+                break
+            item = sequence.prefill(tokens)
             selection.prefills.append(item)
             budget -= item.num_tokens
             seats -= 1

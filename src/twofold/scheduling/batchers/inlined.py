@@ -47,7 +47,7 @@ class InlinedPrefill(EagerBatcher):
         tokens = squares = 0
         sequence = queues.waiting.first
         while sequence is not None and decodes + len(parts) < self.max_seqs:
-            more = sequence.prefill_remaining
+            more = room.remaining(sequence)
             tokens += more
             squares += more * (more + 2 * sequence.computed)
             if not self._in_time(tokens, squares, decodes, context) or not room.take(sequence):

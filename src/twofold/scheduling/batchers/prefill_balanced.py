@@ -20,22 +20,26 @@ class PrefillBalanced(EagerBatcher):
     def select(self, queues: Queues, room: Room) -> Selection:
         return Selection(
             take_prompts(
-                queues.waiting, room, self._share(queues), max_prompts=self.max_seqs, longer_runs_alone=True
+                queues.waiting,
+                room,
+                self._share(queues, room),
+                max_prompts=self.max_seqs,
+                longer_runs_alone=True,
             )
         )
 
-    def _share(self, queues: Queues) -> int:
+    def _share(self, queues: Queues, room: Room) -> int:
         """Tokens of the next iteration: of the prompts from the head on, those that come nearest to an equal share."""
         budget, ahead = self.token_budget, 0
         for sequence in queues.waiting:
-            tokens = sequence.prefill_remaining
+            tokens = room.remaining(sequence)
             if tokens > budget or ahead + tokens > _AHEAD * budget:
                 break
             ahead += tokens
         iterations = -(-ahead // budget)
         taken = 0
         for sequence in queues.waiting:
-            tokens = sequence.prefill_remaining
+            tokens = room.remaining(sequence)
             # Twice the share lies between what there is without it and what there would be with it: take it if nearer.
             nearer = (2 * taken + tokens) * iterations < 2 * ahead
             if taken + tokens > budget or (taken and not nearer):

@@ -35,7 +35,7 @@ class SplitwiseMixed(EagerBatcher):
         seats, budget = self.max_seqs - len(overdue), self.token_budget - len(overdue)
         sequence = queues.waiting.first
         while sequence is not None:
-            tokens = sequence.prefill_remaining
+            tokens = room.remaining(sequence)
             fits = tokens <= budget or not (selection.prefills or overdue)
             if not fits or seats < 1 or not room.take(sequence):
                 break

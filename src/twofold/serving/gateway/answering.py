@@ -19,6 +19,7 @@ from twofold.serving.gateway.planning import Planned
 from twofold.serving.gateway.responses import MaybeUsage, Usage
 from twofold.serving.gateway.schemas import StreamOptions
 from twofold.serving.gateway.sse import EventStream
+from twofold.serving.gateway.usage import UsageCount
 from twofold.serving.service import Service
 
 
@@ -54,11 +55,11 @@ async def answer_with(
     deltas = until(
         planned[0].generation.deadline_s, interleave([deltas_of(service, each) for each in planned])
     )
+    count = UsageCount(prompt_tokens, planned)
     if options is not None:
-        return EventStream(_events(deltas, form, options, prompt_tokens))
-    choices = await unless_disconnected(request.receive, _collect(deltas, len(planned)))
-    usage = Usage.of(prompt_tokens, sum(map(len, choices)))
-    return Response(msgspec.json.encode(form.whole(choices, usage)), media_type="application/json")
+        return EventStream(_events(deltas, form, options, count))
+    choices = await unless_disconnected(request.receive, _collect(deltas, len(planned), count))
+    return Response(msgspec.json.encode(form.whole(choices, count.usage)), media_type="application/json")
 
 
 async def deltas_of(service: Service, planned: Planned) -> AsyncGenerator[Delta, None]:
@@ -80,24 +81,24 @@ async def deltas_of(service: Service, planned: Planned) -> AsyncGenerator[Delta,
     yield last
 
 
-async def _collect(deltas: AsyncGenerator[Delta, None], choices: int) -> list[list[Delta]]:
+async def _collect(deltas: AsyncGenerator[Delta, None], choices: int, count: UsageCount) -> list[list[Delta]]:
     collected: list[list[Delta]] = [[] for _ in range(choices)]
     async with aclosing(deltas):
         async for delta in deltas:
+            count.add(delta)
             collected[delta.choice].append(delta)
     return collected
 
 
 async def _events(
-    deltas: AsyncGenerator[Delta, None], form: Form, options: StreamOptions, prompt_tokens: int
+    deltas: AsyncGenerator[Delta, None], form: Form, options: StreamOptions, count: UsageCount
 ) -> AsyncGenerator[bytes, None]:
-    tokens = 0
     # OpenAI writes a null usage into every chunk but the last where the last one has it.
     no_usage: MaybeUsage = None if options.include_usage else UNSET
     async with aclosing(deltas):
         async for delta in deltas:
-            tokens += 1
-            usage = Usage.of(prompt_tokens, tokens) if options.continuous_usage_stats else no_usage
+            count.add(delta)
+            usage = count.usage if options.continuous_usage_stats else no_usage
             yield form.events(delta, usage)
     if options.include_usage:
-        yield form.usage_event(Usage.of(prompt_tokens, tokens))
+        yield form.usage_event(count.usage)

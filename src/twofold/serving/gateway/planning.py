@@ -32,10 +32,11 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Planned(msgspec.Struct, frozen=True, kw_only=True):
-    """One generation and the choice that its tokens become."""
+    """One generation, of the `prompt`-th prompt from 0 on, and the choice that its tokens become."""
 
     generation: Generation
     choice: Choice
+    prompt: int
 
 
 def check_fields(gateway: Gateway, fields: GenerationFields, prompts: int) -> None:
@@ -93,9 +94,8 @@ def plan(
             index = number * n + nth
             seeded = msgspec.structs.replace(sampling, seed=choice_seed(seed, nth))
             generation = _generation(answer, index, token_ids, seeded)
-            planned.append(
-                Planned(generation=generation, choice=Choice(index, gateway.tokenizer, fields, stops))
-            )
+            choice = Choice(index, gateway.tokenizer, fields, stops)
+            planned.append(Planned(generation=generation, choice=choice, prompt=number))
     return planned
 
 

@@ -7,17 +7,19 @@ from msgspec import UNSET, Struct, UnsetType
 MaybeTokenIds = list[int] | UnsetType
 
 
+class PromptTokensDetails(Struct, frozen=True, kw_only=True):
+    """`cached_tokens` of the prompts were in a cache, and not computed."""
+
+    cached_tokens: int
+
+
 class Usage(Struct, frozen=True, kw_only=True):
     """Tokens: each prompt counts once, however many choices it has."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-
-    @classmethod
-    def of(cls, prompt_tokens: int, completion_tokens: int) -> "Usage":
-        total = prompt_tokens + completion_tokens
-        return cls(prompt_tokens=prompt_tokens, completion_tokens=completion_tokens, total_tokens=total)
+    prompt_tokens_details: PromptTokensDetails
 
 
 MaybeUsage = Usage | None | UnsetType

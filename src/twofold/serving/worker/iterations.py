@@ -20,10 +20,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A batch about to run, with what the engine needs of it, taken while the lock was held."""
+    """A batch about to run, with what the engine needs of it, taken while the lock was held.
+
+    `reused` says of its prompts how many tokens were not to be computed.
+    """
 
     batch: Batch
     steps: list[SequenceStep]
+    reused: dict[str, int]
     handing_off: list[str]
     landed: list[Sequence[int]]
     copies: list[Copy]
@@ -75,8 +79,9 @@ class Iterations:
                     self._announce(batch)
                     copies = self._swapped()
                     steps = [self._step(item) for item in batch.items]
+                    reused = self._reused(batch)
                     handing_off = self._begin_handoffs(batch)
-                    return Started(batch, steps, handing_off, state.landing.take(), copies, now)
+                    return Started(batch, steps, reused, handing_off, state.landing.take(), copies, now)
                 state.report_changes()
                 state.changed.wait()
             return None
@@ -99,15 +104,21 @@ class Iterations:
                     self._state.tell(PrefillStarted(request_id=item.request_id))
 
     def _step(self, item: BatchItem) -> SequenceStep:
-        sequence = self._state.sequences[item.request_id]
+        sequence, scheduler = self._state.sequences[item.request_id], self._state.scheduler
+        copy = scheduler.copy_of(item.request_id)
         return SequenceStep(
             request_id=item.request_id,
             token_ids=sequence.slice(item.context_tokens, item.num_tokens),
             start=item.context_tokens,
-            block_table=tuple(self._state.scheduler.blocks_of(item.request_id)),
+            block_table=tuple(scheduler.blocks_of(item.request_id)),
             sampling=sequence.sampling if item.samples else None,
             output_index=sequence.generated,
+            copies=() if copy is None else (copy,),
         )
+
+    def _reused(self, batch: Batch) -> dict[str, int]:
+        prompts = [item.request_id for item in batch.items if item.phase is Phase.PREFILL]
+        return {request_id: self._state.scheduler.reused_tokens(request_id) for request_id in prompts}
 
     def _begin_handoffs(self, batch: Batch) -> list[str]:
         """Requests whose prompt this batch completes and whose KV then travels."""
@@ -121,19 +132,20 @@ class Iterations:
             for item, sample in zip(started.batch.items, sampled, strict=True)
             if sample is not None
         }
-        state = self._state
+        state, items = self._state, started.batch.items
         with state.changed:
             state.batches_started_s.popleft()
             outcomes = state.scheduler.complete(started.batch, self._stopped(drawn))
-            tokens = [(o.request_id, self._token(o, drawn[o.request_id])) for o in outcomes]
+            tokens = [(o.request_id, self._token(o, drawn[o.request_id], started.reused)) for o in outcomes]
             state.grant()
             report = state.next_report()
+            state.tell_blocks()
         state.tell(
             StepDone(
                 instance=state.instance,
                 epoch=state.epoch,
                 started_s=started.now,
-                started=[i.request_id for i in started.batch.items if i.context_tokens == 0],
+                started=[i.request_id for i in items if i.context_tokens == started.reused.get(i.request_id)],
                 tokens=tokens,
                 status=report.status,
                 number=report.number,
@@ -170,7 +182,7 @@ class Iterations:
             if request_id in sequences and sequences[request_id].ends_with(sample.token_id, self._eos)
         }
 
-    def _token(self, outcome: Outcome, sample: Sampled) -> TokenOutput:
+    def _token(self, outcome: Outcome, sample: Sampled, reused: dict[str, int]) -> TokenOutput:
         if outcome.finish_reason is not None or outcome.hands_off:
             del self._state.sequences[outcome.request_id]
         else:
@@ -181,4 +193,5 @@ class Iterations:
             logprob=sample.logprob,
             top_logprobs=sample.top_logprobs,
             finish_reason=outcome.finish_reason,
+            reused_tokens=reused.get(outcome.request_id, 0),
         )

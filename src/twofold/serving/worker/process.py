@@ -17,7 +17,9 @@ from twofold.curve.guard import Guard
 from twofold.curve.key import read_key
 from twofold.curve.network import HOME
 from twofold.kvcache.blocks import BlockManager
+from twofold.kvcache.eviction import create_eviction
 from twofold.kvcache.leases import LeaseBook
+from twofold.kvcache.shared import SharedBlocks
 from twofold.performance.saturation import saturating_tokens
 from twofold.scheduling.batchers import BATCHERS, CHUNKED
 from twofold.scheduling.chunked_pipeline import ChunkedPipelineScheduler
@@ -27,6 +29,7 @@ from twofold.serving.config import CONTROLLER, ServiceConfig, WorkerConfig
 from twofold.serving.journal import Journal, JournaledInstance
 from twofold.serving.mailbox import Inbox, Outbox
 from twofold.serving.messages import ToWorker
+from twofold.serving.worker.block_changes import BlockChanges
 from twofold.serving.worker.deadline import AlarmDeadline, Deadline
 from twofold.serving.worker.handoffs import layers_at_once
 from twofold.serving.worker.measuring import prefill_speed
@@ -39,6 +42,8 @@ from twofold.serving.worker.wires import Wires
 from twofold.serving.worker.worker import work
 
 log = logging.getLogger(__name__)
+
+EVICTION = "lru"  # which cached block goes when its memory is wanted
 
 
 class Processes(NamedTuple):
@@ -77,10 +82,12 @@ def run_worker(
     network = config.network
     guard = None if network is None else Guard(context, read_key(Path(network.key_file)))
     elsewhere = network is not None and network.host != HOME
+    blocks = BlockChanges()
     state = WorkerState(
         instance=spec.instance,
         role=spec.role,
-        scheduler=_scheduler(config, spec, parts, epoch),
+        scheduler=_scheduler(config, spec, parts, epoch, blocks),
+        blocks=blocks,
         sender=HandoffSender(len(engine.layout.layers), time.monotonic, layers_at_once(engine.layout)),
         receiver=HandoffReceiver(),
         landing=parts.landing,
@@ -139,11 +146,16 @@ def _end_for(sender: str) -> None:
 
 
 def _scheduler(
-    config: ServiceConfig, spec: WorkerConfig, parts: WorkerParts, epoch: int
+    config: ServiceConfig, spec: WorkerConfig, parts: WorkerParts, epoch: int, changes: BlockChanges
 ) -> InstanceScheduler:
     engine = parts.engine
     num_blocks, block_size = engine.num_blocks, engine.layout.block_size
-    blocks = BlockManager(num_blocks, block_size)
+    shares = config.reuses(spec)
+    blocks = (
+        SharedBlocks(num_blocks, block_size, create_eviction(EVICTION), changes)
+        if shares
+        else BlockManager(num_blocks, block_size)
+    )
     leases = LeaseBook(blocks, spec.instance, epoch, config.lease_s, parts.transport)
     batcher = BATCHERS[spec.batcher](spec.token_budget, config.engine.max_num_seqs)
     swap_blocks = 0 if parts.swap_space is None else parts.swap_space.num_blocks
@@ -167,6 +179,7 @@ def _scheduler(
             "epoch": epoch,
             "lease_s": config.lease_s,
             "swap_blocks": swap_blocks,
+            "eviction": EVICTION if shares else None,
         },
     )
     return scheduler

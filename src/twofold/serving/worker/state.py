@@ -11,12 +11,14 @@ from twofold.instance import Role
 from twofold.scheduling.instance import InstanceScheduler, InstanceStatus
 from twofold.serving.mailbox import Outbox
 from twofold.serving.messages import (
+    BlocksChanged,
     HandoffEnded,
     LeaseGranted,
     Message,
     RequestFailed,
     Status,
 )
+from twofold.serving.worker.block_changes import BlockChanges
 from twofold.serving.worker.deadline import Deadline
 from twofold.serving.worker.landing import Landing
 from twofold.serving.worker.live import LiveSequence
@@ -43,6 +45,7 @@ class WorkerState:
     outbox: Outbox
     controller: str
     sequences: dict[str, LiveSequence] = field(default_factory=dict)
+    blocks: BlockChanges = field(default_factory=BlockChanges)
     changed: threading.Condition = field(default_factory=threading.Condition)
     tether: Deadline = field(default_factory=Deadline)
     lives: Callable[[], bool] = lambda: True  # whether the other ranks do, if it has some
@@ -95,6 +98,13 @@ class WorkerState:
         report = self.next_report()
         if report.status != before:
             self.tell(report)
+        self.tell_blocks()
+
+    def tell_blocks(self) -> None:
+        """Tell the controller which blocks of prompts came and went; the lock keeps what two threads say in order."""
+        stored, removed = self.blocks.take()
+        if stored or removed:
+            self.tell(BlocksChanged(instance=self.instance, epoch=self.epoch, stored=stored, removed=removed))
 
     # -- with or without it ---------------------------------------------------------------------------------------
 

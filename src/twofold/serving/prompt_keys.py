@@ -1,0 +1,34 @@
+"""What the blocks of a prompt are called: the same by requests of one tenant, and by nobody else."""
+
+import secrets
+
+import msgspec
+
+from twofold.kvcache.prefix import prefix_keys, tenant_salt
+from twofold.request import Generation
+
+
+class PromptKeys:
+    """Names the full blocks, of `block_size` tokens, of the prompts of one service from its start to its end.
+
+    A tenant is an API key, by its name; where none are asked for all requests are one tenant's. The keys of each begin
+    with a salt that follows from a secret of this start: a tenant finds only what it has stored itself, and who sees
+    keys cannot tell which prompts they are of, because they cannot be computed without the secret.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._secret = secrets.token_bytes(32)
+        self._salts: dict[str, bytes] = {}
+
+    def name(self, generation: Generation) -> Generation:
+        """The same with the keys of its prompt's blocks."""
+        blocks = prefix_keys(generation.prompt_token_ids, self._block_size, self._salt(generation.key))
+        request = msgspec.structs.replace(generation.request, prefix_blocks=tuple(blocks))
+        return msgspec.structs.replace(generation, request=request)
+
+    def _salt(self, tenant: str) -> bytes:
+        salt = self._salts.get(tenant)
+        if salt is None:
+            salt = self._salts[tenant] = tenant_salt(tenant, secret=self._secret)
+        return salt

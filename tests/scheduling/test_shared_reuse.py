@@ -1,0 +1,153 @@
+"""An instance scheduler over shared blocks: prompts compute what nobody has computed before them."""
+
+import msgspec
+import pytest
+
+from support.scheduled import arrive, ran, request, scheduler, step
+from twofold.batch import BatchItem
+from twofold.kvcache.eviction import create_eviction
+from twofold.kvcache.shared import SharedBlocks
+from twofold.request import Phase
+
+PREFILLS = ["prefill", "prefill-balanced", "mixed", "chunked-prefill", "splitwise"]
+
+
+def shared(blocks, size):
+    return SharedBlocks(blocks, size, create_eviction("lru"))
+
+
+def reusing(batcher, **how):
+    return scheduler(batcher, accounts=shared, **how)
+
+
+def prompt(name, tokens=10, keys="abcdefgh", **how):
+    """A block of four tokens for each letter; its key says what came before as well."""
+    blocks = tuple(keys[: end + 1].encode() for end in range(tokens // 4))
+    return msgspec.structs.replace(request(name, prompt=tokens, **how), prefix_blocks=blocks)
+
+
+def items(instance):
+    """The prompts of one iteration."""
+    batch = instance.next_batch(0.0)
+    instance.complete(batch)
+    return [item for item in batch.items if item.phase is Phase.PREFILL]
+
+
+@pytest.mark.parametrize("batcher", PREFILLS)
+def test_the_second_prompt_computes_the_rest(batcher):
+    """Whole blocks that begin alike are not computed again; the answer says how much that was."""
+    instance = reusing(batcher)
+    for name, keys, found in (("a", "abc", 0), ("b", "abx", 8), ("c", "axc", 4), ("d", "xbc", 0)):
+        instance.submit(prompt(name, 14, keys), decodes_here=False)
+        assert items(instance) == [BatchItem(name, Phase.PREFILL, 14 - found, found, samples=True)]
+        assert instance.reused_tokens(name) == found
+        instance.handed_off(name)
+    assert instance.status().idle
+    assert instance.status().blocks_cached == 3 + 1 + 2 + 3
+
+
+@pytest.mark.parametrize("batcher", PREFILLS)
+def test_a_whole_prompt_computes_its_last_token_in_a_block_of_its_own(batcher):
+    """It is a copy while others read the original, and the original itself when nobody does."""
+    instance = reusing(batcher)
+    instance.submit(prompt("a", 8), decodes_here=False)
+    step(instance)
+    instance.submit(prompt("b", 8), decodes_here=False)
+    batch = instance.next_batch(0.0)
+    assert batch.items == (BatchItem("b", Phase.PREFILL, 1, 7, samples=True),)
+    first, second = instance.blocks_of("a"), instance.blocks_of("b")
+    assert first[0] == second[0]
+    assert instance.copy_of("b") == (first[1], second[1])
+    instance.complete(batch)
+    assert instance.copy_of("b") is None
+    instance.handed_off("a")
+    instance.handed_off("b")
+    instance.submit(prompt("c", 8), decodes_here=False)
+    batch = instance.next_batch(0.0)
+    assert batch.items == (BatchItem("c", Phase.PREFILL, 1, 7, samples=True),)
+    assert instance.copy_of("c") is None
+    assert list(instance.blocks_of("c")) == list(first)
+
+
+def test_chunks_are_found_as_soon_as_they_are_whole():
+    """By prompts that start after the iteration that has filled them."""
+    instance = reusing("chunked-prefill", budget=10)
+    instance.submit(prompt("a", 22, "abcde"), decodes_here=True)
+    step_items = items(instance)
+    assert [(item.num_tokens, item.context_tokens) for item in step_items] == [(10, 0)]
+    instance.submit(prompt("b", 14, "abc"), decodes_here=True)
+    assert [(i.request_id, i.num_tokens, i.context_tokens) for i in items(instance)] == [("a", 10, 10)]
+    assert [(i.request_id, i.num_tokens, i.context_tokens) for i in items(instance)] == [
+        ("a", 2, 20),
+        ("b", 2, 12),
+    ]
+
+
+def test_what_was_aborted_in_mid_prefill_is_found_as_far_as_it_was_whole():
+    """Nothing of the iteration that was under way."""
+    instance = reusing("chunked-prefill", budget=8)
+    instance.submit(prompt("a", 22, "abcde"), decodes_here=True)
+    step(instance)
+    batch = instance.next_batch(0.0)
+    instance.abort("a")
+    instance.complete(batch)
+    assert instance.status().idle
+    assert instance.status().blocks_cached == 2
+    instance.submit(prompt("b", 22, "abcde"), decodes_here=True)
+    assert [(item.num_tokens, item.context_tokens) for item in items(instance)] == [(8, 8)]
+
+
+def test_what_waits_holds_nothing():
+    """A prompt that has to wait for memory does not keep what it would reuse from making room for others."""
+    instance = reusing("prefill", num_blocks=8)
+    instance.submit(prompt("a", 12, "abc"), decodes_here=False)
+    step(instance)
+    instance.handed_off("a")
+    instance.submit(prompt("b", 32, "xyzuvwst"), decodes_here=False)
+    instance.submit(prompt("c", 12, "abc"), decodes_here=False)
+    assert ran(instance) == ["b"], "which takes all there is"
+    assert instance.status().blocks_evicted == 3
+    instance.handed_off("b")
+    assert [(item.num_tokens, item.context_tokens) for item in items(instance)] == [(12, 0)]
+
+
+def test_what_one_prompt_has_found_does_not_make_room_for_the_next():
+    """Prompts that start together each keep what they were counted with."""
+    instance = reusing("prefill", num_blocks=10)
+    instance.submit(prompt("a", 16, "abcd"), decodes_here=False)
+    step(instance)
+    instance.handed_off("a")
+    instance.submit(prompt("b", 18, "abcd"), decodes_here=False)
+    instance.submit(prompt("c", 20, "uvwxy"), decodes_here=False)
+    batch = instance.next_batch(0.0)
+    assert [(i.request_id, i.num_tokens) for i in batch.items] == [("b", 2), ("c", 20)]
+    assert not set(instance.blocks_of("b")) & set(instance.blocks_of("c"))
+
+
+def test_a_shared_beginning_takes_its_memory_once():
+    """So more prompts fit than would without."""
+    instance = reusing("mixed", num_blocks=11)
+    for number in range(4):
+        instance.submit(prompt(str(number), 17, "abcd", output=4), decodes_here=True)
+    assert ran(instance) == ["0", "1"], "nothing is there to be found yet"
+    assert instance.status().blocks_free == 1
+    assert ran(instance) == ["2", "0", "1"]
+
+
+def test_what_comes_from_elsewhere_is_found_when_it_is_in_place():
+    """A decode instance that later prefills finds the prompts that it has decoded."""
+    instance = reusing("splitwise")
+    arrive(instance, prompt("a", 10, "ab"))
+    assert instance.status().blocks_cached == 0, "where it has landed it may yet have to be copied"
+    assert ran(instance) == ["a"]
+    instance.submit(prompt("b", 10, "ab"), decodes_here=True)
+    assert [(item.num_tokens, item.context_tokens) for item in items(instance)] == [(2, 8)]
+
+
+def test_prompts_without_keys_reuse_nothing():
+    """Their blocks are their own."""
+    instance = reusing("prefill")
+    for name in "ab":
+        instance.submit(request(name, prompt=12), decodes_here=False)
+        assert [item.num_tokens for item in items(instance)] == [12]
+    assert instance.status().blocks_cached == 0

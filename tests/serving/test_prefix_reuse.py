@@ -1,0 +1,195 @@
+"""Prompts that begin as others did: the same tokens as without, for what was not computed."""
+
+import asyncio
+import os
+import random
+import re
+import signal
+
+import aiohttp
+import pytest
+
+from support.api_client import all_blocks_free, complete, complete_all, metric, served_name
+from support.flags import COLOCATED, ENGINE, SHARES_LLAMA, SPLIT
+from support.reference import greedy_outputs
+from support.running_service import children, running_service
+from twofold.bench.services import metrics
+
+BLOCK, OUTPUT = 16, 8
+GREEDY = {"max_tokens": OUTPUT, "temperature": 0, "ignore_eos": True}
+SAMPLED = {"max_tokens": OUTPUT, "temperature": 0.9, "top_p": 0.95, "seed": 5, "ignore_eos": True}
+
+
+def tokens(seed, count):
+    draw = random.Random(seed)
+    return [draw.randint(10, 500) for _ in range(count)]
+
+
+def family(seed):
+    """A long prompt, and others that leave it at the ends of blocks, beside them and in between, or go on after it."""
+    whole = tokens(seed, 40 * BLOCK)
+    kept = (1, BLOCK, BLOCK + 1, 20 * BLOCK - 1, 20 * BLOCK, len(whole) - 1, len(whole))
+    tails = [whole[:count] + tokens(f"{seed} {count}", 30) for count in kept]
+    return [whole, *tails, whole, whole[: 20 * BLOCK], whole[: 20 * BLOCK + 5]]
+
+
+async def ask(url, prompt, key=None, **fields):
+    """The output tokens of one completion, and how many tokens of its prompt were cached."""
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    async with aiohttp.ClientSession(headers=headers) as session:
+        body = {
+            "model": await served_name(session, url),
+            "prompt": prompt,
+            "return_token_ids": True,
+            **fields,
+        }
+        async with session.post(f"{url}/v1/completions", json=body) as response:
+            answer = await response.json()
+            assert response.status == 200, answer
+            cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+            return answer["choices"][0]["token_ids"], cached
+
+
+async def ask_in_turn(url, prompts, **fields):
+    return [await ask(url, prompt, **fields) for prompt in prompts]
+
+
+def shared_with_earlier(prompts):
+    """What each prompt can find of those before it: whole blocks, and never its last token."""
+    found = []
+    for number, prompt in enumerate(prompts):
+        best = 0
+        for other in prompts[:number]:
+            same = 0
+            while same < min(len(prompt), len(other)) and prompt[same] == other[same]:
+                same += 1
+            best = max(best, same // BLOCK * BLOCK)
+        found.append(min(best, len(prompt) - 1))
+    return found
+
+
+@pytest.mark.parametrize("flags", [SPLIT, COLOCATED], ids=["split", "colocated"])
+@pytest.mark.parametrize(
+    "arch",
+    [
+        pytest.param(arch, marks=SHARES_LLAMA if arch == "llama" else pytest.mark.xdist_group(arch))
+        for arch in ("llama", "gemma2")
+    ],
+)
+def test_what_was_computed_before_is_not_computed_again_and_changes_nothing(
+    arch, flags, service, tiny_model_dir
+):
+    """Greedily as `generate` says, and as much is reused as can be; at random as it was when it was cold."""
+    url = service(arch, flags)
+    prompts = family(f"greedy {arch} {flags}")
+    made = asyncio.run(ask_in_turn(url, prompts, **GREEDY))
+    assert [each for each, _ in made] == greedy_outputs(tiny_model_dir(arch), prompts, OUTPUT)
+    assert [cached for _, cached in made] == shared_with_earlier(prompts)
+    prompts = family(f"sampled {arch} {flags}")[:8]
+    alone = [asyncio.run(ask(url, prompt, **SAMPLED))[0] for prompt in reversed(prompts)]
+    assert [each for each, _ in asyncio.run(ask_in_turn(url, prompts, **SAMPLED))] == alone[::-1]
+    assert asyncio.run(all_blocks_free(url))
+
+
+@SHARES_LLAMA
+def test_prompts_that_share_at_once(service, tiny_model_dir):
+    """Many at a time, beside those that they share with."""
+    prompts = [prompt for seed in range(3) for prompt in family(f"at once {seed}")]
+    random.Random(1).shuffle(prompts)
+    expected = greedy_outputs(tiny_model_dir("llama"), prompts, OUTPUT)
+    for flags in (SPLIT, COLOCATED):
+        url = service("llama", flags)
+        assert asyncio.run(complete_all(url, prompts, at_once=12, **GREEDY)) == expected
+        assert asyncio.run(all_blocks_free(url))
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--prefill-tp", "2", "--decode-pp", "2"),
+        ("--prefill-pp", "2", "--handoff", "pull"),
+        ("--router", "splitwise"),
+        ("--colocated", "1", "--no-enable-chunked-prefill", "--handoff", "serialized"),
+    ],
+    ids=" ".join,
+)
+def test_in_every_way_that_workers_are_made(flags, tiny_model_dir):
+    """Each rank has its part of each block; where roles move, what came from elsewhere is found too."""
+    prompts = family("ranks")
+    with running_service(tiny_model_dir("llama"), *ENGINE, *flags) as (_, url):
+        made = asyncio.run(ask_in_turn(url, prompts, **GREEDY))
+        assert [each for each, _ in made] == greedy_outputs(tiny_model_dir("llama"), prompts, OUTPUT)
+        assert [cached for _, cached in made] == shared_with_earlier(prompts)
+        assert asyncio.run(all_blocks_free(url))
+
+
+@pytest.mark.parametrize("flags", [SPLIT, ("--colocated", "1", "--swap-space", "16MiB")], ids=" ".join)
+def test_too_little_memory_for_all(flags, tiny_model_dir):
+    """What is cached makes room for what is wanted, and decodes for each other; nobody gets another's KV."""
+    prompts = [prompt[:400] for seed in range(4) for prompt in family(f"tight {seed}")]
+    random.Random(2).shuffle(prompts)
+    expected = greedy_outputs(tiny_model_dir("llama"), prompts, 40)
+    tight = ("--dtype", "float32", "--max-model-len", "512", "--kv-cache-memory-bytes", "1536KiB")
+    with running_service(tiny_model_dir("llama"), *tight, *flags) as (_, url):
+        fields = GREEDY | {"max_tokens": 40}
+        assert asyncio.run(complete_all(url, prompts, at_once=10, **fields)) == expected
+        assert metric(url, "prefix_cache_hits_total") > 0
+        assert metric(url, "prefix_cache_evictions_total") > 0
+        assert asyncio.run(all_blocks_free(url))
+
+
+@SHARES_LLAMA
+def test_a_prompt_that_is_given_up_leaves_nothing_that_is_not_whole(service, tiny_model_dir):
+    """Clients leave at any moment of a prompt that is computed in chunks; who asks after them gets the right answer."""
+    prompts = [tokens(f"given up {number}", 1500) for number in range(6)]
+    expected = greedy_outputs(tiny_model_dir("llama"), prompts, OUTPUT)
+
+    async def leave_and_ask(url):
+        async with aiohttp.ClientSession() as session:
+            for number, prompt in enumerate(prompts):
+                asked = asyncio.create_task(complete(session, url, prompt, **GREEDY))
+                await asyncio.sleep(0.02 * number)
+                asked.cancel()
+                await asyncio.gather(asked, return_exceptions=True)
+            return await asyncio.gather(*(complete(session, url, prompt, **GREEDY) for prompt in prompts))
+
+    for flags in (SPLIT, COLOCATED):
+        url = service("llama", flags)
+        assert asyncio.run(leave_and_ask(url)) == expected
+        assert asyncio.run(all_blocks_free(url))
+
+
+def test_tenants_never_share(tiny_model_dir):
+    """A prompt that another API key has asked for is computed whole; one's own is not."""
+    prompt = tokens("tenants", 30 * BLOCK + 1)
+    keys = ("--api-key", "one", "--api-key", "two")
+    with running_service(tiny_model_dir("llama"), *ENGINE, *SPLIT, *keys) as (_, url):
+        asked = [asyncio.run(ask(url, prompt, key=key, **GREEDY)) for key in ("one", "two", "one", "two")]
+        assert [cached for _, cached in asked] == [0, 0, 30 * BLOCK, 30 * BLOCK]
+        assert len({tuple(made) for made, _ in asked}) == 1
+
+
+def test_switched_off(tiny_model_dir):
+    """Every prompt is computed whole, and nothing is counted."""
+    with running_service(tiny_model_dir("llama"), *ENGINE, *SPLIT, "--no-prefix-caching") as (_, url):
+        prompt = tokens("off", 100)
+        asked = [asyncio.run(ask(url, prompt, **GREEDY)) for _ in range(2)]
+        assert [cached for _, cached in asked] == [0, 0]
+        assert metric(url, "prefix_cache_queries_total") == 0
+
+
+@pytest.mark.parametrize("flags", [SPLIT, COLOCATED], ids=["split", "colocated"])
+def test_a_worker_that_is_killed_has_forgotten_all(flags, tiny_model_dir):
+    """Its next life begins with nothing, and gives the same answers; what is told of the last one is not believed."""
+    prompt = tokens("killed", 30 * BLOCK + 1)
+    with running_service(tiny_model_dir("llama"), *ENGINE, *flags) as (process, url):
+        before = [asyncio.run(ask(url, prompt, **GREEDY)) for _ in range(2)]
+        victims = [child for child in children(process) if re.fullmatch(r"(prefill|mixed)-\d", child.name())]
+        assert victims
+        for victim in victims:
+            os.kill(victim.pid, signal.SIGKILL)
+        after = [asyncio.run(ask(url, prompt, **GREEDY)) for _ in range(2)]
+        assert [cached for _, cached in before] == [0, 30 * BLOCK]
+        assert after[0][1] == 0
+        assert len({tuple(made) for made, _ in before + after}) == 1
+        assert "twofold:worker_restarts_total" in metrics(url)

@@ -246,7 +246,8 @@ def main() -> None:
             subprocess.run(
                 [sys.executable, "-m", "twofold.cli.main", "model", "create", str(model)], check=True
             )
-        urls = {name: stack.enter_context(served(model, flags)) for name, flags in SERVICES.items()}
+        cold = ["--no-prefix-caching"]  # a prompt may come again in the next round
+        urls = {name: stack.enter_context(served(model, [*flags, *cold])) for name, flags in SERVICES.items()}
         report = asyncio.run(measure(urls, setting))
     Console().print(table(report))
     if given.json is not None:

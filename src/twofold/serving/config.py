@@ -120,14 +120,27 @@ class OverloadConfig(msgspec.Struct, frozen=True, kw_only=True):
     catalog: tuple[str, ...] = ()
 
 
+class StoreConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The store of each host: bytes of KV in its memory, and on its disk, if it has a directory there of its own.
+
+    `eviction` names the rule (`kvcache.eviction`) by which blocks go from either.
+    """
+
+    memory_bytes: int
+    disk_dir: str | None = None
+    disk_bytes: int = 0
+    eviction: str = "lru"
+
+
 class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The whole service. `run_dir` holds its sockets; `journal_dir` receives decision journals if set.
 
     A worker that fails again and again is started again after `max_restart_delay_s` at most.
     `cluster` is what an emulated service emulates, and `catalog` the files that extend the catalog for it.
     `network` is set where workers may be on several hosts, and says which of them this is; `terms` are what
-    others join on. `replan` is set where workers change their roles when the traffic shifts, and
-    `overload` where requests are refused that would be answered too late.
+    others join on. `replan` is set where workers change their roles when the traffic shifts, `overload` where
+    requests are refused that would be answered too late, and `store` where this host keeps KV of prompts for
+    its workers.
     """
 
     engine: EngineConfig
@@ -147,6 +160,7 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
     terms: JoinTerms | None = None
     replan: ReplanConfig | None = None
     overload: OverloadConfig | None = None
+    store: StoreConfig | None = None
 
     @property
     def host(self) -> str:
@@ -183,5 +197,18 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
         """That of one life of a worker: what was meant for an earlier one does not arrive."""
         return self.inbox(f"{instance}-{pid}")
 
+    @property
+    def controller(self) -> str:
+        """The address of the controller's inbox for processes of this host."""
+        network = self.network
+        elsewhere = network is not None and network.host != HOME
+        return network.controller if network is not None and elsewhere else self.inbox(CONTROLLER)
+
+    @property
+    def store_inbox(self) -> str:
+        """That of the store of this host, in all of its lives."""
+        return self.inbox(STORE)
+
 
 CONTROLLER = "controller"
+STORE = "store"

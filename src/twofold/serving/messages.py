@@ -324,6 +324,39 @@ class HostFinish(Message, frozen=True, kw_only=True):
     """The service has ended: end when the workers have, as they are told to."""
 
 
+# -- store of a host to controller -----------------------------------------------------------------------------------
+
+
+class StoreChanged(Message, frozen=True, kw_only=True):
+    """Blocks, by key, that the store of `host` has from now on, and blocks that it has no more.
+
+    `epoch` names a life of the store: what an earlier one had in memory is gone with it.
+    """
+
+    host: str
+    epoch: int
+    stored: list[bytes]
+    removed: list[bytes]
+
+
+class StoreTier(msgspec.Struct, frozen=True, kw_only=True):
+    """Memory or disk of a store: its blocks, how many of them were used, and how many went, by reason."""
+
+    capacity: int
+    blocks: int
+    hits: int
+    removals: dict[str, int]
+
+
+class StoreStatus(Message, frozen=True, kw_only=True):
+    """The accounts of a host's store since this life of it began; `tiers` by name, the fastest first."""
+
+    host: str
+    epoch: int
+    tiers: dict[str, StoreTier]
+    bytes_moved: dict[str, int]
+
+
 ToWorker = (
     Peers
     | Prefill
@@ -351,6 +384,8 @@ ToController = (
     | BlocksChanged
     | HandoffReport
     | RequestFailed
+    | StoreChanged
+    | StoreStatus
     | HostJoins
     | HostAlive
     | HostFailed

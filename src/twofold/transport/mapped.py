@@ -6,6 +6,7 @@ from twofold.engine.base import KvLayout, LayerShape
 from twofold.engine.torch.pool import KvPool, copy_blocks
 from twofold.transport.base import SCRATCH_BYTES
 from twofold.transport.memory import SharedMemory
+from twofold.transport.tensors import as_tensor
 
 # Scratch memory as blocks, so that a probe does what a write does.
 _SCRATCH_LAYOUT = KvLayout((LayerShape(1, 8 << 10, 8 << 10),), block_size=1, dtype="uint8", itemsize=1)
@@ -18,8 +19,8 @@ class MappedPool:
         """Raises ConfigurationError where there is no such memory."""
         nbytes = layout.pool_bytes(num_blocks)
         self._memory = SharedMemory.open(address, nbytes + SCRATCH_BYTES)
-        self.pool = KvPool(layout, num_blocks, self._memory.tensor())
-        self._scratch = _scratch_pool(self._memory.tensor()[nbytes:])
+        self.pool = KvPool(layout, num_blocks, as_tensor(self._memory))
+        self._scratch = _scratch_pool(as_tensor(self._memory)[nbytes:])
         self._own_scratch = _scratch_pool(None)
 
     def probe(self, nbytes: int) -> None:

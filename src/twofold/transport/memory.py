@@ -3,8 +3,6 @@
 import mmap
 import os
 
-import torch
-
 from twofold.errors import ConfigurationError
 
 
@@ -22,8 +20,8 @@ class SharedMemory:
         self.address = address
 
     @classmethod
-    def create(cls, name: str, nbytes: int) -> "SharedMemory":
-        """Reserve `nbytes`; raises ConfigurationError when the machine cannot give them."""
+    def create(cls, name: str, nbytes: int, flag: str = "--kv-cache-memory-bytes") -> "SharedMemory":
+        """Reserve `nbytes`, as `flag` asks for; raises ConfigurationError when the machine cannot give them."""
         fd = os.memfd_create(f"twofold-{name}")
         try:
             os.posix_fallocate(fd, 0, nbytes)
@@ -31,7 +29,7 @@ class SharedMemory:
             os.close(fd)
             raise ConfigurationError(
                 f"{nbytes / 2**20:,.0f} MiB of shared memory for {name} cannot be had "
-                f"({error.strerror}): lower --kv-cache-memory-bytes"
+                f"({error.strerror}): lower {flag}"
             ) from error
         return cls(fd, nbytes, f"/proc/{os.getpid()}/fd/{fd}")
 
@@ -48,10 +46,10 @@ class SharedMemory:
             raise ConfigurationError(f"shared memory {address} has {size} bytes where {nbytes} were expected")
         return cls(fd, nbytes, address)
 
-    def tensor(self) -> torch.Tensor:
-        """All of it as a tensor of bytes [nbytes], writable. It must not outlive `close`."""
-        return torch.frombuffer(self._map, dtype=torch.uint8)
+    def view(self) -> memoryview:
+        """All of it as bytes, writable."""
+        return memoryview(self._map)
 
     def close(self) -> None:
-        """Give up this process's file descriptor; the mapping goes with the last tensor over it."""
+        """Give up this process's file descriptor; the mapping goes with the last view of it."""
         os.close(self._fd)

@@ -17,6 +17,7 @@ from twofold.transport.base import SCRATCH_BYTES, Connection, MemoryDescriptor, 
 from twofold.transport.memory import SharedMemory
 from twofold.transport.nixl_agent import NixlAgent, Pieces
 from twofold.transport.pooled import PooledTransport
+from twofold.transport.tensors import as_tensor
 
 LIFE_BYTES = 64  # behind the pool: the epoch as 8 bytes, and room for a peer's on its way here
 ALIGNMENT = 64
@@ -171,7 +172,7 @@ class NixlTransport(PooledTransport):
             self._shared = SharedMemory.create(
                 instance, nbytes
             )  # taken from the machine now, not when it is full
-            memory = self._shared.tensor()
+            memory = as_tensor(self._shared)
         else:
             memory = torch.zeros(nbytes, dtype=torch.uint8, device=where)
         self.engine_pool = self.landing_pool = KvPool(layout, num_blocks, memory)

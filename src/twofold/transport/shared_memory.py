@@ -13,6 +13,7 @@ from twofold.transport.mapped import MappedPool
 from twofold.transport.memory import SharedMemory
 from twofold.transport.pooled import PooledTransport
 from twofold.transport.reshard import Member, ReshardConnection
+from twofold.transport.tensors import as_tensor
 
 
 class SharedMemoryConnection:
@@ -57,7 +58,7 @@ class SharedMemoryTransport(PooledTransport):
         self._member = Member(split, rank, layout)
         own = layout.of_rank(split, rank)
         self._memory = SharedMemory.create(instance, own.pool_bytes(num_blocks) + SCRATCH_BYTES)
-        self.landing_pool = KvPool(own, num_blocks, self._memory.tensor())
+        self.landing_pool = KvPool(own, num_blocks, as_tensor(self._memory))
         on_cpu = torch.device(device).type == "cpu"
         self.engine_pool = self.landing_pool if on_cpu else KvPool(own, num_blocks, None, device=device)
         self.descriptor = MemoryDescriptor(

@@ -1,0 +1,130 @@
+"""What a host's store and its clients say to each other.
+
+client                        store
+  │ Hello ────────────────────▶ │
+  │ ◀─────────────────── Welcome │
+  │ Ask: Lookup, Load, Put ────▶ │
+  │ ◀─ Answer: Found, Held, Leased │   slots are the client's until it says otherwise, or is dead
+  │ Ask: Release, Commit ──────▶ │
+"""
+
+from typing import NamedTuple
+
+import msgspec
+
+from twofold.serving.messages import Message
+
+
+class Block(NamedTuple):
+    """A slot, and the CRC-32 of the block in it (of no meaning where it is yet to be filled)."""
+
+    slot: int
+    checksum: int
+
+
+# -- what is asked --------------------------------------------------------------------------------------------------
+
+
+class Lookup(msgspec.Struct, frozen=True, tag=True):
+    """How many leading blocks of these are there?"""
+
+    keys: list[bytes]
+
+
+class Load(msgspec.Struct, frozen=True, tag=True):
+    """Hold as many leading blocks of these as are there, until they are released."""
+
+    keys: list[bytes]
+
+
+class Put(msgspec.Struct, frozen=True, tag=True):
+    """Lease slots for those blocks of a prompt, from the `start`-th on, that are not there."""
+
+    keys: list[bytes]
+    start: int
+
+
+class Commit(msgspec.Struct, frozen=True, tag=True):
+    """These blocks of a Put are whole; its other slots are given back, and the next ones are leased."""
+
+    blocks: list[Block]
+
+
+class Release(msgspec.Struct, frozen=True, tag=True):
+    """These slots of a Load are read no more. With None a Load or a Put is over, whatever was still to come of it."""
+
+    slots: list[int] | None = None
+
+
+Asked = Lookup | Load | Put | Commit | Release
+
+
+# -- what is answered -----------------------------------------------------------------------------------------------
+
+
+class Found(msgspec.Struct, frozen=True, tag=True):
+    """So many leading blocks are there, of which the first `in_memory` need not be read from the disk."""
+
+    blocks: int
+    in_memory: int
+
+
+class Held(msgspec.Struct, frozen=True, tag=True):
+    """Some more blocks of a Load, by their index in it. With `last` no more are to come."""
+
+    blocks: dict[int, Block]
+    last: bool
+
+
+class Leased(msgspec.Struct, frozen=True, tag=True):
+    """Slots to fill, by the blocks' index in the Put. A Commit is answered with the next; the `last` are none."""
+
+    slots: dict[int, int]
+    last: bool
+
+
+Answered = Found | Held | Leased
+
+
+# -- how it travels -------------------------------------------------------------------------------------------------
+
+
+class Hello(Message, frozen=True, kw_only=True):
+    """A client, whose process is `pid`, wants to use the store; repeated until it is answered."""
+
+    client: str
+    pid: int
+
+
+class Welcome(Message, frozen=True, kw_only=True):
+    """Where the memory of this life of the store is: `slots` slots of `block_bytes` bytes each, one after the other.
+
+    It ends with process `pid`.
+    """
+
+    epoch: int
+    pid: int
+    address: str
+    slots: int
+    block_bytes: int
+
+
+class Ask(Message, frozen=True, kw_only=True):
+    """From the client whose inbox this is; `number` tells its questions apart. Meant for one life of the store."""
+
+    client: str
+    epoch: int
+    number: int
+    what: Asked
+
+
+class Answer(Message, frozen=True, kw_only=True):
+    """To question `number`, by the life of the store that it was asked of."""
+
+    epoch: int
+    number: int
+    what: Answered
+
+
+ToStore = Hello | Ask
+ToClient = Welcome | Answer

@@ -1,0 +1,158 @@
+"""A store and its clients: what one puts another loads, from memory and from disk, or it is computed."""
+
+import pytest
+
+from support.stores import BLOCK_BYTES, LAYOUT, Blocks, keys_of, running_store, store_client
+
+DISK = (2 << 20) + 200 * (BLOCK_BYTES + 256)
+
+
+def filled(keys):
+    """Blocks of a prompt, as an engine has computed them."""
+    blocks = Blocks(len(keys))
+    for block, key in enumerate(keys):
+        blocks.fill(block, key)
+    return blocks
+
+
+def put(client, keys):
+    return client.store(keys, filled(keys).copier, range(len(keys)))
+
+
+def load(client, keys, **options):
+    """How many blocks came, all of which have to be what belongs to their keys."""
+    blocks = Blocks(2 * len(keys))
+    places = range(1, 2 * len(keys), 2)  # anywhere
+    count = client.load(keys, blocks.copier, places, **options)
+    assert all(blocks.holds(place, key) for place, key in zip(places, keys[:count], strict=False))
+    return count
+
+
+def test_one_puts_and_another_loads(tmp_path):
+    """Byte by byte, in all layers; what is not there is left to be computed."""
+    keys = keys_of(1, 12)
+    with (
+        running_store(tmp_path),
+        store_client(tmp_path, "a") as writer,
+        store_client(tmp_path, "b") as reader,
+    ):
+        assert writer.wait(30)
+        assert reader.wait(30)
+        assert load(reader, keys) == 0
+        assert put(writer, keys[:9]) == 9
+        assert reader.lookup(keys) == (9, 9)
+        assert load(reader, keys) == 9
+        assert load(reader, keys_of(2, 3)) == 0
+        assert put(writer, keys) == 3, "the others are there"
+        assert load(reader, keys) == 12
+
+
+def test_layers_come_one_after_the_other(tmp_path):
+    """So that an engine may begin with the first while the next are copied."""
+    keys, seen = keys_of(1, 4), []
+    with running_store(tmp_path), store_client(tmp_path) as client:
+        assert client.wait(30)
+        put(client, keys)
+        load(client, keys, on_layer=lambda layer, count: seen.append((layer, count)))
+    assert seen == [(layer, 4) for layer in range(len(LAYOUT.layers))]
+
+
+@pytest.mark.parametrize("eviction", ["lru", "lfu", "length-aware"])
+def test_what_memory_has_no_room_for_is_on_the_disk(tmp_path, eviction):
+    """Several times as much as memory holds comes back whole, and memory and disk keep to their capacity."""
+    prompts = [keys_of(prompt, 10) for prompt in range(12)]
+    with (
+        running_store(tmp_path, slots=16, disk_bytes=DISK, eviction=eviction) as store,
+        store_client(tmp_path) as client,
+    ):
+        assert client.wait(30)
+        for keys in prompts:
+            put(client, keys)
+        found = [load(client, keys) for keys in prompts + prompts]
+        status = store._store.status()
+    # What comes faster than the disk takes it is dropped, so not all of it need be there.
+    assert sum(found) > 16 * 4
+    assert status.tiers["disk"].hits
+    assert status.tiers["memory"].blocks <= 16
+    assert sum(path.stat().st_size for path in (tmp_path / "disk").iterdir()) <= DISK
+    assert client.damaged == 0
+
+
+def test_the_disk_outlives_the_store(tmp_path):
+    """The next life has what this one put, also what never had to go from memory."""
+    keys = keys_of(1, 10)
+    with running_store(tmp_path, disk_bytes=DISK), store_client(tmp_path, "a") as client:
+        assert client.wait(30)
+        put(client, keys)
+    with running_store(tmp_path, disk_bytes=DISK), store_client(tmp_path, "b") as client:
+        assert client.wait(30)
+        found = client.lookup(keys)
+        assert found.blocks
+        assert not found.in_memory
+        assert load(client, keys) == found.blocks
+        assert client.lookup(keys).in_memory == found.blocks
+
+
+def test_the_controller_is_told_what_there_is(tmp_path):
+    """Each block when it comes, and when it is in no tier any more."""
+    with running_store(tmp_path, slots=9) as store, store_client(tmp_path) as client:
+        assert client.wait(30)
+        for prompt in range(3):
+            put(client, keys_of(prompt, 5))
+        assert client.lookup(keys_of(2, 5)).blocks == 5
+    there = set()
+    for message in store.told:
+        if hasattr(message, "stored"):
+            assert message.epoch == store.epoch
+            there = (there | set(message.stored)) - set(message.removed)
+    assert there == {key for prompt in range(3) for key in keys_of(prompt, 5) if key in store.book.tiers}
+    assert len(there) == 8
+
+
+def test_what_was_spoiled_in_memory_is_not_used(tmp_path):
+    """The reader compares what it loads with the checksum of whoever wrote it."""
+    keys = keys_of(1, 6)
+    with running_store(tmp_path) as store, store_client(tmp_path) as client:
+        assert client.wait(30)
+        put(client, keys)
+        store.memory.slot(store.book._blocks[keys[4]].slot)[7] ^= 1
+        assert load(client, keys) == 4
+        assert client.damaged == 1
+
+
+def test_a_store_that_is_silent_is_not_waited_for(tmp_path):
+    """What was asked ends with nothing, and nothing more is asked until it speaks."""
+    keys = keys_of(1, 6)
+    with running_store(tmp_path) as store, store_client(tmp_path, patience_s=0.2) as client:
+        assert client.wait(30)
+        put(client, keys)
+        store.pause()
+        assert load(client, keys) == 0
+        assert client.epoch is None
+        assert client.lookup(keys) == (0, 0)
+        assert put(client, keys_of(2, 3)) == 0
+
+
+def test_no_life_is_taken_for_another(tmp_path):
+    """The next life of a store has nothing of what this one had in memory, and hears nothing that was meant for it."""
+    keys = keys_of(1, 6)
+    with store_client(tmp_path, patience_s=0.2) as client:
+        with running_store(tmp_path) as first:
+            assert client.wait(30)
+            put(client, keys)
+            assert client.epoch == first.epoch
+        with running_store(tmp_path) as second:
+            assert load(client, keys) == 0, "it was asked of the first"
+            assert client.wait(30)
+            assert client.epoch == second.epoch
+            assert load(client, keys) == 0
+            assert put(client, keys) == 6
+            assert load(client, keys) == 6
+
+
+def test_without_a_store_everything_is_computed(tmp_path):
+    """Nobody waits for what is not there."""
+    with store_client(tmp_path) as client:
+        assert client.lookup(keys_of(1, 3)) == (0, 0)
+        assert load(client, keys_of(1, 3)) == 0
+        assert put(client, keys_of(1, 3)) == 0

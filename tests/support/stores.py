@@ -1,0 +1,125 @@
+"""A store and its clients in one process, with blocks whose contents say which they are."""
+
+import os
+import secrets
+import threading
+from contextlib import contextmanager
+
+import torch
+import zmq
+
+from twofold.engine.base import KvLayout, LayerShape
+from twofold.engine.torch.pool import KvPool
+from twofold.serving.mailbox import Inbox, Outbox
+from twofold.serving.store.book import StoreBook
+from twofold.serving.store.client import StoreClient
+from twofold.serving.store.copier import PoolCopier
+from twofold.serving.store.disk import DiskBlocks
+from twofold.serving.store.memory import SlotMemory
+from twofold.serving.store.messages import ToStore, Welcome
+from twofold.serving.store.mover import Mover
+from twofold.serving.store.store import Store
+
+LAYOUT = KvLayout((LayerShape(2, 8, 4), LayerShape(1, 8, 8)), block_size=4, dtype="float32", itemsize=4)
+BLOCK_BYTES = LAYOUT.bytes_per_block
+
+
+def keys_of(prompt, count):
+    """The keys of the first blocks of a prompt."""
+    return [bytes([prompt, index]) * 8 for index in range(count)]
+
+
+class Blocks:
+    """An engine's memory of `count` blocks, filled with what belongs to keys."""
+
+    def __init__(self, count):
+        self.pool = KvPool(LAYOUT, count)
+        self.copier = PoolCopier(self.pool)
+
+    def _parts(self, block):
+        for layer in range(len(LAYOUT.layers)):
+            for part, rows in enumerate(self.pool.block_rows(layer)):
+                yield layer * 2 + part, rows[block]
+
+    def fill(self, block, key):
+        for number, row in self._parts(block):
+            row.copy_(_pattern(key, number, len(row)))
+
+    def holds(self, block, key):
+        return all(torch.equal(row, _pattern(key, number, len(row))) for number, row in self._parts(block))
+
+
+def _pattern(key, number, size):
+    drawn = torch.Generator().manual_seed(int.from_bytes(key[:2], "big") * 16 + number)
+    return torch.randint(0, 256, (size,), dtype=torch.uint8, generator=drawn)
+
+
+class RunningStore:
+    """One life of a store, in a thread; `told` is what it told the controller."""
+
+    def __init__(self, directory, slots, disk=None, eviction="lru"):
+        self.memory = SlotMemory.create("test", slots, BLOCK_BYTES)
+        self.book = StoreBook(slots, 0 if disk is None else disk.capacity, eviction)
+        for block in () if disk is None else disk.recovered():
+            self.book.recover(block.key, block.position)
+        self.told = []
+        self._context = zmq.Context()
+        self._inbox = Inbox(self._context, f"ipc://{directory}/store.sock", ToStore)
+        self._outbox = Outbox(self._context)
+        welcome = Welcome(
+            epoch=secrets.randbits(53),
+            pid=os.getpid(),
+            address=self.memory.address,
+            slots=slots,
+            block_bytes=BLOCK_BYTES,
+        )
+        self.epoch = welcome.epoch
+        mover = None if disk is None else Mover(disk, self.memory)
+        self._store = Store(self.book, mover, self._inbox, self._outbox, welcome, self.told.append, "")
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self):
+        while not self._stop.is_set():
+            self._store.turn(0.01)
+
+    def pause(self):
+        """It is silent from now on."""
+        self._stop.set()
+        self._thread.join()
+
+    def close(self):
+        self.pause()
+        self._store.close()
+        self._outbox.close()
+        self._inbox.close()
+        self._context.term()
+        self.memory.close()
+
+
+@contextmanager
+def running_store(directory, slots=32, disk_bytes=0, **options):
+    """A store with slots of memory, over so much of the disk in `directory`."""
+    disk = DiskBlocks(directory / "disk", disk_bytes, BLOCK_BYTES, "test") if disk_bytes else None
+    store = RunningStore(directory, slots, disk, **options)
+    try:
+        yield store
+    finally:
+        store.close()
+        if disk is not None:
+            disk.close()
+
+
+@contextmanager
+def store_client(directory, name="client", **options):
+    """A client of the store in `directory`, which is there."""
+    context = zmq.Context()
+    client = StoreClient(
+        context, f"ipc://{directory}/{name}.sock", f"ipc://{directory}/store.sock", verify=True, **options
+    )
+    try:
+        yield client
+    finally:
+        client.close()
+        context.term()

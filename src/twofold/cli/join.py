@@ -25,6 +25,13 @@ def join(
     kv_cache_memory_bytes: Annotated[
         str | None, typer.Option(help="KV cache of each worker, as in 500M (the service's).")
     ] = None,
+    kv_store_dram: Annotated[
+        str | None, typer.Option(help="Memory that keeps KV of prompts for all workers, as in 4GiB.")
+    ] = None,
+    kv_store_disk: Annotated[
+        str | None,
+        typer.Option(help="A directory below that, and how much of its disk, as in /var/kv:100GiB."),
+    ] = None,
     pin_cores: Annotated[bool, typer.Option(help="Give each worker cores of its own.")] = True,
     log_format: Annotated[str, typer.Option(help="text, or json.")] = "text",
 ) -> None:
@@ -35,6 +42,7 @@ def join(
     """
     from twofold.cli import join_run  # noqa: PLC0415  (what it needs is too heavy for the start of every command)
     from twofold.cli.serve import parse_size  # noqa: PLC0415
+    from twofold.cli.store_flags import store_config  # noqa: PLC0415
 
     flags = join_run.JoinFlags(
         controller=controller,
@@ -47,6 +55,7 @@ def join(
         address=address,
         device=device,
         kv_cache_bytes=None if kv_cache_memory_bytes is None else parse_size(kv_cache_memory_bytes),
+        store=store_config(kv_store_dram, kv_store_disk),
         pin_cores=pin_cores,
         log_format=log_format,
     )

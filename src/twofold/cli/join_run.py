@@ -18,7 +18,7 @@ from twofold.curve.key import read_key
 from twofold.curve.network import Endpoint, Network, own_host
 from twofold.errors import ConfigurationError
 from twofold.instance import Role
-from twofold.serving.config import ServiceConfig
+from twofold.serving.config import ServiceConfig, StoreConfig
 from twofold.serving.joined_host import JoinedHost, Offer
 from twofold.serving.logs import configure_logs
 from twofold.serving.model_source import find_model, model_name
@@ -41,6 +41,7 @@ class JoinFlags:
     address: str | None = None
     device: str | None = None
     kv_cache_bytes: int | None = None
+    store: StoreConfig | None = None
     pin_cores: bool = True
     log_format: str = "text"
 
@@ -86,7 +87,12 @@ def adapted(config: ServiceConfig, flags: JoinFlags, network: Network, model: Pa
     )
     workers = with_cores(config.workers, pin_cores=flags.pin_cores)
     return msgspec.structs.replace(
-        config, engine=engine, workers=workers, network=network, log_format=flags.log_format
+        config,
+        engine=engine,
+        workers=workers,
+        network=network,
+        log_format=flags.log_format,
+        store=flags.store,  # of its own, or none
     )
 
 

@@ -44,6 +44,8 @@ _BUDGET = (
 )
 _SWAP = "Host memory of a decoding worker to swap to, as in 4GiB: outputs then take KV cache as they grow."
 _PREFIXES = "Keep the KV of prompts while there is room, for prompts that begin alike (yes; no if emulated)."
+_STORE_DRAM = "Memory of the host that keeps KV of prompts for all of its workers, as in 4GiB."
+_STORE_DISK = "A directory below that, and how much of its disk, as in /var/kv:100GiB."
 _TOKENIZER = "Directory of the tokenizer (the model's); an emulated model has none of its own."
 
 _SIZE_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
@@ -134,6 +136,8 @@ def serve(
         bool | None,
         typer.Option("--prefix-caching/--no-prefix-caching", help=_PREFIXES, rich_help_panel=_ENGINE),
     ] = None,
+    kv_store_dram: Annotated[str | None, typer.Option(help=_STORE_DRAM, rich_help_panel=_ENGINE)] = None,
+    kv_store_disk: Annotated[str | None, typer.Option(help=_STORE_DISK, rich_help_panel=_ENGINE)] = None,
     max_model_len: Annotated[
         int | None,
         typer.Option(min=2, help="Longest prompt plus output (the model's).", rich_help_panel=_ENGINE),
@@ -262,6 +266,7 @@ def serve(
         block_size=block_size,
         kv_cache_memory_bytes=size,
         swap_space=None if swap_space is None else parse_size(swap_space, "--swap-space"),
+        store=serve_run.store_config(kv_store_dram, kv_store_disk),
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
         prefix_caching=prefix_caching,

@@ -12,13 +12,13 @@ from twofold.curve.network import HOME, Endpoint, Network, own_host
 from twofold.errors import ConfigurationError
 from twofold.hardware.catalog import load_catalog
 from twofold.instance import Role
-from twofold.kvcache.split import Split
+from twofold.kvcache.split import UNSPLIT, Split
 from twofold.scheduling.batchers import NEVER_REUSING
 from twofold.scheduling.breaker import LONGEST_S
 from twofold.scheduling.handoffs import HANDOFF_POLICIES
 from twofold.scheduling.routers import FIXED_ROLE_ROUTERS, LIVE_ROUTERS
 from twofold.serving.cluster_plan import plan_cluster
-from twofold.serving.config import EngineConfig, ServiceConfig, TokenBudget, WorkerConfig
+from twofold.serving.config import EngineConfig, ServiceConfig, StoreConfig, TokenBudget, WorkerConfig
 from twofold.serving.gateway.tokenizer import load_tokenizer
 from twofold.serving.model_source import find_model
 from twofold.serving.plan import join_terms, plan_workers
@@ -63,6 +63,7 @@ class Flags:
     block_size: int | None = None
     kv_cache_memory_bytes: int | None = None
     swap_space: int | None = None
+    store: StoreConfig | None = None
     max_model_len: int | None = None
     max_num_seqs: int | None = None
     prefix_caching: bool | None = None
@@ -91,11 +92,26 @@ def service_of(flags: Flags) -> ServiceConfig:
     config = _from_flags(flags) if flags.cluster is None else _from_cluster(flags, flags.cluster)
     check_splits(config)
     _check_reuse(flags, config)
+    _check_store(flags, config)
+    config = msgspec.structs.replace(config, store=flags.store)
     if flags.replan is not None:
         config = msgspec.structs.replace(config, replan=replan_config(config, flags.replan))
     if flags.overload is not None:
         config = msgspec.structs.replace(config, overload=overload_config(config, flags.overload))
     return config
+
+
+def _check_store(flags: Flags, config: ServiceConfig) -> None:
+    if flags.store is None:
+        return
+    if any(worker.split != UNSPLIT for worker in config.workers):
+        raise ConfigurationError("--kv-store-dram is for workers of one process: leave out --tp and --pp")
+    if not config.engine.prefix_caching:
+        raise ConfigurationError(
+            "--kv-store-dram keeps what --prefix-caching finds: leave out --no-prefix-caching"
+        )
+    for flag, value in (("--swap-space", config.engine.swap_bytes), ("--journal", config.journal_dir)):
+        _refuse(flag, value, "excludes --kv-store-dram")
 
 
 def _check_reuse(flags: Flags, config: ServiceConfig) -> None:
@@ -288,6 +304,7 @@ def _refuse_idle_flags(flags: Flags) -> None:
         ("--device", flags.device),
         ("--transport", flags.transport),
         ("--kv-checksums", flags.kv_checksums or None),
+        ("--kv-store-dram", flags.store),
         *_degrees(flags),
         ("--pipeline-chunk", flags.pipeline_chunk),
     ):

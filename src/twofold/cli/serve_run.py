@@ -15,6 +15,7 @@ from twofold.cli.serve_access import check_loopback, find_keys
 from twofold.cli.serve_flags import Flags, public_name, service_of
 from twofold.cli.serve_overload import OverloadFlags
 from twofold.cli.serve_replan import ReplanFlags
+from twofold.cli.store_flags import store_config
 from twofold.errors import ConfigurationError
 from twofold.scheduling.admission_limits import AdmissionLimits
 from twofold.serving.config import ServiceConfig
@@ -35,6 +36,7 @@ __all__ = [
     "public_name",
     "run",
     "service_of",
+    "store_config",
     "telemetry_config",
 ]
 

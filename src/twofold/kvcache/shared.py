@@ -102,6 +102,25 @@ class SharedBlocks(BlockManager):
         self._give(grant, total - len(held))
         return Reused(grant, matched * self.block_size - whole, copy)
 
+    def borrow(self, owner: str, keys: Sequence[BlockKey]) -> tuple[Grant, int]:
+        """Blocks for a prefix: for somebody who reads those that are here, or fills the others and publishes them.
+
+        Returns them, to be released as any other, and how many leading ones are here. No request is counted to have
+        found them. Raises OutOfBlocksError and changes nothing if blocks lack.
+        """
+        here = self.match(keys)
+        prefix = [self._cached[key] for key in keys[:here]]
+        taken = self._taken(len(keys) * self.block_size, prefix)
+        if taken > self.num_free:
+            raise OutOfBlocksError(f"{owner} needs {taken} blocks and {self.num_free} are free")
+        self.num_free -= taken
+        for position, block in enumerate(prefix):
+            self._join(block, keys[position])
+        grant = Grant(owner, len(keys))
+        self._held[grant] = prefix
+        self._give(grant, len(keys) - here)
+        return grant, here
+
     def reusable(self, keys: Sequence[BlockKey], prompt_tokens: int) -> int:
         """How many leading tokens of a prompt `allocate_prompt` would find here now."""
         matched = self.match(keys[: prompt_tokens // self.block_size])

@@ -32,6 +32,7 @@ from twofold.scheduling.replan_log import Decision
 from twofold.serving.admitting import deadline_passed, refused
 from twofold.serving.config import ReplanConfig
 from twofold.serving.fleet import ALIVE_S, Fleet
+from twofold.serving.host_stores import HostStores
 from twofold.serving.hosts import Hosts
 from twofold.serving.live_request import Attempt, LiveRequest
 from twofold.serving.mailbox import Inbox
@@ -58,6 +59,8 @@ from twofold.serving.messages import (
     Shutdown,
     Status,
     StepDone,
+    StoreChanged,
+    StoreStatus,
     ToController,
 )
 from twofold.serving.prompt_keys import PromptKeys
@@ -112,6 +115,7 @@ class Controller:
         self._roles = Roles(cluster, fleet, move=roles_move)
         self._prompt_keys = prompt_keys
         self._prefixes = PrefixIndex()
+        self._stores = HostStores()
         self._replanning = None if replan is None else LiveReplanning(replan, cluster.pools, self)
         watches = () if self._replanning is None else (self._replanning.observe,)
         self._recorder = Recorder(sinks=(telemetry.observe, *watches))
@@ -369,6 +373,10 @@ class Controller:
                 self._note_status(message)
             case BlocksChanged():
                 self._blocks_changed(message)
+            case StoreChanged():
+                self._stores.changed(message)
+            case StoreStatus():
+                self._telemetry.store(message)
             case HandoffReport():
                 self._handed_off(message)
             case RequestFailed(instance=instance, request_id=attempt_id, reason=reason):

@@ -42,6 +42,7 @@ from twofold.serving.plan import own_cores
 from twofold.serving.prompt_keys import PromptKeys
 from twofold.serving.reports import Report
 from twofold.serving.service import ServedModel
+from twofold.serving.store.secret import kept_secret
 from twofold.serving.telemetry import Telemetry
 from twofold.simulation.build import kinds_of, paths_of
 from twofold.simulation.cores import gateway_cores
@@ -203,8 +204,11 @@ class LocalService:
         )
 
     def _prompt_keys(self) -> PromptKeys | None:
-        engine = self._config.engine
-        return PromptKeys(engine.block_size) if engine.prefix_caching else None
+        engine, store = self._config.engine, self._config.store
+        if not engine.prefix_caching:
+            return None
+        directory = None if store is None else store.disk_dir
+        return PromptKeys(engine.block_size, None if directory is None else kept_secret(Path(directory)))
 
     def _make_hosts(self, facts: Report, outbox: Outbox) -> Hosts | None:
         config = self._config

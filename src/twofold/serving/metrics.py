@@ -20,6 +20,7 @@ from twofold.serving.messages import HandoffReport
 from twofold.serving.overload_metrics import OverloadMetrics
 from twofold.serving.registry import Registry
 from twofold.serving.request_metrics import RequestMetrics
+from twofold.serving.store_metrics import StoreMetrics
 from twofold.slo import Slo
 
 
@@ -31,6 +32,7 @@ class ServiceMetrics:
         self.requests = RequestMetrics(registry, slo or Slo())
         self.instances = InstanceMetrics(registry)
         self.links = LinkMetrics(registry)
+        self.stores = StoreMetrics(registry)
         self._transferred = registry.counter("kv_transfer_bytes", "Bytes of KV cache handed off.")
         self._rejections = registry.counter(
             "admission_rejections", "Requests that were refused although they were right.", "reason"

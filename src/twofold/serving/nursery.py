@@ -15,6 +15,7 @@ import selectors
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -23,12 +24,18 @@ from typing import NoReturn
 import msgspec
 
 from twofold.errors import UserError
-from twofold.serving.config import ServiceConfig
+from twofold.serving.config import STORE, ServiceConfig
 from twofold.serving.logs import configure_logs
 from twofold.serving.offspring import die_with_parent
 from twofold.serving.reports import Order, Report
+from twofold.serving.store.process import run_store
 from twofold.serving.worker.engines import ENGINES
+from twofold.serving.worker.parts import Prepared
 from twofold.serving.worker.process import Processes, processes_of
+
+log = logging.getLogger(__name__)
+
+KEEP_S = 0.5  # from the end of a process that is kept to its next start
 
 
 def main() -> None:
@@ -82,10 +89,18 @@ def _raise_workers(config: ServiceConfig, report: Reporter) -> "Nursery":
     )
     report(facts)
     runs = {spec.instance: partial(processes_of, config, spec, prepared) for spec in config.workers}
-    nursery = Nursery(runs, report, config.worker_inbox)
+    nursery = Nursery(runs, report, config.worker_inbox, _kept(config, prepared))
     for spec in config.workers:
         nursery.start(spec.instance)
     return nursery
+
+
+def _kept(config: ServiceConfig, prepared: Prepared) -> dict[str, Callable[[], None]]:
+    """What runs beside the workers, as long as there are any."""
+    layout = prepared.kv_layout
+    if config.store is None or layout is None:
+        return {}
+    return {STORE: partial(run_store, config, prepared.model, layout)}
 
 
 def _become_worker(instance: str, nursery: int, run: Callable[[], None]) -> NoReturn:
@@ -99,7 +114,7 @@ def _become_worker(instance: str, nursery: int, run: Callable[[], None]) -> NoRe
     except UserError as error:
         sys.stderr.write(f"twofold: {instance}: {error}\n")
     except BaseException:
-        logging.getLogger(__name__).exception("%s failed", instance)
+        log.exception("%s failed", instance)
     finally:
         sys.stderr.flush()
         os._exit(code)
@@ -108,7 +123,8 @@ def _become_worker(instance: str, nursery: int, run: Callable[[], None]) -> NoRe
 class Nursery:
     """Forks workers, and ends them when told to; `runs` makes what each of them does, `inbox_of` names its socket.
 
-    A worker may have several processes. When one of them ends all are ended, and when all have, the worker has.
+    A worker may have several processes. When one of them ends all are ended, and when all have, the worker has. Those
+    that are `kept` are started by themselves, also again when they end, which is nobody else's business.
     """
 
     def __init__(
@@ -116,8 +132,11 @@ class Nursery:
         runs: Mapping[str, Callable[[], Processes]],
         report: Reporter,
         inbox_of: Callable[[str, int], str],
+        kept: Mapping[str, Callable[[], None]] | None = None,
     ) -> None:
-        self._runs = runs
+        self._kept = kept or {}
+        self._runs = {name: partial(_alone, run) for name, run in self._kept.items()} | dict(runs)
+        self._due_s = dict.fromkeys(self._kept, 0.0)  # when those that are kept and do not run may be started
         self._report = report
         self._inbox_of = inbox_of
         self._pids: dict[int, str] = {}
@@ -155,7 +174,8 @@ class Nursery:
             selector.register(wake_read, selectors.EVENT_READ)
             selector.register(sys.stdin, selectors.EVENT_READ)
             while not self._over():
-                for key, _ in selector.select(timeout=1.0):
+                self._keep()
+                for key, _ in selector.select(timeout=KEEP_S):
                     if key.fd == wake_read:
                         os.read(wake_read, 4096)
                     else:
@@ -167,7 +187,13 @@ class Nursery:
 
     def _over(self) -> bool:
         self._reap()
-        return self._ending or (self._finishing and not self._pids)
+        return self._ending or (self._finishing and not set(self._pids.values()) - set(self._kept))
+
+    def _keep(self) -> None:
+        now = time.monotonic()
+        for name in [name for name, due_s in self._due_s.items() if now >= due_s]:
+            del self._due_s[name]
+            self.start(name)
 
     def _end(self, _signal: int, _frame: object) -> None:
         self._ending = True
@@ -183,6 +209,9 @@ class Nursery:
             self._codes.setdefault(instance, os.waitstatus_to_exitcode(status))
             if instance in self._pids.values():
                 self.kill(instance)  # the ranks that are left can do nothing without it
+            elif instance in self._kept:
+                log.error("%s ended with code %d: it is started again", instance, self._codes.pop(instance))
+                self._due_s[instance] = time.monotonic() + KEEP_S
             else:
                 self._report(Report(exited=instance, code=self._codes.pop(instance)))
 
@@ -198,6 +227,10 @@ class Nursery:
                 self.kill(order.kill)
             if order.start is not None:
                 self.start(order.start)
+
+
+def _alone(run: Callable[[], None]) -> Processes:
+    return Processes([run], lambda: None)
 
 
 def _set_title(name: str) -> None:

@@ -9,16 +9,17 @@ from twofold.request import Generation
 
 
 class PromptKeys:
-    """Names the full blocks, of `block_size` tokens, of the prompts of one service from its start to its end.
+    """Names the full blocks, of `block_size` tokens, of the prompts of one service.
 
-    A tenant is an API key, by its name; where none are asked for all requests are one tenant's. The keys of each begin
-    with a salt that follows from a secret of this start: a tenant finds only what it has stored itself, and who sees
-    keys cannot tell which prompts they are of, because they cannot be computed without the secret.
+    A tenant is an API key, by its name; where none are asked for all requests are one tenant's. The keys of each
+    begin with a salt that follows from a `secret`, of this start or kept with what is stored on a disk: a tenant finds
+    only what it has stored itself, and who sees keys cannot tell which prompts they are of, because they cannot be
+    computed without the secret.
     """
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, secret: bytes | None = None) -> None:
         self._block_size = block_size
-        self._secret = secrets.token_bytes(32)
+        self._secret = secret or secrets.token_bytes(32)
         self._salts: dict[str, bytes] = {}
 
     def name(self, generation: Generation) -> Generation:

@@ -18,7 +18,7 @@ from twofold.serving.history import History
 from twofold.serving.live_request import AttemptStage
 from twofold.serving.logs import log_ended, log_rejected
 from twofold.serving.measured_paths import MeasuredPaths
-from twofold.serving.messages import HandoffReport
+from twofold.serving.messages import HandoffReport, StoreStatus
 from twofold.serving.metrics import ServiceMetrics
 from twofold.serving.snapshot import InstanceState, ServiceSnapshot
 from twofold.slo import Slo
@@ -154,6 +154,10 @@ class Telemetry:
         self._metrics.instances.prefilled(instance, prompt_tokens, reused_tokens)
         self._history.totals["prefix_queries"] += prompt_tokens
         self._history.totals["prefix_hits"] += reused_tokens
+
+    def store(self, status: StoreStatus) -> None:
+        """The store of a host tells its accounts."""
+        self._metrics.stores.status(status)
 
     def restarted(self, instance: str) -> None:
         """A new process takes the place of an instance that was lost."""

@@ -72,6 +72,7 @@ class StoreBook:
         self._leaving: dict[BlockKey, Block] = {}  # what just went from memory
         self._coming: set[bytes] = set()  # what clients are putting
         self._reading: dict[bytes, set[_Loading]] = {}  # what is to come from the disk, for whom
+        self._uncopied: deque[bytes] = deque(maxlen=slots)  # what was put and has no copy on the disk yet
         self._writing = [0, 0]  # blocks that go to the disk, and those that it gets a copy of
         self._questions: dict[Asker, _Loading | _Putting] = {}
         self._waiting: deque[bytes | _Putting] = deque()  # for a free slot: blocks on the disk, and puts
@@ -120,9 +121,8 @@ class StoreBook:
         putting = self._questions.get(asker)
         if not isinstance(putting, _Putting):
             return
-        for slot, checksum in blocks:
-            if slot in putting.leased:
-                self._keep(putting.keys, putting.leased.pop(slot), asker, Block(slot, checksum), now)
+        whole = [block for block in blocks if block.slot in putting.leased]
+        self._keep(putting, {putting.leased.pop(block.slot): block for block in whole}, now)
         self._give_up(putting)
         if putting.place < len(putting.keys):
             self._waiting.append(putting)
@@ -165,6 +165,7 @@ class StoreBook:
         self.slots.release(move.slot, _DISK)
         if not done and not move.spare:
             self._lose_from_disk(move.key, Removal.DROPPED)
+        self._copy_behind()
         self._advance()
 
     def was_read(self, move: Read, checksum: int | None, now: float) -> None:
@@ -186,7 +187,7 @@ class StoreBook:
             else:
                 self._blocks[move.key] = block
                 self.tiers.touch((move.key,), 1, now)
-                self._settle(move.key)
+                self._settle([move.key])
         self._advance()
 
     # -- what is to be done -------------------------------------------------------------------------------------
@@ -252,18 +253,30 @@ class StoreBook:
             self._coming.remove(putting.keys[index])
         putting.leased.clear()
 
-    def _keep(self, keys: Sequence[bytes], index: int, asker: Asker, block: Block, now: float) -> None:
-        """A block was put whole."""
-        key = keys[index]
-        self._coming.remove(key)
-        self.moved["stored"] += 1
-        self.slots.commit(block.slot, asker)
-        self._blocks[key] = block
-        self.tiers.insert(keys[: index + 1], now, index)
-        self._settle(key)
-        if len(self.tiers.tiers) > 1 and key in self._blocks:
-            # So that it outlives this process, and costs nothing when it goes from memory.
-            self._write(key, index, block, spare=True)
+    def _keep(self, putting: _Putting, whole: dict[int, Block], now: float) -> None:
+        """These blocks of a prompt, by their index, were put whole."""
+        keys = putting.keys
+        for index, block in whole.items():
+            self._coming.remove(keys[index])
+            self.slots.commit(block.slot, putting.asker)
+            self._blocks[keys[index]] = block
+        self.moved["stored"] += len(whole)
+        for first, end in _runs(sorted(whole)):
+            self.tiers.insert(keys[:end], now, first)
+        self._settle([keys[index] for index in whole])
+        if len(self.tiers.tiers) > 1:
+            self._uncopied.extend(keys[index] for index in sorted(whole))
+            self._copy_behind()
+
+    def _copy_behind(self) -> None:
+        """Let the disk have copies too: they outlive this process, and cost nothing when the blocks go from memory."""
+        memory = self.tiers.tiers[MEMORY]
+        while self._uncopied:
+            key = self._uncopied[0]
+            block = self._blocks.get(key)
+            if block is not None and not self._write(key, memory.position(key), block, spare=True):
+                return
+            self._uncopied.popleft()
 
     def _hold(self, block: Block, loading: _Loading) -> Block:
         self.moved["loaded"] += 1
@@ -298,20 +311,21 @@ class StoreBook:
         else:
             self._moves.append((Spare if reason is Removal.MOVED else Forget)(_live(key)))
 
-    def _settle(self, came: bytes) -> None:
-        """The accounts took in a block: what went from memory for it is written to the disk, where that keeps up."""
-        if came in self._blocks and came not in self.tiers.tiers[MEMORY]:
-            self._leaving[came] = self._blocks.pop(came)  # there was no room for it
+    def _settle(self, came: Sequence[bytes]) -> None:
+        """The accounts took in blocks: what went from memory for them is written to the disk, where that keeps up."""
+        for key in came:
+            if key in self._blocks and key not in self.tiers.tiers[MEMORY]:
+                self._leaving[key] = self._blocks.pop(key)  # there was no room for it
         leaving, self._leaving = self._leaving, {}
-        for key, block in leaving.items():
+        for left, block in leaving.items():
             disk = self.tiers.tiers[DISK] if len(self.tiers.tiers) > 1 else None
-            goes_down = disk is not None and key in disk
+            goes_down = disk is not None and left in disk
             if (
                 disk is not None
                 and goes_down
-                and not self._write(_live(key), disk.position(key), block, spare=False)
+                and not self._write(_live(left), disk.position(left), block, spare=False)
             ):
-                disk.remove(key, Removal.DROPPED)
+                disk.remove(left, Removal.DROPPED)
             self.slots.drop(block.slot)
 
     def _write(self, key: bytes, position: int, block: Block, *, spare: bool) -> bool:
@@ -346,6 +360,14 @@ class _Watcher(CacheWatcher):
 
     def removed(self, key: BlockKey, reason: Removal) -> None:
         self._book.went(self._tier, key, reason)
+
+
+def _runs(indices: Sequence[int]) -> list[tuple[int, int]]:
+    """Neighbours among ascending numbers, as (first, behind the last)."""
+    among = set(indices)
+    starts = [index for index in indices if index - 1 not in among]
+    ends = [index + 1 for index in indices if index + 1 not in among]
+    return list(zip(starts, ends, strict=True))
 
 
 def _live(key: BlockKey) -> bytes:

@@ -4,6 +4,7 @@ import logging
 import os
 import sys
 import time
+from functools import partial
 
 from twofold.serving.fleet import ALIVE_S
 from twofold.serving.mailbox import Inbox
@@ -91,12 +92,16 @@ class Commands:
 
     def _accept(self, message: Prefill) -> None:
         state, generation, request = self._state, message.generation, message.generation.request
-        state.sequences[request.id] = LiveSequence(generation.sampling, token_ids=generation.prompt_token_ids)
+        keys = request.prefix_blocks
+        state.sequences[request.id] = LiveSequence(
+            generation.sampling, token_ids=generation.prompt_token_ids, prefix_blocks=keys
+        )
         if message.target is not None and message.mode is not None:
             state.sender.expect(request.id, message.target, message.mode)
             if message.announce:
                 state.announced.add(request.id)
-        state.scheduler.submit(request, decodes_here=message.target is None)
+        queue = partial(state.scheduler.submit, request, decodes_here=message.target is None)
+        state.prefixes.bring(request.id, keys, queue)
 
     def _reserve(self, message: Reserve) -> None:
         request = message.request

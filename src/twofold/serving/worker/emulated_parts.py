@@ -26,6 +26,8 @@ from twofold.transport.emulated import EmulatedTransport, Port
 class EmulatedPrepared:
     """The machines of a cluster: their times, their memory and their network."""
 
+    kv_layout = None
+
     def __init__(
         self, spec: ClusterSpec, model: Model, kinds: list[Kind], max_model_len: int, vocab_size: int
     ) -> None:

@@ -8,7 +8,7 @@ from functools import partial
 
 from twofold.batch import Batch, BatchItem
 from twofold.engine.base import Engine, OnLayer, Sampled, SequenceStep
-from twofold.request import Phase, TokenOutput
+from twofold.request import BlockKey, Phase, TokenOutput
 from twofold.scheduling.growth import Copy
 from twofold.scheduling.instance import Outcome
 from twofold.serving.messages import PrefillStarted, StepDone
@@ -135,7 +135,10 @@ class Iterations:
         state, items = self._state, started.batch.items
         with state.changed:
             state.batches_started_s.popleft()
+            prompts = self._completed_prompts(started.batch)
             outcomes = state.scheduler.complete(started.batch, self._stopped(drawn))
+            for keys in prompts:
+                state.prefixes.computed(keys)
             tokens = [(o.request_id, self._token(o, drawn[o.request_id], started.reused)) for o in outcomes]
             state.grant()
             report = state.next_report()
@@ -153,6 +156,12 @@ class Iterations:
         )
         for outcome in outcomes:
             self._pass_on(outcome, drawn[outcome.request_id].token_id)
+
+    def _completed_prompts(self, batch: Batch) -> list[Sequence[BlockKey]]:
+        """The blocks of the prompts that a batch completes."""
+        sequences = self._state.sequences
+        completed = [item.request_id for item in batch.items if item.phase is Phase.PREFILL and item.samples]
+        return [sequences[request_id].prefix_blocks for request_id in completed if request_id in sequences]
 
     def _pass_on(self, outcome: Outcome, token_id: int) -> None:
         """After the first token has left for the client, the sender learns whether to go on with the hand-off."""

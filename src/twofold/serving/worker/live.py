@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from twofold.request import SamplingParams
+from twofold.request import BlockKey, SamplingParams
 
 
 @dataclass(slots=True, eq=False)
@@ -10,13 +10,14 @@ class LiveSequence:
     """Known token ids of a request from position `offset` on, and how to sample the next.
 
     An instance that decodes what another prefilled never sees the prompt: its `offset` is the prompt's length.
-    `generated` counts the output tokens known here.
+    `generated` counts the output tokens known here, `prefix_blocks` are the keys of the prompt's full blocks.
     """
 
     sampling: SamplingParams
     offset: int = 0
     token_ids: list[int] = field(default_factory=list)
     generated: int = 0
+    prefix_blocks: tuple[BlockKey, ...] = ()
 
     def append(self, token_id: int) -> None:
         """The next output token."""

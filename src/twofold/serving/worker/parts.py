@@ -5,8 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from twofold.engine.base import Engine
+from twofold.engine.base import Engine, KvLayout
 from twofold.serving.config import WorkerConfig
+from twofold.serving.store.client import Copier
 from twofold.serving.worker.landing import Landing
 from twofold.serving.worker.swapping import SwapSpace
 from twofold.serving.worker.wires import Wires
@@ -17,7 +18,7 @@ from twofold.transport.base import Transport
 class WorkerParts:
     """The parts of one worker that depend on its engine. `changed` becomes that of its `WorkerState`.
 
-    With `swap_space` decodes take memory as they go.
+    With `swap_space` decodes take memory as they go. A `copier` reaches the blocks that the engine computes on.
     `lives` tells whether all that the engine runs on is alive, beyond this process.
     """
 
@@ -26,6 +27,7 @@ class WorkerParts:
     eos_token_ids: frozenset[int] = frozenset()
     landing: Landing = field(default_factory=Landing)
     swap_space: SwapSpace | None = None
+    copier: Copier | None = None
     changed: threading.Condition = field(default_factory=threading.Condition)
     lives: Callable[[], bool] = lambda: True
 
@@ -42,6 +44,11 @@ class Prepared(Protocol):
     @property
     def model(self) -> str:
         """What it computes: the same on every host that has the same model."""
+        ...
+
+    @property
+    def kv_layout(self) -> KvLayout | None:
+        """What is in a KV block; None where there is nothing in it."""
         ...
 
     def parts(self, spec: WorkerConfig, epoch: int, wires: Wires | None = None) -> WorkerParts:

@@ -25,16 +25,18 @@ from twofold.scheduling.batchers import BATCHERS, CHUNKED
 from twofold.scheduling.chunked_pipeline import ChunkedPipelineScheduler
 from twofold.scheduling.growth import Growth
 from twofold.scheduling.instance import InstanceScheduler
-from twofold.serving.config import CONTROLLER, ServiceConfig, WorkerConfig
+from twofold.serving.config import ServiceConfig, WorkerConfig
 from twofold.serving.journal import Journal, JournaledInstance
 from twofold.serving.mailbox import Inbox, Outbox
 from twofold.serving.messages import ToWorker
+from twofold.serving.store.client import StoreClient
 from twofold.serving.worker.block_changes import BlockChanges
 from twofold.serving.worker.deadline import AlarmDeadline, Deadline
 from twofold.serving.worker.handoffs import layers_at_once
 from twofold.serving.worker.measuring import prefill_speed
 from twofold.serving.worker.parts import Prepared, WorkerParts
 from twofold.serving.worker.peers import PeerDirectory
+from twofold.serving.worker.prefix_store import PrefixStore
 from twofold.serving.worker.receiver import HandoffReceiver
 from twofold.serving.worker.sender import HandoffSender
 from twofold.serving.worker.state import WorkerState
@@ -43,6 +45,7 @@ from twofold.serving.worker.worker import work
 
 log = logging.getLogger(__name__)
 
+STORE_S = 2.0  # a worker that begins waits so long for the store that begins beside it
 EVICTION = "lru"  # which cached block goes when its memory is wanted
 
 
@@ -93,11 +96,12 @@ def run_worker(
         landing=parts.landing,
         peers=PeerDirectory(parts.transport, config.host),
         outbox=Outbox(context, guard, spec.instance),
-        controller=network.controller if network is not None and elsewhere else config.inbox(CONTROLLER),
+        controller=config.controller,
         changed=parts.changed,
         lives=parts.lives,
         tether=AlarmDeadline() if elsewhere else Deadline(),
     )
+    _use_store(config, spec, parts, state, context)
     inbox: Inbox[ToWorker] = Inbox(
         context,
         config.worker_inbox(spec.instance, os.getpid()),
@@ -118,6 +122,26 @@ def run_worker(
         probes=measures,
         swap_space=parts.swap_space,
     )
+
+
+def _use_store(
+    config: ServiceConfig,
+    spec: WorkerConfig,
+    parts: WorkerParts,
+    state: WorkerState,
+    context: zmq.Context[zmq.Socket[bytes]],
+) -> None:
+    """Let prompts begin with what the store of this host has, where there is one and the worker finds prefixes at all.
+
+    Decodes that take memory as they go are counted on to have what is free, so their workers do without.
+    """
+    shared = state.scheduler.shared
+    if config.store is None or shared is None or parts.copier is None or state.scheduler.growth is not None:
+        return
+    inbox = config.inbox(f"{spec.instance}-{os.getpid()}-store")
+    client = StoreClient(context, inbox, config.store_inbox, verify=config.kv_checksums)
+    client.wait(STORE_S)
+    state.prefixes = PrefixStore(state, shared, client, parts.copier)
 
 
 def _run_rank(spec: WorkerConfig, prepared: Prepared, rank: int, wires: Wires) -> None:

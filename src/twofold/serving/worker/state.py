@@ -23,6 +23,7 @@ from twofold.serving.worker.deadline import Deadline
 from twofold.serving.worker.landing import Landing
 from twofold.serving.worker.live import LiveSequence
 from twofold.serving.worker.peers import PeerDirectory
+from twofold.serving.worker.prefixes import Prefixes
 from twofold.serving.worker.receiver import HandoffReceiver
 from twofold.serving.worker.sender import HandoffSender
 
@@ -46,6 +47,7 @@ class WorkerState:
     controller: str
     sequences: dict[str, LiveSequence] = field(default_factory=dict)
     blocks: BlockChanges = field(default_factory=BlockChanges)
+    prefixes: Prefixes = field(default_factory=Prefixes)
     changed: threading.Condition = field(default_factory=threading.Condition)
     tether: Deadline = field(default_factory=Deadline)
     lives: Callable[[], bool] = lambda: True  # whether the other ranks do, if it has some

@@ -13,6 +13,8 @@ from twofold.scheduling.batchers import GROWING
 from twofold.serving.config import EngineConfig, ServiceConfig, WorkerConfig
 from twofold.serving.memory_plan import MemoryPlan, available_memory, plan_memory
 from twofold.serving.model_source import model_name
+from twofold.serving.store.copier import PoolCopier
+from twofold.serving.store.process import check_store
 from twofold.serving.worker.engines import Stage
 from twofold.serving.worker.landing import Landing
 from twofold.serving.worker.parts import WorkerParts
@@ -40,6 +42,7 @@ class TorchPrepared:
         self._make_transport, self._network = make_transport, network
         self.max_model_len = plan.max_model_len
         self.vocab_size = model.vocab_size
+        self.kv_layout = plan.layout
         self._ranks = TorchRanks(model, plan, device)
 
     def parts(self, spec: WorkerConfig, epoch: int, wires: Wires | None = None) -> WorkerParts:
@@ -58,6 +61,7 @@ class TorchPrepared:
             engine=TorchEngine(self._model.to(device), engine_pool),
             eos_token_ids=frozenset(self._model.eos_token_ids),
             swap_space=PoolSwapSpace(engine_pool, plan.swap_blocks) if swaps else None,
+            copier=PoolCopier(engine_pool),
         )
 
     def run_rank(self, spec: WorkerConfig, rank: int, wires: Wires) -> None:
@@ -73,12 +77,16 @@ def prepare(service: ServiceConfig, stage: Stage) -> TorchPrepared:
     model = load_model(config.model, dtype=config.dtype)
     for worker in service.workers:
         check_model(model, worker.split, config.model)
+    layout, available_bytes = model.layout(config.block_size), available_memory()
+    if service.store is not None:
+        check_store(service.store, layout, available_bytes)
+        available_bytes -= service.store.memory_bytes
     plan = plan_memory(
-        model.layout(config.block_size),
+        layout,
         kv_cache_bytes=config.kv_cache_bytes,
         max_model_len=_context_length(config, model.max_model_len),
         workers=len(service.workers),
-        available_bytes=available_memory(),
+        available_bytes=available_bytes,
         swap_bytes=config.swap_bytes,
         swapping=sum(worker.batcher in GROWING for worker in service.workers),
     )

@@ -59,6 +59,7 @@ def work(
     state.sender.start(handoffs.write_layers, handoffs.offer, handoffs.over)
     arrivals = Arrivals(state, layers_at_once(engine.layout))
     state.receiver.start(arrivals.receive, arrivals.ended)
+    state.prefixes.start()
     receiver = threading.Thread(target=Commands(state, inbox, lease_s).run, name="inbox", daemon=True)
     receiver.start()
     _iterations(state, engine, eos_token_ids, swap_space).run()

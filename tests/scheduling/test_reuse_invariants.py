@@ -19,6 +19,7 @@ FIXED = {
     "2P+2D": [*SPLIT, ("p1", Role.PREFILL, "prefill-balanced"), ("d1", Role.DECODE, "decode")],
     "mixed": [("m0", Role.MIXED, "mixed")],
     "chunked": [("m0", Role.MIXED, "chunked-prefill"), ("m1", Role.MIXED, "chunked-prefill")],
+    "in chunks": [("p0", Role.PREFILL, "prefill-chunks"), ("d0", Role.DECODE, "decode")],
     "preempting": [("m0", Role.MIXED, "splitwise")],
 }
 MOVING = {"splitwise": [("p0", Role.PREFILL, "splitwise"), ("d0", Role.DECODE, "splitwise")]}

@@ -9,7 +9,16 @@ from twofold.kvcache.eviction import create_eviction
 from twofold.kvcache.shared import SharedBlocks
 from twofold.request import Phase
 
-PREFILLS = ["prefill", "prefill-balanced", "mixed", "chunked-prefill", "splitwise"]
+PREFILLS = [
+    "prefill",
+    "prefill-balanced",
+    "prefill-chunks",
+    "prefill-first",
+    "mixed",
+    "inlined",
+    "chunked-prefill",
+    "splitwise",
+]
 
 
 def shared(blocks, size):

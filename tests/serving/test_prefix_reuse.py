@@ -108,6 +108,7 @@ def test_prompts_that_share_at_once(service, tiny_model_dir):
     [
         ("--prefill-tp", "2", "--decode-pp", "2"),
         ("--prefill-pp", "2", "--handoff", "pull"),
+        ("--prefill-pp", "2", "--pipeline-chunk", "100"),
         ("--router", "splitwise"),
         ("--colocated", "1", "--no-enable-chunked-prefill", "--handoff", "serialized"),
     ],

@@ -23,7 +23,7 @@ class PrefillChunks(EagerBatcher):
         parts: list[PrefillPart] = []
         budget = self.chunk_tokens
         for sequence in chain(queues.prefilling, queues.waiting):
-            tokens = self._chunk(sequence.prefill_remaining)
+            tokens = self._chunk(room.remaining(sequence))
             if not tokens:
                 continue  # in a pipeline: its last chunk is under way
             if tokens > budget or len(parts) >= self.max_seqs:

@@ -78,9 +78,8 @@ class InstanceScheduler:
         self._here: dict[str, ScheduledSequence] = {}  # all that is known of, whatever it waits for
         self._queues = Queues()
         self._arriving = Line()
-        self._fetching = (
-            Line()
-        )  # prompts some of whose blocks are on their way, and all behind the first of them
+        # Prompts some of whose blocks are on their way, and all that came after the first of them.
+        self._fetching = Line()
         self._reads: dict[str, Grant] = {}  # blocks that this instance fills itself, by request
         self._handing_off = 0
         self.lease_queue = Line()

@@ -20,6 +20,11 @@ class FinishReason(StrEnum):
     ABORT = "abort"
     ERROR = "error"
 
+    @property
+    def complete(self) -> bool:
+        """Whether the answer is whole."""
+        return self is FinishReason.STOP or self is FinishReason.LENGTH
+
 
 BlockKey = int | bytes  # the name of a block and all before it: a number in traces, a hash in a live service
 

@@ -66,7 +66,7 @@ class Timeline:
     @property
     def complete(self) -> bool:
         """Whether the request ended with its whole answer, and not refused, failed or aborted."""
-        return self.finish_reason is FinishReason.STOP or self.finish_reason is FinishReason.LENGTH
+        return self.finish_reason is not None and self.finish_reason.complete
 
     @property
     def ttft_s(self) -> float | None:

@@ -73,7 +73,6 @@ from twofold.timeline import Moment, Recorder
 
 log = logging.getLogger(__name__)
 
-_COMPLETE = {FinishReason.STOP, FinishReason.LENGTH}
 
 # A request that was lost so often without a token in between may be what ends the workers.
 MAX_IN_VAIN = 8
@@ -329,7 +328,7 @@ class Controller:
         if self._live.pop(live.id, None) is None:
             return
         self._admission.ended(live.id, time.monotonic())
-        self._close_attempt(live, abort=abort, complete=reason in _COMPLETE)
+        self._close_attempt(live, abort=abort, complete=reason.complete)
         self._recorder.end(live.id, reason)
         if self._draining and not self._live:
             self._idle.set()

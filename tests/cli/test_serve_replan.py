@@ -3,13 +3,11 @@
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
 from support.hosts import profile
 from twofold.cli.serve_flags import Flags, service_of
 from twofold.cli.serve_replan import ReplanFlags, replan_config
 from twofold.errors import ConfigurationError
-from twofold.hardware.hf_config import read_model
 from twofold.performance.host_profile import dump_host_profile
 from twofold.serving.config import EngineConfig, ServiceConfig
 from twofold.serving.plan import plan_workers
@@ -23,19 +21,6 @@ pools:
   - {{machines: 1, machine: h100, role: decode}}
 """
 GOOD = ReplanFlags(slo="ttft=1,tpot=0.05")
-
-
-@pytest.fixture
-def model(tiny_model_dir):
-    return tiny_model_dir("llama")
-
-
-@pytest.fixture
-def host(tmp_path, model):
-    """A profile of the model."""
-    path = tmp_path / "host.yaml"
-    path.write_text(dump_host_profile(replace(profile(), model=read_model(model))))
-    return path
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from twofold.handoff import HandoffMode
 from twofold.instance import Role
 from twofold.kvcache.blocks import BlockManager
 from twofold.kvcache.counts import BlockCounts
-from twofold.request import FinishReason, Request
+from twofold.request import Request
 from twofold.scheduling.routers import ROUTERS
 
 SPLIT = [("p0", Role.PREFILL, "prefill"), ("d0", Role.DECODE, "decode")]
@@ -78,19 +78,9 @@ def swaps(world):
 def test_every_request_ends_once_with_its_tokens_in_order_and_finds_its_own_kv(world, sizes):
     """No block is leaked or owned twice, here or on the host; what a batch reads is its own, however late it comes."""
     requests, aborts, done = run(world, sizes)
-    assert len(done.ended) == len(requests)
-    for request in requests:
-        made = done.tokens[request.id]
-        assert made == list(range(len(made)))
-        if request.id in aborts and done.ended[request.id] is FinishReason.ABORT:
-            assert len(made) < request.output_tokens
-        else:
-            assert done.ended[request.id] is FinishReason.LENGTH
-            assert len(made) == request.output_tokens
+    done.check_ended(requests, aborts)
     for instance in done.instances.values():
         status = instance.status()
-        assert status.idle
-        assert instance.empty
         assert (status.swapped, status.swap_blocks_free) == (0, status.swap_blocks_total)
         assert instance.growth is None or instance.growth._promised == 0
 

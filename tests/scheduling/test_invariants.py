@@ -7,7 +7,7 @@ from support.virtual_cluster import VirtualCluster
 from twofold.instance import Role
 from twofold.kvcache.blocks import BlockManager
 from twofold.kvcache.counts import BlockCounts
-from twofold.request import FinishReason, Request
+from twofold.request import Request
 from twofold.scheduling.memory import WHOLE, MemoryRule
 from twofold.scheduling.routers import ROUTERS
 from twofold.scheduling.routers.splitwise import Splitwise
@@ -118,16 +118,7 @@ def test_every_request_ends_once_with_its_tokens_in_order_and_no_block_is_left(
 ):
     """No block leaked or owned twice, no token lost, repeated or reordered, a request ends exactly once."""
     requests, aborts, done = run(world, sizes, per_token, transfer, budget=budget, accounts=accounts)
-    assert len(done.ended) == len(requests)
-    for request in requests:
-        made = done.tokens[request.id]
-        assert made == list(range(len(made)))
-        if request.id in aborts and done.ended[request.id] is FinishReason.ABORT:
-            assert len(made) < request.output_tokens
-        else:
-            assert done.ended[request.id] is FinishReason.LENGTH
-            assert len(made) == request.output_tokens
-    assert all(instance.status().idle and instance.empty for instance in done.instances.values())
+    done.check_ended(requests, aborts)
     for load in done.cluster.pools:
         counted = (load.pending_prefill_tokens, load.reserved_tokens, load.prefills, load.decodes)
         assert (*counted, load.requests) == (0, 0, 0, 0, 0)

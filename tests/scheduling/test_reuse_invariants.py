@@ -8,7 +8,7 @@ from twofold.handoff import HandoffMode
 from twofold.instance import Role
 from twofold.kvcache.eviction import EVICTIONS, create_eviction
 from twofold.kvcache.shared import SharedBlocks
-from twofold.request import FinishReason, Request
+from twofold.request import Request
 from twofold.scheduling.routers import ROUTERS
 from twofold.scheduling.routers.splitwise import Splitwise
 
@@ -98,18 +98,7 @@ def run(world, sizes):
 def test_every_request_ends_once_with_its_tokens_in_order_and_finds_the_kv_of_its_prompt(world, sizes):
     """A batch reads what was computed of its own prompt or of an equal beginning, whole; no block is leaked."""
     requests, aborts, done = run(world, sizes)
-    assert len(done.ended) == len(requests)
-    for request in requests:
-        made = done.tokens[request.id]
-        assert made == list(range(len(made)))
-        if request.id in aborts and done.ended[request.id] is FinishReason.ABORT:
-            assert len(made) < request.output_tokens
-        else:
-            assert done.ended[request.id] is FinishReason.LENGTH
-            assert len(made) == request.output_tokens
-    for instance in done.instances.values():
-        assert instance.status().idle
-        assert instance.empty
+    done.check_ended(requests, aborts)
 
 
 @settings(max_examples=100)

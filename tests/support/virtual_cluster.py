@@ -7,7 +7,7 @@ long as the callables say (whole numbers, so that sums are exact); everything th
 import heapq
 import itertools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -111,6 +111,19 @@ class VirtualCluster:
 
     def at(self, when: float, kind: int, number: int, action: Callable[[], None]) -> None:
         heapq.heappush(self._events, (when, kind, number, next(self._count), action))
+
+    def check_ended(self, requests: list[Request], aborts: Collection[str]) -> None:
+        """After a run: every request ended once with its tokens in order, and nothing is left on any instance."""
+        assert len(self.ended) == len(requests)
+        for request in requests:
+            made, reason = self.tokens[request.id], self.ended[request.id]
+            assert made == list(range(len(made)))
+            if request.id in aborts and reason is FinishReason.ABORT:
+                assert len(made) < request.output_tokens
+            else:
+                assert reason is FinishReason.LENGTH
+                assert len(made) == request.output_tokens
+        assert all(instance.status().idle and instance.empty for instance in self.instances.values())
 
     def run(self, requests: list[Request], aborts: dict[str, float] | None = None) -> None:
         for place, request in enumerate(requests):

@@ -23,11 +23,12 @@ from twofold.timeline import Timeline
 
 @dataclass(frozen=True, slots=True)
 class Design:
-    """So many workers of each role."""
+    """So many workers of each role, which compute `token_budget` prompt tokens at once (None: as many as usual)."""
 
     prefill: int = 0
     decode: int = 0
     colocated: int = 0
+    token_budget: int | None = None
 
     @property
     def name(self) -> str:
@@ -37,9 +38,12 @@ class Design:
     @property
     def flags(self) -> list[str]:
         """Those of `twofold serve`. Its prompts are computed whole, as they are in the simulation."""
+        flags = ["--prefill", str(self.prefill), "--decode", str(self.decode)]
         if self.colocated:
-            return ["--colocated", str(self.colocated), "--no-prefix-caching"]
-        return ["--prefill", str(self.prefill), "--decode", str(self.decode), "--no-prefix-caching"]
+            flags = ["--colocated", str(self.colocated)]
+        if self.token_budget is not None:
+            flags += ["--max-num-batched-tokens", str(self.token_budget)]
+        return [*flags, "--no-prefix-caching"]
 
     def workers(self) -> tuple[WorkerConfig, ...]:
         """As `twofold serve` plans them."""
@@ -48,7 +52,7 @@ class Design:
             decode=self.decode,
             colocated=self.colocated,
             chunked_prefill=True,
-            token_budget=None,
+            token_budget=self.token_budget,
             pin_cores=True,
         )
 

@@ -475,6 +475,7 @@ class Controller:
         now, started_s = time.monotonic(), self._fleet.ours(message.instance, message.started_s)
         self._note_status(message)
         self._telemetry.step(message.instance, len(message.tokens))
+        self._learn_pace(message, now - started_s)
         for attempt_id in message.started:
             live = self._attempts.get(attempt_id)
             if live is not None:
@@ -483,6 +484,15 @@ class Controller:
             live = self._attempts.get(attempt_id)
             if live is not None:
                 self._token(live, output, message.instance, started_s, now)
+
+    def _learn_pace(self, message: StepDone, seconds: float) -> None:
+        """Overload control follows how quick decodes are; iterations with prompts it times by their first tokens."""
+        if (
+            self._overload is not None
+            and message.tokens
+            and all(output.index for _, output in message.tokens)
+        ):
+            self._overload.ledger.stepped(message.instance, len(message.tokens), seconds)
 
     def _token(
         self, live: LiveRequest, output: TokenOutput, instance: str, started_s: float, now: float

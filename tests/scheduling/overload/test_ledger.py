@@ -15,6 +15,38 @@ def test_prefill_load_is_the_wait_over_its_bound():
     assert made.prefill_load(newcomer("x", arrival_s=-0.05), 0.0) == pytest.approx((0.05 + 0.1 + 0.1) / 0.5)
 
 
+def test_nobody_who_was_taken_is_made_late_by_who_comes_later():
+    """b waits for the iteration of a: with x it would end 0.85 s after b came, which is what the load says."""
+    made = ledger("p0", "d0", ttft_s=0.5, budget=1000)
+    made.placed(newcomer("a", prompt=500), 0.0)
+    made.placed(newcomer("b", prompt=100, arrival_s=0.1), 0.1)
+    late = newcomer("x", prompt=350, arrival_s=0.4)
+    assert made.ttft(late, 0.4) >= 0.1 + 0.45
+    assert made.prefill_load(late, 0.4) - made.ttft(late, 0.4) / 0.5 == pytest.approx(0.3 / 0.5)
+
+
+def test_loads_leave_the_room_that_predictions_needed():
+    """First tokens came after twice the time: the load of the next is twice as high."""
+    made, now = ledger("p0", "d0", ttft_s=1.0), 0.0
+    for number in range(20):
+        made.placed(newcomer(str(number), decodes=False, arrival_s=now), now)
+        expected_s = made.ttft(newcomer("x", arrival_s=now), now) - 0.1
+        now += 2 * expected_s
+        made.prefilled(str(number), now)
+        made.ended(str(number), now)
+    slow = made.ttft(newcomer("x", arrival_s=now), now)
+    assert made.prefill_load(newcomer("x", arrival_s=now), now) > 1.5 * slow
+
+
+def test_iterations_that_take_longer_count():
+    """Decodes that are twice as slow as the model says are soon expected to be."""
+    made = ledger("p0", "d0")
+    decoding(made, "a", "b")
+    for _ in range(100):
+        made.stepped("d0", 2, 0.04)
+    assert made.decode_load(newcomer("x"), 0.0) == pytest.approx(0.6, rel=0.01)
+
+
 def test_decode_load_is_the_time_between_tokens_over_its_bound():
     """With the newcomer; one that ends with its first token brings none."""
     made = ledger("p0", "d0")

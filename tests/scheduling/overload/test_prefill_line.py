@@ -45,6 +45,49 @@ def test_the_next_iteration_begins_when_the_last_is_done():
     assert made.busy_s(0.2) == 0.0
 
 
+def test_who_joins_later_is_waited_for():
+    """Ten tokens come every 10 ms: in the 90 ms before the next iteration as many as it has room for."""
+    made, now = line(speed=Speed()), 0.0
+    for number in range(40):
+        made.join(Prompt(str(number), 10), now)
+        made.done(str(number), now)
+        now += 0.01
+    made.join(Prompt("runs", 90), now)
+    alone = Prompt("x", 40)
+    others = made.wait_s(alone, now) - 0.09 - 0.04
+    assert others == pytest.approx(0.06)
+    assert made.wait_s(Prompt("x", 95), now) == pytest.approx(0.09 + 0.095)  # no room for another
+
+
+def test_who_came_too_late_for_an_iteration_is_in_the_next():
+    """b and c were thought to run together, and b was done alone: c runs from then on, with d."""
+    made = line(50, 20, 30, budget=100)
+    made.done("a", 0.05)
+    made.done("b", 0.07)
+    made.join(Prompt("d", 60), 0.07)
+    assert dict(made.ends(0.07)) == pytest.approx({"c": 0.1, "d": 0.16})
+    assert dict(made.ends(0.08)) == pytest.approx({"c": 0.16, "d": 0.16})
+    made.done("c", 0.16)
+    made.done("d", 0.16)
+    assert made.busy_s(0.16) == 0.0
+
+
+def test_who_came_too_late_runs_alone_where_there_is_no_room():
+    """The others have an iteration of their own after it."""
+    made = line(50, 20, 30, 90, budget=100)
+    made.done("a", 0.05)
+    made.done("b", 0.07)
+    assert dict(made.ends(0.08)) == pytest.approx({"c": 0.1, "d": 0.19})
+
+
+def test_who_has_waited_longest_for_an_iteration_is_known():
+    """The first of those with whom a prompt would be computed; nobody, if it begins an iteration."""
+    made = line(50, 40, 10)
+    assert made.first_with(Prompt("x", 20), 0.0) == "b"
+    assert made.first_with(Prompt("x", 90), 0.0) is None
+    assert line(50).first_with(Prompt("x", 20), 0.0) is None
+
+
 def test_who_is_given_up_takes_no_time():
     """Whether it waits or runs; one that is not there changes nothing."""
     made = line(100, 100, 100)

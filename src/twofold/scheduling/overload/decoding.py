@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from twofold.performance.base import PerformanceModel
+from twofold.scheduling.overload.speed import Speed
 
 
 class Together:
@@ -25,12 +26,13 @@ class Decoding:
     """Requests in the order in which their first tokens came.
 
     Of more than `max_seqs` sequences, or than `capacity_tokens` KV tokens, some wait while others run: the time between
-    tokens then grows in proportion, at least.
+    tokens then grows in proportion, at least. Times are those of `model`, corrected by `speed`.
     """
 
-    def __init__(self, model: PerformanceModel, max_seqs: int, capacity_tokens: int) -> None:
+    def __init__(self, model: PerformanceModel, max_seqs: int, capacity_tokens: int, speed: Speed) -> None:
         self.here, self.promised = Together(), Together()
         self._model = model
+        self._speed = speed
         self._max_seqs = max_seqs
         self._capacity_tokens = capacity_tokens
         self._coming: dict[str, Together] = {}
@@ -66,12 +68,22 @@ class Decoding:
         """One that is to come; None for any other."""
         return self._coming.get(request_id)
 
+    def stepped(self, sequences: int, seconds: float, written: float) -> None:
+        """An iteration of so many sequences, which have written so many tokens on average, took so long."""
+        if self.here.sequences:
+            prompt_tokens = self.here.prompt_tokens / self.here.sequences
+            self._speed.took(self._iteration_s(sequences, sequences * (prompt_tokens + written)), seconds)
+
     def tbt_s(self, together: Together, written: float) -> float:
         """Seconds between two tokens of each of so many, which have written so many on average."""
         sequences = together.sequences
         if not sequences:
             return 0.0
         context = together.prompt_tokens + sequences * written
-        cost = self._model.decode_cost(min(sequences, self._max_seqs))
         waits = max(1.0, sequences / self._max_seqs, context / self._capacity_tokens)
-        return waits * (cost.base_s + cost.context_s * context)
+        return waits * self._iteration_s(min(sequences, self._max_seqs), context) * self._speed.factor
+
+    def _iteration_s(self, sequences: int, context: float) -> float:
+        """As the model says."""
+        cost = self._model.decode_cost(sequences)
+        return cost.base_s + cost.context_s * context

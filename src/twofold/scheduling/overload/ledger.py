@@ -6,6 +6,7 @@ from operator import itemgetter
 from twofold.performance.base import PerformanceModel
 from twofold.request import Request
 from twofold.scheduling.overload.decoding import Decoding, Together
+from twofold.scheduling.overload.margin import Margin
 from twofold.scheduling.overload.prefill_line import PrefillLine, Prompt
 from twofold.scheduling.overload.running_mean import RunningMean
 from twofold.scheduling.overload.speed import Speed
@@ -77,6 +78,7 @@ class Ledger:
 
     `ttft_s` and `tbt_s` are the bounds that loads are shares of. How long requests decode, and how much they write, is
     the mean of those that have ended; it is not known of any before it has.
+    Loads leave the room that predictions turned out to need: nine in ten of those within a load of 1 meet their bound.
     """
 
     def __init__(self, pools: Pools, facts: Mapping[str, Facts], *, ttft_s: float, tbt_s: float) -> None:
@@ -84,20 +86,24 @@ class Ledger:
         self._decode_s = RunningMean()
         self._output_tokens = RunningMean()
         self._pools = pools
-        self._speed = Speed()
+        speed, pace = Speed(), Speed()
         self._lines = {
-            name: PrefillLine(each.model, each.token_budget, self._speed) for name, each in facts.items()
+            name: PrefillLine(each.model, each.token_budget, speed) for name, each in facts.items()
         }
         self._decodings = {
-            name: Decoding(each.model, each.max_seqs, each.capacity_tokens) for name, each in facts.items()
+            name: Decoding(each.model, each.max_seqs, each.capacity_tokens, pace)
+            for name, each in facts.items()
         }
         self._placed: dict[str, Newcomer] = {}
+        self._promised_s: dict[str, float] = {}  # predicted TTFT of those that are placed, and not prefilled
+        self._margin = Margin()
 
     # -- what happens ---------------------------------------------------------------------------------------------
 
     def placed(self, newcomer: Newcomer, now: float) -> None:
         """A request is on its way to its prefill instance."""
         self._placed[newcomer.id] = newcomer
+        self._promised_s[newcomer.id] = self.ttft(newcomer, now)
         self._lines[newcomer.prefill].join(newcomer.prompt, now)
         if newcomer.decodes:
             self._decodings[newcomer.decode].promise(newcomer.id, newcomer.prompt_tokens)
@@ -107,17 +113,25 @@ class Ledger:
         newcomer = self._placed.get(request_id)
         if newcomer is not None:
             self._lines[newcomer.prefill].done(request_id, now)
+            promised_s = self._promised_s.pop(request_id, None)
+            if promised_s is not None:
+                self._margin.turned_out(promised_s, now - newcomer.arrival_s)
         return newcomer
 
     def decodes(self, newcomer: Newcomer, now: float) -> None:
         """Its decode instance takes it."""
         self._decodings[newcomer.decode].join(newcomer.id, now)
 
+    def stepped(self, decode: str, sequences: int, seconds: float) -> None:
+        """An iteration of so many decoding sequences took so long, where a driver knows."""
+        self._decodings[decode].stepped(sequences, seconds, self._written)
+
     def ended(self, request_id: str, now: float, output_tokens: int | None = None) -> None:
         """A request is over, wherever it was; `output_tokens` if it is complete."""
         newcomer = self._placed.pop(request_id, None)
         if newcomer is None:
             return
+        self._promised_s.pop(request_id, None)
         self._lines[newcomer.prefill].drop(request_id, now)
         began = self._decodings[newcomer.decode].leave(request_id)
         if began is not None and output_tokens is not None and output_tokens > 1:
@@ -140,8 +154,14 @@ class Ledger:
         return alone_s / self.ttft_s, self._with(newcomer, Together())
 
     def prefill_load(self, newcomer: Newcomer, now: float) -> float:
-        """Predicted TTFT over its bound."""
-        return self.ttft(newcomer, now) / self.ttft_s
+        """Predicted TTFT over its bound, of the newcomer or of who has been longest in the iteration that it would
+        join: those who were taken are not made late by those who come after them."""
+        line = self._lines[newcomer.prefill]
+        ttft_s = now - newcomer.arrival_s + line.wait_s(newcomer.prompt, now)
+        first = line.first_with(newcomer.prompt, now)
+        if first is not None:
+            ttft_s += max(0.0, newcomer.arrival_s - self._placed[first].arrival_s)
+        return ttft_s * self._margin.factor / self.ttft_s
 
     def decode_load(self, newcomer: Newcomer, now: float) -> float:
         """Time between tokens over its bound, on its decode instance as it is now, with the newcomer."""
@@ -188,8 +208,12 @@ class Ledger:
         return self._load(self._decodings[newcomer.decode], together)
 
     def _load(self, decoding: Decoding, together: Together) -> float:
-        # Half of what an output has in the end is what it has at any time, on average.
-        return decoding.tbt_s(together, self._output_tokens.value / 2) / self.tbt_s
+        return decoding.tbt_s(together, self._written) / self.tbt_s
+
+    @property
+    def _written(self) -> float:
+        """Output tokens that a decoding request has at any time, on average: half of what it has in the end."""
+        return self._output_tokens.value / 2
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Iterator
 
 from twofold.performance.base import PerformanceModel
+from twofold.scheduling.overload.influx import Influx
 from twofold.scheduling.overload.speed import Speed
 
 
@@ -41,7 +42,8 @@ class PrefillLine:
     which a longer one has one for itself.
 
     Times are those of `model`, corrected by `speed`, which learns from each iteration. One that takes longer than it
-    should is expected to end right now.
+    should is expected to end right now. Until an iteration begins others join it, and all in it wait for them:
+    they are expected to come as they came lately.
     """
 
     def __init__(self, model: PerformanceModel, token_budget: int, speed: Speed) -> None:
@@ -51,7 +53,9 @@ class PrefillLine:
         self._iterations: deque[_Iteration] = deque()  # the first of them is under way
         self._where: dict[str, _Iteration] = {}
         self._waiting_s = 0.0  # of all but the first, as the model says
+        self._influx = Influx()
         self._began = 0.0
+        self._ended: float | None = None  # when the first prompt of the iteration under way was computed
         self._measures = False  # whether the end of the first is still to be compared with what was expected
 
     def __len__(self) -> int:
@@ -59,6 +63,8 @@ class PrefillLine:
 
     def join(self, prompt: Prompt, now: float) -> None:
         """A prompt was placed here."""
+        self._part_late(now)
+        self._influx.came(prompt.tokens, now)
         last = self._open(prompt)
         if last is None:
             last = _Iteration(prompt, self._model_s(prompt))
@@ -76,20 +82,22 @@ class PrefillLine:
 
     def done(self, request_id: str, now: float) -> None:
         """A prompt is computed, and with it the others of its iteration."""
+        self._part_late(now)
         iteration = self._where.get(request_id)
         if iteration is None:
             return
-        if (
-            iteration is not self._iterations[0]
-        ):  # the first one has waited for something, and runs now at the soonest
+        if iteration is not self._iterations[0]:
+            # The first one has waited for something, and runs now at the soonest.
             self._began, self._measures = now, False
-        elif self._measures and now > self._began:
-            self._speed.took(iteration.seconds, now - self._began)
-            self._measures = False
+        else:
+            self._ended = now
+            if len(iteration.prompts) == 1:
+                self._learn(iteration.tokens, iteration.squares)
         self.drop(request_id, now)
 
     def drop(self, request_id: str, now: float) -> None:
         """A request is not here any more, whatever it did."""
+        self._part_late(now)
         iteration = self._where.pop(request_id, None)
         if iteration is None:
             return
@@ -107,12 +115,17 @@ class PrefillLine:
 
     def wait_s(self, prompt: Prompt, now: float) -> float:
         """Seconds until this one would be computed, if it joined now."""
-        joined = self._open(prompt)
-        own_s, instead_s = self._model_s(prompt), 0.0
+        self._part_late(now)
+        joined, before_s = self._open(prompt), self.busy_s(now)
         if joined is not None:
-            own_s = self._model.prefill_s(joined.tokens + prompt.tokens, joined.squares + prompt.squares)
-            instead_s = joined.seconds
-        return self.busy_s(now) + (own_s - instead_s) * self._speed.factor
+            before_s -= joined.seconds * self._speed.factor
+        return before_s + self._with_others_s(prompt, joined, before_s) * self._speed.factor
+
+    def first_with(self, prompt: Prompt, now: float) -> str | None:
+        """Who has been longest in the iteration that a prompt would join now; None if it is the first itself."""
+        self._part_late(now)
+        joined = self._open(prompt)
+        return None if joined is None else next(iter(joined.prompts))
 
     def alone_s(self, prompt: Prompt) -> float:
         """Seconds of the prefill of a prompt that has the instance to itself."""
@@ -120,10 +133,12 @@ class PrefillLine:
 
     def busy_s(self, now: float) -> float:
         """Seconds until all that is here will be computed."""
+        self._part_late(now)
         return self._left_s(now) + self._waiting_s * self._speed.factor if self._iterations else 0.0
 
     def ends(self, now: float) -> Iterator[tuple[str, float]]:
         """Which prompts will be computed when, in that order."""
+        self._part_late(now)
         end = now
         for number, iteration in enumerate(self._iterations):
             end += iteration.seconds * self._speed.factor if number else self._left_s(now)
@@ -133,6 +148,42 @@ class PrefillLine:
     def _model_s(self, prompt: Prompt) -> float:
         """Seconds of the prefill of a prompt alone, as the model says."""
         return self._model.prefill_s(prompt.tokens, prompt.squares)
+
+    def _with_others_s(self, prompt: Prompt, joined: _Iteration | None, before_s: float) -> float:
+        """Seconds of the iteration that a prompt joins, or begins, with those who come until it starts."""
+        tokens, squares = prompt.tokens, prompt.squares
+        if joined is not None:
+            tokens, squares = tokens + joined.tokens, squares + joined.squares
+        each, room = self._influx.tokens_each, self._token_budget - tokens
+        others = min(self._influx.tokens_per_s * before_s, room) if each <= room else 0.0
+        return self._model.prefill_s(tokens + int(others), squares + int(others * each))
+
+    def _part_late(self, now: float) -> None:
+        """Who was thought to be in the iteration that has ended, and was not, is in the next one."""
+        if self._ended is None or now <= self._ended or not self._iterations:
+            return
+        late, ended = self._iterations.popleft(), self._ended
+        tokens, squares = late.tokens, late.squares
+        late.tokens = sum(prompt.tokens for prompt in late.prompts.values())
+        late.squares = sum(prompt.squares for prompt in late.prompts.values())
+        self._learn(tokens - late.tokens, squares - late.squares)
+        following = self._iterations[0] if self._iterations else None
+        if following is not None and following.tokens + late.tokens <= self._token_budget:
+            self._where.update(dict.fromkeys(late.prompts, following))
+            following.prompts = late.prompts | following.prompts
+            following.tokens += late.tokens
+            following.squares += late.squares
+            self._set_seconds(following)
+        else:
+            self._iterations.appendleft(late)
+            late.seconds = 0.0
+            self._set_seconds(late)
+        self._begin(ended)
+
+    def _learn(self, tokens: int, squares: int) -> None:
+        """What the iteration that has ended took for so many tokens, unless it is not known when it began."""
+        if self._measures and self._ended is not None and self._ended > self._began:
+            self._speed.took(self._model.prefill_s(tokens, squares), self._ended - self._began)
 
     def _left_s(self, now: float) -> float:
         """Of the iteration under way."""
@@ -150,7 +201,7 @@ class PrefillLine:
 
     def _begin(self, now: float) -> None:
         """The first iteration, if there is one, is under way from now on."""
-        self._began = now
+        self._began, self._ended = now, None
         self._measures = bool(self._iterations) and not any(
             prompt.fetches for prompt in self._iterations[0].prompts.values()
         )

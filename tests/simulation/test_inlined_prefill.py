@@ -46,5 +46,5 @@ def test_the_batcher_and_its_bound_go_together():
 
 def test_a_service_does_not_know_the_times():
     """It is told so before it starts."""
-    with pytest.raises(ConfigurationError, match="only a simulation has"):
+    with pytest.raises(ConfigurationError, match="does not inline prompts by expected times"):
         check_servable(SPEC)

@@ -25,7 +25,10 @@ _ROUTER = (
 _HANDOFF = "How KV travels: layer-wise, serialized, pull, by-size, chosen (layer-wise)."
 _TRANSPORT = "What moves KV: shared_memory, nixl, curve (shared_memory; curve with --listen-workers)."
 _REPLAN = "Watch the traffic, and let workers change roles when it shifts; needs --slo."
-_PROFILE = "How fast workers are here, for --replan and --overload: what `twofold calibrate live` wrote."
+_PROFILE = (
+    "How fast workers are here, as `twofold calibrate live` wrote it: for flags that go by expected times."
+)
+_INLINE = "Let whole prompts join decodes while an iteration is expected to take at most so many seconds (colocated)."
 _OVERLOAD = (
     "Refuse at once what would miss --slo: baseline, early or predicted; none only watches (no control)."
 )
@@ -153,6 +156,9 @@ def serve(
         bool | None,
         typer.Option(help="Cut prompts into chunks (colocated workers only).", rich_help_panel=_ENGINE),
     ] = None,
+    inline_tbt: Annotated[
+        float | None, typer.Option(min=0.0, metavar="SECONDS", help=_INLINE, rich_help_panel=_ENGINE)
+    ] = None,
     tokenizer: Annotated[Path | None, typer.Option(help=_TOKENIZER, rich_help_panel=_ENGINE)] = None,
     vocab_size: Annotated[
         int | None, typer.Option(min=2, help="Tokens that an emulated model knows.", rich_help_panel=_ENGINE)
@@ -226,8 +232,10 @@ def serve(
     """
     from twofold.cli import serve_run  # noqa: PLC0415 (what it needs is too heavy for the start of every command)
 
-    if profile is not None and not replan and overload is None:
-        raise ConfigurationError("--profile is for --replan and --overload: give one of them too")
+    if profile is not None and not replan and overload is None and inline_tbt is None:
+        raise ConfigurationError(
+            "--profile is for --replan, --overload and --inline-tbt: give one of them too"
+        )
     for flag, value in (
         ("--attainment", attainment),
         ("--retire", retire or None),
@@ -285,6 +293,7 @@ def serve(
         overload=None
         if overload is None
         else serve_run.OverloadFlags(rule=overload, slo=slo, profile=profile),
+        inline=None if inline_tbt is None else serve_run.InlineFlags(tbt_s=inline_tbt, profile=profile),
     )
     config = serve_run.service_of(flags)
     http = serve_run.HttpConfig(

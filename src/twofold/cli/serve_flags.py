@@ -5,6 +5,7 @@ from pathlib import Path
 
 import msgspec
 
+from twofold.cli.serve_inline import InlineFlags, inline_config
 from twofold.cli.serve_overload import OverloadFlags, overload_config
 from twofold.cli.serve_replan import DEFAULT_ROUTER, ReplanFlags, replan_config
 from twofold.curve.key import read_key
@@ -74,6 +75,7 @@ class Flags:
     log_format: str = "text"
     replan: ReplanFlags | None = None
     overload: OverloadFlags | None = None
+    inline: InlineFlags | None = None
 
     @property
     def emulated(self) -> bool:
@@ -93,7 +95,10 @@ def service_of(flags: Flags) -> ServiceConfig:
     check_splits(config)
     _check_reuse(flags, config)
     _check_store(flags, config)
+    _check_inline(flags, config)
     config = msgspec.structs.replace(config, store=flags.store)
+    if flags.inline is not None:
+        config = msgspec.structs.replace(config, inline=inline_config(config, flags.inline))
     if flags.replan is not None:
         config = msgspec.structs.replace(config, replan=replan_config(config, flags.replan))
     if flags.overload is not None:
@@ -112,6 +117,22 @@ def _check_store(flags: Flags, config: ServiceConfig) -> None:
         )
     for flag, value in (("--swap-space", config.engine.swap_bytes), ("--journal", config.journal_dir)):
         _refuse(flag, value, "excludes --kv-store-dram")
+
+
+def _check_inline(flags: Flags, config: ServiceConfig) -> None:
+    if flags.inline is None:
+        return
+    if not flags.colocated:
+        raise ConfigurationError("--inline-tbt is for workers that do both phases: give --colocated N")
+    if any(worker.split != UNSPLIT for worker in config.workers):
+        raise ConfigurationError("--inline-tbt knows workers of one process: leave out --tp and --pp")
+    for flag, value in (
+        ("--swap-space", flags.swap_space),
+        ("--journal", flags.journal),
+        ("--enable-chunked-prefill", flags.enable_chunked_prefill or None),
+        ("--replan", flags.replan),
+    ):
+        _refuse(flag, value, "excludes --inline-tbt")
 
 
 def _check_reuse(flags: Flags, config: ServiceConfig) -> None:
@@ -140,6 +161,7 @@ def _from_flags(flags: Flags) -> ServiceConfig:
     network, colocated = _network(flags), flags.colocated or 0
     kinds = {
         "chunked_prefill": flags.enable_chunked_prefill is not False,
+        "inlines": flags.inline is not None,
         "roles_move": router not in FIXED_ROLE_ROUTERS,
     }
     workers = plan_workers(

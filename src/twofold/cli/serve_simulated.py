@@ -5,7 +5,7 @@ from pathlib import Path
 
 from twofold.errors import ConfigurationError
 from twofold.hardware.hf_config import read_model
-from twofold.performance.host_profile import HOST, read_host_profile
+from twofold.performance.host_profile import HOST, HostProfile, read_host_profile
 from twofold.serving.config import ServiceConfig
 from twofold.simulation.spec import ClusterSpec, PoolSpec
 
@@ -19,15 +19,7 @@ def simulated_workers(config: ServiceConfig, profile: Path | None, flag: str) ->
         if profile is not None:
             raise ConfigurationError("--profile is not for --cluster, whose file may name a profile itself")
         return config.cluster
-    if profile is None:
-        raise ConfigurationError(
-            f"{flag} needs to know how fast workers are: give --profile FILE, as `twofold calibrate live` writes it"
-        )
-    host, known = read_host_profile(profile), read_model(Path(config.engine.model))
-    if (known.name, known.parameters) != (host.model.name, host.model.parameters):
-        raise ConfigurationError(
-            f"{profile} is a profile of {host.model.name}, and the model is {known.name}: calibrate with it"
-        )
+    host = measured_host(config, profile, flag)
     size = config.engine.kv_cache_bytes
     kinds = groupby(config.workers, key=lambda worker: (worker.role, worker.batcher))
     return ClusterSpec(
@@ -42,5 +34,22 @@ def simulated_workers(config: ServiceConfig, profile: Path | None, flag: str) ->
         max_seqs=config.engine.max_num_seqs,
         block_size=config.engine.block_size,
         kv_capacity_tokens=host.kv_capacity_tokens if size is None else size // host.model.kv_bytes_per_token,
-        profile=str(profile.absolute()),
+        profile=str(Path(profile).absolute()),
     )
+
+
+def measured_host(config: ServiceConfig, profile: Path | None, flag: str) -> HostProfile:
+    """What was measured of this service's model on its host; `flag` is what needs to know.
+
+    Raises ConfigurationError where there is no profile, or it is of another model.
+    """
+    if profile is None:
+        raise ConfigurationError(
+            f"{flag} needs to know how fast workers are: give --profile FILE, as `twofold calibrate live` writes it"
+        )
+    host, known = read_host_profile(profile), read_model(Path(config.engine.model))
+    if (known.name, known.parameters) != (host.model.name, host.model.parameters):
+        raise ConfigurationError(
+            f"{profile} is a profile of {host.model.name}, and the model is {known.name}: calibrate with it"
+        )
+    return host

@@ -47,8 +47,8 @@ def check_servable(spec: ClusterSpec) -> None:
         )
     if spec.inline_tbt_s is not None:
         raise ConfigurationError(
-            "prompts are inlined by expected times, which only a simulation has: serve with the batcher mixed or "
-            "chunked-prefill, and without inline_tbt_s"
+            "an emulated service does not inline prompts by expected times: leave out inline_tbt_s, or serve a model "
+            "with --inline-tbt"
         )
     if spec.failures:
         raise ConfigurationError("failures are simulated only: a service is served without them")

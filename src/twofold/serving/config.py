@@ -8,6 +8,7 @@ from twofold.curve.network import HOME, Network
 from twofold.handoff import HandoffMode
 from twofold.instance import Role
 from twofold.kvcache.split import UNSPLIT, Split
+from twofold.performance.packed import PackedTimes
 from twofold.scheduling.batchers import NEVER_REUSING, WHOLE_PROMPTS
 from twofold.scheduling.breaker import LONGEST_S
 from twofold.scheduling.replanning import Rules
@@ -20,6 +21,7 @@ DEFAULT_TOKEN_BUDGET = {
     "prefill": 2048,
     "decode": 2048,
     "mixed": 2048,
+    "inlined": 2048,
     "chunked-prefill": 512,
     "splitwise": 2048,
 }
@@ -120,6 +122,14 @@ class OverloadConfig(msgspec.Struct, frozen=True, kw_only=True):
     catalog: tuple[str, ...] = ()
 
 
+class InlineConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Prompts join decodes while an iteration is expected to take at most `tbt_s` seconds, by the `times` of a host's
+    profile (the batcher `inlined`)."""
+
+    times: PackedTimes
+    tbt_s: float
+
+
 class StoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The store of each host: bytes of KV in its memory, and on its disk, if it has a directory there of its own.
 
@@ -139,8 +149,8 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
     `cluster` is what an emulated service emulates, and `catalog` the files that extend the catalog for it.
     `network` is set where workers may be on several hosts, and says which of them this is; `terms` are what
     others join on. `replan` is set where workers change their roles when the traffic shifts, `overload` where
-    requests are refused that would be answered too late, and `store` where this host keeps KV of prompts for
-    its workers.
+    requests are refused that would be answered too late, `inline` where prompts join decodes only in time, and `store`
+    where this host keeps KV of prompts for its workers.
     """
 
     engine: EngineConfig
@@ -160,6 +170,7 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
     terms: JoinTerms | None = None
     replan: ReplanConfig | None = None
     overload: OverloadConfig | None = None
+    inline: InlineConfig | None = None
     store: StoreConfig | None = None
 
     @property

@@ -7,7 +7,7 @@ import msgspec
 
 from twofold.errors import ConfigurationError
 from twofold.instance import Role
-from twofold.scheduling.batchers import WHOLE_PROMPTS
+from twofold.scheduling.batchers import INLINED, WHOLE_PROMPTS
 from twofold.serving.config import AUTO, JoinTerms, TokenBudget, WorkerConfig
 from twofold.simulation.cores import share_cores
 
@@ -20,13 +20,14 @@ def plan_workers(
     chunked_prefill: bool,
     token_budget: TokenBudget | None,
     pin_cores: bool,
+    inlines: bool = False,
     roles_move: bool = False,
     others_join: bool = False,
 ) -> tuple[WorkerConfig, ...]:
     """Workers with their roles, batchers and cores; raises ConfigurationError for counts that cannot serve.
 
-    Where `roles_move`, every worker can do both phases at any time, with Splitwise's batcher. Where `others_join`,
-    other hosts may bring what is missing here.
+    Where it `inlines`, whole prompts join decodes only in time. Where `roles_move`, every worker can do both phases at
+    any time, with Splitwise's batcher. Where `others_join`, other hosts may bring what is missing here.
     """
     if colocated and (prefill or decode):
         raise ConfigurationError(
@@ -41,6 +42,7 @@ def plan_workers(
         colocated=colocated > 0,
         chunked_prefill=chunked_prefill,
         token_budget=token_budget,
+        inlines=inlines,
         roles_move=roles_move,
     )
     workers = [
@@ -50,12 +52,18 @@ def plan_workers(
 
 
 def join_terms(
-    *, colocated: bool, chunked_prefill: bool, token_budget: TokenBudget | None, roles_move: bool
+    *,
+    colocated: bool,
+    chunked_prefill: bool,
+    token_budget: TokenBudget | None,
+    inlines: bool = False,
+    roles_move: bool = False,
 ) -> JoinTerms:
     """The batchers of a service's workers, by their roles; raises ConfigurationError for a budget none can have."""
     batchers = {Role.PREFILL: "prefill", Role.DECODE: "decode"}
     if colocated:
-        batchers = {Role.MIXED: "chunked-prefill" if chunked_prefill else "mixed"}
+        whole = INLINED if inlines else "mixed"
+        batchers = {Role.MIXED: "chunked-prefill" if chunked_prefill and not inlines else whole}
     if roles_move:
         batchers = dict.fromkeys(Role, "splitwise")
     if token_budget == AUTO and not any(batcher in WHOLE_PROMPTS for batcher in batchers.values()):

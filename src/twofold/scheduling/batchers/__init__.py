@@ -43,5 +43,5 @@ UNPIPELINED = frozenset({"splitwise-sim"})
 # Those that cut prompts into chunks, of which a pipeline has several under way (`scheduling.chunked_pipeline`).
 CHUNKED = frozenset({"prefill-chunks"})
 
-# Goes by the expected times of iterations, which only a simulation gives it.
+# Goes by the expected times of iterations, and without any by its token budget alone.
 INLINED = "inlined"

@@ -20,8 +20,11 @@ from twofold.kvcache.blocks import BlockManager
 from twofold.kvcache.eviction import create_eviction
 from twofold.kvcache.leases import LeaseBook
 from twofold.kvcache.shared import SharedBlocks
+from twofold.performance.packed import PackedModel
 from twofold.performance.saturation import saturating_tokens
-from twofold.scheduling.batchers import BATCHERS, CHUNKED
+from twofold.scheduling.batcher import Batcher
+from twofold.scheduling.batchers import BATCHERS, CHUNKED, INLINED
+from twofold.scheduling.batchers.inlined import InlinedPrefill
 from twofold.scheduling.chunked_pipeline import ChunkedPipelineScheduler
 from twofold.scheduling.growth import Growth
 from twofold.scheduling.instance import InstanceScheduler
@@ -169,6 +172,13 @@ def _end_for(sender: str) -> None:
     os._exit(1)
 
 
+def _batcher(config: ServiceConfig, spec: WorkerConfig) -> Batcher:
+    budget, most, inline = spec.token_budget, config.engine.max_num_seqs, config.inline
+    if inline is None or spec.batcher != INLINED:
+        return BATCHERS[spec.batcher](budget, most)
+    return InlinedPrefill(budget, most, PackedModel("this host", inline.times), inline.tbt_s)
+
+
 def _scheduler(
     config: ServiceConfig, spec: WorkerConfig, parts: WorkerParts, epoch: int, changes: BlockChanges
 ) -> InstanceScheduler:
@@ -181,7 +191,7 @@ def _scheduler(
         else BlockManager(num_blocks, block_size)
     )
     leases = LeaseBook(blocks, spec.instance, epoch, config.lease_s, parts.transport)
-    batcher = BATCHERS[spec.batcher](spec.token_budget, config.engine.max_num_seqs)
+    batcher = _batcher(config, spec)
     swap_blocks = 0 if parts.swap_space is None else parts.swap_space.num_blocks
     growth = Growth(blocks, BlockManager(swap_blocks, block_size)) if swap_blocks else None
     most = config.engine.max_num_seqs

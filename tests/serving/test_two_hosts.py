@@ -8,7 +8,7 @@ import pytest
 from support.api_client import all_blocks_free, complete, served_name
 from support.flags import COLOCATED, ENGINE
 from support.joined_service import joined_service
-from support.transports import NIXL
+from support.transports import MOONCAKE, NIXL
 from twofold.bench.services import served
 from twofold.bench.two_hosts import two_hosts
 from twofold.errors import ConfigurationError
@@ -50,22 +50,27 @@ def hosts():
 
 
 NIXL_FLAGS = ("--transport", "nixl")
+MOONCAKE_FLAGS = ("--transport", "mooncake")
 # What runs here, what runs there, what the service is told, and for how long the cable is cut (seconds).
 KINDS = {
     "curve": (("--prefill", "1", "--decode", "0"), ("--decode", "1"), (), (0.5, 3.0, 8.0)),
     "pull": (("--prefill", "1", "--decode", "0"), ("--decode", "1"), ("--handoff", "pull"), (3.0,)),
     "from there": (("--prefill", "0", "--decode", "1"), ("--prefill", "1"), (), (3.0, 8.0)),
     "nixl": (("--prefill", "0", "--decode", "1"), ("--prefill", "1"), NIXL_FLAGS, (3.0, 8.0)),
+    "mooncake": (("--prefill", "0", "--decode", "1"), ("--prefill", "1"), MOONCAKE_FLAGS, (3.0, 8.0)),
 }
 
 
-@pytest.fixture(scope="module", params=["curve", "pull", "from there", pytest.param("nixl", marks=NIXL)])
+ONE_SIDED = (pytest.param("nixl", marks=NIXL), pytest.param("mooncake", marks=MOONCAKE))
+
+
+@pytest.fixture(scope="module", params=["curve", "pull", "from there", *ONE_SIDED])
 def running(request, hosts, tiny_model_dir, tmp_path_factory):
     """A service on both hosts."""
     here, there, flags, cuts_s = KINDS[request.param]
     folder, model = tmp_path_factory.mktemp("hosts"), tiny_model_dir("llama")
     with joined_service(model, folder, *here, *flags, "--kv-checksums", there=there, hosts=hosts) as made:
-        made.cuts_s, made.lingers = cuts_s, flags == NIXL_FLAGS
+        made.cuts_s, made.lingers = cuts_s, flags in (NIXL_FLAGS, MOONCAKE_FLAGS)
         yield made
 
 

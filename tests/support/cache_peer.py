@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import signal
 from contextlib import contextmanager
 
 import torch
@@ -23,6 +24,10 @@ class CachePeer:
     def do(self, what, *arguments):
         self._pipe.send((what, arguments))
         return self._pipe.recv()
+
+    def stop(self):
+        """It runs on when it is killed, and not before."""
+        os.kill(self.process.pid, signal.SIGSTOP)
 
     def kill(self):
         self.process.kill()

@@ -1,10 +1,25 @@
 """Which transports can be tested here."""
 
+import importlib
 import importlib.util
 
 import pytest
 
 from twofold.transport.registry import TRANSPORTS
 
+
+def _loads(module):
+    """Whether it is installed, and all that it needs of the system."""
+    try:
+        importlib.import_module(module)
+    except ImportError:
+        return False
+    return True
+
+
 HAS_NIXL = any(importlib.util.find_spec(name) for name in TRANSPORTS["nixl"].packages)
 NIXL = pytest.mark.skipif(not HAS_NIXL, reason="the nixl extra is not installed")
+MOONCAKE = pytest.mark.skipif(
+    not _loads("mooncake.engine"),
+    reason="the mooncake extra, or what it needs of the system, is not installed",
+)

@@ -1,17 +1,20 @@
 """What every transport keeps to, between real processes."""
 
+import importlib.util
+
 import numpy as np
 import pytest
 
 from support.cache_peer import Cache, cache_peer
-from support.transports import HAS_NIXL, NIXL
+from support.transports import MOONCAKE, NIXL
 from twofold.curve.key import write_key
 from twofold.engine.base import KvLayout, LayerShape
 from twofold.errors import ConfigurationError, InstanceLostError, TwofoldError
 from twofold.transport.base import SCRATCH_BYTES
-from twofold.transport.registry import check_transport
+from twofold.transport.registry import TRANSPORTS, check_transport
 
-EVERY = ["shared_memory", "curve", pytest.param("nixl", marks=NIXL)]
+ONE_SIDED = [pytest.param("nixl", marks=NIXL), pytest.param("mooncake", marks=MOONCAKE)]
+EVERY = ["shared_memory", "curve", *ONE_SIDED]
 LAYOUTS = {
     "small": KvLayout(layers=(LayerShape(2, 8, 8),) * 3, block_size=4, dtype="float32", itemsize=4),
     "wide": KvLayout(layers=(LayerShape(8, 128, 128),) * 2, block_size=16, dtype="bfloat16", itemsize=2),
@@ -96,16 +99,16 @@ def test_a_peer_with_another_layout_is_refused(cache, peer, transport):
         cache.connect(theirs)
 
 
-@NIXL
-def test_a_write_to_a_peer_that_died_fails_and_a_new_life_is_met_anew(cache):
+@pytest.mark.parametrize("transport", ONE_SIDED)
+def test_a_write_to_a_peer_that_died_fails_and_a_new_life_is_met_anew(cache, key, transport):
     """Whatever was on its way ends with an error, and never reaches the memory of the next life."""
     layout = LAYOUTS["small"]
-    with cache_peer("decode") as first:
-        connection = prepared(cache, first, "nixl", layout)
-        old = first.do("make", "nixl", 3, layout, THEIRS)
+    with cache_peer("decode", key) as first:
+        connection = prepared(cache, first, transport, layout)
+        old = first.do("make", transport, 3, layout, THEIRS)
         stale = cache.connect(old)
-    with cache_peer("decode") as second:
-        new = second.do("make", "nixl", 4, layout, THEIRS)
+    with cache_peer("decode", key) as second:
+        new = second.do("make", transport, 4, layout, THEIRS)
         second.do("fill", 2)
         before = second.do("rows")
         for dead in (connection, stale):
@@ -117,26 +120,28 @@ def test_a_write_to_a_peer_that_died_fails_and_a_new_life_is_met_anew(cache):
         assert cache.connect(new).write(range(3), [0], [0]) > 0
 
 
-@NIXL
-def test_a_closed_connection_moves_nothing(cache, peer):
+@pytest.mark.parametrize("transport", ONE_SIDED)
+def test_a_closed_connection_moves_nothing(cache, peer, transport):
     """The peer was declared lost: its lease is void."""
-    connection = prepared(cache, peer, "nixl", LAYOUTS["small"])
+    connection = prepared(cache, peer, transport, LAYOUTS["small"])
     connection.close()
     with pytest.raises(InstanceLostError):
         connection.write(range(1), [0], [0])
 
 
-@NIXL
-def test_a_peer_of_another_transport_is_refused(cache, peer):
+@pytest.mark.parametrize("transport", ONE_SIDED)
+def test_a_peer_of_another_transport_is_refused(cache, peer, transport):
     """One sentence, not an unreadable address."""
     layout = LAYOUTS["small"]
-    cache.make("nixl", 1, layout, OURS)
-    with pytest.raises(ConfigurationError, match="--transport nixl"):
+    cache.make(transport, 1, layout, OURS)
+    with pytest.raises(ConfigurationError, match=f"--transport {transport}"):
         cache.connect(peer.do("make", "shared_memory", 2, layout, THEIRS))
 
 
-@pytest.mark.skipif(HAS_NIXL, reason="the nixl extra is installed")
-def test_without_the_extra_nixl_says_what_to_install():
-    """The default installation has none of it."""
-    with pytest.raises(ConfigurationError, match="twofold\\[nixl\\]"):
-        check_transport("nixl")
+@pytest.mark.parametrize("extra", ["nixl", "mooncake"])
+def test_without_its_extra_a_transport_says_what_to_install(extra):
+    """The default installation has none of them."""
+    if any(importlib.util.find_spec(package) for package in TRANSPORTS[extra].packages):
+        pytest.skip(f"the {extra} extra is installed")
+    with pytest.raises(ConfigurationError, match=f"twofold\\[{extra}\\]"):
+        check_transport(extra)

@@ -23,7 +23,9 @@ _ROUTER = (
     " splitwise also does so by itself."
 )
 _HANDOFF = "How KV travels: layer-wise, serialized, pull, by-size, chosen (layer-wise)."
-_TRANSPORT = "What moves KV: shared_memory, nixl, curve (shared_memory; curve with --listen-workers)."
+_TRANSPORT = (
+    "What moves KV: shared_memory, curve, nixl, mooncake (shared_memory; curve with --listen-workers)."
+)
 _REPLAN = "Watch the traffic, and let workers change roles when it shifts; needs --slo."
 _PROFILE = (
     "How fast workers are here, as `twofold calibrate live` wrote it: for flags that go by expected times."

@@ -197,7 +197,7 @@ class Hosts(Orders):
         if self._config.transport == "shared_memory":
             raise ConfigurationError(
                 f"the service moves KV through shared_memory, which {message.host} does not share: "
-                "serve with --transport curve or nixl"
+                "serve with --transport curve, nixl or mooncake"
             )
         for role, count in message.workers.items():
             if terms is None or (count and role not in terms.batchers):

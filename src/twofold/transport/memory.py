@@ -1,9 +1,16 @@
 """Memory that several processes map, and that the kernel frees when the last of them is gone."""
 
+import ctypes
 import mmap
 import os
 
 from twofold.errors import ConfigurationError
+
+# The module mmap cannot be told where.
+_mmap = ctypes.CDLL(None, use_errno=True).mmap
+_mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_long)
+_mmap.restype = ctypes.c_void_p
+_MAP_FAILED = ctypes.c_void_p(-1).value
 
 
 class SharedMemory:
@@ -49,6 +56,19 @@ class SharedMemory:
     def view(self) -> memoryview:
         """All of it as bytes, writable."""
         return memoryview(self._map)
+
+    def map_again(self, address: int) -> int:
+        """Map it once more, until the process ends, at this address if that is free; returns where it is.
+
+        Raises ConfigurationError where the process has no room for it.
+        """
+        mapped = _mmap(address, self.nbytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, self._fd, 0)
+        if mapped == _MAP_FAILED:
+            reason = os.strerror(ctypes.get_errno())
+            raise ConfigurationError(
+                f"{self.nbytes / 2**20:,.0f} MiB cannot be mapped a second time: {reason}"
+            )
+        return int(mapped)
 
     def close(self) -> None:
         """Give up this process's file descriptor; the mapping goes with the last view of it."""

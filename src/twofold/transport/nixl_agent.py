@@ -17,15 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from twofold.errors import ConfigurationError, InstanceLostError
+from twofold.transport.one_sided import Operation, Pieces, pause
 from twofold.transport.registry import TRANSPORTS
 
 PROGRESS_DELAY_US = 5000  # how often the progress thread looks even where nothing wakes it
-MAX_PAUSE_S = 0.001
 PACKAGES = TRANSPORTS["nixl"].packages  # one API; which is installed depends on the CUDA beside it
 BACKEND = "UCX"
-
-# Rows of (address, bytes, device).
-Pieces = npt.NDArray[np.uint64]
 
 
 class MemoryKind(Protocol):
@@ -82,25 +79,15 @@ class NixlAgent:
                 raise
 
     def move(
-        self,
-        operation: str,
-        local: Pieces,
-        local_device: int | None,
-        remote: Pieces,
-        remote_device: int | None,
-        peer: str,
-        given_up: Callable[[], bool],
+        self, operation: Operation, local: Pieces, remote: Pieces, peer: str, given_up: Callable[[], bool]
     ) -> None:
-        """`WRITE` local pieces over remote ones or `READ` them from there, pairwise; returns once that is done.
-
-        Raises InstanceLostError when the peer cannot be reached, or `given_up()` before it is done.
-        """
+        """As `Mover.move` is to."""
         bindings, agent, handle = self._bindings, self._agent, None
         try:
             handle = agent.createXferReq(
                 getattr(bindings, f"NIXL_{operation}"),
-                bindings.nixlXferDList(self._kind(local_device), local),
-                bindings.nixlXferDList(self._kind(remote_device), remote),
+                bindings.nixlXferDList(self._kind(local.device), _with_device(local)),
+                bindings.nixlXferDList(self._kind(remote.device), _with_device(remote)),
                 peer,
                 b"",
                 [],
@@ -118,7 +105,7 @@ class NixlAgent:
         """The status of a transfer that is over, or was given up."""
         began, checks = time.perf_counter(), 0
         while status == self._bindings.NIXL_IN_PROG and not given_up():
-            _pause(checks, time.perf_counter() - began)
+            pause(checks, time.perf_counter() - began)
             checks += 1
             status = self._agent.getXferStatus(handle)
         return status
@@ -138,9 +125,10 @@ class NixlAgent:
         return kind
 
 
-def _pause(checks: int, waited_s: float) -> None:
-    """Look often at first, then in proportion to the time it has taken: a core is needed elsewhere."""
-    time.sleep(0 if checks < 4 else min(waited_s / 16, MAX_PAUSE_S))
+def _with_device(pieces: Pieces) -> npt.NDArray[np.uint64]:
+    """Rows of (address, bytes, device), as the bindings want them."""
+    devices = np.full(len(pieces.rows), pieces.device or 0, dtype=np.uint64)
+    return np.column_stack((pieces.rows, devices))
 
 
 def _load_bindings() -> Any:  # noqa: ANN401  (a module of compiled code without types)

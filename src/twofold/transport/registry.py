@@ -19,6 +19,7 @@ TRANSPORTS = {
     "shared_memory": Entry("twofold.transport.shared_memory", "SharedMemoryTransport"),
     "curve": Entry("twofold.transport.curve", "CurveTransport"),
     "nixl": Entry("twofold.transport.nixl", "NixlTransport", ("nixl_cu12", "nixl_cu13"), "nixl"),
+    "mooncake": Entry("twofold.transport.mooncake", "MooncakeTransport", ("mooncake",), "mooncake"),
 }
 
 DEFAULT_TRANSPORT = "shared_memory"

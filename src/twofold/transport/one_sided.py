@@ -1,0 +1,169 @@
+"""One-sided writes and reads of a peer's cache: the peer's process is not asked, so its life is checked first."""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from twofold.engine.base import KvLayout
+from twofold.engine.torch.pool import block_runs
+from twofold.errors import InstanceLostError, StaleEpochError, TwofoldError
+from twofold.transport.base import moved_bytes
+
+LIFE_BYTES = 64  # the epoch as 8 bytes, and room for a peer's on its way here
+CONNECT_S = 10.0
+
+Operation = Literal["WRITE", "READ"]
+
+
+class Pieces(NamedTuple):
+    """Runs of memory on one side: rows of (address, bytes), all on one GPU, or on the host where `device` is None."""
+
+    rows: npt.NDArray[np.uint64]
+    device: int | None
+
+
+class Mover(Protocol):
+    """A library that moves memory between registered addresses of processes. Several threads may use it."""
+
+    def move(
+        self, operation: Operation, local: Pieces, remote: Pieces, peer: str, given_up: Callable[[], bool]
+    ) -> None:
+        """`WRITE` local pieces over remote ones or `READ` them from there, pairwise; returns once that is done.
+
+        Raises InstanceLostError when the peer cannot be reached, or `given_up()` before it is done.
+        """
+        ...
+
+    def forget(self, peer: str) -> None:
+        """Drop what is kept of a peer. A peer that has ended already is no mistake."""
+        ...
+
+
+class CacheMemory:
+    """Where each layer's keys and values lie in a cache's memory, which begins at `base`, and its life and scratch.
+
+    `life` is the address of the life word (LIFE_BYTES), `scratch` that of SCRATCH_BYTES.
+    """
+
+    def __init__(
+        self,
+        layout: KvLayout,
+        num_blocks: int,
+        *,
+        base: int,
+        life: int,
+        scratch: int,
+        device: int | None = None,
+    ) -> None:
+        self.layout, self.life, self.scratch, self.device = layout, life, scratch, device
+        self._parts: list[tuple[int, int]] = []  # (address, bytes per block), keys and values in turn
+        address = base
+        for layer in layout.layers:
+            for dim in (layer.key_dim, layer.value_dim):
+                row = layout.block_size * layer.kv_heads * dim * layout.itemsize
+                self._parts.append((address, row))
+                address += num_blocks * row
+
+    def pieces(self, layers: range, starts: Sequence[int], counts: Sequence[int]) -> Pieces:
+        """A row for the keys and for the values of each run of blocks in each layer."""
+        parts = np.array(self._parts[2 * layers.start : 2 * layers.stop], dtype=np.uint64)
+        rows = np.empty((len(parts), len(starts), 2), dtype=np.uint64)
+        rows[:, :, 0] = parts[:, :1] + parts[:, 1:] * np.array(starts, dtype=np.uint64)
+        rows[:, :, 1] = parts[:, 1:] * np.array(counts, dtype=np.uint64)
+        return Pieces(rows.reshape(-1, 2), self.device)
+
+    def piece(self, address: int, nbytes: int) -> Pieces:
+        return Pieces(np.array([(address, nbytes)], dtype=np.uint64), self.device)
+
+
+class OneSidedConnection:
+    """One life of a peer. What is still to be moved when that ends, or `close` is called, is not moved.
+
+    `ready(layers, blocks)` is called before local blocks are sent: it returns once what was computed lies there.
+    """
+
+    def __init__(
+        self,
+        mover: Mover,
+        name: str,
+        local: CacheMemory,
+        remote: CacheMemory,
+        ready: Callable[[range, Sequence[int]], None],
+    ) -> None:
+        self._mover, self._name = mover, name
+        self._local, self._remote = local, remote
+        self._ready = ready
+        self._closed = False
+
+    def write(self, layers: range, source_blocks: Sequence[int], target_blocks: Sequence[int]) -> int:
+        if not source_blocks:
+            return 0
+        self._ready(layers, source_blocks)
+        sources, targets, counts = _transposed(source_blocks, target_blocks)
+        self._move(
+            "WRITE", self._local.pieces(layers, sources, counts), self._remote.pieces(layers, targets, counts)
+        )
+        return moved_bytes(self._local.layout, layers, len(source_blocks))
+
+    def read(self, layers: range, source_blocks: Sequence[int], target_blocks: Sequence[int]) -> int:
+        if not source_blocks:
+            return 0
+        sources, targets, counts = _transposed(source_blocks, target_blocks)
+        self._move(
+            "READ", self._local.pieces(layers, targets, counts), self._remote.pieces(layers, sources, counts)
+        )
+        return moved_bytes(self._local.layout, layers, len(source_blocks))
+
+    def probe(self, nbytes: int) -> None:
+        local, remote = self._local, self._remote
+        self._move("WRITE", local.piece(local.scratch, nbytes), remote.piece(remote.scratch, nbytes))
+
+    def greet(self, epoch: int, life_word: torch.Tensor) -> None:
+        """Read the peer's life word into ours, [2] of int64; closed unless that names this epoch.
+
+        Raises StaleEpochError when another life answers at its address, InstanceLostError when none does.
+        """
+        local, remote = self._local, self._remote
+        deadline = time.monotonic() + CONNECT_S
+        answer = local.piece(local.life + 8, 8)
+        try:
+            self._move("READ", answer, remote.piece(remote.life, 8), deadline)
+            if (found := int(life_word[1])) != epoch:
+                raise StaleEpochError(
+                    f"epoch {epoch} of {self._name} is over: epoch {found} answers in its place"
+                )
+        except TwofoldError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        self._closed = True
+        self._mover.forget(self._name)
+
+    def _move(self, operation: Operation, local: Pieces, remote: Pieces, deadline: float = math.inf) -> None:
+        if self._closed:
+            raise InstanceLostError(f"{self._name} is gone")
+        self._mover.move(
+            operation, local, remote, self._name, lambda: self._closed or time.monotonic() > deadline
+        )
+
+
+def pause(checks: int, waited_s: float) -> None:
+    """Between looks at what is under way: often at first, then in proportion to the time it has taken.
+
+    A core is needed elsewhere.
+    """
+    time.sleep(0 if checks < 4 else min(waited_s / 16, 0.001))
+
+
+def _transposed(
+    source_blocks: Sequence[int], target_blocks: Sequence[int]
+) -> tuple[list[int], list[int], list[int]]:
+    """Runs of blocks that are neighbours on both sides, as their first sources, first targets and lengths."""
+    runs = block_runs(source_blocks, target_blocks)
+    return [run[0] for run in runs], [run[1] for run in runs], [run[2] for run in runs]

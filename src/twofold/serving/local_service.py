@@ -25,7 +25,7 @@ from twofold.scheduling.overload.admission import OverloadAdmission
 from twofold.scheduling.overload.control import OverloadControl
 from twofold.scheduling.routers import FIXED_ROLE_ROUTERS, ROUTERS
 from twofold.serving.config import CONTROLLER, EngineConfig, ServiceConfig
-from twofold.serving.controller import Controller
+from twofold.serving.controller.controller import Controller
 from twofold.serving.fleet import Fleet, Patience
 from twofold.serving.gateway.app import create_app
 from twofold.serving.gateway.keys import KeyRing

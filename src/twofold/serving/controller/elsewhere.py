@@ -1,0 +1,45 @@
+"""Workers of other hosts, which come and go with these."""
+
+import logging
+from collections.abc import Iterable
+
+from twofold.serving.controller.members import Members
+from twofold.serving.fleet import Fleet
+from twofold.serving.hosts import Hosts
+from twofold.serving.messages import HostAlive, HostFailed, HostJoins
+
+log = logging.getLogger(__name__)
+
+
+class Elsewhere:
+    """What hosts say of themselves, as far as it is about their workers."""
+
+    def __init__(self, hosts: Hosts, fleet: Fleet, members: Members) -> None:
+        self._hosts, self._fleet, self._members = hosts, fleet, members
+
+    def said(self, message: HostJoins | HostAlive | HostFailed, now: float) -> None:
+        """A host joins, lives or leaves."""
+        hosts = self._hosts
+        if isinstance(message, HostJoins):
+            joined = hosts.joins(message, now)
+            self._dismiss(joined.gone)
+            for instance, role in joined.workers.items():
+                self._fleet.expect(instance, role)
+        elif isinstance(message, HostFailed) or message.leaves:
+            if isinstance(message, HostFailed):
+                log.error("host %s: %s", message.host, message.reason)
+            self._dismiss(hosts.leaves(message.host, message.life))
+        else:
+            for instance in hosts.alive(message, now):
+                self._members.exited(instance)
+
+    def look(self, now: float) -> None:
+        """To be called every `ALIVE_S`: workers of a host that is silent must have ended at some time."""
+        for instance in self._hosts.look(now, self._fleet.heard_s):
+            self._members.exited(instance)
+
+    def _dismiss(self, instances: Iterable[str]) -> None:
+        """Workers that have ended, and will not be started again."""
+        for instance in instances:
+            self._members.exited(instance)
+            self._fleet.dismiss(instance)

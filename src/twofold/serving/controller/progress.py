@@ -1,0 +1,122 @@
+"""What workers say of the attempts that they run, from the start of a prompt to the last token."""
+
+import time
+
+from twofold.handoff import Lease
+from twofold.request import TokenOutput
+from twofold.scheduling.cluster import ClusterScheduler
+from twofold.scheduling.overload.control import OverloadControl
+from twofold.scheduling.overload.ledger import Newcomer
+from twofold.serving.admitting import refused
+from twofold.serving.controller.requests import Requests
+from twofold.serving.controller.trust import Trust
+from twofold.serving.fleet import Fleet
+from twofold.serving.live_request import Attempt, LiveRequest
+from twofold.serving.messages import HandoffEnded, HandoffReport, LeaseGranted, StepDone
+from twofold.serving.telemetry import Telemetry
+from twofold.timeline import Moment, Recorder
+
+
+class Progress:
+    """Of attempts that are over nothing is heard any more; with `reuses` workers say what prompts found cached."""
+
+    def __init__(
+        self,
+        requests: Requests,
+        cluster: ClusterScheduler,
+        fleet: Fleet,
+        trust: Trust,
+        telemetry: Telemetry,
+        recorder: Recorder,
+        *,
+        overload: OverloadControl | None,
+        reuses: bool,
+    ) -> None:
+        self._requests, self._cluster, self._fleet, self._trust = requests, cluster, fleet, trust
+        self._telemetry, self._recorder = telemetry, recorder
+        self._overload, self._reuses = overload, reuses
+
+    def prefill_started(self, attempt_id: str) -> None:
+        """The prompt of an announced attempt starts: now room is asked for where it is decoded."""
+        live = self._requests.of(attempt_id)
+        if live is not None and live.attempt is not None:
+            self._requests.reserve(live.attempt)
+
+    def leased(self, lease: Lease) -> None:
+        """A lease goes to its source while its request lives; otherwise nothing was, or will be, written."""
+        if self._requests.of(lease.request_id) is not None:
+            self._fleet.send(lease.source, LeaseGranted(lease=lease))
+        else:
+            self._fleet.send(lease.instance, HandoffEnded(request_id=lease.request_id, epoch=lease.epoch))
+
+    def stepped(self, message: StepDone) -> None:
+        """An iteration is over: prompts have started, and tokens are there."""
+        now, started_s = time.monotonic(), self._fleet.ours(message.instance, message.started_s)
+        self._telemetry.step(message.instance, len(message.tokens))
+        self._learn_pace(message, now - started_s)
+        for attempt_id in message.started:
+            live = self._requests.of(attempt_id)
+            if live is not None:
+                self._recorder.mark(live.id, Moment.PREFILL_STARTED, started_s)
+        for attempt_id, output in message.tokens:
+            live = self._requests.of(attempt_id)
+            if live is not None:
+                self._token(live, output, message.instance, started_s, now)
+
+    def _learn_pace(self, message: StepDone, seconds: float) -> None:
+        """Overload control follows how quick decodes are; iterations with prompts it times by their first tokens."""
+        if (
+            self._overload is not None
+            and message.tokens
+            and all(output.index for _, output in message.tokens)
+        ):
+            self._overload.ledger.stepped(message.instance, len(message.tokens), seconds)
+
+    def _token(
+        self, live: LiveRequest, output: TokenOutput, instance: str, started_s: float, now: float
+    ) -> None:
+        attempt = live.attempt
+        assert attempt is not None  # noqa: S101  (it was found by its attempt; tells the type checker so)
+        if output.index == 0:
+            self._cluster.prefilled(attempt.id, now)
+            if self._reuses:
+                prompt_tokens = attempt.generation.request.prompt_tokens
+                self._telemetry.prefilled(instance, prompt_tokens, output.reused_tokens)
+        elif output.index == 1:
+            self._recorder.mark(live.id, Moment.DECODE_STARTED, started_s)
+        if output.index < 2 and self._trust.works(instance, attempt.id, now):
+            self._requests.place_waiting()
+        if output.index == 0 and not self._decodes(live, attempt, output, now):
+            return
+        for ordered in live.push(output):
+            self._recorder.token(live.id, now)
+            if ordered.finish_reason is not None:
+                # One that ended with its first token is still expected where it was to be decoded.
+                unused = attempt.placement.route.splits and live.next_index == attempt.first_index + 1
+                self._requests.end(live, ordered.finish_reason, abort=unused)
+
+    def _decodes(self, live: LiveRequest, attempt: Attempt, output: TokenOutput, now: float) -> bool:
+        """Whether a request goes on whose prompt is computed: once its client has a token it does."""
+        if self._overload is None:
+            return True
+        if live.predicted_ttft_s is not None:
+            self._telemetry.predicted(live.predicted_ttft_s, now - live.generation.request.arrival_s)
+        sure = live.next_index > 0 or output.finish_reason is not None
+        reason = self._overload.prefilled(attempt.id, now, sure=sure)
+        if reason is None:
+            return True
+        newcomer = Newcomer.of(attempt.generation.request, attempt.placement.route)
+        self._telemetry.rejected(live.generation.request, reason.replace("-", "_"))
+        self._requests.fail(live, refused(self._overload.refusal(newcomer, reason, now)))
+        return False
+
+    def handed_off(self, message: HandoffReport) -> None:
+        """The KV of an attempt is where it is decoded."""
+        live = self._requests.of(message.request_id)
+        if live is not None:
+            live.handed_off = True
+            fleet, source = self._fleet, message.instance
+            self._recorder.mark(live.id, Moment.HANDOFF_STARTED, fleet.ours(source, message.started_s))
+            self._recorder.mark(live.id, Moment.HANDOFF_ENDED, fleet.ours(source, message.ended_s))
+        self._telemetry.handoff(message)
+        self._cluster.handed_off(message.request_id)

@@ -1,0 +1,208 @@
+"""The requests that are alive: taken, placed on workers, replayed when those are lost, and ended."""
+
+import asyncio
+import logging
+import time
+
+from twofold.errors import InstanceLostError, TwofoldError
+from twofold.handoff import HandoffMode
+from twofold.request import FinishReason, Generation
+from twofold.scheduling.admission import Admission
+from twofold.scheduling.cluster import ClusterScheduler
+from twofold.scheduling.overload.control import OverloadControl
+from twofold.scheduling.overload.ledger import Newcomer
+from twofold.serving.admitting import deadline_passed, refused
+from twofold.serving.controller.trust import Trust
+from twofold.serving.fleet import Fleet
+from twofold.serving.live_request import Attempt, LiveRequest
+from twofold.serving.messages import Abort, Prefill, Reserve
+from twofold.serving.prompt_keys import PromptKeys
+from twofold.serving.replanning import LiveReplanning
+from twofold.serving.telemetry import Telemetry
+from twofold.timeline import Moment, Recorder
+
+log = logging.getLogger(__name__)
+
+# A request that was lost so often without a token in between may be what ends the workers.
+MAX_IN_VAIN = 8
+
+
+class Requests:
+    """Knows every request from when it is taken to its end, and the attempt of each that runs now.
+
+    With `announces` room on the decode instance is asked for when a prefill starts (docs/decisions/0007).
+    """
+
+    def __init__(
+        self,
+        cluster: ClusterScheduler,
+        admission: Admission,
+        fleet: Fleet,
+        trust: Trust,
+        telemetry: Telemetry,
+        recorder: Recorder,
+        *,
+        announces: bool,
+        overload: OverloadControl | None,
+        replanning: LiveReplanning | None,
+        prompt_keys: PromptKeys | None,
+    ) -> None:
+        self._cluster, self._admission, self._fleet, self._trust = cluster, admission, fleet, trust
+        self._telemetry, self._recorder = telemetry, recorder
+        self._announces = announces
+        self._overload, self._replanning, self._prompt_keys = overload, replanning, prompt_keys
+        self._live: dict[str, LiveRequest] = {}
+        self._attempts: dict[str, LiveRequest] = {}  # by the attempt that runs now
+        self._idle = asyncio.Event()
+
+    def of(self, attempt_id: str) -> LiveRequest | None:
+        """The request whose attempt this is; None where that is over."""
+        return self._attempts.get(attempt_id)
+
+    async def all_ended(self) -> None:
+        """Wait until no request is left."""
+        self._idle.clear()
+        if self._live:
+            await self._idle.wait()
+
+    # -- come -------------------------------------------------------------------------------------------------------
+
+    def take(self, generation: Generation) -> LiveRequest:
+        """A request begins, or waits for that; raises RequestError where it is refused."""
+        request = generation.request
+        live = LiveRequest(generation)
+        if self._replanning is not None:
+            self._replanning.arrived(request)
+        refusal = self._admission.offer(live.ticket, time.monotonic())
+        if refusal is not None:
+            if self._replanning is not None:
+                self._replanning.refused(request.id)
+            self._telemetry.rejected(request, refusal.reason.replace("-", "_"))
+            raise refused(refusal)
+        if self._prompt_keys is not None:
+            live.generation = self._prompt_keys.name(generation)
+        self._live[request.id] = live
+        self._telemetry.arrived(request)
+        live.timeline = self._recorder.arrive(request, request.arrival_s)
+        if self._replanning is not None:
+            self._replanning.taken(live.timeline)
+        self.place_waiting()
+        return live
+
+    def place_waiting(self) -> None:
+        """Those that wait, as far as somebody can take them, in the order that admission gives them."""
+        now = time.monotonic()
+        while (ticket := self._admission.next(now)) is not None:
+            if not self._place(self._live[ticket.id]):
+                self._admission.put_back(ticket, now)
+                return
+
+    def _place(self, live: LiveRequest) -> bool:
+        """Begin an attempt; False if no instance can take it now."""
+        generation, now = live.what_is_left(), time.monotonic()
+        placement = self._cluster.arrive(generation.request, now)
+        if placement is None:
+            return False
+        attempt, route = live.begin(generation, placement), placement.route
+        self._attempts[attempt.id] = live
+        self._expect(live, attempt, now)
+        self._recorder.mark(live.id, Moment.ROUTED, now)
+        live.timeline.prefill_instance, live.timeline.decode_instance = route.prefill, route.decode
+        for instance in {route.prefill, route.decode}:
+            self._trust.try_out(instance, attempt.id)
+        self._send(attempt)
+        return True
+
+    def _expect(self, live: LiveRequest, attempt: Attempt, now: float) -> None:
+        """Overload control knows of the attempt, and says when its first token will come."""
+        if self._overload is not None:
+            newcomer = Newcomer.of(attempt.generation.request, attempt.placement.route)
+            live.predicted_ttft_s = self._overload.ledger.ttft(newcomer, now) if live.attempts == 1 else None
+            self._overload.placed(newcomer, now)
+
+    def _send(self, attempt: Attempt) -> None:
+        """An attempt goes to the worker that prefills it, and to the one that decodes it."""
+        generation, route, mode = attempt.generation, attempt.placement.route, attempt.placement.mode
+        if not route.splits:
+            self._fleet.send(route.prefill, Prefill(generation=generation))
+            return
+        # Room is asked for when the prompt starts: then, and not sooner, its KV is on its way.
+        announce = self._announces or mode is HandoffMode.PULL
+        prefill = Prefill(generation=generation, target=route.decode, mode=mode, announce=announce)
+        self._fleet.send(route.prefill, prefill)
+        if not announce:
+            self.reserve(attempt)
+
+    def reserve(self, attempt: Attempt) -> None:
+        """Ask the worker that decodes an attempt for room."""
+        generation, route = attempt.generation, attempt.placement.route
+        reserve = Reserve(request=generation.request, sampling=generation.sampling, source=route.prefill)
+        self._fleet.send(route.decode, reserve)
+
+    # -- go ---------------------------------------------------------------------------------------------------------
+
+    def stop(self, request_id: str) -> None:
+        """The client has all it asked for, found in the text: end the request as finished, not as aborted."""
+        live = self._live.get(request_id)
+        if live is not None:
+            self.end(live, FinishReason.STOP)
+
+    def end(self, live: LiveRequest, reason: FinishReason, *, abort: bool = True) -> None:
+        """A request is over, whatever it was doing; what ended before stays as it ended."""
+        if self._live.pop(live.id, None) is None:
+            return
+        self._admission.ended(live.id, time.monotonic())
+        self._close_attempt(live, abort=abort, complete=reason.complete)
+        self._recorder.end(live.id, reason)
+        if not self._live:
+            self._idle.set()
+
+    def fail(self, live: LiveRequest, error: TwofoldError) -> None:
+        """A request cannot go on, and its client is told so."""
+        self.end(live, FinishReason.ERROR)
+        live.fail(error)
+
+    def fail_all(self, reason: str) -> None:
+        """No request can go on."""
+        for live in list(self._live.values()):
+            self.fail(live, InstanceLostError(reason))
+
+    def expire(self, now: float) -> None:
+        """Nobody waits for the answers to these any more."""
+        for ticket in self._admission.expired(now):
+            self._telemetry.deadline_missed()
+            self.fail(self._live[ticket.id], deadline_passed())
+
+    def replay(self, attempt_id: str, instance: str, reason: str) -> None:
+        """An attempt is lost, on `instance`; the next one of its request waits until somebody can take it."""
+        live = self._attempts.get(attempt_id)
+        if live is None:
+            return
+        stage = live.stage
+        self._close_attempt(live, abort=True)
+        if live.in_vain >= MAX_IN_VAIN:
+            self.fail(
+                live, InstanceLostError(f"the request was lost {live.in_vain} times in a row: {reason}")
+            )
+            return
+        log.info("request %s is replayed after %d tokens: %s", live.id, live.next_index, reason)
+        self._telemetry.replayed(live.id, instance, stage)
+        self._admission.put_back(live.ticket, time.monotonic())
+
+    def _close_attempt(self, live: LiveRequest, *, abort: bool, complete: bool = False) -> None:
+        """Its attempt, if there is one, is over; workers that still hold something of it are told to `abort`."""
+        attempt = live.attempt
+        if attempt is None:
+            return
+        if self._overload is not None:
+            made = live.next_index - attempt.first_index if complete else None
+            self._overload.ended(attempt.id, time.monotonic(), made)
+        del self._attempts[attempt.id]
+        live.lose()
+        self._cluster.ended(attempt.id)
+        route = attempt.placement.route
+        for instance in {route.prefill, route.decode}:
+            if abort:
+                self._fleet.send(instance, Abort(request_id=attempt.id))
+            if self._trust.release(instance, attempt.id):
+                self.place_waiting()

@@ -6,8 +6,11 @@ from twofold.serving.messages import StoreChanged
 KEYS = [b"a", b"b", b"c"]
 
 
-def changed(stores, host, epoch, stored=(), removed=()):
-    stores.changed(StoreChanged(host=host, epoch=epoch, stored=list(stored), removed=list(removed)))
+def changed(stores, host, epoch, stored=(), removed=(), address=None):
+    message = StoreChanged(
+        host=host, epoch=epoch, stored=list(stored), removed=list(removed), address=address
+    )
+    stores.changed(message)
 
 
 def test_leading_blocks_by_host():
@@ -26,3 +29,14 @@ def test_another_life_has_what_it_says():
     changed(stores, "", 1, KEYS)
     changed(stores, "", 2, KEYS[:1])
     assert stores.prefixes(KEYS) == {"": 1}
+
+
+def test_where_a_store_gives_blocks_to_others():
+    """As its last life said; those of a service of one host do not."""
+    stores = HostStores()
+    assert stores.address("far") is None
+    changed(stores, "far", 1, KEYS, address="tcp://far:1")
+    changed(stores, "far", 2, address="tcp://far:2")
+    changed(stores, "", 1, KEYS)
+    assert stores.address("far") == "tcp://far:2"
+    assert stores.address("") is None

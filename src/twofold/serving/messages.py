@@ -41,16 +41,30 @@ class Peers(Message, frozen=True, kw_only=True):
     peers: list[Peer]
 
 
+class StoreFetch(msgspec.Struct, frozen=True, kw_only=True):
+    """The store of `host` has so many leading blocks of a prompt, and gives them to other stores at `address`.
+
+    What has not come after `limit_s` is computed.
+    """
+
+    host: str
+    address: str
+    blocks: int
+    limit_s: float = 5.0
+
+
 class Prefill(Message, frozen=True, kw_only=True):
     """Prefill this request; then decode it too, or hand it to `target`.
 
     With `announce` the worker says when its prefill starts, because room on `target` is asked for only then.
+    With `fetch` the store of its own host first brings the beginning of the prompt from that of another.
     """
 
     generation: Generation
     target: str | None = None
     mode: HandoffMode | None = None
     announce: bool = False
+    fetch: StoreFetch | None = None
 
 
 class Reserve(Message, frozen=True, kw_only=True):
@@ -330,13 +344,15 @@ class HostFinish(Message, frozen=True, kw_only=True):
 class StoreChanged(Message, frozen=True, kw_only=True):
     """Blocks, by key, that the store of `host` has from now on, and blocks that it has no more.
 
-    `epoch` names a life of the store: what an earlier one had in memory is gone with it.
+    `epoch` names a life of the store: what an earlier one had in memory is gone with it; each life begins with one of
+    these. `address` is where stores of other hosts reach this life, if they do.
     """
 
     host: str
     epoch: int
     stored: list[bytes]
     removed: list[bytes]
+    address: str | None = None
 
 
 class StoreTier(msgspec.Struct, frozen=True, kw_only=True):

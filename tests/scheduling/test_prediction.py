@@ -29,13 +29,6 @@ def test_a_transfer_takes_its_bytes_and_its_start():
     assert toy.transfer_s(0) == 0.0
 
 
-def test_time_between_tokens_is_that_of_an_iteration():
-    """Of so many sequences and so much context; nobody waits for a token where nobody decodes."""
-    toy = Modelled(ToyModel(base=4, per_sequence=1, per_token=2), TRANSFER, load_token_s=0.0)
-    assert toy.tbt_s(6, 500) == pytest.approx(0.011)
-    assert toy.tbt_s(0, 0) == 0.0
-
-
 @given(st.integers(2, 120_000), st.data())
 def test_reuse_never_takes_longer_where_memory_is_quick(tokens, data):
     """More tokens reused, less time."""

@@ -8,8 +8,7 @@ BLOCK_TOKENS = 100
 
 
 class Proportional(Prediction):
-    """A second for each hundred tokens computed, `transfer_s` for each hundred that travel, a millisecond for each that
-    is decoded beside."""
+    """A second for each hundred tokens computed, `transfer_s` for each hundred that travel."""
 
     def __init__(self, per_block_s: float = 1.0, transfer_s: float = 0.1) -> None:
         self.per_block_s, self.per_block_transfer_s = per_block_s, transfer_s
@@ -19,9 +18,6 @@ class Proportional(Prediction):
 
     def transfer_s(self, tokens: int) -> float:
         return tokens / BLOCK_TOKENS * self.per_block_transfer_s
-
-    def tbt_s(self, sequences: int, context_tokens: int) -> float:
-        return sequences / 1e3
 
 
 def forecast(*instances: str, prediction: Prediction | None = None) -> Forecast:

@@ -84,6 +84,8 @@ class PrefixIndex:
         """How many leading blocks of a prompt each instance has; those that have none are not in it."""
         holders, having, length = self._holders, self._live, 0
         found: dict[str, int] = {}
+        if not having:
+            return found
         for key in keys:
             left = having & holders.get(key, 0)
             if left != having:

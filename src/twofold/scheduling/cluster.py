@@ -9,7 +9,7 @@ from twofold.request import Request
 from twofold.scheduling.handoffs import HandoffPolicy
 from twofold.scheduling.memory import WHOLE, MemoryRule
 from twofold.scheduling.pools import Pools
-from twofold.scheduling.route import Placement
+from twofold.scheduling.route import Placement, Route
 from twofold.scheduling.router import Router
 
 __all__ = ["ClusterScheduler", "Placement"]
@@ -88,6 +88,13 @@ class ClusterScheduler:
         if load is not None:
             load.home = role
             self._move(load, role)
+
+    def would_place(self, request: Request, now: float) -> Route | None:
+        """Where a request would run if it came now, by a router that does not take turns; it is not placed."""
+        tokens = self._memory.in_all(request.prompt_tokens, request.output_tokens)
+        route = self._router.route(request, tokens, self.pools, now)
+        decode = None if route is None else self.pools.get(route.decode)
+        return route if decode is not None and _fits(decode, tokens) else None
 
     def arrive(self, request: Request, now: float) -> Placement | None:
         """Place a request; None when no instance can take it."""

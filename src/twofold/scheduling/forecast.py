@@ -1,8 +1,12 @@
 """What routers may know of a cluster besides its loads: predicted queues, and which cache has which blocks."""
 
+from collections.abc import Sequence
+
 from mypy_extensions import mypyc_attr
 
+from twofold.instance import InstanceLoad
 from twofold.kvcache.index import PrefixIndex
+from twofold.request import BlockKey
 from twofold.scheduling.prediction import Prediction
 
 
@@ -22,16 +26,35 @@ class _Queue:
         self.given_s = 0.0
 
 
+class Whereabouts:
+    """Where the leading blocks of one prompt are: at most `longest` in one cache, of which `source` is the first."""
+
+    __slots__ = ("_caches", "_memories", "longest", "source")
+
+    def __init__(self, caches: dict[str, int], memories: dict[str, int]) -> None:
+        self._caches, self._memories = caches, memories
+        self.longest, self.source = 0, ""
+        for cache, blocks in caches.items():
+            if blocks > self.longest:
+                self.longest, self.source = blocks, cache
+
+    def found_by(self, load: InstanceLoad) -> int:
+        """How many an instance finds without a fetch, in its cache or in its own memory."""
+        return max(self._caches.get(load.cache, 0), self._memories.get(load.id, 0))
+
+
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Forecast:
     """Predictions of every instance, the queues that follow from what was placed on them, and the caches' blocks.
 
-    `prefixes` is kept up to date by whoever hears of blocks that are stored and removed; a block is `block_tokens`
-    tokens. Times are seconds on the clock of whoever says them.
+    `prefixes` has the blocks of each cache (`InstanceLoad.cache`), which others may fetch from, and `memories`
+    those that an instance, by its id, keeps for itself besides. Both are kept up to date by whoever hears of blocks that
+    are stored and removed; a block is `block_tokens` tokens. Times are seconds on the clock of whoever says them.
     """
 
     def __init__(self, prefixes: PrefixIndex, block_tokens: int) -> None:
         self.prefixes = prefixes
+        self.memories = PrefixIndex()
         self.block_tokens = block_tokens
         self._queues: dict[str, _Queue] = {}
         self._placed: dict[str, str] = {}  # the instance of each request that is not prefilled
@@ -65,6 +88,14 @@ class Forecast:
     def given_s(self, instance: str) -> float:
         """Seconds of all prefills that an instance was ever given: among equals, who had least may be next."""
         return self._queues[instance].given_s
+
+    def where(self, keys: Sequence[BlockKey]) -> "Whereabouts":
+        """How many leading blocks of a prompt are where."""
+        return Whereabouts(self.prefixes.prefixes(keys), self.memories.prefixes(keys))
+
+    def found_by(self, load: InstanceLoad, keys: Sequence[BlockKey]) -> int:
+        """How many leading blocks of a prompt one instance finds without a fetch."""
+        return max(self.prefixes.prefix(load.cache, keys), self.memories.prefix(load.id, keys))
 
     def reused_tokens(self, blocks: int, prompt_tokens: int) -> int:
         """Tokens of a prompt that need not be computed where its leading blocks are there: never the last one, whose

@@ -1,7 +1,7 @@
-"""What is expected of one instance: how long its prefills, transfers to it and its decode iterations take.
+"""What is expected of one instance: how long its prefills take, and transfers to it.
 
-A simulation knows from the performance model, and a live service from a profile that was fitted to its own past:
-routers and overload rules do not ask which.
+A simulation knows from the performance model, and a live service from a profile of its host or from what its workers
+measured: routers do not ask which.
 """
 
 from abc import ABC, abstractmethod
@@ -28,13 +28,8 @@ class Prediction(ABC):
 
     @abstractmethod
     def transfer_s(self, tokens: int) -> float:
-        """Until KV of so many tokens is here from the cache of another instance, with nobody else on the way."""
-        ...
-
-    @abstractmethod
-    def tbt_s(self, sequences: int, context_tokens: int) -> float:
-        """Of a decode iteration of `sequences` sequences that read `context_tokens` KV tokens in all: the time between
-        two tokens of each."""
+        """Until KV of so many tokens is here from the cache of another instance, with nobody else on the way; infinite
+        where it cannot come here."""
         ...
 
 
@@ -63,9 +58,3 @@ class Modelled(Prediction):
 
     def transfer_s(self, tokens: int) -> float:
         return self._transfer.serialized_s(tokens) if tokens else 0.0
-
-    def tbt_s(self, sequences: int, context_tokens: int) -> float:
-        if not sequences:
-            return 0.0
-        cost = self._model.decode_cost(sequences)
-        return cost.base_s + cost.context_s * context_tokens

@@ -99,6 +99,30 @@ def test_instances_of_one_host_share_its_cache():
     assert route(made) == Route("p1", "d0", (), 400)
 
 
+def test_what_an_instance_keeps_for_itself_is_found_there_and_fetched_by_nobody():
+    """Live, the memory of an engine is one cache more beside that of its host, and the longer of both counts."""
+    made = known("p0", "p1", "d0")
+    for name in ("p0", "p1"):
+        made.get(name).cache = f"host of {name}"
+    made.forecast.memories.stored("p1", KEYS[:8])
+    assert route(made) == Route("p1", "d0", (), 800)
+    made.forecast.placed("x", "p1", 10_000, 0, 0.0)
+    assert route(made) == Route("p0", "d0"), "nobody gives away what is in an engine"
+    made.forecast.prefixes.stored("host of p1", KEYS[:6])
+    assert route(made) == Route("p0", "d0", (), 600, Fetch("host of p1", 6))
+    made.forecast.memories.stored("p0", KEYS[:7])
+    assert route(made) == Route("p0", "d0", (), 700)
+
+
+def test_to_ask_where_a_request_would_run_changes_nothing():
+    """Overload control asks before it takes a request, which then goes where it said."""
+    made = cluster([Role.PREFILL, Role.PREFILL, Role.DECODE], "conductor")
+    for name in "abcd":
+        said = [made.would_place(request(name), 0.0) for _ in range(3)]
+        assert said == [made.arrive(request(name), 0.0).route] * 3
+    assert made.would_place(request("e", prompt=10), 0.0).prefill == "prefill-0"
+
+
 def test_one_mixed_instance_does_both_where_there_is_no_prefill_pool():
     """Its own cache counts like any other."""
     made = known("m0", "m1")

@@ -19,10 +19,9 @@ class OverloadAdmission(Admission):
         self._cluster, self._control = cluster, control
 
     def judge(self, ticket: Ticket, now: float) -> Refusal | None:
-        placement = self._cluster.arrive(ticket.request, now)
-        if placement is None:
+        route = self._cluster.would_place(ticket.request, now)
+        if route is None:
             return None
-        self._cluster.ended(ticket.id)
-        newcomer = Newcomer.of(ticket.request, placement.route)
+        newcomer = Newcomer.of(ticket.request, route)
         reason = self._control.arrival(newcomer, now, ticket.priority)
         return None if reason is None else self._control.refusal(newcomer, reason, now, ticket.priority)

@@ -31,10 +31,5 @@ FIXED_ROLE_ROUTERS = tuple(name for name, router in ROUTERS.items() if isinstanc
 # Those that go by predictions, which somebody has to give them (`Pools.forecast`).
 FORECASTING_ROUTERS = tuple(name for name, router in ROUTERS.items() if isinstance(router(), Forecasting))
 
-# Those that a live service can run: it does not say when an instance is idle, which `splitwise-sim` waits for, and
-# predicts nothing.
-LIVE_ROUTERS = (
-    *(name for name in FIXED_ROLE_ROUTERS if name not in FORECASTING_ROUTERS),
-    "jsq-planned",
-    "splitwise",
-)
+# Those that a live service can run: it does not say when an instance is idle, which `splitwise-sim` waits for.
+LIVE_ROUTERS = (*FIXED_ROLE_ROUTERS, "jsq-planned", "splitwise")

@@ -30,12 +30,12 @@ class Conductor(Forecasting):
 
     def choose(self, request: Request, pool: Pool, forecast: Forecast, now: float) -> Prefill | None:
         prompt = request.prompt_tokens
-        prefixes = forecast.prefixes.prefixes(request.prefix_blocks)
-        best, source = _longest(prefixes)
+        found = forecast.where(request.prefix_blocks)
+        best = found.longest
         chosen: InstanceLoad | None = None
         chosen_blocks, ttft_s, given_s = 0, 0.0, 0.0
         for load in pool:
-            blocks, prediction = prefixes.get(load.cache, 0), forecast.of(load.id)
+            blocks, prediction = found.found_by(load), forecast.of(load.id)
             queue_s = forecast.queue_s(load.id, now)
             this_s = queue_s + prediction.prefill_s(prompt, forecast.reused_tokens(blocks, prompt))
             if self._may_fetch(blocks, best):
@@ -49,17 +49,8 @@ class Conductor(Forecasting):
                 chosen, chosen_blocks, ttft_s, given_s = load, blocks, this_s, so_far_s
         if chosen is None:
             return None
-        fetch = Fetch(source, best) if chosen_blocks > prefixes.get(chosen.cache, 0) else None
+        fetch = Fetch(found.source, best) if chosen_blocks > found.found_by(chosen) else None
         return Prefill(chosen.id, forecast.reused_tokens(chosen_blocks, prompt), fetch, ttft_s)
 
     def _may_fetch(self, blocks: int, best: int) -> bool:
         return self._threshold is not None and best > blocks and best > self._threshold * blocks
-
-
-def _longest(prefixes: dict[str, int]) -> tuple[int, str]:
-    """How many leading blocks some cache has at most, and the first that has so many."""
-    best, source = 0, ""
-    for cache, blocks in prefixes.items():
-        if blocks > best:
-            best, source = blocks, cache
-    return best, source

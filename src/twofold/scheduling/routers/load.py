@@ -22,7 +22,7 @@ class LeastQueue(Forecasting):
                 chosen, least_s, given_s = load, queue_s, so_far_s
         if chosen is None:
             return None
-        blocks = forecast.prefixes.prefix(chosen.cache, request.prefix_blocks)
+        blocks = forecast.found_by(chosen, request.prefix_blocks)
         reused = forecast.reused_tokens(blocks, request.prompt_tokens)
         prefill_s = forecast.of(chosen.id).prefill_s(request.prompt_tokens, reused)
         return Prefill(chosen.id, reused, None, least_s + prefill_s)

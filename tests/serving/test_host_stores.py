@@ -18,9 +18,9 @@ def test_leading_blocks_by_host():
     stores = HostStores()
     changed(stores, "", 1, KEYS)
     changed(stores, "far", 2, KEYS[:2])
-    assert stores.prefixes(KEYS) == {"": 3, "far": 2}
+    assert stores.index.prefixes(KEYS) == {"": 3, "far": 2}
     changed(stores, "", 1, removed=KEYS[1:2])
-    assert stores.prefixes(KEYS) == {"": 1, "far": 2}
+    assert stores.index.prefixes(KEYS) == {"": 1, "far": 2}
 
 
 def test_another_life_has_what_it_says():
@@ -28,7 +28,7 @@ def test_another_life_has_what_it_says():
     stores = HostStores()
     changed(stores, "", 1, KEYS)
     changed(stores, "", 2, KEYS[:1])
-    assert stores.prefixes(KEYS) == {"": 1}
+    assert stores.index.prefixes(KEYS) == {"": 1}
 
 
 def test_where_a_store_gives_blocks_to_others():
@@ -40,3 +40,15 @@ def test_where_a_store_gives_blocks_to_others():
     changed(stores, "", 1, KEYS)
     assert stores.address("far") == "tcp://far:2"
     assert stores.address("") is None
+
+
+def test_a_host_that_is_lost_has_nothing():
+    """Until it says something again, in the same life or another."""
+    stores = HostStores()
+    changed(stores, "", 1, KEYS)
+    changed(stores, "far", 2, KEYS)
+    stores.lost("far")
+    stores.lost("nobody")
+    assert stores.index.prefixes(KEYS) == {"": 3}
+    changed(stores, "far", 2, KEYS[:1])
+    assert stores.index.prefixes(KEYS) == {"": 3, "far": 1}

@@ -4,39 +4,13 @@ import asyncio
 
 import msgspec
 
+from support.measured import link, registered
 from twofold.engine.base import KvLayout, LayerShape
-from twofold.instance import Role
 from twofold.kvcache.split import Split
-from twofold.performance.measured import LinkSpeed, PrefillSpeed
-from twofold.scheduling.outcome import InstanceStatus
+from twofold.performance.measured import PrefillSpeed
 from twofold.serving.link_metrics import LinkMetrics
-from twofold.serving.measured_paths import NEVER, UNKNOWN_TOKENS, MeasuredPaths
-from twofold.serving.messages import LinkMeasured, Peer, Registered
+from twofold.serving.measured_paths import NEVER, UNKNOWN_BYTES_PER_S, UNKNOWN_TOKENS, MeasuredPaths
 from twofold.serving.registry import Registry
-from twofold.transport.base import MemoryDescriptor
-
-LAYOUT = KvLayout(layers=(LayerShape(1, 100, 100),) * 5, block_size=16, dtype="float32", itemsize=4)
-STATUS = InstanceStatus(
-    waiting=0,
-    running=0,
-    arriving=0,
-    handing_off=0,
-    lease_queue=0,
-    blocks_total=1,
-    blocks_free=1,
-    blocks_in_flight=0,
-)
-
-
-def registered(instance, prefill=None):
-    memory = MemoryDescriptor(instance=instance, epoch=1, address="", num_blocks=1, layout=LAYOUT)
-    peer = Peer(inbox="", memory=memory)
-    return Registered(peer=peer, role=Role.PREFILL, model="m", status=STATUS, prefill=prefill)
-
-
-def link(source, target, overhead_s=0.001, bytes_per_s=1e9):
-    speed = LinkSpeed(overhead_s=overhead_s, bytes_per_s=bytes_per_s)
-    return LinkMeasured(source=source, target=target, speed=speed)
 
 
 def measured(*links):
@@ -95,6 +69,21 @@ def test_readiness_waits_for_the_links_that_are_used():
         await asyncio.wait_for(waiting, 60)
 
     asyncio.run(run())
+
+
+def test_the_way_into_a_host_is_the_slowest_that_crosses_its_border():
+    """In whichever direction it was measured; one that nobody measured is taken for an ordinary network."""
+    paths = MeasuredPaths()
+    assert paths.into("far") is None
+    paths.registered(registered("p0", PrefillSpeed(fixed_s=0.0, s_per_token=1e-4)))
+    assert paths.into("far").serialized_s(1000) == 4000 * 1000 / UNKNOWN_BYTES_PER_S
+    for name in ("p1", "d1"):
+        paths.registered(registered(name, host="far"))
+    paths.registered(registered("d2", host="third"))
+    paths.measured(link("p0", "d1", bytes_per_s=1e8))
+    paths.measured(link("p1", "d2", bytes_per_s=1e7))
+    paths.measured(link("p1", "d1", bytes_per_s=1e6))
+    assert [paths.into(host).bytes_per_s for host in ("", "far", "third")] == [1e8, 1e7, 1e7]
 
 
 def test_what_was_measured_is_exposed():

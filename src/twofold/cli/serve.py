@@ -19,8 +19,8 @@ _MODEL = "Model directory, or hub id; none with --engine emulated, whose --clust
 _CLUSTER = "Take pools and policies from this file, as `twofold plan --output` writes it."
 _CATALOG = "A file with more machines or models for --cluster (TOML)."
 _ROUTER = (
-    "Placement: jsq, jsq-pending, jsq-requests, round-robin, random (jsq); with jsq-planned roles may be changed,"
-    " splitwise also does so by itself."
+    "Placement: jsq, jsq-pending, jsq-requests, round-robin, random (jsq); by predicted times: load, local-prefix,"
+    " conductor; with jsq-planned roles may be changed, splitwise also does so by itself."
 )
 _HANDOFF = "How KV travels: layer-wise, serialized, pull, by-size, chosen (layer-wise)."
 _TRANSPORT = (
@@ -234,10 +234,6 @@ def serve(
     """
     from twofold.cli import serve_run  # noqa: PLC0415 (what it needs is too heavy for the start of every command)
 
-    if profile is not None and not replan and overload is None and inline_tbt is None:
-        raise ConfigurationError(
-            "--profile is for --replan, --overload and --inline-tbt: give one of them too"
-        )
     for flag, value in (
         ("--attainment", attainment),
         ("--retire", retire or None),
@@ -287,6 +283,7 @@ def serve(
         tokenizer=tokenizer,
         vocab_size=vocab_size,
         log_format=log_format,
+        profile=profile,
         replan=serve_run.ReplanFlags(
             profile=profile, slo=slo, attainment=attainment, retire=retire, min_between_s=min_between
         )

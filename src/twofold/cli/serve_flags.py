@@ -5,6 +5,7 @@ from pathlib import Path
 
 import msgspec
 
+from twofold.cli.serve_forecast import forecast_config
 from twofold.cli.serve_inline import InlineFlags, inline_config
 from twofold.cli.serve_overload import OverloadFlags, overload_config
 from twofold.cli.serve_replan import DEFAULT_ROUTER, ReplanFlags, replan_config
@@ -17,7 +18,7 @@ from twofold.kvcache.split import UNSPLIT, Split
 from twofold.scheduling.batchers import NEVER_REUSING
 from twofold.scheduling.breaker import LONGEST_S
 from twofold.scheduling.handoffs import HANDOFF_POLICIES
-from twofold.scheduling.routers import FIXED_ROLE_ROUTERS, LIVE_ROUTERS
+from twofold.scheduling.routers import FIXED_ROLE_ROUTERS, FORECASTING_ROUTERS, LIVE_ROUTERS
 from twofold.serving.cluster_plan import plan_cluster
 from twofold.serving.config import EngineConfig, ServiceConfig, StoreConfig, TokenBudget, WorkerConfig
 from twofold.serving.gateway.tokenizer import load_tokenizer
@@ -73,6 +74,7 @@ class Flags:
     tokenizer: Path | None = None
     vocab_size: int | None = None
     log_format: str = "text"
+    profile: Path | None = None
     replan: ReplanFlags | None = None
     overload: OverloadFlags | None = None
     inline: InlineFlags | None = None
@@ -99,6 +101,7 @@ def service_of(flags: Flags) -> ServiceConfig:
     config = msgspec.structs.replace(config, store=flags.store)
     if flags.inline is not None:
         config = msgspec.structs.replace(config, inline=inline_config(config, flags.inline))
+    config = msgspec.structs.replace(config, forecast=forecast_config(config, flags.profile))
     if flags.replan is not None:
         config = msgspec.structs.replace(config, replan=replan_config(config, flags.replan))
     if flags.overload is not None:
@@ -308,6 +311,10 @@ def _tokenizer(directory: Path | None) -> tuple[str | None, int | None]:
 
 def _refuse_idle_flags(flags: Flags) -> None:
     """Flags that would change nothing are mistakes."""
+    others = (flags.replan, flags.overload, flags.inline)
+    if all(each is None for each in others) and flags.router not in FORECASTING_ROUTERS:
+        why = "is for --replan, --overload, --inline-tbt and the routers " + ", ".join(FORECASTING_ROUTERS)
+        _refuse("--profile", flags.profile, f"{why}: give one of them too")
     if flags.pipeline_chunk is not None:
         why = "is for iterations of whole prompts: with --pipeline-chunk those have as many tokens as a chunk"
         _refuse("--max-num-batched-tokens", flags.max_num_batched_tokens, why)

@@ -31,6 +31,7 @@ def simulated_workers(config: ServiceConfig, profile: Path | None, flag: str) ->
         router=config.router,
         handoff=config.handoff,
         token_budget=config.workers[0].token_budget,
+        inline_tbt_s=None if config.inline is None else config.inline.tbt_s,
         max_seqs=config.engine.max_num_seqs,
         block_size=config.engine.block_size,
         kv_capacity_tokens=host.kv_capacity_tokens if size is None else size // host.model.kv_bytes_per_token,

@@ -48,8 +48,8 @@ class Forecast:
     """Predictions of every instance, the queues that follow from what was placed on them, and the caches' blocks.
 
     `prefixes` has the blocks of each cache (`InstanceLoad.cache`), which others may fetch from, and `memories`
-    those that an instance, by its id, keeps for itself besides. Both are kept up to date by whoever hears of blocks that
-    are stored and removed; a block is `block_tokens` tokens. Times are seconds on the clock of whoever says them.
+    those that an instance, by its id, keeps for itself besides. Both are kept up to date by whoever hears of blocks
+    that are stored and removed; a block is `block_tokens` tokens. Times are seconds on the clock of whoever says them.
     """
 
     def __init__(self, prefixes: PrefixIndex, block_tokens: int) -> None:

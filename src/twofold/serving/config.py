@@ -130,6 +130,14 @@ class InlineConfig(msgspec.Struct, frozen=True, kw_only=True):
     tbt_s: float
 
 
+class ForecastConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Routers that predict: by `cluster`, which is the workers as they are simulated, and `catalog`, the files that
+    extend the catalog for it; without, by what workers measure when they start."""
+
+    cluster: ClusterSpec | None = None
+    catalog: tuple[str, ...] = ()
+
+
 class StoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The store of each host: bytes of KV in its memory, and on its disk, if it has a directory there of its own.
 
@@ -149,8 +157,8 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
     `cluster` is what an emulated service emulates, and `catalog` the files that extend the catalog for it.
     `network` is set where workers may be on several hosts, and says which of them this is; `terms` are what
     others join on. `replan` is set where workers change their roles when the traffic shifts, `overload` where
-    requests are refused that would be answered too late, `inline` where prompts join decodes only in time, and `store`
-    where this host keeps KV of prompts for its workers.
+    requests are refused that would be answered too late, `inline` where prompts join decodes only in time,
+    `forecast` where the router goes by predictions, and `store` where this host keeps KV of prompts for its workers.
     """
 
     engine: EngineConfig
@@ -171,6 +179,7 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
     replan: ReplanConfig | None = None
     overload: OverloadConfig | None = None
     inline: InlineConfig | None = None
+    forecast: ForecastConfig | None = None
     store: StoreConfig | None = None
 
     @property

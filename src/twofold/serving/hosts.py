@@ -78,7 +78,7 @@ class Hosts(Orders):
 
     def start_worker(self, instance: str) -> None:
         """At once, or when its host is back."""
-        host = self._host_of(instance)
+        host = self.host_of(instance)
         if host is None:
             self._local.start_worker(instance)
             return
@@ -87,7 +87,7 @@ class Hosts(Orders):
         self._order(host, instance)
 
     def kill_worker(self, instance: str) -> None:
-        host = self._host_of(instance)
+        host = self.host_of(instance)
         if host is None:
             self._local.kill_worker(instance)
             return
@@ -96,7 +96,7 @@ class Hosts(Orders):
 
     def refuse_worker(self, instance: str, reason: str) -> None:
         """A worker cannot be part of the service, and the next life of it could not either: its host is told."""
-        host = self._host_of(instance)
+        host = self.host_of(instance)
         if host is not None:
             self._outbox.send(host.inbox, HostRefused(life=host.life, reason=reason))
 
@@ -229,7 +229,8 @@ class Hosts(Orders):
         )
         self._outbox.send(host.inbox, HostWelcome(life=host.life, config=config))
 
-    def _host_of(self, instance: str) -> RemoteHost | None:
+    def host_of(self, instance: str) -> RemoteHost | None:
+        """The host that a worker is on; None where that is the service's own."""
         return next((host for host in self._hosts.values() if instance in host.seats), None)
 
     def _order(self, host: RemoteHost, instance: str, found: Seat | None = None) -> None:

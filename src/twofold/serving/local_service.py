@@ -35,6 +35,7 @@ from twofold.serving.gateway.tokenizer import TextTokenizer, load_tokenizer
 from twofold.serving.hosts import Hosts
 from twofold.serving.journal import Journal, JournaledCluster
 from twofold.serving.launcher import LocalLauncher
+from twofold.serving.live_forecast import LiveForecast
 from twofold.serving.mailbox import Inbox, Outbox
 from twofold.serving.measured_paths import MeasuredPaths
 from twofold.serving.messages import ToController
@@ -201,6 +202,7 @@ class LocalService:
             roles_move=self._config.router not in FIXED_ROLE_ROUTERS,
             replan=self._config.replan,
             prompt_keys=self._prompt_keys(),
+            forecast=self._make_forecast(),
         )
 
     def _prompt_keys(self) -> PromptKeys | None:
@@ -238,6 +240,10 @@ class LocalService:
             return None
         kinds = kinds_of(config.cluster, load_catalog([Path(file) for file in config.catalog]))
         return overload_control(config.rule, config.cluster, kinds, config.slo, cluster.pools)
+
+    def _make_forecast(self) -> LiveForecast | None:
+        config = self._config.forecast
+        return None if config is None else LiveForecast(config, self._config.engine.block_size, self._paths)
 
     def _policy_paths(self) -> Paths:
         """What was measured, or what the machines have that are emulated."""

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Collection
+from operator import attrgetter
 
 from twofold.engine.base import KvLayout
 from twofold.kvcache.reshard import plan_reshard, traffic
@@ -14,6 +15,7 @@ from twofold.serving.messages import LinkMeasured, Registered
 
 UNKNOWN_TOKENS = 512  # where nothing is measured yet: the crossover of Splitwise (section 6.2) on its H100s
 NEVER = 1 << 62
+UNKNOWN_BYTES_PER_S = 125e6  # a link between hosts that nobody measured: an ordinary one of 1 Gbit/s
 
 
 class MeasuredPaths(Paths):
@@ -26,6 +28,8 @@ class MeasuredPaths(Paths):
         self._splits: dict[str, Split] = {}
         self._crossovers: dict[str, int] = {}
         self._transfers: dict[tuple[str, str], TransferModel] = {}
+        self._hosts: dict[str, str] = {}
+        self._into: dict[str, TransferModel] = {}
         self._news = asyncio.Event()
 
     def registered(self, message: Registered) -> None:
@@ -33,7 +37,9 @@ class MeasuredPaths(Paths):
         memory = message.peer.memory
         self._layout = memory.layout
         self._splits[memory.instance] = memory.split
+        self._hosts[memory.instance] = message.peer.host
         self._transfers.clear()
+        self._into.clear()
         if message.prefill is not None:
             self.prefills[memory.instance] = message.prefill
             self._crossovers.clear()
@@ -44,6 +50,7 @@ class MeasuredPaths(Paths):
         self._news.set()
         self._crossovers.clear()
         self._transfers.clear()
+        self._into.clear()
 
     async def known(self, pairs: Collection[tuple[str, str]]) -> None:
         """Wait until all these links are measured."""
@@ -69,6 +76,13 @@ class MeasuredPaths(Paths):
             known = self._transfers[pair] = _path(link, self._layout, source, target)
         return known
 
+    def into(self, host: str) -> TransferModel | None:
+        """The slowest way that was measured between a host and others; None before any worker was there."""
+        known = self._into.get(host)
+        if known is None and self._layout is not None:
+            known = self._into[host] = self._way_into(host, self._layout)
+        return known
+
     def prefill_s(self, prefill: str, tokens: int) -> float:
         """What another measured does for one that was not: all run the same model."""
         own = self.prefills.get(prefill)
@@ -88,6 +102,18 @@ class MeasuredPaths(Paths):
             f"links carry {slowest.bytes_per_s / 1e9:.2g} GB/s at {slowest.overhead_s * 1e3:.2g} ms a transfer, "
             f"a prefill takes {prefill.s_per_token * 1e3:.2g} ms a token: KV pays {by_layer}"
         )
+
+    def _way_into(self, host: str, layout: KvLayout) -> TransferModel:
+        crossing = [
+            self.transfer(source, target)
+            for source, target in self.links
+            if (self._hosts.get(source) == host) != (self._hosts.get(target) == host)
+        ]
+        measured = [way for way in crossing if way is not None]
+        if measured:
+            return min(measured, key=attrgetter("bytes_per_s"))
+        unknown = LinkSpeed(overhead_s=0.0, bytes_per_s=UNKNOWN_BYTES_PER_S)
+        return unknown.transfer(layout.bytes_per_token, len(layout.layers))
 
     def _crossover(self, prefill: str) -> int:
         transfers = [self.transfer(source, target) for source, target in self.links if source == prefill]

@@ -10,8 +10,11 @@ num_requests_running, num_requests_waiting, kv_cache_usage_perc.
 from prometheus_client import generate_latest
 
 from twofold.scheduling.admission import Admission
+from twofold.scheduling.forecast import Forecast
 from twofold.scheduling.overload.ledger import Ledger
+from twofold.scheduling.pools import Pools
 from twofold.scheduling.replan_log import Outcome
+from twofold.scheduling.route import Route
 from twofold.serving.admission_metrics import AdmissionMetrics
 from twofold.serving.instance_metrics import InstanceMetrics
 from twofold.serving.link_metrics import LinkMetrics
@@ -20,6 +23,7 @@ from twofold.serving.messages import HandoffReport
 from twofold.serving.overload_metrics import OverloadMetrics
 from twofold.serving.registry import Registry
 from twofold.serving.request_metrics import RequestMetrics
+from twofold.serving.route_metrics import RouteMetrics
 from twofold.serving.store_metrics import StoreMetrics
 from twofold.slo import Slo
 
@@ -53,6 +57,7 @@ class ServiceMetrics:
         for outcome in Outcome:
             self._replans.labels(outcome.value)
         self._overload: OverloadMetrics | None = None
+        self._routes: RouteMetrics | None = None
         self._held = registry.gauge("num_requests_held", "Requests that no instance can take now.")
 
     def admission(self, admission: Admission) -> None:
@@ -67,6 +72,15 @@ class ServiceMetrics:
         """Overload control predicted the TTFT of a request, which is known now."""
         if self._overload is not None:
             self._overload.predicted(predicted_s, real_s)
+
+    def forecast(self, pools: Pools, forecast: Forecast) -> None:
+        """Show what routers go by that predict."""
+        self._routes = RouteMetrics(self._registry, pools, forecast)
+
+    def routed(self, route: Route) -> None:
+        """A request was placed."""
+        if self._routes is not None:
+            self._routes.routed(route)
 
     def exposition(self) -> bytes:
         self.instances.refresh()

@@ -10,9 +10,12 @@ from twofold.errors import ConfigurationError
 from twofold.instance import Role
 from twofold.request import Request
 from twofold.scheduling.admission import Admission
+from twofold.scheduling.forecast import Forecast
 from twofold.scheduling.instance import InstanceStatus
 from twofold.scheduling.overload.ledger import Ledger
+from twofold.scheduling.pools import Pools
 from twofold.scheduling.replan_log import Decision
+from twofold.scheduling.route import Route
 from twofold.serving.context import CURRENT, RequestContext, TraceParent
 from twofold.serving.history import History
 from twofold.serving.live_request import AttemptStage
@@ -66,6 +69,10 @@ class Telemetry:
         """What overload control goes by is shown among the metrics."""
         self._metrics.overload(ledger)
 
+    def forecast(self, pools: Pools, forecast: Forecast) -> None:
+        """What routers go by that predict is shown among the metrics."""
+        self._metrics.forecast(pools, forecast)
+
     # -- requests -------------------------------------------------------------------------------------------------
 
     def arrived(self, request: Request) -> None:
@@ -92,6 +99,10 @@ class Telemetry:
         self._metrics.rejected(reason)
         self._history.totals[f"rejected_{reason}"] += 1
         log_rejected(request.id, request.prompt_tokens, reason, CURRENT.get())
+
+    def routed(self, route: Route) -> None:
+        """A request was placed, perhaps not for the first time."""
+        self._metrics.routed(route)
 
     def predicted(self, predicted_s: float, real_s: float) -> None:
         """The TTFT of a request was predicted when it came, and is known now."""

@@ -21,6 +21,7 @@ from twofold.serving.controller.trust import Trust
 from twofold.serving.controller.watch import Watch
 from twofold.serving.fleet import Fleet
 from twofold.serving.hosts import Hosts
+from twofold.serving.live_forecast import LiveForecast
 from twofold.serving.mailbox import Inbox
 from twofold.serving.measured_paths import MeasuredPaths
 from twofold.serving.messages import Shutdown, ToController
@@ -38,7 +39,8 @@ class Controller:
 
     With `roles_move`, or a pulled hand-off, room on the decode instance is asked for when a prefill starts
     (docs/decisions/0007).
-    With `prompt_keys` workers keep what they have computed of prompts, and say what they have.
+    With `prompt_keys` workers keep what they have computed of prompts, and say what they have; with a `forecast` the
+    cluster's router goes by that.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class Controller:
         roles_move: bool = False,
         replan: ReplanConfig | None = None,
         prompt_keys: PromptKeys | None = None,
+        forecast: LiveForecast | None = None,
     ) -> None:
         self.model = model
         self._fleet, self._hosts, self._telemetry = fleet, hosts, telemetry
@@ -75,6 +78,7 @@ class Controller:
             overload=overload,
             replanning=self._replanning,
             prompt_keys=prompt_keys,
+            forecast=forecast,
         )
         progress = Progress(
             self._requests,
@@ -87,17 +91,20 @@ class Controller:
             reuses=prompt_keys is not None,
         )
         self._members = Members(
-            self._requests, cluster, fleet, self._roles, trust, telemetry, paths, hosts, self._met
+            self._requests, cluster, fleet, self._roles, trust, telemetry, paths, hosts, forecast, self._met
         )
-        elsewhere = None if hosts is None else Elsewhere(hosts, fleet, self._members)
+        elsewhere = None if hosts is None else Elsewhere(hosts, fleet, self._members, forecast)
         self._incoming = Incoming(
-            inbox, self._requests, progress, self._members, elsewhere, fleet, telemetry, paths
+            inbox, self._requests, progress, self._members, elsewhere, fleet, telemetry, paths, forecast
         )
         self._watch = Watch(self._incoming, self._requests, self._members, elsewhere, admission, telemetry)
         self._ready = asyncio.Event()
         self._draining = False
         cluster.on_move = telemetry.role
         telemetry.admission(admission)
+        if forecast is not None:
+            cluster.pools.forecast = forecast.forecast
+            telemetry.forecast(cluster.pools, forecast.forecast)
         if overload is not None:
             telemetry.overload(overload.ledger)
 

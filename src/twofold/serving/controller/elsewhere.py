@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from twofold.serving.controller.members import Members
 from twofold.serving.fleet import Fleet
 from twofold.serving.hosts import Hosts
+from twofold.serving.live_forecast import LiveForecast
 from twofold.serving.messages import HostAlive, HostFailed, HostJoins
 
 log = logging.getLogger(__name__)
@@ -14,8 +15,8 @@ log = logging.getLogger(__name__)
 class Elsewhere:
     """What hosts say of themselves, as far as it is about their workers."""
 
-    def __init__(self, hosts: Hosts, fleet: Fleet, members: Members) -> None:
-        self._hosts, self._fleet, self._members = hosts, fleet, members
+    def __init__(self, hosts: Hosts, fleet: Fleet, members: Members, forecast: LiveForecast | None) -> None:
+        self._hosts, self._fleet, self._members, self._forecast = hosts, fleet, members, forecast
 
     def said(self, message: HostJoins | HostAlive | HostFailed, now: float) -> None:
         """A host joins, lives or leaves."""
@@ -28,7 +29,10 @@ class Elsewhere:
         elif isinstance(message, HostFailed) or message.leaves:
             if isinstance(message, HostFailed):
                 log.error("host %s: %s", message.host, message.reason)
-            self._dismiss(hosts.leaves(message.host, message.life))
+            gone = hosts.leaves(message.host, message.life)
+            if gone:
+                self._out_of_reach(message.host)
+            self._dismiss(gone)
         else:
             for instance in hosts.alive(message, now):
                 self._members.exited(instance)
@@ -36,7 +40,15 @@ class Elsewhere:
     def look(self, now: float) -> None:
         """To be called every `ALIVE_S`: workers of a host that is silent must have ended at some time."""
         for instance in self._hosts.look(now, self._fleet.heard_s):
+            host = self._hosts.host_of(instance)
+            if host is not None:
+                self._out_of_reach(host.name)
             self._members.exited(instance)
+
+    def _out_of_reach(self, host: str) -> None:
+        """What the store of a host has is of no use to others."""
+        if self._forecast is not None:
+            self._forecast.host_lost(host)
 
     def _dismiss(self, instances: Iterable[str]) -> None:
         """Workers that have ended, and will not be started again."""

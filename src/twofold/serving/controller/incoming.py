@@ -3,13 +3,12 @@
 import asyncio
 import time
 
-from twofold.kvcache.index import PrefixIndex
 from twofold.serving.controller.elsewhere import Elsewhere
 from twofold.serving.controller.members import Members
 from twofold.serving.controller.progress import Progress
 from twofold.serving.controller.requests import Requests
 from twofold.serving.fleet import Fleet
-from twofold.serving.host_stores import HostStores
+from twofold.serving.live_forecast import LiveForecast
 from twofold.serving.mailbox import Inbox
 from twofold.serving.measured_paths import MeasuredPaths
 from twofold.serving.messages import (
@@ -46,11 +45,17 @@ class Incoming:
         fleet: Fleet,
         telemetry: Telemetry,
         paths: MeasuredPaths,
+        forecast: LiveForecast | None,
     ) -> None:
         self._inbox = inbox
-        self._requests, self._progress, self._members, self._elsewhere = requests, progress, members, elsewhere
+        self._requests, self._progress, self._members, self._elsewhere = (
+            requests,
+            progress,
+            members,
+            elsewhere,
+        )
         self._fleet, self._telemetry, self._paths = fleet, telemetry, paths
-        self._prefixes, self._stores = PrefixIndex(), HostStores()
+        self._forecast = forecast
 
     def start(self) -> None:
         """Begin to receive; to be called inside the running event loop."""
@@ -81,11 +86,11 @@ class Incoming:
             case Status():
                 self._members.status(message)
             case BlocksChanged():
-                if self._fleet.is_current(message.instance, message.epoch):
-                    self._prefixes.removed(message.instance, message.removed)
-                    self._prefixes.stored(message.instance, message.stored)
+                if self._forecast is not None and self._fleet.is_current(message.instance, message.epoch):
+                    self._forecast.blocks_changed(message)
             case StoreChanged():
-                self._stores.changed(message)
+                if self._forecast is not None:
+                    self._forecast.store_changed(message)
             case StoreStatus():
                 self._telemetry.store(message)
             case HandoffReport():

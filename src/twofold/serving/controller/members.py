@@ -12,6 +12,7 @@ from twofold.serving.controller.requests import Requests
 from twofold.serving.controller.trust import Trust
 from twofold.serving.fleet import Fleet
 from twofold.serving.hosts import Hosts
+from twofold.serving.live_forecast import LiveForecast
 from twofold.serving.measured_paths import MeasuredPaths
 from twofold.serving.messages import (
     InstanceFenced,
@@ -42,11 +43,12 @@ class Members:
         telemetry: Telemetry,
         paths: MeasuredPaths,
         hosts: Hosts | None,
+        forecast: LiveForecast | None,
         on_registered: Callable[[], None],
     ) -> None:
         self._requests, self._cluster, self._fleet = requests, cluster, fleet
         self._roles, self._trust, self._telemetry = roles, trust, telemetry
-        self._paths, self._hosts = paths, hosts
+        self._paths, self._hosts, self._forecast = paths, hosts, forecast
         self._on_registered = on_registered
         self._reports: dict[str, int] = {}
         self._newcomers: dict[str, Registered] = {}  # not in the cluster yet
@@ -83,6 +85,9 @@ class Members:
                 self._cluster.add_instance(
                     instance, member.role, memory.num_blocks * memory.layout.block_size
                 )
+                load = self._cluster.pools.get(instance)
+                if self._forecast is not None and load is not None:
+                    self._forecast.joined(load, message.peer.host)
                 self._telemetry.role(instance, member.role)
                 self._trust.tell(instance)
                 self._took_note(instance, message.status)
@@ -157,5 +162,7 @@ class Members:
         self._telemetry.remove(instance)
         self._statuses.pop(instance, None)
         self._newcomers.pop(instance, None)
+        if self._forecast is not None:
+            self._forecast.lost(instance)
         for attempt_id in self._cluster.remove_instance(instance):
             self._requests.replay(attempt_id, instance, f"{instance} was lost")

@@ -14,6 +14,7 @@ from twofold.scheduling.overload.ledger import Newcomer
 from twofold.serving.admitting import deadline_passed, refused
 from twofold.serving.controller.trust import Trust
 from twofold.serving.fleet import Fleet
+from twofold.serving.live_forecast import LiveForecast
 from twofold.serving.live_request import Attempt, LiveRequest
 from twofold.serving.messages import Abort, Prefill, Reserve
 from twofold.serving.prompt_keys import PromptKeys
@@ -46,11 +47,13 @@ class Requests:
         overload: OverloadControl | None,
         replanning: LiveReplanning | None,
         prompt_keys: PromptKeys | None,
+        forecast: LiveForecast | None,
     ) -> None:
         self._cluster, self._admission, self._fleet, self._trust = cluster, admission, fleet, trust
         self._telemetry, self._recorder = telemetry, recorder
         self._announces = announces
         self._overload, self._replanning, self._prompt_keys = overload, replanning, prompt_keys
+        self._forecast = forecast
         self._live: dict[str, LiveRequest] = {}
         self._attempts: dict[str, LiveRequest] = {}  # by the attempt that runs now
         self._idle = asyncio.Event()
@@ -69,8 +72,9 @@ class Requests:
 
     def take(self, generation: Generation) -> LiveRequest:
         """A request begins, or waits for that; raises RequestError where it is refused."""
-        request = generation.request
-        live = LiveRequest(generation)
+        if self._prompt_keys is not None:
+            generation = self._prompt_keys.name(generation)
+        request, live = generation.request, LiveRequest(generation)
         if self._replanning is not None:
             self._replanning.arrived(request)
         refusal = self._admission.offer(live.ticket, time.monotonic())
@@ -79,8 +83,6 @@ class Requests:
                 self._replanning.refused(request.id)
             self._telemetry.rejected(request, refusal.reason.replace("-", "_"))
             raise refused(refusal)
-        if self._prompt_keys is not None:
-            live.generation = self._prompt_keys.name(generation)
         self._live[request.id] = live
         self._telemetry.arrived(request)
         live.timeline = self._recorder.arrive(request, request.arrival_s)
@@ -107,6 +109,7 @@ class Requests:
         self._attempts[attempt.id] = live
         self._expect(live, attempt, now)
         self._recorder.mark(live.id, Moment.ROUTED, now)
+        self._telemetry.routed(route)
         live.timeline.prefill_instance, live.timeline.decode_instance = route.prefill, route.decode
         for instance in {route.prefill, route.decode}:
             self._trust.try_out(instance, attempt.id)
@@ -123,12 +126,15 @@ class Requests:
     def _send(self, attempt: Attempt) -> None:
         """An attempt goes to the worker that prefills it, and to the one that decodes it."""
         generation, route, mode = attempt.generation, attempt.placement.route, attempt.placement.mode
+        fetch = None if self._forecast is None else self._forecast.fetch_of(route)
         if not route.splits:
-            self._fleet.send(route.prefill, Prefill(generation=generation))
+            self._fleet.send(route.prefill, Prefill(generation=generation, fetch=fetch))
             return
         # Room is asked for when the prompt starts: then, and not sooner, its KV is on its way.
         announce = self._announces or mode is HandoffMode.PULL
-        prefill = Prefill(generation=generation, target=route.decode, mode=mode, announce=announce)
+        prefill = Prefill(
+            generation=generation, target=route.decode, mode=mode, announce=announce, fetch=fetch
+        )
         self._fleet.send(route.prefill, prefill)
         if not announce:
             self.reserve(attempt)

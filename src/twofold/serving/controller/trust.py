@@ -1,4 +1,4 @@
-"""Which workers are given requests: all that are up, but for those that are retired or have yet to show that they work."""
+"""Which workers are given requests: all that are up, but for those that retire or have yet to show that they work."""
 
 from twofold.scheduling.breaker import BreakerState
 from twofold.scheduling.cluster import ClusterScheduler

@@ -1,0 +1,33 @@
+"""Metrics of routers that predict."""
+
+from prometheus_client import generate_latest
+
+from support.predicted import forecast
+from support.routed import load, pools
+from twofold.scheduling.route import Fetch, Route
+from twofold.serving.registry import Registry
+from twofold.serving.route_metrics import RouteMetrics
+
+
+def test_routes_by_reuse_and_queues_by_instance():
+    """Every kind of route from the start on; queues of those that prefill."""
+    registry, known = Registry(), forecast("p0", "p1", "d0")
+    metrics = RouteMetrics(registry, pools(*map(load, ("p0", "p1", "d0"))), known)
+    known.placed("a", "p1", 100_000_000_000, 0, 0.0)
+    for route in (
+        Route("p0", "d0"),
+        Route("p0", "d0", (), 5),
+        Route("p0", "d0", (), 5),
+        Route("p0", "d0", (), 5, Fetch("far", 1)),
+    ):
+        metrics.routed(route)
+    text = generate_latest(registry.collectors).decode()
+    for line in (
+        'twofold:prefill_routes_total{reuse="own"} 2.0',
+        'twofold:prefill_routes_total{reuse="fetched"} 1.0',
+        'twofold:prefill_routes_total{reuse="none"} 1.0',
+        'twofold:prefill_queue_seconds{instance="p0"} 0.0',
+    ):
+        assert line in text.splitlines()
+    assert 'twofold:prefill_queue_seconds{instance="p1"}' in text
+    assert 'instance="d0"' not in text

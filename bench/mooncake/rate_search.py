@@ -1,0 +1,83 @@
+"""The highest rate at which nine in ten requests keep each bound of an SLO, by simulation."""
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from twofold.hardware.catalog import load_catalog
+from twofold.planning.rates import RateGrid
+from twofold.request import Request
+from twofold.simulation.result import SimulationResult
+from twofold.simulation.simulate import simulate
+from twofold.simulation.spec import ClusterSpec
+from twofold.slo import Slo
+
+_HOPELESS = 0.01  # of the rate that a search starts from
+
+
+class Found(msgspec.Struct, frozen=True):
+    """The highest rate within the SLO (None: there is none), and the bound that is missed at the next one."""
+
+    rate: float | None
+    bound: str
+    cpu_s: float
+
+    def __str__(self) -> str:
+        return "none" if self.rate is None else f"{self.rate:.3g} {self.bound}"
+
+
+def search(
+    spec: ClusterSpec, arriving: Callable[[float], Sequence[Request]], slo: Slo, start: float, grid: RateGrid
+) -> Found:
+    """Of a cluster, where `arriving` gives the requests at a rate."""
+    spent = 0.0
+
+    def misses(rate: float) -> str:
+        nonlocal spent
+        result = run(spec, arriving(rate))
+        spent += result.cpu_s
+        return missed(result, slo)
+
+    rate, bound = highest(misses, start, grid)
+    return Found(rate, bound, spent)
+
+
+def run(spec: ClusterSpec, arriving: Sequence[Request], slo: Slo | None = None) -> SimulationResult:
+    return simulate(spec, arriving, catalog=load_catalog(), slo=slo, series=False)
+
+
+def missed(result: SimulationResult, slo: Slo) -> str:
+    """The bound that P90 does not keep, or an empty string. TBT is the time per output token of a request."""
+    for name, histogram, bound_s in (
+        ("TTFT", result.ttft_s, slo.ttft_s),
+        ("TBT", result.tpot_s, slo.tpot_s),
+    ):
+        value = histogram.percentile(90)
+        if value is not None and bound_s is not None and value > bound_s:
+            return name
+    return "" if result.completed == result.arrived else "refused"
+
+
+def highest(misses: Callable[[float], str], start: float, grid: RateGrid) -> tuple[float | None, str]:
+    """The highest rate of the grid at which nothing is missed, and what is at the next: steps grow, then halve."""
+    step, stride = grid.step(start), grid.stride
+    kept: int | None = None
+    lost: tuple[int, str] | None = None
+    while kept is None or lost is None:
+        what = misses(grid.rate(step))
+        if not what:
+            kept = step
+        elif grid.rate(step) < _HOPELESS * start:
+            return None, what
+        else:
+            lost = step, what
+        step += stride if lost is None else -stride
+        stride *= 2
+    while lost[0] - kept > 1:
+        middle = (kept + lost[0]) // 2
+        what = misses(grid.rate(middle))
+        if what:
+            lost = middle, what
+        else:
+            kept = middle
+    return grid.rate(kept), lost[1]

@@ -1,0 +1,112 @@
+"""The generated workloads of Mooncake's section 8.1 (arXiv 2407.00079v3, table 2), and what its figures say of each.
+
+`published` has the highest rate at which P90 of TTFT and of TBT are within the SLO, among the rates that the paper
+tried: read off the curves of figures 11 and 12, which its PDF has as vectors.
+"""
+
+import random
+from itertools import chain
+
+import msgspec
+
+from twofold.request import Request
+from twofold.workload.arrivals import arrival_process
+from twofold.workload.rescale import BLOCK_TOKENS
+
+SPLIT, EVEN, VLLM = "3P+1D", "2P+2D", "vLLM"
+_FAR = 1 << 20  # blocks of a prompt at most: what keeps the names of different ones apart
+# Groups that prompts come of: the first prompt of each is computed, as a rule, before the next one comes.
+_RECENT = 50
+
+
+class Setting(msgspec.Struct, frozen=True, kw_only=True):
+    """Poisson arrivals of equal sizes; rates are requests/s, `lowest` the first of the paper's.
+
+    About `prompts_each` prompts have their first `shared_tokens` in common, a different beginning for each such group.
+    With `individually` the paper's vLLM serves one request after the other; then it keeps what it computed, too.
+    """
+
+    name: str
+    prompt_tokens: int
+    output_tokens: int
+    lowest: float
+    published: dict[str, float]
+    claim: str
+    shared_tokens: int = 0
+    prompts_each: int = 1
+    individually: bool = False
+
+
+def _simulated(thousands: int, claim: str, lowest: float, split: float, even: float, vllm: float) -> Setting:
+    return Setting(
+        name=f"{thousands}k",
+        prompt_tokens=thousands * 1024,
+        output_tokens=512,
+        lowest=lowest,
+        published={SPLIT: split, EVEN: even, VLLM: vllm},
+        claim=claim,
+        shared_tokens=thousands * 512,
+        prompts_each=40,
+        individually=True,
+    )
+
+
+SETTINGS = (
+    Setting(
+        name="arxiv",
+        prompt_tokens=8088,
+        output_tokens=229,
+        lowest=0.5,
+        published={SPLIT: 3.0, EVEN: 1.5, VLLM: 2.5},
+        claim="1.2×",
+    ),
+    # Documents of 37 whole blocks, about each of which eight questions are asked: 87% of all tokens are repeated.
+    Setting(
+        name="l-eval",
+        prompt_tokens=19_019,
+        output_tokens=72,
+        lowest=0.1,
+        published={SPLIT: 0.8, EVEN: 1.0, VLLM: 0.5},
+        claim="1.4×",
+        shared_tokens=37 * BLOCK_TOKENS,
+        prompts_each=8,
+    ),
+    _simulated(16, "6.25×", 0.1, 1.25, 1.0, 0.2),
+    _simulated(32, "≥3×", 0.1, 0.6, 0.6, 0.2),
+    _simulated(64, "1.5×", 0.05, 0.3, 0.3, 0.2),
+    _simulated(128, "≥1.17×", 0.02, 0.14, 0.12, 0.12),
+)
+
+
+def requests(setting: Setting, rate: float, count: int, seed: int = 0) -> list[Request]:
+    """`count` requests at `rate` per second; equal arguments give equal requests."""
+    groups = _groups(setting.prompts_each, count, seed)
+    shared = setting.shared_tokens // BLOCK_TOKENS
+    whole = setting.prompt_tokens // BLOCK_TOKENS if shared else 0
+    times = arrival_process("poisson", rate).times(seed)
+    return [
+        Request(
+            id=str(number),
+            arrival_s=time_s,
+            prompt_tokens=setting.prompt_tokens,
+            output_tokens=setting.output_tokens,
+            prefix_blocks=tuple(chain(_names(group, 0, shared), _names(count + number, shared, whole))),
+        )
+        for number, (group, time_s) in enumerate(zip(groups, times, strict=False))
+    ]
+
+
+def _groups(prompts_each: int, count: int, seed: int) -> list[int]:
+    """Of which group each prompt is: one in so many begins another, the others are of any of the last."""
+    chance, groups, begun = random.Random(seed), [], 0
+    for _ in range(count):
+        if not begun or chance.random() * prompts_each < 1.0:
+            groups.append(begun)
+            begun += 1
+        else:
+            groups.append(chance.randrange(max(0, begun - _RECENT), begun))
+    return groups
+
+
+def _names(prompt: int, start: int, stop: int) -> range:
+    return range(prompt * _FAR + start, prompt * _FAR + stop)

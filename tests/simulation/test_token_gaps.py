@@ -1,0 +1,77 @@
+"""The gaps between the tokens of a request: whose they are, and which of them count."""
+
+import pytest
+
+from support.observed import MS, completed, refused, tell
+from support.toy import CATALOG
+from twofold.instance import Role
+from twofold.performance.registry import performance_model
+from twofold.request import Request
+from twofold.simulation.observer import Run
+from twofold.simulation.simulate import simulate
+from twofold.simulation.spec import ClusterSpec, PoolSpec
+from twofold.simulation.token_gaps import TokenGaps
+
+MODEL = performance_model("roofline", CATALOG.model("llama2-70b"), CATALOG.machine("dgx-a100"), 8)
+COLOCATED = ClusterSpec(
+    pools=(PoolSpec(machines=1, machine="dgx-a100", role=Role.MIXED, batcher="prefill-first"),),
+    model="llama2-70b",
+    performance="roofline",
+    router="jsq",
+)
+SPLIT = ClusterSpec(
+    pools=(
+        PoolSpec(machines=1, machine="dgx-a100", role=Role.PREFILL),
+        PoolSpec(machines=1, machine="dgx-a100", role=Role.DECODE),
+    ),
+    model="llama2-70b",
+    performance="roofline",
+    router="jsq",
+)
+
+
+def decodes(instance, start, end, iterations):
+    return Run(instance, start * MS, end * MS, iterations, 0, 0, 3, 1_000, 100.0)
+
+
+def test_the_longest_tenth_counts():
+    """Of four gaps one, here the first: it begins with the first token, which another instance made."""
+    gaps = TokenGaps()
+    gaps.run(decodes("decode-0", 500, 875, 4))  # before it came
+    gaps.run(decodes("decode-1", 0, 2000, 100))  # of others
+    gaps.run(decodes("decode-0", 875, 1250, 4))
+    gaps.run(Run("decode-0", 1250 * MS, 1260 * MS, 1, 500, 1, 0, 0, 100.0))  # a prompt, and no decodes
+    gaps.ended(completed())
+    gaps.ended(refused())
+    assert gaps.latencies == [(0.5, pytest.approx(0.21875))]
+    assert gaps.share_within(0.5, 0.22) == 1.0
+    assert gaps.share_within(0.5, 0.2) == gaps.share_within(0.4, 0.3) == 0.0
+
+
+def test_nobody_ended():
+    """No share of nothing."""
+    assert TokenGaps().share_within(1.0, 1.0) == 0.0
+
+
+def test_iterations_that_gave_others_a_token_only_are_noticed():
+    """32 iterations for a request of 5 tokens: its gaps cannot be told from that."""
+    with pytest.raises(RuntimeError, match="5 tokens, but there were 32 iterations"):
+        tell(TokenGaps())
+
+
+@pytest.mark.parametrize("spec", [COLOCATED, SPLIT])
+def test_a_prompt_that_holds_up_decodes_is_in_the_gaps_of_who_waits(spec):
+    """Colocated the second prompt makes the longest gap of the first; with phases apart there is none such."""
+    arrivals = [("a", 0.0, 100, 31), ("b", 0.5, 4_000, 1)]
+    requests = [
+        Request(id=name, arrival_s=at, prompt_tokens=prompt, output_tokens=output)
+        for name, at, prompt, output in arrivals
+    ]
+    gaps, single = TokenGaps(), TokenGaps()
+    simulate(spec, requests, catalog=CATALOG, observers=[gaps])
+    simulate(spec, requests, catalog=CATALOG, observers=[single], max_run=1)
+    prefill_s, step_s = MODEL.prefill_s(4_000, 16_000_000), MODEL.uncontended(100, 31)[1]
+    (_, alone), (_, first) = sorted(gaps.latencies, key=lambda each: each[1])
+    held_up = (prefill_s + 3 * step_s) / 3 if spec is COLOCATED else step_s
+    assert (alone, first) == (0.0, pytest.approx(held_up, rel=0.1))
+    assert sum(gaps.latencies, ()) == pytest.approx(sum(single.latencies, ()), rel=1e-3)

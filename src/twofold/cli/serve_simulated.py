@@ -19,8 +19,8 @@ def simulated_workers(config: ServiceConfig, profile: Path | None, flag: str) ->
         if profile is not None:
             raise ConfigurationError("--profile is not for --cluster, whose file may name a profile itself")
         return config.cluster
-    host = measured_host(config, profile, flag)
-    size = config.engine.kv_cache_bytes
+    path = needed_profile(profile, flag)
+    host, size = measured_host(config, path), config.engine.kv_cache_bytes
     kinds = groupby(config.workers, key=lambda worker: (worker.role, worker.batcher))
     return ClusterSpec(
         pools=tuple(
@@ -35,19 +35,21 @@ def simulated_workers(config: ServiceConfig, profile: Path | None, flag: str) ->
         max_seqs=config.engine.max_num_seqs,
         block_size=config.engine.block_size,
         kv_capacity_tokens=host.kv_capacity_tokens if size is None else size // host.model.kv_bytes_per_token,
-        profile=str(Path(profile).absolute()),
+        profile=str(path.absolute()),
     )
 
 
-def measured_host(config: ServiceConfig, profile: Path | None, flag: str) -> HostProfile:
-    """What was measured of this service's model on its host; `flag` is what needs to know.
-
-    Raises ConfigurationError where there is no profile, or it is of another model.
-    """
+def needed_profile(profile: Path | None, flag: str) -> Path:
+    """Raises ConfigurationError where there is none; `flag` is what needs to know."""
     if profile is None:
         raise ConfigurationError(
             f"{flag} needs to know how fast workers are: give --profile FILE, as `twofold calibrate live` writes it"
         )
+    return profile
+
+
+def measured_host(config: ServiceConfig, profile: Path) -> HostProfile:
+    """What was measured of this service's model on its host; raises ConfigurationError where it is another model."""
     host, known = read_host_profile(profile), read_model(Path(config.engine.model))
     if (known.name, known.parameters) != (host.model.name, host.model.parameters):
         raise ConfigurationError(

@@ -57,8 +57,8 @@ def _pattern(key, number, size):
 class RunningStore:
     """One life of a store, in a thread; `told` is what it told the controller."""
 
-    def __init__(self, directory, slots, disk=None, eviction="lru"):
-        self.memory = SlotMemory.create("test", slots, BLOCK_BYTES)
+    def __init__(self, directory, slots, disk=None, eviction="lru", block_bytes=BLOCK_BYTES):
+        self.memory = SlotMemory.create("test", slots, block_bytes)
         self.book = StoreBook(slots, 0 if disk is None else disk.capacity, eviction)
         for block in () if disk is None else disk.recovered():
             self.book.recover(block.key, block.position)
@@ -71,7 +71,7 @@ class RunningStore:
             pid=os.getpid(),
             address=self.memory.address,
             slots=slots,
-            block_bytes=BLOCK_BYTES,
+            block_bytes=block_bytes,
         )
         self.epoch = welcome.epoch
         mover = None if disk is None else Mover(disk, self.memory)

@@ -264,6 +264,10 @@ class InstanceScheduler:
         """The blocks of a request in the order of its tokens; empty where only their number is known."""
         return self.blocks.blocks_of(_granted(self._here[request_id]))
 
+    def grant_of(self, request_id: str) -> Grant:
+        """What those blocks are held by: for who reads them beyond the request's end (`begin_transfer`)."""
+        return _granted(self._here[request_id])
+
     def copy_of(self, request_id: str) -> tuple[int, int] | None:
         """The block, and where to, that is to be copied before the iteration that a prompt has just started with."""
         return self._here[request_id].copy

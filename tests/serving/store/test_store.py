@@ -48,13 +48,26 @@ def test_one_puts_and_another_loads(tmp_path):
 
 
 def test_layers_come_one_after_the_other(tmp_path):
-    """So that an engine may begin with the first while the next are copied."""
+    """So that an engine may begin with the first while the next are copied, once it is sure that all will come."""
     keys, seen = keys_of(1, 4), []
     with running_store(tmp_path), store_client(tmp_path) as client:
         assert client.wait(30)
         put(client, keys)
-        load(client, keys, on_layer=lambda layer, count: seen.append((layer, count)))
-    assert seen == [(layer, 4) for layer in range(len(LAYOUT.layers))]
+        load(client, keys, coming=lambda count: seen.append(f"{count} blocks"), on_layer=seen.append)
+        assert seen == ["4 blocks", *range(len(LAYOUT.layers))]
+
+
+def test_layers_go_as_they_are_computed(tmp_path):
+    """A prompt whose last layers never come is not put, and the slots that it had are another's."""
+    keys, blocks = keys_of(1, 6), filled(keys_of(1, 6))
+    with running_store(tmp_path, slots=7), store_client(tmp_path) as client:
+        assert client.wait(30)
+        asked = []
+        assert client.store(keys, blocks.copier, range(6), computed=lambda n: asked.append(n) or n == 0) == 0
+        assert asked == [0, 1]
+        assert client.lookup(keys) == (0, 0)
+        assert put(client, keys) == 6
+        assert load(client, keys) == 6
 
 
 @pytest.mark.parametrize("eviction", ["lru", "lfu", "length-aware"])
@@ -152,7 +165,9 @@ def test_no_life_is_taken_for_another(tmp_path):
 
 def test_without_a_store_everything_is_computed(tmp_path):
     """Nobody waits for what is not there."""
+    seen = []
     with store_client(tmp_path) as client:
         assert client.lookup(keys_of(1, 3)) == (0, 0)
-        assert load(client, keys_of(1, 3)) == 0
+        assert load(client, keys_of(1, 3), coming=seen.append) == 0
         assert put(client, keys_of(1, 3)) == 0
+    assert seen == [0], "it is sure that nothing comes"

@@ -16,6 +16,7 @@ from typing import NamedTuple, Protocol
 
 import zmq
 
+from twofold.engine.base import OnLayer
 from twofold.errors import ConfigurationError
 from twofold.serving.mailbox import Inbox, Outbox
 from twofold.serving.store.link import Link, Question
@@ -41,15 +42,16 @@ log = logging.getLogger(__name__)
 
 _HELLO_S = 0.2  # between two times that a store is asked whether it is there
 
-# Told a layer that is there now, and how many leading blocks of it.
-OnLayer = Callable[[int, int], None]
-
 
 class Copier(Protocol):
     """Copies one layer of blocks between an engine's memory and slots of a store's, pairwise."""
 
     @property
     def layers(self) -> int: ...
+
+    def span(self, layer: int) -> slice:
+        """The bytes of a slot that a layer takes; together, in turn, they are all of it."""
+        ...
 
     def read(self, memory: SlotMemory, layer: int, slots: Sequence[int], blocks: Sequence[int]) -> None:
         """From slots into the engine's blocks."""
@@ -118,34 +120,33 @@ class StoreClient:
         keys: Sequence[bytes],
         copier: Copier,
         blocks: Sequence[int],
-        on_layer: OnLayer = lambda _layer, _count: None,
+        coming: Callable[[int], None] = lambda _count: None,
+        on_layer: OnLayer = lambda _layer: None,
     ) -> int:
         """Copy as many leading blocks as are there into the engine's `blocks`; returns how many.
 
-        `on_layer` is called for each layer in turn as soon as it is there of all blocks that will be: from then on
-        nothing can go wrong any more. Where the store dies before, it is not called.
+        `coming` is told how many as soon as that is sure: all of them are held, or copied, and nothing can go wrong any
+        more. Then `on_layer` is called for each layer in turn when it is there of all these blocks. Where the store
+        dies before, they are what was copied until then.
         """
-        whole: set[int] = set()
         with self._ask(Load(list(keys))) as question:
-            while question is not None and (held := question.answer(Held)) is not None:
-                right = self._right(question.memory, held.blocks)
-                whole.update(right)
-                count = _leading(whole)
-                slots = [block.slot for block in right.values()]
-                targets = [blocks[index] for index in right]
-                for layer in range(copier.layers):
-                    copier.read(question.memory, layer, slots, targets)
-                    if held.last:
-                        on_layer(layer, count)
-                if held.last:
-                    break
-                question.say(Release([block.slot for block in held.blocks.values()]))
-        return _leading(whole)
+            if question is not None:
+                return self._load(question, copier, blocks, coming, on_layer)
+            coming(0)
+            return 0
 
-    def store(self, keys: Sequence[bytes], copier: Copier, blocks: Sequence[int], start: int = 0) -> int:
+    def store(
+        self,
+        keys: Sequence[bytes],
+        copier: Copier,
+        blocks: Sequence[int],
+        start: int = 0,
+        computed: Callable[[int], bool] = lambda _layer: True,
+    ) -> int:
         """Put the blocks of a prompt from the `start`-th on into the store, as far as they are not there.
 
-        `blocks` are the engine's for all `keys`, and must not change meanwhile. Returns how many were put.
+        `blocks` are the engine's for all `keys`, and must not change meanwhile. `computed` waits until a layer is in
+        them; where it says that it never will be, nothing more is put. Returns how many were put.
         """
         stored = written = 0
         with self._ask(Put(list(keys), start)) as question:
@@ -154,10 +155,11 @@ class StoreClient:
                 if leased.last:
                     break
                 slots, sources = list(leased.slots.values()), [blocks[index] for index in leased.slots]
-                for layer in range(copier.layers):
-                    copier.write(question.memory, layer, slots, sources)
-                memory, written = question.memory, len(slots)
-                question.say(Commit([Block(slot, zlib.crc32(memory.slot(slot))) for slot in slots]))
+                whole = _fill(question.memory, slots, copier, sources, computed)
+                if whole is None:
+                    break
+                written = len(whole)
+                question.say(Commit(whole))
         return stored
 
     def close(self) -> None:
@@ -166,6 +168,31 @@ class StoreClient:
         self._thread.join()
         self._outbox.close()
         self._inbox.close()
+
+    def _load(
+        self,
+        question: Question,
+        copier: Copier,
+        blocks: Sequence[int],
+        coming: Callable[[int], None],
+        on_layer: OnLayer,
+    ) -> int:
+        """Blocks that come from the disk come bit by bit: all but the last are copied, and given back, at once."""
+        memory, whole = question.memory, set[int]()
+        while (held := question.answer(Held)) is not None and not held.last:
+            right = self._right(memory, held.blocks)
+            for layer in range(copier.layers):
+                copier.read(memory, layer, list(right.values()), [blocks[index] for index in right])
+            whole.update(right)
+            question.say(Release([block.slot for block in held.blocks.values()]))
+        right = {} if held is None else self._right(memory, held.blocks)
+        count = _leading(whole.union(right))
+        slots, targets = list(right.values()), [blocks[index] for index in right]
+        coming(count)
+        for layer in range(copier.layers):
+            copier.read(memory, layer, slots, targets)
+            on_layer(layer)
+        return count
 
     @contextmanager
     def _ask(self, what: Asked) -> Iterator[Question | None]:
@@ -187,9 +214,9 @@ class StoreClient:
                 self._forget(link)
                 self._silent.put(link)
 
-    def _right(self, memory: SlotMemory, blocks: Mapping[int, Block]) -> dict[int, Block]:
-        """Those that are what their writers wrote."""
-        right = dict(blocks)
+    def _right(self, memory: SlotMemory, blocks: Mapping[int, Block]) -> dict[int, int]:
+        """The slots of those that are what their writers wrote."""
+        right = {index: block.slot for index, block in blocks.items()}
         if self._verify:
             for index, block in blocks.items():
                 if zlib.crc32(memory.slot(block.slot)) != block.checksum:
@@ -249,6 +276,27 @@ class StoreClient:
     def _end(self, link: Link) -> None:
         self._forget(link)
         link.end()
+
+
+def _fill(
+    memory: SlotMemory,
+    slots: Sequence[int],
+    copier: Copier,
+    blocks: Sequence[int],
+    computed: Callable[[int], bool],
+) -> list[Block] | None:
+    """Write blocks into slots, layer by layer as they are computed; None where one never is."""
+    checksums = [0] * len(slots)
+    for layer in range(copier.layers):
+        if not computed(layer):
+            return None
+        copier.write(memory, layer, slots, blocks)
+        span = copier.span(layer)
+        checksums = [
+            zlib.crc32(memory.slot(slot)[span], checksum)
+            for slot, checksum in zip(slots, checksums, strict=True)
+        ]
+    return [Block(*block) for block in zip(slots, checksums, strict=True)]
 
 
 def _leading(indices: set[int]) -> int:

@@ -19,6 +19,9 @@ class PoolCopier:
         sizes = [layout.layer_bytes_per_block(layer) for layer in range(self.layers)]
         self._offsets = list(accumulate(sizes, initial=0))
 
+    def span(self, layer: int) -> slice:
+        return slice(self._offsets[layer], self._offsets[layer + 1])
+
     def read(self, memory: SlotMemory, layer: int, slots: Sequence[int], blocks: Sequence[int]) -> None:
         self._copy(memory, layer, slots, blocks, into_pool=True)
 

@@ -8,10 +8,11 @@ from functools import partial
 
 from twofold.batch import Batch, BatchItem
 from twofold.engine.base import Engine, OnLayer, Sampled, SequenceStep
-from twofold.request import BlockKey, Phase, TokenOutput
+from twofold.request import Phase, TokenOutput
 from twofold.scheduling.growth import Copy
 from twofold.scheduling.instance import Outcome
 from twofold.serving.messages import PrefillStarted, StepDone
+from twofold.serving.worker.layer_wise import LayerWise
 from twofold.serving.worker.state import WorkerState
 from twofold.serving.worker.swapping import SwapSpace
 
@@ -22,13 +23,15 @@ log = logging.getLogger(__name__)
 class Started:
     """A batch about to run, with what the engine needs of it, taken while the lock was held.
 
-    `reused` says of its prompts how many tokens were not to be computed.
+    `reused` says of its prompts how many tokens were not to be computed, `layers` what there is to be done for them
+    with each layer, beside handing it off.
     """
 
     batch: Batch
     steps: list[SequenceStep]
     reused: dict[str, int]
     handing_off: list[str]
+    layers: LayerWise | None
     landed: list[Sequence[int]]
     copies: list[Copy]
     now: float
@@ -54,7 +57,7 @@ class Iterations:
                 sampled = self._engine.run(started.steps, self._on_layer(started))
             except Exception as error:
                 log.exception("%s could not run a batch", self._state.instance)
-                self._fail(started.batch, f"{type(error).__name__} on {self._state.instance}")
+                self._fail(started, f"{type(error).__name__} on {self._state.instance}")
             else:
                 self._complete(started, sampled)
 
@@ -62,10 +65,22 @@ class Iterations:
         self._state.landing.bring(started.landed)
         if self._swap_space is not None and started.copies:
             self._swap_space.copy(started.copies)
+        if started.layers is not None and any(step.copies for step in started.steps):
+            started.layers.wait_for_loads()
 
     def _on_layer(self, started: Started) -> OnLayer | None:
-        handing_off = started.handing_off
-        return partial(self._state.sender.layer_computed, handing_off) if handing_off else None
+        layers, handing_off = started.layers, started.handing_off
+        hand_off = partial(self._state.sender.layer_computed, handing_off) if handing_off else None
+        if layers is None:
+            return hand_off
+        if hand_off is None:
+            return layers.layer_computed
+
+        def both(layer: int) -> None:
+            layers.layer_computed(layer)
+            hand_off(layer)
+
+        return both
 
     def _next_batch(self) -> Started | None:
         """Wait for work; None when the worker is to end."""
@@ -81,7 +96,8 @@ class Iterations:
                     steps = [self._step(item) for item in batch.items]
                     reused = self._reused(batch)
                     handing_off = self._begin_handoffs(batch)
-                    return Started(batch, steps, reused, handing_off, state.landing.take(), copies, now)
+                    layers, landed = state.prefixes.begin(batch), state.landing.take()
+                    return Started(batch, steps, reused, handing_off, layers, landed, copies, now)
                 state.report_changes()
                 state.changed.wait()
             return None
@@ -135,10 +151,7 @@ class Iterations:
         state, items = self._state, started.batch.items
         with state.changed:
             state.batches_started_s.popleft()
-            prompts = self._completed_prompts(started.batch)
             outcomes = state.scheduler.complete(started.batch, self._stopped(drawn))
-            for keys in prompts:
-                state.prefixes.computed(keys)
             tokens = [(o.request_id, self._token(o, drawn[o.request_id], started.reused)) for o in outcomes]
             state.grant()
             report = state.next_report()
@@ -157,12 +170,6 @@ class Iterations:
         for outcome in outcomes:
             self._pass_on(outcome, drawn[outcome.request_id].token_id)
 
-    def _completed_prompts(self, batch: Batch) -> list[Sequence[BlockKey]]:
-        """The blocks of the prompts that a batch completes."""
-        sequences = self._state.sequences
-        completed = [item.request_id for item in batch.items if item.phase is Phase.PREFILL and item.samples]
-        return [sequences[request_id].prefix_blocks for request_id in completed if request_id in sequences]
-
     def _pass_on(self, outcome: Outcome, token_id: int) -> None:
         """After the first token has left for the client, the sender learns whether to go on with the hand-off."""
         sender, request_id = self._state.sender, outcome.request_id
@@ -174,8 +181,11 @@ class Iterations:
             with self._state.changed:
                 self._state.scheduler.handed_off(request_id)
 
-    def _fail(self, batch: Batch, reason: str) -> None:
+    def _fail(self, started: Started, reason: str) -> None:
         """The engine could not run it (out of memory, say): its requests fail, others go on."""
+        if started.layers is not None:
+            started.layers.give_up()
+        batch = started.batch
         with self._state.changed:
             self._state.batches_started_s.popleft()
             for item in batch.items:

@@ -1,36 +1,69 @@
 """What a worker gets from the store of its host, and what it puts there: the beginnings of prompts.
 
-    prompt comes ─▶ the store has more of it than the engine ─▶ its blocks are copied into free ones ─▶ it is queued
-                └─▶ otherwise ─────────────────────────────────────────────────────────────────────▶ it is queued
-    prompt is computed ─▶ its blocks are copied into the store
+    prompt comes ─▶ the store has more of it than the engine ─▶ it holds that for us ─▶ prompt is queued ─▶ it runs
+                │                                                └▶ its layers are copied, one after the other ─▲
+                └─▶ otherwise ─────────────────────────────────────────────────────────▶ it is queued ─▶ it runs
+                                     its layers are copied into the store, one after the other, as they are computed ◀┘
 
-What was brought is in the engine's memory as if it had been computed there: the scheduler finds it when the prompt
-starts. Whatever goes wrong with the store, the prompt is queued and computes what is not there.
+What the store holds for us will come whatever becomes of the store, so the blocks that it goes to are found as if it
+were there already. Only iterations read blocks of prompts, and they wait, layer by layer, for what is still to come of
+those that they were given (`begin`). Whatever goes wrong before, the prompt is queued and computes what is not there.
 """
 
 import threading
 from collections.abc import Sequence
+from functools import partial
 from queue import SimpleQueue
+from typing import NamedTuple
 
+from twofold.batch import Batch, BatchItem
 from twofold.errors import OutOfBlocksError
 from twofold.kvcache.accounts import Grant
 from twofold.kvcache.shared import SharedBlocks
-from twofold.request import BlockKey
+from twofold.request import BlockKey, Phase
 from twofold.serving.store.client import Copier, StoreClient
+from twofold.serving.worker.layer_wise import LayerWise, ReadyLayers
 from twofold.serving.worker.prefixes import Prefixes, Queue
 from twofold.serving.worker.state import WorkerState
 
 _OWNER = "the host's store"
-_MOST_PUTS = 64  # prompts that wait to be put; others are not, because the store does not keep up
+# Blocks are kept from others until they are put. Where the store does not keep up, and they come to more than this
+# share of the engine's memory, those of the next iteration are not put.
+_MOST_HELD = 1 / 4
+
+
+class _Load(NamedTuple):
+    """Blocks that layers are being copied into."""
+
+    blocks: frozenset[int]
+    layers: ReadyLayers
+
+
+class _Held(NamedTuple):
+    """The first blocks of a prompt, which stay what they are until its transfer ends; those before `start` were put."""
+
+    keys: Sequence[bytes]
+    blocks: Sequence[int]
+    start: int
+    grant: Grant
+
+
+class _Put(NamedTuple):
+    """What an iteration will have filled, and which of its layers it has."""
+
+    prompts: Sequence[_Held]
+    layers: ReadyLayers
 
 
 class PrefixStore(Prefixes):
-    """Two threads of a worker: one brings blocks before their prompts are queued, one puts those that were computed."""
+    """Two threads of a worker: one brings what prompts begin with, one puts what was computed of them."""
 
     def __init__(self, state: WorkerState, shared: SharedBlocks, client: StoreClient, copier: Copier) -> None:
         self._state, self._shared, self._client, self._copier = state, shared, client, copier
         self._wanted: SimpleQueue[tuple[str, Sequence[bytes], Queue]] = SimpleQueue()
-        self._computed: SimpleQueue[Sequence[bytes]] = SimpleQueue()
+        self._puts: SimpleQueue[_Put] = SimpleQueue()
+        self._loads: list[_Load] = []
+        self._held_blocks = 0  # that are to be put
 
     def start(self) -> None:
         for run, name in ((self._bring_all, "store-load"), (self._put_all, "store-put")):
@@ -44,9 +77,56 @@ class PrefixStore(Prefixes):
         else:
             self._wanted.put((request_id, _live(keys), queue))
 
-    def computed(self, keys: Sequence[BlockKey]) -> None:
-        if keys and self._client.epoch is not None and self._computed.qsize() < _MOST_PUTS:
-            self._computed.put(_live(keys))
+    def begin(self, batch: Batch) -> LayerWise | None:
+        prompts = [item for item in batch.items if item.phase is Phase.PREFILL]
+        loads = self._loads_for(prompts) if self._loads else []
+        put = self._put(prompts) if self._client.epoch is not None else None
+        if put is None and not loads:
+            return None
+        return LayerWise(self._copier.layers, loads, None if put is None else put.layers)
+
+    def _loads_for(self, prompts: Sequence[BatchItem]) -> list[ReadyLayers]:
+        """Those that copy into blocks of these prompts, or into blocks that they are to get a copy of."""
+        scheduler, reads = self._state.scheduler, set[int]()
+        for item in prompts:
+            reads.update(scheduler.blocks_of(item.request_id), scheduler.copy_of(item.request_id) or ())
+        return [load.layers for load in self._loads if not load.blocks.isdisjoint(reads)]
+
+    def _put(self, prompts: Sequence[BatchItem]) -> _Put | None:
+        """Let the full blocks of these prompts be put, as they will be when their iteration is over."""
+        if not self._puts.empty() and self._held_blocks > _MOST_HELD * self._shared.num_blocks:
+            return None
+        held = [self._hold(item, keys) for item in prompts if (keys := self._full(item))]
+        if not held:
+            return None
+        put = _Put(held, ReadyLayers())
+        self._puts.put(put)
+        return put
+
+    def _full(self, item: BatchItem) -> list[bytes]:
+        """The keys of the blocks that are full when an iteration has computed this."""
+        keys = self._state.sequences[item.request_id].prefix_blocks
+        return _live(keys[: (item.context_tokens + item.num_tokens) // self._shared.block_size])
+
+    def _hold(self, item: BatchItem, keys: Sequence[bytes]) -> _Held:
+        scheduler, shared = self._state.scheduler, self._shared
+        grant = scheduler.grant_of(item.request_id)
+        shared.begin_transfer(grant)
+        self._held_blocks += len(keys)
+        begins = item.context_tokens == scheduler.reused_tokens(item.request_id)
+        start = 0 if begins else item.context_tokens // shared.block_size
+        return _Held(keys, tuple(shared.blocks_of(grant)[: len(keys)]), start, grant)
+
+    def _queue(self, request_id: str, queue: Queue) -> None:
+        if request_id in self._state.sequences:
+            queue()
+        self._tell()
+
+    def _tell(self) -> None:
+        """There may be something to run, and blocks may have become free."""
+        self._state.scheduler.changed = True
+        self._state.grant()
+        self._state.changed.notify()
 
     # -- without it -------------------------------------------------------------------------------------------
 
@@ -55,47 +135,50 @@ class PrefixStore(Prefixes):
             self._bring(*self._wanted.get())
 
     def _bring(self, request_id: str, keys: Sequence[bytes], queue: Queue) -> None:
-        state = self._state
-        with state.changed:
+        with self._state.changed:
             here = self._shared.match(keys)
         found = self._client.lookup(keys[here:]).blocks if here < len(keys) else 0
-        grant = self._load(keys[: here + found]) if found else None
-        with state.changed:
-            if grant is not None:
-                self._shared.release(grant)
-                state.scheduler.changed = True
-            if request_id in state.sequences:
-                queue()
-            state.grant()
-            state.changed.notify()
+        when_sure = partial(self._queue, request_id, queue)
+        if not found or not self._load(keys[: here + found], when_sure):
+            with self._state.changed:
+                when_sure()
 
-    def _load(self, keys: Sequence[bytes]) -> Grant | None:
-        """Copy blocks to where they are found; what is returned keeps them there until it is released."""
-        with self._state.changed:
+    def _load(self, keys: Sequence[bytes], when_sure: Queue) -> bool:
+        """Copy blocks to where they are found. `when_sure` is called, with the lock held, when they can be found.
+
+        False, and nothing done, where there is no room for them.
+        """
+        state, shared = self._state, self._shared
+        with state.changed:
             try:
-                grant, here = self._shared.borrow(_OWNER, keys)
+                grant, here = shared.borrow(_OWNER, keys)
             except OutOfBlocksError:
-                return None  # it would have to wait for them: it may as well be computed when it has them
-            blocks = self._shared.blocks_of(grant)
-        count = self._client.load(keys[here:], self._copier, blocks[here:])
-        with self._state.changed:
-            self._shared.publish(grant, keys[: here + count], here)
-        return grant
+                return False  # it would have to wait for them: it may as well be computed when it has them
+            blocks = shared.blocks_of(grant)[here:]
+        load = _Load(frozenset(blocks), ReadyLayers())
+
+        def coming(count: int) -> None:
+            with state.changed:
+                shared.publish(grant, keys[: here + count], here)
+                self._loads.append(load)
+                when_sure()
+
+        self._client.load(keys[here:], self._copier, blocks, coming, load.layers.ready)
+        with state.changed:
+            self._loads.remove(load)
+            shared.release(grant)
+            self._tell()
+        return True
 
     def _put_all(self) -> None:
-        state, shared = self._state, self._shared
         while True:
-            keys = self._computed.get()
-            with state.changed:
-                keys = keys[: shared.match(keys)]
-                grant, _ = shared.borrow(_OWNER, keys)
-                blocks = shared.blocks_of(grant)
-            self._client.store(keys, self._copier, blocks)
-            with state.changed:
-                shared.release(grant)
-                state.scheduler.changed = True
-                state.grant()
-                state.changed.notify()
+            put = self._puts.get()
+            for keys, blocks, start, grant in put.prompts:
+                self._client.store(keys, self._copier, blocks, start, put.layers.wait)
+                with self._state.changed:
+                    self._held_blocks -= len(keys)
+                    self._shared.end_transfer(grant)
+                    self._tell()
 
 
 def _live(keys: Sequence[BlockKey]) -> list[bytes]:

@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Sequence
 
+from twofold.batch import Batch
 from twofold.request import BlockKey
+from twofold.serving.worker.layer_wise import LayerWise
 
 Queue = Callable[[], None]  # what queues a prompt
 
@@ -14,8 +16,9 @@ class Prefixes:
         """The worker is ready for prompts."""
 
     def bring(self, request_id: str, keys: Sequence[BlockKey], queue: Queue) -> None:  # noqa: ARG002  (nothing is known)
-        """Queue a prompt, whose full blocks these are, when what can be had of it is here."""
+        """Queue a prompt, whose full blocks these are, when it is sure what can be had of it."""
         queue()
 
-    def computed(self, keys: Sequence[BlockKey]) -> None:
-        """These blocks of a prompt are whole."""
+    def begin(self, batch: Batch) -> LayerWise | None:  # noqa: ARG002  (as above)
+        """A batch is about to run: what there is to be done for its prompts with each layer."""
+        return None

@@ -1,0 +1,379 @@
+"""Does a prompt whose beginning is loaded, and whose end is stored, take as long as the longest of the three alone?
+
+    python bench/mooncake/layer_wise.py [--lengths 1024 2048 4096] [--shares 0.5 0.9] [--throttle GB/s]
+
+In one process runs what a worker runs: engine, scheduler, and its way to the store of its host, which is a process
+beside it. The beginning of a prompt is in the store and not in the engine; its end is computed and put. Measured are
+the load, the computation (of the same prompt, its beginning in the engine's memory) and the store, each by itself, and
+then all of them layer by layer: from when the prompt comes until all of it is in the store. The first token has to be
+that of the computation by itself.
+
+Memory is far quicker than a CPU computes, so each case is measured twice: as it is, and with copies slowed down (to
+`--throttle`, or so that loading takes as long as computing). Loads and stores are slowed down alike. Medians over the
+rounds; exits with 1 unless each case is within 10% of the longest of the three, and of what
+`performance/layer_wise.py` says.
+"""
+
+import argparse
+import multiprocessing
+import os
+import random
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import torch
+import zmq
+from rich.console import Console
+from rich.table import Table
+
+from twofold.engine.model_factory import ModelSpec, create_model
+from twofold.engine.torch.engine import TorchEngine
+from twofold.engine.torch.loader import LoadedModel, load_model
+from twofold.instance import Role
+from twofold.kvcache.eviction import create_eviction
+from twofold.kvcache.leases import LeaseBook
+from twofold.kvcache.shared import SharedBlocks
+from twofold.performance.layer_wise import layer_wise
+from twofold.reporting.tables import seconds
+from twofold.request import Request, SamplingParams
+from twofold.scheduling.batchers import BATCHERS
+from twofold.scheduling.instance import InstanceScheduler
+from twofold.serving.config import EngineConfig, ServiceConfig, StoreConfig
+from twofold.serving.mailbox import Outbox
+from twofold.serving.messages import Message, StepDone
+from twofold.serving.store.client import Copier, StoreClient
+from twofold.serving.store.copier import PoolCopier
+from twofold.serving.store.memory import SlotMemory
+from twofold.serving.store.process import run_store
+from twofold.serving.worker.iterations import Iterations
+from twofold.serving.worker.landing import Landing
+from twofold.serving.worker.live import LiveSequence
+from twofold.serving.worker.peers import PeerDirectory
+from twofold.serving.worker.prefix_store import PrefixStore
+from twofold.serving.worker.receiver import HandoffReceiver
+from twofold.serving.worker.sender import HandoffSender
+from twofold.serving.worker.state import WorkerState
+from twofold.transport.shared_memory import SharedMemoryTransport
+
+GOAL = 0.1
+BLOCK = 16
+MODEL = ModelSpec(hidden_size=256, layers=32, heads=4, kv_heads=2, max_model_len=8192)
+STORE_PROMPTS = 8  # of the longest: the store has so much memory
+
+
+class Lanes(msgspec.Struct, kw_only=True):
+    """One case, a time for each round. `bytes_per_s` is what copies were slowed down to, if they were."""
+
+    layers: int
+    prompt_tokens: int
+    reused_tokens: int
+    bytes_per_s: float | None
+    load_s: list[float] = []
+    compute_s: list[float] = []
+    store_s: list[float] = []
+    overlapped_s: list[float] = []
+
+    def over_longest(self) -> float:
+        """The time of all of them layer by layer, over that of the one that takes longest."""
+        lanes = zip(self.load_s, self.compute_s, self.store_s, strict=True)
+        return _ratio(self.overlapped_s, [max(lane) for lane in lanes])
+
+    def over_predicted(self) -> float:
+        """The same over what the model of it says."""
+        lanes = zip(self.load_s, self.compute_s, self.store_s, strict=True)
+        return _ratio(self.overlapped_s, [layer_wise(self.layers, *lane) for lane in lanes])
+
+    def holds(self) -> bool:
+        return self.over_longest() <= 1 + GOAL and abs(self.over_predicted() - 1) <= GOAL
+
+
+def _ratio(times: Sequence[float], others: Sequence[float]) -> float:
+    return statistics.median(time / other for time, other in zip(times, others, strict=True))
+
+
+class Throttled:
+    """A copier that takes at least as long as `bytes_per_s` allows, where that is not None."""
+
+    def __init__(self, copier: Copier, bytes_per_layer: int) -> None:
+        self.layers, self.span = copier.layers, copier.span
+        self.bytes_per_s: float | None = None
+        self._copier, self._bytes = copier, bytes_per_layer  # of one block
+
+    def read(self, memory: SlotMemory, layer: int, slots: Sequence[int], blocks: Sequence[int]) -> None:
+        self._take(partial(self._copier.read, memory, layer, slots, blocks), len(blocks))
+
+    def write(self, memory: SlotMemory, layer: int, slots: Sequence[int], blocks: Sequence[int]) -> None:
+        self._take(partial(self._copier.write, memory, layer, slots, blocks), len(blocks))
+
+    def _take(self, copy: Callable[[], None], blocks: int) -> None:
+        began_s = time.perf_counter()
+        copy()
+        if self.bytes_per_s is not None:
+            left_s = began_s + blocks * self._bytes / self.bytes_per_s - time.perf_counter()
+            time.sleep(max(0.0, left_s))
+
+
+class Answer(Outbox):
+    """Takes what a worker says to its controller, and ends its run with the first token."""
+
+    token_id = reused_tokens = 0
+    ends: Callable[[], None]
+
+    def send(self, address: str, message: Message) -> None:  # noqa: ARG002  (there is nobody)
+        if isinstance(message, StepDone) and message.tokens:
+            _, token = message.tokens[0]
+            self.token_id, self.reused_tokens = token.token_id, token.reused_tokens
+            self.ends()
+
+
+class Worker:
+    """What a worker runs, with room for `tokens` tokens, driven one prompt at a time. Without a store it has none."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], model: LoadedModel, tokens: int) -> None:
+        layout, blocks = model.layout(BLOCK), tokens // BLOCK
+        transport = SharedMemoryTransport("prefill-0", 1, layout, blocks, "cpu")
+        pool = transport.engine_pool
+        for layer in range(len(layout.layers)):
+            for part in (pool.keys(layer), pool.values(layer)):
+                part.zero_()  # page faults come now
+        self.shared = SharedBlocks(blocks, BLOCK, create_eviction("lru"))
+        leases = LeaseBook(self.shared, "prefill-0", 1, 10.0)
+        self.copier = Throttled(PoolCopier(pool), layout.layer_bytes_per_block(0))
+        self.answer = Answer(context)
+        self.answer.ends = self._end
+        self.state = WorkerState(
+            instance="prefill-0",
+            role=Role.MIXED,
+            scheduler=InstanceScheduler(BATCHERS["mixed"](8192, 16), self.shared, leases, 16),
+            sender=HandoffSender(len(layout.layers), time.monotonic),
+            receiver=HandoffReceiver(),
+            landing=Landing(),
+            peers=PeerDirectory(transport),
+            outbox=self.answer,
+            controller="",
+        )
+        self._iterations = Iterations(self.state, TorchEngine(model, pool), frozenset())
+        self._prompts = 0
+
+    def use(self, client: StoreClient) -> None:
+        """Load from this store, and put there."""
+        self.state.prefixes = PrefixStore(self.state, self.shared, client, self.copier)
+        self.state.prefixes.start()
+
+    def prefill(self, tokens: list[int], keys: Sequence[bytes]) -> float:
+        """Seconds from when a prompt comes until its first token is there and all that is to be put is."""
+        state, began_s = self.state, time.perf_counter()
+        self._prompts += 1
+        request = Request(
+            id=str(self._prompts),
+            arrival_s=0.0,
+            prompt_tokens=len(tokens),
+            output_tokens=1,
+            prefix_blocks=tuple(keys),
+        )
+        sampling = SamplingParams(max_tokens=1, temperature=0.0)
+        queue = partial(state.scheduler.submit, request, decodes_here=True)
+        with state.changed:
+            state.closing = False
+            state.sequences[request.id] = LiveSequence(
+                sampling, token_ids=tokens, prefix_blocks=request.prefix_blocks
+            )
+            state.prefixes.bring(request.id, request.prefix_blocks, queue)
+        self._iterations.run()
+        with state.changed:
+            state.changed.wait_for(lambda: not self.shared.num_in_flight)
+        return time.perf_counter() - began_s
+
+    def _end(self) -> None:
+        self.state.closing = True
+
+
+class Bench:
+    """One worker that has the beginnings of prompts in its memory, and one that finds them in the store."""
+
+    def __init__(self, model: LoadedModel, client: StoreClient, longest: int) -> None:
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._model, self._client = model, client
+        self._has, self._loads = (Worker(context, model, 3 * longest) for _ in range(2))
+        self._loads.use(client)
+        self._draw = random.Random(0)
+        self._fill_store(longest)
+
+    def measure(self, prompt_tokens: int, share: float, rounds: int, throttle: float | None) -> list[Lanes]:
+        """As it is, and with copies slowed down to `throttle` bytes a second, or so that loading takes its time."""
+        reused = int(prompt_tokens * share) // BLOCK * BLOCK
+        begin, begin_keys = self._tokens(reused), self._keys(reused)
+        self._has.prefill(begin, begin_keys)
+        found = []
+        for slowed in (False, True):
+            lanes = Lanes(
+                layers=len(self._model.layers),
+                prompt_tokens=prompt_tokens,
+                reused_tokens=reused,
+                bytes_per_s=None,
+            )
+            if slowed:
+                moved = reused * self._model.layout(BLOCK).bytes_per_token
+                lanes.bytes_per_s = throttle or moved / statistics.median(found[0].compute_s)
+            for number in range(rounds + 1):  # the first one warms up
+                times = self._round(begin, begin_keys, prompt_tokens - reused, lanes.bytes_per_s)
+                if number:
+                    for all_times, taken_s in zip(
+                        (lanes.load_s, lanes.compute_s, lanes.store_s, lanes.overlapped_s), times, strict=True
+                    ):
+                        all_times.append(taken_s)
+            found.append(lanes)
+        return found
+
+    def _round(
+        self, begin: list[int], begin_keys: Sequence[bytes], rest: int, bytes_per_s: float | None
+    ) -> tuple[float, float, float, float]:
+        """Loading, computing and storing by themselves, and together. In the store the beginning has other keys."""
+        has, loads = self._has, self._loads
+        blocks = self._blocks(begin_keys)
+        stored_keys, end, end_keys = self._keys(len(begin)), self._tokens(rest), self._keys(rest)
+        has.copier.bytes_per_s = loads.copier.bytes_per_s = None
+        self._client.store(stored_keys, has.copier, blocks)
+        has.copier.bytes_per_s = loads.copier.bytes_per_s = bytes_per_s
+        overlapped_s = loads.prefill([*begin, *end], [*stored_keys, *end_keys])
+        token, reused = loads.answer.token_id, loads.answer.reused_tokens
+        compute_s = has.prefill([*begin, *end], [*begin_keys, *end_keys])
+        put = self._client.lookup([*stored_keys, *end_keys]).blocks
+        if token != has.answer.token_id or reused != len(begin) or put < len(stored_keys) + len(end_keys):
+            raise SystemExit("FAILED: it was not all loaded, or not put, or makes another token")
+        with loads.state.changed:
+            scratch = loads.shared.allocate("scratch", len(begin))
+            into = loads.shared.blocks_of(scratch)
+        load_s = _timed(lambda: self._client.load(stored_keys, loads.copier, into))
+        with loads.state.changed:
+            loads.shared.release(scratch)
+        ends = self._blocks([*begin_keys, *end_keys])[len(begin_keys) :]
+        store_s = _timed(lambda: self._client.store(self._keys(rest), has.copier, ends))
+        return load_s, compute_s, store_s, overlapped_s
+
+    def _blocks(self, keys: Sequence[bytes]) -> Sequence[int]:
+        """Where the worker that has a prompt has it; it stays there, as nobody else asks for memory."""
+        grant, _ = self._has.shared.borrow("bench", keys)
+        blocks = tuple(self._has.shared.blocks_of(grant))
+        self._has.shared.release(grant)
+        return blocks
+
+    def _fill_store(self, longest: int) -> None:
+        """Page faults come now."""
+        blocks = range(longest // BLOCK)
+        for _ in range(STORE_PROMPTS + 1):
+            self._client.store(self._keys(longest), self._has.copier, blocks)
+
+    def _tokens(self, count: int) -> list[int]:
+        return [self._draw.randrange(300, self._model.vocab_size) for _ in range(count)]
+
+    def _keys(self, tokens: int) -> list[bytes]:
+        return [self._draw.randbytes(16) for _ in range(tokens // BLOCK)]
+
+
+def _timed(act: Callable[[], object]) -> float:
+    began_s = time.perf_counter()
+    act()
+    return time.perf_counter() - began_s
+
+
+def running_client(stack: ExitStack, folder: Path, model: LoadedModel, longest: int) -> StoreClient:
+    """A client of a store that runs until the stack is unwound."""
+    layout = model.layout(BLOCK)
+    config = ServiceConfig(
+        engine=EngineConfig(model="none"),
+        workers=(),
+        run_dir=str(folder),
+        store=StoreConfig(memory_bytes=STORE_PROMPTS * longest * layout.bytes_per_token),
+    )
+    forks = multiprocessing.get_context("forkserver")
+    process = forks.Process(target=run_store, args=(config, "layer-wise", layout))
+    process.start()
+    stack.callback(process.join)
+    stack.callback(process.kill)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    client = StoreClient(context, f"ipc://{folder}/client-{os.getpid()}.sock", config.store_inbox)
+    if not client.wait(60.0):
+        raise SystemExit("FAILED: the store does not start")
+    return client
+
+
+def table(found: Sequence[Lanes]) -> Table:
+    drawn = Table(title="Seconds of each alone and of all layer by layer, and these as a share of others")
+    for heading in (
+        "prompt",
+        "reused",
+        "copies at",
+        "load",
+        "compute",
+        "store",
+        "layer-wise",
+        "of longest",
+        "of predicted",
+    ):
+        drawn.add_column(heading, justify="right")
+    for lanes in found:
+        times = (lanes.load_s, lanes.compute_s, lanes.store_s, lanes.overlapped_s)
+        rate = "memory" if lanes.bytes_per_s is None else f"{lanes.bytes_per_s / 1e9:.3f} GB/s"
+        drawn.add_row(
+            f"{lanes.prompt_tokens:,}",
+            f"{lanes.reused_tokens:,}",
+            rate,
+            *(seconds(statistics.median(lane)) for lane in times),
+            f"{lanes.over_longest():.1%}",
+            f"{lanes.over_predicted():.1%}",
+        )
+    return drawn
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", type=Path, help="model directory; one of 32 layers is made if not given")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 2048, 4096], help="prompt tokens")
+    parser.add_argument("--shares", type=float, nargs="+", default=[0.5, 0.9], help="of them that are reused")
+    parser.add_argument(
+        "--throttle", type=float, help="GB/s of slowed copies; as long as computing if not given"
+    )
+    parser.add_argument("--json", type=Path, help="write all measurements here")
+    return parser.parse_args()
+
+
+def main() -> int:
+    given = arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwinds the stack, which ends the store
+    torch.set_num_threads(1)  # the other core is for copies
+    throttle = None if given.throttle is None else given.throttle * 1e9
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="twofold-layers-")))
+        if given.model is None:
+            create_model(folder / "model", MODEL)
+        model = load_model(given.model or folder / "model", dtype="float32")
+        longest = max(given.lengths)
+        bench = Bench(model, running_client(stack, folder, model, longest), longest)
+        found = [
+            lanes
+            for length in given.lengths
+            for share in given.shares
+            for lanes in bench.measure(length, share, given.rounds, throttle)
+        ]
+    Console().print(table(found))
+    if given.json is not None:
+        given.json.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=2))
+    holds = all(lanes.holds() for lanes in found)
+    print(f"within {GOAL:.0%} of the longest, and of what is predicted: {'yes' if holds else 'NO'}")
+    return 0 if holds else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

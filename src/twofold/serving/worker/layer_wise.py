@@ -1,0 +1,60 @@
+"""What an iteration does layer by layer for its prompts, while it computes (Mooncake section 5.2).
+
+load      layer 0   layer 1   layer 2  …
+compute             layer 0   layer 1   layer 2  …
+store                         layer 0   layer 1   layer 2  …
+"""
+
+import threading
+from collections.abc import Sequence
+
+
+class ReadyLayers:
+    """The layers of something, which become ready one after the other, for those who wait for them."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._given_up = False
+        self._changed = threading.Condition()
+
+    def ready(self, layer: int) -> None:
+        """This one is, and so are all before it."""
+        with self._changed:
+            self._count = layer + 1
+            self._changed.notify_all()
+
+    def give_up(self) -> None:
+        """No more of them will be."""
+        with self._changed:
+            self._given_up = True
+            self._changed.notify_all()
+
+    def wait(self, layer: int) -> bool:
+        """Wait until this one is ready; False if it never will be."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._count > layer or self._given_up)
+            return self._count > layer
+
+
+class LayerWise:
+    """Waits for the `loads` of an iteration's blocks, and tells those who wait for what it has `computed`."""
+
+    def __init__(self, num_layers: int, loads: Sequence[ReadyLayers], computed: ReadyLayers | None) -> None:
+        self._num_layers, self._loads, self._computed = num_layers, loads, computed
+
+    def layer_computed(self, layer: int) -> None:
+        """The iteration has written this layer; returns when all that it reads of it is there too."""
+        for load in self._loads:
+            load.wait(layer)
+        if self._computed is not None:
+            self._computed.ready(layer)
+
+    def wait_for_loads(self) -> None:
+        """Wait for all layers."""
+        for load in self._loads:
+            load.wait(self._num_layers - 1)
+
+    def give_up(self) -> None:
+        """The iteration failed."""
+        if self._computed is not None:
+            self._computed.give_up()

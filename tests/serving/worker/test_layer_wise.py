@@ -1,0 +1,56 @@
+"""Layers that are waited for."""
+
+import threading
+
+from twofold.serving.worker.layer_wise import LayerWise, ReadyLayers
+
+
+def in_thread(act):
+    """Begin it beside; `join` it."""
+    thread = threading.Thread(target=act)
+    thread.start()
+    return thread
+
+
+def test_a_layer_is_waited_for_and_those_before_it_are_there():
+    """Whoever waits for an earlier one goes on as well."""
+    layers, seen = ReadyLayers(), []
+    waiting = in_thread(lambda: seen.append(layers.wait(2)))
+    layers.ready(0)
+    assert layers.wait(0)
+    layers.ready(2)
+    waiting.join()
+    assert layers.wait(1)
+    assert seen == [True]
+
+
+def test_who_waits_for_what_never_comes_is_told():
+    """What was ready stays so."""
+    layers, seen = ReadyLayers(), []
+    layers.ready(1)
+    waiting = in_thread(lambda: seen.append(layers.wait(2)))
+    layers.give_up()
+    waiting.join()
+    assert seen == [False]
+    assert layers.wait(1)
+    assert not layers.wait(3)
+
+
+def test_a_layer_is_computed_when_what_is_read_of_it_was_loaded():
+    """Of all loads; only then may it be stored."""
+    loads, computed, seen = [ReadyLayers(), ReadyLayers()], ReadyLayers(), []
+    work = LayerWise(3, loads, computed)
+    stores = in_thread(lambda: seen.append(computed.wait(0)))
+    computes = in_thread(lambda: work.layer_computed(0))
+    loads[0].ready(0)
+    assert not seen
+    loads[1].ready(0)
+    computes.join()
+    stores.join()
+    assert seen == [True]
+    waits = in_thread(work.wait_for_loads)
+    for load in loads:
+        load.ready(2)
+    waits.join()
+    work.give_up()
+    assert not computed.wait(1)

@@ -1,0 +1,170 @@
+"""A worker that runs a model beside the store of its host, in one process with it."""
+
+import threading
+import time
+from contextlib import contextmanager
+from functools import partial
+
+from twofold.engine.torch.engine import TorchEngine
+from twofold.engine.torch.pool import KvPool
+from twofold.handoff import HandoffMode
+from twofold.instance import Role
+from twofold.kvcache.eviction import create_eviction
+from twofold.kvcache.leases import LeaseBook
+from twofold.kvcache.prefix import prefix_keys
+from twofold.kvcache.shared import SharedBlocks
+from twofold.request import Request, SamplingParams
+from twofold.scheduling.batchers import BATCHERS
+from twofold.scheduling.instance import InstanceScheduler
+from twofold.serving.messages import RequestFailed, StepDone
+from twofold.serving.store.copier import PoolCopier
+from twofold.serving.worker.iterations import Iterations
+from twofold.serving.worker.landing import Landing
+from twofold.serving.worker.live import LiveSequence
+from twofold.serving.worker.prefix_store import PrefixStore
+from twofold.serving.worker.receiver import HandoffReceiver
+from twofold.serving.worker.sender import HandoffSender
+from twofold.serving.worker.state import WorkerState
+
+BLOCK = 16
+
+
+def until(happens):
+    for _ in range(3000):
+        if happens():
+            return
+        time.sleep(0.01)
+    raise AssertionError("it does not happen")
+
+
+class GatedCopier:
+    """Copies, but reads no layer from `held` on until it is opened; `done` says what it has copied."""
+
+    def __init__(self, copier):
+        self.layers, self.span = copier.layers, copier.span
+        self.done = []
+        self._copier, self._open = copier, threading.Event()
+        self._open.set()
+
+    def hold(self, layer):
+        self._held = layer
+        self.done.clear()
+        self._open.clear()
+
+    def open(self):
+        self._open.set()
+
+    def read(self, memory, layer, slots, blocks):
+        if not self._open.is_set() and layer >= self._held:
+            self._open.wait()
+        self._copier.read(memory, layer, slots, blocks)
+        self.done.append(("read", layer))
+
+    def write(self, memory, layer, slots, blocks):
+        self._copier.write(memory, layer, slots, blocks)
+        self.done.append(("write", layer))
+
+
+class Told:
+    """Stands at the outbox: the tokens of each request, and how many of its prompt were reused."""
+
+    def __init__(self):
+        self.tokens, self.reused, self.failed = {}, {}, set()
+
+    def send(self, _address, message):
+        if isinstance(message, StepDone):
+            for request_id, output in message.tokens:
+                self.tokens.setdefault(request_id, []).append(output.token_id)
+                self.reused.setdefault(request_id, output.reused_tokens)
+        elif isinstance(message, RequestFailed):
+            self.failed.add(message.request_id)
+
+
+class StoreWorker:
+    """Runs what is submitted on a thread of its own."""
+
+    def __init__(self, model, client, num_blocks):
+        self.pool = KvPool(model.layout(BLOCK), num_blocks)
+        self.copier = GatedCopier(PoolCopier(self.pool))
+        self.engine = TorchEngine(model, self.pool)
+        self.shared = SharedBlocks(num_blocks, BLOCK, create_eviction("lru"))
+        self.told = Told()
+        self.state = WorkerState(
+            instance="w",
+            role=Role.MIXED,
+            scheduler=InstanceScheduler(
+                BATCHERS["mixed"](2048, 16), self.shared, LeaseBook(self.shared, "w", 1, 10.0), 16
+            ),
+            sender=HandoffSender(self.copier.layers, time.monotonic),
+            receiver=HandoffReceiver(),
+            landing=Landing(),
+            peers=None,
+            outbox=self.told,
+            controller="",
+        )
+        self.state.prefixes = PrefixStore(self.state, self.shared, client, self.copier)
+        self.state.prefixes.start()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self):
+        Iterations(self.state, self.engine, frozenset()).run()
+
+    def close(self):
+        self.copier.open()
+        with self.state.changed:
+            self.state.closing = True
+            self.state.changed.notify()
+        self._thread.join()
+
+    def submit(self, name, prompt, output, *, target=None):
+        """As a worker's inbox thread does it; what is handed off goes nowhere, because nobody leases it a place."""
+        request = Request(
+            id=name,
+            arrival_s=0.0,
+            prompt_tokens=len(prompt),
+            output_tokens=output,
+            prefix_blocks=tuple(prefix_keys(prompt, BLOCK)),
+        )
+        sampling = SamplingParams(max_tokens=output, temperature=0.0, ignore_eos=True)
+        with self.state.changed:
+            self.state.sequences[name] = LiveSequence(
+                sampling, token_ids=list(prompt), prefix_blocks=request.prefix_blocks
+            )
+            if target is not None:
+                self.state.sender.expect(name, target, HandoffMode.LAYER_WISE)
+            queue = partial(self.state.scheduler.submit, request, decodes_here=target is None)
+            self.state.prefixes.bring(name, request.prefix_blocks, queue)
+            self.state.changed.notify()
+
+    def abort(self, name):
+        with self.state.changed:
+            self.state.abort(name)
+            self.state.changed.notify()
+
+    def answer(self, name, prompt, output):
+        """Submit it, and wait for its tokens; with how many of its prompt were not computed."""
+        self.submit(name, prompt, output)
+        until(lambda: len(self.told.tokens.get(name, ())) == output)
+        return self.told.tokens[name], self.told.reused[name]
+
+    def idle(self):
+        """Whether nobody holds a block, and nothing is to be put."""
+        with self.state.changed:
+            return (
+                self.shared.num_free == self.shared.num_blocks
+                and not self.shared.num_in_flight
+                and not self.state.prefixes._held_blocks
+            )
+
+
+@contextmanager
+def store_worker(model, client, num_blocks=160):
+    """A worker with so much memory; at the end nothing of it is held."""
+    worker = StoreWorker(model, client, num_blocks)
+    try:
+        yield worker
+        worker.copier.open()
+        until(worker.idle)
+    finally:
+        worker.close()

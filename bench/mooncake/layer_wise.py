@@ -42,7 +42,7 @@ from twofold.kvcache.eviction import create_eviction
 from twofold.kvcache.leases import LeaseBook
 from twofold.kvcache.shared import SharedBlocks
 from twofold.performance.layer_wise import layer_wise
-from twofold.reporting.tables import seconds
+from twofold.reporting.tables import NOTHING, seconds
 from twofold.request import Request, SamplingParams
 from twofold.scheduling.batchers import BATCHERS
 from twofold.scheduling.instance import InstanceScheduler
@@ -212,7 +212,7 @@ class Bench:
         reused = int(prompt_tokens * share) // BLOCK * BLOCK
         begin, begin_keys = self._tokens(reused), self._keys(reused)
         self._has.prefill(begin, begin_keys)
-        found = []
+        found: list[Lanes] = []
         for slowed in (False, True):
             lanes = Lanes(
                 layers=len(self._model.layers),
@@ -307,22 +307,14 @@ def running_client(stack: ExitStack, folder: Path, model: LoadedModel, longest: 
 
 
 def table(found: Sequence[Lanes]) -> Table:
-    drawn = Table(title="Seconds of each alone and of all layer by layer, and these as a share of others")
-    for heading in (
-        "prompt",
-        "reused",
-        "copies at",
-        "load",
-        "compute",
-        "store",
-        "layer-wise",
-        "of longest",
-        "of predicted",
-    ):
-        drawn.add_column(heading, justify="right")
+    drawn = Table(
+        title="Each alone, all layer by layer, and that over the longest of them and over the model of it"
+    )
+    for heading in ("prompt", "reused", "GB/s", "load", "compute", "store", "all", "longest", "model"):
+        drawn.add_column(heading, justify="right", no_wrap=True)
     for lanes in found:
         times = (lanes.load_s, lanes.compute_s, lanes.store_s, lanes.overlapped_s)
-        rate = "memory" if lanes.bytes_per_s is None else f"{lanes.bytes_per_s / 1e9:.3f} GB/s"
+        rate = NOTHING if lanes.bytes_per_s is None else f"{lanes.bytes_per_s / 1e9:.3f}"
         drawn.add_row(
             f"{lanes.prompt_tokens:,}",
             f"{lanes.reused_tokens:,}",

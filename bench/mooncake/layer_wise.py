@@ -42,7 +42,7 @@ from twofold.kvcache.eviction import create_eviction
 from twofold.kvcache.leases import LeaseBook
 from twofold.kvcache.shared import SharedBlocks
 from twofold.performance.layer_wise import layer_wise
-from twofold.reporting.tables import NOTHING, seconds
+from twofold.reporting.tables import NOTHING
 from twofold.request import Request, SamplingParams
 from twofold.scheduling.batchers import BATCHERS
 from twofold.scheduling.instance import InstanceScheduler
@@ -308,7 +308,7 @@ def running_client(stack: ExitStack, folder: Path, model: LoadedModel, longest: 
 
 def table(found: Sequence[Lanes]) -> Table:
     drawn = Table(
-        title="Each alone, all layer by layer, and that over the longest of them and over the model of it"
+        title="Seconds alone, and of all layer by layer: also over the longest, and the model of it"
     )
     for heading in ("prompt", "reused", "GB/s", "load", "compute", "store", "all", "longest", "model"):
         drawn.add_column(heading, justify="right", no_wrap=True)
@@ -319,7 +319,7 @@ def table(found: Sequence[Lanes]) -> Table:
             f"{lanes.prompt_tokens:,}",
             f"{lanes.reused_tokens:,}",
             rate,
-            *(seconds(statistics.median(lane)) for lane in times),
+            *(f"{statistics.median(lane):.3f}" for lane in times),
             f"{lanes.over_longest():.1%}",
             f"{lanes.over_predicted():.1%}",
         )

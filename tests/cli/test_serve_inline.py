@@ -6,12 +6,11 @@ import pytest
 
 from support.hosts import TIMES
 from twofold.cli.serve_flags import Flags, service_of
-from twofold.cli.serve_inline import InlineFlags
 from twofold.errors import ConfigurationError
 
 
 def flags(model, host, **changed):
-    given = {"model": str(model), "colocated": 1, "inline": InlineFlags(tbt_s=0.1, profile=host)}
+    given = {"model": str(model), "colocated": 1, "inline_tbt": 0.1, "profile": host}
     return Flags(**(given | changed))
 
 
@@ -28,7 +27,7 @@ def test_workers_go_by_the_times_of_the_profile(model, host):
     ("changed", "reason"),
     [
         ({"colocated": None}, "give --colocated N"),
-        ({"inline": InlineFlags(tbt_s=0.1)}, "--inline-tbt needs to know how fast workers are"),
+        ({"profile": None}, "--inline-tbt needs to know how fast workers are"),
         ({"tp": 2}, "leave out --tp and --pp"),
         ({"swap_space": 1 << 20}, "--swap-space excludes --inline-tbt"),
         ({"journal": Path("journal")}, "--journal excludes --inline-tbt"),

@@ -292,7 +292,7 @@ def serve(
         overload=None
         if overload is None
         else serve_run.OverloadFlags(rule=overload, slo=slo, profile=profile),
-        inline=None if inline_tbt is None else serve_run.InlineFlags(tbt_s=inline_tbt, profile=profile),
+        inline_tbt=inline_tbt,
     )
     config = serve_run.service_of(flags)
     http = serve_run.HttpConfig(

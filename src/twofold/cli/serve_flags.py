@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 
 from twofold.cli.serve_forecast import forecast_config
-from twofold.cli.serve_inline import InlineFlags, inline_config
+from twofold.cli.serve_inline import inline_config
 from twofold.cli.serve_overload import OverloadFlags, overload_config
 from twofold.cli.serve_replan import DEFAULT_ROUTER, ReplanFlags, replan_config
 from twofold.curve.key import read_key
@@ -77,7 +77,7 @@ class Flags:
     profile: Path | None = None
     replan: ReplanFlags | None = None
     overload: OverloadFlags | None = None
-    inline: InlineFlags | None = None
+    inline_tbt: float | None = None
 
     @property
     def emulated(self) -> bool:
@@ -99,8 +99,7 @@ def service_of(flags: Flags) -> ServiceConfig:
     _check_store(flags, config)
     _check_inline(flags, config)
     config = msgspec.structs.replace(config, store=flags.store)
-    if flags.inline is not None:
-        config = msgspec.structs.replace(config, inline=inline_config(config, flags.inline))
+    config = msgspec.structs.replace(config, inline=inline_config(config, flags.inline_tbt, flags.profile))
     config = msgspec.structs.replace(config, forecast=forecast_config(config, flags.profile))
     if flags.replan is not None:
         config = msgspec.structs.replace(config, replan=replan_config(config, flags.replan))
@@ -123,7 +122,7 @@ def _check_store(flags: Flags, config: ServiceConfig) -> None:
 
 
 def _check_inline(flags: Flags, config: ServiceConfig) -> None:
-    if flags.inline is None:
+    if flags.inline_tbt is None:
         return
     if not flags.colocated:
         raise ConfigurationError("--inline-tbt is for workers that do both phases: give --colocated N")
@@ -164,7 +163,7 @@ def _from_flags(flags: Flags) -> ServiceConfig:
     network, colocated = _network(flags), flags.colocated or 0
     kinds = {
         "chunked_prefill": flags.enable_chunked_prefill is not False,
-        "inlines": flags.inline is not None,
+        "inlines": flags.inline_tbt is not None,
         "roles_move": router not in FIXED_ROLE_ROUTERS,
     }
     workers = plan_workers(
@@ -311,7 +310,7 @@ def _tokenizer(directory: Path | None) -> tuple[str | None, int | None]:
 
 def _refuse_idle_flags(flags: Flags) -> None:
     """Flags that would change nothing are mistakes."""
-    others = (flags.replan, flags.overload, flags.inline)
+    others = (flags.replan, flags.overload, flags.inline_tbt)
     if all(each is None for each in others) and flags.router not in FORECASTING_ROUTERS:
         why = "is for --replan, --overload, --inline-tbt and the routers " + ", ".join(FORECASTING_ROUTERS)
         _refuse("--profile", flags.profile, f"{why}: give one of them too")

@@ -1,26 +1,22 @@
-"""The flags of `twofold serve --inline-tbt`, and what workers make of them."""
+"""What `twofold serve --inline-tbt` makes of a profile: the times by which workers let prompts join decodes."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
-from twofold.cli.serve_simulated import measured_host
+from twofold.cli.serve_simulated import measured_host, needed_profile
 from twofold.errors import ConfigurationError
 from twofold.serving.config import InlineConfig, ServiceConfig
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InlineFlags:
-    """Seconds that an iteration may take, and what says how long one takes."""
+def inline_config(config: ServiceConfig, tbt_s: float | None, profile: Path | None) -> InlineConfig | None:
+    """The times of the profile's host, with all its workers busy; None is no bound for an iteration.
 
-    tbt_s: float
-    profile: Path | None = None
-
-
-def inline_config(config: ServiceConfig, flags: InlineFlags) -> InlineConfig:
-    """The times of the profile's host while all its workers are busy; raises ConfigurationError where none is known."""
+    Raises ConfigurationError where no times are known.
+    """
+    if tbt_s is None:
+        return None
     if config.network is not None:
         raise ConfigurationError("--inline-tbt knows the workers of one host: leave --listen-workers out")
-    host = measured_host(config, flags.profile, "--inline-tbt")
+    host = measured_host(config, needed_profile(profile, "--inline-tbt"))
     alone = len(config.workers) == 1
     times = host.engine if alone else host.engine.slower(host.prefill.crowded, host.decode.crowded)
-    return InlineConfig(times=times, tbt_s=flags.tbt_s)
+    return InlineConfig(times=times, tbt_s=tbt_s)

@@ -13,7 +13,6 @@ from rich.console import Console
 
 from twofold.cli.serve_access import check_loopback, find_keys
 from twofold.cli.serve_flags import Flags, public_name, service_of
-from twofold.cli.serve_inline import InlineFlags
 from twofold.cli.serve_overload import OverloadFlags
 from twofold.cli.serve_replan import ReplanFlags
 from twofold.cli.store_flags import store_config
@@ -30,7 +29,6 @@ __all__ = [
     "AdmissionLimits",
     "Flags",
     "HttpConfig",
-    "InlineFlags",
     "Limits",
     "OverloadFlags",
     "ReplanFlags",

@@ -36,7 +36,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     `output_tokens` is the exact length in a trace and the upper bound (`max_tokens`) in a live service.
     `prefix_blocks` names the prompt's full blocks: equal names mean an equal block after an equal prefix. A trace has
     numbers for blocks of 512 tokens (Mooncake's `hash_ids`, which name a last block that is not full as well); a live
-    service has hashes, salted by tenant, for blocks of its engine's size (`kvcache.prefix`).
+    service has hashes, salted by tenant, for blocks of its engine's size (`kvcache.prefix`). An instance that computes
+    them keeps them for `retain_s` seconds, where it can, for requests that begin alike.
     """
 
     id: str
@@ -44,6 +45,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     output_tokens: int
     prefix_blocks: tuple[BlockKey, ...] = ()
+    retain_s: float = 0.0
 
     @property
     def total_tokens(self) -> int:

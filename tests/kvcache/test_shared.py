@@ -12,7 +12,7 @@ from twofold.kvcache.prefix import prefix_keys
 from twofold.kvcache.shared import SharedBlocks
 from twofold.kvcache.watcher import Removal
 
-NUM_BLOCKS, SIZE = 10, 2
+NUM_BLOCKS, SIZE, MOST_PINNED = 10, 2, 6
 
 
 class Running:
@@ -29,7 +29,7 @@ class Memory:
 
     def __init__(self, name):
         self.seen = Seen()
-        self.blocks = SharedBlocks(NUM_BLOCKS, SIZE, create_eviction(name), self.seen)
+        self.blocks = SharedBlocks(NUM_BLOCKS, SIZE, create_eviction(name), self.seen, MOST_PINNED)
         self.contents = {}
         self.requests = []
 
@@ -103,6 +103,13 @@ class Memory:
         if request.owned and self.blocks.fits(3):
             self.blocks.extend(request.grant, 3)
 
+    def pin(self, prompt, until):
+        """As far as may be, and never so that anything else is found."""
+        keys = tuple(prefix_keys(prompt, SIZE))
+        here = self.blocks.match(keys)
+        pinned = self.blocks.pin(keys, until)
+        assert pinned == here or self.blocks.num_pinned == MOST_PINNED
+
     def forget(self, request):
         if not request.owned and not request.transfers:
             self.requests.remove(request)
@@ -113,13 +120,17 @@ class Memory:
         assert self.blocks.num_free == NUM_BLOCKS - len(held)
         assert self.seen.keys == set(self.blocks._cached)
         assert self.blocks.num_cached <= NUM_BLOCKS
+        assert self.blocks.num_pinned <= min(MOST_PINNED, self.blocks.num_cached)
 
 
 tokens = st.lists(st.integers(0, 1), min_size=1, max_size=9).map(tuple)
 steps = st.lists(
     st.tuples(
         st.sampled_from(
-            ["start", "compute", "compute", "compute", "finish", "release", "begin", "end", "extend"]
+            [
+                *("start", "compute", "compute", "compute", "finish", "release", "begin", "end", "extend"),
+                *("pin", "expire"),
+            ]
         ),
         st.integers(0, 5),
         tokens,
@@ -132,11 +143,15 @@ steps = st.lists(
 @settings(max_examples=400)
 @given(steps)
 def test_a_prefix_is_what_it_says_and_a_shared_block_is_never_written(name, steps):
-    """Whatever starts, computes, transfers, aborts and ends in whatever order; and nothing is held in the end."""
+    """Whatever starts, computes, transfers, aborts, ends and is pinned, in any order; nothing is held in the end."""
     memory = Memory(name)
     for action, number, prompt in steps:
         if action == "start":
             memory.start(prompt, number)
+        elif action == "pin":
+            memory.pin(prompt, float(number))
+        elif action == "expire":
+            memory.blocks.expire(float(number))
         elif memory.requests:
             getattr(memory, action)(memory.requests[number % len(memory.requests)])
         memory.check()
@@ -241,3 +256,41 @@ def test_what_two_computed_side_by_side_is_published_once(blocks):
     assert (blocks.num_free, blocks.num_cached) == (5, 1)
     with pytest.raises(ValueError, match="first has 1 blocks, and keys of 2 are published"):
         blocks.publish(first.grant, (1, 2))
+
+
+def test_what_is_pinned_outlasts_what_is_not(blocks):
+    """Until its time is up; a request that uses it meanwhile changes nothing about that."""
+    blocks.release(publish(blocks, (1, 2), 9))
+    blocks.release(publish(blocks, (3, 4), 9))
+    assert blocks.pin((1, 2, 9), 10.0) == 2
+    blocks.release(blocks.allocate_prompt("user", 9, (1, 2), 9).grant)
+    blocks.release(blocks.allocate("large", 16))
+    assert (blocks.match((1, 2)), blocks.match((3, 4)), blocks.num_pinned) == (2, 0, 2)
+    blocks.expire(9.0)
+    assert blocks.num_pinned == 2
+    blocks.expire(10.0)
+    assert (blocks.num_pinned, blocks.match((1, 2))) == (0, 2)
+    blocks.allocate("all", 24)
+    assert blocks.num_cached == 0
+
+
+def test_nobody_waits_for_what_is_pinned(blocks, seen):
+    """It is free for a request that finds no other room, that whose time is up first before the rest."""
+    for key, until in ((1, 30.0), (2, 10.0), (3, 20.0)):
+        blocks.release(publish(blocks, (key,), 4))
+        blocks.pin((key,), until)
+    assert blocks.fits(24)
+    blocks.allocate("most", 20)
+    assert (seen.keys, blocks.num_pinned) == ({1}, 1)
+    blocks.allocate("rest", 4)
+    assert (seen.keys, blocks.num_pinned, blocks.num_free) == (set(), 0, 0)
+
+
+def test_no_more_is_pinned_than_may_be(seen):
+    """What is pinned already can be pinned for longer."""
+    blocks = SharedBlocks(6, 4, Lru(), seen, max_pinned=2)
+    blocks.release(publish(blocks, (1, 2, 3), 13))
+    assert (blocks.pin((1, 2, 3), 10.0), blocks.num_pinned) == (2, 2)
+    assert blocks.pin((1, 2), 20.0) == 2
+    blocks.expire(10.0)
+    assert blocks.num_pinned == 2

@@ -75,6 +75,7 @@ def run(world, sizes):
             prompt_tokens=prompt,
             output_tokens=output,
             prefix_blocks=keys_of(number, prompt, shared, family),
+            retain_s=2000.0 * (number % 3 == 0),
         )
         for number, (prompt, output, arrival, _, shared, family) in enumerate(sizes)
     ]

@@ -160,3 +160,40 @@ def test_prompts_without_keys_reuse_nothing():
         instance.submit(request(name, prompt=12), decodes_here=False)
         assert [item.num_tokens for item in items(instance)] == [12]
     assert instance.status().blocks_cached == 0
+
+
+def test_a_prompt_is_kept_for_as_long_as_its_request_says():
+    """From when it is computed on; others go meanwhile, whichever was used last."""
+    instance = reusing("prefill", num_blocks=8)
+
+    def compute(name, keys, now, retain_s=0.0):
+        asked = msgspec.structs.replace(prompt(name, 14, keys), retain_s=retain_s)
+        instance.submit(asked, decodes_here=False)
+        batch = instance.next_batch(now)
+        instance.complete(batch)
+        instance.handed_off(name)
+        return instance.reused_tokens(name), batch.items[0].context_tokens
+
+    compute("kept", "abc", 0.0, retain_s=10.0)
+    compute("other", "xyz", 1.0)
+    assert instance.status().blocks_pinned == 3
+    for number, now in enumerate((2.0, 3.0, 4.0)):
+        compute(f"flood {number}", f"{number}ij", now)
+    assert compute("kept again", "abc", 5.0)[1] == 12
+    assert compute("other again", "xyz", 6.0)[1] == 0
+    compute("late", "lmn", 10.0)
+    assert instance.status().blocks_pinned == 0
+    compute("later", "opq", 11.0)
+    assert compute("no more", "abc", 12.0)[1] < 12
+
+
+def test_a_prompt_that_takes_all_memory_does_not_wait_for_what_is_kept():
+    """It starts at once, in its place."""
+    instance = reusing("prefill", num_blocks=8)
+    instance.submit(msgspec.structs.replace(prompt("kept", 12, "abc"), retain_s=1e9), decodes_here=False)
+    step(instance)
+    instance.handed_off("kept")
+    assert instance.status().blocks_pinned == 3
+    instance.submit(prompt("all", 32, "xyzuvwst"), decodes_here=False)
+    assert ran(instance) == ["all"]
+    assert instance.status().blocks_pinned == 0

@@ -95,10 +95,11 @@ def test_prefixes(metrics, value):
     """What was looked up and found, and what was given up, over all lives of an instance."""
     metrics.instances.prefilled("p", 100, 0)
     metrics.instances.prefilled("p", 100, 64)
-    status = InstanceStatus(0, 0, 0, 0, 0, 10, 10, 0, blocks_cached=4, blocks_evicted=3)
+    status = InstanceStatus(0, 0, 0, 0, 0, 10, 10, 0, blocks_cached=4, blocks_evicted=3, blocks_pinned=2)
     for _ in range(2):
         metrics.instances.status("p", status)
         assert value("kv_cache_blocks", instance="p", state="cached") == 4
+        assert value("kv_cache_blocks", instance="p", state="pinned") == 2
         metrics.instances.remove("p")
     assert value("prefix_cache_queries_total", instance="p") == 200
     assert value("prefix_cache_hits_total", instance="p", tier="engine") == 64

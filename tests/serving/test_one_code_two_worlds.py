@@ -59,10 +59,11 @@ class VirtualRun:
         lease_s,
         swap_blocks,
         eviction,
+        max_pinned,
         **_,
     ):
         blocks = (
-            SharedBlocks(num_blocks, block_size, create_eviction(eviction))
+            SharedBlocks(num_blocks, block_size, create_eviction(eviction), max_pinned=max_pinned)
             if eviction
             else BlockManager(num_blocks, block_size)
         )
@@ -143,7 +144,16 @@ def test_a_simulation_with_recorded_times_takes_the_live_decisions(flags, tiny_m
         prompt[:0] = beginning
     with served(tiny_model_dir("llama"), (*ENGINE, *flags, "--journal", str(tmp_path))) as url:
         asyncio.run(
-            complete_all(url, prompts, at_once=20, spread_s=2.0, max_tokens=16, temperature=1.0, seed=4)
+            complete_all(
+                url,
+                prompts,
+                at_once=20,
+                spread_s=2.0,
+                max_tokens=16,
+                temperature=1.0,
+                seed=4,
+                prompt_cache_retention="24h",
+            )
         )
         asyncio.run(complete_all(url, prompts[:10], at_once=3, max_tokens=1, n=2))
     journals = {path.stem: read_journal(path) for path in sorted(tmp_path.glob("*.jsonl"))}

@@ -170,6 +170,23 @@ def test_tenants_never_share(tiny_model_dir):
         assert len({tuple(made) for made, _ in asked}) == 1
 
 
+def test_a_prompt_that_is_to_be_kept_outlasts_others(tiny_model_dir):
+    """It is found after more came than there is memory for, and what was asked for beside it is not."""
+    prompts = {name: tokens(name, 5 * BLOCK + 1) for name in ("kept", "for a while", "other")}
+    keeping = {"kept": {"prompt_cache_retention": "24h"}, "for a while": {"prompt_cache_options": {"ttl": "30m"}}}
+    tight = ("--dtype", "float32", "--max-model-len", "512", "--kv-cache-memory-bytes", "1536KiB")
+    with running_service(tiny_model_dir("llama"), *tight, *SPLIT) as (_, url):
+        for name, prompt in prompts.items():
+            asyncio.run(ask(url, prompt, **GREEDY, **keeping.get(name, {})))
+        flood = [tokens(f"flood {number}", 25 * BLOCK) for number in range(12)]
+        asyncio.run(ask_in_turn(url, flood, **GREEDY))
+        assert metric(url, "prefix_cache_evictions_total") > 0
+        assert metric(url, 'kv_cache_blocks{instance="prefill-0",state="pinned"}') == 10
+        found = {name: asyncio.run(ask(url, prompt, **GREEDY))[1] for name, prompt in prompts.items()}
+        assert found == {"kept": 5 * BLOCK, "for a while": 5 * BLOCK, "other": 0}
+        assert asyncio.run(all_blocks_free(url))
+
+
 def test_switched_off(tiny_model_dir):
     """Every prompt is computed whole, and nothing is counted."""
     with running_service(tiny_model_dir("llama"), *ENGINE, *SPLIT, "--no-prefix-caching") as (_, url):

@@ -49,6 +49,8 @@ _BUDGET = (
 )
 _SWAP = "Host memory of a decoding worker to swap to, as in 4GiB: outputs then take KV cache as they grow."
 _PREFIXES = "Keep the KV of prompts while there is room, for prompts that begin alike (yes; no if emulated)."
+_RETENTION = "Longest that a request may have its prompt kept, in seconds; 0: not at all."
+_RETENTION_SHARE = "Share of the KV memory that prompts so kept may take (0.25)."
 _STORE_DRAM = "Memory of the host that keeps KV of prompts for all of its workers, as in 4GiB."
 _STORE_DISK = "A directory below that, and how much of its disk, as in /var/kv:100GiB."
 _TOKENIZER = "Directory of the tokenizer (the model's); an emulated model has none of its own."
@@ -141,6 +143,9 @@ def serve(
         bool | None,
         typer.Option("--prefix-caching/--no-prefix-caching", help=_PREFIXES, rich_help_panel=_ENGINE),
     ] = None,
+    cache_retention_share: Annotated[
+        float | None, typer.Option(min=0, max=1, help=_RETENTION_SHARE, rich_help_panel=_ENGINE)
+    ] = None,
     kv_store_dram: Annotated[str | None, typer.Option(help=_STORE_DRAM, rich_help_panel=_ENGINE)] = None,
     kv_store_disk: Annotated[str | None, typer.Option(help=_STORE_DISK, rich_help_panel=_ENGINE)] = None,
     max_model_len: Annotated[
@@ -222,6 +227,7 @@ def serve(
         int | None,
         typer.Option(min=1, help="Longest prompt (as the context allows).", rich_help_panel=_LIMITS),
     ] = None,
+    cache_retention: Annotated[float, typer.Option(min=0, help=_RETENTION, rich_help_panel=_LIMITS)] = 3600.0,
     max_body_bytes: Annotated[
         str, typer.Option(help="Largest request body, as in 32MiB.", rich_help_panel=_LIMITS)
     ] = "32MiB",
@@ -276,6 +282,7 @@ def serve(
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
         prefix_caching=prefix_caching,
+        cache_retention_share=cache_retention_share,
         max_num_batched_tokens=None
         if max_num_batched_tokens is None
         else parse_budget(max_num_batched_tokens),
@@ -304,6 +311,7 @@ def serve(
             generations=min(serve_run.Limits().generations, max_running + max_waiting),
             prompt_tokens=max_prompt_tokens,
             timeout_s=request_timeout,
+            longest_retention_s=cache_retention,
         ),
         admission=serve_run.AdmissionLimits(
             max_running=max_running,

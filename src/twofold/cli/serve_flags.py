@@ -69,6 +69,7 @@ class Flags:
     max_model_len: int | None = None
     max_num_seqs: int | None = None
     prefix_caching: bool | None = None
+    cache_retention_share: float | None = None
     max_num_batched_tokens: TokenBudget | None = None
     enable_chunked_prefill: bool | None = None
     tokenizer: Path | None = None
@@ -96,6 +97,7 @@ def service_of(flags: Flags) -> ServiceConfig:
     config = _from_flags(flags) if flags.cluster is None else _from_cluster(flags, flags.cluster)
     check_splits(config)
     _check_reuse(flags, config)
+    config = _with_retention(flags, config)
     _check_store(flags, config)
     _check_inline(flags, config)
     config = msgspec.structs.replace(config, store=flags.store)
@@ -143,6 +145,17 @@ def _check_reuse(flags: Flags, config: ServiceConfig) -> None:
         raise ConfigurationError(
             f"--prefix-caching is not for the batcher {min(batchers)}, which takes prompts as long as they are"
         )
+
+
+def _with_retention(flags: Flags, config: ServiceConfig) -> ServiceConfig:
+    """How much of the prompts may be kept; raises ConfigurationError where nothing is."""
+    given = {"retained_share": flags.cache_retention_share}
+    changes = {name: value for name, value in given.items() if value is not None}
+    if changes and not config.engine.prefix_caching:
+        raise ConfigurationError(
+            "--cache-retention-share is for what --prefix-caching keeps: give that too, or leave out --no-prefix-caching"
+        )
+    return msgspec.structs.replace(config, engine=msgspec.structs.replace(config.engine, **changes))
 
 
 def public_name(flags: Flags, config: ServiceConfig) -> str:

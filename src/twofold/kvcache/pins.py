@@ -1,6 +1,6 @@
 """Until when blocks are pinned."""
 
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
 from twofold.request import BlockKey
 
@@ -10,7 +10,9 @@ class Pins:
 
     def __init__(self) -> None:
         self._until: dict[BlockKey, float] = {}
-        # (until, number, block): a block that is pinned for longer, or dropped, leaves its old entry to be skipped.
+        # (until, −number, block): of those that end together the last goes first, as the end of a prompt is of no use
+        # without its beginning. A block that is pinned for longer, or dropped, leaves its old entry to be skipped; they
+        # are swept out when they are most of it.
         self._ends: list[tuple[float, int, BlockKey]] = []
         self._entries = 0
 
@@ -25,7 +27,20 @@ class Pins:
         if before is None or until > before:
             self._until[key] = until
             self._entries += 1
-            heappush(self._ends, (until, self._entries, key))
+            heappush(self._ends, (until, -self._entries, key))
+            if len(self._ends) > 2 * len(self._until) + 16:
+                self._ends = [end for end in self._ends if self._until.get(end[2]) == end[0]]
+                heapify(self._ends)
+
+    def first(self) -> BlockKey | None:
+        """The block whose time is up first; None when none is pinned."""
+        ends = self._ends
+        while ends:
+            until, _, key = ends[0]
+            if self._until.get(key) == until:
+                return key
+            heappop(ends)
+        return None
 
     def drop(self, key: BlockKey) -> bool:
         """The block is not pinned any more; False if it was not."""

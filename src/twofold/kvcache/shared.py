@@ -18,6 +18,7 @@ from twofold.errors import OutOfBlocksError
 from twofold.kvcache.accounts import Grant
 from twofold.kvcache.blocks import BlockManager
 from twofold.kvcache.eviction.base import Eviction
+from twofold.kvcache.pins import Pins
 from twofold.kvcache.watcher import CacheWatcher, Removal
 from twofold.request import BlockKey
 
@@ -41,15 +42,22 @@ class SharedBlocks(BlockManager):
     """`BlockManager` whose full prompt blocks are found again by key.
 
     A block with a key is never written: whoever is given it as part of a prefix only reads it. It stays when its last
-    owner is done, and counts as free: it goes, by the eviction rule, when its room is wanted. `hits` and `misses` count
-    the full blocks of prompts, `removals` the keys that went, by reason. A block in several grants that are in transfer
-    counts as in flight for each.
+    owner is done, and counts as free: it goes, by the eviction rule, when its room is wanted; one that is pinned
+    goes only when no other can, and at most half of all can be pinned, unless `max_pinned` says otherwise. `hits` and
+    `misses` count the full blocks of prompts, `removals` the keys that went, by reason. A block in several grants that
+    are in transfer counts as in flight for each.
     """
 
     def __init__(
-        self, num_blocks: int, block_size: int, eviction: Eviction, watcher: CacheWatcher | None = None
+        self,
+        num_blocks: int,
+        block_size: int,
+        eviction: Eviction,
+        watcher: CacheWatcher | None = None,
+        max_pinned: int | None = None,
     ) -> None:
         super().__init__(num_blocks, block_size)
+        self.max_pinned = num_blocks // 2 if max_pinned is None else max_pinned
         self.hits = 0
         self.misses = 0
         self.removals = dict.fromkeys(Removal, 0)
@@ -61,11 +69,17 @@ class SharedBlocks(BlockManager):
             0
         ] * num_blocks  # grants that have the block, and copies from it that are still to be made
         self._copies: dict[Grant, int] = {}  # the block that is still to be copied from
+        self._pins = Pins()
 
     @property
     def num_cached(self) -> int:
         """How many blocks have a key, owned or not."""
         return len(self._cached)
+
+    @property
+    def num_pinned(self) -> int:
+        """How many of them are pinned."""
+        return len(self._pins)
 
     def match(self, keys: Sequence[BlockKey]) -> int:
         """How many leading blocks of a prompt are here. Changes nothing."""
@@ -161,6 +175,31 @@ class SharedBlocks(BlockManager):
             if self._watcher is not None:
                 self._watcher.stored(key)
 
+    def pin(self, keys: Sequence[BlockKey], until: float) -> int:
+        """Keep the leading blocks of a prompt that are here until a time; returns how many, as far as may be pinned.
+
+        They count as free all the same, so that nobody waits for room because of them.
+        """
+        count = self.match(keys)
+        for position in range(count):
+            key = keys[position]
+            if key not in self._pins:
+                if len(self._pins) >= self.max_pinned:
+                    return position
+                if not self._owners[self._cached[key]]:
+                    self._eviction.hold(key)
+            self._pins.pin(key, until)
+        return count
+
+    def expire(self, now: float) -> None:
+        """Blocks are as others again whose pin was until `now` or before."""
+        for key in self._pins.expired(now):
+            self._unpinned(key)
+
+    def _unpinned(self, key: BlockKey) -> None:
+        if not self._owners[self._cached[key]]:
+            self._eviction.release(key)
+
     def _taken(self, tokens: int, prefix: Sequence[int]) -> int:
         """How many free blocks go to an owner that is given these: cached ones that nobody owns are free as well."""
         return self.blocks_for(tokens) - sum(self._owners[block] > 0 for block in prefix)
@@ -183,15 +222,22 @@ class SharedBlocks(BlockManager):
         return block
 
     def _evict(self) -> int:
-        key = self._eviction.first()
-        if key is None:
-            raise OutOfBlocksError("no block is free")  # the accounts say otherwise, so this does not happen
+        while (key := self._eviction.first()) is None:
+            pinned = self._pins.first()
+            if pinned is None:
+                raise OutOfBlocksError(
+                    "no block is free"
+                )  # the accounts say otherwise, so this does not happen
+            # A request comes before what is kept for others that may come.
+            self._pins.drop(pinned)
+            self._unpinned(pinned)
         return self._uncache(key, Removal.CAPACITY)
 
     def _uncache(self, key: BlockKey, reason: Removal) -> int:
         """Nobody finds this key any more; returns the block that had it."""
         block = self._cached.pop(key)
         del self._keys[block]
+        self._pins.drop(key)
         self._eviction.forget(key)
         self.removals[reason] += 1
         if self._watcher is not None:
@@ -201,7 +247,7 @@ class SharedBlocks(BlockManager):
     def _join(self, block: int, key: BlockKey) -> None:
         """One owner more of a block that has a key."""
         self._eviction.hit(key)
-        if not self._owners[block]:
+        if not self._owners[block] and key not in self._pins:
             self._eviction.hold(key)
         self._owners[block] += 1
 
@@ -213,7 +259,7 @@ class SharedBlocks(BlockManager):
             key = self._keys.get(block)
             if key is None:
                 heappush(self._free_ids, block)
-            else:
+            elif key not in self._pins:
                 self._eviction.release(key)
 
     def _last_again(self, grant: Grant, key: BlockKey) -> tuple[int, int] | None:

@@ -88,6 +88,7 @@ class InstanceScheduler:
         self._batch: Batch | None = None
         self._batches = 0
         self._aborted_in_batch: list[Grant] = []
+        self._now = 0.0  # when an iteration was started last
 
     # -- commands ---------------------------------------------------------------------------------------------
 
@@ -283,6 +284,9 @@ class InstanceScheduler:
         """Start an iteration, or a run of equal ones; None when there is nothing to run."""
         if self._iteration is not None:
             raise RuntimeError("the previous iteration has not been accounted for")
+        self._now = now
+        if self.shared is not None:
+            self.shared.expire(now)
         queues, selection = self._queues, None
         if self.changed or not self._standing:
             self.changed = False
@@ -464,6 +468,8 @@ class InstanceScheduler:
                     shared.copied(_granted(sequence))
                 _publish(shared, sequence, computed, part.context_tokens)
             if part.samples:
+                if shared is not None and sequence.request.retain_s:
+                    _retain(shared, sequence, self._now)
                 prefilling.remove(sequence)
                 sequence.generated += 1
                 steps.append(self._first_token(sequence, sequence.id in stopped))
@@ -543,6 +549,7 @@ class InstanceScheduler:
             swap_blocks_moved=0 if growth is None else growth.blocks_copied,
             blocks_cached=0 if shared is None else shared.num_cached,
             blocks_evicted=0 if shared is None else shared.removals[Removal.CAPACITY],
+            blocks_pinned=0 if shared is None else shared.num_pinned,
         )
 
     def _started(self) -> int:
@@ -611,3 +618,10 @@ def _publish(shared: SharedBlocks, sequence: ScheduledSequence, computed: int, k
     size = shared.block_size
     keys = sequence.request.prefix_blocks[: min(computed, sequence.prompt_tokens) // size]
     shared.publish(_granted(sequence), keys, known_tokens // size)
+
+
+def _retain(shared: SharedBlocks, sequence: ScheduledSequence, now: float) -> None:
+    """A prompt that is computed is kept for as long as its request says."""
+    request = sequence.request
+    keys = request.prefix_blocks[: sequence.prompt_tokens // shared.block_size]
+    shared.pin(keys, now + request.retain_s)

@@ -19,7 +19,7 @@ class InstanceStatus(msgspec.Struct, frozen=True):
 
     `running` includes the `swapped`. `swaps` counts how often one was swapped out, and `swap_blocks_moved` what went
     out and back, ever. `blocks_cached` hold KV that prompts find, and do so until their memory is wanted, as that
-    of `blocks_evicted` was, ever.
+    of `blocks_evicted` was, ever; `blocks_pinned` of them until their time is up, or no others can go.
     """
 
     waiting: int
@@ -37,6 +37,7 @@ class InstanceStatus(msgspec.Struct, frozen=True):
     swap_blocks_moved: int = 0
     blocks_cached: int = 0
     blocks_evicted: int = 0
+    blocks_pinned: int = 0
 
     @property
     def idle(self) -> bool:

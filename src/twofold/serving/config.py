@@ -38,7 +38,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     With `swap_bytes` decodes take KV memory as they go, and are swapped out to so much memory of the host, per worker
     that decodes, when there is none left.
 
-    With `prefix_caching` the KV of prompts stays until its memory is wanted, for prompts that begin alike.
+    With `prefix_caching` the KV of prompts stays until its memory is wanted, for prompts that begin alike. Of that
+    memory a share of `retained_share` may be kept for requests that ask for it.
 
     `engine` is one of those in `serving.worker.engines`. For `emulated`, `model` is a name of the catalog and
     `vocab_size` says how many tokens there are. `tokenizer` is a directory, where it is not the model's own.
@@ -56,6 +57,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int | None = None
     max_num_seqs: int = 64
     prefix_caching: bool = False
+    retained_share: float = 0.25
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,7 +6,7 @@ from twofold.scheduling.instance import InstanceStatus
 from twofold.serving.registry import Registry
 from twofold.serving.snapshot import InstanceState
 
-BLOCK_STATES = ("total", "free", "in_flight", "cached")
+BLOCK_STATES = ("total", "free", "in_flight", "cached", "pinned")
 REQUEST_STATES = ("waiting", "running", "arriving", "handing_off", "lease_queue", "swapped")
 SWAP_STATES = ("total", "free")
 ENGINE_TIER = "engine"  # the memory that an instance computes on

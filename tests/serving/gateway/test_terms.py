@@ -125,3 +125,24 @@ def test_refused_for_good():
 def test_every_reason_has_a_sentence():
     """A new reason without one would be a KeyError in the middle of overload."""
     assert all(isinstance(refused(Refusal(reason, 1)), RequestError) for reason in RefusalReason)
+
+
+@pytest.mark.parametrize(("path", "body"), [("/v1/completions", ASK), ("/v1/chat/completions", CHAT)])
+@pytest.mark.parametrize(
+    ("fields", "seconds"),
+    [
+        ({}, 0),
+        ({"prompt_cache_key": "a conversation"}, 0),
+        ({"prompt_cache_retention": "in_memory"}, 0),
+        ({"prompt_cache_retention": "in-memory"}, 0),
+        ({"prompt_cache_retention": "24h"}, 3600),
+        ({"prompt_cache_options": {}}, 0),
+        ({"prompt_cache_options": {"mode": "implicit", "ttl": "30m"}}, 1800),
+        ({"prompt_cache_options": {"ttl": "90s"}, "prompt_cache_retention": "in_memory"}, 90),
+        ({"prompt_cache_options": {"ttl": "2h"}}, 3600),
+    ],
+)
+def test_how_long_a_prompt_is_to_be_kept(client, service, path, body, fields, seconds):
+    """As long as is asked for, and not longer than may be."""
+    assert client.post(path, json=body | fields).status_code == 200
+    assert service.started[-1].request.retain_s == seconds

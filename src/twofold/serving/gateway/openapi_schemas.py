@@ -2,6 +2,7 @@
 
 import msgspec
 
+from twofold.serving.gateway.caching import MODES, RETENTIONS
 from twofold.serving.gateway.errors import ErrorBody
 from twofold.serving.gateway.messages import ROLES, UNSUPPORTED_PARTS
 from twofold.serving.gateway.responses import (
@@ -46,9 +47,11 @@ def schemas(model: str) -> Json:
     for kind in (ChatFields, CompletionFields):
         fields = made[kind.__name__]["properties"]
         fields["model"] = {"const": model}
+        fields["prompt_cache_retention"] = {"enum": [None, *RETENTIONS]}
         for name in UnsupportedFields.__struct_fields__:
             if name != "best_of":  # any number, as long as it is that of `n`
                 fields[name] = {"enum": [None, *NEUTRAL.get(name, ())], "description": _NOT_SUPPORTED}
+    made["PromptCacheOptions"]["properties"]["mode"] = {"enum": [None, *MODES]}
     made["ChatFields"]["properties"]["messages"]["minItems"] = 1
     part = {"type": {"const": "text"}, "text": {"type": "string"}}
     made["ContentPart"] |= {"properties": part, "required": list(part)}

@@ -118,14 +118,15 @@ def _sampling(
 
 
 def _generation(answer: Answer, index: int, token_ids: list[int], sampling: SamplingParams) -> Generation:
+    terms = answer.terms
     request = Request(
         # The client may choose the answer's id, and may choose the same one twice; this one must be unique.
         id=f"{answer.id}-{index}-{secrets.token_hex(16)}",
         arrival_s=answer.arrival_s,
         prompt_tokens=len(token_ids),
         output_tokens=sampling.max_tokens,
+        retain_s=terms.retain_s,
     )
-    terms = answer.terms
     return Generation(
         request=request,
         prompt_token_ids=token_ids,

@@ -15,6 +15,8 @@ Count = Annotated[int, Meta(ge=1, le=MAX_INT)]
 TokenId = Annotated[int, Meta(ge=0, le=MAX_INT)]
 Seed = Annotated[int, Meta(ge=-(2**63), le=MAX_INT)]
 TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
+CacheKey = Annotated[str, Meta(max_length=64)]
+Ttl = Annotated[str, Meta(pattern=r"^[1-9][0-9]{0,5}[smh]$")]
 Prompt = str | list[str | TokenId | list[TokenId]]
 
 
@@ -23,6 +25,13 @@ class StreamOptions(Struct, frozen=True, kw_only=True):
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
+
+
+class PromptCacheOptions(Struct, frozen=True, kw_only=True):
+    """What of a prompt is to be kept (`mode`), and for how long at least (`ttl`: 30m, say)."""
+
+    mode: str | None = None
+    ttl: Ttl | None = None
 
 
 class GenerationFields(UnsupportedFields, frozen=True, kw_only=True):
@@ -46,6 +55,9 @@ class GenerationFields(UnsupportedFields, frozen=True, kw_only=True):
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
     priority: Annotated[int, Meta(ge=-(2**63), le=MAX_INT)] | None = None
+    prompt_cache_key: CacheKey | None = None
+    prompt_cache_retention: str | None = None
+    prompt_cache_options: PromptCacheOptions | None = None
     timeout: Annotated[float, Meta(gt=0)] | None = None
 
 

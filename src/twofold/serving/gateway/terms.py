@@ -1,4 +1,4 @@
-"""The terms of a request: on whose behalf it is made, how urgent it is and until when it is of use."""
+"""The terms of a request: on whose behalf, how urgent, until when it is of use, and for how long its prompt may be."""
 
 import math
 
@@ -6,6 +6,7 @@ import msgspec
 from starlette.requests import Request
 
 from twofold.errors import RequestError
+from twofold.serving.gateway.caching import retention_s
 from twofold.serving.gateway.gateway import Gateway
 from twofold.serving.gateway.keys import ApiKey
 from twofold.serving.gateway.middleware import arrival_of
@@ -15,15 +16,19 @@ TIMEOUT_HEADER = "X-Request-Timeout"
 
 
 class Terms(msgspec.Struct, frozen=True, kw_only=True):
-    """`key` is the API key's name (empty: none), `priority` vLLM's, `deadline_s` on the monotonic clock."""
+    """`key` is the API key's name (empty: none), `priority` vLLM's, `deadline_s` on the monotonic clock.
+
+    Its prompt is to be kept for `retain_s` seconds for those that begin alike.
+    """
 
     key: str
     priority: int
     deadline_s: float
+    retain_s: float
 
 
 def terms_of(gateway: Gateway, request: Request, fields: GenerationFields, prompts: int) -> Terms:
-    """Raises RequestError on a timeout that is none, or on more generations than the key may ever have at once."""
+    """Raises RequestError on a timeout or a retention that is none, and on more generations than the key may have."""
     arrival = arrival_of(request)
     if arrival.key is not None:
         _check_key(arrival.key, (fields.n or 1) * prompts)
@@ -31,6 +36,7 @@ def terms_of(gateway: Gateway, request: Request, fields: GenerationFields, promp
         key="" if arrival.key is None else arrival.key.name,
         priority=fields.priority or 0,
         deadline_s=arrival.monotonic_s + _timeout_s(gateway, request, fields),
+        retain_s=retention_s(fields, gateway.limits.longest_retention_s),
     )
 
 

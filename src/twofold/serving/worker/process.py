@@ -185,8 +185,9 @@ def _scheduler(
     engine = parts.engine
     num_blocks, block_size = engine.num_blocks, engine.layout.block_size
     shares = config.reuses(spec)
+    most_retained = int(num_blocks * config.engine.retained_share)
     blocks = (
-        SharedBlocks(num_blocks, block_size, create_eviction(EVICTION), changes)
+        SharedBlocks(num_blocks, block_size, create_eviction(EVICTION), changes, most_retained)
         if shares
         else BlockManager(num_blocks, block_size)
     )
@@ -214,6 +215,7 @@ def _scheduler(
             "lease_s": config.lease_s,
             "swap_blocks": swap_blocks,
             "eviction": EVICTION if shares else None,
+            "max_pinned": most_retained,
         },
     )
     return scheduler

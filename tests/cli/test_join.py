@@ -92,6 +92,7 @@ def test_a_port_that_is_taken(model, key, refusal):
         ({"workers": []}, "say what workers this host brings"),
         ({"controller": "10.0.0.1"}, "write tcp://ADDRESS:PORT"),
         ({"name": ["--name", "two words"]}, "is no name"),
+        ({"name": ["--kv-eviction", "fifo"]}, "choose one of lru, lfu, length-aware"),
         ({"name": ["--address", "no.such.host.invalid"]}, "is not known here"),
         ({"model": "/nowhere"}, "twofold model create"),
     ],

@@ -113,6 +113,8 @@ def test_a_device_that_is_not_there(model):
         ("--pipeline-chunk", "512"),
         ("--cache-retention-share", "0.5", "--no-prefix-caching"),
         ("--cache-retention-share", "2"),
+        ("--kv-eviction", "fifo"),
+        ("--kv-eviction", "lfu", "--no-prefix-caching"),
         ("--cache-retention", "-1"),
         ("--pipeline-chunk", "512", "--decode-pp", "2"),
         ("--max-num-batched-tokens", "512", "--pipeline-chunk", "512", "--prefill-pp", "2"),

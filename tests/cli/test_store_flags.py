@@ -2,7 +2,7 @@
 
 import pytest
 
-from twofold.cli.store_flags import store_config
+from twofold.cli.store_flags import check_eviction, store_config
 from twofold.errors import ConfigurationError
 
 
@@ -30,3 +30,11 @@ def test_what_cannot_be_had_is_refused(dram, disk, said):
     """It says which flag, and what would be right."""
     with pytest.raises(ConfigurationError, match=said):
         store_config(dram, disk)
+
+
+def test_rules_of_eviction():
+    """Those that there are are named to who asks for another."""
+    for rule in (None, "lru", "lfu", "length-aware"):
+        check_eviction(rule)
+    with pytest.raises(ConfigurationError, match="'fifo' is unknown: choose one of lru, lfu, length-aware"):
+        check_eviction("fifo")

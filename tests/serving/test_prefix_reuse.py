@@ -187,6 +187,16 @@ def test_a_prompt_that_is_to_be_kept_outlasts_others(tiny_model_dir):
         assert asyncio.run(all_blocks_free(url))
 
 
+def test_the_rule_by_which_blocks_go(tiny_model_dir):
+    """By lfu what is asked for often outlasts what came later."""
+    often, once = tokens("often", 5 * BLOCK + 1), tokens("once", 5 * BLOCK + 1)
+    tight = ("--dtype", "float32", "--max-model-len", "512", "--kv-cache-memory-bytes", "1536KiB")
+    with running_service(tiny_model_dir("llama"), *tight, *SPLIT, "--kv-eviction", "lfu") as (_, url):
+        flood = [tokens(f"flood {number}", 25 * BLOCK) for number in range(6)]
+        asyncio.run(ask_in_turn(url, [often, often, often, once, *flood], **GREEDY))
+        assert [asyncio.run(ask(url, prompt, **GREEDY))[1] for prompt in (often, once)] == [5 * BLOCK, 0]
+
+
 def test_switched_off(tiny_model_dir):
     """Every prompt is computed whole, and nothing is counted."""
     with running_service(tiny_model_dir("llama"), *ENGINE, *SPLIT, "--no-prefix-caching") as (_, url):

@@ -32,6 +32,9 @@ def join(
         str | None,
         typer.Option(help="A directory below that, and how much of its disk, as in /var/kv:100GiB."),
     ] = None,
+    kv_eviction: Annotated[
+        str | None, typer.Option(help="Which KV goes first: lru, lfu or length-aware (the service's).")
+    ] = None,
     pin_cores: Annotated[bool, typer.Option(help="Give each worker cores of its own.")] = True,
     log_format: Annotated[str, typer.Option(help="text, or json.")] = "text",
 ) -> None:
@@ -56,6 +59,7 @@ def join(
         device=device,
         kv_cache_bytes=None if kv_cache_memory_bytes is None else parse_size(kv_cache_memory_bytes),
         store=store_config(kv_store_dram, kv_store_disk),
+        kv_eviction=kv_eviction,
         pin_cores=pin_cores,
         log_format=log_format,
     )

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 import uvloop
 
+from twofold.cli.store_flags import check_eviction
 from twofold.curve.guard import Guard
 from twofold.curve.key import read_key
 from twofold.curve.network import Endpoint, Network, own_host
@@ -42,6 +43,7 @@ class JoinFlags:
     device: str | None = None
     kv_cache_bytes: int | None = None
     store: StoreConfig | None = None
+    kv_eviction: str | None = None
     pin_cores: bool = True
     log_format: str = "text"
 
@@ -53,6 +55,7 @@ def run(flags: JoinFlags) -> None:
     workers = {role: count for role, count in counts.items() if count}
     if not workers:
         raise ConfigurationError("say what workers this host brings: --prefill N, --decode N or --mixed N")
+    check_eviction(flags.kv_eviction)
     read_key(flags.cluster_key)  # a mistake there is told before anything takes time
     network, model = network_of(flags), find_model(flags.model)
     offer = Offer(model=model_name(model), workers=workers)
@@ -84,6 +87,7 @@ def adapted(config: ServiceConfig, flags: JoinFlags, network: Network, model: Pa
         tokenizer=None,
         device=flags.device or config.engine.device,
         kv_cache_bytes=flags.kv_cache_bytes or config.engine.kv_cache_bytes,
+        eviction=flags.kv_eviction or config.engine.eviction,
     )
     workers = with_cores(config.workers, pin_cores=flags.pin_cores)
     return msgspec.structs.replace(

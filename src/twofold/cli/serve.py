@@ -51,6 +51,7 @@ _SWAP = "Host memory of a decoding worker to swap to, as in 4GiB: outputs then t
 _PREFIXES = "Keep the KV of prompts while there is room, for prompts that begin alike (yes; no if emulated)."
 _RETENTION = "Longest that a request may have its prompt kept, in seconds; 0: not at all."
 _RETENTION_SHARE = "Share of the KV memory that prompts so kept may take (0.25)."
+_EVICTION = "Which KV of prompts goes first when memory is wanted: lru, lfu or length-aware (lru)."
 _STORE_DRAM = "Memory of the host that keeps KV of prompts for all of its workers, as in 4GiB."
 _STORE_DISK = "A directory below that, and how much of its disk, as in /var/kv:100GiB."
 _TOKENIZER = "Directory of the tokenizer (the model's); an emulated model has none of its own."
@@ -146,6 +147,7 @@ def serve(
     cache_retention_share: Annotated[
         float | None, typer.Option(min=0, max=1, help=_RETENTION_SHARE, rich_help_panel=_ENGINE)
     ] = None,
+    kv_eviction: Annotated[str | None, typer.Option(help=_EVICTION, rich_help_panel=_ENGINE)] = None,
     kv_store_dram: Annotated[str | None, typer.Option(help=_STORE_DRAM, rich_help_panel=_ENGINE)] = None,
     kv_store_disk: Annotated[str | None, typer.Option(help=_STORE_DISK, rich_help_panel=_ENGINE)] = None,
     max_model_len: Annotated[
@@ -283,6 +285,7 @@ def serve(
         max_num_seqs=max_num_seqs,
         prefix_caching=prefix_caching,
         cache_retention_share=cache_retention_share,
+        kv_eviction=kv_eviction,
         max_num_batched_tokens=None
         if max_num_batched_tokens is None
         else parse_budget(max_num_batched_tokens),

@@ -9,6 +9,7 @@ from twofold.cli.serve_forecast import forecast_config
 from twofold.cli.serve_inline import inline_config
 from twofold.cli.serve_overload import OverloadFlags, overload_config
 from twofold.cli.serve_replan import DEFAULT_ROUTER, ReplanFlags, replan_config
+from twofold.cli.store_flags import check_eviction
 from twofold.curve.key import read_key
 from twofold.curve.network import HOME, Endpoint, Network, own_host
 from twofold.errors import ConfigurationError
@@ -70,6 +71,7 @@ class Flags:
     max_num_seqs: int | None = None
     prefix_caching: bool | None = None
     cache_retention_share: float | None = None
+    kv_eviction: str | None = None
     max_num_batched_tokens: TokenBudget | None = None
     enable_chunked_prefill: bool | None = None
     tokenizer: Path | None = None
@@ -97,7 +99,7 @@ def service_of(flags: Flags) -> ServiceConfig:
     config = _from_flags(flags) if flags.cluster is None else _from_cluster(flags, flags.cluster)
     check_splits(config)
     _check_reuse(flags, config)
-    config = _with_retention(flags, config)
+    config = _with_eviction(flags, config)
     _check_store(flags, config)
     _check_inline(flags, config)
     config = msgspec.structs.replace(config, store=flags.store)
@@ -147,15 +149,23 @@ def _check_reuse(flags: Flags, config: ServiceConfig) -> None:
         )
 
 
-def _with_retention(flags: Flags, config: ServiceConfig) -> ServiceConfig:
-    """How much of the prompts may be kept; raises ConfigurationError where nothing is."""
-    given = {"retained_share": flags.cache_retention_share}
-    changes = {name: value for name, value in given.items() if value is not None}
-    if changes and not config.engine.prefix_caching:
-        raise ConfigurationError(
-            "--cache-retention-share is for what --prefix-caching keeps: give that too, or leave out --no-prefix-caching"
-        )
-    return msgspec.structs.replace(config, engine=msgspec.structs.replace(config.engine, **changes))
+def _with_eviction(flags: Flags, config: ServiceConfig) -> ServiceConfig:
+    """What is kept of prompts, and what goes first; raises ConfigurationError where nothing is."""
+    for flag, value in (
+        ("--kv-eviction", flags.kv_eviction),
+        ("--cache-retention-share", flags.cache_retention_share),
+    ):
+        if not config.engine.prefix_caching:
+            _refuse(flag, value, "is for what --prefix-caching keeps, and that is switched off")
+    check_eviction(flags.kv_eviction)
+    engine = msgspec.structs.replace(
+        config.engine,
+        eviction=flags.kv_eviction or config.engine.eviction,
+        retained_share=config.engine.retained_share
+        if flags.cache_retention_share is None
+        else flags.cache_retention_share,
+    )
+    return msgspec.structs.replace(config, engine=engine)
 
 
 def public_name(flags: Flags, config: ServiceConfig) -> str:

@@ -1,11 +1,18 @@
-"""What the flags of `twofold serve` and `twofold join` say of the store of a host."""
+"""What the flags of `twofold serve` and `twofold join` say of what is kept of prompts, and of the store of a host."""
 
 from pathlib import Path
 
 from twofold.cli.serve import parse_size
 from twofold.errors import ConfigurationError
+from twofold.kvcache.eviction import EVICTIONS
 from twofold.serving.config import StoreConfig
 from twofold.serving.store.disk import check_directory
+
+
+def check_eviction(rule: str | None) -> None:
+    """Raises ConfigurationError for a rule that there is not; None is none given."""
+    if rule is not None and rule not in EVICTIONS:
+        raise ConfigurationError(f"--kv-eviction {rule!r} is unknown: choose one of {', '.join(EVICTIONS)}")
 
 
 def store_config(dram: str | None, disk: str | None) -> StoreConfig | None:

@@ -39,7 +39,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     that decodes, when there is none left.
 
     With `prefix_caching` the KV of prompts stays until its memory is wanted, for prompts that begin alike. Of that
-    memory a share of `retained_share` may be kept for requests that ask for it.
+    memory a share of `retained_share` may be kept for requests that ask for it. `eviction` names the rule
+    (`kvcache.eviction`) by which blocks go, from the engine's memory and from the store of a host.
 
     `engine` is one of those in `serving.worker.engines`. For `emulated`, `model` is a name of the catalog and
     `vocab_size` says how many tokens there are. `tokenizer` is a directory, where it is not the model's own.
@@ -58,6 +59,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_num_seqs: int = 64
     prefix_caching: bool = False
     retained_share: float = 0.25
+    eviction: str = "lru"
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -141,15 +143,11 @@ class ForecastConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoreConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The store of each host: bytes of KV in its memory, and on its disk, if it has a directory there of its own.
-
-    `eviction` names the rule (`kvcache.eviction`) by which blocks go from either.
-    """
+    """The store of each host: bytes of KV in its memory, and on its disk, if it has a directory there of its own."""
 
     memory_bytes: int
     disk_dir: str | None = None
     disk_bytes: int = 0
-    eviction: str = "lru"
 
 
 class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):

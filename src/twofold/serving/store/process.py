@@ -56,7 +56,7 @@ def run_store(config: ServiceConfig, model: str, layout: KvLayout) -> None:
         disk = DiskBlocks(Path(store.disk_dir), store.disk_bytes, block_bytes, contents_of(model, layout))
     slots = store.memory_bytes // block_bytes
     memory = SlotMemory.create("store", slots, block_bytes)
-    book = StoreBook(slots, 0 if disk is None else disk.capacity, store.eviction)
+    book = StoreBook(slots, 0 if disk is None else disk.capacity, config.engine.eviction)
     for block in () if disk is None else disk.recovered():
         book.recover(block.key, block.position)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()

@@ -49,7 +49,6 @@ from twofold.serving.worker.worker import work
 log = logging.getLogger(__name__)
 
 STORE_S = 2.0  # a worker that begins waits so long for the store that begins beside it
-EVICTION = "lru"  # which cached block goes when its memory is wanted
 
 
 class Processes(NamedTuple):
@@ -187,7 +186,7 @@ def _scheduler(
     shares = config.reuses(spec)
     most_retained = int(num_blocks * config.engine.retained_share)
     blocks = (
-        SharedBlocks(num_blocks, block_size, create_eviction(EVICTION), changes, most_retained)
+        SharedBlocks(num_blocks, block_size, create_eviction(config.engine.eviction), changes, most_retained)
         if shares
         else BlockManager(num_blocks, block_size)
     )
@@ -214,7 +213,7 @@ def _scheduler(
             "epoch": epoch,
             "lease_s": config.lease_s,
             "swap_blocks": swap_blocks,
-            "eviction": EVICTION if shares else None,
+            "eviction": config.engine.eviction if shares else None,
             "max_pinned": most_retained,
         },
     )

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from support.ledgers import ledger
 from support.lives import SPLIT_LIFE, life
 from twofold.instance import Role
 from twofold.scheduling.instance import InstanceStatus
-from twofold.serving.messages import HandoffReport
+from twofold.serving.messages import HandoffReport, StoreStatus, StoreTier
 from twofold.serving.metrics import ServiceMetrics
 from twofold.serving.snapshot import InstanceState
 from twofold.slo import Slo
@@ -35,6 +36,10 @@ def told():
     metrics.instances.restarted("p")
     metrics.handoff(HandoffReport(instance="p", request_id="r", started_s=0, ended_s=1, bytes_moved=7))
     metrics.rejected("queue_full")
+    tier = StoreTier(capacity=9, blocks=5, hits=3, removals={"capacity": 1})
+    metrics.stores.status(StoreStatus(host="h", epoch=1, tiers={"memory": tier}, bytes_moved={"loaded": 7}))
+    metrics.overload(ledger("p0", "d0"))
+    metrics.predicted(1.0, 2.0)
     families = text_string_to_metric_families(metrics.exposition().decode())
     return {sample.name: set(sample.labels) for family in families for sample in family.samples}
 

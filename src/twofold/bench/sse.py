@@ -38,11 +38,24 @@ class Choice(msgspec.Struct, frozen=True):
         return bool(self.text) or (self.delta is not None and self.delta.has_text)
 
 
+class PromptTokensDetails(msgspec.Struct, frozen=True):
+    """What became of the tokens of a prompt."""
+
+    cached_tokens: int | None = None
+
+
 class Usage(msgspec.Struct, frozen=True):
     """Tokens as the server counts them."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    prompt_tokens_details: PromptTokensDetails | None = None
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens of the prompt that were not computed; 0 where the server does not say."""
+        details = self.prompt_tokens_details
+        return 0 if details is None else details.cached_tokens or 0
 
 
 class ErrorBody(msgspec.Struct, frozen=True):

@@ -1,0 +1,222 @@
+"""Can a tenant tell from the time of an answer that another has sent the same prompt? On a live service.
+
+    python bench/mooncake/tenants.py [--pairs 200] [--tokens 1024] [-- FLAGS OF twofold serve]
+
+Two API keys. In each pair tenant B asks for a prompt that tenant A has asked for just before, and for one that nobody
+has asked for; before that, A has asked for another of the same length, so that both come at the same moment of the
+service's life. Which of the two goes first is drawn. As a control A asks for its own prompt again.
+
+The two times of a pair are compared by a permutation test: were it all the same, each could as well be the other. The
+statistic is the sum of the differences of their ranks among all times, which a few slow answers do not move. Exits with
+1 if that finds a difference between B's two kinds of prompts (p below 0.01), or none in the control, or if an answer to
+B says that a token was cached. `--counters` looks at what answers say alone.
+"""
+
+import argparse
+import asyncio
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+from contextlib import AsyncExitStack, ExitStack
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from twofold.bench.client import Client, ClientConfig
+from twofold.bench.endpoint import discover
+from twofold.bench.prompts import token_range
+from twofold.bench.reply import Reply
+from twofold.bench.services import served
+from twofold.reporting.summary import Distribution
+from twofold.reporting.tables import seconds
+from twofold.request import Request
+from twofold.timeline import Recorder, Timeline
+
+KEYS = ("tenant-a", "tenant-b")
+WARM_UP = 3  # pairs that are not counted
+PERMUTATIONS = 20_000
+CHANCE = 0.01  # so often a difference is found where there is none
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds to the first token, and how many tokens of the prompt were cached."""
+
+    ttft_s: float
+    cached_tokens: int
+
+
+class Pair(msgspec.Struct, frozen=True, kw_only=True):
+    """B's answers to a prompt that A had sent, and to one that nobody had; and A's to its own once more."""
+
+    sent: Answer
+    unsent: Answer
+    own: Answer
+
+
+class Tenant:
+    """Sends one prompt after the other, with a key of its own."""
+
+    def __init__(self, client: Client, timelines: list[Timeline]) -> None:
+        self._client, self._timelines = client, timelines
+
+    async def ask(self, prompt: list[int]) -> Answer:
+        name = str(len(self._timelines))
+        request = Request(id=name, arrival_s=0.0, prompt_tokens=len(prompt), output_tokens=1)
+        reply = Reply()
+        outcome = await self._client.send(request, self._client.body(request, prompt), reply)
+        ttft_s = self._timelines[-1].ttft_s
+        if outcome.error is not None or ttft_s is None or reply.usage is None:
+            raise RuntimeError(f"{outcome.error}: {outcome.detail}")
+        return Answer(ttft_s=ttft_s, cached_tokens=reply.usage.cached_tokens)
+
+
+async def measure(url: str, tokens: int, pairs: int) -> list[Pair]:
+    """One request at a time."""
+    endpoint = await discover(url, api_key=KEYS[0])
+    draw, (low, end) = random.Random(0), token_range(endpoint.vocab_size)
+
+    def fresh() -> list[int]:
+        return [draw.randrange(low, end) for _ in range(tokens)]
+
+    async with AsyncExitStack() as stack:
+        tenants = []
+        for key in KEYS:
+            timelines: list[Timeline] = []
+            client = Client(endpoint, Recorder([timelines.append]), ClientConfig(), api_key=key)
+            tenants.append(Tenant(await stack.enter_async_context(client), timelines))
+        a, b = tenants
+        found = []
+        for _ in range(WARM_UP + pairs):
+            answers = {}
+            for kind in draw.sample(("sent", "unsent"), 2):
+                prompt = fresh()
+                await a.ask(prompt)
+                answers[kind] = await b.ask(prompt if kind == "sent" else fresh())
+            prompt = fresh()
+            await a.ask(prompt)
+            found.append(Pair(sent=answers["sent"], unsent=answers["unsent"], own=await a.ask(prompt)))
+    return found[WARM_UP:]
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """What the pairs of two kinds of times say: `p` of the permutation test, and by how much the first is the shorter.
+
+    `told` is how often one of each kind, drawn at random, would be told apart by taking the shorter for the first
+    (0.5: by guessing). `median_s` is the median difference of a pair, and `error_s` its standard error.
+    """
+
+    p: float
+    told: float
+    median_s: float
+    error_s: float
+
+
+def compare(first_s: list[float], second_s: list[float]) -> Comparison:
+    """Two-sided, by random changes of sign of the differences of ranks; ties share the mean of their ranks."""
+    first, second = np.array(first_s), np.array(second_s)
+    _, place, counts = np.unique(np.concatenate([first, second]), return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]
+    differences = ranks[: len(first)] - ranks[len(first) :]
+    draw = np.random.default_rng(0)
+    signs = draw.choice((-1.0, 1.0), size=(PERMUTATIONS, len(first)))
+    as_far = np.abs(signs @ differences) >= abs(differences.sum()) * (1 - 1e-12)
+    below = (first[:, None] < second[None, :]).mean() + (first[:, None] == second[None, :]).mean() / 2
+    apart = second - first
+    medians = [
+        statistics.median(apart[draw.integers(0, len(apart), len(apart))].tolist()) for _ in range(1000)
+    ]
+    return Comparison(
+        p=float((1 + as_far.sum()) / (1 + PERMUTATIONS)),
+        told=float(below),
+        median_s=statistics.median(apart.tolist()),
+        error_s=statistics.stdev(medians),
+    )
+
+
+def tables(found: list[Pair]) -> tuple[Table, Table, list[Comparison]]:
+    """The distributions, and what the tests say of them."""
+    kinds = {
+        "B, a prompt that A sent": [pair.sent for pair in found],
+        "B, a prompt that nobody sent": [pair.unsent for pair in found],
+        "A, its own prompt again": [pair.own for pair in found],
+    }
+    times = Table(title=f"TTFT, {len(found)} interleaved pairs", title_justify="left")
+    for heading in ("", "p10", "median", "p90", "p99", "mean", "tokens cached"):
+        times.add_column(heading, justify="right" if heading else "left")
+    for name, answers in kinds.items():
+        ttft_s = [answer.ttft_s for answer in answers]
+        whole = Distribution.of(ttft_s)
+        assert whole is not None  # noqa: S101  (there is at least one pair; tells the type checker)
+        p10 = float(np.percentile(ttft_s, 10))
+        cells = [seconds(value) for value in (p10, whole.p50, whole.p90, whole.p99, whole.mean)]
+        times.add_row(name, *cells, f"{sum(answer.cached_tokens for answer in answers):,}")
+    sent, unsent, own = ([answer.ttft_s for answer in answers] for answers in kinds.values())
+    comparisons = [compare(sent, unsent), compare(own, unsent)]
+    tests = Table(title="Are they told apart?", title_justify="left")
+    for heading in ("", "p", "right guesses", "median difference", "standard error"):
+        tests.add_column(heading, justify="right" if heading else "left")
+    for name, each in zip(("sent by A or by nobody", "control: own or new"), comparisons, strict=True):
+        ms = (f"{1e3 * value:.3f} ms" for value in (each.median_s, each.error_s))
+        tests.add_row(name, f"{each.p:.4f}", f"{each.told:.1%}", *ms)
+    return times, tests, comparisons
+
+
+def counters_right(found: list[Pair], tokens: int) -> bool:
+    """B is never told of a cached token, and A of nearly all of its own."""
+    strangers = [answer.cached_tokens for pair in found for answer in (pair.sent, pair.unsent)]
+    return not any(strangers) and all(pair.own.cached_tokens >= tokens // 2 for pair in found)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", type=Path, help="model directory; a small one is made if not given")
+    parser.add_argument("--pairs", type=int, default=200)
+    parser.add_argument("--tokens", type=int, default=1024, help="tokens of each prompt")
+    parser.add_argument("--counters", action="store_true", help="judge by what answers say, not by times")
+    parser.add_argument("--json", type=Path, help="write all measurements here")
+    parser.add_argument("flags", nargs="*", help="flags of twofold serve, after --")
+    return parser.parse_args()
+
+
+def main() -> int:
+    given = arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwinds the stack, which ends the service
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="twofold-tenants-")))
+        model = given.model or folder / "model"
+        if given.model is None:
+            command = [sys.executable, "-m", "twofold.cli.main", "model", "create", str(model)]
+            subprocess.run(command, check=True)
+        flags = given.flags or ["--prefill", "1", "--decode", "1"]
+        keys = [word for key in KEYS for word in ("--api-key", key)]
+        url = stack.enter_context(served(model, [*flags, *keys]))
+        found = asyncio.run(measure(url, given.tokens, given.pairs))
+    if given.json is not None:
+        given.json.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=2))
+    console = Console(width=110)
+    times, tests, (leak, control) = tables(found)
+    console.print(times)
+    right = counters_right(found, given.tokens)
+    console.print(f"tokens cached: {'as it should be' if right else 'NOT as it should be'}")
+    if given.counters:
+        return 0 if right else 1
+    console.print(tests)
+    apart = leak.p < CHANCE
+    console.print(
+        f"B {'CAN tell' if apart else 'cannot tell'} whether A was there; a median difference of "
+        f"{3.4e3 * leak.error_s:.2f} ms would have been seen four times in five. "
+        f"A {'can tell' if control.p < CHANCE else 'CANNOT tell'} its own."
+    )
+    return 0 if right and not apart and control.p < CHANCE else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

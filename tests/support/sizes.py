@@ -1,0 +1,78 @@
+"""How much memory and disk a service takes for KV, looked at again and again while something else goes on."""
+
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+from support.running_service import children
+
+_SHARED = "/memfd:twofold-"  # what shared memory of ours is called where it is mapped
+
+
+def shared_bytes(process):
+    """Bytes of shared memory that the processes of a service map, by its name; each counted once."""
+    sizes = {}
+    for child in children(process):
+        mapped = {}
+        for (inode, name), size in _mappings(child.pid):
+            mapped[inode, name] = size + mapped.get((inode, name), 0)
+        for memory, size in mapped.items():
+            sizes[memory] = max(size, sizes.get(memory, 0))
+    total = {}
+    for (_, name), size in sizes.items():
+        total[name] = size + total.get(name, 0)
+    return total
+
+
+def _mappings(pid):
+    try:
+        lines = Path(f"/proc/{pid}/maps").read_text("utf-8").splitlines()
+    except OSError:
+        return  # its process has ended
+    for line in lines:
+        addresses, _, _, _, inode, *path = line.split()
+        if path and path[0].startswith(_SHARED):
+            begin, end = (int(address, 16) for address in addresses.split("-"))
+            yield (inode, path[0].removeprefix(_SHARED)), end - begin
+
+
+def disk_bytes(directory):
+    """The larger of what its files say that they are, and of what the disk has given them."""
+    said = given = 0
+    for path in directory.glob("*"):
+        try:
+            status = path.stat()
+        except FileNotFoundError:
+            continue  # a log of the index that was taken in
+        said, given = said + status.st_size, given + 512 * status.st_blocks
+    return max(said, given)
+
+
+@contextmanager
+def largest(*measures):
+    """What each of these functions gave at most, name by name, while the body ran; looked at all the time."""
+    most = [{} for _ in measures]
+    looks, done = [0], threading.Event()
+
+    def look():
+        while not done.is_set():
+            for seen, measure in zip(most, measures, strict=True):
+                try:
+                    measured = measure()
+                except psutil.Error:
+                    continue
+                for name, value in measured.items():
+                    seen[name] = max(value, seen.get(name, 0))
+            looks[0] += 1
+            done.wait(0.02)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield most
+    finally:
+        done.set()
+        thread.join()
+    assert looks[0] > 10

@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from twofold.demo.real_data import find_data
+from twofold.errors import UserError
 from twofold.kvcache.cache import PrefixCache
 from twofold.kvcache.eviction import EVICTIONS, create_eviction
 from twofold.planning.reuse import serve
@@ -68,12 +69,17 @@ def main() -> None:
     parser.add_argument("--eviction", nargs="+", choices=tuple(EVICTIONS), default=tuple(EVICTIONS))
     parser.add_argument("--capacity", nargs="+", type=int, help="in blocks")
     args = parser.parse_args()
+    if min(args.capacity or [1]) < 1:
+        parser.error("--capacity: a cache has room for at least one block")
     trace = args.trace or find_data(f"traces/{NAME}")
     if trace is None:
         raise SystemExit(
             f"{NAME} is absent: set TWOFOLD_DATA to the folder that holds traces/, or name a trace"
         )
-    requests = list(open_trace(trace))
+    try:
+        requests = list(open_trace(trace))
+    except UserError as error:
+        raise SystemExit(str(error)) from error
     blocks = sum(len(request.prefix_blocks) for request in requests)
     if not blocks:
         raise SystemExit(f"{trace} names no prefix blocks")

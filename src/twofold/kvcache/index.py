@@ -7,6 +7,7 @@ from mypy_extensions import mypyc_attr
 from twofold.request import BlockKey
 
 _MOST_LOST = 16  # instances whose bits may lie around before they are swept out
+_BITS = [tuple(bit for bit in range(8) if byte >> bit & 1) for byte in range(256)]  # set in each byte
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -149,7 +150,6 @@ class PrefixIndex:
 
 def _numbers(bits: int) -> Iterator[int]:
     """The numbers of the bits that are set, the lowest first."""
-    while bits:
-        lowest = bits & -bits
-        yield lowest.bit_length() - 1
-        bits ^= lowest
+    for place, byte in enumerate(bits.to_bytes((bits.bit_length() + 7) >> 3, "little")):
+        for number in _BITS[byte]:
+            yield 8 * place + number

@@ -82,7 +82,8 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
 
     `key` is the name of the API key it came with (empty: none was asked for), never the key. Of two requests that
     wait, the one with the lower `priority` goes first (vLLM's meaning). After `deadline_s`, on the clock of
-    `arrival_s`, nobody waits for the answer any more; None leaves that to the service.
+    `arrival_s`, nobody waits for the answer any more; None leaves that to the service. Only who has the same
+    `cache_salt` finds its prompt (vLLM's meaning).
     """
 
     request: Request
@@ -91,6 +92,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     key: str = ""
     priority: int = 0
     deadline_s: float | None = None
+    cache_salt: str = ""
 
 
 class TokenOutput(msgspec.Struct, frozen=True, kw_only=True):

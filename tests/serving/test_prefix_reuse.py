@@ -170,10 +170,24 @@ def test_tenants_never_share(tiny_model_dir):
         assert len({tuple(made) for made, _ in asked}) == 1
 
 
+@SHARES_LLAMA
+def test_users_of_one_tenant_share_only_with_the_same_salt(service):
+    """As vLLM's `cache_salt`."""
+    prompt = tokens("salted", 30 * BLOCK + 1)
+    for flags in (SPLIT, COLOCATED):
+        url = service("llama", flags)
+        asked = [asyncio.run(ask(url, prompt, **GREEDY, cache_salt=salt)) for salt in ("x", "y", "x", None)]
+        assert [cached for _, cached in asked] == [0, 0, 30 * BLOCK, 0]
+        assert len({tuple(made) for made, _ in asked}) == 1
+
+
 def test_a_prompt_that_is_to_be_kept_outlasts_others(tiny_model_dir):
     """It is found after more came than there is memory for, and what was asked for beside it is not."""
     prompts = {name: tokens(name, 5 * BLOCK + 1) for name in ("kept", "for a while", "other")}
-    keeping = {"kept": {"prompt_cache_retention": "24h"}, "for a while": {"prompt_cache_options": {"ttl": "30m"}}}
+    keeping = {
+        "kept": {"prompt_cache_retention": "24h"},
+        "for a while": {"prompt_cache_options": {"ttl": "30m"}},
+    }
     tight = ("--dtype", "float32", "--max-model-len", "512", "--kv-cache-memory-bytes", "1536KiB")
     with running_service(tiny_model_dir("llama"), *tight, *SPLIT) as (_, url):
         for name, prompt in prompts.items():

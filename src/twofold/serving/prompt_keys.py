@@ -14,7 +14,7 @@ class PromptKeys:
     A tenant is an API key, by its name; where none are asked for all requests are one tenant's. The keys of each
     begin with a salt that follows from a `secret`, of this start or kept with what is stored on a disk: a tenant finds
     only what it has stored itself, and who sees keys cannot tell which prompts they are of, because they cannot be
-    computed without the secret.
+    computed without the secret. A tenant that serves several users may keep them apart with salts of its own.
     """
 
     def __init__(self, block_size: int, secret: bytes | None = None) -> None:
@@ -23,10 +23,13 @@ class PromptKeys:
         self._salts: dict[str, bytes] = {}
 
     def name(self, generation: Generation) -> Generation:
-        """The same with the keys of its prompt's blocks."""
-        blocks = prefix_keys(generation.prompt_token_ids, self._block_size, self._salt(generation.key))
+        """The same with the keys of its prompt's blocks, and without the client's salt, which is in them."""
+        salt = self._salt(generation.key)
+        if generation.cache_salt:
+            salt = tenant_salt(generation.cache_salt, secret=salt)
+        blocks = prefix_keys(generation.prompt_token_ids, self._block_size, salt)
         request = msgspec.structs.replace(generation.request, prefix_blocks=tuple(blocks))
-        return msgspec.structs.replace(generation, request=request)
+        return msgspec.structs.replace(generation, request=request, cache_salt="")
 
     def _salt(self, tenant: str) -> bytes:
         salt = self._salts.get(tenant)

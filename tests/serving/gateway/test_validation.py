@@ -31,6 +31,7 @@ def refused(response, status=400, param=None):
         *[("stop", value) for value in (1, [1], "", [""], ["a"] * 17, "a" * 1025)],
         *[("stop_token_ids", value) for value in (1, ["a"], [-1], [401], [BIG])],
         ("ignore_eos", "yes"),
+        *[("cache_salt", value) for value in (5, "")],
         *[("prompt_cache_key", value) for value in (5, "k" * 65)],
         *[("prompt_cache_retention", value) for value in ("12h", 24, "")],
         *[("prompt_cache_options", value) for value in ("30m", {"ttl": 30}, {"ttl": "30"}, {"ttl": "0m"})],

@@ -134,6 +134,7 @@ def _generation(answer: Answer, index: int, token_ids: list[int], sampling: Samp
         key=terms.key,
         priority=terms.priority,
         deadline_s=terms.deadline_s,
+        cache_salt=terms.cache_salt,
     )
 
 

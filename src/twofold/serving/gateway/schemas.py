@@ -16,6 +16,7 @@ TokenId = Annotated[int, Meta(ge=0, le=MAX_INT)]
 Seed = Annotated[int, Meta(ge=-(2**63), le=MAX_INT)]
 TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
 CacheKey = Annotated[str, Meta(max_length=64)]
+CacheSalt = Annotated[str, Meta(min_length=1, max_length=1024)]
 Ttl = Annotated[str, Meta(pattern=r"^[1-9][0-9]{0,5}[smh]$")]
 Prompt = str | list[str | TokenId | list[TokenId]]
 
@@ -55,6 +56,7 @@ class GenerationFields(UnsupportedFields, frozen=True, kw_only=True):
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
     priority: Annotated[int, Meta(ge=-(2**63), le=MAX_INT)] | None = None
+    cache_salt: CacheSalt | None = None
     prompt_cache_key: CacheKey | None = None
     prompt_cache_retention: str | None = None
     prompt_cache_options: PromptCacheOptions | None = None

@@ -18,13 +18,14 @@ TIMEOUT_HEADER = "X-Request-Timeout"
 class Terms(msgspec.Struct, frozen=True, kw_only=True):
     """`key` is the API key's name (empty: none), `priority` vLLM's, `deadline_s` on the monotonic clock.
 
-    Its prompt is to be kept for `retain_s` seconds for those that begin alike.
+    Its prompt is to be kept for `retain_s` seconds for those that begin alike, and have the same `cache_salt`.
     """
 
     key: str
     priority: int
     deadline_s: float
     retain_s: float
+    cache_salt: str
 
 
 def terms_of(gateway: Gateway, request: Request, fields: GenerationFields, prompts: int) -> Terms:
@@ -37,6 +38,7 @@ def terms_of(gateway: Gateway, request: Request, fields: GenerationFields, promp
         priority=fields.priority or 0,
         deadline_s=arrival.monotonic_s + _timeout_s(gateway, request, fields),
         retain_s=retention_s(fields, gateway.limits.longest_retention_s),
+        cache_salt=fields.cache_salt or "",
     )
 
 

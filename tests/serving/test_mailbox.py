@@ -21,6 +21,8 @@ from twofold.serving.messages import (
     Prefill,
     Reserve,
     StepDone,
+    StoreChanged,
+    StoreFetch,
     ToController,
     ToWorker,
 )
@@ -28,11 +30,17 @@ from twofold.serving.messages import (
 REQUEST = Request(id="r", arrival_s=1.5, prompt_tokens=3, output_tokens=2)
 SAMPLING = SamplingParams(max_tokens=2)
 STATUS = msgspec.convert(dict.fromkeys(InstanceStatus.__struct_fields__, 0), InstanceStatus)
+RESERVE = Reserve(request=REQUEST, sampling=SAMPLING, source="p")
 MESSAGES: list[Message] = [
     Prefill(
         generation=Generation(request=REQUEST, prompt_token_ids=[1, 2, 3], sampling=SAMPLING), target="d"
     ),
-    Reserve(request=REQUEST, sampling=SAMPLING, source="p"),
+    Prefill(
+        generation=Generation(request=REQUEST, prompt_token_ids=[1, 2, 3], sampling=SAMPLING),
+        fetch=StoreFetch(host="far", address="tcp://10.0.0.2:5555", blocks=7),
+    ),
+    StoreChanged(host="far", epoch=4, stored=[b"\x00" * 16], removed=[], address="tcp://10.0.0.2:5555"),
+    RESERVE,
     HandoffEnded(request_id="r", epoch=2**52, first_token=7),
     StepDone(
         instance="p",
@@ -137,15 +145,15 @@ def test_what_is_too_long(tmp_path):
     """It never gets here, and neither may what shared its connection; what is sent later does."""
     post = Post(f"ipc://{tmp_path}/inbox.sock", max_frame_bytes=1000)
     try:
-        assert post.received(encode(MESSAGES[1])) == [MESSAGES[1]]
+        assert post.received(encode(RESERVE)) == [RESERVE]
         post.raw.send(b"x" * 2000)
         got = []
         for _ in range(1000):
-            post.raw.send(encode(MESSAGES[1]))
+            post.raw.send(encode(RESERVE))
             got += post.inbox.receive(0.1)
             if got:
                 break
-        assert got[0] == MESSAGES[1]
+        assert got[0] == RESERVE
         assert post.inbox.dropped == 0
     finally:
         post.close()

@@ -1,67 +1,14 @@
 """Prompts that begin as others did, found in the store of the host: the same tokens, whatever becomes of the store."""
 
 import asyncio
-import os
-import random
-import signal
-import time
 
-import aiohttp
 import pytest
 
-from support.api_client import all_blocks_free, complete_all, metric, served_name
+from support.api_client import all_blocks_free, complete_all
 from support.flags import COLOCATED, ENGINE, SPLIT
 from support.reference import greedy_outputs
-from support.running_service import children, running_service
-
-BLOCK, OUTPUT = 16, 8
-BLOCK_BYTES = 24576  # of the tiny llama
-GREEDY = {"max_tokens": OUTPUT, "temperature": 0, "ignore_eos": True}
-
-
-def tokens(seed, count):
-    draw = random.Random(seed)
-    return [draw.randint(10, 500) for _ in range(count)]
-
-
-async def ask(url, prompt):
-    """The output tokens of one completion, and how many tokens of its prompt were cached."""
-    async with aiohttp.ClientSession() as session:
-        body = {
-            "model": await served_name(session, url),
-            "prompt": prompt,
-            "return_token_ids": True,
-            **GREEDY,
-        }
-        async with session.post(f"{url}/v1/completions", json=body) as response:
-            answer = await response.json()
-            assert response.status == 200, answer
-            cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
-            return answer["choices"][0]["token_ids"], cached
-
-
-def until(happens):
-    for _ in range(1200):
-        if happens():
-            return
-        time.sleep(0.1)
-    raise AssertionError("it does not happen")
-
-
-def kill(process, name):
-    """End a process of the service, and wait for the one that takes its place."""
-    (before,) = [child.pid for child in children(process) if child.name() == name]
-    os.kill(before, signal.SIGKILL)
-    until(lambda: any(child.name() == name and child.pid != before for child in children(process)))
-
-
-def moved(url, way):
-    """Blocks that went this way."""
-    return metric(url, f'kv_store_bytes_total{{host="home",way="{way}"}}') / BLOCK_BYTES
-
-
-def hits(url, tier):
-    return metric(url, f'kv_store_hits_total{{host="home",tier="{tier}"}}')
+from support.running_service import running_service
+from support.stored_prompts import BLOCK, GREEDY, OUTPUT, ask, hits, kill, moved, tokens, until
 
 
 def test_cold_local_stored_and_read_from_disk(tiny_model_dir, tmp_path):

@@ -28,19 +28,20 @@ class JoinedService:
         self.controller = f"tcp://{self.addresses[0]}:{free_port()}"
         self.processes = []
 
-    def serve(self, *flags, engine=ENGINE):
-        """Start the service; see `wait`."""
+    def serve(self, *flags, engine=ENGINE, program=None):
+        """Start the service, in place of `twofold serve` a `program` that takes its flags; see `wait`."""
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         listen = ["--listen-workers", self.controller, "--cluster-key", str(self.key)]
-        command = ["serve", str(self.model), *engine, *flags, *listen, "--port", str(self.port)]
+        command = [*TWOFOLD, "serve"] if program is None else [sys.executable, str(program)]
+        command += [str(self.model), *engine, *flags, *listen, "--port", str(self.port)]
         self.service = self._start(0, command, "serve.log")
         return self.service
 
     def join(self, *flags, model=None, key=None, log="join.log", name="other"):
         """Start a host that joins, with `flags` that say with what."""
         address = ["--name", name, "--address", self.addresses[1]]
-        command = ["join", self.controller, "--cluster-key", str(key or self.key)]
+        command = [*TWOFOLD, "join", self.controller, "--cluster-key", str(key or self.key)]
         return self._start(1, [*command, "--model", str(model or self.model), *address, *flags], log)
 
     def wait(self):
@@ -63,13 +64,13 @@ class JoinedService:
 
     def _start(self, host, command, log):
         with (self.folder / log).open("w") as said:
-            whole, env = [*TWOFOLD, *command], dict(os.environ)
+            env = dict(os.environ)
             if self.hosts is not None:
-                whole = self.hosts.command(host, whole)
+                command = self.hosts.command(host, command)
                 # UCX would see that both hosts are one, and go past the cable.
                 env |= {"UCX_TLS": "tcp", "UCX_NET_DEVICES": self.hosts.devices[host]}
             process = subprocess.Popen(
-                whole,
+                command,
                 env=env,
                 stdout=said,
                 stderr=said,
@@ -82,11 +83,11 @@ class JoinedService:
 
 
 @contextmanager
-def joined_service(model, folder, *flags, there=("--decode", "1"), hosts=None):
+def joined_service(model, folder, *flags, there=("--decode", "1"), hosts=None, program=None):
     """Both are up, and ready; `flags` say what the service runs itself, and `there` what the other host brings."""
     running = JoinedService(model, folder, hosts)
     try:
-        running.serve(*flags)
+        running.serve(*flags, program=program)
         running.host = running.join(*there)
         running.wait()
         yield running

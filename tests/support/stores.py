@@ -8,9 +8,12 @@ from contextlib import contextmanager
 import torch
 import zmq
 
+from twofold.curve.guard import Guard
 from twofold.engine.base import KvLayout, LayerShape
 from twofold.engine.torch.pool import KvPool
 from twofold.serving.mailbox import Inbox, Outbox
+from twofold.serving.store.block_fetcher import BlockFetcher
+from twofold.serving.store.block_server import BlockServer
 from twofold.serving.store.book import StoreBook
 from twofold.serving.store.client import StoreClient
 from twofold.serving.store.copier import PoolCopier
@@ -18,6 +21,7 @@ from twofold.serving.store.disk import DiskBlocks
 from twofold.serving.store.memory import SlotMemory
 from twofold.serving.store.messages import ToStore, Welcome
 from twofold.serving.store.mover import Mover
+from twofold.serving.store.peering import Peering
 from twofold.serving.store.store import Store
 
 LAYOUT = KvLayout((LayerShape(2, 8, 4), LayerShape(1, 8, 8)), block_size=4, dtype="float32", itemsize=4)
@@ -54,10 +58,39 @@ def _pattern(key, number, size):
     return torch.randint(0, 256, (size,), dtype=torch.uint8, generator=drawn)
 
 
-class RunningStore:
-    """One life of a store, in a thread; `told` is what it told the controller."""
+class RunningPeering:
+    """The way to the stores of other hosts: on this one, for those who have the `key`."""
 
-    def __init__(self, directory, slots, disk=None, eviction="lru", block_bytes=BLOCK_BYTES):
+    def __init__(self, book, memory, key, contents, at_once):
+        self._context = zmq.Context()
+        self.guard = Guard(self._context, key)
+        self.server = BlockServer(self._context, self.guard, "127.0.0.1", memory, contents)
+        fetcher = BlockFetcher(self._context, self.guard, memory, contents)
+        self.peering = Peering(book, self.server, fetcher, at_once)
+
+    def close(self):
+        """When the store is closed."""
+        self.guard.close()
+        self._context.term()
+
+
+class RunningStore:
+    """One life of a store, in a thread; `told` is what it told the controller.
+
+    With a `key` those of other hosts ask it for blocks, and it asks them for `at_once` at a time.
+    """
+
+    def __init__(
+        self,
+        directory,
+        slots,
+        disk=None,
+        eviction="lru",
+        key=None,
+        contents=b"same",
+        at_once=5,
+        block_bytes=BLOCK_BYTES,
+    ):
         self.memory = SlotMemory.create("test", slots, block_bytes)
         self.book = StoreBook(slots, 0 if disk is None else disk.capacity, eviction)
         for block in () if disk is None else disk.recovered():
@@ -75,7 +108,17 @@ class RunningStore:
         )
         self.epoch = welcome.epoch
         mover = None if disk is None else Mover(disk, self.memory)
-        self._store = Store(self.book, mover, self._inbox, self._outbox, welcome, self.told.append, "")
+        self.peers = None if key is None else RunningPeering(self.book, self.memory, key, contents, at_once)
+        self._store = Store(
+            self.book,
+            mover,
+            self._inbox,
+            self._outbox,
+            welcome,
+            self.told.append,
+            "",
+            None if self.peers is None else self.peers.peering,
+        )
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
@@ -89,9 +132,14 @@ class RunningStore:
         self._stop.set()
         self._thread.join()
 
+    def status(self):
+        return self._store.status()
+
     def close(self):
         self.pause()
         self._store.close()
+        if self.peers is not None:
+            self.peers.close()
         self._outbox.close()
         self._inbox.close()
         self._context.term()
@@ -101,6 +149,7 @@ class RunningStore:
 @contextmanager
 def running_store(directory, slots=32, disk_bytes=0, **options):
     """A store with slots of memory, over so much of the disk in `directory`."""
+    directory.mkdir(exist_ok=True)
     disk = DiskBlocks(directory / "disk", disk_bytes, BLOCK_BYTES, "test") if disk_bytes else None
     store = RunningStore(directory, slots, disk, **options)
     try:
@@ -114,6 +163,7 @@ def running_store(directory, slots=32, disk_bytes=0, **options):
 @contextmanager
 def store_client(directory, name="client", **options):
     """A client of the store in `directory`, which is there."""
+    directory.mkdir(exist_ok=True)
     context = zmq.Context()
     client = StoreClient(
         context, f"ipc://{directory}/{name}.sock", f"ipc://{directory}/store.sock", verify=True, **options
@@ -123,3 +173,25 @@ def store_client(directory, name="client", **options):
     finally:
         client.close()
         context.term()
+
+
+def filled(keys):
+    """Blocks of a prompt, as an engine has computed them."""
+    blocks = Blocks(len(keys))
+    for block, key in enumerate(keys):
+        blocks.fill(block, key)
+    return blocks
+
+
+def put(client, keys):
+    """Put the blocks of a prompt; returns how many were not there."""
+    return client.store(keys, filled(keys).copier, range(len(keys)))
+
+
+def load(client, keys, **options):
+    """How many blocks came, all of which have to be what belongs to their keys."""
+    blocks = Blocks(2 * len(keys))
+    places = range(1, 2 * len(keys), 2)  # anywhere
+    count = client.load(keys, blocks.copier, places, **options)
+    assert all(blocks.holds(place, key) for place, key in zip(places, keys[:count], strict=False))
+    return count

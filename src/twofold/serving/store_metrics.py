@@ -23,7 +23,8 @@ class StoreMetrics:
         )
         self._moved = counter(
             "kv_store_bytes",
-            "Bytes loaded from a store by workers, stored in it, read from its disk and written to it.",
+            "Bytes loaded from a store by workers, stored in it, read from its disk and written to it, brought from "
+            "the stores of other hosts and sent to those.",
             "host",
             "way",
         )

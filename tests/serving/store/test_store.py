@@ -2,30 +2,9 @@
 
 import pytest
 
-from support.stores import BLOCK_BYTES, LAYOUT, Blocks, keys_of, running_store, store_client
+from support.stores import BLOCK_BYTES, LAYOUT, filled, keys_of, load, put, running_store, store_client
 
 DISK = (2 << 20) + 200 * (BLOCK_BYTES + 256)
-
-
-def filled(keys):
-    """Blocks of a prompt, as an engine has computed them."""
-    blocks = Blocks(len(keys))
-    for block, key in enumerate(keys):
-        blocks.fill(block, key)
-    return blocks
-
-
-def put(client, keys):
-    return client.store(keys, filled(keys).copier, range(len(keys)))
-
-
-def load(client, keys, **options):
-    """How many blocks came, all of which have to be what belongs to their keys."""
-    blocks = Blocks(2 * len(keys))
-    places = range(1, 2 * len(keys), 2)  # anywhere
-    count = client.load(keys, blocks.copier, places, **options)
-    assert all(blocks.holds(place, key) for place, key in zip(places, keys[:count], strict=False))
-    return count
 
 
 def test_one_puts_and_another_loads(tmp_path):
@@ -82,7 +61,7 @@ def test_what_memory_has_no_room_for_is_on_the_disk(tmp_path, eviction):
         for keys in prompts:
             put(client, keys)
         found = [load(client, keys) for keys in prompts + prompts]
-        status = store._store.status()
+        status = store.status()
     # What comes faster than the disk takes it is dropped, so not all of it need be there.
     assert sum(found) > 16 * 4
     assert status.tiers["disk"].hits

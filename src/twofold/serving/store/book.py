@@ -19,6 +19,8 @@ from twofold.serving.store.moves import Forget, Move, Read, Spare, Write
 
 MEMORY, DISK = 0, 1
 TIERS = ("memory", "disk")
+# Ways that blocks go: given to clients, put by them, from the disk, to it, from the stores of other hosts, to those.
+WAYS = ("loaded", "stored", "disk_read", "disk_written", "peer_read", "peer_sent")
 
 # Who asks: a client, and the number of its question.
 Asker = tuple[str, int]
@@ -37,20 +39,29 @@ class Granted:
 
 @dataclass(slots=True, eq=False)
 class _Loading:
-    """A Load under way: `waits` has the blocks that are still to come from the disk, by key."""
+    """A Load under way: `waits` has the blocks that are still to come from the disk, by key.
+
+    `way` is what it counts as.
+    """
 
     asker: Asker
     length: int
+    way: str
     waits: dict[bytes, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
 class _Putting:
-    """A Put under way: `place` is the next block to be given a slot, `leased` has the others' slots."""
+    """A Put under way: `place` is the next block to be given a slot, `leased` has the others' slots.
+
+    It is given `most` slots at a time. `way` is what it counts as.
+    """
 
     asker: Asker
     keys: Sequence[bytes]
     place: int
+    way: str
+    most: int
     leased: dict[int, int] = field(default_factory=dict)  # the block's index by slot
 
 
@@ -78,8 +89,7 @@ class StoreBook:
         self._waiting: deque[bytes | _Putting] = deque()  # for a free slot: blocks on the disk, and puts
         self._moves: list[Move] = []
         self._granted: list[Granted] = []
-        # Blocks that clients were given and put, and that were read from the disk and written to it.
-        self.moved = dict.fromkeys(("loaded", "stored", "disk_read", "disk_written"), 0)
+        self.moved = dict.fromkeys(WAYS, 0)
         self._changes: dict[bytes, int] = {}  # 1 for blocks that came, −1 for those that went
 
     # -- what clients ask -------------------------------------------------------------------------------------
@@ -94,9 +104,13 @@ class StoreBook:
         """How many leading blocks are here, and how many leading ones are in memory."""
         return sum(self.tiers.match(keys)), self.tiers.tiers[MEMORY].match(keys)
 
-    def load(self, asker: Asker, keys: Sequence[bytes], now: float) -> None:
+    def coming(self, key: bytes) -> bool:
+        """Whether a block is not here yet, and somebody has a slot for it."""
+        return key in self._coming
+
+    def load(self, asker: Asker, keys: Sequence[bytes], now: float, way: str = "loaded") -> None:
         """Hold the leading blocks that are here, as they come into memory."""
-        loading = _Loading(asker, sum(self.tiers.match(keys)))
+        loading = _Loading(asker, sum(self.tiers.match(keys)), way)
         self._questions[asker] = loading
         ready: dict[int, Block] = {}
         for index, key in enumerate(keys[: loading.length]):
@@ -109,9 +123,14 @@ class StoreBook:
         self._grant_load(loading, ready)
         self._advance()
 
-    def put(self, asker: Asker, keys: Sequence[bytes], start: int) -> None:
-        """Lease slots, as there are free ones, for the blocks of a prompt from the `start`-th on that are not here."""
-        putting = _Putting(asker, keys, start)
+    def put(
+        self, asker: Asker, keys: Sequence[bytes], start: int, way: str = "stored", most: int | None = None
+    ) -> None:
+        """Lease slots, as there are free ones, for the blocks of a prompt from the `start`-th on that are not here.
+
+        With `most` it is that many at a time.
+        """
+        putting = _Putting(asker, keys, start, way, self.slots.count if most is None else most)
         self._questions[asker] = putting
         self._waiting.append(putting)
         self._advance()
@@ -230,7 +249,7 @@ class StoreBook:
 
     def _lease(self, putting: _Putting) -> None:
         """Some slots, so that others get some too."""
-        most = max(1, self.slots.num_free // 2)
+        most = min(putting.most, max(1, self.slots.num_free // 2))
         while putting.place < len(putting.keys) and len(putting.leased) < most and self.slots.num_free:
             key = putting.keys[putting.place]
             if key not in self.tiers and key not in self._coming:
@@ -260,7 +279,7 @@ class StoreBook:
             self._coming.remove(keys[index])
             self.slots.commit(block.slot, putting.asker)
             self._blocks[keys[index]] = block
-        self.moved["stored"] += len(whole)
+        self.moved[putting.way] += len(whole)
         for first, end in _runs(sorted(whole)):
             self.tiers.insert(keys[:end], now, first)
         self._settle([keys[index] for index in whole])
@@ -279,7 +298,7 @@ class StoreBook:
             self._uncopied.popleft()
 
     def _hold(self, block: Block, loading: _Loading) -> Block:
-        self.moved["loaded"] += 1
+        self.moved[loading.way] += 1
         self.slots.hold(block.slot, loading.asker)
         return block
 

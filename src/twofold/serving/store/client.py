@@ -26,6 +26,8 @@ from twofold.serving.store.messages import (
     Asked,
     Block,
     Commit,
+    Fetch,
+    Fetched,
     Found,
     Held,
     Hello,
@@ -114,6 +116,15 @@ class StoreClient:
         with self._ask(Lookup(list(keys))) as question:
             found = None if question is None else question.answer(Found)
         return Available(0, 0) if found is None else Available(found.blocks, found.in_memory)
+
+    def fetch(self, keys: Sequence[bytes], address: str, limit_s: float) -> int:
+        """Let the store bring what it lacks of these blocks from that of another host, which gives them at `address`.
+
+        Returns how many leading blocks are there then, `limit_s` later at the latest.
+        """
+        with self._ask(Fetch(list(keys), address, limit_s)) as question:
+            fetched = None if question is None else question.answer(Fetched, limit_s)
+        return 0 if fetched is None else fetched.blocks
 
     def load(
         self,

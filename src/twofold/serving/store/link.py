@@ -7,9 +7,9 @@ from typing import TypeVar
 
 from twofold.errors import ConfigurationError
 from twofold.serving.store.memory import SlotMemory
-from twofold.serving.store.messages import Answer, Answered, Asked, Found, Held, Leased, Welcome
+from twofold.serving.store.messages import Answer, Answered, Asked, Fetched, Found, Held, Leased, Welcome
 
-R = TypeVar("R", Found, Held, Leased)
+R = TypeVar("R", Found, Held, Leased, Fetched)
 Say = Callable[[int, int, Asked], None]  # (epoch, number of the question, what is asked)
 
 
@@ -24,10 +24,13 @@ class Question:
         self._patience_s = patience_s
         self._answers: SimpleQueue[Answered | None] = SimpleQueue()
 
-    def answer(self, kind: type[R]) -> R | None:
-        """Wait for the next answer; None where there will be none, because the store is dead or silent."""
+    def answer(self, kind: type[R], after_s: float = 0.0) -> R | None:
+        """Wait for the next answer; None where there will be none, because the store is dead or silent.
+
+        It is silent when `after_s`, which it was given for the answer, and the patience with it are over.
+        """
         try:
-            answer = self._answers.get(timeout=self._patience_s)
+            answer = self._answers.get(timeout=after_s + self._patience_s)
         except Empty:
             self.silent = True
             return None

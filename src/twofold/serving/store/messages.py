@@ -1,11 +1,11 @@
 """What a host's store and its clients say to each other.
 
-client                        store
-  │ Hello ────────────────────▶ │
-  │ ◀─────────────────── Welcome │
-  │ Ask: Lookup, Load, Put ────▶ │
-  │ ◀─ Answer: Found, Held, Leased │   slots are the client's until it says otherwise, or is dead
-  │ Ask: Release, Commit ──────▶ │
+client                                   store
+  │ Hello ───────────────────────────────▶ │
+  │ ◀───────────────────────────── Welcome │
+  │ Ask: Lookup, Load, Put, Fetch ───────▶ │
+  │ ◀─ Answer: Found, Held, Leased, Fetched │  slots are the client's until it says otherwise, or is dead
+  │ Ask: Release, Commit ────────────────▶ │
 """
 
 from typing import NamedTuple
@@ -56,7 +56,18 @@ class Release(msgspec.Struct, frozen=True, tag=True):
     slots: list[int] | None = None
 
 
-Asked = Lookup | Load | Put | Commit | Release
+class Fetch(msgspec.Struct, frozen=True, tag=True):
+    """Bring those blocks of these that are not there from the store of another host, within `limit_s`.
+
+    `address` is where that one gives blocks to others.
+    """
+
+    keys: list[bytes]
+    address: str
+    limit_s: float
+
+
+Asked = Lookup | Load | Put | Commit | Release | Fetch
 
 
 # -- what is answered -----------------------------------------------------------------------------------------------
@@ -83,7 +94,13 @@ class Leased(msgspec.Struct, frozen=True, tag=True):
     last: bool
 
 
-Answered = Found | Held | Leased
+class Fetched(msgspec.Struct, frozen=True, tag=True):
+    """A Fetch is over, and so many leading blocks are there now."""
+
+    blocks: int
+
+
+Answered = Found | Held | Leased | Fetched
 
 
 # -- how it travels -------------------------------------------------------------------------------------------------

@@ -1,12 +1,12 @@
 """The thread of a store that reads and writes its disk, so that questions do not wait for it."""
 
-import os
 import threading
 from collections.abc import Iterator
 from queue import SimpleQueue
 from typing import NamedTuple
 
 from twofold.serving.store.disk import DiskBlocks
+from twofold.serving.store.events import EventQueue
 from twofold.serving.store.memory import SlotMemory
 from twofold.serving.store.moves import Forget, Move, Read, Spare, Write
 
@@ -27,13 +27,12 @@ class Mover:
     def __init__(self, disk: DiskBlocks, memory: SlotMemory) -> None:
         self._disk, self._memory = disk, memory
         self._moves: SimpleQueue[Move | None] = SimpleQueue()
-        self._moved: SimpleQueue[Moved] = SimpleQueue()
-        self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._moved: EventQueue[Moved] = EventQueue()
         self._thread = threading.Thread(target=self._run, name="store-disk", daemon=True)
         self._thread.start()
 
     def fileno(self) -> int:
-        return self._event
+        return self._moved.fileno()
 
     def begin(self, moves: list[Move]) -> None:
         """Queue moves; safe from any thread."""
@@ -42,15 +41,13 @@ class Mover:
 
     def take(self) -> Iterator[Moved]:
         """What has been done since this was asked last."""
-        os.eventfd_read(self._event)
-        while not self._moved.empty():
-            yield self._moved.get()
+        return self._moved.drain()
 
     def close(self) -> None:
         """End when all that was begun is done."""
         self._moves.put(None)
         self._thread.join()
-        os.close(self._event)
+        self._moved.close()
 
     def _run(self) -> None:
         while (move := self._moves.get()) is not None:
@@ -60,14 +57,10 @@ class Mover:
                     written = self._disk.write(move.key, move.position, block, move.checksum)
                     if move.spare:
                         self._disk.spare(move.key)
-                    self._done(Moved(move, move.checksum if written else None))
+                    self._moved.put(Moved(move, move.checksum if written else None))
                 case Read():
-                    self._done(Moved(move, self._disk.read(move.key, self._memory.slot(move.slot))))
+                    self._moved.put(Moved(move, self._disk.read(move.key, self._memory.slot(move.slot))))
                 case Spare(key=key):
                     self._disk.spare(key)
                 case Forget(key=key):
                     self._disk.remove(key)
-
-    def _done(self, moved: Moved) -> None:
-        self._moved.put(moved)
-        os.eventfd_write(self._event, 1)

@@ -4,6 +4,7 @@ import os
 import selectors
 import time
 from collections.abc import Callable
+from math import inf
 
 from twofold.serving.mailbox import Inbox, Outbox
 from twofold.serving.messages import StoreChanged, StoreStatus, StoreTier
@@ -13,6 +14,8 @@ from twofold.serving.store.messages import (
     Answered,
     Ask,
     Commit,
+    Fetch,
+    Fetched,
     Found,
     Held,
     Hello,
@@ -26,6 +29,7 @@ from twofold.serving.store.messages import (
 )
 from twofold.serving.store.mover import Mover
 from twofold.serving.store.moves import Write
+from twofold.serving.store.peering import Peering
 
 _LOOK_S = (
     1.0  # a look at the inbox even if nothing says that it has something; and between two reports of status
@@ -35,7 +39,10 @@ Tell = Callable[[StoreChanged | StoreStatus], None]
 
 
 class Store:
-    """One life of the store of `host`; `welcome` is what clients need to know of it, `tell` reaches the controller."""
+    """One life of the store of `host`; `welcome` is what clients need to know of it, `tell` reaches the controller.
+
+    `peers` are the stores of other hosts, where there may be some.
+    """
 
     def __init__(
         self,
@@ -46,17 +53,20 @@ class Store:
         welcome: Welcome,
         tell: Tell,
         host: str,
+        peers: Peering | None = None,
     ) -> None:
-        self._book, self._mover = book, mover
+        self._book, self._mover, self._peers = book, mover, peers
         self._inbox, self._outbox = inbox, outbox
         self._welcome, self._tell, self._host = welcome, tell, host
+        self._introduced = False
         self._told: StoreStatus | None = None
         self._told_s = 0.0
         self._clients: dict[str, int] = {}  # the pidfd of each, by its inbox
         self._selector = selectors.DefaultSelector()
-        self._selector.register(inbox.fileno(), selectors.EVENT_READ)
-        if mover is not None:
-            self._selector.register(mover.fileno(), selectors.EVENT_READ)
+        mover_wakes = () if mover is None else (mover.fileno(),)
+        peers_wake = () if peers is None else peers.filenos()
+        for fileno in (inbox.fileno(), *mover_wakes, *peers_wake):
+            self._selector.register(fileno, selectors.EVENT_READ)
 
     def run(self) -> None:
         """Serve until the process ends."""
@@ -65,21 +75,20 @@ class Store:
 
     def turn(self, timeout_s: float) -> None:
         """Wait until there is something to do, and do all that there is."""
-        for key, _ in self._selector.select(timeout_s):
+        for key, _ in self._selector.select(min(timeout_s, self._peers_s())):
             if key.data is not None:
                 self._lose(key.data)
-            elif self._mover is not None and key.fd == self._mover.fileno():
-                self._take_moved(self._mover)
         for message in self._inbox.drain():
             self._handle(message)
+        if self._peers is not None:
+            self._peers.turn(time.monotonic())
         if self._mover is not None:
+            self._take_moved(self._mover)
             self._mover.begin(self._book.take_moves())
         for granted in self._book.take_granted():
             self._grant(granted)
-        stored, removed = self._book.take_changes()
-        if stored or removed:
-            epoch = self._welcome.epoch
-            self._tell(StoreChanged(host=self._host, epoch=epoch, stored=stored, removed=removed))
+        self._answer_fetches()
+        self._tell_changes()
         self._tell_status()
 
     def status(self) -> StoreStatus:
@@ -97,6 +106,17 @@ class Store:
         moved = {way: blocks * size for way, blocks in self._book.moved.items()}
         return StoreStatus(host=self._host, epoch=self._welcome.epoch, tiers=tiers, bytes_moved=moved)
 
+    def _tell_changes(self) -> None:
+        """The first time also that there are none: this life has nothing of what an earlier one had."""
+        stored, removed = self._book.take_changes()
+        if stored or removed or not self._introduced:
+            self._introduced = True
+            address = None if self._peers is None else self._peers.address
+            epoch = self._welcome.epoch
+            self._tell(
+                StoreChanged(host=self._host, epoch=epoch, stored=stored, removed=removed, address=address)
+            )
+
     def _tell_status(self) -> None:
         now = time.monotonic()
         if now - self._told_s >= _LOOK_S and (status := self.status()) != self._told:
@@ -110,6 +130,8 @@ class Store:
         self._selector.close()
         if self._mover is not None:
             self._mover.close()
+        if self._peers is not None:
+            self._peers.close()
 
     def _handle(self, message: ToStore) -> None:
         if isinstance(message, Hello):
@@ -133,6 +155,22 @@ class Store:
                 self._book.end(asker)
             case Release(slots=list() as slots):
                 self._book.release(asker, slots)
+            case Fetch():
+                self._fetch(asker, message.what, now)
+
+    def _fetch(self, asker: Asker, what: Fetch, now: float) -> None:
+        if self._peers is None:
+            self._answer(asker, Fetched(self._book.lookup(what.keys)[0]))
+        else:
+            self._peers.fetch(asker, what, now)
+
+    def _peers_s(self) -> float:
+        """In how many seconds the time of a fetch is up."""
+        return inf if self._peers is None else self._peers.wait_s(time.monotonic())
+
+    def _answer_fetches(self) -> None:
+        for asker, blocks in () if self._peers is None else self._peers.take_done():
+            self._answer(asker, Fetched(blocks))
 
     def _meet(self, message: Hello) -> None:
         """From here on the end of its process, that is of all its threads, is seen at once."""
@@ -151,6 +189,8 @@ class Store:
         os.close(pidfd)
         self._outbox.forget(client)
         self._book.lose(client)
+        if self._peers is not None:
+            self._peers.lose(client)
 
     def _take_moved(self, mover: Mover) -> None:
         now = time.monotonic()
@@ -161,6 +201,8 @@ class Store:
                 self._book.was_read(move, checksum, now)
 
     def _grant(self, granted: Granted) -> None:
+        if self._peers is not None and self._peers.granted(granted):
+            return
         if granted.puts:
             slots = {index: block.slot for index, block in granted.blocks.items()}
             self._answer(granted.asker, Leased(slots, granted.last))

@@ -101,7 +101,7 @@ class Commands:
             if message.announce:
                 state.announced.add(request.id)
         queue = partial(state.scheduler.submit, request, decodes_here=message.target is None)
-        state.prefixes.bring(request.id, keys, queue)
+        state.prefixes.bring(request.id, keys, queue, message.fetch)
 
     def _reserve(self, message: Reserve) -> None:
         request = message.request

@@ -1,6 +1,7 @@
 """What a worker gets from the store of its host, and what it puts there: the beginnings of prompts.
 
-    prompt comes ─▶ the store has more of it than the engine ─▶ it holds that for us ─▶ prompt is queued ─▶ it runs
+    prompt comes ─▶ (another host has more of it: our store brings that)
+                ├─▶ the store has more of it than the engine ─▶ it holds that for us ─▶ prompt is queued ─▶ it runs
                 │                                                └▶ its layers are copied, one after the other ─▲
                 └─▶ otherwise ─────────────────────────────────────────────────────────▶ it is queued ─▶ it runs
                                      its layers are copied into the store, one after the other, as they are computed ◀┘
@@ -11,6 +12,7 @@ those that they were given (`begin`). Whatever goes wrong before, the prompt is 
 """
 
 import threading
+import time
 from collections.abc import Sequence
 from functools import partial
 from queue import SimpleQueue
@@ -21,12 +23,14 @@ from twofold.errors import OutOfBlocksError
 from twofold.kvcache.accounts import Grant
 from twofold.kvcache.shared import SharedBlocks
 from twofold.request import BlockKey, Phase
+from twofold.serving.messages import StoreFetch
 from twofold.serving.store.client import Copier, StoreClient
 from twofold.serving.worker.layer_wise import LayerWise, ReadyLayers
 from twofold.serving.worker.prefixes import Prefixes, Queue
 from twofold.serving.worker.state import WorkerState
 
 _OWNER = "the host's store"
+_MOST_FETCHES = 4  # that are under way at a time; the others wait, and their time runs
 # Blocks are kept from others until they are put. Where the store does not keep up, and they come to more than this
 # share of the engine's memory, those of the next iteration are not put.
 _MOST_HELD = 1 / 4
@@ -55,25 +59,46 @@ class _Put(NamedTuple):
     layers: ReadyLayers
 
 
+class _Fetch(NamedTuple):
+    """A prompt that is to be queued when blocks of it have come from another host, or `until_s`."""
+
+    what: StoreFetch
+    until_s: float
+    request_id: str
+    keys: Sequence[bytes]
+    queue: Queue
+
+
 class PrefixStore(Prefixes):
-    """Two threads of a worker: one brings what prompts begin with, one puts what was computed of them."""
+    """Threads of a worker: one brings what prompts begin with, one puts what was computed of them.
+
+    Some more wait, where blocks come from another host, until the store has them.
+    """
 
     def __init__(self, state: WorkerState, shared: SharedBlocks, client: StoreClient, copier: Copier) -> None:
         self._state, self._shared, self._client, self._copier = state, shared, client, copier
         self._wanted: SimpleQueue[tuple[str, Sequence[bytes], Queue]] = SimpleQueue()
+        self._fetches: SimpleQueue[_Fetch] = SimpleQueue()
         self._puts: SimpleQueue[_Put] = SimpleQueue()
         self._loads: list[_Load] = []
         self._held_blocks = 0  # that are to be put
 
     def start(self) -> None:
-        for run, name in ((self._bring_all, "store-load"), (self._put_all, "store-put")):
+        fetches = [(self._fetch_all, "store-fetch")] * _MOST_FETCHES
+        for run, name in ((self._bring_all, "store-load"), (self._put_all, "store-put"), *fetches):
             threading.Thread(target=run, name=name, daemon=True).start()
 
     # -- with the lock held -----------------------------------------------------------------------------------
 
-    def bring(self, request_id: str, keys: Sequence[BlockKey], queue: Queue) -> None:
-        if self._client.epoch is None or self._shared.match(keys) == len(keys):
+    def bring(
+        self, request_id: str, keys: Sequence[BlockKey], queue: Queue, fetch: StoreFetch | None = None
+    ) -> None:
+        here = self._shared.match(keys)
+        if self._client.epoch is None or here == len(keys):
             queue()
+        elif fetch is not None and fetch.blocks > here:
+            until_s = time.monotonic() + fetch.limit_s
+            self._fetches.put(_Fetch(fetch, until_s, request_id, _live(keys), queue))
         else:
             self._wanted.put((request_id, _live(keys), queue))
 
@@ -129,6 +154,17 @@ class PrefixStore(Prefixes):
         self._state.changed.notify()
 
     # -- without it -------------------------------------------------------------------------------------------
+
+    def _fetch_all(self) -> None:
+        """What comes is in the store as if it had been put there: whoever wants it next finds it."""
+        while True:
+            what, until_s, request_id, keys, queue = self._fetches.get()
+            with self._state.changed:
+                wanted, here = request_id in self._state.sequences, self._shared.match(keys)
+            left_s = until_s - time.monotonic()
+            if wanted and left_s > 0:
+                self._client.fetch(keys[here : what.blocks], what.address, left_s)
+            self._wanted.put((request_id, keys, queue))
 
     def _bring_all(self) -> None:
         while True:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 from twofold.batch import Batch
 from twofold.request import BlockKey
+from twofold.serving.messages import StoreFetch
 from twofold.serving.worker.layer_wise import LayerWise
 
 Queue = Callable[[], None]  # what queues a prompt
@@ -15,8 +16,17 @@ class Prefixes:
     def start(self) -> None:
         """The worker is ready for prompts."""
 
-    def bring(self, request_id: str, keys: Sequence[BlockKey], queue: Queue) -> None:  # noqa: ARG002  (nothing is known)
-        """Queue a prompt, whose full blocks these are, when it is sure what can be had of it."""
+    def bring(
+        self,
+        request_id: str,  # noqa: ARG002  (nothing is known)
+        keys: Sequence[BlockKey],  # noqa: ARG002
+        queue: Queue,
+        fetch: StoreFetch | None = None,  # noqa: ARG002
+    ) -> None:
+        """Queue a prompt, whose full blocks these are, when it is sure what can be had of it.
+
+        `fetch` says where more of it is to be had than on this host.
+        """
         queue()
 
     def begin(self, batch: Batch) -> LayerWise | None:  # noqa: ARG002  (as above)

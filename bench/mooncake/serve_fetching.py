@@ -1,0 +1,82 @@
+"""`twofold serve` that has each prompt brought from the host whose store has most of it, whatever that costs.
+
+    python bench/mooncake/serve_fetching.py FLAGS OF twofold serve
+
+For tests and benchmarks of the way between stores: which worker a prompt goes to is the router's to say, for example
+to each in turn. What is worth it, `--router conductor` says.
+"""
+
+import sys
+from collections.abc import Sequence
+
+import msgspec
+
+from twofold.cli.main import main
+from twofold.request import BlockKey
+from twofold.serving.fleet import Fleet
+from twofold.serving.host_stores import HostStores
+from twofold.serving.messages import Message, Prefill, Registered, StoreChanged, StoreFetch
+
+LIMIT_S = 60.0
+
+
+class Told:
+    """What workers and stores have said of themselves."""
+
+    def __init__(self) -> None:
+        self._hosts: dict[str, str] = {}  # of each instance
+        self._stores: dict[str, StoreChanged] = {}  # the last that each of them said
+        self._blocks: dict[str, set[BlockKey]] = {}
+
+    def registered(self, message: Registered) -> None:
+        self._hosts[message.peer.memory.instance] = message.peer.host
+
+    def changed(self, message: StoreChanged) -> None:
+        before = self._stores.get(message.host)
+        if before is None or before.epoch != message.epoch:
+            self._blocks[message.host] = set()
+        self._stores[message.host] = message
+        self._blocks[message.host].difference_update(message.removed)
+        self._blocks[message.host].update(message.stored)
+
+    def fetch(self, instance: str, keys: Sequence[BlockKey]) -> StoreFetch | None:
+        """From where more of these blocks is than on the host of the instance."""
+        own = self._leading(self._hosts[instance], keys)
+        best = max(self._stores.values(), key=lambda store: self._leading(store.host, keys), default=None)
+        if best is None or best.address is None or self._leading(best.host, keys) <= own:
+            return None
+        blocks = self._leading(best.host, keys)
+        return StoreFetch(host=best.host, address=best.address, blocks=blocks, limit_s=LIMIT_S)
+
+    def _leading(self, host: str, keys: Sequence[BlockKey]) -> int:
+        blocks = self._blocks.get(host, set())
+        return next((index for index, key in enumerate(keys) if key not in blocks), len(keys))
+
+
+def listen(told: Told) -> None:
+    """Hear what workers and stores say, and tell workers what to bring."""
+    register, changed, send = Fleet.register, HostStores.changed, Fleet.send
+
+    def registering(self: Fleet, message: Registered, now: float) -> None:
+        told.registered(message)
+        register(self, message, now)
+
+    def changing(self: HostStores, message: StoreChanged) -> None:
+        told.changed(message)
+        changed(self, message)
+
+    def sending(self: Fleet, instance: str, message: Message) -> None:
+        if isinstance(message, Prefill):
+            keys = message.generation.request.prefix_blocks
+            message = msgspec.structs.replace(message, fetch=told.fetch(instance, keys))
+        send(self, instance, message)
+
+    Fleet.register = registering  # type: ignore[method-assign]
+    HostStores.changed = changing  # type: ignore[method-assign]
+    Fleet.send = sending  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    listen(Told())
+    sys.argv.insert(1, "serve")
+    main()

@@ -1,0 +1,35 @@
+"""Queues between the threads of a store."""
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class EventQueue(Generic[T]):
+    """A queue from any thread to one, which waits for it as for a socket: `fileno` is readable when there is more."""
+
+    def __init__(self) -> None:
+        self._items: SimpleQueue[T] = SimpleQueue()
+        self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def fileno(self) -> int:
+        return self._event
+
+    def put(self, item: T) -> None:
+        self._items.put(item)
+        os.eventfd_write(self._event, 1)
+
+    def drain(self) -> Iterator[T]:
+        """All that is there, without waiting."""
+        with suppress(BlockingIOError):
+            os.eventfd_read(self._event)
+        while not self._items.empty():
+            yield self._items.get()
+
+    def close(self) -> None:
+        """To be called when nobody uses it any more."""
+        os.close(self._event)

@@ -1,0 +1,195 @@
+"""Fetches and gifts of a store, whatever other stores, clients and time do: one slot for a block, one answer each."""
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from twofold.serving.store.block_fetcher import Brought
+from twofold.serving.store.block_server import Caller, Sent, Wanted
+from twofold.serving.store.book import MEMORY, StoreBook
+from twofold.serving.store.messages import Block, Fetch
+from twofold.serving.store.peering import Peering
+
+SLOTS, AT_ONCE = 9, 3
+PROMPTS = [[bytes([prompt, i]) for i in range(7)] for prompt in range(3)]
+CLIENTS = ("a", "b", "c")
+
+
+class Server:
+    """Sends what it is given when it is told to."""
+
+    def __init__(self):
+        self.said, self.gifts = [], []
+
+    def take(self):
+        said, self.said = self.said, []
+        return said
+
+    def give(self, gift):
+        self.gifts.append(gift)
+
+
+class Fetcher:
+    """Fills slots when it is told to; nothing more of a fetch that is over."""
+
+    def __init__(self):
+        self.brought, self.orders = [], {}
+
+    def take(self):
+        brought, self.brought = self.brought, []
+        return brought
+
+    def bring(self, order):
+        assert order.fetch not in self.orders, "orders of a fetch come in turn"
+        self.orders[order.fetch] = order
+
+    def over(self, fetch):
+        order = self.orders.pop(fetch, None)
+        if order is not None:
+            self.brought.append(Brought(fetch, [], whole=False))
+
+
+class PeersLive(RuleBasedStateMachine):
+    """Clients fetch, put and die; other stores ask, give all, some or nothing, or too late."""
+
+    def __init__(self):
+        super().__init__()
+        self.book, self.server, self.fetcher = StoreBook(SLOTS, 0, "lru"), Server(), Fetcher()
+        self.peering = Peering(self.book, self.server, self.fetcher, AT_ONCE)
+        self.now, self.number = 0.0, 0
+        self.memory = [None] * SLOTS
+        self.asked = {}  # fetches that are not answered yet: their keys
+        self.putting = {}  # by asker: the keys of the slots that it fills
+        self.puts = {}  # by asker: its keys
+        self.wanted = {}  # by number: the keys that another store asked for
+
+    def turn(self):
+        """What the process does after each event."""
+        self.peering.turn(self.now)
+        for granted in self.book.take_granted():
+            if self.peering.granted(granted):
+                continue
+            assert granted.puts
+            keys = self.puts.get(granted.asker)
+            if keys is not None:
+                self.putting[granted.asker] = {
+                    block.slot: keys[index] for index, block in granted.blocks.items()
+                }
+        for asker, blocks in self.peering.take_done():
+            keys = self.asked.pop(asker)
+            assert blocks == self.book.lookup(keys)[0]
+
+    @rule(
+        client=st.sampled_from(CLIENTS),
+        prompt=st.sampled_from(PROMPTS),
+        start=st.integers(0, 6),
+        limit_s=st.integers(0, 20),
+    )
+    def fetch(self, client, prompt, start, limit_s):
+        self.number += 1
+        keys = prompt[start:]
+        self.asked[client, self.number] = keys
+        self.peering.fetch((client, self.number), Fetch(keys, "there", limit_s), self.now)
+        self.turn()
+
+    @rule(client=st.sampled_from(CLIENTS), prompt=st.sampled_from(PROMPTS), count=st.integers(1, 7))
+    def put(self, client, prompt, count):
+        self.number += 1
+        self.puts[client, self.number] = prompt[:count]
+        self.book.put((client, self.number), prompt[:count], 0)
+        self.turn()
+
+    @precondition(lambda self: any(self.putting.values()))
+    @rule(data=st.data())
+    def commit(self, data):
+        asker = data.draw(st.sampled_from([asker for asker, slots in self.putting.items() if slots]))
+        for slot, key in self.putting[asker].items():
+            self.memory[slot] = key
+        whole = [Block(slot, 0) for slot in self.putting.pop(asker)]
+        self.book.commit(asker, whole, self.now)
+        self.turn()
+
+    @precondition(lambda self: self.fetcher.orders)
+    @rule(data=st.data(), some=st.integers(0, AT_ONCE))
+    def bring(self, data, some):
+        order = self.fetcher.orders.pop(data.draw(st.sampled_from(sorted(self.fetcher.orders))))
+        whole = list(zip(order.keys, order.slots, strict=True))[:some]
+        for key, slot in whole:
+            self.memory[slot] = key
+        blocks = [Block(slot, 0) for _, slot in whole]
+        self.fetcher.brought.append(Brought(order.fetch, blocks, len(blocks) == len(order.slots)))
+        self.turn()
+
+    @rule(prompt=st.sampled_from(PROMPTS), start=st.integers(0, 6))
+    def ask(self, prompt, start):
+        self.number += 1
+        self.wanted[self.number] = prompt[start:]
+        self.server.said.append(Wanted(Caller(b"peer", self.number), prompt[start:]))
+        self.turn()
+
+    @precondition(lambda self: self.server.gifts)
+    @rule()
+    def send(self):
+        self.server.said.append(Sent(self.server.gifts.pop(0)))
+        self.turn()
+
+    @rule(client=st.sampled_from(CLIENTS))
+    def die(self, client):
+        for of in (self.asked, self.puts, self.putting):
+            for asker in [asker for asker in of if asker[0] == client]:
+                del of[asker]
+        self.book.lose(client)
+        self.peering.lose(client)
+        self.turn()
+
+    @rule(seconds=st.integers(1, 15))
+    def wait(self, seconds):
+        self.now += seconds
+        self.turn()
+
+    @invariant()
+    def nothing_is_filled_twice(self):
+        """No slot and no block, by whomever."""
+        orders = self.fetcher.orders.values()
+        slots = [slot for order in orders for slot in order.slots]
+        keys = [key for order in orders for key in order.keys]
+        for filled in self.putting.values():
+            slots += filled
+            keys += filled.values()
+        assert len(set(slots)) == len(slots)
+        assert len(set(keys)) == len(keys)
+        assert not any(self.book.slots.readable(slot) for slot in slots)
+
+    @invariant()
+    def what_is_found_is_whole(self):
+        for key, block in self.book._blocks.items():
+            assert self.memory[block.slot] == key
+
+    @invariant()
+    def what_is_given_is_whole(self):
+        for gift in self.server.gifts:
+            keys = self.wanted[gift.caller.number]
+            for index, block in gift.blocks.items():
+                assert self.memory[block.slot] == keys[index]
+
+    @invariant()
+    def capacity_is_kept(self):
+        assert len(self.book.tiers.tiers[MEMORY]) < SLOTS
+
+    def teardown(self):
+        """When everybody is gone or answered, only what is found has a slot."""
+        for client in CLIENTS:
+            for of in (self.puts, self.putting):
+                for asker in [asker for asker in of if asker[0] == client]:
+                    del of[asker]
+            self.book.lose(client)
+        while self.server.gifts:
+            self.send()
+        self.wait(100)
+        self.turn()
+        assert not self.fetcher.orders
+        assert not self.asked, "a fetch has no answer"
+        assert self.peering.wait_s(self.now) > 1e9
+        assert self.book.slots.num_free == SLOTS - len(self.book.tiers.tiers[MEMORY])
+
+
+TestPeersLive = PeersLive.TestCase

@@ -1,0 +1,335 @@
+"""Stores of two hosts, over TCP on this one: what one has, the other brings, or it is computed."""
+
+import itertools
+import threading
+import time
+import zlib
+from contextlib import ExitStack, contextmanager
+
+import msgspec
+import pytest
+import zmq
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.stores import BLOCK_BYTES, keys_of, load, put, running_store, store_client
+from twofold.curve.guard import Guard
+from twofold.curve.key import ClusterKey
+from twofold.serving.store.peer_frames import MOST_KEYS, Give, Given, blocks_at_once
+
+KEY, ANOTHER = ClusterKey(b"\x01" * 32), ClusterKey(b"\x02" * 32)
+LONG_S = 300.0  # nobody waits for so long
+
+
+class Hosts:
+    """Two hosts, each with a store and a client."""
+
+    def __init__(self, tmp_path, running, here, there):
+        self.here = running.enter_context(running_store(tmp_path / "here", **{"key": KEY, **here}))
+        self.closing = running.enter_context(ExitStack())
+        self.there = self.closing.enter_context(running_store(tmp_path / "there", **{"key": KEY, **there}))
+        self.client, self.far = (
+            running.enter_context(store_client(tmp_path / host)) for host in ("here", "there")
+        )
+        assert self.client.wait(30)
+        assert self.far.wait(30)
+        self.address = self.there.peers.server.address
+
+    def fetch(self, keys, limit_s=LONG_S):
+        return self.client.fetch(keys, self.address, limit_s)
+
+    def close_there(self):
+        """As for those who are not there, that is as if it were killed."""
+        self.closing.close()
+
+    def brought(self):
+        """Blocks that came from the other host."""
+        return self.here.book.moved["peer_read"]
+
+
+@contextmanager
+def two_hosts(tmp_path, here=None, there=None):
+    with ExitStack() as running:
+        yield Hosts(tmp_path, running, here or {}, there or {})
+
+
+def test_what_another_host_has_is_brought_once(tmp_path):
+    """Byte by byte; then it is here, the controller knows, and nothing has to be brought for the next."""
+    keys = keys_of(1, 12)
+    with two_hosts(tmp_path) as hosts:
+        put(hosts.far, keys)
+        assert hosts.fetch(keys) == 12
+        assert load(hosts.client, keys) == 12
+        assert hosts.fetch(keys) == 12
+        assert hosts.brought() == hosts.there.book.moved["peer_sent"] == 12
+        told = [message for message in hosts.here.told if hasattr(message, "stored")]
+        assert {key for message in told for key in message.stored} == set(keys)
+        assert {message.address for message in told} == {hosts.here.peers.server.address}
+        assert hosts.there.book.tiers.tiers[0].hits == 12
+    assert hosts.there.book.slots.num_free == 32 - 12, "nothing is held any more"
+
+
+def test_only_what_is_missing_is_brought(tmp_path):
+    """Wherever in the prompt it is; and no more than the other has."""
+    keys = keys_of(1, 12)
+    with two_hosts(tmp_path) as hosts:
+        put(hosts.far, keys[:10])
+        put(hosts.client, keys[:4])
+        assert hosts.fetch(keys) == 10
+        assert hosts.brought() == 6
+        assert load(hosts.client, keys) == 10
+
+
+def test_blocks_on_the_disk_of_another_host(tmp_path):
+    """They come when they have been read, a few at a time."""
+    disk = (2 << 20) + 60 * (BLOCK_BYTES + 256)
+    prompts = [keys_of(prompt, 10) for prompt in range(4)]
+    with two_hosts(tmp_path, there={"slots": 16, "disk_bytes": disk}) as hosts:
+        for keys in prompts:
+            put(hosts.far, keys)
+        available = hosts.far.lookup(prompts[1]).blocks
+        assert hosts.fetch(prompts[1]) == available > 0
+        assert load(hosts.client, prompts[1]) == available
+
+
+def test_capacity_is_kept(tmp_path):
+    """Of a prompt that is longer than the memory comes the beginning, and nothing of it goes for its end."""
+    keys = keys_of(1, 30)
+    with two_hosts(tmp_path, here={"slots": 9}, there={"slots": 64}) as hosts:
+        put(hosts.far, keys)
+        put(hosts.client, keys_of(2, 8))
+        assert hosts.fetch(keys) == 8
+        assert len(hosts.here.book.tiers.tiers[0]) == 8
+        assert load(hosts.client, keys) == 8
+        assert hosts.here.book.slots.num_free == 1
+
+
+def test_fetches_of_the_same_blocks_share_them(tmp_path):
+    """Each has them all in the end, and each block came once."""
+    keys = keys_of(1, 40)
+    with two_hosts(tmp_path, here={"slots": 64}, there={"slots": 64}) as hosts:
+        put(hosts.far, keys)
+        counts = []
+        fetches = [
+            threading.Thread(target=lambda n=n: counts.append(hosts.fetch(keys[:n])))
+            for n in (40, 24, 40, 31)
+        ]
+        for fetch in fetches:
+            fetch.start()
+        for fetch in fetches:
+            fetch.join()
+        assert sorted(counts) == [24, 31, 40, 40]
+        assert hosts.brought() == 40
+        assert load(hosts.client, keys) == 40
+
+
+def test_a_block_that_was_spoiled_is_not_taken(tmp_path):
+    """Its writer's checksum goes with it; what came before it is of use."""
+    keys = keys_of(1, 12)
+    with two_hosts(tmp_path) as hosts:
+        put(hosts.far, keys)
+        hosts.there.memory.slot(hosts.there.book._blocks[keys[7]].slot)[5] ^= 1
+        assert hosts.fetch(keys) == 7
+        assert load(hosts.client, keys) == 7
+
+
+def test_a_store_that_is_gone_is_not_waited_for(tmp_path):
+    """Its life is over, and the next one has another address."""
+    keys = keys_of(1, 12)
+    with two_hosts(tmp_path) as hosts:
+        hosts.close_there()
+        assert hosts.fetch(keys) == 0
+        assert hosts.here.book.slots.num_free == 32
+
+
+def test_a_store_that_goes_in_the_middle(tmp_path):
+    """What it had sent is here; nobody waits for the rest."""
+    keys = keys_of(1, 200)
+    with two_hosts(tmp_path, here={"slots": 256, "at_once": 1}, there={"slots": 256}) as hosts:
+        put(hosts.far, keys)
+        counts = []
+        fetching = threading.Thread(target=lambda: counts.append(hosts.fetch(keys)))
+        fetching.start()
+        while hosts.brought() < 5:
+            time.sleep(0.001)
+        hosts.close_there()
+        fetching.join()
+        assert counts[0] >= 5
+        assert load(hosts.client, keys) == counts[0]
+        assert hosts.here.book.slots.num_free == 256 - counts[0]
+
+
+def test_a_store_that_is_silent_costs_the_time_that_was_given(tmp_path):
+    """Others are answered meanwhile, and nothing stays leased."""
+    keys, own = keys_of(1, 12), keys_of(2, 6)
+    with two_hosts(tmp_path) as hosts:
+        put(hosts.far, keys)
+        put(hosts.client, own)
+        hosts.there.pause()
+        counts = []
+        fetching = threading.Thread(target=lambda: counts.append(hosts.fetch(keys, 1.0)))
+        fetching.start()
+        while not hosts.here.book.slots.num_leased:
+            time.sleep(0.001)
+        assert load(hosts.client, own) == 6
+        assert not counts, "it goes on"
+        fetching.join()
+        assert counts == [0]
+        assert hosts.here.book.slots.num_free == 32 - 6
+
+
+def test_a_store_that_knows_no_others(tmp_path):
+    """It says what it has."""
+    keys = keys_of(1, 6)
+    with running_store(tmp_path / "alone") as alone, store_client(tmp_path / "alone") as client:
+        assert client.wait(30)
+        assert alone.peers is None
+        put(client, keys[:2])
+        assert client.fetch(keys, "tcp://127.0.0.1:1", LONG_S) == 2
+
+
+@pytest.mark.parametrize("address", ["tcp://127.0.0.1:1", "no address"])
+def test_an_address_where_nobody_is(tmp_path, address):
+    """Nobody waits, as nothing will come from there."""
+    with two_hosts(tmp_path) as hosts:
+        assert hosts.client.fetch(keys_of(1, 6), address, LONG_S) == 0
+        assert hosts.here.book.slots.num_free == 32
+
+
+# -- who is heard, and what ------------------------------------------------------------------------------------------
+
+
+def test_who_has_another_key_is_given_nothing(tmp_path):
+    """And is not heard."""
+    keys = keys_of(1, 6)
+    with two_hosts(tmp_path, here={"key": ANOTHER}) as hosts:
+        put(hosts.far, keys)
+        assert hosts.fetch(keys, 10.0) == 0
+        while not hosts.there.peers.guard.refused:
+            time.sleep(0.01)
+        assert hosts.there.book.moved["peer_sent"] == 0
+
+
+def test_who_has_no_key_is_given_nothing(tmp_path):
+    """Not even an answer."""
+    with two_hosts(tmp_path) as hosts, zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        socket.setsockopt(zmq.LINGER, 0)
+        put(hosts.far, keys_of(1, 6))
+        socket.connect(hosts.address)
+        socket.send(msgspec.msgpack.encode(Give(b"same", 1, keys_of(1, 6))))
+        assert not socket.poll(1000)
+        assert hosts.there.book.moved["peer_sent"] == 0
+
+
+def test_blocks_of_another_model_are_not_brought(tmp_path):
+    """Nor of the same in another layout: what they mean is part of the question."""
+    keys = keys_of(1, 6)
+    with two_hosts(tmp_path, there={"contents": b"other"}) as hosts:
+        put(hosts.far, keys)
+        assert hosts.fetch(keys) == 0
+
+
+@contextmanager
+def guarded(kind):
+    """A socket of somebody who has the key."""
+    context = zmq.Context()
+    guard, socket = Guard(context, KEY), context.socket(kind)
+    socket.setsockopt(zmq.LINGER, 0)
+    try:
+        yield guard, socket
+    finally:
+        socket.close()
+        guard.close()
+        context.term()
+
+
+def frames_near(message, kind):
+    """Bytes, and what is nearly such a message: cut off, with other values, or of other types."""
+    whole = msgspec.msgpack.encode(message)
+    values = st.recursive(
+        st.none() | st.integers(-(2**63), 2**64 - 1) | st.binary(max_size=80) | st.booleans(),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.integers(0, 9), inner, max_size=3),
+        max_leaves=4,
+    )
+    fields = st.fixed_dictionaries(
+        {"type": st.just(kind.__name__)}, optional=dict.fromkeys(kind.__struct_fields__, values)
+    )
+    cut = st.integers(0, len(whole) - 1).map(lambda end: whole[:end])
+    return st.binary(max_size=60) | cut | fields.map(msgspec.msgpack.encode)
+
+
+def test_what_is_no_question_does_no_harm(tmp_path):
+    """It is dropped, also when the key was shown; the next question is answered."""
+    keys = keys_of(1, 6)
+    too_many = Give(b"same", 1, [b"k"] * (MOST_KEYS + 1))
+    with two_hosts(tmp_path) as hosts, guarded(zmq.DEALER) as (guard, socket):
+        put(hosts.far, keys)
+        guard.call(socket, hosts.address, bulk=True)
+        socket.connect(hosts.address)
+
+        @settings(max_examples=60)
+        @given(
+            st.lists(
+                frames_near(Give(b"same", 1, keys), Give) | st.just(msgspec.msgpack.encode(too_many)),
+                max_size=3,
+            )
+        )
+        def any_frames(frames):
+            if frames:
+                socket.send_multipart(frames)
+            socket.send(msgspec.msgpack.encode(Give(b"same", 77, keys[:2])))
+            answer = None
+            while answer is None or answer.number != 77:
+                assert socket.poll(30_000)
+                answer = msgspec.msgpack.decode(socket.recv_multipart()[0], type=Given)
+            assert len(answer.checksums) == 2
+            assert answer.last
+
+        any_frames()
+        assert hosts.there.peers.server.dropped
+
+
+def test_what_is_no_answer_does_no_harm(tmp_path):
+    """Whatever another store says, nothing is kept that is not as its checksum says, and every slot comes back."""
+    block, numbers = bytes(BLOCK_BYTES), itertools.count()
+    right = Given(1, {index: zlib.crc32(block) for index in range(4)}, last=True)
+    answers = st.builds(
+        Given,
+        st.integers(0, 2),
+        st.dictionaries(st.integers(-1, 5), st.sampled_from([zlib.crc32(block), 7]), max_size=5),
+        st.booleans(),
+    ).map(msgspec.msgpack.encode)
+    bodies = st.lists(st.sampled_from([block, block[1:], b"", block + b"\0"]), max_size=5)
+    with two_hosts(tmp_path) as hosts, guarded(zmq.ROUTER) as (guard, socket):
+        guard.listen(socket, "127.0.0.1", bulk=True)
+        socket.bind("tcp://127.0.0.1:*")
+        address = socket.getsockopt(zmq.LAST_ENDPOINT).decode().rstrip("\0")
+
+        @settings(max_examples=60)
+        @given(frames_near(right, Given) | answers, bodies)
+        def any_answer(head, body):
+            keys = [next(numbers).to_bytes(4) for _ in range(4)]
+            counts = []
+            fetching = threading.Thread(
+                target=lambda: counts.append(hosts.client.fetch(keys, address, LONG_S))
+            )
+            fetching.start()
+            assert socket.poll(30_000)
+            caller, _ = socket.recv_multipart()
+            socket.send_multipart([caller, head, *body])
+            socket.send_multipart([caller, b"the end"])
+            fetching.join()
+            assert counts[0] == hosts.client.lookup(keys).blocks
+            here = len(hosts.here.book.tiers.tiers[0])
+            assert hosts.here.book.slots.num_free == 32 - here
+            for slot in hosts.here.book._blocks.values():
+                assert zlib.crc32(hosts.here.memory.slot(slot.slot)) == slot.checksum
+
+        any_answer()
+
+
+def test_how_much_is_asked_for_at_once():
+    """Some megabytes, and one block at least."""
+    assert blocks_at_once(1 << 40) == 1
+    assert blocks_at_once(1 << 20) == 16
+    assert blocks_at_once(16) == MOST_KEYS

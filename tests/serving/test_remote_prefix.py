@@ -1,0 +1,127 @@
+"""Prompts that begin as others did on another host: the same tokens, whatever becomes of the stores and the way."""
+
+import asyncio
+import os
+import signal
+from contextlib import contextmanager
+from pathlib import Path
+
+from support.api_client import all_blocks_free, block_counts, complete_all
+from support.joined_service import joined_service
+from support.reference import greedy_outputs
+from support.stored_prompts import (
+    BLOCK,
+    GREEDY,
+    OUTPUT,
+    ask,
+    hits,
+    kill,
+    moved,
+    running,
+    stored,
+    tokens,
+    until,
+)
+
+FETCHING = Path(__file__).parents[2] / "bench" / "mooncake" / "serve_fetching.py"
+STORE = ("--kv-store-dram", "4MiB")
+IN_TURN = ("--colocated", "1", "--router", "round-robin", "--kv-checksums")
+
+
+class TwoHosts:
+    """Each has a worker and a store, and prompts go to one and the other in turn."""
+
+    def __init__(self, joined):
+        self.url = joined.url
+        self._processes = {"home": joined.service, "other": joined.host}
+        self._workers = {"home": "mixed-0", "other": "mixed-1"}
+        until(lambda: len(block_counts(self.url)) == 2)
+
+    def asked(self, prompt):
+        return asyncio.run(ask(self.url, prompt))
+
+    def with_blocks(self, count):
+        """The host that has so many in its store, and the other one."""
+        until(lambda: sum(stored(self.url, host) for host in self._processes) == count)
+        return sorted(self._processes, key=lambda host: -stored(self.url, host))
+
+    def kill_worker(self, host):
+        kill(self._processes[host], self._workers[host])
+
+    def kill_store(self, host):
+        kill(self._processes[host], "store")
+
+    def store(self, host):
+        """Its process id."""
+        return running(self._processes[host], "store")
+
+
+@contextmanager
+def two_hosts(model, folder, *flags):
+    there = ("--mixed", "1", *STORE)
+    with joined_service(model, folder, *IN_TURN, *STORE, *flags, there=there, program=FETCHING) as joined:
+        yield TwoHosts(joined)
+
+
+def test_cold_and_from_another_host_and_from_its_copy(tiny_model_dir, tmp_path):
+    """The same tokens from all of them; what was brought once is found on that host from then on."""
+    prompt = tokens("remote", 40 * BLOCK + 5)
+    (expected,) = greedy_outputs(tiny_model_dir("llama"), [prompt], OUTPUT)
+    with two_hosts(tiny_model_dir("llama"), tmp_path) as hosts:
+        url = hosts.url
+        assert hosts.asked(prompt) == (expected, 0)
+        source, target = hosts.with_blocks(40)
+        assert hosts.asked(prompt) == (expected, 40 * BLOCK), "the other host's turn"
+        until(lambda: moved(url, "peer_read", target) == moved(url, "peer_sent", source) == 40)
+        until(lambda: stored(url, target) == hits(url, "memory", target) == hits(url, "memory", source) == 40)
+        # What its worker had is lost, and what its host's store was brought is not.
+        hosts.kill_worker(target)
+        until(lambda: hosts.asked(prompt) == (expected, 40 * BLOCK) and hits(url, "memory", target) == 80)
+        assert moved(url, "peer_read", target) == moved(url, "peer_sent", source) == 40
+        assert asyncio.run(all_blocks_free(url))
+
+
+def test_a_store_that_dies_while_blocks_are_on_their_way(tiny_model_dir, tmp_path):
+    """The prompt that waits for them is computed."""
+    prompt = tokens("killed", 40 * BLOCK + 5)
+    (expected,) = greedy_outputs(tiny_model_dir("llama"), [prompt], OUTPUT)
+    with two_hosts(tiny_model_dir("llama"), tmp_path) as hosts:
+        assert hosts.asked(prompt) == (expected, 0)
+        source, target = hosts.with_blocks(40)
+
+        async def watch():
+            store = hosts.store(source)
+            os.kill(store, signal.SIGSTOP)
+            asked = asyncio.create_task(ask(hosts.url, prompt))
+            await asyncio.sleep(2.0)
+            assert not asked.done(), "it does not wait for what is on its way"
+            os.kill(store, signal.SIGKILL)
+            return await asked
+
+        assert asyncio.run(watch()) == (expected, 0)
+        until(lambda: stored(hosts.url, target) == 40)
+        assert moved(hosts.url, "peer_read", target) == 0
+        assert asyncio.run(all_blocks_free(hosts.url))
+
+
+def test_stores_of_both_hosts_may_die_at_any_time(tiny_model_dir, tmp_path):
+    """Requests go on, and compute what they do not find; engine memory is so small that much is asked of the stores."""
+    begin = tokens("begin", 10 * BLOCK)
+    prompts = [begin + tokens(f"end {number % 12}", 12 * BLOCK) for number in range(60)]
+    expected = greedy_outputs(tiny_model_dir("llama"), prompts, OUTPUT)
+    tight = ("--max-model-len", "512", "--kv-cache-memory-bytes", "1536KiB")
+    with two_hosts(tiny_model_dir("llama"), tmp_path, *tight) as hosts:
+
+        async def run():
+            asked = asyncio.create_task(complete_all(hosts.url, prompts, at_once=6, spread_s=6.0, **GREEDY))
+            while not asked.done():
+                for host in ("home", "other"):
+                    await asyncio.sleep(0.7)
+                    await asyncio.to_thread(hosts.kill_store, host)
+            return await asked
+
+        assert asyncio.run(run()) == expected
+        for _ in range(3):
+            assert asyncio.run(complete_all(hosts.url, prompts[:12], at_once=6, **GREEDY)) == expected[:12]
+        until(lambda: sum(moved(hosts.url, "peer_read", host) for host in ("home", "other")) > 0)
+        assert asyncio.run(all_blocks_free(hosts.url))

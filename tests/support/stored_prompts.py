@@ -1,0 +1,71 @@
+"""Prompts that a service finds the beginnings of in the stores of its hosts, and those stores as /metrics has them."""
+
+import os
+import random
+import signal
+import time
+
+import aiohttp
+
+from support.api_client import metric, served_name
+from support.running_service import children
+
+BLOCK, OUTPUT = 16, 8
+BLOCK_BYTES = 24576  # of the tiny llama
+GREEDY = {"max_tokens": OUTPUT, "temperature": 0, "ignore_eos": True}
+
+
+def tokens(seed, count):
+    draw = random.Random(seed)
+    return [draw.randint(10, 500) for _ in range(count)]
+
+
+async def ask(url, prompt):
+    """The output tokens of one completion, and how many tokens of its prompt were cached."""
+    async with aiohttp.ClientSession() as session:
+        body = {
+            "model": await served_name(session, url),
+            "prompt": prompt,
+            "return_token_ids": True,
+            **GREEDY,
+        }
+        async with session.post(f"{url}/v1/completions", json=body) as response:
+            answer = await response.json()
+            assert response.status == 200, answer
+            cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+            return answer["choices"][0]["token_ids"], cached
+
+
+def until(happens):
+    for _ in range(1200):
+        if happens():
+            return
+        time.sleep(0.1)
+    raise AssertionError("it does not happen")
+
+
+def running(process, name):
+    """The process of that name of a service, or of a host that has joined one."""
+    (found,) = [child.pid for child in children(process) if child.name() == name]
+    return found
+
+
+def kill(process, name):
+    """End a process of the service, and wait for the one that takes its place."""
+    before = running(process, name)
+    os.kill(before, signal.SIGKILL)
+    until(lambda: any(child.name() == name and child.pid != before for child in children(process)))
+
+
+def moved(url, way, host="home"):
+    """Blocks that went this way."""
+    return metric(url, f'kv_store_bytes_total{{host="{host}",way="{way}"}}') / BLOCK_BYTES
+
+
+def hits(url, tier, host="home"):
+    return metric(url, f'kv_store_hits_total{{host="{host}",tier="{tier}"}}')
+
+
+def stored(url, host):
+    """Blocks in the memory of a store."""
+    return metric(url, f'kv_store_blocks{{host="{host}",tier="memory"}}')

@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # torch is one pinned version here so that pip takes the CPU build where one is at hand; pyproject.toml keeps the range.
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: setup demo test check bench compile clean
+.PHONY: setup demo test test-helm check chart bench compile clean
 
 setup: $(VENV)/.installed
 
@@ -22,11 +22,18 @@ demo: setup  ## Make a small model, serve it split and colocated, replay a real 
 test: setup  ## All tests.
 	$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
 
+test-helm: setup  ## The Helm chart, by the library of helm (75 MB, which `make test` does without).
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'helm-python-sdk>=0.2,<0.3'
+	$(BIN)/python -m pytest -n 0 tests/kubernetes
+
 check: setup  ## Format, lint, types, import rules.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+chart: setup  ## Values, their schema and their table, from src/twofold/kubernetes/values.py.
+	$(BIN)/python -m twofold.kubernetes.chart deploy/helm/twofold
 
 bench: setup  ## Interference and engine overhead, as ratios measured in one run.
 	$(BIN)/python bench/engine_overhead.py

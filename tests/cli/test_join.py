@@ -9,6 +9,7 @@ import pytest
 from twofold.bench.services import free_port
 from twofold.cli.main import main
 from twofold.curve.key import write_key
+from twofold.instance import Role
 
 LISTEN = "tcp://127.0.0.1:7600"
 
@@ -119,3 +120,16 @@ def test_a_cluster_file_names_all_workers(key, refusal, tmp_path):
     )
     flags = ["--engine", "emulated", "--cluster", file, "--listen-workers", LISTEN, "--cluster-key", key]
     assert "is not for --cluster" in refusal("serve", *flags)
+
+
+def test_a_colocated_service_may_have_all_its_workers_elsewhere(model, key):
+    """`--colocated 0` takes mixed workers that join; without a place to join at it says nothing."""
+    from twofold.cli.serve_flags import Flags, service_of
+
+    joined = service_of(Flags(model=model, colocated=0, listen_workers=LISTEN, cluster_key=key))
+    assert joined.workers == ()
+    assert list(joined.terms.batchers) == [Role.MIXED]
+    assert [worker.role for worker in service_of(Flags(model=model, colocated=0)).workers] == [
+        Role.PREFILL,
+        Role.DECODE,
+    ]

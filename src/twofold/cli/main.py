@@ -9,6 +9,7 @@ from twofold.cli import (
     bench,
     calibrate,
     catalog,
+    deploy,
     join,
     keygen,
     model,
@@ -34,6 +35,7 @@ app.command("keygen")(keygen.keygen)
 app.command("bench")(bench.bench)
 app.command("simulate")(simulate.simulate)
 app.command("plan")(plan.plan)
+app.command("deploy")(deploy.deploy)
 app.command("verify")(verify.verify)
 app.add_typer(calibrate.app, name="calibrate")
 app.add_typer(catalog.app, name="catalog")

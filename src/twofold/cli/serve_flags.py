@@ -182,8 +182,11 @@ def _from_flags(flags: Flags) -> ServiceConfig:
     if router not in FIXED_ROLE_ROUTERS:
         why = f"is for workers that keep their roles: it excludes --router {router}"
         _refuse("--swap-space", flags.swap_space, why)
-    default = 0 if flags.colocated else 1
     network, colocated = _network(flags), flags.colocated or 0
+    unsplit = colocated > 0 or (
+        flags.colocated == 0 and network is not None
+    )  # all workers may be those that join
+    default = 0 if unsplit else 1
     kinds = {
         "chunked_prefill": flags.enable_chunked_prefill is not False,
         "inlines": flags.inline_tbt is not None,
@@ -198,7 +201,7 @@ def _from_flags(flags: Flags) -> ServiceConfig:
         others_join=network is not None,
         **kinds,
     )
-    terms = join_terms(colocated=colocated > 0, token_budget=flags.max_num_batched_tokens, **kinds)
+    terms = join_terms(colocated=unsplit, token_budget=flags.max_num_batched_tokens, **kinds)
     return ServiceConfig(
         engine=_torch_engine(flags, flags.block_size or 16, flags.max_num_seqs or 64, flags.swap_space),
         workers=with_chunks(with_splits(workers, _splits(flags)), flags.pipeline_chunk),

@@ -1,0 +1,112 @@
+"""What the Helm chart says of its values, written from `values.py`: `python -m twofold.kubernetes.chart DIR`."""
+
+import re
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from twofold.kubernetes.values import Values
+
+_WIDTH = 110
+_TABLE = re.compile(r"(?<=<!-- values -->\n).*(?=<!-- end of values -->)", re.DOTALL)
+_ROLE = re.compile(r"^workers\.(prefill|decode|mixed)\.")
+_ANYTHING = {"type": ["object", "array", "string", "number", "boolean", "null"]}
+
+Json = dict[str, object]
+
+
+class _Property(msgspec.Struct, frozen=True):
+    """One value or group of values, as the JSON schema of msgspec tells it."""
+
+    description: str
+    default: object = None
+    ref: str | None = msgspec.field(default=None, name="$ref")
+
+
+class _Group(msgspec.Struct, frozen=True):
+    properties: dict[str, _Property]
+
+
+def schema() -> Json:
+    """`values.schema.json`."""
+    made = msgspec.json.schema(Values, schema_hook=lambda _: _ANYTHING)
+    return {"$schema": "http://json-schema.org/draft-07/schema#", **made}
+
+
+def values_yaml() -> str:
+    """`values.yaml`: every value with its default and a comment."""
+    head = [
+        "# The values of the chart. Written from src/twofold/kubernetes/values.py: change them there, and run",
+        "",
+    ]
+    head[0] += " `make chart`."
+    return "\n".join([*head, *_lines("Values", msgspec.to_builtins(Values()), 0)]) + "\n"
+
+
+def table() -> str:
+    """The table of values for the README; what is said of one role holds for all."""
+    rows: dict[str, str] = {}
+    for path, each, default in _leaves("Values", msgspec.to_builtins(Values()), ""):
+        name = _ROLE.sub("workers.ROLE.", path)
+        rows.setdefault(name, f"| `{name}` | `{_json(default)}` | {each.description} |")
+    return "\n".join(["| value | default | |", "| --- | --- | --- |", *rows.values()]) + "\n"
+
+
+def with_table(readme: str) -> str:
+    """The README with its table as it should be."""
+    return _TABLE.sub(lambda _: table(), readme)
+
+
+def write(chart: Path) -> None:
+    """Write all of it into the directory of the chart."""
+    (chart / "values.yaml").write_text(values_yaml(), encoding="utf-8")
+    text = msgspec.json.format(msgspec.json.encode(schema()), indent=2) + b"\n"
+    (chart / "values.schema.json").write_bytes(text)
+    readme = chart / "README.md"
+    readme.write_text(with_table(readme.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def _group(name: str) -> dict[str, _Property]:
+    definitions = msgspec.convert(schema()["$defs"], dict[str, _Group])
+    return definitions[name].properties
+
+
+def _below(each: _Property, default: object) -> tuple[str, Json] | None:
+    """The group that a value is, with its defaults, or None for one that is none."""
+    if each.ref is None or not isinstance(default, dict):
+        return None
+    return each.ref.rpartition("/")[2], default
+
+
+def _lines(group: str, defaults: Json, depth: int) -> Iterator[str]:
+    pad = "  " * depth
+    for name, each in _group(group).items():
+        yield from (f"{pad}# {line}" for line in textwrap.wrap(each.description, _WIDTH - len(pad)))
+        below = _below(each, defaults[name])
+        if below is None:
+            yield f"{pad}{name}: {_json(defaults[name])}"
+        else:
+            yield f"{pad}{name}:"
+            yield from _lines(*below, depth + 1)
+        if not depth:
+            yield ""
+
+
+def _leaves(group: str, defaults: Json, path: str) -> Iterator[tuple[str, _Property, object]]:
+    for name, each in _group(group).items():
+        below = _below(each, defaults[name])
+        if below is None:
+            yield f"{path}{name}", each, defaults[name]
+        else:
+            yield from _leaves(*below, f"{path}{name}.")
+
+
+def _json(value: object) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]))

@@ -1,0 +1,165 @@
+"""The objects of a deployment, as the Helm chart makes them: a test holds the two to each other."""
+
+from collections.abc import Iterator
+from importlib.resources import files
+
+from twofold.errors import ConfigurationError
+from twofold.instance import Role
+from twofold.kubernetes.commands import workers_of
+from twofold.kubernetes.pods import gateway_pod, labels, worker_pod
+from twofold.kubernetes.values import Json, Values, Workers
+
+# The routers under which workers of all roles may be together.
+MOVING = ("splitwise", "jsq-planned")
+
+
+def check(values: Values) -> None:
+    """Raise ConfigurationError for what would not serve."""
+    if values.engine == "emulated":
+        if not values.plan:
+            raise ConfigurationError("engine emulated needs plan: the machines whose time it is to keep")
+        return
+    roles = set(workers_of(values))
+    if not roles:
+        raise ConfigurationError("workers: all replicas are 0, so nobody would serve")
+    if Role.MIXED in roles and len(roles) > 1 and values.serve.router not in MOVING:
+        raise ConfigurationError(
+            f"workers.mixed beside others is for serve.router {' or '.join(MOVING)}, not {values.serve.router}"
+        )
+
+
+def objects_of(name: str, values: Values) -> list[Json]:
+    """All objects of the release `name`; raises ConfigurationError where they would not serve."""
+    check(values)
+    return list(_objects(name, values))
+
+
+def _objects(name: str, values: Values) -> Iterator[Json]:
+    gateway, emulated = values.gateway, values.engine == "emulated"
+    if values.cluster_key.value and not emulated:
+        yield _secret(name, "cluster-key", {"cluster.key": values.cluster_key.value})
+    if values.api_keys.value and not values.allow_anonymous:
+        yield _secret(name, "api-keys", {"keys": values.api_keys.value})
+    if values.plan:
+        yield {**_object("v1", "ConfigMap", name, "plan"), "data": {"plan.yaml": values.plan}}
+    http: Json = {"name": "http", "port": gateway.port, "targetPort": "http"}
+    yield _service(name, None, "gateway", http, {"type": gateway.service_type})
+    if not emulated:
+        # Workers must find the gateway before it is ready: they are what it waits for.
+        bus: Json = {"name": "bus", "port": gateway.bus_port, "targetPort": "bus"}
+        yield _service(name, "bus", "gateway", bus, {"type": "ClusterIP", "publishNotReadyAddresses": True})
+    yield _gateway(name, values)
+    if gateway.disruption_budget:
+        yield _budget(name, "gateway", 0)
+    for role, workers in workers_of(values).items():
+        yield {
+            **_object("v1", "Service", name, role.value),
+            "spec": {"clusterIP": "None", "selector": labels(name, role.value)},
+        }
+        yield _workers(name, values, role, workers)
+        yield _budget(name, role.value, workers.max_unavailable)
+    yield from _monitoring(name, values)
+    if values.network_policy.enabled:
+        yield from _policies(name, values)
+
+
+def _gateway(name: str, values: Values) -> Json:
+    """A StatefulSet, because there is never a second pod of it: there can be only one controller."""
+    return {
+        **_object("apps/v1", "StatefulSet", name, "gateway"),
+        "spec": {
+            "serviceName": name,
+            "replicas": 1,
+            "selector": {"matchLabels": labels(name, "gateway")},
+            "template": gateway_pod(name, values),
+        },
+    }
+
+
+def _workers(name: str, values: Values, role: Role, workers: Workers) -> Json:
+    store = workers.kv_store
+    spec: Json = {
+        "serviceName": f"{name}-{role.value}",
+        "replicas": workers.replicas,
+        "podManagementPolicy": "Parallel",
+        "selector": {"matchLabels": labels(name, role.value)},
+        "template": worker_pod(name, values, role, workers),
+    }
+    if store.disk and store.volume_size:
+        claim: Json = {
+            "accessModes": ["ReadWriteOnce"],
+            "resources": {"requests": {"storage": store.volume_size}},
+        }
+        if store.storage_class:
+            claim["storageClassName"] = store.storage_class
+        spec["volumeClaimTemplates"] = [{"metadata": {"name": "kv-store"}, "spec": claim}]
+    return {**_object("apps/v1", "StatefulSet", name, role.value), "spec": spec}
+
+
+def _monitoring(name: str, values: Values) -> Iterator[Json]:
+    monitor, dashboard = values.service_monitor, values.grafana_dashboard
+    if monitor.enabled:
+        yield {
+            **_object("monitoring.coreos.com/v1", "ServiceMonitor", name, None, monitor.labels),
+            "spec": {
+                "selector": {"matchLabels": {**labels(name), "twofold/api": "true"}},
+                "endpoints": [{"port": "http", "path": "/metrics", "interval": monitor.interval}],
+            },
+        }
+    if dashboard.enabled:
+        text = files(__package__).joinpath("data/grafana.json").read_text(encoding="utf-8")
+        yield {
+            **_object("v1", "ConfigMap", name, "dashboard", dashboard.labels),
+            "data": {"twofold.json": text},
+        }
+
+
+def _policies(name: str, values: Values) -> Iterator[Json]:
+    api: Json = {"ports": [{"port": "http"}]}
+    if values.network_policy.clients:
+        api["from"] = values.network_policy.clients
+    yield {
+        **_object("networking.k8s.io/v1", "NetworkPolicy", name, "api"),
+        "spec": {
+            "podSelector": {"matchLabels": labels(name, "gateway")},
+            "policyTypes": ["Ingress"],
+            "ingress": [api],
+        },
+    }
+    # Workers listen on ports that the system picks, so each other's pods are let in on all.
+    yield {
+        **_object("networking.k8s.io/v1", "NetworkPolicy", name, "internal"),
+        "spec": {
+            "podSelector": {"matchLabels": labels(name)},
+            "policyTypes": ["Ingress"],
+            "ingress": [{"from": [{"podSelector": {"matchLabels": labels(name)}}]}],
+        },
+    }
+
+
+def _object(version: str, kind: str, name: str, part: str | None, more: dict[str, str] | None = None) -> Json:
+    full = name if part is None else f"{name}-{part}"
+    return {
+        "apiVersion": version,
+        "kind": kind,
+        "metadata": {"name": full, "labels": {**labels(name), **(more or {})}},
+    }
+
+
+def _secret(name: str, part: str, data: dict[str, str]) -> Json:
+    return {**_object("v1", "Secret", name, part), "type": "Opaque", "stringData": data}
+
+
+def _service(name: str, part: str | None, component: str, port: Json, spec: Json) -> Json:
+    api = {"twofold/api": "true"} if part is None else {}
+    return {
+        **_object("v1", "Service", name, part, api),
+        "spec": {**spec, "selector": labels(name, component), "ports": [port]},
+    }
+
+
+def _budget(name: str, component: str, most: int) -> Json:
+    return {
+        **_object("policy/v1", "PodDisruptionBudget", name, component),
+        "spec": {"maxUnavailable": most, "selector": {"matchLabels": labels(name, component)}},
+    }

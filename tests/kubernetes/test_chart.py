@@ -1,0 +1,59 @@
+"""The chart says of its values what `values.py` says."""
+
+import json
+from itertools import pairwise
+
+import msgspec
+import yaml
+
+import twofold
+from support.helm import CHART
+from twofold.kubernetes.chart import schema, table, values_yaml, with_table
+from twofold.kubernetes.values import Values
+
+
+def leaves(values, path=""):
+    for key, value in values.items():
+        if isinstance(value, dict) and value and path + key != "grafanaDashboard.labels":
+            yield from leaves(value, f"{path}{key}.")
+        else:
+            yield path + key
+
+
+def test_files_are_as_written():
+    """`make chart` changes nothing."""
+    assert (CHART / "values.yaml").read_text() == values_yaml()
+    assert json.loads((CHART / "values.schema.json").read_text()) == schema()
+    readme = (CHART / "README.md").read_text()
+    assert with_table(readme) == readme
+
+
+def test_every_value_is_documented():
+    """In the table of the README, in the schema, and by a comment above it in values.yaml, where its default is."""
+    defaults = yaml.safe_load(values_yaml())
+    assert defaults == msgspec.to_builtins(Values())
+    rows = table()
+    for path in leaves(defaults):
+        name = path
+        for role in ("prefill", "decode", "mixed"):
+            name = name.replace(f"workers.{role}.", "workers.ROLE.")
+        assert f"| `{name}` |" in rows, path
+    for name, group in schema()["$defs"].items():
+        assert group["additionalProperties"] is False, name
+        for key, value in group["properties"].items():
+            assert value["description"], f"{name}.{key}"
+    lines = values_yaml().splitlines()
+    for above, line in pairwise(lines):
+        assert line.lstrip().startswith("#") or not line or above.lstrip().startswith("#"), line
+
+
+def test_its_version_is_ours():
+    """Images have the version of Twofold."""
+    assert yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"] == twofold.__version__
+
+
+def test_there_is_one_dashboard():
+    """The chart's and the package's are links to that of deploy/grafana."""
+    source = (CHART.parents[1] / "grafana/twofold.json").resolve()
+    for link in (CHART / "files/grafana.json", CHART.parents[2] / "src/twofold/kubernetes/data/grafana.json"):
+        assert link.resolve() == source

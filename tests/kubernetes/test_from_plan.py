@@ -1,0 +1,84 @@
+"""A plan becomes values: its pools replicas, its policies flags, its machines labels of nodes."""
+
+import pytest
+
+from support.deployments import PLAN
+from twofold.errors import ConfigurationError
+from twofold.hardware.catalog import load_catalog
+from twofold.kubernetes.from_plan import values_from
+from twofold.kubernetes.manifests import merged, values_of
+from twofold.simulation.cluster_file import read_cluster
+
+CATALOG = load_catalog()
+
+
+def planned(text, **more):
+    return values_from(
+        read_cluster(text, "plan.yaml", catalog=CATALOG), CATALOG, text, **{"emulated": False} | more
+    )
+
+
+def test_pools_become_workers():
+    """As many as instances, each with a GPU, on the machines of the plan, with the KV cache that it counted on."""
+    values = values_of(planned(PLAN))
+    prefill, decode, mixed = values.workers.prefill, values.workers.decode, values.workers.mixed
+    assert (prefill.replicas, decode.replicas, mixed.replicas) == (3, 2, 0)
+    assert prefill.node_selector == {"twofold/machine": "dgx-a100"}
+    assert decode.node_selector == {"twofold/machine": "dgx-h100"}
+    assert prefill.device == "cuda"
+    assert prefill.resources == {"limits": {"nvidia.com/gpu": 1}}
+    assert 40e9 < int(prefill.kv_cache_memory) < 80e9
+    assert values.plan == PLAN
+
+
+def test_policies_become_flags():
+    """What the plan was made with is what is served with."""
+    values = values_of(
+        planned(
+            PLAN + "token_budget: saturating\nhandoff: pull\nmax_seqs: 99\nswap_space_bytes: 8000000000\n"
+        )
+    )
+    serve = values.serve
+    assert (serve.router, serve.handoff, serve.max_num_seqs) == ("jsq", "pull", 99)
+    assert serve.max_num_batched_tokens == "auto"
+    assert serve.extra_args == ["--swap-space=8000000000"]
+
+
+def test_colocated_pools_are_mixed():
+    """With or without chunked prefill, as planned."""
+    pool = "- {machines: 1, machine: dgx-a100, role: mixed, tensor_parallel: 1%s}\n"
+    head = "model: llama-3.1-8b\nrouter: jsq\npools:\n"
+    whole, chunked = planned(head + pool % ""), planned(head + pool % ", batcher: chunked-prefill")
+    assert values_of(whole).workers.mixed.replicas == 8
+    assert values_of(whole).workers.prefill.replicas == 0
+    assert values_of(whole).serve.extra_args == ["--no-enable-chunked-prefill"]
+    assert values_of(chunked).serve.extra_args == []
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (("role: decode, tensor_parallel: 1", "role: decode, tensor_parallel: 4"), "have 4 accelerators"),
+        (
+            ("pools:\n", "pools:\n- {machines: 1, machine: dgx-a100, role: prefill, tensor_parallel: 1}\n"),
+            "before",
+        ),
+        (("role: prefill,", "role: prefill, batcher: prefill-balanced,"), "batcher prefill-balanced"),
+    ],
+)
+def test_what_pods_cannot_serve_is_refused(change, sentence):
+    """With the place and the reason."""
+    with pytest.raises(ConfigurationError, match=rf"pools\[\d\]: .*{sentence}"):
+        planned(PLAN.replace(*change))
+
+
+def test_anything_can_be_emulated():
+    """The gateway's pod then needs the plan and nothing else."""
+    text = PLAN.replace("tensor_parallel: 1", "tensor_parallel: 2")
+    assert planned(text, emulated=True) == {"engine": "emulated", "plan": text}
+
+
+def test_values_are_merged_as_by_helm():
+    """Mappings key by key; lists, and everything else, as a whole."""
+    below, above = {"a": {"b": 1, "c": [1, 2]}, "d": 1}, {"a": {"c": [3]}, "d": {"e": 2}}
+    assert merged(below, above) == {"a": {"b": 1, "c": [3]}, "d": {"e": 2}}

@@ -54,9 +54,9 @@ class Serve(_Values, frozen=True):
     router: Annotated[str, Meta(description="`--router`.")] = "jsq"
     handoff: Annotated[str, Meta(description="`--handoff`.")] = "layer-wise"
     transport: Annotated[
-        Literal["curve", "nixl"],
+        Literal["curve", "nixl", "mooncake"],
         Meta(
-            description="`--transport`: curve is encrypted, nixl is not (see docs/serving-across-hosts.md)."
+            description="`--transport`: curve is encrypted, the others are not and need an image with their extra."
         ),
     ] = "curve"
     block_size: Annotated[int, Meta(ge=1, description="`--block-size`: tokens in a KV block.")] = 16

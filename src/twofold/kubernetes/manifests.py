@@ -51,7 +51,11 @@ def documents(objects: Iterable[Json]) -> str:
 
 def as_yaml(value: Json) -> str:
     """YAML, with texts of several lines as they are."""
-    return str(yaml.dump(msgspec.to_builtins(value), Dumper=_Dumper, sort_keys=False, width=_WIDTH))
+    return str(
+        yaml.dump(
+            msgspec.to_builtins(value), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=_WIDTH
+        )
+    )
 
 
 class _Dumper(yaml.SafeDumper):  # type: ignore[misc]  # PyYAML has no types

@@ -13,9 +13,9 @@ import msgspec
 
 from twofold.cli.main import main
 from twofold.request import BlockKey
+from twofold.serving.controller.incoming import Incoming
 from twofold.serving.fleet import Fleet
-from twofold.serving.host_stores import HostStores
-from twofold.serving.messages import Message, Prefill, Registered, StoreChanged, StoreFetch
+from twofold.serving.messages import Message, Prefill, Registered, StoreChanged, StoreFetch, ToController
 
 LIMIT_S = 60.0
 
@@ -55,15 +55,16 @@ class Told:
 
 def listen(told: Told) -> None:
     """Hear what workers and stores say, and tell workers what to bring."""
-    register, changed, send = Fleet.register, HostStores.changed, Fleet.send
+    register, handle, send = Fleet.register, Incoming.handle, Fleet.send
 
     def registering(self: Fleet, message: Registered, now: float) -> None:
         told.registered(message)
         register(self, message, now)
 
-    def changing(self: HostStores, message: StoreChanged) -> None:
-        told.changed(message)
-        changed(self, message)
+    def handling(self: Incoming, message: ToController) -> None:
+        if isinstance(message, StoreChanged):
+            told.changed(message)
+        handle(self, message)
 
     def sending(self: Fleet, instance: str, message: Message) -> None:
         if isinstance(message, Prefill):
@@ -72,7 +73,7 @@ def listen(told: Told) -> None:
         send(self, instance, message)
 
     Fleet.register = registering  # type: ignore[method-assign]
-    HostStores.changed = changing  # type: ignore[method-assign]
+    Incoming.handle = handling  # type: ignore[method-assign]
     Fleet.send = sending  # type: ignore[method-assign]
 
 

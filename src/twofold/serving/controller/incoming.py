@@ -70,9 +70,10 @@ class Incoming:
     def drain(self) -> None:
         """Handle what has come."""
         for message in self._inbox.drain():
-            self._handle(message)
+            self.handle(message)
 
-    def _handle(self, message: ToController) -> None:  # noqa: C901, PLR0912  (one flat match over the kinds of messages)
+    def handle(self, message: ToController) -> None:  # noqa: C901, PLR0912  (one flat match over the kinds of messages)
+        """Tell whoever is concerned."""
         match message:
             case StepDone():
                 self._members.status(message)

@@ -6,7 +6,10 @@ import signal
 from contextlib import contextmanager
 from pathlib import Path
 
-from support.api_client import all_blocks_free, block_counts, complete_all
+from msgspec.structs import replace
+
+from support.api_client import all_blocks_free, block_counts, complete_all, metric
+from support.hosts import TIMES, profile
 from support.joined_service import joined_service
 from support.reference import greedy_outputs
 from support.stored_prompts import (
@@ -22,6 +25,8 @@ from support.stored_prompts import (
     tokens,
     until,
 )
+from twofold.hardware.hf_config import read_model
+from twofold.performance.host_profile import dump_host_profile
 
 FETCHING = Path(__file__).parents[2] / "bench" / "mooncake" / "serve_fetching.py"
 STORE = ("--kv-store-dram", "4MiB")
@@ -78,6 +83,31 @@ def test_cold_and_from_another_host_and_from_its_copy(tiny_model_dir, tmp_path):
         hosts.kill_worker(target)
         until(lambda: hosts.asked(prompt) == (expected, 40 * BLOCK) and hits(url, "memory", target) == 80)
         assert moved(url, "peer_read", target) == moved(url, "peer_sent", source) == 40
+        assert asyncio.run(all_blocks_free(url))
+
+
+def test_the_conductor_has_blocks_fetched_where_their_host_is_busy(tiny_model_dir, tmp_path):
+    """A burst of prompts that begin alike: by the profile it is quicker on both hosts. What came stays there."""
+    model, path = tiny_model_dir("llama"), tmp_path / "host.yaml"
+    slow = replace(profile(), model=read_model(model), engine=TIMES.slower(10.0))  # 10 ms a token
+    path.write_text(dump_host_profile(slow))
+    begin = tokens("conducted", 40 * BLOCK)
+    burst = [begin + tokens(f"own {number}", 200) for number in range(8)]
+    expected = greedy_outputs(model, [begin, *burst], OUTPUT)
+    routed = ("--prefill", "1", "--decode", "1", "--router", "conductor", "--profile", str(path), *STORE)
+    with joined_service(model, tmp_path, *routed, there=("--prefill", "1", *STORE)) as joined:
+        url = joined.url
+        until(lambda: len(block_counts(url)) == 3)
+        assert asyncio.run(ask(url, begin)) == (expected[0], 0)
+        until(lambda: stored(url, "home") + stored(url, "other") == 40)
+
+        async def at_once():
+            return await asyncio.gather(*(ask(url, prompt) for prompt in burst))
+
+        assert asyncio.run(at_once()) == [(output, 40 * BLOCK) for output in expected[1:]]
+        assert metric(url, 'prefill_routes_total{reuse="fetched"}') > 0
+        until(lambda: moved(url, "peer_read", "home") + moved(url, "peer_read", "other") == 40)
+        until(lambda: stored(url, "home") >= 40 and stored(url, "other") >= 40)
         assert asyncio.run(all_blocks_free(url))
 
 

@@ -21,6 +21,7 @@ settings.register_profile(
 settings.load_profile("any machine")
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
 def pytest_collection_modifyitems(items):
     """Say what runs together where tests run side by side: a file, unless a test is marked otherwise.
 

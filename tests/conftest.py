@@ -21,18 +21,10 @@ settings.register_profile(
 settings.load_profile("any machine")
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
 def pytest_collection_modifyitems(items):
-    """Say what runs together where tests run side by side: a file, unless a test is marked otherwise.
-
-    What takes longest comes first, so that nobody has to wait for it at the end.
-    """
-    if "PYTEST_XDIST_WORKER" not in os.environ:
-        return
-    for item in items:
-        if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(str(item.path)))
-    items.sort(key=lambda item: item.path.parent.name != "serving")
+    """Where tests run side by side what takes longest comes first, so that nobody has to wait for it at the end."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items.sort(key=lambda item: item.path.parent.name != "serving")
 
 
 @pytest.fixture(scope="session")

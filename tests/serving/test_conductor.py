@@ -28,8 +28,6 @@ pools:
   - {machines: 1, machine: dgx-a100, tensor_parallel: 2, instances: 1, role: decode}
 """
 
-pytestmark = pytest.mark.xdist_group("conductor")  # one service for all of them
-
 
 def tokens(seed, count):
     draw = random.Random(seed)

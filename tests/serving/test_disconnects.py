@@ -10,9 +10,8 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from support.api_client import all_blocks_free, complete, metric, served_name
-from support.flags import COLOCATED, SHARES_LLAMA, SPLIT
+from support.flags import COLOCATED, SPLIT
 
-pytestmark = SHARES_LLAMA
 DISCONNECTS = 200
 AT_ONCE = 12
 OUTPUT = 200

@@ -9,13 +9,11 @@ import asyncio
 import openai
 import pytest
 
-from support.flags import COLOCATED, SHARES_LLAMA, SPLIT
+from support.flags import COLOCATED, SPLIT
 from support.running_gateway import running_app
 from support.scripted_service import ScriptedService
 from support.tokenizers_for_tests import byte_level
 from twofold.serving.gateway.app import create_app
-
-pytestmark = SHARES_LLAMA
 
 PROMPT = "The quick brown fox"
 MESSAGES = [{"role": "user", "content": "Say something."}]

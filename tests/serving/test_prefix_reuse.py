@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 
 from support.api_client import all_blocks_free, complete, complete_all, metric, served_name
-from support.flags import COLOCATED, ENGINE, SHARES_LLAMA, SPLIT
+from support.flags import COLOCATED, ENGINE, SPLIT
 from support.reference import greedy_outputs
 from support.running_service import children, running_service
 from twofold.bench.services import metrics
@@ -69,13 +69,7 @@ def shared_with_earlier(prompts):
 
 
 @pytest.mark.parametrize("flags", [SPLIT, COLOCATED], ids=["split", "colocated"])
-@pytest.mark.parametrize(
-    "arch",
-    [
-        pytest.param(arch, marks=SHARES_LLAMA if arch == "llama" else pytest.mark.xdist_group(arch))
-        for arch in ("llama", "gemma2")
-    ],
-)
+@pytest.mark.parametrize("arch", ["llama", "gemma2"])
 def test_what_was_computed_before_is_not_computed_again_and_changes_nothing(
     arch, flags, service, tiny_model_dir
 ):
@@ -91,7 +85,6 @@ def test_what_was_computed_before_is_not_computed_again_and_changes_nothing(
     assert asyncio.run(all_blocks_free(url))
 
 
-@SHARES_LLAMA
 def test_prompts_that_share_at_once(service, tiny_model_dir):
     """Many at a time, beside those that they share with."""
     prompts = [prompt for seed in range(3) for prompt in family(f"at once {seed}")]
@@ -139,7 +132,6 @@ def test_too_little_memory_for_all(flags, tiny_model_dir):
         assert asyncio.run(all_blocks_free(url))
 
 
-@SHARES_LLAMA
 def test_a_prompt_that_is_given_up_leaves_nothing_that_is_not_whole(service, tiny_model_dir):
     """Clients leave at any moment of a prompt that is computed in chunks; who asks after them gets the right answer."""
     prompts = [tokens(f"given up {number}", 1500) for number in range(6)]
@@ -170,7 +162,6 @@ def test_tenants_never_share(tiny_model_dir):
         assert len({tuple(made) for made, _ in asked}) == 1
 
 
-@SHARES_LLAMA
 def test_users_of_one_tenant_share_only_with_the_same_salt(service):
     """As vLLM's `cache_salt`."""
     prompt = tokens("salted", 30 * BLOCK + 1)

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from support.api_client import all_blocks_free, complete_all
-from support.flags import COLOCATED, SHARES_LLAMA, SPLIT
+from support.flags import COLOCATED, SPLIT
 from support.reference import greedy_outputs
 
 ARCHITECTURES = ["llama", "qwen3", "gpt2", "gemma2", "mixtral"]
@@ -21,13 +21,7 @@ def random_prompts(seed):
     return [[draw.randint(*VOCABULARY) for _ in range(length)] for length in lengths]
 
 
-@pytest.mark.parametrize(
-    "arch",
-    [
-        pytest.param(arch, marks=SHARES_LLAMA if arch == "llama" else pytest.mark.xdist_group(arch))
-        for arch in ARCHITECTURES
-    ],
-)
+@pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_greedy_output_equals_generate(arch, service, tiny_model_dir):
     """100 random prompts of 1 to 1,500 tokens: alone, in batches, and arriving at random times."""
     prompts = random_prompts(seed=ARCHITECTURES.index(arch))
@@ -49,7 +43,6 @@ def test_greedy_output_equals_generate(arch, service, tiny_model_dir):
     assert asyncio.run(all_blocks_free(url))
 
 
-@SHARES_LLAMA
 def test_sampled_output_depends_on_the_seed_alone(service):
     """Split, colocated, hand-off serialized, and run again in another order: the same tokens."""
     prompts = random_prompts(seed=7)[:24]

@@ -9,7 +9,7 @@ import signal
 import aiohttp
 import pytest
 
-from support.api_client import all_blocks_free, complete, complete_all, metric, served_name
+from support.api_client import all_blocks_free, complete, complete_all, complete_cached, metric
 from support.flags import COLOCATED, ENGINE, SPLIT
 from support.reference import greedy_outputs
 from support.running_service import children, running_service
@@ -37,17 +37,7 @@ async def ask(url, prompt, key=None, **fields):
     """The output tokens of one completion, and how many tokens of its prompt were cached."""
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
     async with aiohttp.ClientSession(headers=headers) as session:
-        body = {
-            "model": await served_name(session, url),
-            "prompt": prompt,
-            "return_token_ids": True,
-            **fields,
-        }
-        async with session.post(f"{url}/v1/completions", json=body) as response:
-            answer = await response.json()
-            assert response.status == 200, answer
-            cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
-            return answer["choices"][0]["token_ids"], cached
+        return await complete_cached(session, url, prompt, **fields)
 
 
 async def ask_in_turn(url, prompts, **fields):

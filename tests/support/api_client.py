@@ -14,11 +14,24 @@ async def complete(
     session: aiohttp.ClientSession, url: str, prompt: list[int], **fields: object
 ) -> list[int]:
     """The output token ids of one completion."""
+    answer = await _answer(session, url, prompt, **fields)
+    return list(answer["choices"][0]["token_ids"])
+
+
+async def complete_cached(
+    session: aiohttp.ClientSession, url: str, prompt: list[int], **fields: object
+) -> tuple[list[int], int]:
+    """The same, and how many tokens of its prompt were cached."""
+    answer = await _answer(session, url, prompt, **fields)
+    return answer["choices"][0]["token_ids"], answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+async def _answer(session: aiohttp.ClientSession, url: str, prompt: list[int], **fields: object) -> dict:
     body = {"model": await served_name(session, url), "prompt": prompt, "return_token_ids": True, **fields}
     async with session.post(f"{url}/v1/completions", json=body) as response:
         answer = await response.json()
         assert response.status == 200, answer
-        return list(answer["choices"][0]["token_ids"])
+        return answer
 
 
 async def served_name(session: aiohttp.ClientSession, url: str) -> str:

@@ -7,7 +7,7 @@ import time
 
 import aiohttp
 
-from support.api_client import metric, served_name
+from support.api_client import complete_cached, metric
 from support.running_service import children
 
 BLOCK, OUTPUT = 16, 8
@@ -21,19 +21,9 @@ def tokens(seed, count):
 
 
 async def ask(url, prompt):
-    """The output tokens of one completion, and how many tokens of its prompt were cached."""
+    """The greedy output tokens of one completion, and how many tokens of its prompt were cached."""
     async with aiohttp.ClientSession() as session:
-        body = {
-            "model": await served_name(session, url),
-            "prompt": prompt,
-            "return_token_ids": True,
-            **GREEDY,
-        }
-        async with session.post(f"{url}/v1/completions", json=body) as response:
-            answer = await response.json()
-            assert response.status == 200, answer
-            cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
-            return answer["choices"][0]["token_ids"], cached
+        return await complete_cached(session, url, prompt, **GREEDY)
 
 
 def until(happens):

@@ -48,9 +48,9 @@ class OverloadControl:
             wait_s = ledger.decode_relief_s(newcomer, max(most, decode_alone), now)
         return Refusal(reason, max(1, ceil(wait_s)))
 
-    def placed(self, newcomer: Newcomer, now: float) -> None:
-        """A request is on its way to its prefill instance."""
-        self.ledger.placed(newcomer, now)
+    def placed(self, newcomer: Newcomer, now: float) -> float:
+        """A request is on its way to its prefill instance; returns its predicted TTFT."""
+        return self.ledger.placed(newcomer, now)
 
     def prefilled(self, request_id: str, now: float, *, sure: bool = False) -> RefusalReason | None:
         """A prompt is computed: why its decode instance does not take it; None if it does, as it must if it is `sure`.

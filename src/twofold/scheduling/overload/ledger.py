@@ -100,13 +100,14 @@ class Ledger:
 
     # -- what happens ---------------------------------------------------------------------------------------------
 
-    def placed(self, newcomer: Newcomer, now: float) -> None:
-        """A request is on its way to its prefill instance."""
+    def placed(self, newcomer: Newcomer, now: float) -> float:
+        """A request is on its way to its prefill instance; returns its predicted TTFT."""
         self._placed[newcomer.id] = newcomer
-        self._promised_s[newcomer.id] = self.ttft(newcomer, now)
+        self._promised_s[newcomer.id] = ttft_s = self.ttft(newcomer, now)
         self._lines[newcomer.prefill].join(newcomer.prompt, now)
         if newcomer.decodes:
             self._decodings[newcomer.decode].promise(newcomer.id, newcomer.prompt_tokens)
+        return ttft_s
 
     def prefilled(self, request_id: str, now: float) -> Newcomer | None:
         """The first token of a request is there; None if it was not placed, or has ended."""
@@ -156,9 +157,8 @@ class Ledger:
     def prefill_load(self, newcomer: Newcomer, now: float) -> float:
         """Predicted TTFT over its bound, of the newcomer or of who has been longest in the iteration that it would
         join: those who were taken are not made late by those who come after them."""
-        line = self._lines[newcomer.prefill]
-        ttft_s = now - newcomer.arrival_s + line.wait_s(newcomer.prompt, now)
-        first = line.first_with(newcomer.prompt, now)
+        ttft_s = self.ttft(newcomer, now)
+        first = self._lines[newcomer.prefill].first_with(newcomer.prompt, now)
         if first is not None:
             ttft_s += max(0.0, newcomer.arrival_s - self._placed[first].arrival_s)
         return ttft_s * self._margin.factor / self.ttft_s

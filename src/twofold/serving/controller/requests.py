@@ -120,8 +120,8 @@ class Requests:
         """Overload control knows of the attempt, and says when its first token will come."""
         if self._overload is not None:
             newcomer = Newcomer.of(attempt.generation.request, attempt.placement.route)
-            live.predicted_ttft_s = self._overload.ledger.ttft(newcomer, now) if live.attempts == 1 else None
-            self._overload.placed(newcomer, now)
+            ttft_s = self._overload.placed(newcomer, now)
+            live.predicted_ttft_s = ttft_s if live.attempts == 1 else None
 
     def _send(self, attempt: Attempt) -> None:
         """An attempt goes to the worker that prefills it, and to the one that decodes it."""

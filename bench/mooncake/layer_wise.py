@@ -149,10 +149,11 @@ class Worker:
         self.copier = Throttled(PoolCopier(pool), layout.layer_bytes_per_block(0))
         self.answer = Answer(context)
         self.answer.ends = self._end
+        self._scheduler = InstanceScheduler(BATCHERS["mixed"](8192, 16), self.shared, leases, 16)
         self.state = WorkerState(
             instance="prefill-0",
             role=Role.MIXED,
-            scheduler=InstanceScheduler(BATCHERS["mixed"](8192, 16), self.shared, leases, 16),
+            scheduler=self._scheduler,
             sender=HandoffSender(len(layout.layers), time.monotonic),
             receiver=HandoffReceiver(),
             landing=Landing(),
@@ -160,12 +161,12 @@ class Worker:
             outbox=self.answer,
             controller="",
         )
-        self._iterations = Iterations(self.state, TorchEngine(model, pool), frozenset())
+        self._iterations = Iterations(self.state, self._scheduler, TorchEngine(model, pool), frozenset())
         self._prompts = 0
 
     def use(self, client: StoreClient) -> None:
         """Load from this store, and put there."""
-        self.state.prefixes = PrefixStore(self.state, self.shared, client, self.copier)
+        self.state.prefixes = PrefixStore(self.state, self._scheduler, self.shared, client, self.copier)
         self.state.prefixes.start()
 
     def prefill(self, tokens: list[int], keys: Sequence[bytes]) -> float:

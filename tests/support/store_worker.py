@@ -89,12 +89,13 @@ class StoreWorker:
         self.engine = TorchEngine(model, self.pool)
         self.shared = SharedBlocks(num_blocks, BLOCK, create_eviction("lru"))
         self.told = Told()
+        self.scheduler = InstanceScheduler(
+            BATCHERS["mixed"](2048, 16), self.shared, LeaseBook(self.shared, "w", 1, 10.0), 16
+        )
         self.state = WorkerState(
             instance="w",
             role=Role.MIXED,
-            scheduler=InstanceScheduler(
-                BATCHERS["mixed"](2048, 16), self.shared, LeaseBook(self.shared, "w", 1, 10.0), 16
-            ),
+            scheduler=self.scheduler,
             sender=HandoffSender(self.copier.layers, time.monotonic),
             receiver=HandoffReceiver(),
             landing=Landing(),
@@ -102,13 +103,13 @@ class StoreWorker:
             outbox=self.told,
             controller="",
         )
-        self.state.prefixes = PrefixStore(self.state, self.shared, client, self.copier)
+        self.state.prefixes = PrefixStore(self.state, self.scheduler, self.shared, client, self.copier)
         self.state.prefixes.start()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
     def _run(self):
-        Iterations(self.state, self.engine, frozenset()).run()
+        Iterations(self.state, self.scheduler, self.engine, frozenset()).run()
 
     def close(self):
         self.copier.open()

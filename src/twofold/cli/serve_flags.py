@@ -203,7 +203,9 @@ def _from_flags(flags: Flags) -> ServiceConfig:
     )
     terms = join_terms(colocated=unsplit, token_budget=flags.max_num_batched_tokens, **kinds)
     return ServiceConfig(
-        engine=_torch_engine(flags, flags.block_size or 16, flags.max_num_seqs or 64, flags.swap_space),
+        engine=_model_engine(
+            flags, flags.block_size or _block_size(flags), flags.max_num_seqs or 64, flags.swap_space
+        ),
         workers=with_chunks(with_splits(workers, _splits(flags)), flags.pipeline_chunk),
         run_dir="",
         router=router,
@@ -270,7 +272,7 @@ def _from_cluster(flags: Flags, file: Path) -> ServiceConfig:
     return ServiceConfig(
         engine=_emulated_engine(flags, spec)
         if flags.emulated
-        else _torch_engine(flags, spec.block_size, spec.max_seqs, spec.swap_space_bytes),
+        else _model_engine(flags, spec.block_size, spec.max_seqs, spec.swap_space_bytes),
         workers=with_chunks(with_splits(workers, _splits(flags)), flags.pipeline_chunk),
         run_dir="",
         router=spec.router,
@@ -285,12 +287,18 @@ def _from_cluster(flags: Flags, file: Path) -> ServiceConfig:
     )
 
 
-def _torch_engine(flags: Flags, block_size: int, max_num_seqs: int, swap_bytes: int | None) -> EngineConfig:
+def _block_size(flags: Flags) -> int:
+    """vLLM's blocks on a CPU are multiples of 32."""
+    return 32 if flags.engine == "vllm" and (flags.device or "cpu") == "cpu" else 16
+
+
+def _model_engine(flags: Flags, block_size: int, max_num_seqs: int, swap_bytes: int | None) -> EngineConfig:
     dtype = flags.dtype or "auto"
     _check_choice("--dtype", dtype, DTYPES)
     if flags.model is None:
         raise ConfigurationError("give MODEL: a model directory or a hub id, or use --engine emulated")
     return EngineConfig(
+        engine=flags.engine,
         model=str(find_model(flags.model)),
         tokenizer=_tokenizer(flags.tokenizer)[0],
         dtype=dtype,
@@ -347,6 +355,8 @@ def _refuse_idle_flags(flags: Flags) -> None:
         _refuse("--vocab-size", flags.vocab_size, "is for --engine emulated: this one has a model that knows")
         if flags.cluster is None:
             _refuse("--catalog", flags.catalog or None, "describes the machines of --cluster: give that too")
+        if flags.engine == "vllm":
+            _refuse_for_vllm(flags)
         return
     if flags.cluster is None:
         raise ConfigurationError(
@@ -365,6 +375,21 @@ def _refuse_idle_flags(flags: Flags) -> None:
         _refuse(name, value, "means nothing to --engine emulated, which computes nothing")
     size = flags.kv_cache_memory_bytes
     _refuse("--kv-cache-memory-bytes", size, "is for --engine torch: an emulated machine has its own memory")
+
+
+def _refuse_for_vllm(flags: Flags) -> None:
+    """What vLLM does in its own way, or not at all."""
+    for name, value in (
+        ("--swap-space", flags.swap_space),
+        ("--kv-store-dram", flags.store),
+        ("--kv-eviction", flags.kv_eviction),
+        ("--cache-retention-share", flags.cache_retention_share),
+        ("--journal", flags.journal),
+        ("--pipeline-chunk", flags.pipeline_chunk),
+        ("--inline-tbt", flags.inline_tbt),
+        *_degrees(flags),
+    ):
+        _refuse(name, value, "is for --engine torch: vLLM has a scheduler and a block pool of its own")
 
 
 def _refuse(flag: str, value: object, why: str) -> None:

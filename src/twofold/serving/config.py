@@ -61,6 +61,16 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     retained_share: float = 0.25
     eviction: str = "lru"
 
+    @property
+    def computes(self) -> bool:
+        """Whether there is a model behind it."""
+        return self.engine != "emulated"
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether it may give up a decode's memory and compute its KV once more: then it needs the prompt for that."""
+        return self.engine == "vllm"
+
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """One worker: its role, the batcher that goes with it, and the cores it may run on (empty: any).
@@ -193,7 +203,7 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
         moves = self.router not in FIXED_ROLE_ROUTERS
         # Who decodes may be on another host, and come later.
         splits = moves or self.network is not None or {Role.PREFILL, Role.DECODE} <= roles
-        return self.engine.engine == "torch" and splits and (moves or worker.role is Role.PREFILL)
+        return self.engine.computes and splits and (moves or worker.role is Role.PREFILL)
 
     def reuses(self, worker: WorkerConfig) -> bool:
         """Whether a worker keeps the KV of prompts for others that begin alike: if it may prefill, and some of them."""

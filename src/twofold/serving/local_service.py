@@ -200,6 +200,7 @@ class LocalService:
             telemetry=self._telemetry,
             paths=self._paths,
             roles_move=self._config.router not in FIXED_ROLE_ROUTERS,
+            recomputes=self._config.engine.recomputes,
             replan=self._config.replan,
             prompt_keys=self._prompt_keys(),
             forecast=self._make_forecast(),

@@ -68,11 +68,15 @@ class Prefill(Message, frozen=True, kw_only=True):
 
 
 class Reserve(Message, frozen=True, kw_only=True):
-    """Lease blocks for this request to `source`, which prefills it, as soon as there is room."""
+    """Lease blocks for this request to `source`, which prefills it, as soon as there is room.
+
+    The prompt itself is for engines that may compute it once more, when they have given away what came of it.
+    """
 
     request: Request
     sampling: SamplingParams
     source: str
+    prompt_token_ids: list[int] | None = None
 
 
 class Abort(Message, frozen=True, kw_only=True):

@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -61,17 +62,21 @@ class CacheMemory:
         device: int | None = None,
     ) -> None:
         self.layout, self.life, self.scratch, self.device = layout, life, scratch, device
-        self._parts: list[tuple[int, int]] = []  # (address, bytes per block), keys and values in turn
+        # Of each layer (address, bytes per block) of its keys and of its values, as far as they lie apart.
+        self._parts: list[list[tuple[int, int]]] = []
         address = base
         for layer in layout.layers:
+            parts = []
             for dim in (layer.key_dim, layer.value_dim):
                 row = layout.block_size * layer.kv_heads * dim * layout.itemsize
-                self._parts.append((address, row))
+                if row:
+                    parts.append((address, row))
                 address += num_blocks * row
+            self._parts.append(parts)
 
     def pieces(self, layers: range, starts: Sequence[int], counts: Sequence[int]) -> Pieces:
         """A row for the keys and for the values of each run of blocks in each layer."""
-        parts = np.array(self._parts[2 * layers.start : 2 * layers.stop], dtype=np.uint64)
+        parts = np.array(list(chain.from_iterable(self._parts[layers.start : layers.stop])), dtype=np.uint64)
         rows = np.empty((len(parts), len(starts), 2), dtype=np.uint64)
         rows[:, :, 0] = parts[:, :1] + parts[:, 1:] * np.array(starts, dtype=np.uint64)
         rows[:, :, 1] = parts[:, 1:] * np.array(counts, dtype=np.uint64)

@@ -36,6 +36,7 @@ class KvPool:
         self.layout = layout
         self.num_blocks = num_blocks
         self.device = memory.device
+        self.memory = memory
         self._parts = _split(layout, num_blocks, memory)
 
     def keys(self, layer: int) -> torch.Tensor:
@@ -46,10 +47,12 @@ class KvPool:
         """[num_blocks, block_size, kv_heads, value_dim], in the dtype of the layout."""
         return self._parts[layer][1]
 
-    def block_rows(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of a layer as uint8 [num_blocks, bytes of one block of that part], for transports."""
-        keys, values = self._parts[layer]
-        return _as_bytes(keys), _as_bytes(values)
+    def block_rows(self, layer: int) -> list[torch.Tensor]:
+        """Keys and values of a layer as uint8 [num_blocks, bytes of one block of that part], for transports.
+
+        Where the two are one run of bytes, there is one.
+        """
+        return [_as_bytes(part) for part in self._parts[layer] if part.numel()]
 
 
 def copy_blocks(

@@ -33,7 +33,7 @@ def sample(logits: torch.Tensor, rows: Sequence[SampleRow], eos_token_ids: Seque
     Log probabilities are those of the logits as the model gave them, before temperature and before ids are
     ruled out by min_tokens.
     """
-    picked = _pick(logits, rows, eos_token_ids)
+    picked = pick(logits, rows, eos_token_ids)
     wanted = [i for i, row in enumerate(rows) if row.sampling.logprobs is not None]
     if not wanted:
         return [Sampled(token) for token in picked]
@@ -41,7 +41,8 @@ def sample(logits: torch.Tensor, rows: Sequence[SampleRow], eos_token_ids: Seque
     return [logprobs.get(i) or Sampled(token) for i, token in enumerate(picked)]
 
 
-def _pick(logits: torch.Tensor, rows: Sequence[SampleRow], eos_token_ids: Sequence[int]) -> list[int]:
+def pick(logits: torch.Tensor, rows: Sequence[SampleRow], eos_token_ids: Sequence[int]) -> list[int]:
+    """The tokens alone."""
     ruled_out = {i: ids for i, row in enumerate(rows) if (ids := _ruled_out(row, eos_token_ids))}
     if ruled_out:
         logits = logits.clone()

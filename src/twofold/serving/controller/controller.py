@@ -38,7 +38,7 @@ class Controller:
     """Implements `Service` for the gateway over the workers of one service.
 
     With `roles_move`, or a pulled hand-off, room on the decode instance is asked for when a prefill starts
-    (docs/decisions/0007).
+    (docs/decisions/0007). With `recomputes` that instance is given the prompt as well.
     With `prompt_keys` workers keep what they have computed of prompts, and say what they have; with a `forecast` the
     cluster's router goes by that.
     """
@@ -56,6 +56,7 @@ class Controller:
         overload: OverloadControl | None = None,
         hosts: Hosts | None = None,
         roles_move: bool = False,
+        recomputes: bool = False,
         replan: ReplanConfig | None = None,
         prompt_keys: PromptKeys | None = None,
         forecast: LiveForecast | None = None,
@@ -75,6 +76,7 @@ class Controller:
             telemetry,
             recorder,
             announces=roles_move,
+            recomputes=recomputes,
             overload=overload,
             replanning=self._replanning,
             prompt_keys=prompt_keys,

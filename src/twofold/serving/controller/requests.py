@@ -31,7 +31,8 @@ MAX_IN_VAIN = 8
 class Requests:
     """Knows every request from when it is taken to its end, and the attempt of each that runs now.
 
-    With `announces` room on the decode instance is asked for when a prefill starts (docs/decisions/0007).
+    With `announces` room on the decode instance is asked for when a prefill starts (docs/decisions/0007). With
+    `recomputes` that instance is given the prompt as well.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Requests:
         recorder: Recorder,
         *,
         announces: bool,
+        recomputes: bool,
         overload: OverloadControl | None,
         replanning: LiveReplanning | None,
         prompt_keys: PromptKeys | None,
@@ -51,7 +53,7 @@ class Requests:
     ) -> None:
         self._cluster, self._admission, self._fleet, self._trust = cluster, admission, fleet, trust
         self._telemetry, self._recorder = telemetry, recorder
-        self._announces = announces
+        self._announces, self._recomputes = announces, recomputes
         self._overload, self._replanning, self._prompt_keys = overload, replanning, prompt_keys
         self._forecast = forecast
         self._live: dict[str, LiveRequest] = {}
@@ -142,7 +144,12 @@ class Requests:
     def reserve(self, attempt: Attempt) -> None:
         """Ask the worker that decodes an attempt for room."""
         generation, route = attempt.generation, attempt.placement.route
-        reserve = Reserve(request=generation.request, sampling=generation.sampling, source=route.prefill)
+        reserve = Reserve(
+            request=generation.request,
+            sampling=generation.sampling,
+            source=route.prefill,
+            prompt_token_ids=generation.prompt_token_ids if self._recomputes else None,
+        )
         self._fleet.send(route.decode, reserve)
 
     # -- go ---------------------------------------------------------------------------------------------------------

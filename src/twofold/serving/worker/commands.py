@@ -94,7 +94,10 @@ class Commands:
         state, generation, request = self._state, message.generation, message.generation.request
         keys = request.prefix_blocks
         state.sequences[request.id] = LiveSequence(
-            generation.sampling, token_ids=generation.prompt_token_ids, prefix_blocks=keys
+            generation.sampling,
+            token_ids=generation.prompt_token_ids,
+            prefix_blocks=keys,
+            cache_salt=generation.cache_salt,
         )
         if message.target is not None and message.mode is not None:
             state.sender.expect(request.id, message.target, message.mode)
@@ -104,8 +107,13 @@ class Commands:
         state.prefixes.bring(request.id, keys, queue, message.fetch)
 
     def _reserve(self, message: Reserve) -> None:
-        request = message.request
-        self._state.sequences[request.id] = LiveSequence(message.sampling, offset=request.prompt_tokens)
+        request, prompt = message.request, message.prompt_token_ids
+        sequence = (
+            LiveSequence(message.sampling, offset=request.prompt_tokens)
+            if prompt is None
+            else LiveSequence(message.sampling, token_ids=prompt)
+        )
+        self._state.sequences[request.id] = sequence
         self._state.scheduler.reserve(request, message.source)
 
     def _land(self, message: HandoffEnded) -> None:

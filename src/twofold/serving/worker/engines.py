@@ -2,11 +2,23 @@
 
 import os
 from collections.abc import Callable
+from importlib.util import find_spec
 
+from twofold.errors import ConfigurationError
 from twofold.serving.config import ServiceConfig
 from twofold.serving.worker.parts import Prepared
 
 Stage = Callable[[str], None]  # told what is being done
+
+# vLLM runs in the worker's own process, on the cores that the worker has, and says what goes wrong only.
+VLLM_ENVIRONMENT = {
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_HOST_IP": "127.0.0.1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+    "OMP_NUM_THREADS": "1",
+}
 
 
 def _torch(config: ServiceConfig, stage: Stage) -> Prepared:
@@ -25,4 +37,21 @@ def _emulated(config: ServiceConfig, stage: Stage) -> Prepared:
     return prepare(config)
 
 
-ENGINES: dict[str, Callable[[ServiceConfig, Stage], Prepared]] = {"torch": _torch, "emulated": _emulated}
+def _vllm(config: ServiceConfig, stage: Stage) -> Prepared:
+    if find_spec("vllm") is None:
+        raise ConfigurationError(
+            "--engine vllm needs a package that is not installed: pip install 'twofold[vllm]'"
+        )
+    for name, value in VLLM_ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    stage("importing vllm")
+    from twofold.serving.worker.vllm.parts import prepare  # noqa: PLC0415  (slow, hence a stage of its own)
+
+    return prepare(config, stage)
+
+
+ENGINES: dict[str, Callable[[ServiceConfig, Stage], Prepared]] = {
+    "torch": _torch,
+    "emulated": _emulated,
+    "vllm": _vllm,
+}

@@ -10,7 +10,7 @@ from twofold.batch import Batch, BatchItem
 from twofold.engine.base import Engine, OnLayer, Sampled, SequenceStep
 from twofold.request import Phase, TokenOutput
 from twofold.scheduling.growth import Copy
-from twofold.scheduling.instance import Outcome
+from twofold.scheduling.instance import InstanceScheduler, Outcome
 from twofold.serving.messages import PrefillStarted, StepDone
 from twofold.serving.worker.layer_wise import LayerWise
 from twofold.serving.worker.state import WorkerState
@@ -43,11 +43,14 @@ class Iterations:
     def __init__(
         self,
         state: WorkerState,
+        scheduler: InstanceScheduler,
         engine: Engine,
         eos_token_ids: frozenset[int],
         swap_space: SwapSpace | None = None,
     ) -> None:
-        self._state, self._engine, self._eos = state, engine, eos_token_ids
+        """`scheduler` is that of the state, which has the lock."""
+        self._state, self._scheduler = state, scheduler
+        self._engine, self._eos = engine, eos_token_ids
         self._swap_space = swap_space
 
     def run(self) -> None:
@@ -88,7 +91,7 @@ class Iterations:
         with state.changed:
             while not state.closing:
                 now = time.monotonic()
-                batch = state.scheduler.next_batch(now)
+                batch = self._scheduler.next_batch(now)
                 if batch is not None:
                     state.batches_started_s.append(now)
                     self._announce(batch)
@@ -104,7 +107,7 @@ class Iterations:
 
     def _swapped(self) -> list[Copy]:
         """What is to be copied before the batch. Those that stood still may go on, so that others may begin."""
-        growth = self._state.scheduler.growth
+        growth = self._scheduler.growth
         if growth is None:
             return []
         self._state.grant()
@@ -120,7 +123,7 @@ class Iterations:
                     self._state.tell(PrefillStarted(request_id=item.request_id))
 
     def _step(self, item: BatchItem) -> SequenceStep:
-        sequence, scheduler = self._state.sequences[item.request_id], self._state.scheduler
+        sequence, scheduler = self._state.sequences[item.request_id], self._scheduler
         copy = scheduler.copy_of(item.request_id)
         return SequenceStep(
             request_id=item.request_id,
@@ -134,12 +137,12 @@ class Iterations:
 
     def _reused(self, batch: Batch) -> dict[str, int]:
         prompts = [item.request_id for item in batch.items if item.phase is Phase.PREFILL]
-        return {request_id: self._state.scheduler.reused_tokens(request_id) for request_id in prompts}
+        return {request_id: self._scheduler.reused_tokens(request_id) for request_id in prompts}
 
     def _begin_handoffs(self, batch: Batch) -> list[str]:
         """Requests whose prompt this batch completes and whose KV then travels."""
         completed = [i.request_id for i in batch.items if i.phase is Phase.PREFILL and i.samples]
-        blocks_of = self._state.scheduler.blocks_of
+        blocks_of = self._scheduler.blocks_of
         return [rid for rid in completed if self._state.sender.begin(rid, blocks_of(rid))]
 
     def _complete(self, started: Started, sampled: list[Sampled | None]) -> None:
@@ -151,7 +154,7 @@ class Iterations:
         state, items = self._state, started.batch.items
         with state.changed:
             state.batches_started_s.popleft()
-            outcomes = state.scheduler.complete(started.batch, self._stopped(drawn))
+            outcomes = self._scheduler.complete(started.batch, self._stopped(drawn))
             tokens = [(o.request_id, self._token(o, drawn[o.request_id], started.reused)) for o in outcomes]
             state.grant()
             report = state.next_report()
@@ -179,7 +182,7 @@ class Iterations:
             sending = outcome.finish_reason is None or sender.cancel(request_id)
         if not sending:
             with self._state.changed:
-                self._state.scheduler.handed_off(request_id)
+                self._scheduler.handed_off(request_id)
 
     def _fail(self, started: Started, reason: str) -> None:
         """The engine could not run it (out of memory, say): its requests fail, others go on."""
@@ -190,7 +193,7 @@ class Iterations:
             self._state.batches_started_s.popleft()
             for item in batch.items:
                 self._state.fail(item.request_id, reason)
-            self._state.scheduler.complete(batch)
+            self._scheduler.complete(batch)
             self._state.grant()
 
     def _stopped(self, drawn: dict[str, Sampled]) -> set[str]:

@@ -10,7 +10,8 @@ class LiveSequence:
     """Known token ids of a request from position `offset` on, and how to sample the next.
 
     An instance that decodes what another prefilled never sees the prompt: its `offset` is the prompt's length.
-    `generated` counts the output tokens known here, `prefix_blocks` are the keys of the prompt's full blocks.
+    `generated` counts the output tokens known here, `prefix_blocks` are the keys of the prompt's full blocks,
+    which only those find that have the same `cache_salt`.
     """
 
     sampling: SamplingParams
@@ -18,6 +19,7 @@ class LiveSequence:
     token_ids: list[int] = field(default_factory=list)
     generated: int = 0
     prefix_blocks: tuple[BlockKey, ...] = ()
+    cache_salt: str = ""
 
     def append(self, token_id: int) -> None:
         """The next output token."""

@@ -3,6 +3,7 @@
 from functools import partial
 
 from twofold.engine.base import PipelineEngine, Sampled
+from twofold.scheduling.pipeline import PipelineScheduler
 from twofold.serving.worker.iterations import Iterations, Started
 from twofold.serving.worker.state import WorkerState
 
@@ -14,8 +15,14 @@ class OverlappedIterations(Iterations):
     passed all stages.
     """
 
-    def __init__(self, state: WorkerState, engine: PipelineEngine, eos_token_ids: frozenset[int]) -> None:
-        super().__init__(state, engine, eos_token_ids)
+    def __init__(
+        self,
+        state: WorkerState,
+        scheduler: PipelineScheduler,
+        engine: PipelineEngine,
+        eos_token_ids: frozenset[int],
+    ) -> None:
+        super().__init__(state, scheduler, engine, eos_token_ids)
         self._pipeline = engine
 
     def run(self) -> None:

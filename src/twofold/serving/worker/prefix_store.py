@@ -23,6 +23,7 @@ from twofold.errors import OutOfBlocksError
 from twofold.kvcache.accounts import Grant
 from twofold.kvcache.shared import SharedBlocks
 from twofold.request import BlockKey, Phase
+from twofold.scheduling.instance import InstanceScheduler
 from twofold.serving.messages import StoreFetch
 from twofold.serving.store.client import Copier, StoreClient
 from twofold.serving.worker.layer_wise import LayerWise, ReadyLayers
@@ -75,8 +76,17 @@ class PrefixStore(Prefixes):
     Some more wait, where blocks come from another host, until the store has them.
     """
 
-    def __init__(self, state: WorkerState, shared: SharedBlocks, client: StoreClient, copier: Copier) -> None:
-        self._state, self._shared, self._client, self._copier = state, shared, client, copier
+    def __init__(
+        self,
+        state: WorkerState,
+        scheduler: InstanceScheduler,
+        shared: SharedBlocks,
+        client: StoreClient,
+        copier: Copier,
+    ) -> None:
+        """`scheduler` is that of the state, which has the lock, and `shared` are its blocks."""
+        self._state, self._scheduler, self._shared = state, scheduler, shared
+        self._client, self._copier = client, copier
         self._wanted: SimpleQueue[tuple[str, Sequence[bytes], Queue]] = SimpleQueue()
         self._fetches: SimpleQueue[_Fetch] = SimpleQueue()
         self._puts: SimpleQueue[_Put] = SimpleQueue()
@@ -112,7 +122,7 @@ class PrefixStore(Prefixes):
 
     def _loads_for(self, prompts: Sequence[BatchItem]) -> list[ReadyLayers]:
         """Those that copy into blocks of these prompts, or into blocks that they are to get a copy of."""
-        scheduler, reads = self._state.scheduler, set[int]()
+        scheduler, reads = self._scheduler, set[int]()
         for item in prompts:
             reads.update(scheduler.blocks_of(item.request_id), scheduler.copy_of(item.request_id) or ())
         return [load.layers for load in self._loads if not load.blocks.isdisjoint(reads)]
@@ -134,7 +144,7 @@ class PrefixStore(Prefixes):
         return _live(keys[: (item.context_tokens + item.num_tokens) // self._shared.block_size])
 
     def _hold(self, item: BatchItem, keys: Sequence[bytes]) -> _Held:
-        scheduler, shared = self._state.scheduler, self._shared
+        scheduler, shared = self._scheduler, self._shared
         grant = scheduler.grant_of(item.request_id)
         shared.begin_transfer(grant)
         self._held_blocks += len(keys)
@@ -149,7 +159,7 @@ class PrefixStore(Prefixes):
 
     def _tell(self) -> None:
         """There may be something to run, and blocks may have become free."""
-        self._state.scheduler.changed = True
+        self._scheduler.changed = True
         self._state.grant()
         self._state.changed.notify()
 

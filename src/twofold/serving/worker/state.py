@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from twofold.handoff import Lease
 from twofold.instance import Role
-from twofold.scheduling.instance import InstanceScheduler, InstanceStatus
+from twofold.scheduling.instance import InstanceStatus
 from twofold.serving.mailbox import Outbox
 from twofold.serving.messages import (
     BlocksChanged,
@@ -25,6 +25,7 @@ from twofold.serving.worker.live import LiveSequence
 from twofold.serving.worker.peers import PeerDirectory
 from twofold.serving.worker.prefixes import Prefixes
 from twofold.serving.worker.receiver import HandoffReceiver
+from twofold.serving.worker.scheduling import WorkerScheduler
 from twofold.serving.worker.sender import HandoffSender
 
 
@@ -38,7 +39,7 @@ class WorkerState:
 
     instance: str
     role: Role
-    scheduler: InstanceScheduler
+    scheduler: WorkerScheduler
     sender: HandoffSender
     receiver: HandoffReceiver
     landing: Landing

@@ -10,36 +10,32 @@ Four threads share it (see `WorkerState`):
 
 import threading
 import time
+from collections.abc import Callable
 
-from twofold.engine.base import Engine, PipelineEngine
+from twofold.engine.base import KvLayout
 from twofold.performance.measured import PrefillSpeed
-from twofold.scheduling.pipeline import PipelineScheduler
 from twofold.serving.mailbox import Inbox
 from twofold.serving.messages import Peer, Registered, ToWorker
 from twofold.serving.worker.arrivals import Arrivals
 from twofold.serving.worker.commands import Commands
 from twofold.serving.worker.handoffs import Handoffs, layers_at_once
-from twofold.serving.worker.iterations import Iterations
-from twofold.serving.worker.overlapped import OverlappedIterations
 from twofold.serving.worker.prober import LinkProber
 from twofold.serving.worker.state import WorkerState
-from twofold.serving.worker.swapping import SwapSpace
 
 
 def work(
     state: WorkerState,
-    engine: Engine,
+    run: Callable[[], None],
+    layout: KvLayout,
     model: str,
-    eos_token_ids: frozenset[int],
     inbox: Inbox[ToWorker],
     lease_s: float,
     *,
     checksums: bool,
     prefill: PrefillSpeed | None,
     probes: bool,
-    swap_space: SwapSpace | None,
 ) -> None:
-    """Register with the controller and run batches until told to shut down.
+    """Register with the controller, and then `run` batches until told to shut down.
 
     `prefill` is how fast it was measured to be, if it was. If it `probes`, it measures what its links carry.
     """
@@ -57,23 +53,13 @@ def work(
     )
     handoffs = Handoffs(state, checksums=checksums)
     state.sender.start(handoffs.write_layers, handoffs.offer, handoffs.over)
-    arrivals = Arrivals(state, layers_at_once(engine.layout))
+    arrivals = Arrivals(state, layers_at_once(layout))
     state.receiver.start(arrivals.receive, arrivals.ended)
     state.prefixes.start()
     receiver = threading.Thread(target=Commands(state, inbox, lease_s).run, name="inbox", daemon=True)
     receiver.start()
-    _iterations(state, engine, eos_token_ids, swap_space).run()
+    run()
     receiver.join()
     state.sender.close()
     state.receiver.close()
     state.outbox.close()  # nobody acts on what it still has to say: peers end as well, and may have ended
-
-
-def _iterations(
-    state: WorkerState, engine: Engine, eos_token_ids: frozenset[int], swap_space: SwapSpace | None
-) -> Iterations:
-    """One after the other, or as many at once as the scheduler has under way."""
-    if not isinstance(state.scheduler, PipelineScheduler):
-        return Iterations(state, engine, eos_token_ids, swap_space)
-    assert isinstance(engine, PipelineEngine)  # noqa: S101  (others get no such scheduler; tells the type checker)
-    return OverlappedIterations(state, engine, eos_token_ids)

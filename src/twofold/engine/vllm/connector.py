@@ -1,0 +1,132 @@
+"""Our KV connector, which vLLM loads by `kv_connector_module_path` and knows nothing else of.
+
+vLLM's scheduler says when a prompt has blocks, its model runner when a layer of an iteration is computed; both are
+passed on to the worker (`Ties`), whose threads move what is to be moved: layer-wise, serialized or by pull. Nothing
+here waits for a transfer, so none stalls a forward pass. vLLM holds the blocks of a request, whatever becomes of it,
+from when it was told that they are written or read until `get_finished` names it.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from vllm.config import VllmConfig
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    SupportsHMA,
+)
+from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.request import Request
+
+from twofold.engine.vllm.cache import layout_of, move_into
+from twofold.engine.vllm.ties import tied
+from twofold.errors import ModelError
+
+TIES = "twofold_ties"  # the entry of kv_connector_extra_config that names them
+
+
+class Completing(KVConnectorMetadata):
+    """The requests whose prompt an iteration completes, and whose KV is on its way as it is computed."""
+
+    def __init__(self, request_ids: Sequence[str]) -> None:
+        self.request_ids = request_ids
+
+
+class TwofoldConnector(KVConnectorBase_V1, SupportsHMA):
+    """One of the two halves of the connector: vLLM makes one for its scheduler and one for its model runner."""
+
+    def __init__(
+        self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
+    ) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        if len(kv_cache_config.kv_cache_groups) != 1:
+            kinds = len(kv_cache_config.kv_cache_groups)
+            raise ModelError(
+                f"this model has {kinds} kinds of KV cache (sliding windows, or states): only one can be handed over"
+            )
+        self._groups = tuple(range(len(kv_cache_config.kv_cache_groups)))
+        self._ties = tied(vllm_config.kv_transfer_config.kv_connector_extra_config[TIES])
+        self._layers: dict[str, int] = {}  # their places, by name
+
+    # -- model runner -----------------------------------------------------------------------------------------------
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        """Move the cache to where peers reach it, before anything is in it."""
+        context = self._vllm_config.compilation_config.static_forward_context
+        self._layers = {name: place for place, name in enumerate(kv_caches)}
+        heads = self._vllm_config.model_config.get_num_kv_heads(self._vllm_config.parallel_config)
+        layout, num_blocks = layout_of(kv_caches, heads)
+        views = [(cache, context[name].kv_cache) for name, cache in kv_caches.items()]
+        if not all(one.data_ptr() == other.data_ptr() for one, other in views):
+            raise ModelError("a layer computes on other memory than vLLM has registered for it")
+        move_into(self._ties.place(layout, num_blocks), layout, num_blocks, views)
+
+    def start_load_kv(self, forward_context: object, **kwargs: Any) -> None:
+        """Peers write, or our own thread reads: nothing starts here."""
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """A request is not run before all of its KV is here."""
+
+    def save_kv_layer(
+        self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: object, **kwargs: Any
+    ) -> None:
+        metadata = self._get_connector_metadata()
+        if isinstance(metadata, Completing) and metadata.request_ids:
+            self._ties.computed(metadata.request_ids, self._layers[layer_name])
+
+    def wait_for_save(self) -> None:
+        """What is on its way holds its blocks: an iteration need not wait for it."""
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        settled = self._ties.settle()
+        return settled.sent or None, settled.received or None
+
+    # -- scheduler --------------------------------------------------------------------------------------------------
+
+    def get_loaded_kv_cache_group_ids(self, request: Request) -> tuple[int, ...]:
+        """What comes is a request's whole KV: none of its blocks is to be cleared after it was written."""
+        return self._groups
+
+    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int, bool]:
+        if not self._ties.comes(request.request_id):
+            return 0, False
+        return request.num_prompt_tokens - num_computed_tokens, True
+
+    def update_state_after_alloc(
+        self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
+    ) -> None:
+        if num_external_tokens:
+            self._ties.allocated(request.request_id, blocks.get_block_ids()[0])
+
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> Completing:
+        output, cached = scheduler_output, scheduler_output.scheduled_cached_reqs
+        new = output.scheduled_new_reqs
+        self._ties.starting([each.req_id for each in new])
+        before = {each.req_id: each.num_computed_tokens for each in new}
+        before |= dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        scheduled = output.num_scheduled_tokens
+        return Completing([rid for rid, done in before.items() if self._follows(rid, done + scheduled[rid])])
+
+    def _follows(self, request_id: str, computed: int) -> bool:
+        """Whether a request has its whole prompt computed by an iteration, and is then to be handed over."""
+        manager = self._kv_cache_manager
+        assert manager is not None  # noqa: S101  (vLLM binds it before it schedules anything)
+        blocks = manager.get_block_ids(request_id)[0]
+        return self._ties.completing(request_id, computed, blocks)
+
+    def request_finished_all_groups(
+        self, request: Request, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        return self._ties.holds(request.request_id), None
+
+    def has_pending_block_frees(self) -> bool:
+        return self._ties.sending()
+
+    @classmethod
+    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
+        """A graph of the whole model would pass over what is done with each layer."""
+        return True

@@ -1,0 +1,126 @@
+"""vLLM's engine core, in this process and on one thread."""
+
+import os
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from vllm.config import KVTransferConfig
+from vllm.engine.arg_utils import EngineArgs
+from vllm.sampling_params import SamplingParams as VllmSampling
+from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
+from vllm.v1.engine.core import EngineCore
+from vllm.v1.executor.uniproc_executor import UniProcExecutor
+
+from twofold.engine.vllm.connector import TIES
+from twofold.engine.vllm.ties import Ties, tie
+
+
+class Knobs(NamedTuple):
+    """What a worker's role makes of its engine: tokens of an iteration, by which longer prompts are cut; sequences."""
+
+    token_budget: int
+    max_num_seqs: int
+    prefix_caching: bool
+
+
+class Blocks(NamedTuple):
+    """vLLM's own account of its blocks."""
+
+    total: int
+    free: int
+
+
+class VllmCore:
+    """Requests in, tokens out, one iteration at a time. All of it is for one thread, but `blocks` and the counts."""
+
+    def __init__(self, name: str, ties: Ties, knobs: Knobs, **options: Any) -> None:  # noqa: ANN401  (vLLM names and checks them)
+        """`options` are vLLM's engine arguments, by its names."""
+        tie(name, ties)
+        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+        transfer = KVTransferConfig(
+            kv_connector="TwofoldConnector",
+            kv_connector_module_path="twofold.engine.vllm.connector",
+            kv_role="kv_both",
+            kv_connector_extra_config={TIES: name},
+        )
+        args = EngineArgs(
+            kv_transfer_config=transfer,
+            logits_processors=["twofold.engine.vllm.sampling:KeyedSampling"],
+            skip_tokenizer_init=True,
+            disable_log_stats=True,
+            use_tqdm_on_load=False,
+            async_scheduling=False,  # a first token that comes from elsewhere has to be known before the next
+            max_num_batched_tokens=knobs.token_budget,
+            max_num_seqs=knobs.max_num_seqs,
+            enable_prefix_caching=knobs.prefix_caching,
+            **options,
+        )
+        self._core = EngineCore(args.create_engine_config(), UniProcExecutor, log_stats=False)
+        self._scheduler: Any = self._core.scheduler  # its interface says nothing of queues and blocks
+
+    def add(
+        self,
+        request_id: str,
+        token_ids: Sequence[int],
+        sampling: VllmSampling,
+        cache_salt: str | None,
+        priority: int = 0,
+    ) -> None:
+        """Queue a request. Who has the same `cache_salt` finds its prompt, and it theirs."""
+        request = EngineCoreRequest(
+            request_id=request_id,
+            prompt_token_ids=list(token_ids),
+            mm_features=None,
+            sampling_params=sampling,
+            pooling_params=None,
+            arrival_time=time.time(),
+            lora_request=None,
+            cache_salt=cache_salt or None,
+            data_parallel_rank=None,
+            priority=priority,
+        )
+        self._core.add_request(*self._core.preprocess_add_request(request))
+
+    def go_on_with(self, request_id: str, token_id: int) -> bool:
+        """The prompt of a request whose KV came from a peer is followed by this token; False if it is not here.
+
+        vLLM runs a request whose KV has come from the last token that it knows, so this comes first.
+        The worker of vLLM has not seen the request yet: only the scheduler's own record of it is to be changed.
+        """
+        request = self._scheduler.requests.get(request_id)
+        if request is None or request.is_finished():
+            return False
+        request.prompt_token_ids.append(token_id)
+        request._all_token_ids.append(token_id)  # noqa: SLF001  (there is no other way to a longer prompt)
+        request.num_prompt_tokens += 1
+        request.update_block_hashes()
+        return True
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """Requests that are not here are passed over."""
+        self._core.abort_requests(list(request_ids))
+
+    def step(self) -> tuple[list[EngineCoreOutput], bool]:
+        """Run one iteration; its outputs, and whether anything was computed."""
+        outputs, ran = self._core.step()
+        self._core.post_step(ran)
+        return [output for engine in outputs.values() for output in engine.outputs], ran
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is anything that vLLM has not done with."""
+        return bool(self._scheduler.has_requests())
+
+    @property
+    def waiting(self) -> int:
+        return int(self._scheduler.get_request_counts()[1])
+
+    @property
+    def running(self) -> int:
+        return len(self._scheduler.running)
+
+    @property
+    def blocks(self) -> Blocks:
+        pool = self._scheduler.kv_cache_manager.block_pool
+        return Blocks(pool.num_gpu_blocks - 1, pool.get_num_free_blocks())  # one is never given to anybody

@@ -1,0 +1,95 @@
+"""Sampling as the built-in engine does it: keyed by seed and position, so that a replay goes on as it would have.
+
+vLLM draws from a generator of its own for each request, whose state depends on how often it was asked. So it is
+asked for greedy decoding always, and this logits processor leaves it one token to choose where one was drawn.
+"""
+
+from typing import Any
+
+import torch
+from vllm.config import VllmConfig
+from vllm.sampling_params import SamplingParams as VllmSampling
+from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor
+from vllm.v1.sample.logits_processor.interface import MoveDirectionality
+
+from twofold.engine.torch.sampler import SampleRow, pick
+from twofold.request import SamplingParams
+
+SAMPLING = "twofold_sampling"  # the entry of a request's extra_args
+
+
+class Drawn:
+    """One request of a batch that is not simply greedy: how to sample, and its tokens, which vLLM adds to."""
+
+    def __init__(self, extra: dict[str, Any], prompt: list[int], output: list[int]) -> None:
+        self._sampling: SamplingParams = extra["sampling"]
+        self._given: int = extra["prompt_tokens"]
+        self.eos_token_ids: tuple[int, ...] = extra["eos_token_ids"]
+        self._before, self._output = len(prompt), output
+
+    def row(self) -> SampleRow:
+        position = self._before + len(self._output)
+        return SampleRow(self._sampling, position, position - self._given)
+
+
+class KeyedSampling(LogitsProcessor):
+    """Draws for the rows of requests that carry a `SAMPLING`; others are as vLLM has them."""
+
+    def __init__(self, vllm_config: VllmConfig, device: torch.device, is_pin_memory: bool) -> None:
+        self._rows: dict[int, Drawn] = {}
+
+    def is_argmax_invariant(self) -> bool:
+        return False
+
+    def update_state(self, batch_update: BatchUpdate | None) -> None:
+        if batch_update is None:
+            return
+        rows = self._rows
+        for index in batch_update.removed:
+            rows.pop(index, None)
+        for index, params, prompt, output in batch_update.added:
+            rows.pop(index, None)
+            extra = (params.extra_args or {}).get(SAMPLING)
+            if extra is not None:
+                rows[index] = Drawn(extra, prompt or [], output)
+        for one, other, direction in batch_update.moved:
+            moved, replaced = rows.pop(one, None), rows.pop(other, None)
+            if moved is not None:
+                rows[other] = moved
+            if replaced is not None and direction is MoveDirectionality.SWAP:
+                rows[one] = replaced
+
+    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+        for index, drawn in self._rows.items():
+            token = pick(logits[index : index + 1], [drawn.row()], drawn.eos_token_ids)[0]
+            logits[index] = float("-inf")
+            logits[index, token] = 0.0
+        return logits
+
+
+def greedy_for(
+    sampling: SamplingParams, prompt_tokens: int, max_tokens: int, eos_token_ids: frozenset[int]
+) -> VllmSampling:
+    """What vLLM is asked for: greedy decoding, our sampling beside it where that is something else.
+
+    `prompt_tokens` are those that came with the request, which vLLM's prompt may exceed by output made elsewhere.
+    """
+    extra = None
+    if not sampling.greedy or sampling.min_tokens:
+        extra = {
+            SAMPLING: {
+                "sampling": sampling,
+                "prompt_tokens": prompt_tokens,
+                "eos_token_ids": tuple(eos_token_ids),
+            }
+        }
+    ends = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else eos_token_ids)}
+    return VllmSampling(
+        temperature=0.0,
+        max_tokens=max_tokens,
+        ignore_eos=True,  # the model's own ends are among the stop ids
+        stop_token_ids=sorted(ends),
+        logprobs=sampling.logprobs,
+        extra_args=extra,
+        detokenize=False,
+    )

@@ -1,0 +1,177 @@
+"""The main thread of a worker that runs vLLM: orders → one iteration of vLLM → tokens to the controller."""
+
+import time
+
+from vllm.v1.engine import EngineCoreOutput
+from vllm.v1.engine import FinishReason as VllmReason
+
+from twofold.engine.base import Sampled
+from twofold.engine.vllm.core import VllmCore
+from twofold.engine.vllm.sampling import greedy_for
+from twofold.request import FinishReason, TokenOutput
+from twofold.serving.messages import StepDone
+from twofold.serving.worker.state import WorkerState
+from twofold.serving.worker.vllm.instance import Held, Order, VllmInstance
+from twofold.serving.worker.vllm.ties import WorkerTies
+
+
+class VllmIterations:
+    """Runs vLLM for as long as it has something to do, and wakes it when it may have again."""
+
+    def __init__(
+        self,
+        state: WorkerState,
+        instance: VllmInstance,
+        core: VllmCore,
+        ties: WorkerTies,
+        eos_token_ids: frozenset[int],
+    ) -> None:
+        self._state, self._instance, self._core, self._ties = state, instance, core, ties
+        self._eos = eos_token_ids
+        self._idle = True  # the last iteration changed nothing, so the next one would not either
+        ties.bind(state, instance)
+
+    def run(self) -> None:
+        while (began := self._begin()) is not None:
+            outputs, ran = self._core.step()
+            self._idle = not ran and not self._ties.settled
+            self._account(outputs, began)
+
+    def _begin(self) -> float | None:
+        """Wait until there is something to run, and have vLLM know of all that is new; None when we are to end."""
+        state, instance = self._state, self._instance
+        with state.changed:
+            while not state.closing:
+                orders = instance.take_orders()
+                for order, request_id in orders:
+                    self._apply(order, request_id)
+                if self._core.busy and (orders or instance.unsettled or not self._idle):
+                    began = time.monotonic()
+                    state.batches_started_s.append(began)
+                    return began
+                state.report_changes()
+                state.changed.wait()
+        return None
+
+    def _apply(self, order: Order, request_id: str) -> None:
+        if order is Order.ABORT:
+            self._core.abort([request_id])
+            return
+        held = self._instance.find(request_id)
+        if held is None:  # aborted meanwhile
+            return
+        if order is Order.ADD:
+            self._add(held)
+        elif self._core.go_on_with(request_id, self._state.sequences[request_id].token_ids[-1]):
+            self._instance.go_on(held)
+
+    def _add(self, held: Held) -> None:
+        """Queue a request in vLLM. A prompt that is computed here is found by those that begin alike; one whose KV
+        comes from a peer is written over its blocks, so those must be its own: its salt is nobody else's."""
+        request, sequence = held.request, self._state.sequences[held.request.id]
+        output = request.output_tokens if held.decodes_here else 1
+        made = (
+            1 if held.source else 0
+        )  # of the output, elsewhere: all of it, perhaps, which is not known here
+        sampling = greedy_for(sequence.sampling, request.prompt_tokens, max(1, output - made), self._eos)
+        salt = request.id if held.source else sequence.cache_salt
+        self._core.add(request.id, sequence.token_ids, sampling, salt)
+
+    def _account(self, outputs: list[EngineCoreOutput], began: float) -> None:
+        state, passed_on = self._state, list[tuple[str, int, bool]]()
+        with state.changed:
+            state.batches_started_s.popleft()
+            tokens: list[tuple[str, TokenOutput]] = []
+            for output in outputs:
+                tokens += self._tokens(output, passed_on)
+            state.grant()
+            if not (tokens or self._ties.started):
+                state.report_changes()
+                return
+            report = state.next_report()
+            state.tell_blocks()
+        state.tell(
+            StepDone(
+                instance=state.instance,
+                epoch=state.epoch,
+                started_s=began,
+                started=self._ties.started,
+                tokens=tokens,
+                status=report.status,
+                number=report.number,
+            )
+        )
+        for request_id, token_id, hands_off in passed_on:
+            self._pass_on(request_id, token_id, hands_off=hands_off)
+
+    def _tokens(
+        self, output: EngineCoreOutput, passed_on: list[tuple[str, int, bool]]
+    ) -> list[tuple[str, TokenOutput]]:
+        """What is said of a request's new tokens; `passed_on` gets what the sender is to know of its prompt."""
+        request_id, held = output.request_id, self._instance.find(output.request_id)
+        if held is None:  # aborted while the iteration ran
+            return []
+        if output.finish_reason in {VllmReason.ABORT, VllmReason.ERROR}:
+            self._state.fail(request_id, f"vLLM gave it up: {output.finish_reason}")
+            return []
+        said = []
+        sequence = self._state.sequences[request_id]
+        for place, token_id in enumerate(output.new_token_ids):
+            last = place == len(output.new_token_ids) - 1
+            ends = last and output.finish_reason is not None
+            hands_off = ends and self._hands_off(held, output)
+            reason = None if hands_off or not ends else _reason(output)
+            sampled = _sampled(output, place)
+            first = sequence.generated == 0
+            said.append(
+                (
+                    request_id,
+                    TokenOutput(
+                        index=sequence.generated,
+                        token_id=token_id,
+                        logprob=sampled.logprob,
+                        top_logprobs=sampled.top_logprobs,
+                        finish_reason=reason,
+                        reused_tokens=_reused(output) if first else 0,
+                    ),
+                )
+            )
+            if ends:
+                del self._state.sequences[request_id]
+                self._instance.ended(request_id)
+            else:
+                sequence.append(token_id)
+            if not held.decodes_here and ends:
+                passed_on.append((request_id, token_id, hands_off))
+        return said
+
+    def _hands_off(self, held: Held, output: EngineCoreOutput) -> bool:
+        """Whether a prompt's first token is the last only here."""
+        here_only = not held.decodes_here and output.finish_reason is VllmReason.LENGTH
+        return here_only and held.request.output_tokens > 1
+
+    def _pass_on(self, request_id: str, token_id: int, *, hands_off: bool) -> None:
+        """After the first token has left for the client, the sender learns whether to go on with the hand-off."""
+        sender = self._state.sender
+        going_on = sender.prefilled(request_id, token_id) if hands_off else sender.cancel(request_id)
+        if not going_on:
+            with self._state.changed:
+                self._instance.handed_off(request_id)
+
+
+def _reason(output: EngineCoreOutput) -> FinishReason:
+    return FinishReason.STOP if output.finish_reason is VllmReason.STOP else FinishReason.LENGTH
+
+
+def _reused(output: EngineCoreOutput) -> int:
+    stats = output.prefill_stats
+    return 0 if stats is None else stats.num_local_cached_tokens
+
+
+def _sampled(output: EngineCoreOutput, place: int) -> Sampled:
+    """The token's log probabilities, where they were asked for: vLLM names the token itself first, then the best."""
+    token_id, lists = output.new_token_ids[place], output.new_logprobs
+    if lists is None:
+        return Sampled(token_id)
+    ids, values = lists.logprob_token_ids[place].tolist(), lists.logprobs[place].tolist()
+    return Sampled(token_id, values[0], tuple(zip(ids[1:], values[1:], strict=True)))

@@ -1,0 +1,155 @@
+"""The parts of workers that run vLLM."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from vllm.engine.arg_utils import EngineArgs
+
+from twofold.engine.base import KvLayout
+from twofold.engine.vllm.core import Knobs, VllmCore
+from twofold.errors import ModelError
+from twofold.handoff import LeaseWatcher
+from twofold.scheduling.batchers import CHUNKED
+from twofold.serving.config import EngineConfig, ServiceConfig, WorkerConfig
+from twofold.serving.memory_plan import DEFAULT_KV_CACHE_BYTES
+from twofold.serving.model_source import model_name
+from twofold.serving.worker.block_changes import BlockChanges
+from twofold.serving.worker.engines import Stage
+from twofold.serving.worker.parts import WorkerParts
+from twofold.serving.worker.state import WorkerState
+from twofold.serving.worker.vllm.engine import VllmEngine
+from twofold.serving.worker.vllm.instance import VllmInstance
+from twofold.serving.worker.vllm.iterations import VllmIterations
+from twofold.serving.worker.vllm.ties import WorkerTies
+from twofold.serving.worker.wires import Wires
+from twofold.transport.pooled import load_transport
+
+# Batchers that cut prompts by their budget; for `decode` those are what is computed again after a pre-emption.
+# Others take prompts whole, so that their layers are complete, and on their way, as early as can be.
+_CUT = {*CHUNKED, "chunked-prefill", "decode"}
+
+
+class VllmPrepared:
+    """A model that each worker loads for itself. What all know of it is read once, without its weights."""
+
+    kv_layout = None  # of no use to a store: what is in a block is vLLM's own business
+
+    def __init__(self, service: ServiceConfig) -> None:
+        config = service.engine
+        self._service, self._config = service, config
+        with _told(config.model):
+            model = EngineArgs(**_options(config), skip_tokenizer_init=True).create_model_config()
+        self.model = model_name(Path(config.model))
+        self.max_model_len = int(model.max_model_len)
+        self.vocab_size = int(model.get_vocab_size())
+        self._eos = _ends(model.try_get_generation_config(), model.hf_text_config)
+
+    def parts(self, spec: WorkerConfig, epoch: int, wires: Wires | None = None) -> WorkerParts:  # noqa: ARG002
+        config, service = self._config, self._service
+        torch.set_num_threads(spec.threads)
+        make, device = load_transport(service.transport), config.device
+        ties = WorkerTies(
+            lambda layout, num_blocks: make(spec.instance, epoch, layout, num_blocks, device, service.network)
+        )
+        with _told(config.model):
+            core = VllmCore(
+                f"{spec.instance}@{epoch}",
+                ties,
+                _knobs(config, spec, self.max_model_len),
+                kv_cache_memory_bytes=config.kv_cache_bytes or DEFAULT_KV_CACHE_BYTES,
+                enforce_eager=torch.device(device).type == "cpu",
+                **_options(config),
+            )
+        transport = ties.transport
+        layout, num_blocks = transport.descriptor.layout, transport.descriptor.num_blocks
+        return WorkerParts(
+            engine=VllmEngine(core, layout, num_blocks),
+            transport=transport,
+            eos_token_ids=self._eos,
+            scheduling=VllmScheduling(core, ties, layout, self._eos, spec.instance),
+        )
+
+    def run_rank(self, spec: WorkerConfig, rank: int, wires: Wires) -> None:
+        """There are none: what vLLM divides, it divides itself."""
+
+
+class VllmScheduling:
+    """vLLM's scheduler, and the loop that runs it, for one worker."""
+
+    def __init__(
+        self, core: VllmCore, ties: WorkerTies, layout: KvLayout, eos: frozenset[int], instance: str
+    ) -> None:
+        self._core, self._ties, self._layout, self._eos, self._name = core, ties, layout, eos, instance
+
+    def scheduler(
+        self,
+        epoch: int,
+        lease_s: float,
+        watcher: LeaseWatcher,
+        changes: BlockChanges,  # noqa: ARG002  (it says nothing of them yet)
+    ) -> VllmInstance:
+        self._instance = VllmInstance(
+            lambda: self._core.blocks,
+            self._layout.block_size,
+            instance=self._name,
+            epoch=epoch,
+            lease_s=lease_s,
+            watcher=watcher,
+        )
+        return self._instance
+
+    def bind(self, state: WorkerState) -> None:
+        self._iterations = VllmIterations(state, self._instance, self._core, self._ties, self._eos)
+
+    def run(self) -> None:
+        self._iterations.run()
+
+
+def prepare(service: ServiceConfig, stage: Stage) -> VllmPrepared:
+    """Read what there is to know of the model. Raises ConfigurationError where vLLM would not serve it."""
+    stage("reading the model's configuration")
+    return VllmPrepared(service)
+
+
+def _options(config: EngineConfig) -> dict[str, object]:
+    """Those of vLLM's engine arguments that our own flags say."""
+    options: dict[str, object] = {
+        "model": config.model,
+        "dtype": config.dtype,
+        "block_size": config.block_size,
+    }
+    if config.max_model_len is not None:
+        options["max_model_len"] = config.max_model_len
+    return options
+
+
+def _knobs(config: EngineConfig, spec: WorkerConfig, max_model_len: int) -> Knobs:
+    cuts = spec.batcher in _CUT
+    budget = spec.token_budget if cuts else max(spec.token_budget, max_model_len)
+    return Knobs(
+        token_budget=max(budget, config.max_num_seqs),
+        max_num_seqs=config.max_num_seqs,
+        prefix_caching=config.prefix_caching,
+    )
+
+
+def _ends(generation: dict[str, object], config: object) -> frozenset[int]:
+    """Ids that end an output; generation_config.json goes before config.json, as in transformers' generate."""
+    for given in (generation.get("eos_token_id"), getattr(config, "eos_token_id", None)):
+        if isinstance(given, int):
+            return frozenset({given})
+        if isinstance(given, list):
+            return frozenset(given)
+    return frozenset()
+
+
+@contextmanager
+def _told(model: str) -> Iterator[None]:
+    """Turn what vLLM raises about a model, or about what it is asked for, into one sentence."""
+    try:
+        yield
+    except ValueError as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ModelError(f"{model}: vLLM cannot serve it: {reason}") from error

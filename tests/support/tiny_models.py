@@ -52,10 +52,17 @@ _CONFIGS: dict[str, dict[str, Any]] = {
 
 
 def write_tiny_model(
-    arch: str, directory: Path, *, seed: int = 0, vocab_size: int = 512, max_positions: int = 2048
+    arch: str,
+    directory: Path,
+    *,
+    seed: int = 0,
+    vocab_size: int = 512,
+    max_positions: int = 2048,
+    **changes: Any,
 ) -> Path:
     """Write a model of architecture `arch` (a transformers model type) to `directory` and return that.
 
+    `changes` are made to its shape, by the names of its configuration.
     Weights are about 1/√hidden_size wide: rounding is not amplified, and what was read long ago still counts.
     """
     import torch
@@ -78,7 +85,7 @@ def write_tiny_model(
         **positions,
         **wide,
         **special,
-        **_CONFIGS[arch],
+        **_CONFIGS[arch] | changes,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

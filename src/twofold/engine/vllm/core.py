@@ -12,6 +12,7 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
+from twofold.engine.vllm.account import Blocks
 from twofold.engine.vllm.connector import TIES
 from twofold.engine.vllm.ties import Ties, tie
 
@@ -22,13 +23,6 @@ class Knobs(NamedTuple):
     token_budget: int
     max_num_seqs: int
     prefix_caching: bool
-
-
-class Blocks(NamedTuple):
-    """vLLM's own account of its blocks."""
-
-    total: int
-    free: int
 
 
 class VllmCore:

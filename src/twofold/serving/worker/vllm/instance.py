@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from twofold.engine.vllm.core import Blocks
+from twofold.engine.vllm.account import Blocks
 from twofold.engine.vllm.ties import Settled
 from twofold.handoff import Lease, LeaseWatcher
 from twofold.kvcache.accounts import Grant

@@ -1,0 +1,80 @@
+"""vLLM's KV cache is moved without anybody who holds it noticing."""
+
+import pytest
+import torch
+
+from twofold.engine.torch.pool import KvPool, copy_blocks
+from twofold.engine.vllm.cache import layout_of, move_into
+from twofold.errors import ModelError
+
+LAYERS, BLOCKS, HEADS, SIZE, NUMBERS = 3, 5, 2, 4, 6
+
+
+def caches():
+    """As vLLM makes them: views of one run of memory, a layer behind the other."""
+    memory = torch.zeros(LAYERS * BLOCKS * HEADS * SIZE * NUMBERS)
+    shape = (LAYERS, BLOCKS, HEADS, SIZE, NUMBERS)
+    return {f"layer {k}": view for k, view in enumerate(memory.view(shape))}
+
+
+def moved():
+    """Caches, a second tensor over each of them, and the pool that they lie in now."""
+    made = caches()
+    layout, num_blocks = layout_of(made, HEADS)
+    others = [cache.view(cache.shape) for cache in made.values()]
+    memory = torch.zeros(layout.pool_bytes(num_blocks) + 64, dtype=torch.uint8)
+    move_into(memory, layout, num_blocks, list(zip(made.values(), others, strict=True)))
+    return list(made.values()), others, KvPool(layout, num_blocks, memory)
+
+
+def test_the_layout_counts_every_byte():
+    """Keys and values are one run of bytes, so a block of a layer is too."""
+    layout, num_blocks = layout_of(caches(), HEADS)
+    assert num_blocks == BLOCKS
+    assert layout.block_size == SIZE
+    assert layout.layer_bytes_per_block(0) == HEADS * SIZE * NUMBERS * 4
+    assert layout.pool_bytes(num_blocks) == sum(cache.nbytes for cache in caches().values())
+
+
+def test_what_is_written_to_a_tensor_is_in_the_pool_and_in_every_other_view():
+    """The objects stay the same: whoever has one writes where peers read."""
+    tensors, others, pool = moved()
+    for layer, (one, other) in enumerate(zip(tensors, others, strict=True)):
+        one[3].fill_(float(layer + 1))
+        assert torch.equal(one, other)
+        (rows,) = pool.block_rows(layer)
+        assert (rows[3].view(torch.float32) == layer + 1).all()
+        assert (rows[2] == 0).all()
+
+
+def test_blocks_travel_between_two_such_caches():
+    """Scattered or as neighbours, a layer at a time, and nothing else changes."""
+    source, _, source_pool = moved()
+    target, _, target_pool = moved()
+    for layer, cache in enumerate(source):
+        cache.copy_(torch.rand_like(cache))
+        copy_blocks(source_pool, layer, [4, 1, 2], target_pool, [0, 3, 2])
+        assert torch.equal(target[layer][[0, 3, 2]], cache[[4, 1, 2]])
+        assert (target[layer][[1, 4]] == 0).all()
+
+
+@pytest.mark.parametrize(
+    "cache",
+    [
+        torch.zeros(2, BLOCKS, SIZE, HEADS, NUMBERS),
+        torch.zeros(BLOCKS, SIZE, HEADS, NUMBERS).transpose(1, 2),
+        torch.zeros(BLOCKS, HEADS + 1, SIZE, NUMBERS),
+    ],
+    ids=["keys and values apart", "not one run of bytes", "other heads"],
+)
+def test_memory_that_is_laid_out_otherwise_is_refused(cache):
+    """A hand-off would move other bytes than it thinks."""
+    with pytest.raises(ModelError, match="is laid out as"):
+        layout_of({"layer 0": cache}, HEADS)
+
+
+def test_layers_of_different_blocks_are_refused():
+    """Blocks have one number for all layers."""
+    first, second = torch.zeros(BLOCKS, HEADS, SIZE, NUMBERS), torch.zeros(BLOCKS + 1, HEADS, SIZE, NUMBERS)
+    with pytest.raises(ModelError, match="other blocks"):
+        layout_of({"layer 0": first, "layer 1": second}, HEADS)

@@ -1,0 +1,86 @@
+"""vLLM picks the tokens that the built-in sampler draws."""
+
+import pytest
+import torch
+
+pytest.importorskip("vllm")
+
+from vllm.v1.sample.logits_processor.interface import BatchUpdate, MoveDirectionality
+
+from twofold.engine.torch.sampler import SampleRow, pick
+from twofold.engine.vllm.sampling import KeyedSampling, greedy_for
+from twofold.request import SamplingParams
+
+VOCABULARY = 50
+DRAWN = SamplingParams(max_tokens=9, seed=3, temperature=0.8, top_p=0.9)
+GREEDY = SamplingParams(max_tokens=9, temperature=0.0)
+
+
+def processor():
+    return KeyedSampling(None, torch.device("cpu"), is_pin_memory=False)
+
+
+def added(index, sampling, prompt, output):
+    return index, greedy_for(sampling, len(prompt), 9, frozenset({1})), prompt, output
+
+
+def update(size, added=(), removed=(), moved=()):
+    return BatchUpdate(batch_size=size, removed=removed, added=added, moved=moved)
+
+
+def expected(logits, sampling, position, output_index=0):
+    return pick(logits[None], [SampleRow(sampling, position, output_index)], (1,))[0]
+
+
+def test_a_drawn_row_has_one_token_left_and_a_greedy_one_is_as_it_was():
+    """That token is a function of seed and position, which follows the output as vLLM adds to it."""
+    one, output = processor(), []
+    one.update_state(update(2, [added(0, DRAWN, [5, 6, 7], output), added(1, GREEDY, [5], [])]))
+    for made in range(4):
+        logits = torch.randn(2, VOCABULARY, generator=torch.Generator().manual_seed(made))
+        got = one.apply(logits.clone())
+        assert got[0].argmax() == expected(logits[0], DRAWN, 3 + made, made)
+        assert torch.isfinite(got[0]).sum() == 1
+        assert torch.equal(got[1], logits[1])
+        output.append(int(got[0].argmax()))
+
+
+def test_rows_follow_their_requests_through_the_batch():
+    """Requests leave, others take their place, and vLLM closes gaps and swaps."""
+    one = processor()
+    prompts = [[5] * n for n in (2, 4, 8)]
+    one.update_state(update(3, [added(i, DRAWN, prompt, []) for i, prompt in enumerate(prompts)]))
+    one.update_state(update(2, removed=[0], moved=[(2, 0, MoveDirectionality.UNIDIRECTIONAL)]))
+    logits = torch.randn(3, VOCABULARY, generator=torch.Generator().manual_seed(9))
+    got = one.apply(logits.clone())
+    assert [int(row.argmax()) for row in got[:2]] == [
+        expected(logits[0], DRAWN, 8),
+        expected(logits[1], DRAWN, 4),
+    ]
+    assert torch.equal(got[2], logits[2]), "nobody is there any more"
+    one.update_state(update(2, moved=[(0, 1, MoveDirectionality.SWAP)]))
+    got = one.apply(logits.clone())
+    assert [int(row.argmax()) for row in got[:2]] == [
+        expected(logits[0], DRAWN, 4),
+        expected(logits[1], DRAWN, 8),
+    ]
+
+
+def test_a_request_that_must_go_on_does_not_end():
+    """min_tokens counts what was made elsewhere: vLLM's prompt is longer than that of the request then."""
+    sampling = SamplingParams(max_tokens=9, temperature=0.0, min_tokens=2)
+    logits = torch.zeros(1, VOCABULARY)
+    logits[0, 1] = 9.0  # the end of sequence
+    for output_elsewhere, ends in ((0, False), (1, False), (2, True)):
+        one = processor()
+        params = greedy_for(sampling, 3, 9, frozenset({1}))
+        one.update_state(update(1, [(0, params, [5] * (3 + output_elsewhere), [])]))
+        assert (int(one.apply(logits.clone())[0].argmax()) == 1) is ends
+
+
+def test_the_ends_of_a_model_are_told_unless_they_are_to_be_passed_over():
+    """And stop ids are always."""
+    sampling = SamplingParams(max_tokens=9, stop_token_ids=(7,))
+    assert greedy_for(sampling, 1, 9, frozenset({1, 2})).stop_token_ids == [1, 2, 7]
+    passing = SamplingParams(max_tokens=9, stop_token_ids=(7,), ignore_eos=True)
+    assert greedy_for(passing, 1, 9, frozenset({1, 2})).stop_token_ids == [7]

@@ -1,0 +1,232 @@
+"""vLLM's scheduler behind a worker's: nothing is leaked, and vLLM is told of each hand-off once and not too early."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
+
+from twofold.engine.vllm.account import Blocks
+from twofold.request import Request
+from twofold.serving.worker.vllm.instance import Order, VllmInstance
+
+BLOCK, TOTAL = 4, 64
+EPOCH = 7
+
+
+class Vllm:
+    """The part of vLLM that an instance talks to: gives out blocks, and frees them by vLLM's rules."""
+
+    def __init__(self):
+        self.free = set(range(TOTAL))
+        self.held = {}  # blocks by request
+        self.over = set()  # requests that have ended and whose blocks are not free yet
+        self.awaited = set()  # those whose KV is to come
+        self.instance = VllmInstance(
+            lambda: Blocks(TOTAL, len(self.free)),
+            BLOCK,
+            instance="d",
+            epoch=EPOCH,
+            lease_s=10.0,
+            watcher=None,
+        )
+
+    def take(self, request_id, tokens):
+        blocks = [self.free.pop() for _ in range(-(-tokens // BLOCK))]
+        self.held[request_id] = blocks
+        return blocks
+
+    def finish(self, request_id, *, hold=False):
+        """As vLLM does when a request has ended, or was aborted."""
+        waits = request_id in self.awaited
+        if request_id not in self.held:
+            return
+        holds = self.instance.holds(request_id)
+        if waits or holds or hold:
+            self.over.add(request_id)
+        else:
+            self.give_back(request_id)
+
+    def give_back(self, request_id):
+        self.free.update(self.held.pop(request_id))
+        self.over.discard(request_id)
+
+    def settle(self):
+        """vLLM asserts that it knows whom it hears of."""
+        settled = self.instance.settle()
+        for request_id in settled.received:
+            assert request_id in self.awaited
+            self.awaited.discard(request_id)
+            if request_id in self.over:
+                self.give_back(request_id)
+        for request_id in settled.sent:
+            assert request_id in self.over
+            self.give_back(request_id)
+
+    def obey(self):
+        """Orders, as the thread that runs vLLM takes them."""
+        for order, request_id in self.instance.take_orders():
+            held = self.instance.find(request_id)
+            if order is Order.ABORT:
+                self.finish(request_id)
+            elif order is Order.GO_ON and held is not None:
+                self.instance.go_on(held)
+
+
+class Instance(RuleBasedStateMachine):
+    """Any order of what peers, clients and vLLM do."""
+
+    queued, leased, running, sending = (
+        Bundle("queued"),
+        Bundle("leased"),
+        Bundle("running"),
+        Bundle("sending"),
+    )
+
+    def __init__(self):
+        super().__init__()
+        self.vllm = Vllm()
+        self.count = 0
+        self.touched = {}  # blocks that a peer, or our own reading, may still touch
+
+    @property
+    def instance(self):
+        return self.vllm.instance
+
+    def request(self):
+        self.count += 1
+        return Request(id=f"r{self.count}", arrival_s=0.0, prompt_tokens=1 + self.count % 9, output_tokens=5)
+
+    @rule(target=queued)
+    def reserve(self):
+        request = self.request()
+        self.instance.reserve(request, "p")
+        return request
+
+    @rule(target=leased, request=consumes(queued))
+    def vllm_makes_room(self, request):
+        """Asked whether it comes, and allocated; perhaps aborted in between or before."""
+        self.vllm.obey()
+        if not self.instance.comes(request.id) or len(self.vllm.free) < 8:
+            self.instance.abort(request.id)
+            return request
+        blocks = self.vllm.take(request.id, request.prompt_tokens)
+        self.vllm.awaited.add(request.id)
+        self.instance.allocated(request.id, blocks)
+        (lease,) = self.instance.grant(0.0)
+        assert lease.blocks == tuple(blocks)
+        self.touched[request.id] = set(blocks)
+        return request
+
+    @rule(request=leased)
+    def abort_while_it_arrives(self, request):
+        self.instance.abort(request.id)
+
+    @rule(
+        target=running, request=consumes(leased), way=st.sampled_from(["written", "read", "given up", "cut"])
+    )
+    def it_arrives(self, request, way):
+        """Written by the source, read by us, given up by either side, or the source has died."""
+        instance = self.instance
+        alive = instance.find(request.id) is not None and request.id in self.touched
+        if way == "read":
+            if instance.read_started(request.id, EPOCH):
+                assert instance.read_ended(request.id, complete=True) is alive
+        elif way == "written":
+            assert instance.landed(request.id, EPOCH) is alive
+        elif way == "cut":
+            for lost in instance.lose_source("p"):
+                self.touched.pop(lost, None)
+                instance.abort(lost)
+        else:
+            instance.end_lease(request.id, EPOCH)
+            instance.abort(request.id)
+        self.touched.pop(request.id, None)
+        return request
+
+    @rule(request=consumes(running))
+    def it_ends(self, request):
+        """vLLM has decoded it, or its client has left."""
+        self.vllm.obey()
+        self.vllm.settle()
+        if self.instance.find(request.id) is not None:
+            self.vllm.finish(request.id)
+            self.instance.ended(request.id)
+
+    @rule(target=sending)
+    def prefill_and_hand_off(self):
+        request = self.request()
+        self.instance.submit(request, decodes_here=False)
+        self.vllm.obey()
+        if len(self.vllm.free) < 8:
+            self.instance.abort(request.id)
+            self.instance.handed_off(request.id)
+            return request
+        self.touched[request.id] = set(self.vllm.take(request.id, request.prompt_tokens))
+        self.vllm.finish(request.id)
+        self.instance.ended(request.id)
+        return request
+
+    @rule(request=consumes(sending))
+    def sent(self, request):
+        self.touched.pop(request.id, None)
+        self.instance.handed_off(request.id)
+
+    @rule()
+    def iteration(self):
+        self.vllm.obey()
+        self.vllm.settle()
+
+    @invariant()
+    def nothing_is_free_that_may_be_touched(self):
+        for blocks in self.touched.values():
+            assert not blocks & self.vllm.free
+
+    @precondition(lambda self: not self.touched)
+    @invariant()
+    def no_lease_is_left_behind(self):
+        assert self.instance.status().blocks_in_flight == 0
+
+    def teardown(self):
+        """Whatever is here is given up: every block is free again, by vLLM's own account."""
+        for lost in self.instance.lose_source("p"):
+            self.instance.abort(lost)
+        for number in range(1, self.count + 1):
+            self.instance.abort(f"r{number}")
+            self.instance.handed_off(f"r{number}")
+        for _ in range(2):
+            self.vllm.obey()
+            self.vllm.settle()
+        assert self.instance.status().idle
+        assert not self.vllm.held
+
+
+TestInstance = Instance.TestCase
+
+
+def test_a_request_cannot_be_here_twice():
+    """Attempts have names of their own."""
+    instance = Vllm().instance
+    request = Request(id="a", arrival_s=0.0, prompt_tokens=3, output_tokens=2)
+    instance.submit(request, decodes_here=True)
+    with pytest.raises(ValueError, match="already here"):
+        instance.reserve(request, "p")
+
+
+@given(aborted=st.booleans())
+def test_a_request_that_is_aborted_while_vllm_makes_room_gives_it_back(aborted):
+    """vLLM has asked whether it comes and waits for it: then it must hear that it has, whatever that means."""
+    vllm = Vllm()
+    vllm.instance.reserve(Request(id="a", arrival_s=0.0, prompt_tokens=3, output_tokens=2), "p")
+    vllm.obey()
+    assert vllm.instance.comes("a")
+    if aborted:
+        vllm.instance.abort("a")
+    blocks = vllm.take("a", 3)
+    vllm.awaited.add("a")
+    vllm.instance.allocated("a", blocks)
+    assert len(vllm.instance.grant(0.0)) == (not aborted)
+    vllm.instance.end_lease("a", EPOCH)
+    vllm.instance.abort("a")
+    vllm.obey()
+    vllm.settle()
+    assert vllm.instance.status().idle

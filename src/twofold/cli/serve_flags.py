@@ -26,7 +26,7 @@ from twofold.serving.gateway.tokenizer import load_tokenizer
 from twofold.serving.model_source import find_model
 from twofold.serving.plan import join_terms, plan_workers
 from twofold.serving.splits import check_splits, with_chunks, with_splits
-from twofold.serving.worker.engines import ENGINES
+from twofold.serving.worker.engines import ENGINES, check_vllm
 from twofold.simulation.cluster_file import load_cluster
 from twofold.simulation.spec import ClusterSpec
 from twofold.transport.registry import DEFAULT_TRANSPORT, check_transport
@@ -390,6 +390,7 @@ def _refuse_for_vllm(flags: Flags) -> None:
         *_degrees(flags),
     ):
         _refuse(name, value, "is for --engine torch: vLLM has a scheduler and a block pool of its own")
+    check_vllm()
 
 
 def _refuse(flag: str, value: object, why: str) -> None:

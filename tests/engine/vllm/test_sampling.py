@@ -1,10 +1,6 @@
 """vLLM picks the tokens that the built-in sampler draws."""
 
-import pytest
 import torch
-
-pytest.importorskip("vllm")
-
 from vllm.v1.sample.logits_processor.interface import BatchUpdate, MoveDirectionality
 
 from twofold.engine.torch.sampler import SampleRow, pick

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from vllm.config import KVTransferConfig
+from vllm.config import KVEventsConfig, KVTransferConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.sampling_params import SamplingParams as VllmSampling
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
@@ -14,7 +14,9 @@ from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
 from twofold.engine.vllm.account import Blocks
 from twofold.engine.vllm.connector import TIES
+from twofold.engine.vllm.prompt_blocks import PromptBlocks
 from twofold.engine.vllm.ties import Ties, tie
+from twofold.request import BlockKey
 
 
 class Knobs(NamedTuple):
@@ -40,6 +42,7 @@ class VllmCore:
         )
         args = EngineArgs(
             kv_transfer_config=transfer,
+            kv_events_config=KVEventsConfig(enable_kv_cache_events=knobs.prefix_caching, publisher="null"),
             logits_processors=["twofold.engine.vllm.sampling:KeyedSampling"],
             skip_tokenizer_init=True,
             disable_log_stats=True,
@@ -52,6 +55,9 @@ class VllmCore:
         )
         self._core = EngineCore(args.create_engine_config(), UniProcExecutor, log_stats=False)
         self._scheduler: Any = self._core.scheduler  # its interface says nothing of queues and blocks
+        self.prompt_blocks = PromptBlocks()
+        if knobs.prefix_caching:
+            self._scheduler.kv_event_publisher = self.prompt_blocks
 
     def add(
         self,
@@ -59,9 +65,12 @@ class VllmCore:
         token_ids: Sequence[int],
         sampling: VllmSampling,
         cache_salt: str | None,
-        priority: int = 0,
+        keys: Sequence[BlockKey] = (),
     ) -> None:
-        """Queue a request. Who has the same `cache_salt` finds its prompt, and it theirs."""
+        """Queue a request. Who has the same `cache_salt` finds its prompt, and it theirs.
+
+        `keys` name its full blocks, where others are to know what is cached of them.
+        """
         request = EngineCoreRequest(
             request_id=request_id,
             prompt_token_ids=list(token_ids),
@@ -72,9 +81,11 @@ class VllmCore:
             lora_request=None,
             cache_salt=cache_salt or None,
             data_parallel_rank=None,
-            priority=priority,
         )
-        self._core.add_request(*self._core.preprocess_add_request(request))
+        prepared, wave = self._core.preprocess_add_request(request)
+        if keys:
+            self.prompt_blocks.expect(request_id, prepared.block_hashes, keys)
+        self._core.add_request(prepared, wave)
 
     def go_on_with(self, request_id: str, token_id: int) -> bool:
         """The prompt of a request whose KV came from a peer is followed by this token; False if it is not here.
@@ -93,13 +104,20 @@ class VllmCore:
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """Requests that are not here are passed over."""
-        self._core.abort_requests(list(request_ids))
+        aborted = list(request_ids)
+        self._core.abort_requests(aborted)
+        for request_id in aborted:
+            self.prompt_blocks.forget(request_id)
 
     def step(self) -> tuple[list[EngineCoreOutput], bool]:
         """Run one iteration; its outputs, and whether anything was computed."""
         outputs, ran = self._core.step()
         self._core.post_step(ran)
-        return [output for engine in outputs.values() for output in engine.outputs], ran
+        made = [output for engine in outputs.values() for output in engine.outputs]
+        for output in made:
+            if output.finish_reason is not None:
+                self.prompt_blocks.forget(output.request_id)
+        return made, ran
 
     @property
     def busy(self) -> bool:

@@ -37,11 +37,16 @@ def _emulated(config: ServiceConfig, stage: Stage) -> Prepared:
     return prepare(config)
 
 
-def _vllm(config: ServiceConfig, stage: Stage) -> Prepared:
+def check_vllm() -> None:
+    """Raises ConfigurationError where vLLM is not installed, without importing it."""
     if find_spec("vllm") is None:
         raise ConfigurationError(
             "--engine vllm needs a package that is not installed: pip install 'twofold[vllm]'"
         )
+
+
+def _vllm(config: ServiceConfig, stage: Stage) -> Prepared:
+    check_vllm()
     for name, value in VLLM_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     stage("importing vllm")

@@ -75,12 +75,14 @@ class VllmIterations:
         )  # of the output, elsewhere: all of it, perhaps, which is not known here
         sampling = greedy_for(sequence.sampling, request.prompt_tokens, max(1, output - made), self._eos)
         salt = request.id if held.source else sequence.cache_salt
-        self._core.add(request.id, sequence.token_ids, sampling, salt)
+        keys = () if held.source else sequence.prefix_blocks
+        self._core.add(request.id, sequence.token_ids, sampling, salt, keys)
 
     def _account(self, outputs: list[EngineCoreOutput], began: float) -> None:
         state, passed_on = self._state, list[tuple[str, int, bool]]()
         with state.changed:
             state.batches_started_s.popleft()
+            self._core.prompt_blocks.tell(state.blocks)
             tokens: list[tuple[str, TokenOutput]] = []
             for output in outputs:
                 tokens += self._tokens(output, passed_on)

@@ -1,10 +1,13 @@
 """The parts of workers that run vLLM."""
 
+import logging
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from pydantic import ValidationError
 from vllm.engine.arg_utils import EngineArgs
 
 from twofold.engine.base import KvLayout
@@ -88,7 +91,7 @@ class VllmScheduling:
         epoch: int,
         lease_s: float,
         watcher: LeaseWatcher,
-        changes: BlockChanges,  # noqa: ARG002  (it says nothing of them yet)
+        changes: BlockChanges,  # noqa: ARG002  (the state has them too)
     ) -> VllmInstance:
         self._instance = VllmInstance(
             lambda: self._core.blocks,
@@ -109,6 +112,7 @@ class VllmScheduling:
 
 def prepare(service: ServiceConfig, stage: Stage) -> VllmPrepared:
     """Read what there is to know of the model. Raises ConfigurationError where vLLM would not serve it."""
+    logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])
     stage("reading the model's configuration")
     return VllmPrepared(service)
 
@@ -151,5 +155,6 @@ def _told(model: str) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        reason = str(error).strip().splitlines()[0]
+        reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
+        reason = reason.strip().removeprefix("Value error, ").splitlines()[0].split(". ")[0]
         raise ModelError(f"{model}: vLLM cannot serve it: {reason}") from error

@@ -1,0 +1,10 @@
+"""Where vLLM is installed it is imported here, because its imports warn of what it does not use."""
+
+import warnings
+from importlib.util import find_spec
+
+collect_ignore = [] if find_spec("vllm") else ["test_sampling.py", "test_prompt_blocks.py"]
+if find_spec("vllm"):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import twofold.engine.vllm.core  # noqa: F401

@@ -1,0 +1,31 @@
+"""What vLLM has cached of prompts is known to the router, and used."""
+
+import asyncio
+import random
+
+import aiohttp
+
+from support.api_client import complete, complete_cached
+from support.vllm_alone import greedy_by_vllm
+
+FLAGS = ("--prefill", "2", "--decode", "1", "--transport", "nixl", "--router", "local-prefix")
+BLOCK, OUTPUT = 32, 8
+
+
+async def twice(url, prompts):
+    """Every prompt once, and then again, with what was cached of it."""
+    async with aiohttp.ClientSession() as session:
+        how = {"max_tokens": OUTPUT, "temperature": 0, "ignore_eos": True}
+        first = [await complete(session, url, prompt, **how) for prompt in prompts]
+        return first, [await complete_cached(session, url, prompt, **how) for prompt in prompts]
+
+
+def test_prompts_go_where_vllm_has_their_beginning(vllm_service, vllm_model_dir):
+    """All full blocks of each are found, wherever it was computed, and the output stays the same."""
+    draw = random.Random(8)
+    prompts = [[draw.randint(10, 500) for _ in range(draw.randint(200, 600))] for _ in range(8)]
+    first, again = asyncio.run(twice(vllm_service("llama", *FLAGS), prompts))
+    assert first == greedy_by_vllm(vllm_model_dir("llama"), prompts, OUTPUT)
+    assert [tokens for tokens, _ in again] == first
+    for prompt, (_, cached) in zip(prompts, again, strict=True):
+        assert cached >= (len(prompt) - 1) // BLOCK * BLOCK

@@ -43,7 +43,7 @@ _PP = "Stages that divide the layers: pipeline parallelism (1)."
 _CHUNK = (
     "Prompts of more tokens go through the stages of prefill workers in chunks, one on each at the same time."
 )
-_ENGINES = "torch; vllm: with its own scheduler; emulated: takes its times from a performance model of the machines in --cluster."
+_ENGINES = "torch; vllm; or emulated: takes its times from a performance model of the machines in --cluster."
 _BUDGET = (
     "Tokens in an iteration; auto: as many prompt tokens as keep it busy (2048; 512 with chunked prefill)."
 )

@@ -1,11 +1,11 @@
 """The main thread of a worker that runs vLLM: orders → one iteration of vLLM → tokens to the controller."""
 
 import time
+from typing import NamedTuple
 
 from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.engine import FinishReason as VllmReason
 
-from twofold.engine.base import Sampled
 from twofold.engine.vllm.core import VllmCore
 from twofold.engine.vllm.sampling import greedy_for
 from twofold.request import FinishReason, TokenOutput
@@ -13,6 +13,14 @@ from twofold.serving.messages import StepDone
 from twofold.serving.worker.state import WorkerState
 from twofold.serving.worker.vllm.instance import Held, Order, VllmInstance
 from twofold.serving.worker.vllm.ties import WorkerTies
+
+
+class _Ended(NamedTuple):
+    """A prompt that was to be handed over, and whether it is: its first token may have been the last."""
+
+    request_id: str
+    first_token: int
+    hands_off: bool
 
 
 class VllmIterations:
@@ -79,13 +87,14 @@ class VllmIterations:
         self._core.add(request.id, sequence.token_ids, sampling, salt, keys)
 
     def _account(self, outputs: list[EngineCoreOutput], began: float) -> None:
-        state, passed_on = self._state, list[tuple[str, int, bool]]()
+        state, tokens, ended = self._state, list[tuple[str, TokenOutput]](), list[_Ended]()
         with state.changed:
             state.batches_started_s.popleft()
             self._core.prompt_blocks.tell(state.blocks)
-            tokens: list[tuple[str, TokenOutput]] = []
             for output in outputs:
-                tokens += self._tokens(output, passed_on)
+                held = self._instance.find(output.request_id)
+                if held is not None:  # it was not aborted while the iteration ran
+                    self._take(held, output, tokens, ended)
             state.grant()
             if not (tokens or self._ties.started):
                 state.report_changes()
@@ -103,77 +112,70 @@ class VllmIterations:
                 number=report.number,
             )
         )
-        for request_id, token_id, hands_off in passed_on:
-            self._pass_on(request_id, token_id, hands_off=hands_off)
+        for each in ended:
+            self._pass_on(each)
 
-    def _tokens(
-        self, output: EngineCoreOutput, passed_on: list[tuple[str, int, bool]]
-    ) -> list[tuple[str, TokenOutput]]:
-        """What is said of a request's new tokens; `passed_on` gets what the sender is to know of its prompt."""
-        request_id, held = output.request_id, self._instance.find(output.request_id)
-        if held is None:  # aborted while the iteration ran
-            return []
+    def _take(
+        self,
+        held: Held,
+        output: EngineCoreOutput,
+        tokens: list[tuple[str, TokenOutput]],
+        ended: list[_Ended],
+    ) -> None:
+        """What an iteration made of a request; to be called with the lock held."""
+        request_id, state = held.request.id, self._state
         if output.finish_reason in {VllmReason.ABORT, VllmReason.ERROR}:
-            self._state.fail(request_id, f"vLLM gave it up: {output.finish_reason}")
-            return []
-        said = []
-        sequence = self._state.sequences[request_id]
+            state.fail(request_id, f"vLLM gave it up: {output.finish_reason}")
+            return
+        sequence, made = state.sequences[request_id], len(output.new_token_ids)
+        over = output.finish_reason is not None
+        hands_off = over and _hands_off(held, output)
         for place, token_id in enumerate(output.new_token_ids):
-            last = place == len(output.new_token_ids) - 1
-            ends = last and output.finish_reason is not None
-            hands_off = ends and self._hands_off(held, output)
-            reason = None if hands_off or not ends else _reason(output)
-            sampled = _sampled(output, place)
-            first = sequence.generated == 0
-            said.append(
-                (
-                    request_id,
-                    TokenOutput(
-                        index=sequence.generated,
-                        token_id=token_id,
-                        logprob=sampled.logprob,
-                        top_logprobs=sampled.top_logprobs,
-                        finish_reason=reason,
-                        reused_tokens=_reused(output) if first else 0,
-                    ),
-                )
-            )
-            if ends:
-                del self._state.sequences[request_id]
-                self._instance.ended(request_id)
-            else:
-                sequence.append(token_id)
-            if not held.decodes_here and ends:
-                passed_on.append((request_id, token_id, hands_off))
-        return said
+            ends = over and not hands_off and place == made - 1
+            token = _token(output, place, sequence.generated, _reason(output) if ends else None)
+            tokens.append((request_id, token))
+            sequence.append(token_id)
+        if over:
+            del state.sequences[request_id]
+            self._instance.ended(request_id)
+            if not held.decodes_here:
+                ended.append(_Ended(request_id, output.new_token_ids[-1], hands_off))
 
-    def _hands_off(self, held: Held, output: EngineCoreOutput) -> bool:
-        """Whether a prompt's first token is the last only here."""
-        here_only = not held.decodes_here and output.finish_reason is VllmReason.LENGTH
-        return here_only and held.request.output_tokens > 1
-
-    def _pass_on(self, request_id: str, token_id: int, *, hands_off: bool) -> None:
+    def _pass_on(self, prompt: _Ended) -> None:
         """After the first token has left for the client, the sender learns whether to go on with the hand-off."""
-        sender = self._state.sender
-        going_on = sender.prefilled(request_id, token_id) if hands_off else sender.cancel(request_id)
-        if not going_on:
+        sender, (request_id, first_token, hands_off) = self._state.sender, prompt
+        sending = sender.prefilled(request_id, first_token) if hands_off else sender.cancel(request_id)
+        if not sending:
             with self._state.changed:
                 self._instance.handed_off(request_id)
+
+
+def _hands_off(held: Held, output: EngineCoreOutput) -> bool:
+    """Whether the first token of a prompt is the last only here."""
+    here_only = not held.decodes_here and output.finish_reason is VllmReason.LENGTH
+    return here_only and held.request.output_tokens > 1
 
 
 def _reason(output: EngineCoreOutput) -> FinishReason:
     return FinishReason.STOP if output.finish_reason is VllmReason.STOP else FinishReason.LENGTH
 
 
-def _reused(output: EngineCoreOutput) -> int:
+def _token(output: EngineCoreOutput, place: int, index: int, reason: FinishReason | None) -> TokenOutput:
+    """One of its new tokens, the output's `index`-th, with log probabilities where they were asked for.
+
+    vLLM gives those of the token itself first, and then the best.
+    """
+    logprob, top = None, tuple[tuple[int, float], ...]()
+    if output.new_logprobs is not None:
+        ids = output.new_logprobs.logprob_token_ids[place].tolist()
+        values = output.new_logprobs.logprobs[place].tolist()
+        logprob, top = values[0], tuple(zip(ids[1:], values[1:], strict=True))
     stats = output.prefill_stats
-    return 0 if stats is None else stats.num_local_cached_tokens
-
-
-def _sampled(output: EngineCoreOutput, place: int) -> Sampled:
-    """The token's log probabilities, where they were asked for: vLLM names the token itself first, then the best."""
-    token_id, lists = output.new_token_ids[place], output.new_logprobs
-    if lists is None:
-        return Sampled(token_id)
-    ids, values = lists.logprob_token_ids[place].tolist(), lists.logprobs[place].tolist()
-    return Sampled(token_id, values[0], tuple(zip(ids[1:], values[1:], strict=True)))
+    return TokenOutput(
+        index=index,
+        token_id=output.new_token_ids[place],
+        logprob=logprob,
+        top_logprobs=top,
+        finish_reason=reason,
+        reused_tokens=0 if stats is None or index else stats.num_local_cached_tokens,
+    )

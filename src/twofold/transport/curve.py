@@ -15,6 +15,7 @@ from twofold.curve.network import Network
 from twofold.engine.base import KvLayout
 from twofold.errors import ConfigurationError
 from twofold.handoff import Lease
+from twofold.transport.address import Address
 from twofold.transport.base import Connection, MemoryDescriptor, check_layout
 from twofold.transport.curve_connection import CurveConnection
 from twofold.transport.curve_gate import Gate
@@ -22,25 +23,14 @@ from twofold.transport.curve_server import CurveServer
 from twofold.transport.shared_memory import SharedMemoryTransport
 
 
-class CurveAddress(msgspec.Struct, frozen=True):
+class CurveAddress(Address, frozen=True, tag=True):
     """What `MemoryDescriptor.address` holds: the memory for those on this host, and who writes it for others."""
+
+    transport = "curve"
 
     host: str
     memory: str
     server: str
-
-    def encode(self) -> str:
-        return msgspec.json.encode(self).decode()
-
-    @classmethod
-    def decode(cls, address: str) -> "CurveAddress":
-        """Raises ConfigurationError for what another transport wrote."""
-        try:
-            return msgspec.json.decode(address, type=cls)
-        except msgspec.MsgspecError as error:
-            raise ConfigurationError(
-                "a peer's address is not one of curve's: both need --transport curve"
-            ) from error
 
 
 class CurveTransport(SharedMemoryTransport):

@@ -13,6 +13,7 @@ from twofold.curve.network import Network
 from twofold.engine.base import KvLayout
 from twofold.engine.torch.pool import copy_blocks
 from twofold.errors import ConfigurationError
+from twofold.transport.address import Address
 from twofold.transport.base import Connection, MemoryDescriptor, check_layout
 from twofold.transport.mooncake_engine import MooncakeEngine
 from twofold.transport.one_sided import LIFE_BYTES, CacheMemory, OneSidedConnection
@@ -23,30 +24,19 @@ _FIRST, _LAST = 1 << 44, 1 << 46
 _HUGE_PAGE = 2 << 20
 
 
-class MooncakeAddress(msgspec.Struct, frozen=True):
+class MooncakeAddress(Address, frozen=True, tag=True):
     """What `MemoryDescriptor.address` holds: the memory for those on this host, and for others the engine's.
 
     `session` is the engine's name and address, `base` where the pool begins and `life` where the life word is.
     """
+
+    transport = "mooncake"
 
     host: str
     memory: str
     session: str
     base: int
     life: int
-
-    def encode(self) -> str:
-        return msgspec.json.encode(self).decode()
-
-    @classmethod
-    def decode(cls, address: str) -> "MooncakeAddress":
-        """Raises ConfigurationError for what another transport wrote."""
-        try:
-            return msgspec.json.decode(address, type=cls)
-        except msgspec.MsgspecError as error:
-            raise ConfigurationError(
-                "a peer's address is not one of Mooncake's: both need --transport mooncake"
-            ) from error
 
 
 class MooncakeTransport(SharedMemoryTransport):

@@ -1,15 +1,13 @@
 """Transport `nixl`: one-sided writes and reads over what NIXL's UCX finds: RDMA, TCP, GPU to GPU, one host's memory."""
 
-import base64
 from collections.abc import Sequence
 
-import msgspec
 import torch
 
 from twofold.curve.network import Network
 from twofold.engine.base import KvLayout
 from twofold.engine.torch.pool import KvPool
-from twofold.errors import ConfigurationError
+from twofold.transport.address import Address
 from twofold.transport.base import SCRATCH_BYTES, Connection, MemoryDescriptor, check_layout
 from twofold.transport.memory import SharedMemory
 from twofold.transport.nixl_agent import NixlAgent
@@ -20,28 +18,17 @@ from twofold.transport.tensors import as_tensor
 ALIGNMENT = 64
 
 
-class NixlAddress(msgspec.Struct, frozen=True):
+class NixlAddress(Address, frozen=True, tag=True):
     """What `MemoryDescriptor.address` holds: the agent's metadata and where its memory begins.
 
     `device` is the GPU it lies on, None for the host.
     """
 
+    transport = "nixl"
+
     metadata: bytes
     base: int
     device: int | None
-
-    def encode(self) -> str:
-        return base64.b64encode(msgspec.msgpack.encode(self)).decode()
-
-    @classmethod
-    def decode(cls, address: str) -> "NixlAddress":
-        """Raises ConfigurationError for what another transport wrote."""
-        try:
-            return msgspec.msgpack.decode(base64.b64decode(address, validate=True), type=cls)
-        except (ValueError, msgspec.MsgspecError) as error:
-            raise ConfigurationError(
-                "a peer's address is not one of NIXL's: both need --transport nixl"
-            ) from error
 
 
 def life_offset(layout: KvLayout, num_blocks: int) -> int:

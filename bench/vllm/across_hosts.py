@@ -1,0 +1,77 @@
+"""A vLLM whose phases run on two hosts with a slow cable between them: by its own connector, or by Twofold."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from compared import TWOFOLD
+from started import Processes
+from stock_vllm import SERVED_NAME, Place, StockVllm, check_proxy, ready
+
+from twofold.bench.services import free_port
+from twofold.bench.two_hosts import TwoHosts
+from twofold.curve.key import write_key
+
+NIXL = "vllm-nixl"
+MODES = ("layer-wise", "serialized", "pull", "by-size")
+SPLITS = (NIXL, *MODES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AcrossHosts:
+    """Prefill runs where this process does, decode on the other host; each has its own half of the cores."""
+
+    hosts: TwoHosts
+    stock: StockVllm
+    proxy: Path | None
+    longest: int  # prompt and output, in tokens
+    folder: Path
+
+    def start(self, split: str, processes: Processes) -> str:
+        """The URL of one of SPLITS when it is ready."""
+        if split == NIXL:
+            places = (self._place(0), self._place(1))
+            return self.stock.proxied(processes, check_proxy(self.proxy), places)
+        return self._twofold(split, processes)
+
+    def _twofold(self, mode: str, processes: Processes) -> str:
+        here, there = self._place(0), self._place(1)
+        key, port = self.folder / "cluster.key", free_port()
+        key.unlink(missing_ok=True)
+        write_key(key)
+        controller = f"tcp://{here.address}:{free_port()}"
+        joint = ["--cluster-key", str(key)]
+        serve = ["serve", str(self.stock.model), "--served-model-name", SERVED_NAME, "--port", str(port)]
+        serve += [
+            "--engine",
+            "vllm",
+            "--prefill",
+            "1",
+            "--decode",
+            "0",
+            "--listen-workers",
+            controller,
+            *joint,
+        ]
+        serve += ["--handoff", mode, "--transport", "nixl", "--dtype", "float32", "--no-prefix-caching"]
+        serve += ["--max-model-len", str(self.longest), "--max-num-batched-tokens", str(self.longest)]
+        join = ["join", controller, *joint, "--model", str(self.stock.model), "--decode", "1"]
+        join += ["--name", "decode-host", "--address", there.address]
+        for host, (place, command) in enumerate(((here, serve), (there, join))):
+            # Its workers compute on all cores that they may use: those of two hosts that are one would share them.
+            whole = ["taskset", "--cpu-list", self._cores(host), *place.enter, *TWOFOLD, *command]
+            processes.start(command[0], whole, {**self.stock.environment, **place.environment})
+        return ready(processes, Place(), port)
+
+    def _place(self, host: int) -> Place:
+        """NIXL is to take the cable, although memory would be nearer."""
+        network = {"UCX_TLS": "tcp", "UCX_NET_DEVICES": self.hosts.devices[host]}
+        return Place(
+            address=self.hosts.addresses[host], enter=self.hosts.command(host, []), environment=network
+        )
+
+    @staticmethod
+    def _cores(host: int) -> str:
+        cores = sorted(os.sched_getaffinity(0))
+        half = max(1, len(cores) // 2)
+        return ",".join(map(str, cores[:half] if host == 0 else cores[half:] or cores))

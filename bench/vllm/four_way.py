@@ -1,0 +1,191 @@
+"""vLLM colocated, vLLM split by its NixlConnector, vLLM split by Twofold and Twofold's torch engine, side by side.
+
+    python bench/vllm/four_way.py --proxy FILE [--only SYSTEM …] [--rates 0.5 1 1.5] [--seconds 30] [--json OUT]
+
+Each system runs on the same cores, has the same small model in float32 and no prefix caching, and is alone on the
+machine while it is measured. The client is `vllm bench serve`: prompts and outputs of lengths that are drawn evenly,
+Poisson arrivals, greedy; for one rate every system is sent the same requests at the same times. Run it with a Python
+that has vLLM and Twofold (docs/comparison.md). What is measured is written after each system; with --only, systems
+that are in the file already stay in it. Exits with 1 when a system does not start or answers less than all requests.
+"""
+
+import argparse
+import os
+import platform
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import msgspec
+from compared import SYSTEMS, TWOFOLD, Setting
+from comparison_table import markdown, terminal
+from outside_client import Load, Measured, measure
+from rich.console import Console
+from started import Processes
+from stock_vllm import StockVllm, vllm_environment
+
+from twofold.errors import ConfigurationError, UserError
+
+MAX_MODEL_LEN = 2048
+ALL_CORES = sorted(os.sched_getaffinity(0))
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """All that one run says; `machine` and `load` tell whether two of them may be put together."""
+
+    machine: str
+    cores: int
+    load: Load
+    systems: dict[str, list[Measured]]
+
+
+def machine() -> str:
+    """The processor, as the kernel names it."""
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("--proxy", type=Path, help="vLLM's toy_proxy_server.py (docs/comparison.md)")
+    parser.add_argument("--only", nargs="+", choices=SYSTEMS, help="these systems; others stay as in --json")
+    parser.add_argument("--model", type=Path, help="model directory; a small one is made if not given")
+    parser.add_argument("--rates", type=float, nargs="+", default=[0.5, 1.0, 1.5], help="requests/s")
+    parser.add_argument("--seconds", type=float, default=30.0, help="that requests keep coming at each rate")
+    parser.add_argument("--prompts", type=int, nargs=2, default=(256, 1024), metavar=("LEAST", "MOST"))
+    parser.add_argument("--outputs", type=int, nargs=2, default=(32, 64), metavar=("LEAST", "MOST"))
+    parser.add_argument("--ttft", type=float, default=2.0, help="what is good, in seconds")
+    parser.add_argument("--tpot", type=float, default=0.05, help="what is good, in seconds")
+    parser.add_argument(
+        "--cores", type=int, help="that the systems get (all); the client has the rest, if any"
+    )
+    parser.add_argument("--transport", default="nixl", help="of Twofold's workers")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--logs", type=Path, help="keep what the processes say in this directory")
+    parser.add_argument("--json", type=Path, default=Path("four-way.json"), help="all figures")
+    parser.add_argument("--markdown", type=Path, help="write the table here as well")
+    return parser.parse_args()
+
+
+def kept(path: Path, report: Report) -> Report:
+    """`report` with the systems that an earlier run wrote; raises ConfigurationError if that was another setting."""
+    if not path.exists():
+        return report
+    before = msgspec.json.decode(path.read_bytes(), type=Report)
+    for what in ("machine", "cores", "load"):
+        if getattr(before, what) != getattr(report, what):
+            raise ConfigurationError(f"{path} was measured with another {what}: give another --json")
+    return before
+
+
+def rates(
+    setting: Setting, system: str, given: argparse.Namespace, report: Report, logs: Path
+) -> list[Measured]:
+    """All rates of one system, which is started for it and ended after it."""
+    found = []
+    began_s = time.monotonic()
+    with Processes(logs) as processes:
+        url = SYSTEMS[system].start(setting, processes)
+        say(f"{system}: ready after {time.monotonic() - began_s:.0f} s")
+        for rate in given.rates:
+            each = measure(url, setting.stock, report.load, rate, logs, client_cores(report.cores))
+            say(
+                f"{system}: {rate:g}/s: {each.completed} of {each.sent} answered, "
+                f"{each.attainment:.0%} within the SLO, P99 ITL {each.p99_itl_ms:.0f} ms, in {each.duration_s:.0f} s"
+            )
+            found.append(each)
+    return found
+
+
+def say(what: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {what}", flush=True)
+
+
+def client_cores(cores: int) -> list[int]:
+    """Those that the systems leave to it; the same as theirs if they leave none."""
+    return ALL_CORES[cores:] or ALL_CORES[:cores]
+
+
+def title(report: Report) -> str:
+    load = report.load
+    (prompt_least, prompt_most), (output_least, output_most) = load.prompt_tokens, load.output_tokens
+    return (
+        f"{report.machine}, {report.cores} cores. Prompts of {prompt_least:,} to {prompt_most:,} tokens, outputs of "
+        f"{output_least} to {output_most}, Poisson arrivals for {load.seconds:g} s. SLO: TTFT ≤ {load.ttft_s:g} s and "
+        f"TPOT ≤ {load.tpot_s * 1e3:g} ms."
+    )
+
+
+def made(model: Path | None, folder: Path) -> Path:
+    """The model, or a small one made on the spot."""
+    if model is None:
+        model = folder / "model"
+        subprocess.run([*TWOFOLD, "model", "create", str(model)], check=True)
+    return model
+
+
+def run(given: argparse.Namespace, folder: Path) -> tuple[Report, list[str]]:
+    """Every system in turn; those that failed are named, and do not keep the others from being measured."""
+    load = Load(
+        prompt_tokens=tuple(given.prompts),
+        output_tokens=tuple(given.outputs),
+        seconds=given.seconds,
+        ttft_s=given.ttft,
+        tpot_s=given.tpot,
+        seed=given.seed,
+    )
+    cores = given.cores or len(ALL_CORES)
+    report = Report(machine=machine(), cores=cores, load=load, systems={})
+    if given.only:
+        report = kept(given.json, report)
+    stock = StockVllm(
+        model=made(given.model, folder),
+        environment=vllm_environment(folder),
+        flags=("--max-model-len", str(MAX_MODEL_LEN)),
+        threads=cores,
+    )
+    os.sched_setaffinity(0, ALL_CORES[:cores])  # what is started from here on has them from us
+    setting = Setting(stock=stock, max_model_len=MAX_MODEL_LEN, proxy=given.proxy, transport=given.transport)
+    wrong = []
+    for system in given.only or SYSTEMS:
+        logs = (given.logs or folder) / system
+        logs.mkdir(parents=True, exist_ok=True)
+        try:
+            found = rates(setting, system, given, report, logs)
+        except UserError as error:
+            wrong.append(f"{system}: {error}")
+            say(f"{system}: FAILED")
+            continue
+        wrong += [
+            f"{system}: {each.completed} of {each.sent} requests were answered at {each.rate:g}/s"
+            for each in found
+            if each.completed < each.sent
+        ]
+        report.systems[system] = found
+        given.json.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2))
+    return report, wrong
+
+
+def main() -> None:
+    given = arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwinds the stack, which ends the processes
+    with tempfile.TemporaryDirectory(prefix="twofold-four-way-") as folder:
+        try:
+            report, wrong = run(given, Path(folder))
+        except UserError as error:
+            sys.exit(f"{error}")
+    Console(width=200).print(terminal(report.systems, title(report)))
+    if given.markdown is not None:
+        given.markdown.write_text(markdown(report.systems, title(report)))
+    for each in wrong:
+        print(f"✗ {each}")
+    sys.exit(1 if wrong else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""The processes of one system: each with a log, awaited until it answers, ended whatever happens."""
+
+import os
+import signal
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from twofold.errors import ConfigurationError
+
+START_S, STOP_S = 600.0, 20.0
+LAST_LINES = 25
+
+
+class Processes:
+    """A context: whatever was started in it is ended when it is left, the last first."""
+
+    def __init__(self, logs: Path) -> None:
+        self._logs = logs
+        self._started: list[tuple[str, subprocess.Popen[bytes]]] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for _, process in reversed(self._started):
+            with suppress(ProcessLookupError):
+                process.terminate()
+        for _, process in reversed(self._started):
+            _end(process)
+
+    def start(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Its output goes to `name`.log. It leads a group of its own, so that none of its children outlives it."""
+        with self._log(name).open("wb") as log:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **environment},
+                start_new_session=True,
+            )
+        self._started.append((name, process))
+
+    def wait(self, url: str) -> None:
+        """Until `url` answers; raises ConfigurationError, with what it said, when one of them ends instead."""
+        deadline_s = time.monotonic() + START_S
+        while not _answers(url):
+            for name, process in self._started:
+                if process.poll() is not None:
+                    raise ConfigurationError(f"{name} ended while starting: {self.last_words(name)}")
+            if time.monotonic() > deadline_s:
+                raise ConfigurationError(f"nothing answers at {url} after {START_S:.0f} s")
+            time.sleep(0.5)
+
+    def last_words(self, name: str) -> str:
+        lines = self._log(name).read_text(errors="replace").splitlines()
+        return "\n".join(["", *lines[-LAST_LINES:]])
+
+    def _log(self, name: str) -> Path:
+        return self._logs / f"{name}.log"
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=5) as response:  # noqa: S310  (ours)
+            return bool(response.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(STOP_S)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)  # what is left of its group, and itself
+    process.wait()

@@ -1,0 +1,205 @@
+"""How much later the second token comes when vLLM is split over two hosts: by its own connector, and by Twofold.
+
+    python bench/vllm/visible_transfer.py --proxy FILE [--lengths 256 … 4096] [--bits-per-s N] [--rounds 5] [--only …]
+
+Two network namespaces stand for two hosts, with a cable between them that carries no more than --bits-per-s (needs
+root). A colocated vLLM stays up; beside it, one after the other, vLLM split by its NixlConnector and its example
+proxy, and Twofold's vLLM workers with each way of handing off. In each round and for each prompt length both are asked
+the same, in turns; what is visible of a transfer is by how much the second token of the split one comes later. One
+request at a time; figures are medians over the rounds, of which the first is not counted. Every server computes a
+prompt with half of the cores. Exits with 1 when a system fails, when greedy tokens differ from the colocated one's,
+or when layer-wise leaves no less than vLLM's own connector at a length.
+"""
+
+import argparse
+import asyncio
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+from across_hosts import NIXL, SPLITS, AcrossHosts
+from compared import TWOFOLD
+from rich.console import Console
+from rich.table import Table
+from started import Processes
+from stock_vllm import SERVED_NAME, StockVllm, vllm_environment
+from streamed import ask
+
+from twofold.bench.two_hosts import two_hosts
+from twofold.errors import ConfigurationError, UserError
+from twofold.reporting.tables import seconds
+
+OUTPUT = 8
+BEST = "layer-wise"
+
+
+class Pair(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds until the second token of the same request to both."""
+
+    split: str
+    prompt_tokens: int
+    colocated_s: float
+    split_s: float
+    same: bool
+
+    @property
+    def visible_s(self) -> float:
+        return self.split_s - self.colocated_s
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    bits_per_s: int
+    pairs: list[Pair]
+
+    def of(self, split: str, length: int) -> list[Pair]:
+        return [each for each in self.pairs if (each.split, each.prompt_tokens) == (split, length)]
+
+    def visible_s(self, split: str, length: int) -> float | None:
+        """The median; None where it was not measured."""
+        found = self.of(split, length)
+        return statistics.median(each.visible_s for each in found) if found else None
+
+
+async def compare(urls: dict[str, str], split: str, given: argparse.Namespace) -> list[Pair]:
+    """All rounds of one split service beside the colocated one."""
+    draw, pairs = random.Random(given.seed), list[Pair]()
+    for number in range(given.rounds + 1):
+        for length in given.lengths:
+            prompt = [draw.randrange(10, given.vocabulary) for _ in range(length)]
+            order = ["colocated", split] if number % 2 else [split, "colocated"]
+            seen = {name: await ask(urls[name], SERVED_NAME, prompt, OUTPUT) for name in order}
+            pair = Pair(
+                split=split,
+                prompt_tokens=length,
+                colocated_s=seen["colocated"].second_s,
+                split_s=seen[split].second_s,
+                same=seen["colocated"].tokens == seen[split].tokens,
+            )
+            pairs += [pair] if number else []
+        say(f"{split}: round {number} of {given.rounds}")
+    return pairs
+
+
+def say(what: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {what}", flush=True)
+
+
+def measure(across: AcrossHosts, given: argparse.Namespace, report: Report) -> Iterator[str]:
+    """Every split service in turn, beside the colocated one; yields what went wrong with those that failed."""
+    with Processes(logs(across.folder, given, "colocated")) as colocated:
+        url = across.stock.colocated(colocated, threads=max(1, across.stock.threads // 2))
+        for split in given.only or SPLITS:
+            with Processes(logs(across.folder, given, split)) as processes:
+                try:
+                    urls = {"colocated": url, split: across.start(split, processes)}
+                    say(f"{split}: ready")
+                    report.pairs.extend(asyncio.run(compare(urls, split, given)))
+                except UserError as error:
+                    yield f"{split}: {error}"
+                    say(f"{split}: FAILED")
+            given.json.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2))
+
+
+def kept(given: argparse.Namespace) -> list[Pair]:
+    """With --only, what an earlier run over such a cable measured of the others."""
+    if not given.only or not given.json.exists():
+        return []
+    before = msgspec.json.decode(given.json.read_bytes(), type=Report)
+    if before.bits_per_s != given.bits_per_s:
+        raise ConfigurationError(f"{given.json} was measured with another --bits-per-s: give another --json")
+    return [each for each in before.pairs if each.split not in given.only]
+
+
+def logs(folder: Path, given: argparse.Namespace, name: str) -> Path:
+    path = Path(given.logs or folder) / name
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def table(report: Report, lengths: list[int]) -> Table:
+    splits = [split for split in SPLITS if any(each.split == split for each in report.pairs)]
+    drawn = Table(
+        title=f"Second token later than that of a colocated vLLM, at {report.bits_per_s / 1e6:,.0f} Mbit/s",
+        title_justify="left",
+    )
+    for name in ("prompt", "colocated", *splits):
+        drawn.add_column(name, justify="right", no_wrap=True)
+    for length in lengths:
+        baseline = [each.colocated_s for each in report.pairs if each.prompt_tokens == length]
+        cells = [seconds(report.visible_s(split, length)) for split in splits]
+        drawn.add_row(f"{length:,}", seconds(statistics.median(baseline) if baseline else None), *cells)
+    return drawn
+
+
+def mistakes(report: Report, lengths: list[int]) -> Iterator[str]:
+    """What does not hold of what should."""
+    for each in report.pairs:
+        if not each.same:
+            yield f"{each.split}: tokens of a prompt of {each.prompt_tokens:,} are not the colocated one's"
+    for length in lengths:
+        ours, theirs = report.visible_s(BEST, length), report.visible_s(NIXL, length)
+        if ours is not None and theirs is not None and ours >= theirs:
+            yield f"{length:,} tokens: {BEST} leaves {seconds(ours)}, and vLLM's own connector {seconds(theirs)}"
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("--proxy", type=Path, help="vLLM's toy_proxy_server.py (docs/comparison.md)")
+    parser.add_argument("--only", nargs="+", choices=SPLITS, help="these; others stay as in --json")
+    parser.add_argument("--model", type=Path, help="model directory; a small one is made if not given")
+    parser.add_argument("--lengths", type=int, nargs="+", default=[256, 512, 1024, 2048, 4096])
+    parser.add_argument("--bits-per-s", type=int, default=200_000_000, help="what the cable carries")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--logs", type=Path, help="keep what the processes say in this directory")
+    parser.add_argument("--json", type=Path, default=Path("visible-transfer.json"), help="all figures")
+    return parser.parse_args()
+
+
+def run(given: argparse.Namespace, folder: Path) -> tuple[Report, list[str]]:
+    """Raises UserError where there are no namespaces, or no vLLM."""
+    longest = max(given.lengths) + 2 * OUTPUT
+    model = given.model or folder / "model"
+    if given.model is None:
+        create = [*TWOFOLD, "model", "create", str(model), "--max-model-len", str(longest)]
+        subprocess.run(create, check=True)
+    given.vocabulary = msgspec.json.decode((model / "config.json").read_bytes())["vocab_size"]
+    stock = StockVllm(
+        model=model,
+        environment=vllm_environment(folder),
+        # Prompts are computed whole by all of them.
+        flags=("--max-model-len", str(longest), "--max-num-batched-tokens", str(longest)),
+        threads=len(os.sched_getaffinity(0)),
+    )
+    report = Report(bits_per_s=given.bits_per_s, pairs=kept(given))
+    with two_hosts(first_here=True) as hosts:
+        hosts.limit(given.bits_per_s)
+        across = AcrossHosts(hosts=hosts, stock=stock, proxy=given.proxy, longest=longest, folder=folder)
+        wrong = list(measure(across, given, report))
+    return report, [*wrong, *sorted(set(mistakes(report, given.lengths)))]
+
+
+def main() -> None:
+    given = arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwinds the stack, which ends the processes
+    with tempfile.TemporaryDirectory(prefix="twofold-visible-") as folder:
+        try:
+            report, wrong = run(given, Path(folder))
+        except UserError as error:
+            sys.exit(f"{error}")
+    Console().print(table(report, given.lengths))
+    for each in wrong:
+        print(f"✗ {each}")
+    sys.exit(1 if wrong else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -25,7 +25,7 @@ def vllm_environment(folder: Path) -> dict[str, str]:
 
     Raises ConfigurationError where vLLM is not installed.
     """
-    if importlib.util.find_spec("vllm.entrypoints") is None:
+    if importlib.util.find_spec("vllm") is None:
         raise ConfigurationError(f"vLLM is not installed for {sys.executable}: `make test-vllm` sets one up")
     environment = {
         "VLLM_CPU_KVCACHE_SPACE": "1",

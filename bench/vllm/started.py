@@ -38,10 +38,13 @@ class Processes:
             _end(process)
 
     def start(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Its output goes to `name`.log. It leads a group of its own, so that none of its children outlives it."""
+        """Its output goes to `name`.log.
+
+        It leads a group of its own, so that none of its children outlives it, and is told to end if this process dies.
+        """
         with self._log(name).open("wb") as log:
             process = subprocess.Popen(
-                command,
+                ["setpriv", "--pdeathsig", "TERM", *command],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -10,14 +10,14 @@ HOT = """
     kvcache/watcher kvcache/eviction/*
     performance/alone performance/base performance/curve performance/fitted performance/power
     performance/splitwise_published
-    scheduling/batcher scheduling/chunked_pipeline scheduling/cluster scheduling/decode_set scheduling/forecast
-    scheduling/growth scheduling/handoffs scheduling/instance scheduling/iteration scheduling/line scheduling/memory
-    scheduling/pipeline scheduling/pools scheduling/prediction scheduling/queues scheduling/route scheduling/router
-    scheduling/sequence
+    scheduling/amounts scheduling/batcher scheduling/cells scheduling/chunked_pipeline scheduling/cluster
+    scheduling/decode_set scheduling/forecast scheduling/growth scheduling/handoffs scheduling/instance
+    scheduling/iteration scheduling/line scheduling/memory scheduling/pipeline scheduling/pools scheduling/prediction
+    scheduling/queues scheduling/route scheduling/router scheduling/sequence scheduling/shared_cluster
     scheduling/batchers/* scheduling/routers/*
-    simulation/cluster simulation/handoffs simulation/host simulation/hosted simulation/instance simulation/kernel
-    simulation/life simulation/network simulation/pipeline simulation/product simulation/stagewise
-    simulation/statistics simulation/tally simulation/timing
+    simulation/cluster simulation/controllers simulation/handoffs simulation/host simulation/hosted
+    simulation/instance simulation/kernel simulation/life simulation/network simulation/pipeline simulation/product
+    simulation/stagewise simulation/statistics simulation/tally simulation/timing
 """
 
 if os.environ.get("TWOFOLD_COMPILE") == "1":

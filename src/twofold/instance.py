@@ -42,12 +42,14 @@ class InstanceLoad:
     routed here for that phase that are not through with it. `requests`: how many there are in either phase.
     `queued` tells how many sequences wait on the instance itself; where nobody can tell, none do.
     `cache` names the prefix cache that it reuses blocks of: its own, or one that it shares with others on its host.
+    `cell` names the group of instances near each other that it belongs to; where nobody divides them, all are one.
     """
 
     # The pools' own: as the how-manieth it joined its pool, 0 where it is in none, and how it stands there.
     __slots__ = (
         "cache",
         "capacity_tokens",
+        "cell",
         "decodes",
         "home",
         "id",
@@ -74,6 +76,7 @@ class InstanceLoad:
         requests: int = 0,
         queued: Callable[[], int] = lambda: 0,
         place: int = 0,
+        cell: str = "",
     ) -> None:
         self.id = id
         self.role = role
@@ -87,4 +90,5 @@ class InstanceLoad:
         self.queued = queued
         self.place = place
         self.cache = id
+        self.cell = cell
         self.standings: list[Standing] = []

@@ -8,6 +8,7 @@ from twofold.instance import Role
 from twofold.serving.cluster_plan import plan_cluster
 from twofold.simulation.build import build, kinds_of
 from twofold.simulation.cluster_file import parse_pools
+from twofold.simulation.control_spec import ControlSpec
 from twofold.simulation.spec import ClusterSpec, Failure
 from twofold.simulation.statistics import Statistics
 
@@ -60,6 +61,8 @@ def test_workers_that_sleep_need_no_core_of_their_own():
     [
         ({"router": "splitwise-sim"}, "is for simulations"),
         ({"rules": "splitwise-sim"}, "rules twofold"),
+        ({"control": ControlSpec(controllers=2), "router": "jsq"}, "a service has one controller"),
+        ({"cells": 2, "router": "cells:jsq"}, "each of its hosts is a cell"),
         ({"failures": (Failure(instance="decode-0", at_s=1),)}, "simulated only"),
         ({"model": "bloom-175b"}, "bloom-176b"),
         ({"handoff": "by-mail"}, "by-size"),

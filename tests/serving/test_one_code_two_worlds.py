@@ -72,8 +72,8 @@ class VirtualRun:
         growth = Growth(blocks, BlockManager(swap_blocks, block_size)) if swap_blocks else None
         self.instances[name] = InstanceScheduler(made, blocks, leases, max_num_seqs, growth=growth)
 
-    def on_add_instance(self, _, instance_id, role, capacity_tokens):
-        self.cluster.add_instance(instance_id, Role(role), capacity_tokens)
+    def on_add_instance(self, _, instance_id, role, capacity_tokens, cell):
+        self.cluster.add_instance(instance_id, Role(role), capacity_tokens, cell)
 
     def on_waits(self, _, **args):
         self.cluster.waits(**args)

@@ -52,7 +52,23 @@ _SPARE = "Machines that re-planning may start besides; with any, it also retires
 _OVERLOAD = (
     "Refuse requests that would miss --slo: baseline, early or predicted; none only watches the loads."
 )
+_CELLS = (
+    "Groups that instances are divided into, each with both phases, for a router of cells, such as cells:jsq."
+)
+_CONTROLLERS = (
+    "Controllers that requests are dealt among, each with its own view of the load; one if not given."
+)
+_REPORTS = (
+    "Seconds between two reports of an instance's load (or a cell's), which controllers then go by; 0 is at once. "
+    "0.2 if only other flags of controllers are given."
+)
+_DELAY = "Seconds that a report is on its way."
+_OWN = (
+    "What a controller knows of its own requests besides reports: followed (all, the default), sent (that it sent them "
+    "since the last report) or ignored (nothing)."
+)
 _REPLANNING = "Re-planning"
+_CONTROL = "Several controllers"
 
 
 def simulate(
@@ -132,6 +148,17 @@ def simulate(
     min_between: Annotated[
         float, typer.Option(help="Seconds between two decisions.", rich_help_panel=_REPLANNING)
     ] = 60.0,
+    cells: Annotated[int | None, typer.Option(min=1, help=_CELLS, rich_help_panel=_CONTROL)] = None,
+    controllers: Annotated[
+        int | None, typer.Option(min=1, help=_CONTROLLERS, rich_help_panel=_CONTROL)
+    ] = None,
+    reports_every: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help=_REPORTS, rich_help_panel=_CONTROL)
+    ] = None,
+    report_delay: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help=_DELAY, rich_help_panel=_CONTROL)
+    ] = None,
+    own_load: Annotated[str | None, typer.Option(metavar="WHAT", help=_OWN, rich_help_panel=_CONTROL)] = None,
 ) -> None:
     """Simulate a workload on a cluster: latency, throughput, energy, cost, and whether an SLO is met.
 
@@ -142,6 +169,7 @@ def simulate(
     _require_share(attainment)
     # These are too heavy for the start of every command.
     from twofold.cli import simulate_run, simulate_spec  # noqa: PLC0415
+    from twofold.cli.simulate_control import ControlFlags  # noqa: PLC0415
     from twofold.cli.simulate_files import Files  # noqa: PLC0415
     from twofold.cli.simulate_replan import Replan  # noqa: PLC0415
     from twofold.cli.simulate_source import Source  # noqa: PLC0415
@@ -164,12 +192,14 @@ def simulate(
         block_size=block_size,
         swap_space_bytes=None if swap_space is None else parse_size(swap_space, "--swap-space"),
         kv_cache=None if kv_cache is None else parse_cache(kv_cache),
+        cells=cells,
         kv_bytes_per_token=kv_bytes_per_token,
         link_gb_per_s=link_gb_per_s,
         contention=contention,
         rules=rules,
         failures=fail or [],
     )
+    spec = ControlFlags(controllers, reports_every, report_delay, own_load).given_to(spec)
     source = Source(
         workload=workload,
         rate=rate,

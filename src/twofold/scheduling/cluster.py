@@ -8,7 +8,6 @@ from twofold.instance import InstanceLoad, Role
 from twofold.request import Request
 from twofold.scheduling.handoffs import HandoffPolicy
 from twofold.scheduling.memory import WHOLE, MemoryRule
-from twofold.scheduling.pools import Pools
 from twofold.scheduling.route import Placement, Route
 from twofold.scheduling.router import Router
 
@@ -41,16 +40,19 @@ class ClusterScheduler:
     """
 
     def __init__(self, router: Router, handoffs: HandoffPolicy, memory: MemoryRule = WHOLE) -> None:
-        self.pools = Pools()
+        self.pools = router.new_pools()
         self.on_move: Callable[[str, Role], None] | None = None
         self._router = router
         self._handoffs = handoffs
         self._memory = memory
         self._placed: dict[str, _Placed] = {}
 
-    def add_instance(self, instance_id: str, role: Role, capacity_tokens: int | None = None) -> None:
-        """An instance that may hold KV of `capacity_tokens` tokens (None: not known)."""
-        self.pools.add(InstanceLoad(instance_id, role, home=role, capacity_tokens=capacity_tokens))
+    def add_instance(
+        self, instance_id: str, role: Role, capacity_tokens: int | None = None, cell: str = ""
+    ) -> None:
+        """An instance that may hold KV of `capacity_tokens` tokens (None: not known), near the others of its `cell`."""
+        load = InstanceLoad(instance_id, role, home=role, capacity_tokens=capacity_tokens, cell=cell)
+        self.pools.add(load)
 
     def remove_instance(self, instance_id: str) -> list[str]:
         """Forget an instance; returns the requests that it held a part of. They stay placed until `ended`."""
@@ -131,6 +133,10 @@ class ClusterScheduler:
             self.pools.changed(prefill)
         self.pools.changed(decode)
         return Placement(route, mode)
+
+    def forget(self, request_id: str) -> None:
+        """A request has ended, and all of it stays counted where it was placed."""
+        self._placed.pop(request_id, None)
 
     def prefilled(self, request_id: str, now: float | None = None) -> None:
         """The first token of a request is out, at `now` where somebody looked when."""

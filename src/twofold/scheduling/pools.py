@@ -203,7 +203,7 @@ class Pools:
 
     def add(self, load: InstanceLoad) -> None:
         self._loads[load.id] = load
-        self[load.role].add(load)
+        self.enter(load)
 
     def remove(self, instance_id: str) -> None:
         load = self._loads.pop(instance_id)
@@ -212,12 +212,12 @@ class Pools:
     def pause(self, load: InstanceLoad) -> None:
         """Take an instance out of its pool, but remember it."""
         if load.place:
-            self[load.role].remove(load)
+            self.leave(load)
 
     def resume(self, load: InstanceLoad) -> None:
         """Put an instance that was paused last in its pool."""
         if not load.place:
-            self[load.role].add(load)
+            self.enter(load)
 
     def move(self, load: InstanceLoad, role: Role) -> None:
         """Put an instance last in another pool; one that is paused will come back there."""
@@ -225,7 +225,16 @@ class Pools:
         self.pause(load)
         load.role = role
         if not paused:
-            self[role].add(load)
+            self.enter(load)
+
+    def enter(self, load: InstanceLoad) -> None:
+        """Put an instance last in the pool of its role; for those that divide pools, which do so here."""
+        self[load.role].add(load)
+
+    def leave(self, load: InstanceLoad) -> None:
+        """Take an instance out of the pool that it is in; see `enter`."""
+        self[load.role].remove(load)
 
     def changed(self, load: InstanceLoad) -> None:
+        """The numbers of an instance are others now."""
         self[load.role].changed(load)

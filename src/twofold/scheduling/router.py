@@ -21,6 +21,10 @@ class Router(ABC):
         """None when no instance can take one of the phases. `tokens` is the KV that the request takes in all."""
         ...
 
+    def new_pools(self) -> Pools:
+        """Pools for a cluster that is routed by this: those that divide instances otherwise have their own kind."""
+        return Pools()
+
     @abstractmethod
     def role_of(self, load: InstanceLoad, idle: bool) -> Role:
         """The role of an instance that is away from its home pool, after some work of it is done; `idle` says that

@@ -1,5 +1,7 @@
 """From a cluster's description to the workers of a service."""
 
+import msgspec
+
 from twofold.errors import ConfigurationError
 from twofold.hardware.catalog import Catalog
 from twofold.scheduling.routers import LIVE_ROUTERS
@@ -49,6 +51,10 @@ def check_servable(spec: ClusterSpec) -> None:
         raise ConfigurationError(
             "an emulated service does not inline prompts by expected times: leave out inline_tbt_s, or serve a model "
             "with --inline-tbt"
+        )
+    if not isinstance(spec.cells, msgspec.UnsetType) or not isinstance(spec.control, msgspec.UnsetType):
+        raise ConfigurationError(
+            "cells and control are for simulations: a service has one controller, and each of its hosts is a cell"
         )
     if spec.failures:
         raise ConfigurationError("failures are simulated only: a service is served without them")

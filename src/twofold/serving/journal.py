@@ -161,12 +161,15 @@ class JournaledCluster(ClusterScheduler):
 
     journal: Journal
 
-    def add_instance(self, instance_id: str, role: Role, capacity_tokens: int | None = None) -> None:
-        super().add_instance(instance_id, role, capacity_tokens)
+    def add_instance(
+        self, instance_id: str, role: Role, capacity_tokens: int | None = None, cell: str = ""
+    ) -> None:
+        super().add_instance(instance_id, role, capacity_tokens, cell)
         args: dict[str, object] = {
             "instance_id": instance_id,
             "role": role,
             "capacity_tokens": capacity_tokens,
+            "cell": cell,
         }
         self.journal.write("add_instance", args)
 

@@ -26,12 +26,15 @@ from twofold.scheduling.batchers.inlined import InlinedPrefill
 from twofold.scheduling.chunked_pipeline import ChunkedPipelineScheduler
 from twofold.scheduling.cluster import ClusterScheduler
 from twofold.scheduling.growth import Growth
-from twofold.scheduling.handoffs import HANDOFF_POLICIES
+from twofold.scheduling.handoffs import HANDOFF_POLICIES, HandoffPolicy
 from twofold.scheduling.instance import InstanceScheduler
+from twofold.scheduling.memory import MemoryRule
 from twofold.scheduling.pipeline import PipelineScheduler
-from twofold.scheduling.routers import FIXED_ROLE_ROUTERS, ROUTERS
+from twofold.scheduling.routers import CELL_ROUTERS, FIXED_ROLE_ROUTERS, ROUTERS
 from twofold.simulation.caches import Placed, attach_caches, check_caches
 from twofold.simulation.cluster import VirtualCluster
+from twofold.simulation.control_spec import ControlSpec, check_control
+from twofold.simulation.controllers import Controllers
 from twofold.simulation.failures import plan_failures
 from twofold.simulation.handoffs import Handoffs
 from twofold.simulation.hosting import Hosting
@@ -123,6 +126,7 @@ def kinds_of(spec: ClusterSpec, catalog: Catalog) -> list[Kind]:
         )
     _check_chunks(spec, kinds)
     _check_inlining(spec, kinds)
+    _check_cells(spec, kinds)
     return kinds
 
 
@@ -144,7 +148,7 @@ def build(
     kernel = Kernel()
     model = with_profile(spec, catalog).model(spec.model)
     handoffs = HANDOFF_POLICIES[spec.handoff](paths_of(spec, model, kinds))
-    scheduler = ClusterScheduler(ROUTERS[spec.router](), handoffs, how.memory)
+    scheduler = _cluster_scheduler(spec, kernel, handoffs, how.memory)
     seats = list(seats_of(kinds))
     hosting: Hosting | None = None
     if spec.profile is None:
@@ -194,12 +198,35 @@ def build(
         spec.router in FIXED_ROLE_ROUTERS,
         how.instant_handoff,
     )
+    cluster.cells = cells_of(spec, seats)
     placed = [_placed(seat, transfers[seat.place], links[seat.machine]) for seat in seats]
     attach_caches(spec, catalog, cluster, network, placed)
     for instance in cluster.instances.values():
         cluster.join(instance)
     plan_failures(cluster, spec.failures)
     return cluster
+
+
+def _cluster_scheduler(
+    spec: ClusterSpec, kernel: Kernel, handoffs: HandoffPolicy, memory: MemoryRule
+) -> ClusterScheduler:
+    """The one controller that there is, or several."""
+    router = ROUTERS[spec.router]
+    if isinstance(spec.control, ControlSpec):
+        return Controllers(kernel, spec.control, router, handoffs, memory)
+    return ClusterScheduler(router(), handoffs, memory)
+
+
+def cells_of(spec: ClusterSpec, seats: Sequence[Seat]) -> dict[str, str]:
+    """The cell of each instance: those of each role are dealt out in order, the first ones to the first cell."""
+    if not isinstance(spec.cells, int):
+        return {}
+    of_role = {role: [seat.name for seat in seats if seat.kind.pool.role is role] for role in Role}
+    return {
+        name: f"cell-{number * spec.cells // len(names)}"
+        for names in of_role.values()
+        for number, name in enumerate(names)
+    }
 
 
 def _placed(seat: Seat, transfer: TransferModel, link: Link) -> Placed:
@@ -216,6 +243,8 @@ def _check(spec: ClusterSpec) -> None:
     ):
         if name not in known:
             raise ConfigurationError(f"there is no {what} {name!r}: there are {', '.join(known)}")
+    if isinstance(spec.control, ControlSpec):
+        check_control(spec.router)
     for what, value in (
         ("token budget", spec.token_budget if isinstance(spec.token_budget, int) else 1),
         ("number of sequences", spec.max_seqs),
@@ -251,6 +280,21 @@ def _check_inlining(spec: ClusterSpec, kinds: Sequence[Kind]) -> None:
     if any(kind.batcher == INLINED for kind in kinds) != (spec.inline_tbt_s is not None):
         raise ConfigurationError(
             f"inline_tbt_s is the seconds that an iteration of the batcher {INLINED} may take: give both or neither"
+        )
+
+
+def _check_cells(spec: ClusterSpec, kinds: Sequence[Kind]) -> None:
+    if not isinstance(spec.cells, int):
+        return
+    if spec.router not in CELL_ROUTERS:
+        raise ConfigurationError(f"cells are for the routers {', '.join(CELL_ROUTERS)}, not {spec.router}")
+    counts: dict[Role, int] = {}
+    for kind in kinds:
+        counts[kind.pool.role] = counts.get(kind.pool.role, 0) + kind.instances
+    role = min(counts, key=counts.__getitem__)
+    if not 1 <= spec.cells <= counts[role]:
+        raise ConfigurationError(
+            f"{spec.cells} cells cannot be: give from 1 to {counts[role]}, so that each has a {role.value} instance"
         )
 
 

@@ -42,6 +42,7 @@ class VirtualCluster(World):
         self.handoffs: Handoffs
         self.reuse: Reuse | None = None  # where there are caches
         self.capacities: dict[str, int] = {}
+        self.cells: dict[str, str] = {}  # of each instance, where they are divided
         self.new_scheduler: Callable[[str, int], InstanceScheduler]
         self.lives: dict[str, Life] = {}
         self.overload: Overloading | None = None
@@ -54,7 +55,7 @@ class VirtualCluster(World):
     def join(self, instance: VirtualInstance) -> None:
         """Make an instance, which must be empty, part of the cluster."""
         name = instance.name
-        self.scheduler.add_instance(name, instance.role, self.capacities[name])
+        self.scheduler.add_instance(name, instance.role, self.capacities[name], self.cells.get(name, ""))
         instance.load = load = self.scheduler.pools.get(name)
         if load is not None:
             load.queued = instance.queued

@@ -17,7 +17,9 @@ from twofold.hardware.mistakes import explain, near, unknown
 from twofold.instance import Role
 from twofold.performance.host_profile import read_host_profile
 from twofold.scheduling.batchers import BATCHERS
+from twofold.scheduling.shared_cluster import OwnLoad
 from twofold.simulation.cache_spec import CacheSpec
+from twofold.simulation.control_spec import ControlSpec
 from twofold.simulation.layout import check_shared, layout_of
 from twofold.simulation.spec import SATURATING, ClusterSpec, Failure, PoolSpec
 
@@ -216,17 +218,21 @@ def _from_toml(text: str, name: str) -> object:
 def _what_is_wrong(error: msgspec.ValidationError) -> str:
     """The place and the reason, with the field that may be meant where one is not known."""
     place, what = explain(error)
-    kinds = {"pools": PoolSpec, "failures": Failure, "kv_cache": CacheSpec}
+    kinds = {"pools": PoolSpec, "failures": Failure, "kv_cache": CacheSpec, "control": ControlSpec}
     kind = next((kind for start, kind in kinds.items() if place.startswith(start)), ClusterSpec)
     _, _, field = what.partition("contains unknown field ")
     if field:
         what = f"there is no field {field}{near(field, kind.__struct_fields__)}"
     elif what.startswith("invalid enum value"):
-        known = f"a number or {SATURATING}" if place == "token_budget" else f"one of {', '.join(Role)}"
+        known = _KNOWN.get(place, f"one of {', '.join(Role)}")
         what = f"{what.removeprefix('invalid enum value ')} is not {known}"
     return f"{place}: {what}" if place else what
 
 
+_KNOWN: Final = {
+    "token_budget": f"a number or {SATURATING}",
+    "control.own_load": f"one of {', '.join(OwnLoad)}",
+}
 _READERS: Final[dict[str, Callable[[str, str], object]]] = {
     ".yaml": _from_yaml,
     ".yml": _from_yaml,

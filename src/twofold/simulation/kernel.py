@@ -40,6 +40,7 @@ class Order:
     ARRIVAL: Final = 3 << 40
     FAILURE: Final = 4 << 40
     REPLAN: Final = 5 << 40
+    REPORT: Final = 6 << 40
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

@@ -6,6 +6,7 @@ import msgspec
 
 from twofold.instance import Role
 from twofold.simulation.cache_spec import CacheSpec
+from twofold.simulation.control_spec import ControlSpec
 
 SATURATING: Final = "saturating"  # a token budget: as many as keep the instance busy
 TOKEN_BUDGET: Final = 2048
@@ -57,6 +58,8 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     of the host, for each instance, when there is none left; they get there and back at `swap_bytes_per_s`, or at what
     PCIe 4.0 gives each accelerator.
     With `kv_cache` machines keep KV of prompts, and prompts that name their blocks (`Request.prefix_blocks`) reuse it.
+    `cells` divides the instances of each role into so many groups, the first of one with the first of the others, for
+    routers that route in two levels. `control` has several controllers route, by reports that may be old.
     `profile` is a file that `twofold calibrate live` wrote: the machine `host` is then a worker on that host, whose
     cores all workers and the gateway share. `rules` is `twofold`, or `splitwise-sim` or `distserve-published` for the
     rules of those simulators where they differ (see docs/simulation.md).
@@ -81,6 +84,8 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     swap_space_bytes: int | None = None
     swap_bytes_per_s: float | None = None
     kv_cache: CacheSpec | None = None
+    cells: int | msgspec.UnsetType = msgspec.UNSET
+    control: ControlSpec | msgspec.UnsetType = msgspec.UNSET
     profile: str | None = None
     rules: str = "twofold"
     failures: tuple[Failure, ...] = ()

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from twofold.scheduling.router import FixedRoles, Router
+from twofold.scheduling.routers.cells import Cells
 from twofold.scheduling.routers.conductor import Conductor
 from twofold.scheduling.routers.forecasting import Forecasting
 from twofold.scheduling.routers.in_turn import at_random, round_robin
@@ -10,6 +11,7 @@ from twofold.scheduling.routers.jsq import by_pending_tokens, by_requests, by_to
 from twofold.scheduling.routers.load import LeastQueue
 from twofold.scheduling.routers.planned import Planned
 from twofold.scheduling.routers.splitwise import Splitwise
+from twofold.scheduling.routers.two_choices import TwoChoices
 
 ROUTERS: dict[str, Callable[[], Router]] = {
     "jsq": by_tokens,
@@ -17,6 +19,8 @@ ROUTERS: dict[str, Callable[[], Router]] = {
     "jsq-requests": by_requests,
     "round-robin": round_robin,
     "random": at_random,
+    "two-choices": TwoChoices,
+    "cells:jsq": lambda: Cells(by_tokens()),
     "jsq-planned": Planned,
     "load": LeastQueue,
     "local-prefix": lambda: Conductor(threshold=None),
@@ -27,6 +31,9 @@ ROUTERS: dict[str, Callable[[], Router]] = {
 
 # Those that never ask an instance for a phase it was not started for.
 FIXED_ROLE_ROUTERS = tuple(name for name, router in ROUTERS.items() if isinstance(router(), FixedRoles))
+
+# Those that divide instances into cells.
+CELL_ROUTERS = tuple(name for name, router in ROUTERS.items() if isinstance(router(), Cells))
 
 # Those that go by predictions, which somebody has to give them (`Pools.forecast`).
 FORECASTING_ROUTERS = tuple(name for name, router in ROUTERS.items() if isinstance(router(), Forecasting))

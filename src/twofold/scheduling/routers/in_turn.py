@@ -5,6 +5,7 @@ from collections.abc import Callable
 from twofold.request import Request
 from twofold.scheduling.pools import Pool, Pools
 from twofold.scheduling.router import FixedRoles, Route
+from twofold.scheduling.routers.draws import scrambled
 
 
 class InTurn(FixedRoles):
@@ -40,13 +41,4 @@ def round_robin() -> InTurn:
 
 def at_random() -> InTurn:
     """Each phase goes to any instance with equal probability, drawn alike in every run."""
-    return InTurn(_scrambled)
-
-
-def _scrambled(turn: int) -> int:
-    """The number at place `turn` of a fixed pseudo-random sequence (the SplitMix64 generator, Steele et al., 2014)."""
-    mask = (1 << 64) - 1
-    z = (turn * 0x9E3779B97F4A7C15) & mask
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
-    return z ^ (z >> 31)
+    return InTurn(scrambled)

@@ -83,7 +83,10 @@ class Members:
                 memory = message.peer.memory
                 # A worker that comes back plays the role that it had.
                 self._cluster.add_instance(
-                    instance, member.role, memory.num_blocks * memory.layout.block_size
+                    instance,
+                    member.role,
+                    memory.num_blocks * memory.layout.block_size,
+                    cell=message.peer.host,
                 )
                 load = self._cluster.pools.get(instance)
                 if self._forecast is not None and load is not None:

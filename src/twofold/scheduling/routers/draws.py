@@ -1,0 +1,32 @@
+"""Numbers to draw by, the same in every run."""
+
+from zlib import crc32
+
+from twofold.instance import InstanceLoad
+from twofold.request import Request
+from twofold.scheduling.pools import Pool
+
+_MASK = (1 << 64) - 1
+
+
+def scrambled(turn: int) -> int:
+    """The number at place `turn` of a fixed pseudo-random sequence (the SplitMix64 generator, Steele et al., 2014)."""
+    z = (turn * 0x9E3779B97F4A7C15) & _MASK
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+    return z ^ (z >> 31)
+
+
+def drawn(request: Request) -> int:
+    """64 bits that follow from the name of a request: routers that do not know of each other do not draw alike."""
+    return scrambled(crc32(request.id.encode()) + 1)
+
+
+def two_of(pool: Pool, draw: int) -> tuple[InstanceLoad, InstanceLoad] | None:
+    """Two members of a pool, different ones where it has two, by 64 bits; None where it is empty."""
+    first = pool.nth(draw & 0xFFFFFFFF)
+    if first is None:
+        return None
+    others = len(pool) - 1
+    second = pool.nth((draw & 0xFFFFFFFF) + 1 + (draw >> 32) % others) if others else first
+    return None if second is None else (first, second)

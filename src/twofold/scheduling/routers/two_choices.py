@@ -1,0 +1,35 @@
+"""The power of two choices: the less loaded of two that are drawn."""
+
+from twofold.instance import InstanceLoad
+from twofold.request import Request
+from twofold.scheduling.pools import Measure, Pool, Pools, pending_tokens, reserved_tokens
+from twofold.scheduling.router import FixedRoles, Route
+from twofold.scheduling.routers.draws import drawn, scrambled, two_of
+
+
+class TwoChoices(FixedRoles):
+    """Draw two instances for each phase and take the one with less: pending tokens for prefill, reserved memory for
+    decode.
+
+    Mitzenmacher (The Power of Two Choices in Randomized Load Balancing, IEEE TPDS 2001): nearly as good as the least
+    of all, and, because who looks least loaded is not where everybody goes, better once loads are known late (How
+    Useful Is Old Information?, IEEE TPDS 2000). Without a prefill pool one mixed instance does both.
+    """
+
+    def route(self, request: Request, tokens: int, pools: Pools, now: float) -> Route | None:
+        draw = drawn(request)
+        prefill = _lesser(pools.prefill, draw, pending_tokens)
+        if prefill is None:
+            both = _lesser(pools.mixed, draw, pending_tokens)
+            return None if both is None else Route(both.id, both.id)
+        again = scrambled(draw)
+        decode = _lesser(pools.decode, again, reserved_tokens) or _lesser(pools.mixed, again, reserved_tokens)
+        return None if decode is None else Route(prefill.id, decode.id)
+
+
+def _lesser(pool: Pool, draw: int, measure: Measure) -> InstanceLoad | None:
+    two = two_of(pool, draw)
+    if two is None:
+        return None
+    first, second = two
+    return second if measure.of(second) < measure.of(first) else first

@@ -1,0 +1,196 @@
+"""Several controllers of one virtual cluster, each with its own view of it, which gets older until it is told anew.
+
+The cluster itself knows what there really is. A request is dealt to a controller, which places it by what it has
+been told; what then is on the instances is reported to all of them some time later. With a router of cells the
+controllers know cells only, and pick one; the instances are picked in the cell, by whoever routes there and there
+alone, so by what there is.
+"""
+
+from collections.abc import Callable
+
+from twofold.handoff import HandoffMode
+from twofold.instance import InstanceLoad, Role
+from twofold.request import Request
+from twofold.scheduling.amounts import amounts_of
+from twofold.scheduling.cells import CellLoad, CellPools
+from twofold.scheduling.cluster import ClusterScheduler
+from twofold.scheduling.handoffs import FixedHandoff, HandoffPolicy
+from twofold.scheduling.memory import MemoryRule
+from twofold.scheduling.pools import Pools
+from twofold.scheduling.route import Placement, Route
+from twofold.scheduling.router import FixedRoles, Router
+from twofold.scheduling.routers.cells import Cells, LighterOfTwo
+from twofold.scheduling.routers.draws import drawn
+from twofold.scheduling.shared_cluster import LoadReport, SharedCluster
+from twofold.simulation.control_spec import ControlSpec
+from twofold.simulation.kernel import Kernel, Order, ps
+
+# Instances report one after another, not all at once: by this share of the time between two reports (the golden ratio,
+# whose multiples are spread evenly however many there are).
+_APART = 0.6180339887498949
+_DECIDED = FixedHandoff(HandoffMode.LAYER_WISE)  # how KV travels is not a matter of views
+
+
+class _Dealt(FixedRoles):
+    """Lets one of the controllers, drawn by the request, decide where it runs."""
+
+    def __init__(self, controllers: list[SharedCluster], cells: Cells | None) -> None:
+        self._controllers, self._cells = controllers, cells
+
+    def new_pools(self) -> Pools:
+        return Pools() if self._cells is None else self._cells.new_pools()
+
+    def dealt(self, request: Request) -> SharedCluster:
+        return self._controllers[drawn(request) % len(self._controllers)]
+
+    def route(self, request: Request, tokens: int, pools: Pools, now: float) -> Route | None:
+        placement = self.dealt(request).arrive(request, now)
+        if placement is None or self._cells is None:
+            return None if placement is None else placement.route
+        assert isinstance(pools, CellPools)  # noqa: S101  (those of `new_pools`)
+        return self._cells.route_in(placement.route.prefill, request, tokens, pools, now)
+
+
+class Controllers(ClusterScheduler):
+    """What there really is in a cluster, behind the interface of the one controller that knows it all.
+
+    `router` makes one for each controller. News of a request's own progress comes to its controller at once.
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        spec: ControlSpec,
+        router: Callable[[], Router],
+        handoffs: HandoffPolicy,
+        memory: MemoryRule,
+    ) -> None:
+        made = router()
+        cells = made if isinstance(made, Cells) else None
+        self.controllers = [
+            SharedCluster(LighterOfTwo() if cells else router(), _DECIDED, memory, spec.own_load)
+            for _ in range(spec.controllers)
+        ]
+        self._dealer = _Dealt(self.controllers, cells)
+        super().__init__(self._dealer, handoffs, memory)
+        self._kernel = kernel
+        self._every, self._delay = ps(spec.reports_every_s), ps(spec.report_delay_s)
+        self._phases: dict[str, int] = {}  # when each of those that report first does so
+        self._due: set[str] = set()  # those that will report
+        self._under_way: dict[str, tuple[SharedCluster, InstanceLoad, InstanceLoad]] = {}
+
+    # -- instances --------------------------------------------------------------------------------------------------
+
+    def add_instance(
+        self, instance_id: str, role: Role, capacity_tokens: int | None = None, cell: str = ""
+    ) -> None:
+        super().add_instance(instance_id, role, capacity_tokens, cell)
+        pools = self.pools
+        if not isinstance(pools, CellPools):
+            for controller in self.controllers:
+                controller.add_instance(instance_id, role, capacity_tokens, cell)
+        else:
+            self._show(pools.cells[cell].load)
+
+    def remove_instance(self, instance_id: str) -> list[str]:
+        load = self.pools.get(instance_id)
+        held = super().remove_instance(instance_id)
+        pools = self.pools
+        if not isinstance(pools, CellPools):
+            for controller in self.controllers:
+                controller.remove_instance(instance_id)
+        elif load is not None:
+            self._show(pools.cells[load.cell].load)
+        return held
+
+    def _show(self, cell: CellLoad) -> None:
+        """Controllers know who is in a cell, and pick none that is not whole."""
+        for controller in self.controllers:
+            pools = controller.pools
+            known = pools.get(cell.id)
+            if known is None:
+                known = CellLoad(cell.id)
+                pools.add(known)
+            assert isinstance(known, CellLoad)  # noqa: S101  (they know nothing else)
+            known.prefilling, known.decoding = cell.prefilling, cell.decoding
+            if cell.place:
+                pools.resume(known)
+            else:
+                pools.pause(known)
+
+    # -- requests ---------------------------------------------------------------------------------------------------
+
+    def arrive(self, request: Request, now: float) -> Placement | None:
+        controller = self._dealer.dealt(request)
+        placement = super().arrive(request, now)
+        if placement is None:
+            controller.ended(request.id)
+            return None
+        prefill = self._unit(placement.route.prefill)
+        decode = self._unit(placement.route.decode)
+        self._under_way[request.id] = controller, prefill, decode
+        self._changed(prefill, decode)
+        return placement
+
+    def prefilled(self, request_id: str, now: float | None = None) -> None:
+        super().prefilled(request_id, now)
+        if request_id in self._under_way:
+            controller, prefill, _ = self._under_way[request_id]
+            controller.prefilled(request_id, now)
+            self._changed(prefill, prefill)
+
+    def handed_off(self, request_id: str) -> None:
+        super().handed_off(request_id)
+        if request_id in self._under_way:
+            controller, prefill, _ = self._under_way[request_id]
+            controller.handed_off(request_id)
+            self._changed(prefill, prefill)
+
+    def ended(self, request_id: str) -> None:
+        super().ended(request_id)
+        if request_id in self._under_way:
+            controller, prefill, decode = self._under_way.pop(request_id)
+            controller.ended(request_id)
+            self._changed(prefill, decode)
+
+    # -- reports ----------------------------------------------------------------------------------------------------
+
+    def _unit(self, instance_id: str) -> InstanceLoad:
+        """Whoever reports for an instance: itself, or its cell."""
+        load = self.pools.get(instance_id)
+        assert load is not None  # noqa: S101  (a request was just placed on it)
+        return self.pools.cells[load.cell].load if isinstance(self.pools, CellPools) else load
+
+    def _changed(self, first: InstanceLoad, second: InstanceLoad) -> None:
+        self._report_soon(first)
+        if second is not first:
+            self._report_soon(second)
+
+    def _report_soon(self, unit: InstanceLoad) -> None:
+        """One that has something else than it said last says so the next time that it reports."""
+        name, every, now = unit.id, self._every, self._kernel.now
+        if not every:
+            self._report(unit)
+        elif name not in self._due:
+            self._due.add(name)
+            phase = self._phases.get(name)
+            if phase is None:
+                phase = self._phases[name] = int(every * (len(self._phases) * _APART % 1.0))
+            self._kernel.schedule(now + (phase - now) % every, Order.REPORT, self._report_due, unit)
+
+    def _report_due(self, unit: InstanceLoad) -> None:
+        self._due.discard(unit.id)
+        self._report(unit)
+
+    def _report(self, unit: InstanceLoad) -> None:
+        """What there is now, and whose it is, comes to every controller after the delay."""
+        total = amounts_of(unit)
+        reports = [LoadReport(unit.id, total, controller.own(unit.id)) for controller in self.controllers]
+        if self._delay:
+            self._kernel.schedule(self._kernel.now + self._delay, Order.REPORT, self._heard, reports)
+        else:
+            self._heard(reports)
+
+    def _heard(self, reports: list[LoadReport]) -> None:
+        for controller, report in zip(self.controllers, reports, strict=True):
+            controller.reported(report)

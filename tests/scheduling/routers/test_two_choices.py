@@ -1,0 +1,33 @@
+"""The power of two choices."""
+
+from support.routed import load, pools, request
+from twofold.scheduling.router import Route
+from twofold.scheduling.routers.two_choices import TwoChoices
+
+
+def test_the_less_loaded_of_two():
+    """With two instances for each phase both are drawn: it is the least loaded that is taken, whoever is asking."""
+    known = pools(
+        load("p0", pending_prefill_tokens=50),
+        load("p1", pending_prefill_tokens=20),
+        load("d0", reserved_tokens=10),
+        load("d1", reserved_tokens=30),
+    )
+    routes = {TwoChoices().route(request(str(number)), 109, known, 0.0) for number in range(50)}
+    assert routes == {Route("p1", "d0")}
+
+
+def test_the_most_loaded_is_never_taken():
+    """Of three, whichever two are drawn, one of the others is less loaded; and both of those are taken."""
+    known = pools(
+        load("m0", pending_prefill_tokens=1), load("m1", pending_prefill_tokens=9), load("m2", decodes=2)
+    )
+    routes = {TwoChoices().route(request(str(number)), 109, known, 0.0) for number in range(200)}
+    assert routes == {Route("m0", "m0"), Route("m2", "m2")}
+
+
+def test_phases_are_drawn_apart():
+    """Which prefill instances are compared says nothing of which decode instances are."""
+    known = pools(*(load(f"{phase}{number}") for phase in "pd" for number in range(4)))
+    routes = {TwoChoices().route(request(str(number)), 109, known, 0.0) for number in range(400)}
+    assert len(routes) == 16

@@ -1,0 +1,181 @@
+"""The cluster as one of several controllers sees it, held against what there really is."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.routed import request
+from twofold.handoff import HandoffMode
+from twofold.instance import Role
+from twofold.scheduling.amounts import NONE, Amounts, amounts_of
+from twofold.scheduling.cluster import ClusterScheduler
+from twofold.scheduling.handoffs import FixedHandoff
+from twofold.scheduling.router import FixedRoles
+from twofold.scheduling.routers import ROUTERS
+from twofold.scheduling.shared_cluster import LoadReport, OwnLoad, SharedCluster
+
+BY_LAYER = FixedHandoff(HandoffMode.LAYER_WISE)
+ROLES = {"p0": Role.PREFILL, "p1": Role.PREFILL, "d0": Role.DECODE, "d1": Role.DECODE}
+NEWS = ("prefilled", "handed_off", "ended")
+
+
+def joined(made):
+    for name, role in ROLES.items():
+        made.add_instance(name, role)
+    return made
+
+
+def shared(own=OwnLoad.FOLLOWED):
+    return joined(SharedCluster(ROUTERS["jsq"](), BY_LAYER, own=own))
+
+
+def seen(cluster):
+    return {load.id: amounts_of(load) for load in cluster.pools}
+
+
+def report(made, controllers, name):
+    """What is on an instance now, with what is whose."""
+    total = amounts_of(made.pools.get(name))
+    return [LoadReport(name, total, controller.own(name)) for controller in controllers]
+
+
+def test_what_others_place_is_seen_by_report_only():
+    """And what it placed itself at once; what was sent since a report was made is counted besides."""
+    mine, total = shared(), Amounts(1000, 500, 1, 0, 1)
+    mine.arrive(request("a", prompt=100), 0.0)
+    assert mine.own("p0") == seen(mine)["p0"] == Amounts(100, 100, 1, 0, 1)
+    mine.reported(LoadReport("p0", total, NONE))  # made before mine was there
+    assert seen(mine)["p0"].pending_prefill_tokens == 1100
+    mine.reported(LoadReport("p0", total, mine.own("p0")))  # made after
+    assert seen(mine)["p0"].pending_prefill_tokens == 1000
+    mine.ended("a")
+    assert seen(mine)["p0"] == Amounts(900, 400, 0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("own", "sent", "done"), [("followed", 100, 0), ("sent", 100, 100), ("ignored", 0, 0)]
+)
+def test_what_a_controller_knows_of_its_own(own, sent, done):
+    """That a request was sent, and that it is done with its prompt."""
+    made = shared(OwnLoad(own))
+    made.arrive(request("a", prompt=100), 0.0)
+    assert seen(made)["p0"].pending_prefill_tokens == sent
+    made.prefilled("a", 1.0)
+    made.handed_off("a")
+    made.ended("a")
+    made.ended("a")
+    assert seen(made)["p0"].pending_prefill_tokens == done
+
+
+def test_a_report_of_nobody_means_nothing():
+    """It may come after its instance has gone, which then begins anew."""
+    made = shared()
+    made.reported(LoadReport("p0", Amounts(7), NONE))
+    made.remove_instance("p0")
+    made.reported(LoadReport("p0", Amounts(9), NONE))
+    assert made.own("p0") == NONE
+    made.add_instance("p0", Role.PREFILL)
+    assert seen(made)["p0"] == NONE
+
+
+def test_a_report_of_an_instance_that_is_paused_is_kept():
+    """It is ranked by it once it is back."""
+    made = shared()
+    made.pause("p0")
+    made.reported(LoadReport("p0", Amounts(50), NONE))
+    made.resume("p0")
+    assert made.arrive(request(), 0.0).route.prefill == "p1"
+
+
+class Told(FixedRoles):
+    """Routes as it was told to."""
+
+    def __init__(self):
+        self.to = None
+
+    def route(self, request, tokens, pools, now):
+        return self.to
+
+
+events = st.lists(
+    st.tuples(
+        st.sampled_from(["arrive", "arrive", *NEWS, "report", "hear"]), st.integers(0, 99), st.integers(0, 2)
+    ),
+    max_size=80,
+)
+
+
+@settings(max_examples=200)
+@given(events)
+def test_alone_it_is_the_scheduler_that_knows_all(steps):
+    """Whatever is reported, and however late: its own requests are all there are."""
+    alone, plain = shared(), joined(ClusterScheduler(ROUTERS["jsq"](), BY_LAYER))
+    placed, under_way = 0, []
+    for action, which, _ in steps:
+        if action == "arrive":
+            asked = request(str(placed), prompt=1 + which * 7, output=1 + which)
+            assert alone.arrive(asked, 0.0).route == plain.arrive(asked, 0.0).route
+            placed += 1
+        elif action in NEWS and placed:
+            for made in (alone, plain):
+                getattr(made, action)(str(which % placed))
+        elif action == "report":
+            under_way += report(plain, [alone], list(ROLES)[which % 4])
+        elif action == "hear" and under_way:
+            alone.reported(under_way.pop(0))
+        assert seen(alone) == seen(plain)
+
+
+class Several:
+    """Three controllers, what there really is, and reports that are on their way."""
+
+    def __init__(self, own):
+        self.told = Told()
+        self.truth = joined(ClusterScheduler(self.told, BY_LAYER))
+        self.controllers = [shared(own) for _ in range(3)]
+        self.whose, self.under_way = [], []
+
+    def arrive(self, which, turn):
+        asked = request(str(len(self.whose)), prompt=1 + which * 7, output=1 + which)
+        self.told.to = self.controllers[turn].arrive(asked, 0.0).route
+        self.truth.arrive(asked, 0.0)
+        self.whose.append(self.controllers[turn])
+
+    def happens(self, action, which):
+        """Of a request that was placed, if one was."""
+        if self.whose:
+            number = which % len(self.whose)
+            for made in (self.truth, self.whose[number]):
+                getattr(made, action)(str(number))
+
+    def report(self, name):
+        self.under_way.append(report(self.truth, self.controllers, name))
+
+    def hear(self):
+        if self.under_way:
+            for controller, said in zip(self.controllers, self.under_way.pop(0), strict=True):
+                controller.reported(said)
+
+
+@settings(max_examples=300)
+@given(events, st.sampled_from(list(OwnLoad)))
+def test_once_everything_is_reported_every_controller_sees_what_there_is(steps, own):
+    """Of three, whatever they did meanwhile, in whichever way they count their own; and nothing is ever negative."""
+    several = Several(own)
+    for action, which, turn in steps:
+        if action == "arrive":
+            several.arrive(which, turn)
+        elif action in NEWS:
+            several.happens(action, which)
+        elif action == "report":
+            several.report(list(ROLES)[which % 4])
+        else:
+            several.hear()
+        for each in (load for controller in several.controllers for load in controller.pools):
+            assert each.pending_prefill_tokens >= 0
+            assert each.reserved_tokens >= 0
+    for name in ROLES:
+        several.report(name)
+    while several.under_way:
+        several.hear()
+    assert all(seen(controller) == seen(several.truth) for controller in several.controllers)

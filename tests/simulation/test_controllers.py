@@ -1,0 +1,179 @@
+"""Several controllers, and reports that are late."""
+
+import msgspec
+import pytest
+
+from twofold.errors import ConfigurationError
+from twofold.hardware.catalog import load_catalog
+from twofold.instance import Role
+from twofold.request import Request
+from twofold.scheduling.shared_cluster import OwnLoad
+from twofold.simulation.control_spec import CONTROL_ROUTERS, ControlSpec
+from twofold.simulation.observer import QuietObserver
+from twofold.simulation.simulate import simulate
+from twofold.simulation.spec import ClusterSpec, Failure, PoolSpec
+from twofold.slo import Slo
+from twofold.workload.named import workload
+
+CATALOG = load_catalog()
+SPLIT = ClusterSpec(
+    pools=(
+        PoolSpec(machines=4, machine="dgx-h100", role=Role.PREFILL),
+        PoolSpec(machines=6, machine="dgx-h100", role=Role.DECODE),
+    ),
+    model="bloom-176b",
+    router="jsq",
+)
+SLO = Slo(ttft_s=1.0, tpot_s=0.1)
+
+
+class Ended(QuietObserver):
+    def __init__(self):
+        self.timelines = []
+
+    def ended(self, timeline):
+        self.timelines.append(timeline)
+
+
+def requests(count=800):
+    return workload("azure-conv", rate=24, num_requests=count)
+
+
+def run(control=msgspec.UNSET, requested=None, **change):
+    spec = msgspec.structs.replace(SPLIT, control=control, **change)
+    return simulate(spec, requested or requests(), catalog=CATALOG, slo=SLO, series=False)
+
+
+def routed(control=msgspec.UNSET, requested=None, **change):
+    """Each request with its instances and the moments of its life."""
+    ended = Ended()
+    spec = msgspec.structs.replace(SPLIT, control=control, **change)
+    simulate(spec, requested or requests(), catalog=CATALOG, observers=[ended])
+    return {
+        each.request.id: (each.prefill_instance, each.decode_instance, each.moments)
+        for each in ended.timelines
+    }
+
+
+@pytest.mark.parametrize(
+    "control",
+    [
+        ControlSpec(reports_every_s=1.0, report_delay_s=0.5),
+        ControlSpec(reports_every_s=0.0),
+        ControlSpec(reports_every_s=0.0, own_load=OwnLoad.SENT),
+        ControlSpec(reports_every_s=0.0, own_load=OwnLoad.IGNORED),
+        ControlSpec(reports_every_s=0.0, controllers=5),
+    ],
+)
+def test_who_knows_everything_decides_as_the_one_controller_does(control):
+    """Alone, following its requests; or told of everything at once, however many there are: request by request."""
+    assert routed(control) == routed()
+
+
+def test_reports_that_are_late_let_requests_herd():
+    """All go where the load was least when it was last reported; who counts what was sent since is nearly as good, and
+    two that are drawn let few go to the same one."""
+    late = ControlSpec(reports_every_s=1.0, own_load=OwnLoad.IGNORED)
+    known, herding = run(), run(late)
+    assert herding.ttft_s.percentile(50) > 2.5 * known.ttft_s.percentile(50)
+    assert herding.slo_met < known.slo_met / 2
+    counting = run(msgspec.structs.replace(late, own_load=OwnLoad.SENT))
+    assert counting.slo_met > 0.9 * known.slo_met
+    drawing = run(late, router="two-choices")
+    assert drawing.slo_met > 1.5 * herding.slo_met
+
+
+def test_a_delay_is_as_bad_as_a_pause():
+    """What counts is how old a report is when it is used."""
+    at_once = ControlSpec(reports_every_s=0.0, report_delay_s=1.0, own_load=OwnLoad.IGNORED)
+    assert run(at_once).slo_met < run().slo_met / 2
+
+
+def test_several_controllers_know_less_than_one():
+    """Of the others' requests they hear late."""
+    every = ControlSpec(reports_every_s=5.0)
+    assert run(msgspec.structs.replace(every, controllers=8)).slo_met < run(every).slo_met
+
+
+def test_controllers_that_pick_cells_need_not_know_much():
+    """Within a cell it is known what there is, and cells are more alike than instances."""
+    blind = ControlSpec(reports_every_s=5.0, controllers=8)
+    assert run(blind, router="cells:jsq", cells=2).slo_met > run(blind).slo_met
+
+
+@pytest.mark.parametrize("router", CONTROL_ROUTERS)
+def test_every_request_ends_and_equal_runs_are_equal(router):
+    """Whatever the views are of."""
+    control = ControlSpec(controllers=3, reports_every_s=0.3, report_delay_s=0.1)
+    results = [run(control, requests(200), router=router) for _ in range(2)]
+    assert results[0].completed == 200
+    assert results[0].ttft_s == results[1].ttft_s
+
+
+@pytest.mark.parametrize("cells", [2, 4])
+def test_cells_divide_the_instances_of_each_role(cells):
+    """The first ones of each in the first cell, and no request in two."""
+
+    def cell(instance):
+        role, _, number = instance.partition("-")
+        return int(number) * cells // (4 if role == "prefill" else 6)
+
+    for control in (msgspec.UNSET, ControlSpec(controllers=2)):
+        used = routed(control, router="cells:jsq", cells=cells).values()
+        assert {cell(prefill) for prefill, _, _ in used} == set(range(cells))
+        assert all(cell(prefill) == cell(decode) for prefill, decode, _ in used)
+
+
+@pytest.mark.parametrize("router", ["jsq", "cells:jsq"])
+def test_an_instance_that_fails_is_given_nothing_until_it_is_back(router):
+    """Every controller knows that at once; only what was on it fails."""
+    control = ControlSpec(controllers=3, reports_every_s=1.0)
+    failures = (Failure(instance="prefill-0", at_s=2.0, back_s=4.0),)
+    used = routed(control, router=router, failures=failures)
+    arrivals = {request.id: request.arrival_s for request in requests()}
+    away = {name for name, at in arrivals.items() if 2.0 < at < 4.0}
+    later = {name for name, at in arrivals.items() if at > 5.0}
+    assert not any(used[name][0] == "prefill-0" for name in away)
+    assert any(used[name][0] == "prefill-0" for name in later)
+
+
+def test_a_request_that_nobody_could_hold_is_rejected_and_forgotten():
+    """It counts nowhere afterwards."""
+    huge = Request(id="huge", arrival_s=0.0, prompt_tokens=10**9, output_tokens=2)
+    result = run(ControlSpec(controllers=2), [huge, *requests(50)])
+    assert (result.rejected, result.completed) == (1, 50)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"control": ControlSpec(), "router": "splitwise"}, "the router splitwise does not go by reports"),
+        ({"control": ControlSpec(), "router": "conductor"}, "the router conductor does not go by reports"),
+        ({"cells": 2}, "cells are for the routers cells:jsq, not jsq"),
+        ({"cells": 5, "router": "cells:jsq"}, "give from 1 to 4, so that each has a prefill instance"),
+        ({"cells": 0, "router": "cells:jsq"}, "give from 1 to 4"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_sentence(change, says):
+    """Before anything is simulated."""
+    with pytest.raises(ConfigurationError, match=says):
+        run(**change)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"controllers": 0}, "controllers must be from 1 to 10000, not 0"),
+        ({"reports_every_s": -1.0}, "reports_every_s cannot be -1.0"),
+        ({"report_delay_s": float("nan")}, "report_delay_s cannot be nan"),
+    ],
+)
+def test_numbers_that_cannot_be(given, says):
+    """In one sentence, too."""
+    with pytest.raises(ConfigurationError, match=says):
+        ControlSpec(**given)
+
+
+def test_a_cluster_without_controllers_says_nothing_of_them():
+    """What is written of a cluster is as it was before there were any."""
+    assert not {"control", "cells"} & set(msgspec.to_builtins(SPLIT))

@@ -13,7 +13,7 @@ from twofold.curve.key import ClusterKey
 from twofold.request import Generation, Request, SamplingParams, TokenOutput
 from twofold.scheduling.instance import InstanceStatus
 from twofold.serving import mailbox
-from twofold.serving.mailbox import Inbox, Outbox, Stamp
+from twofold.serving.mailbox import Inbox, Outbox, Stamp, new_context
 from twofold.serving.messages import (
     Abort,
     HandoffEnded,
@@ -249,3 +249,30 @@ def test_without_a_stamp_nothing_is_a_message(guarded):
         guarded.raw.send_multipart(frames)
     assert guarded.received(4) == []
     assert guarded.inbox.dropped == 4
+
+
+def test_what_is_told_to_many_reaches_each_of_them_as_it_is(tmp_path):
+    """It is encoded once; what is told next is something else, also if it is equal."""
+    with zmq.Context() as context:
+        inboxes = [Inbox(context, f"ipc://{tmp_path}/{name}.sock", ToWorker) for name in "abc"]
+        outbox = Outbox(context)
+        for message in (RESERVE, Abort(request_id="r"), Abort(request_id="r")):
+            for inbox in inboxes:
+                outbox.send(inbox.address, message)
+        for inbox in inboxes:
+            came = []
+            while len(came) < 3:
+                came += inbox.receive(60)
+            assert came == [RESERVE, Abort(request_id="r"), Abort(request_id="r")]
+            inbox.close()
+        outbox.close()
+
+
+def test_a_fleet_may_be_larger_than_what_zeromq_has_sockets_for_by_itself(tmp_path):
+    """Which is 1,023, and was the end of a controller with more workers."""
+    context = new_context()
+    outbox = Outbox(context)
+    for number in range(1_100):
+        outbox.send(f"ipc://{tmp_path}/{number}.sock", Abort(request_id="r"))
+    outbox.close()
+    context.destroy(linger=0)

@@ -89,13 +89,32 @@ def test_the_way_into_a_host_is_the_slowest_that_crosses_its_border():
 def test_what_was_measured_is_exposed():
     """Under names that say the unit."""
     registry = Registry()
-    LinkMetrics(registry).show(measured(link("p0", "d0")))
+    seen = link("p0", "d0")
+    LinkMetrics(registry).show(seen, measured(seen))
     value = registry.collectors.get_sample_value
     labels = {"source": "p0", "target": "d0"}
     assert value("twofold:kv_link_bytes_per_second", labels) == 1e9
     assert value("twofold:kv_link_overhead_seconds", labels) == 0.001
     assert value("twofold:prefill_seconds_per_token", {"instance": "p0"}) == 1e-4
     assert value("twofold:handoff_crossover_tokens", {"instance": "p0"}) in {1250, 1251}
+
+
+def test_a_crossover_is_that_of_the_links_that_are_known_when_somebody_looks():
+    """A slower link, and one that was measured again; other sources keep theirs."""
+    registry, paths = Registry(), measured(link("p1", "d0"))
+    metrics = LinkMetrics(registry)
+
+    def shown(seen):
+        paths.measured(seen)
+        metrics.show(seen, paths)
+        value = registry.collectors.get_sample_value("twofold:handoff_crossover_tokens", {"instance": "p0"})
+        assert value == paths.crossover("p0")
+        return value
+
+    fast = shown(link("p0", "d0"))
+    slow = shown(link("p0", "d1", bytes_per_s=1e8))
+    assert slow < fast
+    assert shown(link("p0", "d1")) == fast == paths.crossover("p1")
 
 
 def test_ranks_write_side_by_side():

@@ -1,6 +1,9 @@
 """Metrics of what workers measured when they met: links, prefill, and what follows for hand-offs."""
 
+from functools import partial
+
 from twofold.serving.measured_paths import MeasuredPaths
+from twofold.serving.messages import LinkMeasured
 from twofold.serving.registry import Registry
 
 
@@ -20,11 +23,12 @@ class LinkMetrics:
             "handoff_crossover_tokens", "Prompt length from which KV pays to be sent by layer.", "instance"
         )
 
-    def show(self, paths: MeasuredPaths) -> None:
-        """All that is known now."""
-        for pair, link in paths.links.items():
-            self._bytes.labels(*pair).set(link.bytes_per_s)
-            self._overhead.labels(*pair).set(link.overhead_s)
-            self._crossover.labels(pair[0]).set(paths.crossover(pair[0]))
-        for instance, speed in paths.prefills.items():
-            self._prefill.labels(instance).set(speed.s_per_token)
+    def show(self, message: LinkMeasured, paths: MeasuredPaths) -> None:
+        """A link was measured. What follows from all links of its source is computed when somebody looks."""
+        source = message.source
+        self._bytes.labels(source, message.target).set(message.speed.bytes_per_s)
+        self._overhead.labels(source, message.target).set(message.speed.overhead_s)
+        self._crossover.labels(source).set_function(partial(paths.crossover, source))
+        speed = paths.prefills.get(source)
+        if speed is not None:
+            self._prefill.labels(source).set(speed.s_per_token)

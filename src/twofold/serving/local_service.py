@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TypeVar
 
 import msgspec
-import zmq
 
 from twofold import __version__
 from twofold.curve.guard import Guard
@@ -36,7 +35,7 @@ from twofold.serving.hosts import Hosts
 from twofold.serving.journal import Journal, JournaledCluster
 from twofold.serving.launcher import LocalLauncher
 from twofold.serving.live_forecast import LiveForecast
-from twofold.serving.mailbox import Inbox, Outbox
+from twofold.serving.mailbox import Inbox, Outbox, new_context
 from twofold.serving.measured_paths import MeasuredPaths
 from twofold.serving.messages import ToController
 from twofold.serving.plan import own_cores
@@ -97,7 +96,7 @@ class LocalService:
 
     async def run(self) -> None:
         """Serve until `stop`; raises a UserError when the service cannot start, or cannot go on."""
-        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        context = new_context()
         network = self._config.network
         guard = None if network is None else Guard(context, read_key(Path(network.key_file)))
         reports: asyncio.Task[None] | None = None

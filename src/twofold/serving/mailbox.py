@@ -19,6 +19,14 @@ log = logging.getLogger(__name__)
 
 # The longest message is a prompt's: at most 5 bytes a token, so this is room for thirteen million.
 MAX_FRAME_BYTES = 64 * 1024 * 1024
+MAX_SOCKETS = 32_768
+
+
+def new_context() -> zmq.Context[zmq.Socket[bytes]]:
+    """For a process that writes to the inboxes of a fleet: ZeroMQ's own limit is 1,023 sockets."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
+    return context
 
 
 class Stamp(msgspec.Struct, frozen=True, array_like=True):
@@ -144,12 +152,13 @@ class Outbox:
     ) -> None:
         self._context, self._guard, self._sender = context, guard, sender
         self._encoder = msgspec.msgpack.Encoder()
+        self._last: tuple[Message | None, bytes] = (None, b"")  # what was sent last, and its frame
         self._ways: dict[str, _Way] = {}
         self._lock = threading.Lock()  # ZeroMQ sockets may change threads, but are one thread's at a time
 
     def send(self, address: str, message: Message) -> None:
         """Queue a message; it never waits for the receiver. Raises ValueError for one that no inbox would take."""
-        frame = msgspec.msgpack.encode(message)
+        frame = self._frame_of(message)
         if len(frame) > MAX_FRAME_BYTES:
             kind = type(message).__name__
             raise ValueError(f"a message of the kind {kind} has {len(frame)} bytes, more than an inbox takes")
@@ -160,6 +169,14 @@ class Outbox:
                 way.socket.send(self._encoder.encode(stamp), zmq.SNDMORE)
             way.socket.send(frame)
             way.sent += 1
+
+    def _frame_of(self, message: Message) -> bytes:
+        """What is told to many, one after the other, is encoded once: `Peers` is as long as they are many."""
+        last, frame = self._last
+        if last is not message:
+            frame = msgspec.msgpack.encode(message)
+            self._last = message, frame
+        return frame
 
     def forget(self, address: str) -> None:
         """Drop the connection to an inbox that is gone for good, and what was still to be sent to it."""

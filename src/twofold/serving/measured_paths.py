@@ -46,17 +46,19 @@ class MeasuredPaths(Paths):
 
     def measured(self, message: LinkMeasured) -> None:
         """A worker says what the link to a peer carries."""
-        self.links[message.source, message.target] = message.speed
+        pair = message.source, message.target
+        self.links[pair] = message.speed
         self._news.set()
-        self._crossovers.clear()
-        self._transfers.clear()
+        self._crossovers.pop(message.source, None)  # no other's: there are as many messages as pairs
+        self._transfers.pop(pair, None)
         self._into.clear()
 
     async def known(self, pairs: Collection[tuple[str, str]]) -> None:
         """Wait until all these links are measured."""
-        while not all(pair in self.links for pair in pairs):
-            self._news.clear()
-            await self._news.wait()
+        for pair in pairs:
+            while pair not in self.links:
+                self._news.clear()
+                await self._news.wait()
 
     def crossover(self, prefill: str) -> int:
         """That of its slowest link: the shortest of all, so that no transfer stays visible without need."""

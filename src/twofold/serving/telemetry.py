@@ -21,7 +21,7 @@ from twofold.serving.history import History
 from twofold.serving.live_request import AttemptStage
 from twofold.serving.logs import log_ended, log_rejected
 from twofold.serving.measured_paths import MeasuredPaths
-from twofold.serving.messages import HandoffReport, StoreStatus
+from twofold.serving.messages import HandoffReport, LinkMeasured, StoreStatus
 from twofold.serving.metrics import ServiceMetrics
 from twofold.serving.snapshot import InstanceState, ServiceSnapshot
 from twofold.slo import Slo
@@ -135,9 +135,9 @@ class Telemetry:
         self._history.totals["handoffs"] += 1
         self._history.totals["transfer_bytes"] += report.bytes_moved
 
-    def paths(self, paths: MeasuredPaths) -> None:
-        """Workers measured something of how KV travels."""
-        self._metrics.links.show(paths)
+    def link(self, message: LinkMeasured, paths: MeasuredPaths) -> None:
+        """A worker measured how KV travels to another."""
+        self._metrics.links.show(message, paths)
 
     # -- instances ------------------------------------------------------------------------------------------------
 

@@ -103,7 +103,7 @@ class Incoming:
                 self._members.register(message)
             case LinkMeasured():
                 self._paths.measured(message)
-                self._telemetry.paths(self._paths)
+                self._telemetry.link(message, self._paths)
             case HostJoins() | HostAlive() | HostFailed():
                 if self._elsewhere is not None:
                     self._elsewhere.said(message, time.monotonic())

@@ -1,0 +1,193 @@
+"""What does routing cost by the number of instances: decisions, reports that are applied, and memory?
+
+    python bench/scale/decisions.py [--instances 100 1000 10000] [--decisions 20000]
+
+Requests arrive at, move through and leave a cluster scheduler, with eight in each instance on average, as in
+service_overhead.py: a decision is one request's whole bookkeeping. A quarter of the instances prefill. Cells have a
+hundred instances each. The routers that predict are given a cache that knows of no block, and a round number of
+seconds for each token: what is timed is the choice. A report is the load of one instance, told to a controller that
+goes by reports. CPU seconds are those of this process; memory is what its resident set grew by, before any
+request came. A plain loop is timed in the same run: machines differ, and turns are what they have in common.
+"""
+
+import argparse
+import random
+import time
+from collections import deque
+from collections.abc import Callable
+
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+from twofold.handoff import HandoffMode
+from twofold.instance import Role
+from twofold.kvcache.index import PrefixIndex
+from twofold.request import Request
+from twofold.scheduling.amounts import Amounts
+from twofold.scheduling.cluster import ClusterScheduler
+from twofold.scheduling.forecast import Forecast
+from twofold.scheduling.handoffs import FixedHandoff
+from twofold.scheduling.prediction import Prediction
+from twofold.scheduling.router import Router
+from twofold.scheduling.routers import ROUTERS
+from twofold.scheduling.routers.cells import Cells
+from twofold.scheduling.routers.conductor import Conductor
+from twofold.scheduling.shared_cluster import LoadReport, SharedCluster
+
+INSTANCES = (100, 1_000, 10_000)
+CELL = 100
+HELD = 8
+SLOW = 200_000  # decisions of a router that looks at every instance, times instances: it is asked less often
+KNOWN: dict[str, Callable[[], Router]] = {
+    **{name: ROUTERS[name] for name in ("jsq", "two-choices", "splitwise", "cells:jsq", "conductor")},
+    "cells of conductor": lambda: Cells(Conductor()),
+}
+BY_LAYER = FixedHandoff(HandoffMode.LAYER_WISE)
+TURNS = 1_000_000
+
+
+class Proportional(Prediction):
+    """A hundred microseconds a token."""
+
+    def prefill_s(self, tokens: int, reused: int = 0) -> float:
+        return (tokens - reused) * 1e-4
+
+    def transfer_s(self, tokens: int) -> float:
+        return tokens * 1e-6
+
+
+def cpu_of(work: Callable[[], object]) -> float:
+    began = time.process_time()
+    work()
+    return time.process_time() - began
+
+
+def loop() -> int:
+    """A million turns of a plain loop."""
+    total = 0
+    for number in range(TURNS):
+        total += number & 7
+    return total
+
+
+def populate(cluster: ClusterScheduler, instances: int) -> None:
+    """A quarter of them prefill; each hundred are a cell, with both phases."""
+    prediction = Proportional()
+    forecast = cluster.pools.forecast = Forecast(PrefixIndex(), 512)
+    for number in range(instances):
+        role = Role.DECODE if number % 4 else Role.PREFILL
+        name = f"{role.value}-{number}"
+        cluster.add_instance(name, role, 200_000, f"cell-{number // CELL}")
+        forecast.join(name, prediction)
+
+
+def requests(count: int) -> list[Request]:
+    draw = random.Random(0)
+    return [
+        Request(
+            id=f"r{n}", arrival_s=0.0, prompt_tokens=draw.randint(1, 4000), output_tokens=draw.randint(1, 500)
+        )
+        for n in range(count)
+    ]
+
+
+def decisions_per_s(name: str, instances: int, decisions: int) -> float:
+    """Decisions per CPU second of a scheduler that holds `HELD` requests for each instance."""
+    cluster = ClusterScheduler(KNOWN[name](), BY_LAYER)
+    populate(cluster, instances)
+    slow = name == "conductor"
+    count = max(20, min(decisions, SLOW * 10 // instances)) if slow else decisions
+    held_requests = min(HELD * instances, 200) if slow else HELD * instances
+    asked = requests(count + held_requests)
+    held: deque[str] = deque()
+
+    def place(request: Request) -> None:
+        if cluster.arrive(request, 0.0) is None:
+            raise SystemExit(f"{name} placed nothing")
+        held.append(request.id)
+
+    def leave() -> None:
+        request_id = held.popleft()
+        cluster.prefilled(request_id)
+        cluster.handed_off(request_id)
+        cluster.ended(request_id)
+
+    for request in asked[:held_requests]:
+        place(request)
+
+    def work() -> None:
+        for request in asked[held_requests:]:
+            leave()
+            place(request)
+
+    return count / cpu_of(work)
+
+
+def reports_per_s(name: str, instances: int, reports: int) -> float:
+    """Reports per CPU second that a controller applies, from all instances in turn, as their load changes."""
+    cluster = SharedCluster(ROUTERS[name](), BY_LAYER)
+    populate(cluster, instances)
+    for request in requests(20):
+        cluster.arrive(request, 0.0)  # so that instances are ranked
+    names = [load.id for load in cluster.pools]
+    draw, nothing = random.Random(0), Amounts()
+    made = [
+        LoadReport(names[n % instances], Amounts(draw.randint(0, 9000), draw.randint(0, 90_000)), nothing)
+        for n in range(reports)
+    ]
+
+    def work() -> None:
+        for report in made:
+            cluster.reported(report)
+
+    return reports / cpu_of(work)
+
+
+def bytes_per_instance(name: str, instances: int) -> float:
+    """Memory of an instance in the accounts, its rankings included."""
+    process = psutil.Process()
+    before = process.memory_info().rss
+    cluster = ClusterScheduler(KNOWN[name](), BY_LAYER)
+    populate(cluster, instances)
+    cluster.arrive(requests(1)[0], 0.0)
+    return (process.memory_info().rss - before) / instances
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--instances", type=int, nargs="+", default=INSTANCES)
+    parser.add_argument("--decisions", type=int, default=20_000)
+    args = parser.parse_args()
+    loops = [cpu_of(loop) for _ in range(3)]
+    memory = bytes_per_instance("jsq", max(args.instances))
+    rows = [
+        (name, [decisions_per_s(name, instances, args.decisions) for instances in args.instances])
+        for name in KNOWN
+    ]
+    rows += [
+        (f"reports, {name}", [reports_per_s(name, instances, args.decisions) for instances in args.instances])
+        for name in ("jsq", "cells:jsq")
+    ]
+    loops += [cpu_of(loop) for _ in range(3)]
+    turn_s = min(loops) / TURNS
+    table = Table(title="A CPU second (turns of a plain loop that each takes)", title_justify="left")
+    table.add_column("decisions")
+    for instances in args.instances:
+        table.add_column(f"{instances:,} instances", justify="right")
+    for name, rates in rows:
+        if name.startswith("reports") and not rows[rows.index((name, rates)) - 1][0].startswith("reports"):
+            table.add_section()
+        table.add_row(name, *(f"{rate:,.0f} ({1 / rate / turn_s:,.0f})" for rate in rates))
+    console = Console(width=110)
+    console.print(table)
+    console.print(
+        f"{memory:,.0f} bytes for each of {max(args.instances):,} instances. A million turns took "
+        f"{min(loops) * 1e3:.1f} ms (at most {max(loops) * 1e3:.1f})."
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,446 @@
+"""What does one controller take in: messages of workers, requests and tokens per CPU second, by number of workers?
+
+    python bench/scale/incoming.py [--workers 40 100 400] [--messages 40000]
+
+The controller is that of a live service, with its fleet, telemetry and watch, in this process; the workers are sockets
+of another one, which says over them what workers say, as fast as it can: none computes. So what is timed is the
+controller alone, without HTTP, and without waiting. When all workers have come each is told of all (`Peers`), and again
+when one comes back. A request is all that happens to one until its hand-off has ended: prompt and reservation go out, a
+lease there and back, first token and hand-off come in. Then its tokens come with those of others, `--batch` to an
+iteration. CPU seconds are those of this process, ZeroMQ's threads included. A plain loop is timed in the same run.
+Bytes are those of frames, for a model of `LAYERS` layers. At last sockets are opened until there are no more.
+"""
+
+import argparse
+import asyncio
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import zmq
+from decisions import TURNS, cpu_of, loop
+from rich.console import Console
+from rich.table import Table
+
+from twofold.engine.base import KvLayout, LayerShape
+from twofold.handoff import HandoffMode, Lease
+from twofold.instance import Role
+from twofold.performance.measured import LinkSpeed, PrefillSpeed
+from twofold.request import FinishReason, Generation, Request, SamplingParams, TokenOutput
+from twofold.scheduling.admission import Admission
+from twofold.scheduling.admission_limits import AdmissionLimits
+from twofold.scheduling.cluster import ClusterScheduler
+from twofold.scheduling.handoffs import FixedHandoff
+from twofold.scheduling.instance import InstanceStatus
+from twofold.scheduling.routers import ROUTERS
+from twofold.serving.controller.controller import Controller
+from twofold.serving.fleet import Fleet, Patience
+from twofold.serving.mailbox import Inbox, Outbox, new_context
+from twofold.serving.measured_paths import MeasuredPaths
+from twofold.serving.messages import (
+    Alive,
+    HandoffReport,
+    LeaseGranted,
+    LinkMeasured,
+    Message,
+    Peer,
+    Peers,
+    Prefill,
+    Registered,
+    Reserve,
+    Status,
+    StepDone,
+    ToController,
+    ToWorker,
+)
+from twofold.serving.service import ServedModel
+from twofold.serving.telemetry import Telemetry
+from twofold.transport.base import MemoryDescriptor
+
+LAYERS = 32
+LAYOUT = KvLayout(
+    layers=tuple(LayerShape(8, 128, 128) for _ in range(LAYERS)), block_size=16, dtype="bfloat16", itemsize=2
+)
+STATUS = InstanceStatus(0, 8, 0, 0, 0, 4096, 4000, 0)
+SPEED = PrefillSpeed(fixed_s=0.01, s_per_token=1e-4)
+PROMPT = 1000
+MOST_SOCKETS = 4_000
+PATIENCE_S = 300.0  # for the workers' process to say all that it was asked to
+ENCODE = msgspec.msgpack.encode
+
+
+def role_of(number: int) -> Role:
+    return Role.DECODE if number % 4 else Role.PREFILL
+
+
+def name_of(number: int) -> str:
+    return f"{role_of(number).value}-{number}"
+
+
+def number_of(instance: str) -> int:
+    return int(instance.rpartition("-")[2])
+
+
+def registered(number: int, inbox: str) -> Registered:
+    memory = MemoryDescriptor(
+        instance=name_of(number), epoch=1, address="x" * 40, num_blocks=4096, layout=LAYOUT
+    )
+    return Registered(
+        peer=Peer(inbox=inbox, memory=memory),
+        role=role_of(number),
+        model="/model",
+        status=STATUS,
+        prefill=SPEED,
+    )
+
+
+def outputs(index: int, last: int) -> TokenOutput:
+    reason = FinishReason.LENGTH if index == last else None
+    return TokenOutput(index=index, token_id=7, finish_reason=reason)
+
+
+# -- the workers, all in one process ------------------------------------------------------------------------------
+
+
+class Workers:
+    """Says what it is asked to on its standard input: a kind of message, and how many of it."""
+
+    def __init__(self, directory: Path, count: int) -> None:
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        context.set(zmq.MAX_SOCKETS, count + 64)
+        self.inbox = f"ipc://{directory}/workers.sock"
+        self._pull = context.socket(zmq.PULL)
+        self._pull.set_hwm(0)
+        self._pull.bind(self.inbox)
+        self._pushes = [context.socket(zmq.PUSH) for _ in range(count)]
+        for push in self._pushes:
+            push.set_hwm(0)
+            push.connect(f"ipc://{directory}/controller.sock")
+        self._count = count
+        self._numbers = [0] * count
+        self._decoding: dict[str, tuple[int, int]] = {}  # where each request decodes, and its last token
+        self._decoder: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
+
+    def say(self, number: int, message: Message) -> None:
+        self._pushes[number].send(ENCODE(message))
+
+    def follow(self) -> None:
+        """Until there are no more orders."""
+        for line in sys.stdin:
+            kind, *numbers = line.split()
+            getattr(self, kind)(*map(int, numbers))
+
+    def register(self) -> None:
+        for number in range(self._count):
+            self.say(number, registered(number, self.inbox))
+
+    def restart(self) -> None:
+        self.say(0, registered(0, self.inbox))
+
+    def links(self) -> None:
+        """Every prefill worker has measured its link to every decode worker."""
+        speed = LinkSpeed(overhead_s=1e-4, bytes_per_s=1e9)
+        for source in range(0, self._count, 4):
+            for target in range(self._count):
+                if target % 4:
+                    self.say(
+                        source, LinkMeasured(source=name_of(source), target=name_of(target), speed=speed)
+                    )
+
+    def alive(self, count: int) -> None:
+        frames = [ENCODE(Alive(instance=name_of(number), epoch=1)) for number in range(self._count)]
+        for turn in range(count):
+            number = turn % self._count
+            self._pushes[number].send(frames[number])
+
+    def status(self, count: int) -> None:
+        for turn in range(count):
+            number = turn % self._count
+            self.say(
+                number, Status(instance=name_of(number), epoch=1, status=STATUS, number=self._next(number))
+            )
+
+    def steps(self, count: int) -> None:
+        """Iterations that bring no token: of prompts in chunks."""
+        for turn in range(count):
+            number = turn % self._count
+            self.say(number, self._step(number, []))
+
+    def requests(self, count: int) -> None:
+        """Room, the prompt and the hand-off of each, as soon as they are asked for."""
+        while count:
+            message = self._decoder.decode(self._pull.recv())
+            if isinstance(message, Prefill) and message.target is not None:
+                request_id = message.generation.request.id
+                last = message.generation.sampling.max_tokens - 1
+                self._decoding[request_id] = number_of(message.target), last
+            elif isinstance(message, Reserve):
+                count -= 1
+                self._run(message.request.id, number_of(message.source))
+
+    def _run(self, request_id: str, prefill: int) -> None:
+        decode, last = self._decoding[request_id]
+        lease = Lease(
+            request_id=request_id,
+            source=name_of(prefill),
+            instance=name_of(decode),
+            epoch=1,
+            blocks=tuple(range(PROMPT // 16)),
+            deadline_s=0.0,
+        )
+        self.say(decode, LeaseGranted(lease=lease))
+        self.say(prefill, self._step(prefill, [(request_id, outputs(0, last))]))
+        report = HandoffReport(
+            instance=name_of(prefill), request_id=request_id, started_s=0.0, ended_s=0.1, bytes_moved=1
+        )
+        self.say(prefill, report)
+
+    def tokens(self, batch: int) -> None:
+        """All that is left of every request, `batch` of them to an iteration."""
+        on: dict[int, list[str]] = defaultdict(list)
+        last = 0
+        for request_id, (decode, last) in self._decoding.items():  # noqa: B007  (all have the same last)
+            on[decode].append(request_id)
+        for index in range(1, last + 1):
+            for decode, ids in on.items():
+                for first in range(0, len(ids), batch):
+                    made = [(each, outputs(index, last)) for each in ids[first : first + batch]]
+                    self.say(decode, self._step(decode, made))
+        self._decoding.clear()
+
+    def _step(self, number: int, tokens: list[tuple[str, TokenOutput]]) -> StepDone:
+        return StepDone(
+            instance=name_of(number),
+            epoch=1,
+            started_s=0.0,
+            started=[request_id for request_id, output in tokens if not output.index],
+            tokens=tokens,
+            status=STATUS,
+            number=self._next(number),
+        )
+
+    def _next(self, number: int) -> int:
+        self._numbers[number] += 1
+        return self._numbers[number]
+
+
+# -- the controller -------------------------------------------------------------------------------------------------
+
+
+class CountedInbox(Inbox[ToController]):
+    """Knows how many messages have come."""
+
+    count = 0
+
+    def drain(self) -> Iterator[ToController]:
+        for message in super().drain():
+            self.count += 1
+            yield message
+
+
+class NoOrders:
+    """Nobody is started or killed here."""
+
+    def start_worker(self, instance: str) -> None: ...
+
+    def kill_worker(self, instance: str) -> None: ...
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """CPU seconds that something took, so many times."""
+
+    what: str
+    times: int
+    cpu_s: float
+
+
+class Scene:
+    """A controller, and the process of its workers."""
+
+    def __init__(self, directory: Path, workers: int) -> None:
+        context = new_context()
+        self.inbox = CountedInbox(context, f"ipc://{directory}/controller.sock", ToController)
+        telemetry = Telemetry("model")
+        self.controller = Controller(
+            model=ServedModel(name="model", path="/model", max_model_len=32768, vocab_size=32000, created=0),
+            cluster=ClusterScheduler(ROUTERS["jsq"](), FixedHandoff(HandoffMode.LAYER_WISE)),
+            admission=Admission(AdmissionLimits(max_running=1 << 20, max_waiting=1 << 20)),
+            fleet=Fleet(
+                {name_of(number): role_of(number) for number in range(workers)},
+                Outbox(context),
+                NoOrders(),
+                Patience(silence_s=1e9),
+            ),
+            inbox=self.inbox,
+            telemetry=telemetry,
+            paths=MeasuredPaths(),
+        )
+        command = [sys.executable, __file__, "--say", str(directory), str(workers)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, text=True)
+
+    def order(self, text: str) -> None:
+        assert self._process.stdin is not None  # noqa: S101  (asked for as a pipe above)
+        self._process.stdin.write(text + "\n")
+        self._process.stdin.flush()
+
+    async def timed(self, what: str, order: str, messages: int, times: int) -> Measured:
+        """What it takes to hear so many messages that follow from an order, which was `times` of something."""
+        began, end = time.process_time(), self.inbox.count + messages
+        self.order(order)
+        await until(lambda: self.inbox.count >= end)
+        return Measured(what, times, time.process_time() - began)
+
+    async def idle(self, seconds: float) -> Measured:
+        """What it takes to look after workers that say nothing, for a second."""
+        began = time.process_time()
+        await asyncio.sleep(seconds)
+        return Measured("nothing, for a second", 1, (time.process_time() - began) / seconds)
+
+    async def requests(self, count: int, tokens: int, batch: int) -> tuple[Measured, Measured]:
+        """Requests until their hand-offs are over, then all their tokens."""
+        began, before = time.process_time(), self.inbox.count
+        self.order(f"requests {count}")
+        tasks = [asyncio.create_task(self._follow(number, tokens)) for number in range(count)]
+        await until(lambda: self.inbox.count >= before + 3 * count)
+        begun = Measured("request, to its hand-off", count, time.process_time() - began)
+        began = time.process_time()
+        self.order(f"tokens {batch}")
+        came = sum(await asyncio.gather(*tasks))
+        if came != count * tokens:
+            raise SystemExit(f"{came} tokens came of {count * tokens}")
+        made = count * (tokens - 1)
+        return begun, Measured(f"token, {batch} to an iteration", made, time.process_time() - began)
+
+    async def _follow(self, number: int, tokens: int) -> int:
+        request = Request(
+            id=f"r{number}-{time.monotonic_ns()}",
+            arrival_s=time.monotonic(),
+            prompt_tokens=PROMPT,
+            output_tokens=tokens,
+        )
+        generation = Generation(
+            request=request, prompt_token_ids=[5] * PROMPT, sampling=SamplingParams(max_tokens=tokens)
+        )
+        came = 0
+        async for _ in self.controller.generate(generation):
+            came += 1
+        return came
+
+    def close(self) -> None:
+        self.controller.shutdown()
+        assert self._process.stdin is not None  # noqa: S101  (as above)
+        self._process.stdin.close()
+        self._process.kill()
+        self._process.wait()
+
+
+async def until(happens: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not happens():
+        if time.monotonic() > end:
+            raise SystemExit("what was to come did not come")
+        await asyncio.sleep(0.02)
+
+
+async def measure(workers: int, messages: int, batches: list[int]) -> list[Measured]:
+    prefill = (workers + 3) // 4
+    pairs = prefill * (workers - prefill)
+    with tempfile.TemporaryDirectory() as directory:
+        scene = Scene(Path(directory), workers)
+        scene.controller.start()
+        try:
+            rows = [
+                await scene.timed("worker that comes", "register", workers, workers),
+                await scene.timed("worker that comes back", "restart", 1, 1),
+                await scene.timed("link that was measured", "links", pairs, pairs),
+                await scene.idle(3.0),
+                await scene.timed("Alive", f"alive {messages}", messages, messages),
+                await scene.timed("Status", f"status {messages}", messages, messages),
+                await scene.timed("StepDone without tokens", f"steps {messages}", messages, messages),
+            ]
+            for batch in batches:
+                begun, made = await scene.requests(8 * workers, 32 if batch > 1 else 8, batch)
+                rows += [made] if batch != batches[0] else [begun, made]
+        finally:
+            scene.close()
+    return rows
+
+
+def sizes(workers: int) -> list[tuple[str, int]]:
+    """Bytes of frames."""
+    peer = registered(1, "ipc:///run/user/1000/twofold/decode-1.sock")
+    tokens = [(f"chatcmpl-{number:032x}.1", outputs(5, 9)) for number in range(32)]
+    step = StepDone(
+        instance="decode-1", epoch=1, started_s=1.0, started=[], tokens=tokens, status=STATUS, number=9
+    )
+    messages: list[tuple[str, Message]] = [
+        ("Alive", Alive(instance="decode-1", epoch=1, batch_s=0.1, said_s=1.0, now_s=1.0)),
+        ("Status", Status(instance="decode-1", epoch=1, status=STATUS, number=9)),
+        ("StepDone, 32 tokens", step),
+        ("Registered", peer),
+        (f"Peers, {workers} workers", Peers(peers=[peer.peer] * workers)),
+    ]
+    return [(name, len(ENCODE(message))) for name, message in messages]
+
+
+def sockets(context: zmq.Context[zmq.Socket[bytes]]) -> str:
+    """Opens connections to inboxes as a controller has them, until there are no more."""
+    most, why = MOST_SOCKETS, "nobody tried more"
+    with tempfile.TemporaryDirectory() as directory:
+        outbox, before = Outbox(context), len(list(Path("/proc/self/fd").iterdir()))
+        for number in range(MOST_SOCKETS):
+            try:
+                outbox.send(f"ipc://{directory}/{number}.sock", Alive(instance="x", epoch=1))
+            except zmq.ZMQError as error:
+                most, why = number, error.strerror
+                break
+        files = len(list(Path("/proc/self/fd").iterdir())) - before
+        outbox.close()
+        context.destroy(linger=0)
+    return f"{most:,} connections ({why}), {files / most:.1f} files each before anybody answers"
+
+
+def show(rows: dict[int, list[Measured]], turn_s: float) -> Table:
+    table = Table(title="µs of the controller's CPU (turns of a plain loop)", title_justify="left")
+    table.add_column("each")
+    for workers in rows:
+        table.add_column(f"{workers:,} workers", justify="right")
+    for each in zip(*rows.values(), strict=True):
+        seconds = [row.cpu_s / row.times for row in each]
+        table.add_row(each[0].what, *(f"{1e6 * one_s:,.1f} ({one_s / turn_s:,.0f})" for one_s in seconds))
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--workers", type=int, nargs="+", default=(40, 100, 400))
+    parser.add_argument("--messages", type=int, default=40_000)
+    parser.add_argument("--batch", type=int, nargs="+", default=(1, 8, 32))
+    parser.add_argument("--say", nargs=2, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.say:
+        Workers(Path(args.say[0]), int(args.say[1])).follow()
+        return
+    loops = [cpu_of(loop) for _ in range(3)]
+    rows = {workers: asyncio.run(measure(workers, args.messages, args.batch)) for workers in args.workers}
+    loops += [cpu_of(loop) for _ in range(3)]
+    console = Console(width=110)
+    console.print(show(rows, min(loops) / TURNS))
+    console.print("Bytes: " + ", ".join(f"{name} {size:,}" for name, size in sizes(max(args.workers))) + ".")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for name, context in (("ZeroMQ by itself", zmq.Context()), ("as a service", new_context())):
+        console.print(f"{name}: {sockets(context)}.")
+    console.print(f"A process may have {soft:,} files (at most {hard:,}).")
+    console.print(f"A million turns took {min(loops) * 1e3:.1f} ms (at most {max(loops) * 1e3:.1f}).")
+
+
+if __name__ == "__main__":
+    main()

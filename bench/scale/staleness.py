@@ -1,0 +1,159 @@
+"""What do loads that are known late cost: by how late, by router, and by the number of controllers?
+
+    python bench/scale/staleness.py [--instances 1000] [--seconds 15] [--reports 0 0.01 0.1 1 10] [--json OUT]
+    python bench/scale/staleness.py --controllers 1 4 16 64 --reports 0.2 1 [--instances 1000]
+
+Requests with the lengths of the Azure conversation trace arrive as Poisson does, `--rate` a second for each instance,
+at BLOOM-176B on DGX-H100, two prefill machines to three decode machines (twofold.simulation, fitted times, hand-off by
+size). Instances say what they have every so many seconds, each at a time of its own, and at once with 0. The policies:
+
+    jsq, reports        the least loaded instance by the last reports, and nothing else
+    jsq, + sent         what was sent since counts besides
+    jsq, + own          the controller follows its own requests (a live controller does)
+    two, reports        the less loaded of two that are drawn, by the last reports
+    two, + own          likewise, with its own requests followed
+    cells, reports      two levels: the lighter of two cells by the last reports, the least loaded instance in it
+    cells, + own        likewise, with its own requests followed
+    random              nobody looks at anything
+
+Goodput is the share of requests with TTFT and TPOT within the SLO. With `--controllers` requests are dealt among so
+many, who tell each other nothing.
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from twofold.hardware.catalog import load_catalog
+from twofold.instance import Role
+from twofold.scheduling.shared_cluster import OwnLoad
+from twofold.simulation.control_spec import ControlSpec
+from twofold.simulation.simulate import simulate
+from twofold.simulation.spec import ClusterSpec, PoolSpec
+from twofold.slo import Slo
+from twofold.workload.named import workload
+
+SLO = Slo(ttft_s=1.0, tpot_s=0.1)
+CELL = 100
+POLICIES = {
+    "jsq, reports": ("jsq", OwnLoad.IGNORED),
+    "jsq, + sent": ("jsq", OwnLoad.SENT),
+    "jsq, + own": ("jsq", OwnLoad.FOLLOWED),
+    "two, reports": ("two-choices", OwnLoad.IGNORED),
+    "two, + own": ("two-choices", OwnLoad.FOLLOWED),
+    "cells, reports": ("cells:jsq", OwnLoad.IGNORED),
+    "cells, + own": ("cells:jsq", OwnLoad.FOLLOWED),
+    "random": ("random", OwnLoad.IGNORED),
+}
+
+
+class Case(msgspec.Struct, frozen=True, kw_only=True):
+    """One run."""
+
+    policy: str
+    instances: int
+    controllers: int
+    reports_every_s: float
+    goodput: float
+    ttft_s: tuple[float, float, float]
+    tpot_p99_s: float
+    cpu_s: float
+
+
+def run(
+    policy: str, instances: int, controllers: int, every_s: float, delay_s: float, rate: float, seconds: float
+) -> Case:
+    router, own = POLICIES[policy]
+    prefill = round(instances * 2 / 5)
+    pools = tuple(
+        PoolSpec(machines=machines, machine="dgx-h100", role=role)
+        for machines, role in ((prefill, Role.PREFILL), (instances - prefill, Role.DECODE))
+    )
+    spec = ClusterSpec(
+        pools=pools,
+        model="bloom-176b",
+        router=router,
+        cells=max(1, instances // CELL) if router == "cells:jsq" else msgspec.UNSET,
+        control=ControlSpec(
+            controllers=controllers, reports_every_s=every_s, report_delay_s=delay_s, own_load=own
+        ),
+    )
+    requests = workload(
+        "azure-conv", rate=rate * instances, num_requests=round(rate * instances * seconds), arrival="poisson"
+    )
+    result = simulate(spec, requests, catalog=load_catalog(), slo=SLO, series=False)
+    ttft = [result.ttft_s.percentile(percent) for percent in (50, 90, 99)]
+    tpot = result.tpot_s.percentile(99)
+    if None in ttft or tpot is None or result.slo_met is None or result.completed != result.arrived:
+        raise SystemExit(f"{result.completed} of {result.arrived} requests completed")
+    return Case(
+        policy=policy,
+        instances=instances,
+        controllers=controllers,
+        reports_every_s=every_s,
+        goodput=result.slo_met / result.arrived,
+        ttft_s=(ttft[0] or 0.0, ttft[1] or 0.0, ttft[2] or 0.0),
+        tpot_p99_s=tpot,
+        cpu_s=result.cpu_s,
+    )
+
+
+def show(cases: Sequence[Case]) -> Table:
+    table = Table()
+    for column in (
+        "policy",
+        "controllers",
+        "reports s",
+        "goodput",
+        "TTFT P50 / P90 / P99 s",
+        "TPOT P99",
+        "CPU s",
+    ):
+        table.add_column(column, justify="left" if column == "policy" else "right")
+    for before, case in zip((None, *cases), cases, strict=False):
+        if before is not None and before.policy != case.policy:
+            table.add_section()
+        table.add_row(
+            case.policy,
+            f"{case.controllers}",
+            f"{case.reports_every_s:g}",
+            f"{case.goodput:.1%}",
+            " / ".join(f"{seconds:.2f}" for seconds in case.ttft_s),
+            f"{case.tpot_p99_s * 1e3:.0f} ms",
+            f"{case.cpu_s:.1f}",
+        )
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--instances", type=int, default=1_000)
+    parser.add_argument("--controllers", type=int, nargs="+", default=(1,))
+    parser.add_argument("--reports", type=float, nargs="+", default=(0.0, 0.01, 0.1, 1.0, 10.0))
+    parser.add_argument("--delay", type=float, default=0.0, help="seconds that a report is on its way")
+    parser.add_argument("--policies", nargs="+", choices=POLICIES, default=list(POLICIES))
+    parser.add_argument("--rate", type=float, default=2.4, help="requests per second for each instance")
+    parser.add_argument("--seconds", type=float, default=15.0)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    cases = []
+    for policy in args.policies:
+        for controllers in args.controllers:
+            for every_s in args.reports[:1] if policy == "random" else args.reports:
+                given = (args.delay, args.rate, args.seconds)
+                cases.append(run(policy, args.instances, controllers, every_s, *given))
+    console = Console(width=110)
+    console.print(show(cases))
+    console.print(f"{args.instances:,} instances, {args.seconds:g} s of arrivals, goodput within {SLO}.")
+    if args.json:
+        args.json.write_bytes(msgspec.json.format(msgspec.json.encode(cases)))
+
+
+if __name__ == "__main__":
+    main()

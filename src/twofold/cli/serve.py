@@ -13,6 +13,7 @@ _HTTP = "HTTP"
 _LIMITS = "Limits"
 _TELEMETRY = "Telemetry"
 _HOSTS = "Other hosts"
+_RAY = "Ray"
 _PARALLEL = "Parallelism within a worker"
 
 _MODEL = "Model directory, or hub id; none with --engine emulated, whose --cluster names it."
@@ -38,6 +39,14 @@ _ATTAINMENT = "Share of requests within --slo that --replan aims at (0.9)."
 _RETIRE = "Let --replan also end workers that are not needed, and start them again."
 _LISTEN = "Take workers from other hosts at this address of ours, as in tcp://10.0.0.1:7600."
 _KEY = "File of the key that they need, as `twofold keygen` writes it."
+_LAUNCHER = (
+    "Who starts the workers: local (processes of this host) or ray (actors on the nodes of a Ray cluster)."
+)
+_RAY_ADDRESS = (
+    "The Ray cluster: auto (the one of this host), HOST:PORT, or ray://HOST:PORT from outside of it (auto)."
+)
+_RAY_RESOURCES = "What each worker takes of a node, as in CPU=4,GPU=1 (CPU=1, and GPU=1 with --device cuda)."
+_RAY_LINK = "Nodes with the same value of this label share a fast link (ray.io/gpu-domain)."
 _TP = "Ranks that share the heads of each layer: tensor parallelism (1)."
 _PP = "Stages that divide the layers: pipeline parallelism (1)."
 _CHUNK = (
@@ -102,6 +111,10 @@ def serve(
     ] = None,
     listen_workers: Annotated[str | None, typer.Option(help=_LISTEN, rich_help_panel=_HOSTS)] = None,
     cluster_key: Annotated[Path | None, typer.Option(help=_KEY, rich_help_panel=_HOSTS)] = None,
+    launcher: Annotated[str, typer.Option(help=_LAUNCHER, rich_help_panel=_RAY)] = "local",
+    ray_address: Annotated[str | None, typer.Option(help=_RAY_ADDRESS, rich_help_panel=_RAY)] = None,
+    ray_resources: Annotated[str | None, typer.Option(help=_RAY_RESOURCES, rich_help_panel=_RAY)] = None,
+    ray_link_label: Annotated[str | None, typer.Option(help=_RAY_LINK, rich_help_panel=_RAY)] = None,
     journal: Annotated[
         Path | None,
         typer.Option(help="Write every scheduling decision to this directory.", rich_help_panel=_SERVICE),
@@ -272,6 +285,7 @@ def serve(
         pin_cores=pin_cores,
         listen_workers=listen_workers,
         cluster_key=cluster_key,
+        ray=serve_run.ray_flags(launcher, ray_address, ray_resources, ray_link_label, device),
         journal=journal,
         max_restart_delay=max_restart_delay,
         engine=engine,
@@ -330,6 +344,7 @@ def serve(
         host=host,
         port=port,
         allow_anonymous=allow_anonymous,
+        launch=serve_run.launch_of(flags),
     )
 
 

@@ -8,6 +8,7 @@ import msgspec
 from twofold.cli.serve_forecast import forecast_config
 from twofold.cli.serve_inline import inline_config
 from twofold.cli.serve_overload import OverloadFlags, overload_config
+from twofold.cli.serve_ray import RayFlags, ray_network
 from twofold.cli.serve_replan import DEFAULT_ROUTER, ReplanFlags, replan_config
 from twofold.cli.store_flags import check_eviction
 from twofold.curve.key import read_key
@@ -79,6 +80,7 @@ class Flags:
     log_format: str = "text"
     profile: Path | None = None
     replan: ReplanFlags | None = None
+    ray: RayFlags | None = None
     overload: OverloadFlags | None = None
     inline_tbt: float | None = None
 
@@ -88,8 +90,15 @@ class Flags:
 
     @property
     def pinned(self) -> bool:
-        """Workers that compute get cores of their own unless it is said otherwise; others sleep on any."""
+        """Workers that compute here get cores of their own unless it is said otherwise; others sleep on any."""
+        if self.ray is not None:
+            return False
         return not self.emulated if self.pin_cores is None else self.pin_cores
+
+    @property
+    def over_hosts(self) -> bool:
+        """Whether workers may be on other hosts."""
+        return self.listen_workers is not None or self.ray is not None
 
 
 def service_of(flags: Flags) -> ServiceConfig:
@@ -106,7 +115,9 @@ def service_of(flags: Flags) -> ServiceConfig:
     config = msgspec.structs.replace(config, inline=inline_config(config, flags.inline_tbt, flags.profile))
     config = msgspec.structs.replace(config, forecast=forecast_config(config, flags.profile))
     if flags.replan is not None:
-        config = msgspec.structs.replace(config, replan=replan_config(config, flags.replan))
+        config = msgspec.structs.replace(
+            config, replan=replan_config(config, flags.replan, others_join=flags.listen_workers is not None)
+        )
     if flags.overload is not None:
         config = msgspec.structs.replace(config, overload=overload_config(config, flags.overload))
     return config
@@ -183,9 +194,10 @@ def _from_flags(flags: Flags) -> ServiceConfig:
         why = f"is for workers that keep their roles: it excludes --router {router}"
         _refuse("--swap-space", flags.swap_space, why)
     network, colocated = _network(flags), flags.colocated or 0
-    unsplit = colocated > 0 or (
-        flags.colocated == 0 and network is not None
-    )  # all workers may be those that join
+    others_join = network is not None
+    if network is None and flags.ray is not None:
+        network = ray_network(flags.ray)
+    unsplit = colocated > 0 or (flags.colocated == 0 and others_join)  # all workers may be those that join
     default = 0 if unsplit else 1
     kinds = {
         "chunked_prefill": flags.enable_chunked_prefill is not False,
@@ -198,7 +210,7 @@ def _from_flags(flags: Flags) -> ServiceConfig:
         colocated=colocated,
         token_budget=flags.max_num_batched_tokens,
         pin_cores=flags.pinned,
-        others_join=network is not None,
+        others_join=others_join,
         **kinds,
     )
     terms = join_terms(colocated=unsplit, token_budget=flags.max_num_batched_tokens, **kinds)
@@ -327,7 +339,7 @@ def _emulated_engine(flags: Flags, spec: ClusterSpec) -> EngineConfig:
 
 
 def _transport(flags: Flags) -> str:
-    transport = flags.transport or (DEFAULT_TRANSPORT if flags.listen_workers is None else "curve")
+    transport = flags.transport or ("curve" if flags.over_hosts else DEFAULT_TRANSPORT)
     check_transport(transport)
     return transport
 
@@ -344,6 +356,19 @@ def _tokenizer(directory: Path | None) -> tuple[str | None, int | None]:
 
 def _refuse_idle_flags(flags: Flags) -> None:
     """Flags that would change nothing are mistakes."""
+    if flags.ray is not None:
+        why = "is for workers of this host: leave it out with --launcher ray"
+        for flag, value in (
+            ("--cluster", flags.cluster),
+            ("--kv-store-dram", flags.store),
+            ("--pin-cores", flags.pin_cores),
+        ):
+            _refuse(flag, value, why)
+        if flags.transport == "shared_memory":
+            raise ConfigurationError(
+                "--transport shared_memory ends at the host, so KV cannot travel between the nodes of a Ray cluster: "
+                "use curve, nixl or mooncake"
+            )
     others = (flags.replan, flags.overload, flags.inline_tbt)
     if all(each is None for each in others) and flags.router not in FORECASTING_ROUTERS:
         why = "is for --replan, --overload, --inline-tbt and the routers " + ", ".join(FORECASTING_ROUTERS)

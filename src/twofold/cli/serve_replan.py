@@ -26,10 +26,15 @@ class ReplanFlags:
     min_between_s: float | None = None
 
 
-def replan_config(config: ServiceConfig, flags: ReplanFlags) -> ReplanConfig:
-    """Raises ConfigurationError where there can be no plans for this service, or nothing to search them by."""
-    if config.network is not None:
-        raise ConfigurationError("--replan knows the workers of one host: leave --listen-workers out")
+def replan_config(config: ServiceConfig, flags: ReplanFlags, *, others_join: bool = False) -> ReplanConfig:
+    """Raises ConfigurationError where there can be no plans for this service, or nothing to search them by.
+
+    Nobody knows how fast workers are that `others_join` with.
+    """
+    if others_join:
+        raise ConfigurationError(
+            "--replan knows the workers that the service starts itself: leave --listen-workers out"
+        )
     if flags.slo is None:
         raise ConfigurationError("--replan needs an SLO to aim at: give --slo, as in ttft=2,tpot=0.1")
     attainment = DEFAULT_ATTAINMENT if flags.attainment is None else flags.attainment

@@ -14,12 +14,14 @@ from rich.console import Console
 from twofold.cli.serve_access import check_loopback, find_keys
 from twofold.cli.serve_flags import Flags, public_name, service_of
 from twofold.cli.serve_overload import OverloadFlags
+from twofold.cli.serve_ray import Launch, launch_of, ray_flags
 from twofold.cli.serve_replan import ReplanFlags
 from twofold.cli.store_flags import store_config
 from twofold.errors import ConfigurationError
 from twofold.scheduling.admission_limits import AdmissionLimits
 from twofold.serving.config import ServiceConfig
 from twofold.serving.gateway.limits import Limits
+from twofold.serving.launcher import Launcher
 from twofold.serving.local_service import HttpConfig, LocalService
 from twofold.serving.logs import configure_logs
 from twofold.serving.telemetry import Telemetry, TelemetryConfig, make_telemetry
@@ -33,7 +35,9 @@ __all__ = [
     "OverloadFlags",
     "ReplanFlags",
     "find_keys",
+    "launch_of",
     "public_name",
+    "ray_flags",
     "run",
     "service_of",
     "store_config",
@@ -51,13 +55,15 @@ def run(
     host: str,
     port: int,
     allow_anonymous: bool,
+    launch: Launch,
 ) -> None:
     """Serve until Ctrl-C or SIGTERM, with sockets in a directory of its own; raises ConfigurationError."""
     configure_logs(config.log_format)
     observed = make_telemetry(http.served_model_name, telemetry)
     listener = _listen(host, port, exposable=allow_anonymous or http.keys is not None)
     with tempfile.TemporaryDirectory(prefix=f"twofold-{os.getpid()}-", ignore_cleanup_errors=True) as run_dir:
-        uvloop.run(_serve(msgspec.structs.replace(config, run_dir=run_dir), http, observed, listener))
+        config, launcher = launch(msgspec.structs.replace(config, run_dir=run_dir))
+        uvloop.run(_serve(config, http, observed, listener, launcher))
 
 
 def telemetry_config(slo: str | None, otlp_endpoint: str | None) -> TelemetryConfig:
@@ -66,10 +72,14 @@ def telemetry_config(slo: str | None, otlp_endpoint: str | None) -> TelemetryCon
 
 
 async def _serve(
-    config: ServiceConfig, http: HttpConfig, telemetry: Telemetry, listener: socket.socket
+    config: ServiceConfig,
+    http: HttpConfig,
+    telemetry: Telemetry,
+    listener: socket.socket,
+    launcher: Launcher,
 ) -> None:
     if config.log_format == "json":
-        await _run(LocalService(config, http, listener, log.info, telemetry))
+        await _run(LocalService(config, http, listener, log.info, telemetry, launcher))
         return
     console = Console(stderr=True)
     with console.status("starting") as status:
@@ -81,7 +91,7 @@ async def _serve(
                 console.print(f"twofold: {what}", highlight=False)
             status.update(what)
 
-        await _run(LocalService(config, http, listener, on_progress, telemetry))
+        await _run(LocalService(config, http, listener, on_progress, telemetry, launcher))
 
 
 async def _run(service: LocalService) -> None:

@@ -4,6 +4,8 @@ import hashlib
 import os
 import secrets
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from twofold.errors import ConfigurationError
@@ -62,6 +64,18 @@ def read_key(path: Path) -> ClusterKey:
     except (IndexError, ValueError) as error:
         sentence = f"--cluster-key {path} holds no cluster key: make one with twofold keygen"
         raise ConfigurationError(sentence) from (error if isinstance(error, IndexError) else None)
+
+
+@contextmanager
+def held_key(text: str) -> Iterator[Path]:
+    """A file with this key that lies in memory only, and that this process and its children can read meanwhile."""
+    fd = os.memfd_create("twofold-key", os.MFD_CLOEXEC)
+    try:
+        os.fchmod(fd, 0o600)
+        os.write(fd, text.encode("ascii"))
+        yield Path(f"/proc/{os.getpid()}/fd/{fd}")
+    finally:
+        os.close(fd)
 
 
 def _derived(secret: bytes, name: bytes) -> bytes:

@@ -25,11 +25,13 @@ log = logging.getLogger(__name__)
 
 
 class Orders(Protocol):
-    """Who starts and kills workers."""
+    """Who starts and kills workers, and frees what is kept for one that has retired."""
 
     def start_worker(self, instance: str) -> None: ...
 
     def kill_worker(self, instance: str) -> None: ...
+
+    def free_worker(self, instance: str) -> None: ...
 
 
 class Patience(msgspec.Struct, frozen=True, kw_only=True):
@@ -244,6 +246,8 @@ class Fleet:
         if was_up or member.state is MemberState.STARTING:
             self._gone(member, now)
         member.state = MemberState.DOWN
+        if member.retired:
+            self._orders.free_worker(instance)
         return was_up
 
     def send(self, instance: str, message: Message) -> None:

@@ -63,13 +63,22 @@ class Joined(msgspec.Struct, frozen=True):
 class Hosts(Orders):
     """Knows every host but the service's own, and passes orders on: to them, or to the `local` launcher.
 
-    `config` is the service's, with the context length and the `model` that it serves.
+    `config` is the service's, with the context length and the `model` that it serves. `own` are workers that the
+    launcher starts on hosts of their own, which join under the worker's name: those it is told to start anew when their
+    host is gone, and they stay part of the service meanwhile.
     """
 
     def __init__(
-        self, config: ServiceConfig, model: str, version: str, local: Orders, outbox: Outbox
+        self,
+        config: ServiceConfig,
+        model: str,
+        version: str,
+        local: Orders,
+        outbox: Outbox,
+        own: Collection[str] = (),
     ) -> None:
         self._config, self._model, self._version = config, model, version
+        self.own = frozenset(own)
         self._local, self._outbox = local, outbox
         self._hosts: dict[str, RemoteHost] = {}
         self._names = {worker.instance for worker in config.workers}  # all that were ever given
@@ -79,7 +88,7 @@ class Hosts(Orders):
     def start_worker(self, instance: str) -> None:
         """At once, or when its host is back."""
         host = self.host_of(instance)
-        if host is None:
+        if host is None or (instance in self.own and not host.present):
             self._local.start_worker(instance)
             return
         seat = host.seats[instance]
@@ -93,6 +102,11 @@ class Hosts(Orders):
             return
         host.seats[instance].unwanted = True
         self._order(host, instance)
+
+    def free_worker(self, instance: str) -> None:
+        """Of what other hosts keep for workers nothing is wanted back."""
+        if instance in self.own or self.host_of(instance) is None:
+            self._local.free_worker(instance)
 
     def refuse_worker(self, instance: str, reason: str) -> None:
         """A worker cannot be part of the service, and the next life of it could not either: its host is told."""
@@ -208,6 +222,8 @@ class Hosts(Orders):
 
     def _seats(self, message: HostJoins, before: Mapping[str, RemoteSeat]) -> list[tuple[str, Role]]:
         """Names for its workers: those that it had, as far as they go, and then new ones."""
+        if message.host in self.own:
+            return [(message.host, role) for role in message.workers]
         seats = []
         for role, count in message.workers.items():
             names = [name for name, seat in before.items() if seat.role is role][:count]

@@ -1,4 +1,4 @@
-"""The local launcher: starts the nursery, follows its reports and leaves nothing behind."""
+"""The launcher: starts the process that starts the workers, follows its reports and leaves nothing behind."""
 
 import asyncio
 import signal
@@ -13,24 +13,29 @@ from twofold.serving.reports import Order, Report
 TERMINATE_S = 5.0  # a nursery that is told to end gets this long
 
 
-class LocalLauncher:
-    """Worker processes on this host, forked by a nursery of their own session (Ctrl-C reaches only us)."""
+class Launcher:
+    """Runs `module`, which reads the `job` first, in a session of its own (Ctrl-C reaches only us).
 
-    def __init__(self, config: ServiceConfig) -> None:
-        self._config = config
+    Where its workers' hosts join the service, `joins` says so.
+    """
+
+    joins = False
+
+    def __init__(self, module: str, job: msgspec.Struct) -> None:
+        self._module, self._job = module, job
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
-        """Start the nursery; it begins to report at once."""
+        """Start the process; it begins to report at once."""
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
-            *("-m", "twofold.serving.nursery"),
+            *("-m", self._module),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             start_new_session=True,
         )
         assert self._process.stdin is not None  # noqa: S101  (asked for as a pipe above)
-        self._process.stdin.write(msgspec.json.encode(self._config) + b"\n")
+        self._process.stdin.write(msgspec.json.encode(self._job) + b"\n")
         await self._process.stdin.drain()
 
     def start_worker(self, instance: str) -> None:
@@ -41,13 +46,17 @@ class LocalLauncher:
         """A worker must not go on; its end will be reported."""
         self._order(Order(kill=instance))
 
+    def free_worker(self, instance: str) -> None:
+        """A worker has ended and is not wanted now: what is kept for it may go."""
+        self._order(Order(free=instance))
+
     def _order(self, order: Order) -> None:
         process = self._process
         if process is not None and process.stdin is not None and process.returncode is None:
             process.stdin.write(msgspec.json.encode(order) + b"\n")
 
     async def reports(self) -> AsyncIterator[Report]:
-        """What the nursery says, until it ends; a nursery that dies without a word is reported as a failure."""
+        """What the process says, until it ends; one that dies without a word is reported as a failure."""
         assert self._process is not None  # noqa: S101  (reports are asked for after start)
         assert self._process.stdout is not None  # noqa: S101  (asked for as a pipe in start)
         told = False
@@ -67,9 +76,16 @@ class LocalLauncher:
         try:
             await asyncio.wait_for(self._process.wait(), grace_s)
         except TimeoutError:
-            self._process.terminate()  # the nursery then kills its workers and ends
+            self._process.terminate()  # it then kills its workers and ends
             try:
                 await asyncio.wait_for(self._process.wait(), TERMINATE_S)
             except TimeoutError:
                 self._process.kill()  # its workers die with it
                 await self._process.wait()
+
+
+class LocalLauncher(Launcher):
+    """Worker processes on this host, forked by a nursery."""
+
+    def __init__(self, config: ServiceConfig) -> None:
+        super().__init__("twofold.serving.nursery", config)

@@ -1,4 +1,4 @@
-"""A whole service on this host, from start to end: workers, controller and gateway."""
+"""A whole service, from start to end: controller and gateway on this host, and the workers that its launcher starts."""
 
 import asyncio
 import os
@@ -33,7 +33,7 @@ from twofold.serving.gateway.server import HttpServer
 from twofold.serving.gateway.tokenizer import TextTokenizer, load_tokenizer
 from twofold.serving.hosts import Hosts
 from twofold.serving.journal import Journal, JournaledCluster
-from twofold.serving.launcher import LocalLauncher
+from twofold.serving.launcher import Launcher, LocalLauncher
 from twofold.serving.live_forecast import LiveForecast
 from twofold.serving.mailbox import Inbox, Outbox, new_context
 from twofold.serving.measured_paths import MeasuredPaths
@@ -51,6 +51,7 @@ from twofold.simulation.overload_control import overload_control
 MEET_S = 10.0  # workers get this long to measure their links before the service is ready all the same
 STOP_GRACE_S = 10  # answers that run when the service is told to stop get this long to end
 READ_GRACE_S = 2  # then clients get this long to read what was said last
+USER_ERROR = 2  # exit status of what cannot do as it was told
 WORKERS_GRACE_S = 2.0  # and the workers after them: nothing that they still do is of use to anybody
 
 
@@ -77,11 +78,12 @@ class LocalService:
         listener: socket.socket,
         on_progress: OnProgress,
         telemetry: Telemetry | None = None,
+        launcher: Launcher | None = None,
     ) -> None:
         self._config, self._http, self._listener = config, http, listener
         self._on_progress = on_progress
         self._telemetry = telemetry or Telemetry(http.served_model_name)
-        self._launcher = LocalLauncher(config)
+        self._launcher = launcher or LocalLauncher(config)
         self._paths = MeasuredPaths()
         self._facts: asyncio.Future[Report] = asyncio.get_running_loop().create_future()
         self._controller: Controller | None = None
@@ -182,12 +184,16 @@ class LocalService:
         cluster = self._make_cluster()
         overload, limits = self._make_overload(cluster), self._http.admission
         hosts = self._make_hosts(facts, outbox)
+        workers = {worker.instance: worker.role for worker in self._config.workers}
+        # Those that join from hosts of their own come one after the other, and the service begins with the first.
         self._fleet = Fleet(
-            {worker.instance: worker.role for worker in self._config.workers},
+            {} if self._launcher.joins else workers,
             outbox,
             hosts or self._launcher,
             Patience(restart_s=self._config.max_restart_delay_s),
         )
+        for instance in self._own:
+            self._fleet.expect(instance, workers[instance])
         return Controller(
             model=model,
             cluster=cluster,
@@ -219,7 +225,12 @@ class LocalService:
         assert facts.model is not None  # noqa: S101  (as above)
         engine = msgspec.structs.replace(config.engine, max_model_len=facts.max_model_len)
         config = msgspec.structs.replace(config, engine=engine)
-        return Hosts(config, facts.model, __version__, self._launcher, outbox)
+        return Hosts(config, facts.model, __version__, self._launcher, outbox, self._own)
+
+    @property
+    def _own(self) -> list[str]:
+        """The workers that join from hosts which the launcher starts."""
+        return [worker.instance for worker in self._config.workers] if self._launcher.joins else []
 
     def _fleet_missed(self, sender: str) -> None:
         if self._fleet is not None:
@@ -273,16 +284,23 @@ class LocalService:
             self._facts.set_result(report)
         if report.failure is not None:
             self._fail(report.failure)
+        if report.waiting is not None and self._controller is not None:
+            self._controller.without_room(report.waiting)
         if report.exited is not None:
-            self._worker_ended(report.exited, report.code)
+            self._worker_ended(report.exited, report.code, report.why)
 
-    def _worker_ended(self, instance: str, code: int | None) -> None:
+    def _worker_ended(self, instance: str, code: int | None, why: str | None) -> None:
         if self._stop.is_set():
             return  # as it was told to
-        if self._controller is not None and self._controller.watches:
+        # A host that cannot do as it was told will not be able to next time either, unless others could.
+        hopeless = self._launcher.joins and code == USER_ERROR and not self._was_ready
+        if self._controller is not None and self._controller.watches and not hopeless:
             self._controller.exited(instance)
         else:
-            self._fail(f"{instance} ended with code {code} before the service was ready")
+            self._fail(
+                f"{instance} ended with code {code} before the service was ready"
+                + (f": {why}" if why else "")
+            )
 
     def _fail(self, reason: str) -> None:
         """The service cannot go on: streams are told first, then it stops. The first reason counts."""

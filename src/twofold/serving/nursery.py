@@ -27,7 +27,8 @@ from twofold.errors import UserError
 from twofold.serving.config import STORE, ServiceConfig
 from twofold.serving.logs import configure_logs
 from twofold.serving.offspring import die_with_parent
-from twofold.serving.reports import Order, Report
+from twofold.serving.pipes import OrderPipe, read_line, take_stdout
+from twofold.serving.reports import Report
 from twofold.serving.store.process import run_store
 from twofold.serving.worker.engines import ENGINES
 from twofold.serving.worker.parts import Prepared
@@ -40,9 +41,13 @@ KEEP_S = 0.5  # from the end of a process that is kept to its next start
 
 def main() -> None:
     die_with_parent(signal.SIGTERM, os.getppid())
-    report = _take_stdout()
-    config = msgspec.json.decode(_read_line(sys.stdin.fileno()), type=ServiceConfig)
+    say = take_stdout()
+    config = msgspec.json.decode(read_line(sys.stdin.fileno()), type=ServiceConfig)
     configure_logs(config.log_format)
+
+    def report(entry: Report) -> None:
+        say(msgspec.json.encode(entry))
+
     try:
         nursery = _raise_workers(config, report)
     except UserError as error:
@@ -57,25 +62,6 @@ def main() -> None:
 
 
 Reporter = Callable[[Report], None]
-
-
-def _read_line(fd: int) -> bytes:
-    """One line, and nothing of what comes after it: a buffer would hide orders from the selector."""
-    line = bytearray()
-    while not line.endswith(b"\n") and (char := os.read(fd, 1)):
-        line += char
-    return bytes(line)
-
-
-def _take_stdout() -> Reporter:
-    """Keep the standard output for reports; whatever else is printed here or in a worker goes to stderr."""
-    pipe = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-
-    def report(entry: Report) -> None:
-        pipe.write(msgspec.json.encode(entry) + b"\n")
-
-    return report
 
 
 def _raise_workers(config: ServiceConfig, report: Reporter) -> "Nursery":
@@ -143,7 +129,7 @@ class Nursery:
         self._codes: dict[str, int] = {}  # of workers that are ending: that of their first process to end
         self._pid = os.getpid()
         self._ending = self._finishing = False
-        self._unread = b""
+        self._orders = OrderPipe()
 
     def start(self, instance: str) -> None:
         """Fork a worker, with all of its ranks."""
@@ -172,7 +158,7 @@ class Nursery:
         signal.signal(signal.SIGCHLD, lambda _signal, _frame: None)
         with selectors.DefaultSelector() as selector:
             selector.register(wake_read, selectors.EVENT_READ)
-            selector.register(sys.stdin, selectors.EVENT_READ)
+            selector.register(self._orders, selectors.EVENT_READ)
             while not self._over():
                 self._keep()
                 for key, _ in selector.select(timeout=KEEP_S):
@@ -216,17 +202,13 @@ class Nursery:
                 self._report(Report(exited=instance, code=self._codes.pop(instance)))
 
     def _read_orders(self) -> None:
-        """Whole lines are orders; the end of the input is the order to end."""
-        said = os.read(sys.stdin.fileno(), 1 << 16)
-        self._ending = self._ending or not said
-        *lines, self._unread = (self._unread + said).split(b"\n")
-        for line in lines:
-            order = msgspec.json.decode(line, type=Order)
+        for order in self._orders.read():
             self._finishing = self._finishing or order.finish
             if order.kill is not None:
                 self.kill(order.kill)
             if order.start is not None:
                 self.start(order.start)
+        self._ending = self._ending or self._orders.ended
 
 
 def _alone(run: Callable[[], None]) -> Processes:

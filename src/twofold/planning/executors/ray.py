@@ -7,6 +7,7 @@ from twofold.errors import ConfigurationError, UserError
 from twofold.planning.evaluation import Simulated, Trial
 from twofold.planning.problem import Problem
 from twofold.planning.simulated import simulated
+from twofold.raycluster.connection import connect
 
 
 class RayExecutor:
@@ -16,17 +17,7 @@ class RayExecutor:
     """
 
     def __init__(self, problem: Problem, address: str) -> None:
-        try:
-            import ray  # noqa: PLC0415 (an extra)
-        except ImportError as error:
-            raise ConfigurationError(
-                "--ray needs Ray, which is not installed: pip install 'twofold[ray]'"
-            ) from error
-        try:
-            ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-        except (ConnectionError, ValueError, RuntimeError) as error:
-            raise ConfigurationError(f"no Ray cluster at {address}: {error}") from error
-        self._ray = ray
+        ray = self._ray = connect(address, "--ray")
         self._problem = ray.put(problem)
         self._task = ray.remote(num_cpus=1)(_run)
 

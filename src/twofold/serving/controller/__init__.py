@@ -11,6 +11,7 @@ nobody can take just now waits.
     progress.py     what workers say of the requests that they run: leases, tokens, hand-offs
     members.py      the workers: they register, change, retire and are lost
     elsewhere.py    those of other hosts come and go with these
+    shortage.py     a smaller plan where the launcher has no room for all of them
     trust.py        who of them is given requests
     watch.py        what is looked after when nobody says anything
 

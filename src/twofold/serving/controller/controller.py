@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection
 
 from twofold.errors import RequestError
 from twofold.instance import Role
@@ -17,6 +17,7 @@ from twofold.serving.controller.incoming import Incoming
 from twofold.serving.controller.members import Members
 from twofold.serving.controller.progress import Progress
 from twofold.serving.controller.requests import Requests
+from twofold.serving.controller.shortage import Shortage
 from twofold.serving.controller.trust import Trust
 from twofold.serving.controller.watch import Watch
 from twofold.serving.fleet import Fleet
@@ -65,6 +66,7 @@ class Controller:
         self._fleet, self._hosts, self._telemetry = fleet, hosts, telemetry
         self._roles = Roles(cluster, fleet, move=roles_move)
         self._replanning = None if replan is None else LiveReplanning(replan, cluster.pools, self)
+        self._shortage = Shortage(self, roles_move=roles_move)
         watches = () if self._replanning is None else (self._replanning.observe,)
         self._recorder = recorder = Recorder(sinks=(telemetry.observe, *watches))
         trust = Trust(cluster, fleet, telemetry)
@@ -96,6 +98,7 @@ class Controller:
             self._requests, cluster, fleet, self._roles, trust, telemetry, paths, hosts, forecast, self._met
         )
         elsewhere = None if hosts is None else Elsewhere(hosts, fleet, self._members, forecast)
+        self._elsewhere = elsewhere
         self._incoming = Incoming(
             inbox, self._requests, progress, self._members, elsewhere, fleet, telemetry, paths, forecast
         )
@@ -134,8 +137,15 @@ class Controller:
         await self._ready.wait()
 
     def exited(self, instance: str) -> None:
-        """A worker's process has ended: it writes no more, and its peers are told so."""
-        self._members.exited(instance)
+        """A worker's process has ended, says the launcher: it writes no more, and its peers are told so."""
+        if self._elsewhere is not None and self._hosts is not None and instance in self._hosts.own:
+            self._elsewhere.ended(instance)
+        else:
+            self._members.exited(instance)
+
+    def without_room(self, instances: Collection[str]) -> None:
+        """For these workers the launcher has no room now, and it has for all others."""
+        self._shortage.waiting(instances)
 
     def fail_all(self, reason: str) -> None:
         """The service cannot go on."""
@@ -219,5 +229,6 @@ class Controller:
         self._telemetry.replanned(decision)
 
     def replans(self) -> list[str]:
-        """What re-planning has decided lately, a sentence each with when that was."""
-        return [] if self._replanning is None else self._replanning.said(time.monotonic())
+        """What re-planning has decided lately, a sentence each, and what was done about shortages."""
+        decided = [] if self._replanning is None else self._replanning.said(time.monotonic())
+        return decided + self._shortage.said

@@ -37,6 +37,15 @@ class Elsewhere:
             for instance in hosts.alive(message, now):
                 self._members.exited(instance)
 
+    def ended(self, instance: str) -> None:
+        """The launcher says that what ran a worker on a host of its own has ended.
+
+        As long as that host is heard, or may be alive, that proves nothing: the end of its workers is waited for.
+        """
+        host = self._hosts.host_of(instance)
+        if host is None or not host.present:
+            self._members.exited(instance)
+
     def look(self, now: float) -> None:
         """To be called every `ALIVE_S`: workers of a host that is silent must have ended at some time."""
         for instance in self._hosts.look(now, self._fleet.heard_s):
@@ -51,7 +60,8 @@ class Elsewhere:
             self._forecast.host_lost(host)
 
     def _dismiss(self, instances: Iterable[str]) -> None:
-        """Workers that have ended, and will not be started again."""
+        """Workers that have ended, and will not be started again where they were."""
         for instance in instances:
             self._members.exited(instance)
-            self._fleet.dismiss(instance)
+            if instance not in self._hosts.own:
+                self._fleet.dismiss(instance)

@@ -1,0 +1,115 @@
+"""`twofold serve --launcher ray`: what it takes, and what it refuses in one sentence; it needs no Ray."""
+
+import subprocess
+import sys
+
+import pytest
+from msgspec.structs import replace
+
+from twofold.cli.main import main
+from twofold.cli.serve_flags import Flags, service_of
+from twofold.cli.serve_ray import launch_of, ray_flags
+from twofold.curve.key import read_key
+from twofold.instance import Role
+from twofold.serving.launcher import LocalLauncher
+from twofold.serving.ray.launcher import RayLauncher
+
+HEAD = ("--launcher", "ray", "--ray-address", "127.0.0.1:6379")
+
+
+@pytest.fixture
+def refusal(monkeypatch, capsys, tmp_path):
+    """What a command says that ends before any process is started, where no Ray cluster is known."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["twofold", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code == 2
+        return " ".join(capsys.readouterr().err.split())
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--launcher", "slurm"], "choose one of local, ray"),
+        (["--ray-address", "auto"], "--ray-address is for --launcher ray: give that too"),
+        (["--launcher", "ray"], "no Ray cluster is known here: name one with --ray-address HOST:PORT"),
+        (["--launcher", "ray", "--ray-address", "head"], "is no address"),
+        ([*HEAD, "--ray-resources", "CPU"], "write CPU=4,GPU=1"),
+        ([*HEAD, "--ray-resources", "CPU=1,CPU=2"], "write CPU=4,GPU=1"),
+        ([*HEAD, "--tp", "2"], "moves whole blocks"),
+        ([*HEAD, "--kv-store-dram", "1GiB"], "is for workers of this host"),
+        ([*HEAD, "--pin-cores"], "is for workers of this host"),
+        ([*HEAD, "--prefill", "0"], "at least --prefill 1 and --decode 1"),
+        ([*HEAD, "--transport", "shared_memory"], "KV cannot travel between the nodes"),
+    ],
+)
+def test_mistakes_are_one_sentence(refusal, model, flags, sentence):
+    """Before anything is started."""
+    assert sentence in refusal("serve", model, *flags)
+
+
+def test_a_worker_takes_a_cpu_and_a_gpu_where_it_computes_on_one():
+    """Unless it is said what it takes."""
+    assert ray_flags("ray", None, None, None, "cpu").bundle == {"CPU": 1.0}
+    assert ray_flags("ray", None, None, None, "cuda").bundle == {"CPU": 1.0, "GPU": 1.0}
+    assert ray_flags("ray", None, "CPU=8,GPU=0.5,nic=1", None, None).bundle == {
+        "CPU": 8,
+        "GPU": 0.5,
+        "nic": 1,
+    }
+    assert ray_flags("local", None, None, None, "cuda") is None
+
+
+def test_workers_join_by_a_key_and_a_port_of_the_service(model, tmp_path):
+    """The job has all that a node must be told; the key is read only by us."""
+    flags = Flags(model=str(model), decode=2, ray=ray_flags("ray", "127.0.0.1:6379", "CPU=3", "rack", None))
+    config = service_of(flags)
+    assert config.transport == "curve"
+    assert set(config.terms.batchers) == {Role.PREFILL, Role.DECODE}
+    started, launcher = launch_of(flags)(replace(config, run_dir=str(tmp_path)))
+    assert isinstance(launcher, RayLauncher)
+    network, job = started.network, launcher._job
+    read_key(tmp_path / "cluster.key")
+    assert not network.controller.endswith(":0")
+    assert [(host.worker, host.controller, host.threads) for host in job.hosts] == [
+        (name, network.controller, 3) for name in ("prefill-0", "decode-0", "decode-1")
+    ]
+    assert job.hosts[0].key == (tmp_path / "cluster.key").read_text()
+    assert (job.bundle, job.link_label) == ({"CPU": 3.0}, "rack")
+
+
+def test_the_operators_own_door_is_kept(model, tmp_path):
+    """With --listen-workers other hosts may join too."""
+    key = tmp_path / "key"
+    from twofold.curve.key import write_key
+
+    write_key(key)
+    flags = Flags(
+        model=str(model),
+        listen_workers="tcp://127.0.0.1:7611",
+        cluster_key=key,
+        ray=ray_flags("ray", "127.0.0.1:6379", None, None, None),
+    )
+    config = service_of(flags)
+    assert launch_of(flags)(config)[0].network == config.network
+    assert config.network.controller == "tcp://127.0.0.1:7611"
+
+
+def test_without_ray_workers_are_local(model):
+    """And nothing of Ray is imported by the command line."""
+    flags = Flags(model=str(model))
+    config = service_of(flags)
+    same, launcher = launch_of(flags)(config)
+    assert same is config
+    assert isinstance(launcher, LocalLauncher)
+    program = (
+        "import sys, twofold.cli.main, twofold.cli.serve_run, twofold.cli.plan_run, twofold.cli.plan_ray; "
+        "sys.exit('ray' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -1,0 +1,153 @@
+"""A service on a Ray cluster, and clients that know what its answers are."""
+
+import asyncio
+import json
+import re
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import aiohttp
+import psutil
+
+from support.api_client import all_blocks_free, complete, served_name
+from support.flags import COLOCATED, ENGINE
+from twofold.bench.services import free_port, served, stop, wait_ready
+from twofold.cli import pools_run
+
+QUESTIONS = [
+    {"prompt": [5 + i, 6, 7] * (25 * i + 5), "max_tokens": 150, "temperature": 0, "ignore_eos": True}
+    for i in range(5)
+]
+CLIENTS = 3
+
+
+class RayService:
+    """`twofold serve --launcher ray` as a process; `said` is what it has written."""
+
+    def __init__(self, model, address, folder, flags):
+        self.log = folder / "serve.log"
+        port = free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        command = [sys.executable, "-m", "twofold.cli.main", "serve", str(model), *ENGINE, *flags]
+        command += ["--launcher", "ray", "--ray-address", address, "--port", str(port)]
+        with self.log.open("w") as said:
+            self.process = subprocess.Popen(command, stdout=said, stderr=said, stdin=subprocess.DEVNULL)
+
+    @property
+    def said(self):
+        return self.log.read_text()
+
+    def nodes(self):
+        """The node that each worker was put on last."""
+        return dict(re.findall(r"(\w+-\d) is on node (\w+)", re.sub(r"\s+", " ", self.said)))
+
+    def states(self):
+        """Workers with their roles, and whether they are up."""
+        return {each.instance: (each.role.value, each.state) for each in pools_run.ask(self.url, None).pools}
+
+    def up(self):
+        return sorted(name for name, (_, state) in self.states().items() if state == "up")
+
+    def roles_up(self):
+        return sorted(role for role, state in self.states().values() if state == "up")
+
+
+@contextmanager
+def ray_service(model, address, folder, *flags):
+    service = RayService(model, address, folder, flags)
+    try:
+        assert wait_ready(service.process, service.url), service.said
+        yield service
+    finally:
+        stop(service.process)
+
+
+class Load:
+    """Clients that ask one question after the other until it is `over`, and know the answers."""
+
+    def __init__(self, url, answers):
+        self._url, self._answers = url, answers
+        self.over = False
+        self.answered, self.wrong = 0, []
+
+    async def run(self):
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=300)) as session:
+            name = await served_name(session, self._url)
+            await asyncio.gather(*(self._client(session, name, each) for each in range(CLIENTS)))
+
+    async def _client(self, session, name, number):
+        while not self.over:
+            number = (number + 1) % len(QUESTIONS)
+            tokens = await _stream(session, self._url, {"model": name, **QUESTIONS[number]})
+            self.answered += 1
+            if tokens != self._answers[number]:
+                self.wrong.append((number, tokens))
+
+
+async def _stream(session, url, body):
+    """The tokens of a stream that must come to its end."""
+    tokens = []
+    body = {**body, "stream": True, "return_token_ids": True}
+    async with session.post(f"{url}/v1/completions", json=body) as response:
+        assert response.status == 200, await response.text()
+        async for line in response.content:
+            if line.strip() == b"data: [DONE]":
+                return tokens
+            if line.startswith(b"data: "):
+                event = json.loads(line[6:])
+                assert "error" not in event, event
+                tokens += event["choices"][0]["token_ids"]
+    raise AssertionError(f"the stream broke off after {len(tokens)} tokens")
+
+
+def answers_of(model):
+    """What workers answer that do both phases, on this host, while nothing happens."""
+
+    async def ask(url):
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=300)) as session:
+            return [await complete(session, url, **question) for question in QUESTIONS]
+
+    with served(model, (*ENGINE, *COLOCATED)) as url:
+        return asyncio.run(ask(url))
+
+
+def under_load(service, answers, what):
+    """Whatever happens meanwhile: no stream is broken or changed, and in the end nothing is held."""
+    load = Load(service.url, answers)
+    with ThreadPoolExecutor(1) as pool:  # Ray's cluster wants the main thread
+        clients = pool.submit(asyncio.run, load.run())
+
+        def more():
+            enough = load.answered + CLIENTS
+            until(lambda: clients.done() or load.answered >= enough)
+
+        try:
+            more()
+            what()
+            more()
+        finally:
+            load.over = True
+        clients.result()
+    assert load.wrong == []
+    assert asyncio.run(all_blocks_free(service.url))
+
+
+def processes_of(worker):
+    """The processes of a worker on any node: the kernel has its name, and Ray's actors are above it."""
+    named = [one for one in psutil.process_iter() if one.name() == worker]
+    return [
+        one for one in named if any("twofold.serving.ray.host" in each.cmdline() for each in one.parents())
+    ]
+
+
+def until(true, tries=1200, pause_s=0.1):
+    """Look until something is true; what it was then."""
+    for _ in range(tries):
+        found = true()
+        if found:
+            return found
+        time.sleep(pause_s)
+    raise AssertionError(f"it never came to {true}")

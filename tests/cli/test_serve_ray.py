@@ -44,6 +44,7 @@ def refusal(monkeypatch, capsys, tmp_path):
         ([*HEAD, "--ray-resources", "CPU=1,CPU=2"], "write CPU=4,GPU=1"),
         ([*HEAD, "--tp", "2"], "moves whole blocks"),
         ([*HEAD, "--kv-store-dram", "1GiB"], "is for workers of this host"),
+        ([*HEAD, "--overload", "early", "--slo", "ttft=1"], "is for workers of this host"),
         ([*HEAD, "--pin-cores"], "is for workers of this host"),
         ([*HEAD, "--prefill", "0"], "at least --prefill 1 and --decode 1"),
         ([*HEAD, "--transport", "shared_memory"], "KV cannot travel between the nodes"),

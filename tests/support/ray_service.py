@@ -59,7 +59,7 @@ class RayService:
 def ray_service(model, address, folder, *flags):
     service = RayService(model, address, folder, flags)
     try:
-        assert wait_ready(service.process, service.url), service.said
+        assert wait_ready(service.process, service.url), (service.process.poll(), service.said)
         yield service
     finally:
         stop(service.process)

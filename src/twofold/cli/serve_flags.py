@@ -8,7 +8,7 @@ import msgspec
 from twofold.cli.serve_forecast import forecast_config
 from twofold.cli.serve_inline import inline_config
 from twofold.cli.serve_overload import OverloadFlags, overload_config
-from twofold.cli.serve_ray import RayFlags, ray_network
+from twofold.cli.serve_ray import RayFlags, check_ray, ray_network
 from twofold.cli.serve_replan import DEFAULT_ROUTER, ReplanFlags, replan_config
 from twofold.cli.store_flags import check_eviction
 from twofold.curve.key import read_key
@@ -356,19 +356,7 @@ def _tokenizer(directory: Path | None) -> tuple[str | None, int | None]:
 
 def _refuse_idle_flags(flags: Flags) -> None:
     """Flags that would change nothing are mistakes."""
-    if flags.ray is not None:
-        why = "is for workers of this host: leave it out with --launcher ray"
-        for flag, value in (
-            ("--cluster", flags.cluster),
-            ("--kv-store-dram", flags.store),
-            ("--pin-cores", flags.pin_cores),
-        ):
-            _refuse(flag, value, why)
-        if flags.transport == "shared_memory":
-            raise ConfigurationError(
-                "--transport shared_memory ends at the host, so KV cannot travel between the nodes of a Ray cluster: "
-                "use curve, nixl or mooncake"
-            )
+    check_ray(flags)
     others = (flags.replan, flags.overload, flags.inline_tbt)
     if all(each is None for each in others) and flags.router not in FORECASTING_ROUTERS:
         why = "is for --replan, --overload, --inline-tbt and the routers " + ", ".join(FORECASTING_ROUTERS)

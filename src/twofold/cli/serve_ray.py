@@ -58,6 +58,27 @@ def ray_flags(
     )
 
 
+def check_ray(flags: "Flags") -> None:
+    """Raise ConfigurationError for flags that are of no use with `--launcher ray`."""
+    if flags.ray is None:
+        return
+    given: dict[str, object] = {
+        "--cluster": flags.cluster,
+        "--kv-store-dram": flags.store,
+        "--pin-cores": flags.pin_cores,
+        "--overload": flags.overload,
+        "--inline-tbt": flags.inline_tbt,
+    }
+    for flag, value in given.items():
+        if value is not None:
+            raise ConfigurationError(f"{flag} is for workers of this host: leave it out with --launcher ray")
+    if flags.transport == "shared_memory":
+        raise ConfigurationError(
+            "--transport shared_memory ends at the host, so KV cannot travel between the nodes of a Ray cluster: "
+            "use curve, nixl or mooncake"
+        )
+
+
 def ray_network(flags: RayFlags) -> Network:
     """Where workers join: at the address of this host that packets to the head of the cluster come from.
 

@@ -71,7 +71,7 @@ class Shortage:
         self._say(f"{what}: {target} for what is left" + (f", {_listed(steps)}" if steps else ""))
 
     def _make(
-        self, target: Split, running: Split, left: Mapping[str, Role], waiting: Collection[str]
+        self, target: Split, running: Split, left: dict[str, Role], waiting: Collection[str]
     ) -> list[str]:
         """The steps to a smaller plan, taken: those that were planned last go first."""
         many, few = Role.PREFILL, Role.DECODE

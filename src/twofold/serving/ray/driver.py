@@ -30,7 +30,7 @@ from twofold.serving.ray.job import HostJob, RayJob
 from twofold.serving.ray.placing import Neighbour, choose
 from twofold.serving.reports import Order, Report
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("twofold.serving.ray.driver")  # which is __main__ where it runs
 
 LOOK_S = 0.25
 # From when a group is asked for until the node that was chosen is taken to have no room after all.
@@ -128,9 +128,9 @@ class Driver:
                 self._remove(worker)
         if order.start is not None:
             self.start(order.start)
-        for worker in (order.kill, order.free):
-            if worker is not None and worker in self._placed:
-                self._remove(worker)
+        for unwanted in (order.kill, order.free):
+            if unwanted is not None and unwanted in self._placed:
+                self._remove(unwanted)
 
     def _end(self, _signal: int, _frame: object) -> None:
         self._ending = True

@@ -23,7 +23,7 @@ def choose(
 
     KV caches travel between the phases, so a worker goes where most of the others are within reach of the fast link:
     nodes with the same value of `link_label`; the first goes where such a group has most room. Within it the workers of
-    a phase are spread, so that a node that is lost takes no phase with it, then all workers.
+    a phase are spread, so that a node that is lost takes no phase with it; then all workers, over those with most room.
     """
     placed = list(others)
     on_node = Counter(each.node for each in placed)
@@ -34,9 +34,10 @@ def choose(
         near[group] += on_node[node.id]
         room[group] += _room(node, bundle)
 
-    def rank(node: RayNode) -> tuple[int, int, int, int, str]:
+    def rank(node: RayNode) -> tuple[int, int, int, int, int, str]:
         group = node.labels.get(link_label)
-        return near[group], room[group], -of_role[node.id], -on_node[node.id], node.id
+        spread = -of_role[node.id], -on_node[node.id]
+        return near[group], room[group], *spread, _room(node, bundle), node.id
 
     return max((node for node in nodes if node.has_room(bundle)), key=rank, default=None)
 

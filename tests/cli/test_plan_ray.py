@@ -1,0 +1,69 @@
+"""`twofold plan --ray`: the machines of the cluster are what there is; it needs no Ray."""
+
+import sys
+
+import pytest
+
+from twofold.cli import placement_run, plan_ray, plan_run
+from twofold.cli.main import main
+from twofold.raycluster.nodes import RayNode
+
+COMMON = ("plan", "azure-conv", "--model", "llama2-70b", "--ray", "auto")
+
+
+def node(gpus, kind="H100"):
+    return RayNode(
+        id="n",
+        address="10.0.0.1",
+        total={"GPU": float(gpus), f"accelerator_type:{kind}": 1.0} if gpus else {},
+    )
+
+
+@pytest.fixture
+def asked(monkeypatch, capsys):
+    """What is searched for on a cluster with some nodes, or the sentence that says why nothing is; and the notes."""
+
+    def run(nodes, *flags):
+        questions = []
+        monkeypatch.setattr(plan_ray, "connect", lambda *_: None)
+        monkeypatch.setattr(plan_ray, "nodes_of", lambda _: nodes)
+        for module in (plan_run, placement_run):
+            monkeypatch.setattr(module, "run", lambda _problem, question, **_: questions.append(question))
+        monkeypatch.setattr(sys, "argv", ["twofold", *COMMON, *flags])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        said = " ".join(capsys.readouterr().err.split())
+        return (questions[0] if ended.value.code == 0 else None), said
+
+    return run
+
+
+def test_nodes_are_machines_and_no_more_than_there_are(asked):
+    """Of each kind as many as there are, in all pairs."""
+    question, said = asked([node(8), node(8), node(8, "A100"), node(0)])
+    assert question.budget.of_kind == {"dgx-h100": 2, "dgx-a100": 1}
+    assert {kind.name for family in question.families for kind in family.kinds} == {"dgx-h100", "dgx-a100"}
+    assert "planned for the Ray cluster at auto: dgx-h100=2,dgx-a100=1" in said
+
+
+def test_goodput_counts_accelerators(asked):
+    """Also those of nodes that have fewer than a machine."""
+    flags = ("--objective", "goodput", "--slo", "ttft=1,tpot=0.06")
+    question, _ = asked([node(8), node(4)], *flags)
+    assert question.stock == {"dgx-h100": 12}
+
+
+def test_flags_say_more_than_the_cluster(asked):
+    """It only simulates then; so does one that has no accelerators."""
+    question, said = asked([node(8)], "--machines", "a100")
+    assert (question.budget.of_kind, said) == ({}, "")
+    question, said = asked([node(0)], "--max-machines", "40")
+    assert question.budget.machines == 40
+
+
+def test_parts_of_machines_are_no_machines(asked):
+    """A sentence says what to do."""
+    question, said = asked([node(4), node(8, "V100")])
+    assert question is None
+    assert "--objective goodput, which counts accelerators" in said
+    assert "left out: 10.0.0.1 has 8 x V100" in said

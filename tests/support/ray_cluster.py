@@ -1,10 +1,21 @@
 """A Ray cluster of several nodes on this machine, small enough for two cores; a node may be killed."""
 
-from contextlib import contextmanager
+import os
+from contextlib import ExitStack, contextmanager
+from unittest import mock
 
+from ray._private import services
 from ray.cluster_utils import Cluster
 
+from support.ray_service import until
+
 SMALL = {"object_store_memory": 80 * 2**20}
+# What Ray waits for beside much else, on a machine with two cores.
+PATIENT = {
+    "RAY_agent_register_timeout_ms": "300000",
+    "RAY_worker_register_timeout_seconds": "300",
+    "RAY_gcs_server_port_wait_time_s": "300",
+}
 
 
 class RayNodes:
@@ -12,13 +23,16 @@ class RayNodes:
 
     def __init__(self, head_cpus, **labels):
         arguments = {"num_cpus": head_cpus, "include_dashboard": False, "labels": labels or None, **SMALL}
+        self._patience = ExitStack()
+        self._patience.enter_context(mock.patch.dict(os.environ, PATIENT))
+        self._patience.enter_context(mock.patch.object(services, "get_node", patient(services.get_node)))
         self._cluster = Cluster(initialize_head=True, head_node_args=arguments)
         self._nodes = {}
         self.address, self.head = self._cluster.address, self._cluster.head_node.node_id
 
     def add(self, cpus, **labels):
         """The id of a new node."""
-        node = self._cluster.add_node(num_cpus=cpus, labels=labels or None, **SMALL)
+        node = self._cluster.add_node(wait=False, num_cpus=cpus, labels=labels or None, **SMALL)
         self._nodes[node.node_id] = node
         return node.node_id
 
@@ -34,6 +48,19 @@ class RayNodes:
 
     def close(self):
         self._cluster.shutdown()
+        self._patience.close()
+
+
+def patient(get_node):
+    """The same, for a node that starts beside much else: Ray waits for 30 s."""
+
+    def found(*arguments):
+        try:
+            return get_node(*arguments)
+        except RuntimeError:
+            return None
+
+    return lambda *arguments: until(lambda: found(*arguments), tries=3000)
 
 
 @contextmanager

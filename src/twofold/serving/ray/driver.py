@@ -142,13 +142,17 @@ class Driver:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy  # noqa: PLC0415
 
         job = self._job
-        nodes = [node for node in nodes_of(self._ray) if self._doubts.get(node.id, 0.0) <= now]
+        nodes = nodes_of(self._ray)
+        trusted = [node for node in nodes if self._doubts.get(node.id, 0.0) <= now]
         others = [
             Neighbour(self._hosts[name].role, placed.node)
             for name, placed in self._placed.items()
             if placed.node is not None
         ]
-        node = choose(host.role, job.bundle, nodes, others, job.link_label)
+        # A node that is doubted is better than none: Ray says that it has room.
+        node = choose(host.role, job.bundle, trusted, others, job.link_label) or choose(
+            host.role, job.bundle, nodes, others, job.link_label
+        )
         # One bundle is always on one node. Ray does not know which node is near which of ours, so the node is named.
         group = placement_group(
             [job.bundle],

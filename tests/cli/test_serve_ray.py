@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from twofold.cli.main import main
 from twofold.cli.serve_flags import Flags, service_of
 from twofold.cli.serve_ray import launch_of, ray_flags
+from twofold.cli.serve_replan import ReplanFlags
 from twofold.curve.key import read_key
 from twofold.instance import Role
 from twofold.serving.launcher import LocalLauncher
@@ -39,7 +40,7 @@ def refusal(monkeypatch, capsys, tmp_path):
         (["--launcher", "slurm"], "choose one of local, ray"),
         (["--ray-address", "auto"], "--ray-address is for --launcher ray: give that too"),
         (["--launcher", "ray"], "no Ray cluster is known here: name one with --ray-address HOST:PORT"),
-        (["--launcher", "ray", "--ray-address", "head"], "is no address"),
+        (["--launcher", "ray", "--ray-address", "head"], "'head' names no Ray cluster"),
         ([*HEAD, "--ray-resources", "CPU"], "write CPU=4,GPU=1"),
         ([*HEAD, "--ray-resources", "CPU=1,CPU=2"], "write CPU=4,GPU=1"),
         ([*HEAD, "--tp", "2"], "moves whole blocks"),
@@ -100,6 +101,18 @@ def test_the_operators_own_door_is_kept(model, tmp_path):
     config = service_of(flags)
     assert launch_of(flags)(config)[0].network == config.network
     assert config.network.controller == "tcp://127.0.0.1:7611"
+
+
+def test_replanning_knows_the_workers_on_ray(model, host):
+    """They are the service's own, wherever they are; not so those that join by themselves."""
+    flags = Flags(
+        model=str(model),
+        ray=ray_flags("ray", "127.0.0.1:6379", None, None, None),
+        replan=ReplanFlags(profile=host, slo="ttft=1", retire=True),
+    )
+    replan = service_of(flags).replan
+    assert replan.replicas
+    assert [pool.role for pool in replan.cluster.pools] == [Role.PREFILL, Role.DECODE]
 
 
 def test_without_ray_workers_are_local(model):

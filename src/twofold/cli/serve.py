@@ -42,9 +42,7 @@ _KEY = "File of the key that they need, as `twofold keygen` writes it."
 _LAUNCHER = (
     "Who starts the workers: local (processes of this host) or ray (actors on the nodes of a Ray cluster)."
 )
-_RAY_ADDRESS = (
-    "The Ray cluster: auto (the one of this host), HOST:PORT, or ray://HOST:PORT from outside of it (auto)."
-)
+_RAY_ADDRESS = "The Ray cluster: auto (the one that this host is part of), or HOST:PORT of its head (auto)."
 _RAY_RESOURCES = "What each worker takes of a node, as in CPU=4,GPU=1 (CPU=1, and GPU=1 with --device cuda)."
 _RAY_LINK = "Nodes with the same value of this label share a fast link (ray.io/gpu-domain)."
 _TP = "Ranks that share the heads of each layer: tensor parallelism (1)."

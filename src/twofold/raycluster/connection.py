@@ -9,12 +9,12 @@ from twofold.curve.network import Endpoint
 from twofold.errors import ConfigurationError
 
 AUTO: Final = "auto"
-_CLIENT: Final = "ray://"
 _PROBE_S: Final = 5.0
 
 
 def connect(address: str, what: str) -> Any:  # noqa: ANN401  (the module, which has no types)
-    """The `ray` module, connected, once for this process, to the cluster at `address`: HOST:PORT, `auto`, `local` or ray://HOST:PORT.
+    """The `ray` module, connected, once for this process, to the cluster at `address`: HOST:PORT, `auto`,
+    `local`, or ray://HOST:PORT for Ray's client.
 
     Raises ConfigurationError where Ray is not installed, which `what` needs, or where there is no cluster.
     """
@@ -26,13 +26,11 @@ def connect(address: str, what: str) -> Any:  # noqa: ANN401  (the module, which
         ) from error
     if ray.is_initialized():  # by an earlier call
         return ray
-    if address != AUTO and ":" in address:
+    if address != AUTO and ":" in address and "://" not in address:
         _probe(address)
     try:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-    except ImportError as error:
-        raise ConfigurationError(f"{address} needs Ray's client: pip install 'ray[client]'") from error
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except (ConnectionError, ImportError, ValueError, RuntimeError) as error:  # its client is another package
         raise ConfigurationError(f"no Ray cluster at {address}: {_first_line(error)}") from error
     return ray
 
@@ -43,7 +41,17 @@ def head_of(address: str) -> Endpoint:
     Raises ConfigurationError for what is no address, and where no cluster is known here.
     """
     found = _known_here() if address == AUTO else address
-    return Endpoint.parse(f"tcp://{found.removeprefix(_CLIENT)}", "--ray-address")
+    if "://" in found:
+        raise ConfigurationError(
+            f"{found} is an address of Ray's client, which is not enough: write HOST:PORT of the cluster's head, on a "
+            "host that is part of the cluster (ray start --address HOST:PORT --num-cpus 0, if nothing is to run there)"
+        )
+    try:
+        return Endpoint.parse(f"tcp://{found}", "the Ray cluster")
+    except ConfigurationError:
+        raise ConfigurationError(
+            f"{found!r} names no Ray cluster: write auto, or HOST:PORT of its head"
+        ) from None
 
 
 def _known_here() -> str:

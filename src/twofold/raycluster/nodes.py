@@ -32,11 +32,13 @@ class RayNode(msgspec.Struct, frozen=True, kw_only=True):
         return all(self.free.get(name, 0.0) >= amount for name, amount in bundle.items())
 
 
-def nodes_of(ray: Any) -> tuple[RayNode, ...]:  # noqa: ANN401  (the module, which has no types)
-    """The nodes that live, in the order of their ids."""
-    from ray._private.state import available_resources_per_node  # noqa: PLC0415  (an extra)
+def nodes_of(ray: Any, *, with_room: bool = False) -> tuple[RayNode, ...]:  # noqa: ANN401  (the module, which has no types)
+    """The nodes that live, in the order of their ids; what of them is free only `with_room`."""
+    free: dict[str, dict[str, float]] = {}
+    if with_room:
+        from ray._private.state import available_resources_per_node  # noqa: PLC0415  (an extra)
 
-    free: dict[str, dict[str, float]] = available_resources_per_node()
+        free = available_resources_per_node()
     nodes = (
         RayNode(
             id=each["NodeID"],

@@ -142,7 +142,7 @@ class Driver:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy  # noqa: PLC0415
 
         job = self._job
-        nodes = nodes_of(self._ray)
+        nodes = nodes_of(self._ray, with_room=True)
         trusted = [node for node in nodes if self._doubts.get(node.id, 0.0) <= now]
         others = [
             Neighbour(self._hosts[name].role, placed.node)

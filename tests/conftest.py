@@ -1,6 +1,7 @@
 """What tests of several packages share."""
 
 import os
+import secrets
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ from hypothesis import HealthCheck, settings
 # Tests run beside others and beside the services they start, on few cores: threads that wait for each other
 # there take many times what one alone takes. torch reads this when it is imported.
 os.environ["OMP_NUM_THREADS"] = "1"
+# Ray's clusters are for those who have this token. Without one Ray would write one to the home directory.
+os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
 
 # A slow machine is no error: neither a case nor the drawing of one has a time limit.
 settings.register_profile(

@@ -1,5 +1,7 @@
 """Two nodes of a Ray cluster on two hosts, which are network namespaces, and a cable that is cut."""
 
+import os
+import socket
 import subprocess
 import sys
 import time
@@ -16,6 +18,8 @@ from twofold.errors import ConfigurationError
 
 pytest.importorskip("ray")
 
+from support.ray_cluster import PATIENT
+
 CUT_S = 9.0  # workers beyond must have ended by then
 
 
@@ -31,7 +35,9 @@ def hosts():
 @contextmanager
 def raylet(command):
     """`ray start …` until the end of the test, and all that it has started."""
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        command, env=os.environ | PATIENT, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+    )
     try:
         yield process
     finally:
@@ -55,8 +61,6 @@ def cluster(hosts):
 
 
 def answers_at(host, address):
-    import socket
-
     try:
         socket.create_connection((host, int(address.rpartition(":")[2])), 1.0).close()
     except OSError:

@@ -247,6 +247,12 @@ def test_the_launcher_starts_its_host_anew_when_that_must_have_ended():
     assert scene.hosts.look(LONG, lambda _: 0.0) == ["prefill-0"]
     scene.hosts.start_worker("prefill-0")
     assert scene.local.orders == [("start", "prefill-0")]
+    # The old one may come back, when a cable is mended: it is told to end, and its end is nothing new.
+    assert scene.alive(LONG + 1.0, {"prefill-0": Seat(2, runs=False)}, host="prefill-0") == []
+    (refused,) = scene.told(HostRefused)
+    assert "another host was started in its place" in refused.reason
+    assert scene.hosts.leaves("prefill-0", 1) == []
+    assert scene.joins(LONG + 2.0, host="prefill-0", workers={Role.PREFILL: 1}, life=2).workers
 
 
 def test_what_is_kept_for_a_worker_is_freed_by_whoever_keeps_it():

@@ -50,6 +50,9 @@ class RemoteHost:
         self.name, self.life, self.inbox, self.seats = name, life, inbox, seats
         self.heard_s = now
         self.present = True
+        self.replaced = (
+            False  # its worker is the launcher's to start on another host: this one is too late if it is back
+        )
         self.rival: tuple[int, float] | None = None  # another launcher of this name, and when it first came
 
 
@@ -89,6 +92,8 @@ class Hosts(Orders):
         """At once, or when its host is back."""
         host = self.host_of(instance)
         if host is None or (instance in self.own and not host.present):
+            if host is not None:
+                host.replaced = True
             self._local.start_worker(instance)
             return
         seat = host.seats[instance]
@@ -152,6 +157,10 @@ class Hosts(Orders):
         if host is None or host.life != message.life:
             self._outbox.send(message.inbox, HostUnknown(life=message.life))
             return []
+        if host.replaced:
+            reason = f"{message.host} was silent for so long that another host was started in its place"
+            self._outbox.send(message.inbox, HostRefused(life=message.life, reason=reason))
+            return []
         if not host.present:
             log.warning("host %s is back", host.name)
         host.heard_s, host.present = now, True
@@ -169,14 +178,14 @@ class Hosts(Orders):
         return ended
 
     def leaves(self, name: str, life: int) -> list[str]:
-        """A host is gone for good, and so are its workers, whose names are returned."""
+        """A host is gone for good, and so are its workers, whose names are returned if they have no other host now."""
         host = self._hosts.get(name)
         if host is None or host.life != life:
             return []
         log.warning("host %s has left", name)
         self._outbox.forget(host.inbox)
         del self._hosts[name]
-        return list(host.seats)
+        return [] if host.replaced else list(host.seats)
 
     def look(self, now: float, heard_s: Callable[[str], float]) -> list[str]:
         """The workers that must have ended by now, with those hosts that nobody heard of for too long.

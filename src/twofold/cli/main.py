@@ -15,6 +15,7 @@ from twofold.cli import (
     model,
     plan,
     pools,
+    route,
     serve,
     simulate,
     trace,
@@ -30,6 +31,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("serve")(serve.serve)
+app.command("route")(route.route)
 app.command("join")(join.join)
 app.command("keygen")(keygen.keygen)
 app.command("bench")(bench.bench)

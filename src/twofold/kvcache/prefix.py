@@ -12,11 +12,20 @@ def prefix_keys(token_ids: Sequence[int], block_size: int, salt: bytes = b"") ->
 
     `salt` starts the chain, so that tenants with different salts never share a key. Keys have KEY_BYTES bytes.
     """
-    key = blake2b(salt, digest_size=KEY_BYTES).digest()
+    key = root_key(salt)
     for end in range(block_size, len(token_ids) + 1, block_size):
-        tokens = array("q", token_ids[end - block_size : end])
-        key = blake2b(key + tokens.tobytes(), digest_size=KEY_BYTES).digest()
+        key = next_key(key, token_ids[end - block_size : end])
         yield key
+
+
+def root_key(salt: bytes) -> bytes:
+    """What a chain begins with: the key of no block."""
+    return blake2b(salt, digest_size=KEY_BYTES).digest()
+
+
+def next_key(key: bytes, token_ids: Sequence[int]) -> bytes:
+    """The key of a block of these tokens after the block of `key`."""
+    return blake2b(key + array("q", token_ids).tobytes(), digest_size=KEY_BYTES).digest()
 
 
 def tenant_salt(tenant: str, model: str = "", secret: bytes = b"") -> bytes:

@@ -1,11 +1,20 @@
 """What the blocks of a prompt are called: the same by requests of one tenant, and by nobody else."""
 
 import secrets
+from typing import Protocol
 
 import msgspec
 
 from twofold.kvcache.prefix import prefix_keys, tenant_salt
 from twofold.request import Generation
+
+
+class Names(Protocol):
+    """Who names the blocks of prompts."""
+
+    def name(self, generation: Generation) -> Generation:
+        """The same with the keys of its prompt's blocks."""
+        ...
 
 
 class PromptKeys:

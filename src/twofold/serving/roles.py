@@ -7,7 +7,7 @@ from twofold.errors import RequestError
 from twofold.instance import InstanceLoad, Role
 from twofold.scheduling.cluster import ClusterScheduler
 from twofold.scheduling.outcome import InstanceStatus
-from twofold.serving.fleet import Fleet, Member
+from twofold.serving.controller.workers import Worker, Workers
 from twofold.serving.service import PoolMember
 
 _prefills, _decodes = attrgetter("prefills"), attrgetter("decodes")
@@ -16,7 +16,7 @@ _prefills, _decodes = attrgetter("prefills"), attrgetter("decodes")
 class Roles:
     """Of the workers that are up, as the cluster scheduler has them; `move` says whether they may change."""
 
-    def __init__(self, cluster: ClusterScheduler, fleet: Fleet, *, move: bool) -> None:
+    def __init__(self, cluster: ClusterScheduler, fleet: Workers, *, move: bool) -> None:
         self._cluster, self._fleet = cluster, fleet
         self.move = move
 
@@ -59,7 +59,7 @@ class Roles:
         self._fleet.members[instance].role = role
 
 
-def _member(member: Member, load: InstanceLoad | None, status: InstanceStatus | None) -> PoolMember:
+def _member(member: Worker, load: InstanceLoad | None, status: InstanceStatus | None) -> PoolMember:
     """`load` is there while it may be given work, and `status` when it has said how it is."""
     role = member.role if load is None else load.role
     return PoolMember(

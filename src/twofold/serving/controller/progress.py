@@ -10,7 +10,7 @@ from twofold.scheduling.overload.ledger import Newcomer
 from twofold.serving.admitting import refused
 from twofold.serving.controller.requests import Requests
 from twofold.serving.controller.trust import Trust
-from twofold.serving.fleet import Fleet
+from twofold.serving.controller.workers import Workers
 from twofold.serving.live_request import Attempt, LiveRequest
 from twofold.serving.messages import HandoffEnded, HandoffReport, LeaseGranted, StepDone
 from twofold.serving.telemetry import Telemetry
@@ -24,7 +24,7 @@ class Progress:
         self,
         requests: Requests,
         cluster: ClusterScheduler,
-        fleet: Fleet,
+        fleet: Workers,
         trust: Trust,
         telemetry: Telemetry,
         recorder: Recorder,
@@ -55,13 +55,23 @@ class Progress:
         self._telemetry.step(message.instance, len(message.tokens))
         self._learn_pace(message, now - started_s)
         for attempt_id in message.started:
-            live = self._requests.of(attempt_id)
-            if live is not None:
-                self._recorder.mark(live.id, Moment.PREFILL_STARTED, started_s)
+            self.begun(attempt_id, started_s)
         for attempt_id, output in message.tokens:
-            live = self._requests.of(attempt_id)
-            if live is not None:
-                self._token(live, output, message.instance, started_s, now)
+            self.token(attempt_id, output, message.instance, started_s, now)
+
+    def begun(self, attempt_id: str, at_s: float) -> None:
+        """The prefill of an attempt began."""
+        live = self._requests.of(attempt_id)
+        if live is not None:
+            self._recorder.mark(live.id, Moment.PREFILL_STARTED, at_s)
+
+    def token(
+        self, attempt_id: str, output: TokenOutput, instance: str, started_s: float, now: float
+    ) -> None:
+        """An attempt has a token more, of an iteration of `instance` that began at `started_s`."""
+        live = self._requests.of(attempt_id)
+        if live is not None:
+            self._token(live, output, instance, started_s, now)
 
     def _learn_pace(self, message: StepDone, seconds: float) -> None:
         """Overload control follows how quick decodes are; iterations with prompts it times by their first tokens."""
@@ -112,11 +122,17 @@ class Progress:
 
     def handed_off(self, message: HandoffReport) -> None:
         """The KV of an attempt is where it is decoded."""
-        live = self._requests.of(message.request_id)
+        fleet, source = self._fleet, message.instance
+        self._telemetry.handoff(message)
+        self.arrived(
+            message.request_id, fleet.ours(source, message.started_s), fleet.ours(source, message.ended_s)
+        )
+
+    def arrived(self, attempt_id: str, started_s: float, ended_s: float) -> None:
+        """The KV of an attempt travelled between these times, and is not where it was prefilled any more."""
+        live = self._requests.of(attempt_id)
         if live is not None:
             live.handed_off = True
-            fleet, source = self._fleet, message.instance
-            self._recorder.mark(live.id, Moment.HANDOFF_STARTED, fleet.ours(source, message.started_s))
-            self._recorder.mark(live.id, Moment.HANDOFF_ENDED, fleet.ours(source, message.ended_s))
-        self._telemetry.handoff(message)
-        self._cluster.handed_off(message.request_id)
+            self._recorder.mark(live.id, Moment.HANDOFF_STARTED, started_s)
+            self._recorder.mark(live.id, Moment.HANDOFF_ENDED, ended_s)
+        self._cluster.handed_off(attempt_id)

@@ -13,11 +13,11 @@ from twofold.scheduling.overload.control import OverloadControl
 from twofold.scheduling.overload.ledger import Newcomer
 from twofold.serving.admitting import deadline_passed, refused
 from twofold.serving.controller.trust import Trust
-from twofold.serving.fleet import Fleet
+from twofold.serving.controller.workers import Workers
 from twofold.serving.live_forecast import LiveForecast
 from twofold.serving.live_request import Attempt, LiveRequest
 from twofold.serving.messages import Abort, Prefill, Reserve
-from twofold.serving.prompt_keys import PromptKeys
+from twofold.serving.prompt_keys import Names
 from twofold.serving.replanning import LiveReplanning
 from twofold.serving.telemetry import Telemetry
 from twofold.timeline import Moment, Recorder
@@ -39,7 +39,7 @@ class Requests:
         self,
         cluster: ClusterScheduler,
         admission: Admission,
-        fleet: Fleet,
+        fleet: Workers,
         trust: Trust,
         telemetry: Telemetry,
         recorder: Recorder,
@@ -48,7 +48,7 @@ class Requests:
         recomputes: bool,
         overload: OverloadControl | None,
         replanning: LiveReplanning | None,
-        prompt_keys: PromptKeys | None,
+        prompt_keys: Names | None,
         forecast: LiveForecast | None,
     ) -> None:
         self._cluster, self._admission, self._fleet, self._trust = cluster, admission, fleet, trust

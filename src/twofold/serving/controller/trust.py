@@ -2,7 +2,7 @@
 
 from twofold.scheduling.breaker import BreakerState
 from twofold.scheduling.cluster import ClusterScheduler
-from twofold.serving.fleet import Fleet
+from twofold.serving.controller.workers import Workers
 from twofold.serving.snapshot import InstanceState
 from twofold.serving.telemetry import Telemetry
 
@@ -13,7 +13,7 @@ class Trust:
     Methods that may bring a worker back say whether they did: those that wait may have somebody then.
     """
 
-    def __init__(self, cluster: ClusterScheduler, fleet: Fleet, telemetry: Telemetry) -> None:
+    def __init__(self, cluster: ClusterScheduler, fleet: Workers, telemetry: Telemetry) -> None:
         self._cluster, self._fleet, self._telemetry = cluster, fleet, telemetry
 
     def try_out(self, instance: str, attempt_id: str) -> None:

@@ -1,0 +1,168 @@
+"""vLLM's completions API, as far as it is used: what is asked, and what comes back (vLLM 0.32, `entrypoints/openai`).
+
+Prompts and outputs are token ids both ways. What a request leaves open is said all the same, because a server fills
+it in from the `generation_config.json` of its model, and two servers may have two of those.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from twofold.errors import TwofoldError
+from twofold.request import FinishReason, Generation, TokenOutput
+
+T = TypeVar("T")
+KvParams = Mapping[str, object]
+
+# A prefill whose KV somebody will fetch (vLLM's `NixlConnector`).
+REMOTE_DECODE: KvParams = {"do_remote_decode": True, "do_remote_prefill": False}
+
+_FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
+_NAMED = "token_id:"
+
+
+class ServerError(TwofoldError):
+    """A server says, in an answer that had begun well, that it cannot go on with this request."""
+
+
+class LogProbs(msgspec.Struct, frozen=True):
+    """Of each token; the names are `token_id:N` because `return_tokens_as_token_ids` asks for that."""
+
+    token_logprobs: list[float | None] = []
+    top_logprobs: list[dict[str, float] | None] = []
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """The next tokens of an output, or all of them."""
+
+    token_ids: list[int] | None = None
+    logprobs: LogProbs | None = None
+    finish_reason: str | None = None
+
+    def outputs(self, first_index: int) -> list[TokenOutput]:
+        """Its tokens, of which the first is the output's `first_index`-th; raises ServerError on another ending."""
+        tokens, logprobs = self.token_ids or [], self.logprobs or LogProbs()
+        if self.finish_reason is not None and self.finish_reason not in _FINISH:
+            raise ServerError(f"the output ended with {self.finish_reason!r}")
+        outputs = [
+            TokenOutput(
+                index=first_index + place,
+                token_id=token_id,
+                logprob=_at(logprobs.token_logprobs, place),
+                top_logprobs=_top(_at(logprobs.top_logprobs, place)),
+            )
+            for place, token_id in enumerate(tokens)
+        ]
+        if self.finish_reason is not None:
+            if not outputs:
+                raise ServerError(f"the output ended with {self.finish_reason!r} and no token")
+            outputs[-1] = msgspec.structs.replace(outputs[-1], finish_reason=_FINISH[self.finish_reason])
+        return outputs
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    message: str = "no message"
+
+
+class Completion(msgspec.Struct, frozen=True):
+    """A whole answer, or one event of a stream."""
+
+    choices: list[Choice] = []
+    error: ErrorBody | None = None
+    kv_transfer_params: dict[str, object] | None = None
+
+    @property
+    def reused_tokens(self) -> int:
+        """Tokens of the prompt that a prefill for somebody else found in its server's cache."""
+        cached = (self.kv_transfer_params or {}).get("remote_prefill_cached_tokens")
+        return cached if isinstance(cached, int) else 0
+
+
+_decoder = msgspec.json.Decoder(Completion)
+
+
+def read(data: bytes) -> Completion:
+    """Raises ServerError on an error, and on what is no answer at all."""
+    try:
+        answer = _decoder.decode(data)
+    except msgspec.DecodeError as error:
+        raise ServerError(f"what it said is no completion: {data[:200]!r} ({error})") from error
+    if answer.error is not None:
+        raise ServerError(answer.error.message)
+    return answer
+
+
+def error_text(body: bytes) -> str:
+    """What an answer that is not a 200 says."""
+    try:
+        error = _decoder.decode(body).error
+    except msgspec.DecodeError:
+        error = None
+    return body[:300].decode(errors="replace") if error is None else error.message
+
+
+def body(
+    generation: Generation,
+    model: str,
+    seed: int,
+    *,
+    stream: bool,
+    max_tokens: int | None = None,
+    kv: KvParams | None = None,
+) -> bytes:
+    """The JSON of `POST /v1/completions` for `generation`, or for its first `max_tokens` tokens."""
+    sampling = generation.sampling
+    tokens = sampling.max_tokens if max_tokens is None else max_tokens
+    fields: dict[str, object] = {
+        "model": model,
+        "request_id": generation.request.id,
+        "prompt": generation.prompt_token_ids,
+        "max_tokens": tokens,
+        "min_tokens": min(sampling.min_tokens, tokens),
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "ignore_eos": sampling.ignore_eos,
+        "stop_token_ids": sampling.stop_token_ids,
+        "stream": stream,
+        "return_token_ids": True,
+    }
+    if not sampling.greedy:
+        fields["seed"] = seed
+    if sampling.logprobs is not None:
+        fields["logprobs"] = sampling.logprobs
+        fields["return_tokens_as_token_ids"] = True
+    if generation.cache_salt:
+        fields["cache_salt"] = generation.cache_salt
+    if kv is not None:
+        fields["kv_transfer_params"] = kv
+    return msgspec.json.encode(fields)
+
+
+def refused_body(model: str, kv: KvParams) -> bytes:
+    """A decode that its server refuses, and thereby tells the prefill server that nobody will fetch that KV.
+
+    vLLM does so for every decode that it does not take (`notify_kv_transfer_request_rejected`). Without it the KV
+    stays until its lease ends: 30 s, unless `kv_lease_duration` says otherwise.
+    """
+    fields = {"model": model, "prompt": [0], "max_tokens": 1 << 30, "kv_transfer_params": kv}
+    return msgspec.json.encode(fields)
+
+
+def _at(values: Sequence[T | None], place: int) -> T | None:
+    return values[place] if place < len(values) else None
+
+
+def _top(named: dict[str, float] | None) -> tuple[tuple[int, float], ...]:
+    """Best first; vLLM also names the chosen token where it is not among the best."""
+    known = [
+        (int(name.removeprefix(_NAMED)), value)
+        for name, value in (named or {}).items()
+        if name.startswith(_NAMED)
+    ]
+    return tuple(sorted(known, key=lambda each: -each[1]))

@@ -1,0 +1,79 @@
+"""`twofold route`: what is wrong with its flags is one sentence, exit code 2."""
+
+import json
+import sys
+
+import pytest
+
+from twofold.cli import route_run
+from twofold.cli.main import main
+from twofold.errors import ModelError
+from twofold.instance import Role
+
+PREFILL = ("--prefill", "http://a:8000")
+DECODE = ("--decode", "http://b:8000")
+
+
+@pytest.fixture
+def refusal(monkeypatch, capsys, model):
+    """What the command says that ends before it listens."""
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["twofold", "route", "--model", str(model), *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code == 2
+        said = capsys.readouterr().err.strip()
+        assert said.startswith("twofold: ")
+        return " ".join(said.split())
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ((), "one phase has no server"),
+        (PREFILL, "one phase has no server"),
+        ((*DECODE, "--colocated", "http://c"), "one phase has no server"),
+        ((*PREFILL, "--decode", "http://a:8000/v1"), "http://a:8000 is given twice"),
+        ((*PREFILL, "--decode", "b:8000"), "'b:8000' is not the address of a server"),
+        ((*PREFILL, *DECODE, "--router", "best"), "--router 'best' is not one of"),
+        ((*PREFILL, *DECODE, "--log-format", "xml"), "--log-format 'xml' is not one of"),
+        ((*PREFILL, *DECODE, "--host", "::"), "lets other machines in"),
+        ((*PREFILL, *DECODE, "--model", "/nowhere"), "there is no model directory /nowhere"),
+        ((*PREFILL, *DECODE, "--max-body-bytes", "much"), "is not a size"),
+    ],
+)
+def test_mistakes(refusal, arguments, says):
+    """Each says what would be right."""
+    assert says in refusal(*arguments)
+
+
+def test_the_service_that_is_asked_for(model, monkeypatch):
+    """Servers by role, and the key that they ask for, which nobody else sees."""
+    monkeypatch.setenv("TWOFOLD_SERVER_API_KEY", "secret")
+    flags = route_run.Flags(model=str(model), prefill=("http://a",), decode=("http://b", "http://c"))
+    config = route_run.config_of(flags)
+    assert [(server.instance, server.role) for server in config.servers] == [
+        ("prefill-0", Role.PREFILL),
+        ("decode-0", Role.DECODE),
+        ("decode-1", Role.DECODE),
+    ]
+    assert config.api_key == "secret"
+    assert "TWOFOLD_SERVER_API_KEY" not in route_run.os.environ
+    assert config.vocab_size == 512
+
+
+@pytest.mark.parametrize("config", [{}, {"vocab_size": -3}, {"vocab_size": "many"}, []])
+def test_a_vocabulary_that_nobody_knows(tmp_path, config):
+    """One sentence, not a traceback."""
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match="vocabulary"):
+        route_run.vocabulary_of(tmp_path)
+
+
+def test_the_vocabulary_of_a_model_with_parts(tmp_path):
+    """Those that see or hear keep the sizes of their text model apart."""
+    (tmp_path / "config.json").write_text(json.dumps({"text_config": {"vocab_size": 7}}))
+    assert route_run.vocabulary_of(tmp_path) == 7

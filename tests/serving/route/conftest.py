@@ -1,0 +1,47 @@
+"""Two stock vLLM servers, and `twofold route` in front of them."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from support.running_service import running_service
+from support.vllm_servers import NAME, VllmServer, vllm_servers
+
+ROUTE = ("-m", "twofold.cli.main", "route")
+
+
+@dataclass
+class RoutedFleet:
+    """The gateway's address and process, and the servers behind it."""
+
+    url: str
+    process: object
+    prefill: VllmServer
+    decode: VllmServer
+
+    @property
+    def servers(self):
+        return (self.prefill, self.decode)
+
+
+@pytest.fixture(scope="session")
+def vllm_pair(tiny_model_dir, tmp_path_factory):
+    """(model directory, two servers), started once for the session."""
+    pytest.importorskip("vllm")
+    pytest.importorskip("nixl", reason="vLLM's NixlConnector needs the package nixl")
+    model = tiny_model_dir("llama")
+    with vllm_servers(model, tmp_path_factory.mktemp("vllm"), 2) as servers:
+        yield model, servers
+
+
+@pytest.fixture(scope="module")
+def fleet(vllm_pair):
+    """One server prefills and the other decodes; where one is missing the other does both."""
+    model, (prefill, decode) = vllm_pair
+    flags = (
+        *("--model", str(model), "--served-model-name", NAME, "--router", "jsq-planned"),
+        *("--prefill", prefill.url, "--decode", decode.url),
+        *("--max-restart-delay", "1", "--probe-timeout", "20"),
+    )
+    with running_service(None, *flags, program=ROUTE) as (process, url):
+        yield RoutedFleet(url, process, prefill, decode)

@@ -1,0 +1,103 @@
+"""What is asked of vLLM and what it answers: bytes as vLLM 0.32 sends them."""
+
+import json
+
+import pytest
+
+from twofold.request import FinishReason, Generation, Request, SamplingParams
+from twofold.serving.route import api
+
+FIRST = (
+    b'{"id":"cmpl-1","object":"text_completion","created":1,"model":"m","choices":[{"index":0,"text":" POP","logprobs":'
+    b'{"text_offset":[0],"token_logprobs":[-2.7],"tokens":["token_id:5377"],"top_logprobs":[{"token_id:5377":-2.7,'
+    b'"token_id:3202":-2.9}]},"finish_reason":"length","stop_reason":null,"token_ids":[5377]}],"kv_transfer_params":'
+    b'{"do_remote_prefill":true,"remote_block_ids":[[8,9]],"remote_prefill_cached_tokens":128}}'
+)
+STOPPED = (
+    b'{"id":"c","choices":[{"index":0,"text":"","logprobs":null,"finish_reason":"stop","stop_reason":5834,'
+    b'"prompt_token_ids":[1,2],"token_ids":[17,5834]}]}'
+)
+
+
+def generation(**sampling):
+    params = SamplingParams(**{"max_tokens": 8, "seed": 3, **sampling})
+    request = Request(id="a~0", arrival_s=0.0, prompt_tokens=3, output_tokens=8)
+    return Generation(request=request, prompt_token_ids=[1, 2, 3], sampling=params)
+
+
+def asked(sampling=None, **fields):
+    return json.loads(api.body(generation(**(sampling or {})), "m", 5, **{"stream": True, **fields}))
+
+
+def test_the_answer_of_a_prefill():
+    """Its token, with log probabilities by id, what it found cached, and the KV to fetch."""
+    answer = api.read(FIRST)
+    (token,) = answer.choices[0].outputs(0)
+    assert (token.token_id, token.logprob, token.finish_reason) == (5377, -2.7, FinishReason.LENGTH)
+    assert token.top_logprobs == ((5377, -2.7), (3202, -2.9))
+    assert answer.reused_tokens == 128
+    assert answer.kv_transfer_params["remote_block_ids"] == [[8, 9]]
+
+
+def test_several_tokens_in_an_event():
+    """They are numbered from where the stream is, and the last has the finish reason."""
+    tokens = api.read(STOPPED).choices[0].outputs(4)
+    assert [(token.index, token.token_id, token.finish_reason) for token in tokens] == [
+        (4, 17, None),
+        (5, 5834, FinishReason.STOP),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b'{"error":{"message":"KV could not be loaded","type":"x","code":500}}', "KV could not be loaded"),
+        (b"<html>", "no completion"),
+        (b'{"choices": 3}', "no completion"),
+    ],
+)
+def test_what_is_no_answer(data, says):
+    """A sentence about it."""
+    with pytest.raises(api.ServerError, match=says):
+        api.read(data)
+
+
+@pytest.mark.parametrize("reason", ["error", "abort"])
+def test_an_output_that_ended_badly(reason):
+    """No token of it counts as the last one."""
+    with pytest.raises(api.ServerError, match=reason):
+        api.Choice(token_ids=[1], finish_reason=reason).outputs(0)
+
+
+def test_what_is_left_open_is_said():
+    """Or a server would fill it in from its model's generation_config.json."""
+    fields = asked()
+    assert (fields["prompt"], fields["max_tokens"], fields["temperature"]) == ([1, 2, 3], 8, 1.0)
+    assert (fields["top_p"], fields["top_k"], fields["min_p"], fields["repetition_penalty"]) == (
+        1.0,
+        0,
+        0.0,
+        1.0,
+    )
+    assert fields["return_token_ids"]
+    assert "kv_transfer_params" not in fields
+
+
+def test_seeds():
+    """Greedy output needs none, and servers are faster without."""
+    assert asked()["seed"] == 5
+    assert "seed" not in asked({"temperature": 0.0})
+
+
+def test_a_prefill_asks_for_one_token():
+    """And never for fewer at least than at most, which a server would refuse."""
+    fields = asked({"min_tokens": 6}, max_tokens=1, kv=api.REMOTE_DECODE)
+    assert (fields["max_tokens"], fields["min_tokens"]) == (1, 1)
+    assert fields["kv_transfer_params"] == {"do_remote_decode": True, "do_remote_prefill": False}
+
+
+def test_logprobs_are_asked_for_by_token_id():
+    """Texts of tokens are not unique."""
+    fields = asked({"logprobs": 2})
+    assert (fields["logprobs"], fields["return_tokens_as_token_ids"]) == (2, True)
+    assert "logprobs" not in asked()

@@ -1,0 +1,102 @@
+"""A feed of KV events over real sockets: in order, and with what was missed."""
+
+import asyncio
+
+import msgspec
+import pytest
+import zmq
+import zmq.asyncio
+
+from twofold.bench.services import free_port
+from twofold.instance import Role
+from twofold.serving.route.config import ServerConfig
+from twofold.serving.route.event_feed import EventFeed
+
+END = (-1).to_bytes(8, "big", signed=True)
+
+
+def batch(number):
+    return msgspec.msgpack.encode([float(number), [], 0])
+
+
+class Publisher:
+    """Publishes as vLLM's does, and repeats what it has sent."""
+
+    def __init__(self, context, replays):
+        self.events, self.replay = (f"tcp://127.0.0.1:{free_port()}" for _ in range(2))
+        self._socket = context.socket(zmq.PUB)
+        self._socket.bind(self.events)
+        self._router = context.socket(zmq.ROUTER)
+        self._router.bind(self.replay)
+        self._task = asyncio.create_task(self._repeat()) if replays else None
+        self.sent = []
+
+    async def send(self, number, *, lose=False):
+        self.sent.append(number)
+        if not lose:
+            await self._socket.send_multipart([b"", number.to_bytes(8, "big"), batch(number)])
+
+    async def _repeat(self):
+        while True:
+            client, _, first = await self._router.recv_multipart()
+            for number in self.sent:
+                if number >= int.from_bytes(first, "big"):
+                    frames = [client, b"", b"", number.to_bytes(8, "big"), batch(number)]
+                    await self._router.send_multipart(frames)
+            await self._router.send_multipart([client, b"", b"", END, b""])
+
+    def close(self):
+        if self._task is not None:
+            self._task.cancel()
+        self._socket.close(linger=0)
+        self._router.close(linger=0)
+
+
+def feed(numbers, lost=(), *, replays=False):
+    """What a feed hears, with `gap` where something is missing, of batches of which some are `lost`."""
+    heard = []
+
+    async def scenario():
+        context = zmq.asyncio.Context()
+        publisher = Publisher(context, replays)
+        config = ServerConfig(
+            instance="one",
+            role=Role.PREFILL,
+            url="http://one",
+            events=publisher.events,
+            replay=publisher.replay if replays else None,
+        )
+        feed = EventFeed(
+            config, context, lambda batch: heard.append(int(batch.ts)), lambda: heard.append("gap")
+        )
+        feed.start()
+        first, *others = numbers
+        while not heard:  # a subscription takes a moment
+            await publisher.send(first)
+            await asyncio.sleep(0.01)
+        for number in others:
+            await publisher.send(number, lose=number in lost)
+        while numbers[-1] not in heard:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        feed.stop()
+        publisher.close()
+        context.destroy(linger=0)
+
+    asyncio.run(asyncio.wait_for(scenario(), 120))
+    return heard
+
+
+def test_in_order():
+    """From the first of a server's life on."""
+    assert feed([0, 1, 2, 3])[-4:] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(("replays", "heard"), [(False, ["gap", 3]), (True, [1, 2, 3])])
+def test_what_was_missed(replays, heard):
+    """Is had again from a server that repeats it; otherwise nobody knows what the cache has."""
+    assert feed([0, 1, 2, 3], lost=[1, 2], replays=replays)[-len(heard) :] == heard
+
+
+def test_a_server_that_was_started_again():
+    """Its numbers begin anew, and so does its cache."""
+    assert feed([5, 6, 0, 1])[-3:] == ["gap", 0, 1]

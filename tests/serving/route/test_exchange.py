@@ -1,0 +1,174 @@
+"""An attempt on two servers that say what a test scripts: what a real one says at times that nobody can choose."""
+
+import asyncio
+import json
+from contextlib import ExitStack
+
+import aiohttp
+import pytest
+
+from support.scripted_endpoint import DONE, Drop, Refuse, Send, endpoint, event
+from twofold.instance import Role
+from twofold.request import FinishReason, Generation, Request, SamplingParams
+from twofold.serving.route.client import Card, RefusedError, VllmClient
+from twofold.serving.route.config import ServerConfig
+from twofold.serving.route.exchange import AttemptLostError, Exchange, seed_of
+from twofold.serving.route.servers import Server
+
+KV = {"do_remote_prefill": True, "remote_block_ids": [[1]], "remote_prefill_cached_tokens": 2}
+
+
+def whole(*tokens, finish="length", kv=KV):
+    choice = {"index": 0, "text": "", "token_ids": tokens, "finish_reason": finish}
+    return [Send(json.dumps({"choices": [choice], "kv_transfer_params": kv}).encode())]
+
+
+def chunk(*tokens, finish=None):
+    return Send(event(choices=[{"index": 0, "text": "", "token_ids": tokens, "finish_reason": finish}]))
+
+
+def stream(*chunks):
+    return [*chunks, Send(DONE)]
+
+
+class Heard:
+    """What the controller is told."""
+
+    def __init__(self):
+        self.tokens, self.reused, self.arrivals = [], 0, 0
+
+    def begun(self, attempt_id, at_s):
+        pass
+
+    def token(self, attempt_id, output, instance, started_s, now):
+        self.tokens.append((output.index, output.token_id, instance))
+        self.reused += output.reused_tokens
+        self.finish = output.finish_reason
+
+    def arrived(self, attempt_id, started_s, ended_s):
+        assert started_s <= ended_s
+        self.arrivals += 1
+
+
+@pytest.fixture
+def attempt():
+    """Run an attempt on scripted servers; returns what was heard, what was raised, and what each was asked."""
+
+    def run(prefill, decode=None, max_tokens=4, seed=0, first_index=0):
+        heard, raised = Heard(), None
+
+        async def scenario(urls):
+            request = Request(id="a~0", arrival_s=0.0, prompt_tokens=2, output_tokens=max_tokens)
+            sampling = SamplingParams(max_tokens=max_tokens, seed=seed)
+            generation = Generation(request=request, prompt_token_ids=[5, 6], sampling=sampling)
+            later = set()
+            async with aiohttp.ClientSession() as session:
+                servers = []
+                for name, url in zip(("p", "d"), urls, strict=False):
+                    config = ServerConfig(instance=name, role=Role.MIXED, url=url)
+                    servers.append(Server(config, VllmClient(session, url), 1.0))
+                    servers[-1].card = Card("m", 100)
+                begin = lambda what: later.add(asyncio.ensure_future(what))  # noqa: E731
+                exchange = Exchange(generation, first_index, servers[0], servers[-1], heard, begin)
+                try:
+                    await exchange.run()
+                finally:
+                    await asyncio.gather(*later)
+
+        with ExitStack() as running:
+            scripts = (prefill,) if decode is None else (prefill, decode)
+            made = [running.enter_context(endpoint(lambda _, steps=steps: steps)) for steps in scripts]
+            try:
+                asyncio.run(scenario([each.url for each in made]))
+            except (AttemptLostError, RefusedError) as error:
+                raised = error
+            return heard, raised, [each.bodies for each in made]
+
+    return run
+
+
+def test_the_first_token_comes_from_the_prefill(attempt):
+    """The decode server makes it again, and that one is dropped."""
+    heard, raised, (asked, fetched) = attempt(
+        whole(7), stream(chunk(7), chunk(8, 9), chunk(10, finish="length"))
+    )
+    assert raised is None
+    assert heard.tokens == [(0, 7, "p"), (1, 8, "d"), (2, 9, "d"), (3, 10, "d")]
+    assert (heard.finish, heard.reused, heard.arrivals) == (FinishReason.LENGTH, 2, 1)
+    assert (asked[0]["max_tokens"], asked[0]["kv_transfer_params"]["do_remote_decode"]) == (1, True)
+    assert (fetched[0]["max_tokens"], fetched[0]["kv_transfer_params"]) == (4, KV)
+    assert asked[0]["seed"] == fetched[0]["seed"], "so that both draw the same token"
+
+
+def test_another_first_token_on_the_decode_server(attempt):
+    """Its output is not what the client has the beginning of: the attempt is over, and no server is at fault."""
+    heard, raised, _ = attempt(whole(7), stream(chunk(8), chunk(9)))
+    assert heard.tokens == [(0, 7, "p")]
+    assert not raised.trouble
+    assert "another token" in str(raised)
+
+
+def test_an_output_of_one_token(attempt):
+    """Nothing is handed over."""
+    heard, raised, (asked, fetched) = attempt(stream(chunk(7, finish="length")), [], max_tokens=1)
+    assert (heard.tokens, raised, fetched) == ([(0, 7, "p")], None, [])
+    assert "kv_transfer_params" not in asked[0]
+
+
+def test_an_output_that_ends_with_its_first_token(attempt):
+    """The decode server is asked for what it must refuse, which frees the prompt's KV."""
+    heard, raised, (_, refused) = attempt(whole(7, finish="stop"), [Refuse(400)])
+    assert (heard.tokens, heard.finish, raised) == ([(0, 7, "p")], FinishReason.STOP, None)
+    assert refused[0]["kv_transfer_params"] == KV
+    assert refused[0]["max_tokens"] > 10**6
+
+
+def test_one_server_for_both_phases(attempt):
+    """One stream, and no word of KV."""
+    heard, raised, (asked,) = attempt(stream(chunk(7), chunk(8, finish="stop")))
+    assert (heard.tokens, raised) == ([(0, 7, "p"), (1, 8, "p")], None)
+    assert "kv_transfer_params" not in asked[0]
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "where", "trouble"),
+    [
+        ([Drop()], [], "p", True),
+        ([Refuse(500)], [], "p", True),
+        ([Refuse(429)], [], "p", True),
+        (whole(7, kv=None), [], "p", False),
+        (whole(), [], "p", False),
+        (whole(7), [chunk(7), chunk(8), Drop()], "d", True),
+        (whole(7), [chunk(7), chunk(8)], "d", True),
+        (whole(7), stream(chunk(7), chunk(8)), "d", False),
+        (whole(7), stream(Send(event(error={"message": "KV lost"}))), "d", False),
+        (whole(7), stream(chunk(7), chunk(8, finish="abort")), "d", False),
+        (whole(7), [Refuse(503)], "d", True),
+    ],
+)
+def test_what_ends_an_attempt(attempt, prefill, decode, where, trouble):
+    """And whether its server is in trouble, or only the attempt."""
+    _, raised, _ = attempt(prefill, decode)
+    assert isinstance(raised, AttemptLostError)
+    assert (raised.instance, raised.trouble) == (where, trouble)
+
+
+def test_a_server_that_broke_after_the_last_token(attempt):
+    """Nothing is missing."""
+    heard, raised, _ = attempt([chunk(7), chunk(8, finish="length"), Drop()], max_tokens=2)
+    assert ([token for _, token, _ in heard.tokens], raised) == ([7, 8], None)
+
+
+def test_what_is_wrong_with_a_request(attempt):
+    """It would be wrong on any server."""
+    _, raised, _ = attempt([Refuse(400)], [])
+    assert isinstance(raised, RefusedError)
+    assert (raised.status, str(raised)) == (400, "refused by the script")
+
+
+def test_seeds_of_attempts():
+    """The first has its request's, and each that goes on in the middle another: the same one at the same place."""
+    assert seed_of(9, 0) == 9
+    assert seed_of(9, 5) == seed_of(9, 5)
+    assert len({seed_of(seed, index) for seed in (8, 9) for index in range(50)}) == 100
+    assert all(0 <= seed_of(9, index) < 2**63 for index in range(50))

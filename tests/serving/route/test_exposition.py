@@ -1,0 +1,44 @@
+"""vLLM's metrics as vLLM 0.32 writes them."""
+
+from twofold.serving.route.exposition import read_metrics
+
+TEXT = """# HELP vllm:num_requests_running Number of requests in model execution batches.
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="m"} 3.0
+vllm:num_requests_running{engine="1",model_name="m"} 1.0
+vllm:num_requests_waiting{engine="0",model_name="m"} 2.0
+vllm:num_requests_waiting_by_reason{engine="0",model_name="m",reason="capacity"} 7.0
+vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25
+vllm:kv_cache_usage_perc{engine="1",model_name="m"} 0.75
+vllm:request_prompt_tokens_count{engine="0",model_name="m"} 20.0
+vllm:request_prompt_tokens_sum{engine="0",model_name="m"} 2000.0
+vllm:request_prompt_tokens_bucket{engine="0",le="1.0",model_name="m"} 9.0
+vllm:request_prefill_time_seconds_sum{engine="0",model_name="m"} 5.0
+vllm:request_prefill_kv_computed_tokens_sum{engine="0",model_name="m"} 1000.0
+vllm:iteration_tokens_total_count{engine="0",model_name="m"} 61.0
+vllm:cache_config_info{block_size="128",engine="0",kv_cache_layout="{odd}",num_gpu_blocks="512"} 1.0
+vllm:cache_config_info{block_size="128",engine="1",num_gpu_blocks="512"} 1.0
+process_open_fds 100.0
+"""
+
+
+def test_engines_are_added_up():
+    """Several engines behind one address are one server."""
+    readings = read_metrics(TEXT)
+    assert (readings.running, readings.waiting, readings.steps) == (4, 2, 61)
+    assert (readings.blocks, readings.block_tokens, readings.capacity_tokens) == (1024, 128, 131072)
+    assert readings.used == 0.5
+    assert (readings.mean_prompt, readings.prefill_token_s) == (100.0, 0.005)
+
+
+def test_its_status():
+    """As one of our own instances would tell it."""
+    status = read_metrics(TEXT).status
+    assert (status.waiting, status.running, status.blocks_total, status.blocks_free) == (2, 4, 1024, 512)
+
+
+def test_nothing_to_read():
+    """A server that tells nothing is idle, of unknown size."""
+    readings = read_metrics("twofold:num_requests_running 3\n")
+    assert (readings.running, readings.capacity_tokens, readings.mean_prompt) == (0, None, 0.0)
+    assert readings.status.blocks_free == readings.status.blocks_total == 1

@@ -1,0 +1,122 @@
+"""Events of vLLM's prefix cache, as msgpack from vLLM 0.32 has them, become the keys that prompts have here."""
+
+import msgspec
+import pytest
+
+from twofold.kvcache.prefix import prefix_keys
+from twofold.request import Generation, Request, SamplingParams
+from twofold.serving.route.kv_events import KnownBlocks, decode
+from twofold.serving.route.names import SharedNames
+
+SIZE = 4
+PROMPT = list(range(20))
+KEYS = list(prefix_keys(PROMPT, SIZE))
+CLEARED = {"type": "AllBlocksCleared"}
+
+
+def stored(first, last, parent=None, prompt=PROMPT, **fields):
+    """An event for blocks `first` to `last` of a prompt; vLLM calls block n `h<n>`."""
+    return {
+        "type": "BlockStored",
+        "block_hashes": [b"h%d" % number for number in range(first, last)],
+        "parent_block_hash": parent,
+        "token_ids": prompt[first * SIZE : last * SIZE],
+        "block_size": SIZE,
+        "lora_id": None,
+        "medium": "GPU",
+        "lora_name": None,
+        "session_id": "some",
+        **fields,
+    }
+
+
+def removed(*numbers, **fields):
+    names = [b"h%d" % number for number in numbers]
+    return {"type": "BlockRemoved", "block_hashes": names, "medium": "GPU", **fields}
+
+
+def follow(*events):
+    """(cleared, removed, stored) of each event, and what is known in the end."""
+    known = KnownBlocks(SIZE)
+    batch = decode(msgspec.msgpack.encode([1.5, events, 0]))
+    return [(each.cleared, list(each.removed), list(each.stored)) for each in known.follow(batch)], known
+
+
+def test_blocks_that_come():
+    """In one event or in several, each after the one before it."""
+    changes, _ = follow(stored(0, 2), stored(2, 5, parent=b"h1"))
+    assert changes == [(False, [], KEYS[:2]), (False, [], KEYS[2:])]
+
+
+def test_blocks_that_go():
+    """By vLLM's names; of those that nobody told us of nothing is said."""
+    changes, known = follow(stored(0, 3), removed(2, 9), removed(0, medium="CPU"), removed(0, group_idx=1))
+    assert changes[1:] == [(False, [KEYS[2]], []), (False, [], []), (False, [], [])]
+    assert len(known) == 2
+
+
+def test_all_that_go():
+    """A cache that is reset."""
+    changes, known = follow(stored(0, 3), CLEARED)
+    assert changes[-1] == (True, [], [])
+    assert len(known) == 0
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        stored(1, 2, parent=b"never heard of"),
+        stored(0, 2, medium="CPU"),
+        stored(0, 2, lora_name="other"),
+        stored(0, 2, group_idx=1),
+        stored(0, 2, block_size=8),
+        stored(0, 1, extra_keys=[[["image", 0]]]),
+        stored(0, 1, extra_keys=[["salt", "more"]]),
+    ],
+)
+def test_blocks_that_no_prompt_of_ours_finds(event):
+    """Pictures, adapters, other memory, and what follows an unknown block."""
+    assert follow(event)[0] == [(False, [], [])]
+
+
+@pytest.mark.parametrize(
+    ("key", "salt"), [("", ""), ("", "mine"), ("alice", ""), ("alice", "mine"), ("bob", "")]
+)
+def test_a_prompt_has_the_names_of_its_events(key, salt):
+    """With the salt that its server is given, which vLLM puts into the event of the first block."""
+    names = SharedNames()
+    names.block_tokens = SIZE
+    request = Request(id="r", arrival_s=0.0, prompt_tokens=20, output_tokens=3)
+    sampling = SamplingParams(max_tokens=3)
+    asked = Generation(request=request, prompt_token_ids=PROMPT, sampling=sampling, key=key, cache_salt=salt)
+    named = names.name(asked)
+    extra = [[named.cache_salt], None] if named.cache_salt else None
+    ((_, _, found),), _ = follow(stored(0, 2, extra_keys=extra))
+    assert list(named.request.prefix_blocks[:2]) == found
+    assert bool(named.cache_salt) == bool(key or salt)
+
+
+def test_keys_do_not_share_what_they_ask():
+    """Nor do users of one key that have salts of their own."""
+    names = SharedNames()
+    request = Request(id="r", arrival_s=0.0, prompt_tokens=20, output_tokens=3)
+    salts = {
+        names.name(
+            Generation(
+                request=request,
+                prompt_token_ids=PROMPT,
+                sampling=SamplingParams(max_tokens=3),
+                key=key,
+                cache_salt=salt,
+            )
+        ).cache_salt
+        for key in ("alice", "bob")
+        for salt in ("", "one")
+    }
+    assert len(salts) == 4
+
+
+def test_what_is_no_batch():
+    """Something else is published there."""
+    with pytest.raises(msgspec.MsgspecError):
+        decode(msgspec.msgpack.encode({"not": "events"}))

@@ -1,0 +1,167 @@
+"""Requests on stock vLLM servers: the same tokens as on one of them, and nothing left behind."""
+
+import asyncio
+import json
+import os
+import random
+import signal
+
+import aiohttp
+import pytest
+
+pytest.importorskip("vllm")
+
+from serving.test_disconnects import check_disconnects
+from support.api_client import complete, complete_all, complete_cached, metric
+
+GREEDY = {"temperature": 0, "max_tokens": 40, "ignore_eos": True}
+
+
+def prompts(count, seed, longest=900):
+    draw = random.Random(seed)
+    return [[draw.randint(10, 500) for _ in range(draw.randint(1, longest))] for _ in range(count)]
+
+
+def handoffs(fleet):
+    return metric(fleet.url, "kv_transfer_seconds_count")
+
+
+async def settled(fleet):
+    """Whether no server holds a block, by vLLM's own accounts."""
+    free = [await asyncio.to_thread(server.comes_to_hold_nothing) for server in fleet.servers]
+    return all(free)
+
+
+def test_greedy_tokens_are_those_of_one_server(fleet):
+    """Prefilled on one server and decoded on another, many at once; prompts that end with a block among them."""
+    asked = [
+        *prompts(8, 1),
+        *([(number * 7) % 500 for number in range(n)] for n in (127, 128, 129, 256, 384)),
+    ]
+    alone = [fleet.decode.complete(prompt=prompt, max_tokens=40) for prompt in asked]
+    before = handoffs(fleet)
+    assert asyncio.run(complete_all(fleet.url, asked, at_once=6, **GREEDY)) == alone
+    assert handoffs(fleet) - before == len(asked), "each was handed off"
+    assert asyncio.run(settled(fleet))
+
+
+def test_sampled_tokens_are_those_of_one_server(fleet):
+    """With a seed: the first token is drawn twice, on either server, and is the same."""
+    (prompt,) = prompts(1, 2)
+    fields = {"temperature": 1.0, "top_p": 0.9, "seed": 7, "max_tokens": 40, "ignore_eos": True}
+    assert asyncio.run(complete_all(fleet.url, [prompt], at_once=1, **fields)) == [
+        fleet.decode.complete(prompt=prompt, **fields)
+    ]
+
+
+def test_one_token_needs_no_decode(fleet):
+    """Nothing is handed over for an output that ends with its first token."""
+    before = handoffs(fleet)
+    fields = {**GREEDY, "max_tokens": 1}
+    (tokens,) = asyncio.run(complete_all(fleet.url, prompts(1, 3), at_once=1, **fields))
+    assert len(tokens) == 1
+    assert handoffs(fleet) == before
+
+
+def test_kv_that_nobody_fetches_is_given_back_at_once(fleet):
+    """The first token ends the output: the prefill server need not keep the prompt until its lease ends."""
+    (prompt,) = prompts(1, 4)
+    (first,) = fleet.decode.complete(prompt=prompt, max_tokens=1)
+    fields = {"temperature": 0, "max_tokens": 40, "stop_token_ids": [first]}
+    assert asyncio.run(complete_all(fleet.url, [prompt], at_once=1, **fields)) == [[first]]
+    assert fleet.prefill.comes_to_hold_nothing(tries=30), "within less than the lease of 30 s"
+
+
+def test_cached_tokens_are_told(fleet):
+    """A prompt that a prefill server has seen says so in its usage."""
+    prompt = [number % 490 + 5 for number in range(300)]
+
+    async def ask():
+        async with aiohttp.ClientSession() as session:
+            await complete(session, fleet.url, prompt, **GREEDY)
+            return await complete_cached(session, fleet.url, prompt, **GREEDY)
+
+    _, cached = asyncio.run(ask())
+    assert cached == 256, "two whole blocks of 128 tokens"
+
+
+def test_disconnects_free_every_block(fleet):
+    """Clients leave in the queue, in prefill, in the hand-off and in decode: both servers end the requests."""
+    check_disconnects(fleet.url, 40, settled=lambda _: settled(fleet))
+
+
+async def streaming(fleet, asked, count, hit):
+    """The tokens of `count` streams of the same question; `hit` is called when all have some."""
+    going, tokens = asyncio.Event(), [[] for _ in range(count)]
+
+    async def one(session, number):
+        body = {"model": "tiny", "prompt": asked, "stream": True, "return_token_ids": True, **LONG}
+        async with session.post(f"{fleet.url}/v1/completions", json=body) as response:
+            assert response.status == 200, await response.text()
+            async for line in response.content:
+                if line.startswith(b"data: {"):
+                    event = json.loads(line[6:])
+                    assert "error" not in event, event
+                    tokens[number] += event["choices"][0]["token_ids"]
+                    if all(tokens):
+                        going.set()
+
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=600)) as session:
+        streams = [asyncio.create_task(one(session, number)) for number in range(count)]
+        await going.wait()
+        hit()
+        await asyncio.gather(*streams)
+    return tokens
+
+
+LONG = {"temperature": 0, "max_tokens": 300, "ignore_eos": True}
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("role", ["decode", "prefill"])
+def test_a_server_may_end_or_hang(fleet, role, number):
+    """Streams go on without a token missing, repeated or different; when it is back it is given requests again."""
+    server = getattr(fleet, role)
+    (asked,) = prompts(1, 6)
+    alone = fleet.prefill.complete(prompt=asked, max_tokens=300)
+    replays = metric(fleet.url, "request_replays_total")
+    tokens = asyncio.run(streaming(fleet, asked, 3, lambda: server.send(number)))
+    assert tokens == [alone] * 3
+    if role == "decode":
+        assert metric(fleet.url, "request_replays_total") - replays >= 3
+    # While it is away the other does both.
+    assert asyncio.run(complete_all(fleet.url, [asked], at_once=1, **LONG)) == [alone]
+    if number == signal.SIGKILL:
+        server.kill()
+        server.start()
+        server.wait()
+    else:
+        server.send(signal.SIGCONT)
+    asyncio.run(handed_off_again(fleet, asked, alone))
+    assert asyncio.run(settled(fleet))
+
+
+async def handed_off_again(fleet, asked, alone):
+    """Until the server that was away is trusted, and requests are handed off as before."""
+    before = handoffs(fleet)
+    async with aiohttp.ClientSession() as session:
+        for _ in range(600):
+            assert await complete(session, fleet.url, asked, **LONG) == alone
+            if await asyncio.to_thread(handoffs, fleet) > before:
+                return
+            await asyncio.sleep(0.2)
+    raise AssertionError("no request was handed off any more")
+
+
+def test_a_gateway_that_is_killed_leaves_nothing_on_the_servers(fleet):
+    """Its connections close, and with them end the requests."""
+
+    async def leave():
+        async with aiohttp.ClientSession() as session:
+            body = {"model": "tiny", "prompt": [9] * 500, "stream": True, **LONG}
+            async with session.post(f"{fleet.url}/v1/completions", json=body) as response:
+                await response.content.readline()
+                os.kill(fleet.process.pid, signal.SIGKILL)
+
+    asyncio.run(leave())
+    assert asyncio.run(settled(fleet))

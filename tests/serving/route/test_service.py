@@ -1,0 +1,121 @@
+"""`twofold route` in front of two services of our own: they speak vLLM's API, but hand no KV to each other."""
+
+import asyncio
+import json
+import signal
+from contextlib import ExitStack
+
+import aiohttp
+import pytest
+
+from support.api_client import complete, complete_all, metric
+from support.flags import ENGINE
+from support.running_service import running_service
+from twofold.bench.services import free_port
+
+ROUTE = ("-m", "twofold.cli.main", "route")
+GREEDY = {"temperature": 0, "max_tokens": 60, "ignore_eos": True}
+PROMPT = [5, 6, 7] * 30
+
+
+@pytest.fixture(scope="module")
+def behind(tiny_model_dir):
+    """Two services that do both phases, by (process, URL), which no test ends."""
+    with ExitStack() as running:
+        flags = (*ENGINE, "--colocated", "1", "--served-model-name", "tiny")
+        yield [running.enter_context(running_service(tiny_model_dir("llama"), *flags)) for _ in range(2)]
+
+
+@pytest.fixture
+def route(behind, tiny_model_dir):
+    """The gateway's URL."""
+    flags = ("--model", str(tiny_model_dir("llama")), "--served-model-name", "tiny", "--probe-timeout", "10")
+    servers = [flag for _, url in behind for flag in ("--colocated", url)]
+    with running_service(None, *flags, *servers, program=ROUTE) as (_, url):
+        yield url
+
+
+def alone(url, prompts, **fields):
+    return asyncio.run(complete_all(url, prompts, at_once=4, **{**GREEDY, **fields}))
+
+
+def test_answers_are_those_of_the_servers(route, behind):
+    """Greedy and sampled, many at once, on both servers."""
+    prompts = [[number, 9, 11] * 20 for number in range(6)]
+    for fields in ({}, {"temperature": 1.0, "seed": 5}):
+        assert alone(route, prompts, **fields) == alone(behind[0][1], prompts, **fields)
+    routed = [metric(url, "request_success_total") for _, url in behind]
+    assert all(routed), "both were asked"
+
+
+def test_a_client_that_leaves_ends_its_request_on_the_server(route, behind):
+    """By the end of the connection."""
+
+    def aborted():
+        return sum(metric(url, 'request_success_total{finished_reason="abort"}') for _, url in behind)
+
+    before = aborted()
+
+    async def leave():
+        async with aiohttp.ClientSession() as session:
+            body = {"model": "tiny", "prompt": PROMPT, "stream": True, **GREEDY, "max_tokens": 1500}
+            async with session.post(f"{route}/v1/completions", json=body) as response:
+                await response.content.readline()
+        for _ in range(600):
+            if await asyncio.to_thread(aborted) > before:
+                return True
+            await asyncio.sleep(0.1)
+        return False
+
+    assert asyncio.run(leave())
+
+
+def test_a_server_that_hangs(route, behind):
+    """Its streams go on, on the other one, without a token missing, repeated or different; then it is back."""
+    (whole,) = alone(behind[0][1], [PROMPT], max_tokens=300)
+    process = behind[0][0]
+
+    async def watch():
+        going, tokens = asyncio.Event(), [[], [], [], []]
+
+        async def one(session, number):
+            body = {"model": "tiny", "prompt": PROMPT, "stream": True, "return_token_ids": True}
+            body |= {**GREEDY, "max_tokens": 300}
+            async with session.post(f"{route}/v1/completions", json=body) as response:
+                async for line in response.content:
+                    if line.startswith(b"data: {"):
+                        tokens[number] += json.loads(line[6:])["choices"][0]["token_ids"]
+                        if all(tokens):
+                            going.set()
+
+        async with aiohttp.ClientSession() as session:
+            streams = [asyncio.create_task(one(session, number)) for number in range(4)]
+            await going.wait()
+            process.send_signal(signal.SIGSTOP)
+            await asyncio.gather(*streams)
+            assert metric(route, 'instance_state{instance="mixed-0",state="lost"}') == 1
+            process.send_signal(signal.SIGCONT)
+            while metric(route, 'instance_state{instance="mixed-0",state="up"}') == 0:
+                # More than one, so that the one that was away has its turn.
+                again = await asyncio.gather(*(complete(session, route, PROMPT, **GREEDY) for _ in range(3)))
+                assert again == [whole[:60]] * 3
+        return tokens
+
+    assert asyncio.run(asyncio.wait_for(watch(), 600)) == [whole] * 4
+    assert metric(route, "request_replays_total") > 0
+
+
+def test_servers_that_come_later(tiny_model_dir):
+    """It waits for them, and says so."""
+    model, port = tiny_model_dir("llama"), free_port()
+    flags = ("--model", str(model), "--served-model-name", "tiny", "--colocated", f"http://127.0.0.1:{port}")
+
+    async def wait_and_ask():
+        async with aiohttp.ClientSession() as session:
+            return await complete(session, url, PROMPT, **GREEDY)
+
+    with ExitStack() as running:
+        own = running_service(model, *ENGINE, "--colocated", "1", "--served-model-name", "tiny", port=port)
+        running.enter_context(own)
+        _, url = running.enter_context(running_service(None, *flags, program=ROUTE))
+        assert len(asyncio.run(wait_and_ask())) == 60

@@ -1,0 +1,144 @@
+"""Stock `vllm serve` processes on CPU: what somebody else would have started."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import httpx
+import psutil
+
+from twofold.bench.services import free_port, metrics, wait_ready
+
+NAME = "tiny"
+METADATA = "Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n"
+
+
+class VllmServer:
+    """One server at a port of its own, which a test may kill and start again. Its NIXL goes over TCP."""
+
+    def __init__(self, model: Path, directory: Path, *, lease_s: int = 30) -> None:
+        self.port, self._side_port, self.events_port = free_port(), free_port(), free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.events = f"tcp://127.0.0.1:{self.events_port}"
+        self._model, self._directory, self._lease_s = model, directory, lease_s
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Begin to start; `wait` until it answers."""
+        with (self._directory / f"vllm-{self.port}.log").open("ab") as log:
+            self.process = subprocess.Popen(
+                self._command(), stdout=log, stderr=log, env=self._environment(), start_new_session=True
+            )
+
+    def wait(self) -> None:
+        assert self.process is not None
+        assert wait_ready(self.process, self.url), f"see {self._directory}/vllm-{self.port}.log"
+
+    def send(self, number: int) -> None:
+        """A signal to all of its processes."""
+        assert self.process is not None
+        os.killpg(self.process.pid, number)
+
+    def kill(self) -> None:
+        """End it and wait until it has ended."""
+        if self.process is None:
+            return
+        family = [self.process, *psutil.Process(self.process.pid).children(recursive=True)]
+        for number in (signal.SIGCONT, signal.SIGKILL):
+            self.send(number)
+        psutil.wait_procs([each for each in family if isinstance(each, psutil.Process)], timeout=60)
+        self.process.wait()
+        self.process = None
+
+    def complete(self, **fields: object) -> list[int]:
+        """The output of this server alone."""
+        body = {"model": NAME, "return_token_ids": True, "temperature": 0, "ignore_eos": True, **fields}
+        answer = httpx.post(f"{self.url}/v1/completions", json=body, timeout=600)
+        assert answer.status_code == 200, answer.text
+        return answer.json()["choices"][0]["token_ids"]
+
+    def metric(self, name: str) -> float:
+        """A gauge or a counter of vLLM's own, after a step: only then are they brought up to date."""
+        self.complete(prompt=[7] * 3, max_tokens=2)
+        lines = metrics(self.url).splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith(f"vllm:{name}{{"))
+
+    def comes_to_hold_nothing(self, *, tries: int = 300) -> bool:
+        """Whether every block of its KV cache becomes free, by its own accounts."""
+        for _ in range(tries):
+            if self.metric("kv_cache_usage_perc") == 0.0:
+                return True
+            time.sleep(0.2)
+        return False
+
+    def _command(self) -> list[str]:
+        connector = {
+            "kv_connector": "NixlConnector",
+            "kv_role": "kv_both",
+            "kv_buffer_device": "cpu",
+            "kv_connector_extra_config": {"kv_lease_duration": self._lease_s},
+        }
+        events = {
+            "enable_kv_cache_events": True,
+            "publisher": "zmq",
+            "endpoint": f"tcp://*:{self.events_port}",
+        }
+        # vLLM 0.32 on CPU ends when the prompt of a request with a seed is cut in chunks.
+        flags = ["--enforce-eager", "--dtype", "float32", "--no-enable-chunked-prefill"]
+        flags += ["--served-model-name", NAME, "--max-num-batched-tokens", "4096"]
+        return [
+            *(sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(self._model)),
+            *("--host", "127.0.0.1", "--port", str(self.port), *flags),
+            *("--kv-transfer-config", json.dumps(connector), "--kv-events-config", json.dumps(events)),
+        ]
+
+    def _environment(self) -> dict[str, str]:
+        return {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, (_metadata(), os.environ.get("PYTHONPATH")))),
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "VLLM_HOST_IP": "127.0.0.1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
+            "VLLM_NIXL_SIDE_CHANNEL_PORT": str(self._side_port),
+            "UCX_TLS": "tcp,self,sm",
+            "OMP_NUM_THREADS": "1",
+        }
+
+
+def _metadata() -> str:
+    """A directory that says which vllm is installed, where its CPU wheel does not: `vllm serve` asks for that."""
+    try:
+        version("vllm")
+    except PackageNotFoundError:
+        directory = Path(tempfile.gettempdir()) / f"vllm-metadata-{os.getuid()}"
+        number = version("vllm-cpu")
+        info = directory / f"vllm-{number}+cpu.dist-info"
+        info.mkdir(parents=True, exist_ok=True)
+        (info / "METADATA").write_text(METADATA.format(version=number))
+        return str(directory)
+    return ""
+
+
+@contextmanager
+def vllm_servers(model: Path, directory: Path, count: int):
+    """So many servers of one model, started together."""
+    servers = [VllmServer(model, directory) for _ in range(count)]
+    try:
+        for server in servers:
+            server.start()
+        for server in servers:
+            server.wait()
+        yield servers
+    finally:
+        for server in servers:
+            server.kill()

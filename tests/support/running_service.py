@@ -8,6 +8,8 @@ import psutil
 
 from twofold.bench.services import free_port, wait_ready
 
+ROUTE = ("-m", "twofold.cli.main", "route")  # another `program`
+
 
 @contextmanager
 def running_service(model, *flags, port=None, program=("-m", "twofold.cli.main", "serve")):

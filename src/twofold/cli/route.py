@@ -19,6 +19,7 @@ _ROUTER = (
     "prefix caches, whose KV events it needs; splitwise and jsq-planned, by which servers change roles, so that each "
     "must have kv_role kv_both."
 )
+_OVERLOAD = "early: refuse at once whose first token is predicted later than --slo (a router that predicts)."
 _PROBE = "Seconds that a server may be silent before its requests go elsewhere."
 _DELAY = "Seconds until a server that keeps failing is tried again, at most."
 
@@ -69,6 +70,7 @@ def route(
     max_waiting: Annotated[
         int, typer.Option(min=0, help="Requests that may wait for that.", rich_help_panel=_LIMITS)
     ] = 1024,
+    overload: Annotated[str | None, typer.Option(help=_OVERLOAD, rich_help_panel=_LIMITS)] = None,
     request_timeout: Annotated[
         float,
         typer.Option(min=0.001, help="Seconds for a request that names none.", rich_help_panel=_LIMITS),
@@ -112,6 +114,8 @@ def route(
         decode=tuple(decode or ()),
         colocated=tuple(colocated or ()),
         router=router,
+        overload=overload,
+        slo=slo,
         probe_timeout_s=probe_timeout,
         max_restart_delay_s=max_restart_delay,
         log_format=log_format,

@@ -14,7 +14,7 @@ from twofold.cli.serve_run import telemetry_config
 from twofold.errors import ConfigurationError, ModelError
 from twofold.instance import Role
 from twofold.scheduling.admission_limits import AdmissionLimits
-from twofold.scheduling.routers import LIVE_ROUTERS
+from twofold.scheduling.routers import FORECASTING_ROUTERS, LIVE_ROUTERS
 from twofold.serving.gateway.limits import Limits
 from twofold.serving.local_service import HttpConfig
 from twofold.serving.logs import configure_logs
@@ -22,6 +22,7 @@ from twofold.serving.model_source import find_model
 from twofold.serving.route.config import RouteConfig, parse_servers
 from twofold.serving.route.run import RoutedGateway
 from twofold.serving.telemetry import TelemetryConfig, make_telemetry
+from twofold.slo import Slo
 
 __all__ = [
     "AdmissionLimits",
@@ -48,6 +49,8 @@ class Flags:
     decode: tuple[str, ...] = ()
     colocated: tuple[str, ...] = ()
     router: str = "jsq"
+    overload: str | None = None
+    slo: str | None = None
     probe_timeout_s: float = 5.0
     max_restart_delay_s: float = 30.0
     log_format: str = "text"
@@ -78,17 +81,39 @@ def config_of(flags: Flags) -> RouteConfig:
             f"--router {flags.router} goes by what is in the prefix caches: say where {silent[0]} publishes KV events, "
             f"as in {silent[0]},events=tcp://HOST:5557"
         )
+    early_ttft_s = _early(flags)
     model = find_model(flags.model)
     return RouteConfig(
         model=str(model),
         vocab_size=vocabulary_of(model),
         servers=servers,
         router=flags.router,
+        early_ttft_s=early_ttft_s,
         api_key=os.environ.pop(SERVER_KEY_VARIABLE, None) or None,
         probe_timeout_s=flags.probe_timeout_s,
         max_restart_delay_s=flags.max_restart_delay_s,
         log_format=flags.log_format,
     )
+
+
+def _early(flags: Flags) -> float | None:
+    """The longest TTFT to be promised, if requests are to be refused by it."""
+    if flags.overload in (None, "none"):
+        return None
+    if flags.overload != "early":
+        raise ConfigurationError(
+            f"--overload {flags.overload!r} is not one of none, early: it needs times of decodes that only workers of "
+            "our own tell"
+        )
+    if flags.router not in FORECASTING_ROUTERS:
+        raise ConfigurationError(
+            f"--overload early asks the router when a first token will come, and --router {flags.router} does not "
+            f"predict: take one of {', '.join(FORECASTING_ROUTERS)}"
+        )
+    ttft_s = None if flags.slo is None else Slo.parse(flags.slo).ttft_s
+    if ttft_s is None:
+        raise ConfigurationError("--overload early refuses what would miss the SLO: give --slo, as in ttft=2")
+    return ttft_s
 
 
 def vocabulary_of(model: Path) -> int:

@@ -4,10 +4,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from support.running_service import running_service
+from support.running_service import ROUTE, running_service
 from support.vllm_servers import NAME, VllmServer, vllm_servers
-
-ROUTE = ("-m", "twofold.cli.main", "route")
 
 
 @dataclass

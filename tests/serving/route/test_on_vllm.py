@@ -13,6 +13,7 @@ pytest.importorskip("vllm")
 
 from serving.test_disconnects import check_disconnects
 from support.api_client import complete, complete_all, complete_cached, metric
+from support.running_service import ROUTE, running_service
 
 GREEDY = {"temperature": 0, "max_tokens": 40, "ignore_eos": True}
 
@@ -151,6 +152,25 @@ async def handed_off_again(fleet, asked, alone):
                 return
             await asyncio.sleep(0.2)
     raise AssertionError("no request was handed off any more")
+
+
+def test_the_conductor_goes_where_a_prompt_is_cached(vllm_pair):
+    """By the events of the servers' prefix caches, whoever has asked them."""
+    model, servers = vllm_pair
+    flags = ("--model", str(model), "--served-model-name", "tiny", "--router", "conductor")
+    both = [flag for one in servers for flag in ("--colocated", f"{one.url},events={one.events}")]
+    with running_service(None, *flags, *both, program=ROUTE) as (_, url):
+
+        def found(number):
+            """Whether a prompt that one server has seen is sent there: to find all of its whole blocks."""
+            server, (prompt,) = servers[number % 2], [[*each, *range(300)] for each in prompts(1, number)]
+            server.complete(prompt=prompt, max_tokens=1)
+            before = server.metric("prefix_cache_hits_total")
+            asyncio.run(complete_all(url, [prompt], at_once=1, **GREEDY))
+            return server.metric("prefix_cache_hits_total") - before >= (len(prompt) - 1) // 128 * 128
+
+        heard = next(number for number in range(100, 200) if found(number))  # a subscription takes a moment
+        assert all(found(number) for number in range(heard + 1, heard + 7))
 
 
 def test_a_gateway_that_is_killed_leaves_nothing_on_the_servers(fleet):

@@ -10,10 +10,9 @@ import pytest
 
 from support.api_client import complete, complete_all, metric
 from support.flags import ENGINE
-from support.running_service import running_service
+from support.running_service import ROUTE, running_service
 from twofold.bench.services import free_port
 
-ROUTE = ("-m", "twofold.cli.main", "route")
 GREEDY = {"temperature": 0, "max_tokens": 60, "ignore_eos": True}
 PROMPT = [5, 6, 7] * 30
 

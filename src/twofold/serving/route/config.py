@@ -28,13 +28,15 @@ class RouteConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A service in front of servers. `model` is the directory of its tokenizer and its configuration.
 
     A server that says nothing for `probe_timeout_s` seconds counts as lost; one that fails again and again is left
-    alone for `max_restart_delay_s` at most. `api_key` is what the servers ask for.
+    alone for `max_restart_delay_s` at most. `api_key` is what the servers ask for. With `early_ttft_s` requests are
+    refused whose first token is predicted later.
     """
 
     model: str
     vocab_size: int
     servers: tuple[ServerConfig, ...]
     router: str
+    early_ttft_s: float | None = None
     api_key: str | None = None
     probe_timeout_s: float = 5.0
     max_restart_delay_s: float = LONGEST_S

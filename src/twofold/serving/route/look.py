@@ -19,15 +19,14 @@ from twofold.serving.telemetry import Telemetry
 log = logging.getLogger(__name__)
 
 PERIOD_S = 1.0
-RETRY_S = 0.1  # the least time between two looks at one that is down
 
 
 class Look:
     """One task for each server, from `start` to `stop`.
 
-    `on_come` is called when a server may be given requests, `on_lost` with why when it may not any more, and `on_read`
-    with what it says of itself. Once the
-    service has said what it serves (`model`), a server that cannot do that is left out.
+    `on_come` is called when a server may be given requests, `on_read` with what it says of itself, and `on_lost` with
+    why it does not answer. Once the service has said what it serves (`model`), a server that cannot serve that is left
+    out.
     """
 
     def __init__(
@@ -79,11 +78,11 @@ class Look:
             try:
                 await self._look_at(server)
             except TroubleError as error:
-                if self.trouble(server.instance, str(error)):
-                    self._on_lost(server.instance, str(error))
+                self.trouble(server.instance, str(error))
+                self._on_lost(server.instance, str(error))  # some may count on it although that was known
             self._unseen.discard(server.instance)
-            due_s = PERIOD_S if server.up else min(PERIOD_S, server.start_s - time.monotonic())
-            await asyncio.sleep(max(due_s, RETRY_S))
+            left_s = server.start_s - time.monotonic()
+            await asyncio.sleep(left_s if 0 < left_s < PERIOD_S else PERIOD_S)
 
     async def _look_at(self, server: Server) -> None:
         if not server.up and time.monotonic() < server.start_s:

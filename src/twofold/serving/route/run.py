@@ -19,6 +19,7 @@ from twofold.serving.gateway.tokenizer import load_tokenizer
 from twofold.serving.local_service import READ_GRACE_S, STOP_GRACE_S, HttpConfig
 from twofold.serving.route.client import VllmClient
 from twofold.serving.route.config import RouteConfig
+from twofold.serving.route.early_rejection import EarlyRejection
 from twofold.serving.route.names import SharedNames
 from twofold.serving.route.route_forecast import RouteForecast
 from twofold.serving.route.servers import Server, Servers
@@ -81,7 +82,8 @@ class RoutedGateway:
                 for each in config.servers
             ]
         )
-        admission = Admission(self._http.admission)
+        limits, ttft_s = self._http.admission, config.early_ttft_s
+        admission = Admission(limits) if ttft_s is None else EarlyRejection(limits, cluster, ttft_s)
         names = SharedNames()
         return RouteService(
             config,

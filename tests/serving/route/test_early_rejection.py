@@ -1,0 +1,61 @@
+"""Requests that would come too late are refused before they cost anything."""
+
+import pytest
+
+from twofold.handoff import HandoffMode
+from twofold.instance import Role
+from twofold.kvcache.index import PrefixIndex
+from twofold.request import Request
+from twofold.scheduling.admission_limits import AdmissionLimits, RefusalReason
+from twofold.scheduling.cluster import ClusterScheduler
+from twofold.scheduling.forecast import Forecast
+from twofold.scheduling.handoffs import FixedHandoff
+from twofold.scheduling.routers import ROUTERS
+from twofold.scheduling.waiting_line import Ticket
+from twofold.serving.route.early_rejection import EarlyRejection
+from twofold.serving.route.route_forecast import NOMINAL_S, ServerPrediction, Speeds
+
+
+@pytest.fixture
+def busy():
+    """A server that computes a hundred tokens a second, and the door in front of it: two seconds at most."""
+    speeds = Speeds()
+    speeds.read("one", 0.01)
+    cluster = ClusterScheduler(ROUTERS["load"](), FixedHandoff(HandoffMode.PULL))
+    cluster.add_instance("one", Role.MIXED)
+    forecast = cluster.pools.forecast = Forecast(PrefixIndex(), 16)
+    forecast.join("one", ServerPrediction("one", speeds))
+    return cluster, EarlyRejection(AdmissionLimits(), cluster, 2.0)
+
+
+def request(name, tokens):
+    return Request(id=name, arrival_s=0.0, prompt_tokens=tokens, output_tokens=5)
+
+
+def test_a_queue_that_is_too_long(busy):
+    """The refusal says when it will have become short enough."""
+    cluster, door = busy
+    assert door.offer(Ticket(request("a", 150), "", 0, None), 0.0) is None
+    cluster.arrive(request("a", 150), 0.0)
+    refusal = door.offer(Ticket(request("b", 100), "", 0, None), 0.0)
+    assert (refusal.reason, refusal.retry_after_s) == (RefusalReason.PREFILL_LOAD, 1)
+    assert door.offer(Ticket(request("c", 40), "", 0, None), 0.0) is None
+    cluster.prefilled("a", 1.5)
+    assert door.offer(Ticket(request("b", 100), "", 0, None), 1.5) is None
+
+
+def test_nobody_to_predict_for(busy):
+    """Where no server is there, requests wait as ever."""
+    cluster, door = busy
+    cluster.pause("one")
+    assert door.offer(Ticket(request("a", 10**4), "", 0, None), 0.0) is None
+
+
+def test_speeds():
+    """A server that has computed nothing yet is taken to be as fast as the others."""
+    speeds = Speeds()
+    assert speeds.of("new") == NOMINAL_S
+    speeds.read("one", 0.25)
+    speeds.read("two", 0.75)
+    speeds.read("two", 0.0)
+    assert (speeds.of("one"), speeds.of("two"), speeds.of("new")) == (0.25, 0.75, 0.5)

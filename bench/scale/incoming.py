@@ -251,6 +251,8 @@ class NoOrders:
 
     def kill_worker(self, instance: str) -> None: ...
 
+    def free_worker(self, instance: str) -> None: ...
+
 
 class Measured(msgspec.Struct, frozen=True):
     """CPU seconds that something took, so many times."""

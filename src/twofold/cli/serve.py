@@ -20,8 +20,8 @@ _MODEL = "Model directory, or hub id; none with --engine emulated, whose --clust
 _CLUSTER = "Take pools and policies from this file, as `twofold plan --output` writes it."
 _CATALOG = "A file with more machines or models for --cluster (TOML)."
 _ROUTER = (
-    "Placement: jsq, jsq-pending, jsq-requests, round-robin, random (jsq); by predicted times: load, local-prefix,"
-    " conductor; with jsq-planned roles may be changed, splitwise also does so by itself."
+    "Placement: jsq, jsq-pending, jsq-requests, two-choices, round-robin, random, cells:jsq (jsq); by predicted times:"
+    " load, local-prefix, conductor; with jsq-planned roles may be changed, splitwise also does so by itself."
 )
 _HANDOFF = "How KV travels: layer-wise, serialized, pull, by-size, chosen (layer-wise)."
 _TRANSPORT = (

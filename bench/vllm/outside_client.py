@@ -15,7 +15,7 @@ WARM_UPS = 3
 # Characters of an answer that are compared, from its end: vLLM puts the prompt in front of it where that ends within a
 # character, and greedy answers that part do not come together again.
 COMPARED = 64
-SETTLE_S = 240.0  # for the client to start, and for the last answers of a system that is behind
+SETTLE_S = 600.0  # for the client to start, and for the last answers of a system that is behind
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -29,6 +29,7 @@ class VllmServer:
         self.events = f"tcp://127.0.0.1:{self.events_port}"
         self._model, self._directory, self._lease_s = model, directory, lease_s
         self.process: subprocess.Popen[bytes] | None = None
+        self._children: list[psutil.Process] = []
 
     def start(self) -> None:
         """Begin to start; `wait` until it answers."""
@@ -40,6 +41,7 @@ class VllmServer:
     def wait(self) -> None:
         assert self.process is not None
         assert wait_ready(self.process, self.url), f"see {self._directory}/vllm-{self.port}.log"
+        self._children = psutil.Process(self.process.pid).children(recursive=True)
 
     def send(self, number: int) -> None:
         """A signal to all of its processes."""
@@ -50,11 +52,10 @@ class VllmServer:
         """End it and wait until it has ended."""
         if self.process is None:
             return
-        family = [self.process, *psutil.Process(self.process.pid).children(recursive=True)]
-        for number in (signal.SIGCONT, signal.SIGKILL):
-            self.send(number)
-        psutil.wait_procs([each for each in family if isinstance(each, psutil.Process)], timeout=60)
+        with suppress(ProcessLookupError):  # a test has ended it
+            self.send(signal.SIGKILL)
         self.process.wait()
+        psutil.wait_procs(self._children, timeout=60)  # the ports are theirs
         self.process = None
 
     def complete(self, **fields: object) -> list[int]:

@@ -102,7 +102,7 @@ def test_flags_that_repeat_the_file(cluster):
     ("flags", "said"),
     [
         (Flags(), "give MODEL"),
-        (Flags(engine="vllm"), "torch, emulated"),
+        (Flags(engine="jax"), "torch, emulated, vllm"),
         (Flags(engine="emulated"), "needs --cluster FILE"),
         (Flags(vocab_size=9), "--vocab-size is for --engine emulated"),
         (Flags(catalog=(Path("c.toml"),)), "--catalog describes the machines of --cluster"),

@@ -13,9 +13,7 @@ import argparse
 import asyncio
 import random
 import tempfile
-import time
 from collections import deque
-from collections.abc import Callable
 from pathlib import Path
 
 import aiohttp
@@ -24,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from twofold.bench.endpoint import discover
+from twofold.bench.plain_loop import cpu_of, loop
 from twofold.bench.services import served
 from twofold.handoff import HandoffMode
 from twofold.instance import Role
@@ -41,20 +40,6 @@ pools:
 """
 LONG = 150
 AT_ONCE = 40
-
-
-def cpu_of(work: Callable[[], object]) -> float:
-    began = time.process_time()
-    work()
-    return time.process_time() - began
-
-
-def loop() -> int:
-    """A million turns of a plain loop."""
-    total = 0
-    for number in range(1_000_000):
-        total += number & 7
-    return total
 
 
 def decisions_per_s(router: str, instances: int, decisions: int) -> float:

@@ -18,10 +18,10 @@ from itertools import accumulate
 
 import msgspec
 import psutil
-from reuse import TURNS, cpu_of, loop
 from rich.console import Console
 from rich.table import Table
 
+from twofold.bench.plain_loop import TURNS, cpu_of, loop
 from twofold.kvcache.index import PrefixIndex
 from twofold.kvcache.prefix import KEY_BYTES
 from twofold.request import BlockKey

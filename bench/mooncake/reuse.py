@@ -9,14 +9,14 @@ the same run: machines differ, and a block costs as much as so many of its turns
 """
 
 import argparse
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
+from twofold.bench.plain_loop import TURNS, cpu_of, loop
 from twofold.demo.real_data import find_data
 from twofold.errors import UserError
 from twofold.kvcache.cache import PrefixCache
@@ -39,21 +39,6 @@ FIGURES = {  # percent of all blocks that hit, by rule and capacity in blocks
     },
     "lfu": {10_000: 13.15, 30_000: 27.55, 50_000: 34.38},
 }
-TURNS = 1_000_000
-
-
-def cpu_of(work: Callable[[], object]) -> float:
-    began = time.process_time()
-    work()
-    return time.process_time() - began
-
-
-def loop() -> int:
-    """A million turns of a plain loop."""
-    total = 0
-    for number in range(TURNS):
-        total += number & 7
-    return total
 
 
 def replay(requests: Sequence[Request], cache: PrefixCache) -> None:

@@ -12,7 +12,6 @@ request came. A plain loop is timed in the same run: machines differ, and turns 
 
 import argparse
 import random
-import time
 from collections import deque
 from collections.abc import Callable
 
@@ -20,6 +19,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+from twofold.bench.plain_loop import TURNS, cpu_of, loop
 from twofold.handoff import HandoffMode
 from twofold.instance import Role
 from twofold.kvcache.index import PrefixIndex
@@ -44,7 +44,6 @@ KNOWN: dict[str, Callable[[], Router]] = {
     "cells of conductor": lambda: Cells(Conductor()),
 }
 BY_LAYER = FixedHandoff(HandoffMode.LAYER_WISE)
-TURNS = 1_000_000
 
 
 class Proportional(Prediction):
@@ -55,20 +54,6 @@ class Proportional(Prediction):
 
     def transfer_s(self, tokens: int) -> float:
         return tokens * 1e-6
-
-
-def cpu_of(work: Callable[[], object]) -> float:
-    began = time.process_time()
-    work()
-    return time.process_time() - began
-
-
-def loop() -> int:
-    """A million turns of a plain loop."""
-    total = 0
-    for number in range(TURNS):
-        total += number & 7
-    return total
 
 
 def populate(cluster: ClusterScheduler, instances: int) -> None:

@@ -24,10 +24,10 @@ from pathlib import Path
 
 import msgspec
 import zmq
-from decisions import TURNS, cpu_of, loop
 from rich.console import Console
 from rich.table import Table
 
+from twofold.bench.plain_loop import TURNS, cpu_of, loop
 from twofold.engine.base import KvLayout, LayerShape
 from twofold.handoff import HandoffMode, Lease
 from twofold.instance import Role

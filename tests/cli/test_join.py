@@ -25,23 +25,7 @@ def key(tmp_path):
     return tmp_path / "key"
 
 
-@pytest.fixture
-def refusal(monkeypatch, capsys):
-    """What a command says that ends before any process is started."""
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["twofold", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        assert ended.value.code == 2
-        said = capsys.readouterr().err.strip()
-        assert said.startswith("twofold: ")
-        return " ".join(said.split())
-
-    return run
-
-
-def test_keygen_writes_a_key_and_shows_none(monkeypatch, capsys, tmp_path, refusal):
+def test_keygen_writes_a_key_and_shows_none(monkeypatch, capsys, tmp_path, refused):
     """Only its owner may read it, and it is not written over."""
     file = tmp_path / "key"
     monkeypatch.setattr(sys, "argv", ["twofold", "keygen", str(file)])
@@ -51,7 +35,7 @@ def test_keygen_writes_a_key_and_shows_none(monkeypatch, capsys, tmp_path, refus
     said = capsys.readouterr()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert file.read_text().splitlines()[-1] not in said.out + said.err
-    assert "exists already" in refusal("keygen", file)
+    assert "exists already" in refused("keygen", file)
 
 
 @pytest.mark.parametrize(
@@ -65,26 +49,26 @@ def test_keygen_writes_a_key_and_shows_none(monkeypatch, capsys, tmp_path, refus
         (["--decode", "0"], "needs at least --prefill 1 and --decode 1"),
     ],
 )
-def test_a_service_that_could_not_be_joined(model, key, refusal, flags, sentence):
+def test_a_service_that_could_not_be_joined(model, key, refused, flags, sentence):
     """Nobody in particular may join, or nobody can."""
     given = [str(key) if flag == "KEY" else flag for flag in flags]
-    assert sentence in refusal("serve", model, *given)
+    assert sentence in refused("serve", model, *given)
 
 
-def test_a_key_that_others_can_read_is_not_used(model, key, refusal):
+def test_a_key_that_others_can_read_is_not_used(model, key, refused):
     """Neither by a service nor by a host."""
     key.chmod(0o644)
-    assert "chmod 600" in refusal("serve", model, "--listen-workers", LISTEN, "--cluster-key", key)
+    assert "chmod 600" in refused("serve", model, "--listen-workers", LISTEN, "--cluster-key", key)
     flags = ["--cluster-key", key, "--model", model, "--decode", "1"]
-    assert "chmod 600" in refusal("join", LISTEN, *flags)
+    assert "chmod 600" in refused("join", LISTEN, *flags)
 
 
-def test_a_port_that_is_taken(model, key, refusal):
+def test_a_port_that_is_taken(model, key, refused):
     """It is known before anything is loaded."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
         flags = ["--listen-workers", address, "--cluster-key", key, "--port", free_port()]
-        assert f"{address}: Address already in use" in refusal("serve", model, *flags)
+        assert f"{address}: Address already in use" in refused("serve", model, *flags)
 
 
 @pytest.mark.parametrize(
@@ -98,10 +82,10 @@ def test_a_port_that_is_taken(model, key, refusal):
         ({"model": "/nowhere"}, "twofold model create"),
     ],
 )
-def test_a_host_that_cannot_join(model, key, refusal, changes, sentence):
+def test_a_host_that_cannot_join(model, key, refused, changes, sentence):
     """It says so before it asks."""
     flags = {"controller": LISTEN, "model": model, "workers": ["--decode", "1"], "name": []} | changes
-    assert sentence in refusal(
+    assert sentence in refused(
         "join",
         flags["controller"],
         *("--cluster-key", key, "--model", flags["model"]),
@@ -110,7 +94,7 @@ def test_a_host_that_cannot_join(model, key, refusal, changes, sentence):
     )
 
 
-def test_a_cluster_file_names_all_workers(key, refusal, tmp_path):
+def test_a_cluster_file_names_all_workers(key, refused, tmp_path):
     """Nobody joins those."""
     file = tmp_path / "cluster.yaml"
     file.write_text(
@@ -119,7 +103,7 @@ def test_a_cluster_file_names_all_workers(key, refusal, tmp_path):
         "  - {machines: 1, machine: dgx-h100, role: decode}\n"
     )
     flags = ["--engine", "emulated", "--cluster", file, "--listen-workers", LISTEN, "--cluster-key", key]
-    assert "is not for --cluster" in refusal("serve", *flags)
+    assert "is not for --cluster" in refused("serve", *flags)
 
 
 def test_a_colocated_service_may_have_all_its_workers_elsewhere(model, key):

@@ -1,12 +1,11 @@
 """`twofold route`: what is wrong with its flags is one sentence, exit code 2."""
 
 import json
-import sys
+from functools import partial
 
 import pytest
 
 from twofold.cli import route_run
-from twofold.cli.main import main
 from twofold.errors import ModelError
 from twofold.instance import Role
 
@@ -15,19 +14,9 @@ DECODE = ("--decode", "http://b:8000")
 
 
 @pytest.fixture
-def refusal(monkeypatch, capsys, model):
+def refusal(refused, model):
     """What the command says that ends before it listens."""
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["twofold", "route", "--model", str(model), *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        assert ended.value.code == 2
-        said = capsys.readouterr().err.strip()
-        assert said.startswith("twofold: ")
-        return " ".join(said.split())
-
-    return run
+    return partial(refused, "route", "--model", model)
 
 
 @pytest.mark.parametrize(

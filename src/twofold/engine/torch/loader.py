@@ -11,6 +11,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from twofold.engine.base import KvLayout, LayerShape
+from twofold.engine.ends import eos_token_ids
 from twofold.engine.quiet import no_progress_bars
 from twofold.engine.torch.attention import register
 from twofold.engine.torch.probe import probe_layers
@@ -78,7 +79,9 @@ def load_model(path_or_id: str | Path, *, dtype: str = "auto", seed: int | None 
     return LoadedModel(
         model=model,
         layers=tuple(layer.shape for layer in probed.layers),
-        eos_token_ids=_eos_token_ids(model, text),
+        eos_token_ids=eos_token_ids(
+            getattr(model.generation_config, "eos_token_id", None), text.eos_token_id
+        ),
         max_model_len=probed.max_model_len,
         vocab_size=int(text.vocab_size),
         dtype_name=str(probed.dtype).removeprefix("torch."),
@@ -142,14 +145,3 @@ def _told_as(what: str) -> Iterator[None]:
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ModelError(f"{what}: {reason}") from error
-
-
-def _eos_token_ids(model: PreTrainedModel, text: PreTrainedConfig) -> tuple[int, ...]:
-    """Ids that end an output; generation_config.json goes before config.json, as in transformers' generate."""
-    for given in (
-        model.generation_config.eos_token_id if model.generation_config else None,
-        text.eos_token_id,
-    ):
-        if given is not None:
-            return (given,) if isinstance(given, int) else tuple(given)
-    return ()

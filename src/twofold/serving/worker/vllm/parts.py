@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from vllm.engine.arg_utils import EngineArgs
 
 from twofold.engine.base import KvLayout
+from twofold.engine.ends import eos_token_ids
 from twofold.engine.vllm.core import Knobs, VllmCore
 from twofold.errors import ModelError
 from twofold.handoff import LeaseWatcher
@@ -47,7 +48,10 @@ class VllmPrepared:
         self.model = model_name(Path(config.model))
         self.max_model_len = int(model.max_model_len)
         self.vocab_size = int(model.get_vocab_size())
-        self._eos = _ends(model.try_get_generation_config(), model.hf_text_config)
+        generation, text = model.try_get_generation_config(), model.hf_text_config
+        self._eos = frozenset(
+            eos_token_ids(generation.get("eos_token_id"), getattr(text, "eos_token_id", None))
+        )
 
     def parts(self, spec: WorkerConfig, epoch: int, wires: Wires | None = None) -> WorkerParts:  # noqa: ARG002
         config, service = self._config, self._service
@@ -137,16 +141,6 @@ def _knobs(config: EngineConfig, spec: WorkerConfig, max_model_len: int) -> Knob
         max_num_seqs=config.max_num_seqs,
         prefix_caching=config.prefix_caching,
     )
-
-
-def _ends(generation: dict[str, object], config: object) -> frozenset[int]:
-    """Ids that end an output; generation_config.json goes before config.json, as in transformers' generate."""
-    for given in (generation.get("eos_token_id"), getattr(config, "eos_token_id", None)):
-        if isinstance(given, int):
-            return frozenset({given})
-        if isinstance(given, list):
-            return frozenset(given)
-    return frozenset()
 
 
 @contextmanager

@@ -6,7 +6,7 @@ after its request ended is given back from here. A request whose worker is lost 
 nobody can take just now waits.
 
     controller.py   what the gateway asks for, and the life of the controller itself
-    requests.py     a request: taken, placed, sent, replayed, ended
+    requests.py     a request: taken, placed, sent, its tokens handed on, replayed, ended
     incoming.py     what workers and hosts say, and who is told of it
     progress.py     what workers say of the requests that they run: leases, tokens, hand-offs
     members.py      the workers: they register, change, retire and are lost

@@ -1,12 +1,10 @@
 """The controller as the gateway sees it, and as the service that it is part of starts and ends it."""
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator, Collection
 
-from twofold.errors import RequestError
 from twofold.instance import Role
-from twofold.request import FinishReason, Generation, TokenOutput
+from twofold.request import Generation, TokenOutput
 from twofold.scheduling.admission import Admission
 from twofold.scheduling.cluster import ClusterScheduler
 from twofold.scheduling.overload.control import OverloadControl
@@ -102,9 +100,7 @@ class Controller:
         self._incoming = Incoming(
             inbox, self._requests, progress, self._members, elsewhere, fleet, telemetry, paths, forecast
         )
-        self._watch = Watch(self._incoming, self._requests, self._members, elsewhere, admission, telemetry)
-        self._ready = asyncio.Event()
-        self._draining = False
+        self._watch = Watch(self._incoming, self._requests, self._members, elsewhere)
         cluster.on_move = telemetry.role
         telemetry.admission(admission)
         if forecast is not None:
@@ -130,11 +126,11 @@ class Controller:
         if self._fleet.complete:
             self._watch.start()
             if self._roles.able:
-                self._ready.set()
+                self._requests.open()
 
     async def wait_ready(self) -> None:
         """Wait until every expected worker has registered, and there are some for both phases."""
-        await self._ready.wait()
+        await self._requests.opened()
 
     def exited(self, instance: str) -> None:
         """A worker's process has ended, says the launcher: it writes no more, and its peers are told so."""
@@ -149,13 +145,11 @@ class Controller:
 
     def fail_all(self, reason: str) -> None:
         """The service cannot go on."""
-        self._draining = True
         self._requests.fail_all(reason)
 
     async def drain(self) -> None:
         """Take no more requests, and wait until those that are here have ended."""
-        self._draining = True
-        await self._requests.all_ended()
+        await self._requests.drain()
 
     def shutdown(self) -> None:
         """Tell every worker to end, and stop receiving."""
@@ -172,23 +166,11 @@ class Controller:
 
     def ready(self) -> bool:
         """Whether a request would be placed at once: both phases have a worker that may be given one."""
-        return self._ready.is_set() and not self._draining and self._roles.able
+        return self._requests.taking and self._roles.able
 
-    async def generate(self, generation: Generation) -> AsyncGenerator[TokenOutput, None]:
+    def generate(self, generation: Generation) -> AsyncGenerator[TokenOutput, None]:
         """Yield output tokens in order. Closing the generator early aborts the request on every worker."""
-        if self._draining or not self._ready.is_set():
-            what = "is about to end" if self._draining else "is starting"
-            raise RequestError(f"the service {what} and takes no requests", status=503, code="not_ready")
-        live = self._requests.take(generation)
-        try:
-            while True:
-                output = await live.next()
-                yield output
-                if output.finish_reason is not None:
-                    return
-        finally:
-            # The client has everything, and then the request has ended already, or has gone.
-            self._requests.end(live, FinishReason.ABORT)
+        return self._requests.generate(generation)
 
     def stop(self, request_id: str) -> None:
         """The client has all it asked for, found in the text: end the request as finished, not as aborted."""

@@ -1,12 +1,17 @@
-"""The requests that are alive: taken, placed on workers, replayed when those are lost, and ended."""
+"""The requests that are alive: taken, placed on workers, replayed when those are lost, and ended.
+
+`generate` is the life of a request as its client sees it. What workers say of it comes through progress.py, which hands
+its tokens to the LiveRequest that `generate` waits for, and ends it here.
+"""
 
 import asyncio
 import logging
 import time
+from collections.abc import AsyncGenerator
 
-from twofold.errors import InstanceLostError, TwofoldError
+from twofold.errors import InstanceLostError, RequestError, TwofoldError
 from twofold.handoff import HandoffMode
-from twofold.request import FinishReason, Generation
+from twofold.request import FinishReason, Generation, TokenOutput
 from twofold.scheduling.admission import Admission
 from twofold.scheduling.cluster import ClusterScheduler
 from twofold.scheduling.overload.control import OverloadControl
@@ -31,8 +36,9 @@ MAX_IN_VAIN = 8
 class Requests:
     """Knows every request from when it is taken to its end, and the attempt of each that runs now.
 
-    With `announces` room on the decode instance is asked for when a prefill starts (docs/decisions/0007). With
-    `recomputes` that instance is given the prompt as well.
+    None is taken before `open`, nor any more once it drains or all have failed. With `announces` room on the decode
+    instance is asked for when a prefill starts (docs/decisions/0007). With `recomputes` that instance is given the
+    prompt as well.
     """
 
     def __init__(
@@ -58,21 +64,64 @@ class Requests:
         self._forecast = forecast
         self._live: dict[str, LiveRequest] = {}
         self._attempts: dict[str, LiveRequest] = {}  # by the attempt that runs now
+        self._opened = asyncio.Event()
+        self._closed = False
         self._idle = asyncio.Event()
 
     def of(self, attempt_id: str) -> LiveRequest | None:
         """The request whose attempt this is; None where that is over."""
         return self._attempts.get(attempt_id)
 
-    async def all_ended(self) -> None:
-        """Wait until no request is left."""
+    # -- whether any are taken ----------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """From now on requests are taken."""
+        self._opened.set()
+
+    async def opened(self) -> None:
+        """Wait until requests are taken."""
+        await self._opened.wait()
+
+    @property
+    def taking(self) -> bool:
+        """Whether a request that came now would be taken, as far as that depends on the life of the service."""
+        return self._opened.is_set() and not self._closed
+
+    async def drain(self) -> None:
+        """Take no more, and wait until those that are here have ended."""
+        self._closed = True
         self._idle.clear()
         if self._live:
             await self._idle.wait()
 
+    def fail_all(self, reason: str) -> None:
+        """Take no more, and none that is here can go on."""
+        self._closed = True
+        for live in list(self._live.values()):
+            self.fail(live, InstanceLostError(reason))
+
     # -- come -------------------------------------------------------------------------------------------------------
 
-    def take(self, generation: Generation) -> LiveRequest:
+    async def generate(self, generation: Generation) -> AsyncGenerator[TokenOutput, None]:
+        """Yield the output tokens of a request in order, as `Service.generate` says.
+
+        Closing the generator early aborts the request on every worker.
+        """
+        if not self.taking:
+            what = "is about to end" if self._closed else "is starting"
+            raise RequestError(f"the service {what} and takes no requests", status=503, code="not_ready")
+        live = self._take(generation)
+        try:
+            while True:
+                output = await live.next()
+                yield output
+                if output.finish_reason is not None:
+                    return
+        finally:
+            # The client has everything, and then the request has ended already, or has gone.
+            self.end(live, FinishReason.ABORT)
+
+    def _take(self, generation: Generation) -> LiveRequest:
         """A request begins, or waits for that; raises RequestError where it is refused."""
         if self._prompt_keys is not None:
             generation = self._prompt_keys.name(generation)
@@ -92,6 +141,14 @@ class Requests:
             self._replanning.taken(live.timeline)
         self.place_waiting()
         return live
+
+    def look(self) -> None:
+        """What nobody says: somebody may take those that wait now, or nobody waits for their answers any more."""
+        self.place_waiting()
+        for ticket in self._admission.expired(time.monotonic()):
+            self._telemetry.deadline_missed()
+            self.fail(self._live[ticket.id], deadline_passed())
+        self._telemetry.held(self._admission.waiting)
 
     def place_waiting(self) -> None:
         """Those that wait, as far as somebody can take them, in the order that admission gives them."""
@@ -174,17 +231,6 @@ class Requests:
         """A request cannot go on, and its client is told so."""
         self.end(live, FinishReason.ERROR)
         live.fail(error)
-
-    def fail_all(self, reason: str) -> None:
-        """No request can go on."""
-        for live in list(self._live.values()):
-            self.fail(live, InstanceLostError(reason))
-
-    def expire(self, now: float) -> None:
-        """Nobody waits for the answers to these any more."""
-        for ticket in self._admission.expired(now):
-            self._telemetry.deadline_missed()
-            self.fail(self._live[ticket.id], deadline_passed())
 
     def replay(self, attempt_id: str, instance: str, reason: str) -> None:
         """An attempt is lost, on `instance`; the next one of its request waits until somebody can take it."""

@@ -3,29 +3,21 @@
 import asyncio
 import time
 
-from twofold.scheduling.admission import Admission
 from twofold.serving.controller.elsewhere import Elsewhere
 from twofold.serving.controller.incoming import Incoming
 from twofold.serving.controller.members import Members
 from twofold.serving.controller.requests import Requests
 from twofold.serving.fleet import ALIVE_S
-from twofold.serving.telemetry import Telemetry
 
 
 class Watch:
     """Looks around every `ALIVE_S` from `start` until `stop`."""
 
     def __init__(
-        self,
-        incoming: Incoming,
-        requests: Requests,
-        members: Members,
-        elsewhere: Elsewhere | None,
-        admission: Admission,
-        telemetry: Telemetry,
+        self, incoming: Incoming, requests: Requests, members: Members, elsewhere: Elsewhere | None
     ) -> None:
-        self._incoming, self._requests, self._members = incoming, requests, members
-        self._elsewhere, self._admission, self._telemetry = elsewhere, admission, telemetry
+        self._incoming, self._requests = incoming, requests
+        self._members, self._elsewhere = members, elsewhere
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -48,6 +40,4 @@ class Watch:
             if self._elsewhere is not None:
                 self._elsewhere.look(time.monotonic())
             self._members.look(time.monotonic())
-            self._requests.place_waiting()
-            self._requests.expire(time.monotonic())
-            self._telemetry.held(self._admission.waiting)
+            self._requests.look()

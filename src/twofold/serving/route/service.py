@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 
 from twofold.errors import RequestError
 from twofold.instance import Role
-from twofold.request import FinishReason, Generation, TokenOutput
+from twofold.request import Generation, TokenOutput
 from twofold.scheduling.admission import Admission
 from twofold.scheduling.cluster import ClusterScheduler
 from twofold.scheduling.routers import FIXED_ROLE_ROUTERS
@@ -48,7 +48,7 @@ class RouteService:
     ) -> None:
         self._config, self._name = config, name
         self._cluster, self._forecast = cluster, forecast
-        self._servers, self._admission, self._telemetry = servers, admission, telemetry
+        self._servers, self._telemetry = servers, telemetry
         self._recorder = recorder = Recorder(sinks=(telemetry.observe,))
         self._roles = Roles(cluster, servers, move=config.router not in FIXED_ROLE_ROUTERS)
         trust = Trust(cluster, servers, telemetry)
@@ -86,8 +86,6 @@ class RouteService:
         if forecast is not None:
             cluster.pools.forecast = forecast.forecast
             telemetry.forecast(cluster.pools, forecast.forecast)
-        self._ready = asyncio.Event()
-        self._draining = False
         self._ticking: asyncio.Task[None] | None = None
 
     # -- life ---------------------------------------------------------------------------------------------------------
@@ -99,17 +97,15 @@ class RouteService:
 
     async def wait_ready(self) -> None:
         """Wait until there are servers for both phases."""
-        await self._ready.wait()
+        await self._requests.opened()
 
     def fail_all(self, reason: str) -> None:
         """The service cannot go on."""
-        self._draining = True
         self._requests.fail_all(reason)
 
     async def drain(self) -> None:
         """Take no more requests, and wait until those that are here have ended."""
-        self._draining = True
-        await self._requests.all_ended()
+        await self._requests.drain()
 
     async def close(self) -> None:
         """Ask nobody anything any more."""
@@ -136,12 +132,10 @@ class RouteService:
 
     async def _tick(self) -> None:
         while True:
-            if not self._ready.is_set() and self._roles.able and self._look.seen_all:
+            if self._look.model is None and self._roles.able and self._look.seen_all:
                 self._look.model = self._served_model()
-                self._ready.set()
-            self._requests.place_waiting()
-            self._requests.expire(time.monotonic())
-            self._telemetry.held(self._admission.waiting)
+                self._requests.open()
+            self._requests.look()
             await asyncio.sleep(TICK_S)
 
     def _served_model(self) -> ServedModel:
@@ -165,22 +159,11 @@ class RouteService:
 
     def ready(self) -> bool:
         """Whether a request would be placed at once: there are servers for both phases."""
-        return self._ready.is_set() and not self._draining and self._roles.able
+        return self._requests.taking and self._roles.able
 
-    async def generate(self, generation: Generation) -> AsyncGenerator[TokenOutput, None]:
+    def generate(self, generation: Generation) -> AsyncGenerator[TokenOutput, None]:
         """Yield output tokens in order. Closing the generator early aborts the request on every server."""
-        if self._draining or not self._ready.is_set():
-            what = "is about to end" if self._draining else "is starting"
-            raise RequestError(f"the service {what} and takes no requests", status=503, code="not_ready")
-        live = self._requests.take(generation)
-        try:
-            while True:
-                output = await live.next()
-                yield output
-                if output.finish_reason is not None:
-                    return
-        finally:
-            self._requests.end(live, FinishReason.ABORT)
+        return self._requests.generate(generation)
 
     def stop(self, request_id: str) -> None:
         """The client has all it asked for, found in the text: end the request as finished, not as aborted."""

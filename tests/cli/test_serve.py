@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from twofold.cli.main import main
-from twofold.cli.serve import parse_size
+from twofold.cli.sizes import parse_size
 from twofold.errors import ConfigurationError
 from twofold.serving.worker.torch_parts import check_device
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from twofold.cli.serve import parse_size
+from twofold.cli.sizes import parse_size
 from twofold.errors import ConfigurationError
 from twofold.fidelity.calibrate import calibrate
 from twofold.fidelity.measure import OnGroup, measure

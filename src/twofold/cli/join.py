@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from twofold.cli.sizes import parse_size
+
 _CONTROLLER = "Where the service takes workers: its --listen-workers."
 _MODEL = "Model directory, or hub id: the same model as the service's."
 _ADDRESS = "Address of this host that the others reach (the one that its packets to the service come from)."
@@ -44,7 +46,6 @@ def join(
     and end when the service does; when the service is lost, this waits for it or its next.
     """
     from twofold.cli import join_run  # noqa: PLC0415  (what it needs is too heavy for the start of every command)
-    from twofold.cli.serve import parse_size  # noqa: PLC0415
     from twofold.cli.store_flags import store_config  # noqa: PLC0415
 
     flags = join_run.JoinFlags(

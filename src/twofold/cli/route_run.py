@@ -10,12 +10,9 @@ import uvloop
 
 from twofold.cli.serve_access import find_keys
 from twofold.cli.serve_loop import listen, serve
-from twofold.cli.serve_run import telemetry_config
 from twofold.errors import ConfigurationError, ModelError
 from twofold.instance import Role
-from twofold.scheduling.admission_limits import AdmissionLimits
 from twofold.scheduling.routers import FORECASTING_ROUTERS, LIVE_ROUTERS
-from twofold.serving.gateway.limits import Limits
 from twofold.serving.local_service import HttpConfig
 from twofold.serving.logs import configure_logs
 from twofold.serving.model_source import find_model
@@ -24,17 +21,7 @@ from twofold.serving.route.run import RoutedGateway
 from twofold.serving.telemetry import TelemetryConfig, make_telemetry
 from twofold.slo import Slo
 
-__all__ = [
-    "AdmissionLimits",
-    "Flags",
-    "HttpConfig",
-    "Limits",
-    "config_of",
-    "find_keys",
-    "public_name",
-    "run",
-    "telemetry_config",
-]
+__all__ = ["Flags", "config_of", "find_keys", "public_name", "run"]
 
 SERVER_KEY_VARIABLE: Final = "TWOFOLD_SERVER_API_KEY"
 _BY_PREFIX: Final = ("local-prefix", "conductor")

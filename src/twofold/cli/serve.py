@@ -5,13 +5,27 @@ from typing import Annotated, Literal
 
 import typer
 
+from twofold.cli.http_flags import (
+    LIMITS,
+    AllowAnonymous,
+    ApiKey,
+    ApiKeys,
+    Host,
+    LogFormat,
+    MaxBodyBytes,
+    MaxPromptTokens,
+    MaxWaiting,
+    OtlpEndpoint,
+    Port,
+    RequestTimeout,
+    ServedModelName,
+    SloText,
+)
+from twofold.cli.sizes import parse_size
 from twofold.errors import ConfigurationError
 
 _SERVICE = "Service"
 _ENGINE = "Engine"
-_HTTP = "HTTP"
-_LIMITS = "Limits"
-_TELEMETRY = "Telemetry"
 _HOSTS = "Other hosts"
 _RAY = "Ray"
 _PARALLEL = "Parallelism within a worker"
@@ -62,8 +76,6 @@ _EVICTION = "Which KV of prompts goes first when memory is wanted: lru, lfu or l
 _STORE_DRAM = "Memory of the host that keeps KV of prompts for all of its workers, as in 4GiB."
 _STORE_DISK = "A directory below that, and how much of its disk, as in /var/kv:100GiB."
 _TOKENIZER = "Directory of the tokenizer (the model's); an emulated model has none of its own."
-
-_SIZE_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
 
 
 def serve(
@@ -183,67 +195,24 @@ def serve(
     vocab_size: Annotated[
         int | None, typer.Option(min=2, help="Tokens that an emulated model knows.", rich_help_panel=_ENGINE)
     ] = None,
-    host: Annotated[str, typer.Option(help="Address to listen on.", rich_help_panel=_HTTP)] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.", rich_help_panel=_HTTP)
-    ] = 8000,
-    served_model_name: Annotated[
-        str | None,
-        typer.Option(help="Name in the API (the directory's or the id).", rich_help_panel=_HTTP),
-    ] = None,
-    api_key: Annotated[
-        list[str] | None,
-        typer.Option(
-            envvar="TWOFOLD_API_KEY",
-            show_envvar=True,
-            help="Ask clients for a key; may be given several times.",
-            rich_help_panel=_HTTP,
-        ),
-    ] = None,
-    slo: Annotated[
-        str | None,
-        typer.Option(help="What counts as good, as in ttft=2,tpot=0.1 (s).", rich_help_panel=_TELEMETRY),
-    ] = None,
-    log_format: Annotated[
-        str, typer.Option(help="text, or json: with a line per request.", rich_help_panel=_TELEMETRY)
-    ] = "text",
-    otlp_endpoint: Annotated[
-        str | None,
-        typer.Option(
-            envvar="OTEL_EXPORTER_OTLP_ENDPOINT",
-            help="Send traces to this OTLP/HTTP collector.",
-            rich_help_panel=_TELEMETRY,
-        ),
-    ] = None,
-    api_keys: Annotated[
-        Path | None,
-        typer.Option(
-            help="File of keys: name key [max_concurrent] [requests_per_minute].", rich_help_panel=_HTTP
-        ),
-    ] = None,
-    allow_anonymous: Annotated[
-        bool,
-        typer.Option("--allow-anonymous", help="Let other machines in without a key.", rich_help_panel=_HTTP),
-    ] = False,
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
+    served_model_name: ServedModelName = None,
+    api_key: ApiKey = None,
+    slo: SloText = None,
+    log_format: LogFormat = "text",
+    otlp_endpoint: OtlpEndpoint = None,
+    api_keys: ApiKeys = None,
+    allow_anonymous: AllowAnonymous = False,
     max_running: Annotated[
-        int, typer.Option(min=1, help="Requests in the workers at once.", rich_help_panel=_LIMITS)
+        int, typer.Option(min=1, help="Requests in the workers at once.", rich_help_panel=LIMITS)
     ] = 1024,
-    max_waiting: Annotated[
-        int, typer.Option(min=0, help="Requests that may wait for that.", rich_help_panel=_LIMITS)
-    ] = 1024,
-    overload: Annotated[str | None, typer.Option(help=_OVERLOAD, rich_help_panel=_LIMITS)] = None,
-    request_timeout: Annotated[
-        float,
-        typer.Option(min=0.001, help="Seconds for a request that names none.", rich_help_panel=_LIMITS),
-    ] = 1800.0,
-    max_prompt_tokens: Annotated[
-        int | None,
-        typer.Option(min=1, help="Longest prompt (as the context allows).", rich_help_panel=_LIMITS),
-    ] = None,
-    cache_retention: Annotated[float, typer.Option(min=0, help=_RETENTION, rich_help_panel=_LIMITS)] = 3600.0,
-    max_body_bytes: Annotated[
-        str, typer.Option(help="Largest request body, as in 32MiB.", rich_help_panel=_LIMITS)
-    ] = "32MiB",
+    max_waiting: MaxWaiting = 1024,
+    overload: Annotated[str | None, typer.Option(help=_OVERLOAD, rich_help_panel=LIMITS)] = None,
+    request_timeout: RequestTimeout = 1800.0,
+    max_prompt_tokens: MaxPromptTokens = None,
+    cache_retention: Annotated[float, typer.Option(min=0, help=_RETENTION, rich_help_panel=LIMITS)] = 3600.0,
+    max_body_bytes: MaxBodyBytes = "32MiB",
 ) -> None:
     """Serve MODEL behind the OpenAI API.
 
@@ -251,7 +220,8 @@ def serve(
     while it is being computed. `--colocated N` serves the same model unsplit, for comparison. With `--engine emulated
     --cluster FILE` no model runs: the service keeps the time of the machines in the file.
     """
-    from twofold.cli import serve_run  # noqa: PLC0415 (what it needs is too heavy for the start of every command)
+    # What these need is too heavy for the start of every command.
+    from twofold.cli import http_run, serve_run  # noqa: PLC0415
 
     for flag, value in (
         ("--attainment", attainment),
@@ -317,28 +287,20 @@ def serve(
         inline_tbt=inline_tbt,
     )
     config = serve_run.service_of(flags)
-    http = serve_run.HttpConfig(
-        served_model_name=served_model_name or serve_run.public_name(flags, config),
-        keys=keys,
-        limits=serve_run.Limits(
-            body_bytes=parse_size(max_body_bytes, "--max-body-bytes"),
-            # One request with more could never be taken whole.
-            generations=min(serve_run.Limits().generations, max_running + max_waiting),
-            prompt_tokens=max_prompt_tokens,
-            timeout_s=request_timeout,
-            longest_retention_s=cache_retention,
-        ),
-        admission=serve_run.AdmissionLimits(
-            max_running=max_running,
-            max_waiting=max_waiting,
-            timeout_s=request_timeout,
-            keys={} if keys is None else keys.limits,
-        ),
+    http = http_run.http_config(
+        served_model_name or serve_run.public_name(flags, config),
+        keys,
+        max_running=max_running,
+        max_waiting=max_waiting,
+        request_timeout=request_timeout,
+        max_prompt_tokens=max_prompt_tokens,
+        max_body_bytes=max_body_bytes,
+        cache_retention=cache_retention,
     )
     serve_run.run(
         config,
         http,
-        serve_run.telemetry_config(slo, otlp_endpoint),
+        http_run.telemetry_config(slo, otlp_endpoint),
         host=host,
         port=port,
         allow_anonymous=allow_anonymous,
@@ -353,19 +315,3 @@ def parse_budget(text: str) -> int | Literal["auto"]:
     if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text)):
         raise ConfigurationError(f"--max-num-batched-tokens {text!r} is not a number of tokens, nor auto")
     return int(text)
-
-
-def parse_size(text: str, flag: str = "--kv-cache-memory-bytes") -> int:
-    """Bytes from `1073741824`, `500M` or `2GiB`; raises ConfigurationError on anything else."""
-    cleaned = text.strip().upper().removesuffix("B")
-    digits = cleaned.rstrip("KMGI")
-    unit = cleaned[len(digits) :]
-    try:
-        size = int(float(digits) * _SIZE_UNITS[unit])
-    except (ValueError, KeyError, OverflowError):
-        size = 0
-    if size < 1:
-        raise ConfigurationError(
-            f"{flag} {text!r} is not a size: write bytes, or a number with a unit as in 2GiB or 500M"
-        )
-    return size

@@ -13,19 +13,13 @@ from twofold.cli.serve_overload import OverloadFlags
 from twofold.cli.serve_ray import Launch, launch_of, ray_flags
 from twofold.cli.serve_replan import ReplanFlags
 from twofold.cli.store_flags import store_config
-from twofold.scheduling.admission_limits import AdmissionLimits
 from twofold.serving.config import ServiceConfig
-from twofold.serving.gateway.limits import Limits
 from twofold.serving.local_service import HttpConfig, LocalService
 from twofold.serving.logs import configure_logs
 from twofold.serving.telemetry import TelemetryConfig, make_telemetry
-from twofold.slo import Slo
 
 __all__ = [
-    "AdmissionLimits",
     "Flags",
-    "HttpConfig",
-    "Limits",
     "OverloadFlags",
     "ReplanFlags",
     "find_keys",
@@ -35,7 +29,6 @@ __all__ = [
     "run",
     "service_of",
     "store_config",
-    "telemetry_config",
 ]
 
 
@@ -60,8 +53,3 @@ def run(
                 lambda said: LocalService(config, http, listener, said, observed, launcher), config.log_format
             )
         )
-
-
-def telemetry_config(slo: str | None, otlp_endpoint: str | None) -> TelemetryConfig:
-    """What the flags ask for; raises ConfigurationError on an SLO that is not understood."""
-    return TelemetryConfig(otlp_endpoint=otlp_endpoint or None, slo=Slo() if slo is None else Slo.parse(slo))

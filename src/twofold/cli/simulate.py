@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from twofold.cli.serve import parse_size
+from twofold.cli.sizes import parse_size
 from twofold.errors import ConfigurationError
 from twofold.slo import parse_slo
 

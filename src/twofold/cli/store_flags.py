@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from twofold.cli.serve import parse_size
+from twofold.cli.sizes import parse_size
 from twofold.errors import ConfigurationError
 from twofold.kvcache.eviction import EVICTIONS
 from twofold.serving.config import StoreConfig

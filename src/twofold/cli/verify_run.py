@@ -9,7 +9,7 @@ import msgspec
 import typer
 from rich.console import Console
 
-from twofold.cli.serve import parse_size
+from twofold.cli.sizes import parse_size
 from twofold.errors import ConfigurationError
 from twofold.fidelity.service import Design, Twin
 from twofold.fidelity.table import fidelity_table

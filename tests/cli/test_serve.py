@@ -3,70 +3,52 @@
 import socket
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 import torch
 
-from twofold.cli.main import main
-from twofold.cli.sizes import parse_size
 from twofold.errors import ConfigurationError
 from twofold.serving.worker.torch_parts import check_device
 
 
-@pytest.fixture(scope="module")
-def model(tiny_model_dir):
-    return str(tiny_model_dir("llama"))
+@pytest.fixture
+def early_refusal(refused, model):
+    """What is said of mistakes that are found before any process is started."""
+    return partial(refused, "serve", model)
 
 
 def refusal(*arguments):
-    """What a real process says and how it ends, workers and all."""
+    """What a real process says last and how it ends, workers and all."""
     command = [sys.executable, "-m", "twofold.cli.main", "serve", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
-    return one_sentence(done.stderr)
-
-
-def one_sentence(said):
-    assert "Traceback" not in said
-    last = said.strip().splitlines()[-1]
+    assert "Traceback" not in done.stderr
+    last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("twofold: ")
     return last
 
 
-@pytest.fixture
-def early_refusal(monkeypatch, capsys):
-    """The same for mistakes that are found before any process is started."""
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["twofold", "serve", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        assert ended.value.code == 2
-        return one_sentence(capsys.readouterr().err)
-
-    return run
-
-
-def test_a_wrong_flag(model, early_refusal):
+def test_a_wrong_flag(early_refusal):
     """The parser's complaint is one sentence too."""
-    assert "--prefil" in early_refusal(model, "--prefil", "1")
+    assert "--prefil" in early_refusal("--prefil", "1")
 
 
-def test_a_missing_model_directory(tmp_path, early_refusal):
+def test_a_missing_model_directory(tmp_path, refused):
     """It says how to get one."""
-    assert "twofold model create" in early_refusal(str(tmp_path / "nowhere"))
+    assert "twofold model create" in refused("serve", tmp_path / "nowhere")
 
 
-def test_a_directory_that_is_no_model(tmp_path, early_refusal):
+def test_a_directory_that_is_no_model(tmp_path, refused):
     """What makes it one is named."""
-    assert "config.json" in early_refusal(str(tmp_path))
+    assert "config.json" in refused("serve", tmp_path)
 
 
-def test_a_port_in_use(model, early_refusal):
+def test_a_port_in_use(early_refusal):
     """Known before anything slow starts."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        assert f"127.0.0.1:{port}" in early_refusal(model, "--port", str(port))
+        assert f"127.0.0.1:{port}" in early_refusal("--port", str(port))
 
 
 def test_too_little_memory(model):
@@ -131,25 +113,9 @@ def test_a_device_that_is_not_there(model):
         ("--host", "0.0.0.0", "--port", "0"),  # noqa: S104 it is refused without a key
     ],
 )
-def test_flags_that_cannot_be(model, early_refusal, flags):
+def test_flags_that_cannot_be(early_refusal, flags):
     """Each is refused before anything starts."""
-    assert flags[0] in early_refusal(model, *flags)
-
-
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [("1024", 1024), ("2KiB", 2048), ("2k", 2000), ("1.5GiB", 3 * 2**29), ("500MB", 500_000_000)],
-)
-def test_sizes(text, size):
-    """Binary and decimal units."""
-    assert parse_size(text) == size
-
-
-@pytest.mark.parametrize("text", ["", "-1", "0", "GiB", "1X", "1e400"])
-def test_sizes_that_are_none(text):
-    """Said in one sentence."""
-    with pytest.raises(ConfigurationError, match="not a size"):
-        parse_size(text)
+    assert flags[0] in early_refusal(*flags)
 
 
 @pytest.mark.parametrize(
@@ -160,8 +126,8 @@ def test_sizes_that_are_none(text):
         ("--slo", "fast", "ttft=2"),
     ],
 )
-def test_wrong_telemetry(model, early_refusal, flag, value, right):
+def test_wrong_telemetry(early_refusal, flag, value, right):
     """It says what would be right."""
-    said = early_refusal(model, flag, value)
+    said = early_refusal(flag, value)
     assert repr(value) in said
     assert right in said

@@ -6,7 +6,6 @@ import sys
 import pytest
 from msgspec.structs import replace
 
-from twofold.cli.main import main
 from twofold.cli.serve_flags import Flags, service_of
 from twofold.cli.serve_ray import launch_of, ray_flags
 from twofold.cli.serve_replan import ReplanFlags
@@ -19,19 +18,11 @@ HEAD = ("--launcher", "ray", "--ray-address", "127.0.0.1:6379")
 
 
 @pytest.fixture
-def refusal(monkeypatch, capsys, tmp_path):
+def refusal(refused, monkeypatch, tmp_path):
     """What a command says that ends before any process is started, where no Ray cluster is known."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["twofold", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        assert ended.value.code == 2
-        return " ".join(capsys.readouterr().err.split())
-
-    return run
+    return refused
 
 
 @pytest.mark.parametrize(

@@ -1,26 +1,15 @@
 """`twofold serve --engine vllm` refuses what vLLM does in its own way, and what is not installed."""
 
-import sys
+from functools import partial
 from importlib.util import find_spec
 
 import pytest
 
-from twofold.cli.main import main
-
 
 @pytest.fixture
-def refusal(monkeypatch, capsys, tiny_model_dir):
-    """The last line that is said; found before any process is started."""
-
-    def run(*flags):
-        command = ["twofold", "serve", str(tiny_model_dir("llama")), "--engine", "vllm", *flags]
-        monkeypatch.setattr(sys, "argv", command)
-        with pytest.raises(SystemExit) as ended:
-            main()
-        assert ended.value.code == 2
-        return capsys.readouterr().err.strip().splitlines()[-1]
-
-    return run
+def refusal(refused, model):
+    """What is said before any process is started."""
+    return partial(refused, "serve", model, "--engine", "vllm")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Real services for end-to-end tests: started once for all tests that can share them."""
+"""Real services for end-to-end tests, started once for all tests that can share them, and two hosts to run them on."""
 
 from contextlib import ExitStack
 
@@ -6,6 +6,8 @@ import pytest
 
 from support.flags import ENGINE, SPLIT
 from twofold.bench.services import served
+from twofold.bench.two_hosts import two_hosts
+from twofold.errors import ConfigurationError
 
 
 @pytest.fixture(scope="session")
@@ -21,3 +23,13 @@ def service(tiny_model_dir):
             return urls[key]
 
         yield url
+
+
+@pytest.fixture(scope="module")
+def hosts():
+    """This host and another, joined by a cable that can be cut: network namespaces, where they can be had."""
+    try:
+        with two_hosts(first_here=True) as joined:
+            yield joined
+    except ConfigurationError as error:
+        pytest.skip(str(error))

@@ -10,8 +10,6 @@ from support.flags import COLOCATED, ENGINE
 from support.joined_service import joined_service
 from support.transports import MOONCAKE, NIXL
 from twofold.bench.services import served
-from twofold.bench.two_hosts import two_hosts
-from twofold.errors import ConfigurationError
 
 QUESTIONS = [
     {
@@ -38,15 +36,6 @@ def expected(tiny_model_dir):
     """What workers answer that do both phases."""
     with served(tiny_model_dir("llama"), (*ENGINE, *COLOCATED)) as url:
         return asyncio.run(ask(url))
-
-
-@pytest.fixture(scope="module")
-def hosts():
-    try:
-        with two_hosts(first_here=True) as joined:
-            yield joined
-    except ConfigurationError as error:
-        pytest.skip(str(error))
 
 
 NIXL_FLAGS = ("--transport", "nixl")

@@ -13,23 +13,12 @@ import pytest
 
 from support.ray_service import answers_of, processes_of, ray_service, under_load, until
 from twofold.bench.services import free_port
-from twofold.bench.two_hosts import two_hosts
-from twofold.errors import ConfigurationError
 
 pytest.importorskip("ray")
 
 from support.ray_cluster import PATIENT
 
 CUT_S = 9.0  # workers beyond must have ended by then
-
-
-@pytest.fixture(scope="module")
-def hosts():
-    try:
-        with two_hosts(first_here=True) as joined:
-            yield joined
-    except ConfigurationError as error:
-        pytest.skip(str(error))
 
 
 @contextmanager

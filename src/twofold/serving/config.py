@@ -5,6 +5,7 @@ from typing import Final, Literal
 import msgspec
 
 from twofold.curve.network import HOME, Network
+from twofold.errors import ConfigurationError
 from twofold.handoff import HandoffMode
 from twofold.instance import Role
 from twofold.kvcache.split import UNSPLIT, Split
@@ -70,6 +71,16 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     def recomputes(self) -> bool:
         """Whether it may give up a decode's memory and compute its KV once more: then it needs the prompt for that."""
         return self.engine == "vllm"
+
+    def context(self, model_len: int) -> int:
+        """The most tokens of a sequence, of the `model_len` that the model can have; raises ConfigurationError."""
+        if self.max_model_len is None:
+            return model_len
+        if self.max_model_len > model_len:
+            raise ConfigurationError(
+                f"--max-model-len {self.max_model_len:,} is more than the model's {model_len:,}"
+            )
+        return self.max_model_len
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):

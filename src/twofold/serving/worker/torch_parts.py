@@ -10,7 +10,7 @@ from twofold.engine.torch.loader import LoadedModel, load_model
 from twofold.engine.torch.parallel.model import check_model
 from twofold.errors import ConfigurationError
 from twofold.scheduling.batchers import GROWING
-from twofold.serving.config import EngineConfig, ServiceConfig, WorkerConfig
+from twofold.serving.config import ServiceConfig, WorkerConfig
 from twofold.serving.memory_plan import MemoryPlan, available_memory, plan_memory
 from twofold.serving.model_source import model_name
 from twofold.serving.store.copier import PoolCopier
@@ -84,7 +84,7 @@ def prepare(service: ServiceConfig, stage: Stage) -> TorchPrepared:
     plan = plan_memory(
         layout,
         kv_cache_bytes=config.kv_cache_bytes,
-        max_model_len=_context_length(config, model.max_model_len),
+        max_model_len=config.context(model.max_model_len),
         workers=len(service.workers),
         available_bytes=available_bytes,
         swap_bytes=config.swap_bytes,
@@ -106,13 +106,3 @@ def check_device(name: str) -> None:
         raise ConfigurationError(
             f"--device {name!r} needs a torch with CUDA, and {torch.__version__} has none"
         )
-
-
-def _context_length(engine: EngineConfig, model_len: int) -> int:
-    if engine.max_model_len is None:
-        return model_len
-    if engine.max_model_len > model_len:
-        raise ConfigurationError(
-            f"--max-model-len {engine.max_model_len:,} is more than the model's {model_len:,}"
-        )
-    return engine.max_model_len

@@ -11,9 +11,7 @@ its time says how this one compares.
 
 import argparse
 import asyncio
-import random
 import tempfile
-from collections import deque
 from pathlib import Path
 
 import aiohttp
@@ -21,12 +19,12 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+from twofold.bench.decisions import decisions_per_s
 from twofold.bench.endpoint import discover
 from twofold.bench.plain_loop import cpu_of, loop
 from twofold.bench.services import served
 from twofold.handoff import HandoffMode
 from twofold.instance import Role
-from twofold.request import Request
 from twofold.scheduling.cluster import ClusterScheduler
 from twofold.scheduling.handoffs import FixedHandoff
 from twofold.scheduling.routers import ROUTERS
@@ -42,41 +40,13 @@ LONG = 150
 AT_ONCE = 40
 
 
-def decisions_per_s(router: str, instances: int, decisions: int) -> float:
+def rate_of(router: str, instances: int, decisions: int) -> float:
     """Decisions per CPU second of a scheduler that holds eight requests for each instance."""
     cluster = ClusterScheduler(ROUTERS[router](), FixedHandoff(HandoffMode.LAYER_WISE))
     for number in range(instances):
         role = Role.PREFILL if number % 2 else Role.DECODE
         cluster.add_instance(f"{role.value}-{number}", role, 200_000)
-    draw = random.Random(0)
-    requests = [
-        Request(
-            id=f"r{n}", arrival_s=0.0, prompt_tokens=draw.randint(1, 4000), output_tokens=draw.randint(1, 500)
-        )
-        for n in range(decisions + 8 * instances)
-    ]
-    held: deque[str] = deque()
-
-    def place(request: Request) -> None:
-        if cluster.arrive(request, 0.0) is None:
-            raise SystemExit(f"{router} placed nothing")
-        held.append(request.id)
-
-    def leave() -> None:
-        request_id = held.popleft()
-        cluster.prefilled(request_id)
-        cluster.handed_off(request_id)
-        cluster.ended(request_id)
-
-    for request in requests[: 8 * instances]:
-        place(request)
-
-    def work() -> None:
-        for request in requests[8 * instances :]:
-            leave()
-            place(request)
-
-    return decisions / cpu_of(work)
+    return decisions_per_s(cluster, decisions, held=8 * instances)
 
 
 async def streams(url: str, count: int, tokens: int) -> int:
@@ -137,7 +107,7 @@ def main() -> None:
         table.add_column(column, justify="left" if column == "what" else "right")
     for router in ("jsq", "splitwise"):
         for instances in (40, 1000):
-            rate = decisions_per_s(router, instances, args.decisions)
+            rate = rate_of(router, instances, args.decisions)
             table.add_row(
                 f"routing decision, {router}, {instances:,} instances", f"{1e6 / rate:.1f} µs", f"{rate:,.0f}"
             )

@@ -12,18 +12,17 @@ request came. A plain loop is timed in the same run: machines differ, and turns 
 
 import argparse
 import random
-from collections import deque
 from collections.abc import Callable
 
 import psutil
 from rich.console import Console
 from rich.table import Table
 
+from twofold.bench.decisions import decisions_per_s, some_requests
 from twofold.bench.plain_loop import TURNS, cpu_of, loop
 from twofold.handoff import HandoffMode
 from twofold.instance import Role
 from twofold.kvcache.index import PrefixIndex
-from twofold.request import Request
 from twofold.scheduling.amounts import Amounts
 from twofold.scheduling.cluster import ClusterScheduler
 from twofold.scheduling.forecast import Forecast
@@ -67,53 +66,20 @@ def populate(cluster: ClusterScheduler, instances: int) -> None:
         forecast.join(name, prediction)
 
 
-def requests(count: int) -> list[Request]:
-    draw = random.Random(0)
-    return [
-        Request(
-            id=f"r{n}", arrival_s=0.0, prompt_tokens=draw.randint(1, 4000), output_tokens=draw.randint(1, 500)
-        )
-        for n in range(count)
-    ]
-
-
-def decisions_per_s(name: str, instances: int, decisions: int) -> float:
-    """Decisions per CPU second of a scheduler that holds `HELD` requests for each instance."""
-    cluster = ClusterScheduler(KNOWN[name](), BY_LAYER)
+def rate_of(name: str, instances: int, decisions: int) -> float:
+    """Decisions per CPU second of a scheduler that holds `HELD` requests for each instance; fewer if it is slow."""
+    cluster, held = ClusterScheduler(KNOWN[name](), BY_LAYER), HELD * instances
     populate(cluster, instances)
-    slow = name == "conductor"
-    count = max(20, min(decisions, SLOW * 10 // instances)) if slow else decisions
-    held_requests = min(HELD * instances, 200) if slow else HELD * instances
-    asked = requests(count + held_requests)
-    held: deque[str] = deque()
-
-    def place(request: Request) -> None:
-        if cluster.arrive(request, 0.0) is None:
-            raise SystemExit(f"{name} placed nothing")
-        held.append(request.id)
-
-    def leave() -> None:
-        request_id = held.popleft()
-        cluster.prefilled(request_id)
-        cluster.handed_off(request_id)
-        cluster.ended(request_id)
-
-    for request in asked[:held_requests]:
-        place(request)
-
-    def work() -> None:
-        for request in asked[held_requests:]:
-            leave()
-            place(request)
-
-    return count / cpu_of(work)
+    if name == "conductor":
+        decisions, held = max(20, min(decisions, SLOW * 10 // instances)), min(held, 200)
+    return decisions_per_s(cluster, decisions, held=held)
 
 
 def reports_per_s(name: str, instances: int, reports: int) -> float:
     """Reports per CPU second that a controller applies, from all instances in turn, as their load changes."""
     cluster = SharedCluster(ROUTERS[name](), BY_LAYER)
     populate(cluster, instances)
-    for request in requests(20):
+    for request in some_requests(20):
         cluster.arrive(request, 0.0)  # so that instances are ranked
     names = [load.id for load in cluster.pools]
     draw, nothing = random.Random(0), Amounts()
@@ -135,7 +101,7 @@ def bytes_per_instance(name: str, instances: int) -> float:
     before = process.memory_info().rss
     cluster = ClusterScheduler(KNOWN[name](), BY_LAYER)
     populate(cluster, instances)
-    cluster.arrive(requests(1)[0], 0.0)
+    cluster.arrive(some_requests(1)[0], 0.0)
     return (process.memory_info().rss - before) / instances
 
 
@@ -149,8 +115,7 @@ def main() -> None:
     loops = [cpu_of(loop) for _ in range(3)]
     memory = bytes_per_instance("jsq", max(args.instances))
     rows = [
-        (name, [decisions_per_s(name, instances, args.decisions) for instances in args.instances])
-        for name in KNOWN
+        (name, [rate_of(name, instances, args.decisions) for instances in args.instances]) for name in KNOWN
     ]
     rows += [
         (f"reports, {name}", [reports_per_s(name, instances, args.decisions) for instances in args.instances])

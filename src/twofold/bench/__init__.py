@@ -1,1 +1,1 @@
-"""A load generator for any OpenAI endpoint."""
+"""A load generator for any OpenAI endpoint, and what committed benches share."""

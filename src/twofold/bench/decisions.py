@@ -1,0 +1,49 @@
+"""What routing costs: requests arrive at, move through and leave a cluster scheduler that holds many."""
+
+import random
+from collections import deque
+
+from twofold.bench.plain_loop import cpu_of
+from twofold.request import Request
+from twofold.scheduling.cluster import ClusterScheduler
+
+
+def some_requests(count: int) -> list[Request]:
+    """Of prompts and outputs of all lengths up to 4,000 and 500 tokens; the same every time."""
+    draw = random.Random(0)  # noqa: S311
+    return [
+        Request(
+            id=f"r{n}", arrival_s=0.0, prompt_tokens=draw.randint(1, 4000), output_tokens=draw.randint(1, 500)
+        )
+        for n in range(count)
+    ]
+
+
+def decisions_per_s(cluster: ClusterScheduler, decisions: int, *, held: int) -> float:
+    """Decisions per CPU second of an empty cluster that is first given `held` requests, which it then always has.
+
+    A decision is all bookkeeping of one request.
+    """
+    here: deque[str] = deque()
+
+    def place(request: Request) -> None:
+        if cluster.arrive(request, 0.0) is None:
+            raise RuntimeError("the router placed nothing on a cluster with room")
+        here.append(request.id)
+
+    def leave() -> None:
+        request_id = here.popleft()
+        cluster.prefilled(request_id)
+        cluster.handed_off(request_id)
+        cluster.ended(request_id)
+
+    asked = some_requests(held + decisions)
+    for request in asked[:held]:
+        place(request)
+
+    def work() -> None:
+        for request in asked[held:]:
+            leave()
+            place(request)
+
+    return decisions / cpu_of(work)

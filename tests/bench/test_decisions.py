@@ -1,0 +1,34 @@
+"""A cluster that is asked for decisions has as many requests all the time, and each goes its whole way."""
+
+from twofold.bench.decisions import decisions_per_s, some_requests
+
+
+class Counted:
+    """A cluster scheduler that has room for all, and knows how far each request is."""
+
+    def __init__(self):
+        self.stages, self.most = {}, 0
+
+    def arrive(self, request, _now):
+        self.stages[request.id] = "arrived"
+        self.most = max(self.most, len(self.stages))
+        return object()
+
+    def prefilled(self, request_id):
+        assert self.stages[request_id] == "arrived"
+        self.stages[request_id] = "prefilled"
+
+    def handed_off(self, request_id):
+        assert self.stages[request_id] == "prefilled"
+        self.stages[request_id] = "handed off"
+
+    def ended(self, request_id):
+        assert self.stages.pop(request_id) == "handed off"
+
+
+def test_the_oldest_leaves_before_the_next_comes():
+    """So that the work of a decision does not depend on how many are taken."""
+    cluster = Counted()
+    assert decisions_per_s(cluster, 20, held=5) > 0
+    assert cluster.most == 5
+    assert list(cluster.stages) == [request.id for request in some_requests(25)[20:]]

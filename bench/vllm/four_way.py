@@ -12,16 +12,14 @@ that are in the file already stay in it. Exits with 1 when a system does not sta
 import argparse
 import os
 import platform
-import signal
-import subprocess
-import sys
-import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 import msgspec
-from compared import SYSTEMS, TWOFOLD, Setting
+from compared import SYSTEMS, Setting
 from comparison_table import markdown, terminal
+from frame import concluded, made, say
 from outside_client import Load, Measured, measure
 from rich.console import Console
 from started import Processes
@@ -102,10 +100,6 @@ def rates(
     return found
 
 
-def say(what: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')} {what}", flush=True)
-
-
 def client_cores(cores: int) -> list[int]:
     """Those that the systems leave to it; the same as theirs if they leave none."""
     return ALL_CORES[cores:] or ALL_CORES[:cores]
@@ -119,14 +113,6 @@ def title(report: Report) -> str:
         f"{output_least} to {output_most}, Poisson arrivals for {load.seconds:g} s. SLO: TTFT ≤ {load.ttft_s:g} s and "
         f"TPOT ≤ {load.tpot_s * 1e3:g} ms."
     )
-
-
-def made(model: Path | None, folder: Path) -> Path:
-    """The model, or a small one made on the spot."""
-    if model is None:
-        model = folder / "model"
-        subprocess.run([*TWOFOLD, "model", "create", str(model)], check=True)
-    return model
 
 
 def run(given: argparse.Namespace, folder: Path) -> tuple[Report, list[str]]:
@@ -173,18 +159,13 @@ def run(given: argparse.Namespace, folder: Path) -> tuple[Report, list[str]]:
 
 def main() -> None:
     given = arguments()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwinds the stack, which ends the processes
-    with tempfile.TemporaryDirectory(prefix="twofold-four-way-") as folder:
-        try:
-            report, wrong = run(given, Path(folder))
-        except UserError as error:
-            sys.exit(f"{error}")
-    Console(width=200).print(terminal(report.systems, title(report)))
-    if given.markdown is not None:
-        given.markdown.write_text(markdown(report.systems, title(report)))
-    for each in wrong:
-        print(f"✗ {each}")
-    sys.exit(1 if wrong else 0)
+
+    def show(report: Report) -> None:
+        Console(width=200).print(terminal(report.systems, title(report)))
+        if given.markdown is not None:
+            given.markdown.write_text(markdown(report.systems, title(report)))
+
+    concluded("four-way", partial(run, given), show)
 
 
 if __name__ == "__main__":

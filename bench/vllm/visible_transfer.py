@@ -15,18 +15,14 @@ import argparse
 import asyncio
 import os
 import random
-import signal
 import statistics
-import subprocess
-import sys
-import tempfile
-import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import msgspec
 from across_hosts import NIXL, SPLITS, AcrossHosts
-from compared import TWOFOLD
+from frame import concluded, made, say
 from rich.console import Console
 from rich.table import Table
 from started import Processes
@@ -86,10 +82,6 @@ async def compare(urls: dict[str, str], split: str, given: argparse.Namespace) -
             pairs += [pair] if number else []
         say(f"{split}: round {number} of {given.rounds}")
     return pairs
-
-
-def say(what: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')} {what}", flush=True)
 
 
 def measure(across: AcrossHosts, given: argparse.Namespace, report: Report) -> Iterator[str]:
@@ -167,10 +159,7 @@ def arguments() -> argparse.Namespace:
 def run(given: argparse.Namespace, folder: Path) -> tuple[Report, list[str]]:
     """Raises UserError where there are no namespaces, or no vLLM."""
     longest = max(given.lengths) + 2 * OUTPUT
-    model = given.model or folder / "model"
-    if given.model is None:
-        create = [*TWOFOLD, "model", "create", str(model), "--max-model-len", str(longest)]
-        subprocess.run(create, check=True)
+    model = made(given.model, folder, "--max-model-len", str(longest))
     given.vocabulary = msgspec.json.decode((model / "config.json").read_bytes())["vocab_size"]
     stock = StockVllm(
         model=model,
@@ -189,16 +178,11 @@ def run(given: argparse.Namespace, folder: Path) -> tuple[Report, list[str]]:
 
 def main() -> None:
     given = arguments()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwinds the stack, which ends the processes
-    with tempfile.TemporaryDirectory(prefix="twofold-visible-") as folder:
-        try:
-            report, wrong = run(given, Path(folder))
-        except UserError as error:
-            sys.exit(f"{error}")
-    Console().print(table(report, given.lengths))
-    for each in wrong:
-        print(f"✗ {each}")
-    sys.exit(1 if wrong else 0)
+
+    def show(report: Report) -> None:
+        Console().print(table(report, given.lengths))
+
+    concluded("visible", partial(run, given), show)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,42 @@
+"""What comparisons have around them: the model, what is said meanwhile, and how they end."""
+
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn, TypeVar
+
+from compared import TWOFOLD
+
+from twofold.errors import UserError
+
+T = TypeVar("T")
+
+
+def say(what: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {what}", flush=True)
+
+
+def made(model: Path | None, folder: Path, *flags: str) -> Path:
+    """The model, or a small one made on the spot."""
+    if model is None:
+        model = folder / "model"
+        subprocess.run([*TWOFOLD, "model", "create", str(model), *flags], check=True)
+    return model
+
+
+def concluded(name: str, run: Callable[[Path], tuple[T, list[str]]], show: Callable[[T], None]) -> NoReturn:
+    """Let `run` measure in a folder of its own, show that, say what was wrong, and exit: with 1 if anything was."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwinds the stack, which ends the processes
+    with tempfile.TemporaryDirectory(prefix=f"twofold-{name}-") as folder:
+        try:
+            report, wrong = run(Path(folder))
+        except UserError as error:
+            sys.exit(f"{error}")
+    show(report)
+    for each in wrong:
+        print(f"✗ {each}")
+    sys.exit(1 if wrong else 0)

@@ -136,8 +136,8 @@ def test_the_last_stage_shows_one_iteration_after_the_other(cluster, requests):
 def test_a_pipeline_of_one_stage_is_an_instance_like_any_other(monkeypatch):
     """Every moment, histogram, energy and count."""
 
-    def piped(name, number, link, pool, role, scheduler, timing, kernel, world, max_run):
-        return VirtualPipeline(name, number, link, pool, role, scheduler, timing, kernel, world)
+    def piped(site, scheduler, kernel, world, _max_run):
+        return VirtualPipeline(site, scheduler, kernel, world)
 
     def lanes(batcher, blocks, leases, max_seqs, memory, _growth):
         return PipelineScheduler(batcher, blocks, leases, max_seqs, 1, memory)

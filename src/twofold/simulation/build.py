@@ -46,6 +46,7 @@ from twofold.simulation.observer import Observer
 from twofold.simulation.paths import ModelledPaths, Outlet
 from twofold.simulation.pipeline import VirtualPipeline
 from twofold.simulation.rules import Rules, rules
+from twofold.simulation.site import Site
 from twofold.simulation.spec import SATURATING, TOKEN_BUDGET, ClusterSpec, PoolSpec
 from twofold.simulation.stagewise import StagewiseInstance, StagewiseScheduler
 from twofold.simulation.statistics import Statistics
@@ -172,19 +173,18 @@ def build(
             links[seat.machine] = Link(transfers[seat.place].bytes_per_s, local_bandwidth(seat))
         by_instance[name] = kind
         cluster.capacities[name] = kind.longest(spec.block_size)
-        number, link, role = len(cluster.instances), links[seat.machine], kind.pool.role
-        fresh, timing = new_scheduler(name, 1), kind.timing
+        number, link = len(cluster.instances), links[seat.machine]
+        site = Site(name, number, link, seat.place, kind.pool.role, kind.timing)
+        fresh = new_scheduler(name, 1)
         instance: VirtualInstance
         if hosting is not None:
-            instance = hosting.instance(name, number, link, seat.place, role, fresh, timing)
+            instance = hosting.instance(site, fresh)
         elif how.stagewise:
-            instance = StagewiseInstance(name, number, link, seat.place, role, fresh, timing, kernel, cluster)
+            instance = StagewiseInstance(site, fresh, kernel, cluster)
         elif kind.layout.stages > 1:
-            instance = VirtualPipeline(name, number, link, seat.place, role, fresh, timing, kernel, cluster)
+            instance = VirtualPipeline(site, fresh, kernel, cluster)
         else:
-            instance = VirtualInstance(
-                name, number, link, seat.place, role, fresh, timing, kernel, cluster, max_run
-            )
+            instance = VirtualInstance(site, fresh, kernel, cluster, max_run)
         cluster.instances[name] = instance
     slowest = max(transfers, key=lambda transfer: transfer.sync_s)
     cluster.handoffs = Handoffs(

@@ -9,7 +9,6 @@ from abc import abstractmethod
 from collections import deque
 from collections.abc import Sequence
 
-from twofold.instance import Role
 from twofold.performance.host_profile import FrontTimes, Slowdowns
 from twofold.performance.packed import COLD_AFTER_S
 from twofold.request import Phase, Request
@@ -21,10 +20,10 @@ from twofold.simulation.host import Host, Task
 from twofold.simulation.instance import VirtualInstance
 from twofold.simulation.kernel import Event, Kernel, Order, ps
 from twofold.simulation.life import Life
-from twofold.simulation.network import Link
 from twofold.simulation.observer import Observer
+from twofold.simulation.site import Site
 from twofold.simulation.statistics import Statistics
-from twofold.simulation.timing import Pace, Timing
+from twofold.simulation.timing import Pace
 
 _COLD_AFTER = ps(COLD_AFTER_S)
 
@@ -34,19 +33,14 @@ class HostedInstance(VirtualInstance):
 
     def __init__(
         self,
-        name: str,
-        number: int,
-        link: Link,
-        pool: int,
-        role: Role,
+        site: Site,
         scheduler: InstanceScheduler,
-        timing: Timing,
         kernel: Kernel,
         cluster: "HostedCluster",
         cores: Sequence[int],
     ) -> None:
         # One iteration at a time, because others may begin to compute in the middle of any.
-        super().__init__(name, number, link, pool, role, scheduler, timing, kernel, cluster, 1)
+        super().__init__(site, scheduler, kernel, cluster)
         self._host = cluster.host
         self._slowdowns, self._cold = cluster.slowdowns, cluster.cold
         self._task = Task(cores, len(cores))

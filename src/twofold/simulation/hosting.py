@@ -10,10 +10,9 @@ from twofold.simulation.cores import gateway_cores, share_cores
 from twofold.simulation.host import Host
 from twofold.simulation.hosted import Front, HostedCluster, HostedInstance
 from twofold.simulation.kernel import Kernel, ps
-from twofold.simulation.network import Link
 from twofold.simulation.observer import Observer
+from twofold.simulation.site import Site
 from twofold.simulation.statistics import Statistics
-from twofold.simulation.timing import Timing
 
 
 class Hosting:
@@ -39,17 +38,5 @@ class Hosting:
         self._kernel = kernel
         self._cores = dict(zip(names, shares, strict=True))
 
-    def instance(
-        self,
-        name: str,
-        number: int,
-        link: Link,
-        pool: int,
-        role: Role,
-        scheduler: InstanceScheduler,
-        timing: Timing,
-    ) -> HostedInstance:
-        cores = self._cores[name]
-        return HostedInstance(
-            name, number, link, pool, role, scheduler, timing, self._kernel, self.cluster, cores
-        )
+    def instance(self, site: Site, scheduler: InstanceScheduler) -> HostedInstance:
+        return HostedInstance(site, scheduler, self._kernel, self.cluster, self._cores[site.name])

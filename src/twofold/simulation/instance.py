@@ -5,12 +5,12 @@ from typing import Final
 
 from mypy_extensions import mypyc_attr
 
-from twofold.instance import InstanceLoad, Role
+from twofold.instance import InstanceLoad
 from twofold.scheduling.instance import InstanceScheduler
 from twofold.scheduling.iteration import StartedIteration, Step
 from twofold.simulation.kernel import Event, Kernel, Order
-from twofold.simulation.network import Link
-from twofold.simulation.timing import Pace, Timing
+from twofold.simulation.site import Site
+from twofold.simulation.timing import Pace
 
 # Products of durations are summed in two parts, because compiled code is quick with integers below 2⁶² only (and
 # multiplies those below 2³⁰): of each duration the part in whole units of 2²⁰ ps, and the rest.
@@ -60,21 +60,12 @@ class VirtualInstance:
     """
 
     def __init__(
-        self,
-        name: str,
-        number: int,
-        link: Link,
-        pool: int,
-        role: Role,
-        scheduler: InstanceScheduler,
-        timing: Timing,
-        kernel: Kernel,
-        world: World,
-        max_run: int,
+        self, site: Site, scheduler: InstanceScheduler, kernel: Kernel, world: World, max_run: int = 1
     ) -> None:
-        self.name, self.number, self.link, self.pool, self.role = name, number, link, pool, role
+        self.name, self.number = site.name, site.number
+        self.link, self.pool, self.role = site.link, site.pool, site.role
+        self.timing = timing = site.timing
         self.scheduler = scheduler
-        self.timing = timing
         self.load: InstanceLoad | None = None
         self.iteration: StartedIteration | None = None
         self.started_at = 0

@@ -4,14 +4,12 @@ from collections import deque
 
 from mypy_extensions import mypyc_attr
 
-from twofold.instance import Role
 from twofold.scheduling.instance import InstanceScheduler
 from twofold.scheduling.iteration import StartedIteration
 from twofold.scheduling.pipeline import PipelineScheduler
 from twofold.simulation.instance import VirtualInstance, World
 from twofold.simulation.kernel import Event, Kernel, Order
-from twofold.simulation.network import Link
-from twofold.simulation.timing import Timing
+from twofold.simulation.site import Site
 
 
 class VirtualPipeline(VirtualInstance):
@@ -23,21 +21,10 @@ class VirtualPipeline(VirtualInstance):
     stages, are what leaves stages idle. `busy` is the time that stages computed, divided by their number.
     """
 
-    def __init__(
-        self,
-        name: str,
-        number: int,
-        link: Link,
-        pool: int,
-        role: Role,
-        scheduler: InstanceScheduler,
-        timing: Timing,
-        kernel: Kernel,
-        world: World,
-    ) -> None:
-        super().__init__(name, number, link, pool, role, scheduler, timing, kernel, world, 1)
-        self._first, self._later = timing.stages()
-        self._stages = timing.model.stages
+    def __init__(self, site: Site, scheduler: InstanceScheduler, kernel: Kernel, world: World) -> None:
+        super().__init__(site, scheduler, kernel, world)
+        self._first, self._later = self.timing.stages()
+        self._stages = self.timing.model.stages
         self._passages: deque[_Passage] = deque()
         self._free_at = [0] * self._stages
         self._entrance = _EntranceFree(self, 0)

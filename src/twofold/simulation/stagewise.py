@@ -14,7 +14,6 @@ Its rules, where they differ from those of `VirtualPipeline`:
 from collections import deque
 from typing import Final
 
-from twofold.instance import Role
 from twofold.kvcache.accounts import BlockAccounts
 from twofold.kvcache.leases import LeaseBook
 from twofold.request import FinishReason
@@ -26,7 +25,7 @@ from twofold.scheduling.memory import MemoryRule
 from twofold.scheduling.sequence import PrefillPart, ScheduledSequence
 from twofold.simulation.instance import VirtualInstance, World
 from twofold.simulation.kernel import Event, Kernel, Order, ps
-from twofold.simulation.network import Link
+from twofold.simulation.site import Site
 from twofold.simulation.timing import Timing
 
 _MOST_DECODE_TOKENS: Final = 50_000  # in a batch of decodes; each counts its context and the token it makes
@@ -130,19 +129,8 @@ class Stage:
 class StagewiseInstance(VirtualInstance):
     """Stages that work for themselves, the last of which gives decodes back to the first."""
 
-    def __init__(
-        self,
-        name: str,
-        number: int,
-        link: Link,
-        pool: int,
-        role: Role,
-        scheduler: InstanceScheduler,
-        timing: Timing,
-        kernel: Kernel,
-        world: World,
-    ) -> None:
-        super().__init__(name, number, link, pool, role, scheduler, timing, kernel, world, 1)
+    def __init__(self, site: Site, scheduler: InstanceScheduler, kernel: Kernel, world: World) -> None:
+        super().__init__(site, scheduler, kernel, world)
         self._new_stages()
 
     def _new_stages(self) -> None:

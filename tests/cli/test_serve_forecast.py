@@ -2,7 +2,8 @@
 
 import pytest
 
-from twofold.cli.serve_flags import Flags, service_of
+from twofold.cli.serve_config import service_of
+from twofold.cli.serve_flags import Flags
 from twofold.curve.key import write_key
 from twofold.errors import ConfigurationError
 from twofold.instance import Role

@@ -6,7 +6,8 @@ import sys
 import pytest
 from msgspec.structs import replace
 
-from twofold.cli.serve_flags import Flags, service_of
+from twofold.cli.serve_config import service_of
+from twofold.cli.serve_flags import Flags
 from twofold.cli.serve_ray import launch_of, ray_flags
 from twofold.cli.serve_replan import ReplanFlags
 from twofold.curve.key import read_key

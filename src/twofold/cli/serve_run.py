@@ -7,7 +7,8 @@ import msgspec
 import uvloop
 
 from twofold.cli.serve_access import find_keys
-from twofold.cli.serve_flags import Flags, public_name, service_of
+from twofold.cli.serve_config import public_name, service_of
+from twofold.cli.serve_flags import Flags
 from twofold.cli.serve_loop import listen, serve
 from twofold.cli.serve_overload import OverloadFlags
 from twofold.cli.serve_ray import Launch, launch_of, ray_flags

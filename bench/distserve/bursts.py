@@ -21,8 +21,9 @@ from twofold.hardware.catalog import Catalog, load_catalog
 from twofold.instance import Role
 from twofold.request import Request
 from twofold.scheduling.outcome import InstanceStatus
-from twofold.simulation.build import build, kinds_of
+from twofold.simulation.build import build
 from twofold.simulation.kernel import PS
+from twofold.simulation.kinds import kinds_of
 from twofold.simulation.observer import QuietObserver
 from twofold.simulation.spec import ClusterSpec, PoolSpec
 from twofold.simulation.statistics import Statistics

@@ -17,7 +17,7 @@ from rich.table import Table
 from twofold.hardware.catalog import Catalog, load_catalog
 from twofold.instance import Role
 from twofold.request import Request
-from twofold.simulation.build import kinds_of
+from twofold.simulation.kinds import kinds_of
 from twofold.simulation.result import SimulationResult
 from twofold.simulation.simulate import simulate
 from twofold.simulation.spec import SATURATING, ClusterSpec, PoolSpec

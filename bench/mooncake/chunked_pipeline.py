@@ -46,7 +46,8 @@ from twofold.performance.packed import PackedModel, PackedTimes
 from twofold.performance.packed_fit import Iteration, fit_packed
 from twofold.performance.pipeline import LayersStage, Pipeline
 from twofold.request import Request
-from twofold.simulation.build import build, kinds_of
+from twofold.simulation.build import build
+from twofold.simulation.kinds import kinds_of
 from twofold.simulation.observer import QuietObserver
 from twofold.simulation.spec import ClusterSpec, PoolSpec
 from twofold.simulation.statistics import Statistics

@@ -6,9 +6,10 @@ from support.toy import CATALOG
 from twofold.errors import ConfigurationError
 from twofold.instance import Role
 from twofold.serving.cluster_plan import plan_cluster
-from twofold.simulation.build import build, kinds_of
+from twofold.simulation.build import build
 from twofold.simulation.cluster_file import parse_pools
 from twofold.simulation.control_spec import ControlSpec
+from twofold.simulation.kinds import kinds_of
 from twofold.simulation.spec import ClusterSpec, Failure
 from twofold.simulation.statistics import Statistics
 

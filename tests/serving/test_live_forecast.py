@@ -15,7 +15,7 @@ from twofold.serving.config import ForecastConfig
 from twofold.serving.live_forecast import LiveForecast
 from twofold.serving.measured_paths import MeasuredPaths
 from twofold.serving.messages import BlocksChanged, StoreChanged, StoreFetch
-from twofold.simulation.build import kinds_of
+from twofold.simulation.kinds import kinds_of
 from twofold.simulation.spec import ClusterSpec, PoolSpec
 
 BLOCK = 16

@@ -5,7 +5,8 @@ import msgspec
 from support.toy import CATALOG
 from twofold.instance import Role
 from twofold.request import Request
-from twofold.simulation.build import build, kinds_of
+from twofold.simulation.build import build
+from twofold.simulation.kinds import kinds_of
 from twofold.simulation.spec import ClusterSpec, PoolSpec
 from twofold.simulation.statistics import Statistics
 

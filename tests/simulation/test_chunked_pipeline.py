@@ -14,7 +14,7 @@ from twofold.instance import Role
 from twofold.performance.pipeline import Pipeline
 from twofold.request import Request
 from twofold.simulation import pipeline as pipeline_module
-from twofold.simulation.build import kinds_of
+from twofold.simulation.kinds import kinds_of
 from twofold.simulation.simulate import simulate
 from twofold.simulation.spec import ClusterSpec, PoolSpec
 from twofold.slo import Slo

@@ -8,7 +8,7 @@ from twofold.errors import ConfigurationError
 from twofold.instance import Role
 from twofold.request import Request
 from twofold.serving.cluster_plan import check_servable
-from twofold.simulation.build import kinds_of
+from twofold.simulation.kinds import kinds_of
 from twofold.simulation.simulate import simulate
 from twofold.simulation.spec import ClusterSpec, PoolSpec
 

@@ -7,8 +7,10 @@ from hypothesis import strategies as st
 from twofold.errors import ConfigurationError
 from twofold.hardware.catalog import load_catalog
 from twofold.instance import Role
-from twofold.simulation.build import kinds_of, machines_of, seats_of, transfer_of
+from twofold.simulation.kinds import kinds_of
 from twofold.simulation.layout import layout_of
+from twofold.simulation.paths import transfer_of
+from twofold.simulation.seats import machines_of, seats_of
 from twofold.simulation.spec import ClusterSpec, PoolSpec
 
 CATALOG = load_catalog()

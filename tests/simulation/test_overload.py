@@ -13,8 +13,8 @@ from twofold.scheduling.overload import OVERLOADS, create_overload
 from twofold.scheduling.overload.control import OverloadControl
 from twofold.scheduling.overload.ledger import Facts, Ledger
 from twofold.scheduling.routers import FIXED_ROLE_ROUTERS
-from twofold.simulation.build import kinds_of
 from twofold.simulation.kernel import PS
+from twofold.simulation.kinds import kinds_of
 from twofold.simulation.overload import DECODE, PREFILL, Overloading, correlation
 from twofold.simulation.overload_control import overload_control
 from twofold.simulation.series import Series

@@ -1,8 +1,9 @@
 """What hand-off policies may know of a simulated cluster."""
 
 from twofold.hardware.catalog import load_catalog
-from twofold.simulation.build import kinds_of, paths_of
 from twofold.simulation.cluster_file import parse_pools
+from twofold.simulation.kinds import kinds_of
+from twofold.simulation.paths import paths_of
 from twofold.simulation.spec import ClusterSpec
 
 CATALOG = load_catalog()

@@ -15,8 +15,8 @@ from twofold.performance.pipeline import LayersStage, Pipeline
 from twofold.request import Request
 from twofold.scheduling.pipeline import PipelineScheduler
 from twofold.simulation import build as build_module
-from twofold.simulation.build import kinds_of
 from twofold.simulation.kernel import PS
+from twofold.simulation.kinds import kinds_of
 from twofold.simulation.observer import QuietObserver
 from twofold.simulation.pipeline import VirtualPipeline, pass_through
 from twofold.simulation.simulate import simulate

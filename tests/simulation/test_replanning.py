@@ -16,9 +16,9 @@ from twofold.scheduling.replan_log import Findings, Forecast, Outcome
 from twofold.scheduling.replanning import Replanner, Rules
 from twofold.scheduling.split import Split
 from twofold.scheduling.traffic import TrafficWatch
-from twofold.simulation.build import kinds_of
 from twofold.simulation.cluster_file import parse_cluster
 from twofold.simulation.kernel import PS, Order
+from twofold.simulation.kinds import kinds_of
 from twofold.simulation.observer import QuietObserver
 from twofold.simulation.replanning import Replanning, assign, require_movable
 from twofold.simulation.simulate import simulate

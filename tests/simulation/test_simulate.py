@@ -10,7 +10,7 @@ from twofold.performance.registry import performance_model
 from twofold.performance.saturation import saturating_tokens
 from twofold.performance.transfer import TransferModel, default_sync_s
 from twofold.request import Request
-from twofold.simulation.build import kinds_of
+from twofold.simulation.kinds import kinds_of
 from twofold.simulation.observer import QuietObserver
 from twofold.simulation.simulate import simulate
 from twofold.simulation.spec import SATURATING, ClusterSpec, Failure, PoolSpec

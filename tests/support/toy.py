@@ -9,8 +9,9 @@ from twofold.performance.base import DecodeCost, ModelError, PerformanceModel
 from twofold.performance.pipeline import Pipeline
 from twofold.request import Request
 from twofold.scheduling.batchers import BATCHERS, GROWING, UNPIPELINED
-from twofold.simulation.build import Kind, build
+from twofold.simulation.build import build
 from twofold.simulation.kernel import ps
+from twofold.simulation.kinds import Kind
 from twofold.simulation.observer import QuietObserver
 from twofold.simulation.rules import rules
 from twofold.simulation.spec import ClusterSpec, Failure, PoolSpec

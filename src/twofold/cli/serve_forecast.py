@@ -9,7 +9,7 @@ from twofold.hardware.catalog import load_catalog
 from twofold.instance import Role
 from twofold.scheduling.routers import FORECASTING_ROUTERS
 from twofold.serving.config import ForecastConfig, ServiceConfig
-from twofold.simulation.build import kinds_of
+from twofold.simulation.kinds import kinds_of
 
 _BY_PREFIX: Final = ("local-prefix", "conductor")
 

@@ -9,7 +9,7 @@ from twofold.errors import ConfigurationError
 from twofold.hardware.catalog import load_catalog
 from twofold.scheduling.pools import Pools
 from twofold.serving.config import OverloadConfig, ServiceConfig
-from twofold.simulation.build import kinds_of
+from twofold.simulation.kinds import kinds_of
 from twofold.simulation.overload_control import overload_control
 from twofold.slo import Slo
 

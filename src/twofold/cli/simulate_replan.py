@@ -9,8 +9,8 @@ from twofold.instance import Role
 from twofold.planning.splits import SplitPlanner
 from twofold.scheduling.replanning import Replanner, Rules
 from twofold.scheduling.traffic import TrafficWatch
-from twofold.simulation.build import kinds_of
 from twofold.simulation.cluster_file import MOST_SECONDS
+from twofold.simulation.kinds import kinds_of
 from twofold.simulation.replanning import Replanning
 from twofold.simulation.spec import ClusterSpec
 from twofold.slo import Slo, SlowdownSlo

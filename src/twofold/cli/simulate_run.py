@@ -20,7 +20,7 @@ from twofold.reporting.simulation.html import html_report
 from twofold.reporting.simulation.replans import replan_table
 from twofold.reporting.simulation.report import SimulationReport
 from twofold.reporting.simulation.table import simulation_tables
-from twofold.simulation.build import performance_of, with_profile
+from twofold.simulation.kinds import performance_of, with_profile
 from twofold.simulation.observer import Observer
 from twofold.simulation.replanning import Replanning
 from twofold.simulation.result import SimulationResult

@@ -8,7 +8,7 @@ from twofold.instance import Role
 from twofold.kubernetes.values import Json
 from twofold.performance.host_profile import HOST
 from twofold.scheduling.routers import FIXED_ROLE_ROUTERS
-from twofold.simulation.build import Kind, kinds_of
+from twofold.simulation.kinds import Kind, kinds_of
 from twofold.simulation.spec import SATURATING, ClusterSpec
 
 MACHINE_LABEL = "twofold/machine"

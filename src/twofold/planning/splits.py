@@ -17,7 +17,7 @@ from twofold.request import Phase, Request
 from twofold.scheduling.replan_log import Findings, Forecast
 from twofold.scheduling.split import Split
 from twofold.scheduling.traffic import Traffic
-from twofold.simulation.build import kinds_of
+from twofold.simulation.kinds import kinds_of
 from twofold.simulation.replanning import assign, require_movable
 from twofold.simulation.result import SimulationResult
 from twofold.simulation.simulate import simulate

@@ -7,8 +7,9 @@ from twofold.hardware.catalog import Catalog
 from twofold.scheduling.routers import LIVE_ROUTERS
 from twofold.serving.config import WorkerConfig
 from twofold.serving.plan import own_cores
-from twofold.simulation.build import kinds_of, seats_of
 from twofold.simulation.cores import share_cores
+from twofold.simulation.kinds import kinds_of
+from twofold.simulation.seats import seats_of
 from twofold.simulation.spec import ClusterSpec
 
 

@@ -13,7 +13,8 @@ from twofold.serving.config import ForecastConfig
 from twofold.serving.host_stores import HostStores
 from twofold.serving.measured_paths import MeasuredPaths
 from twofold.serving.messages import BlocksChanged, StoreChanged, StoreFetch
-from twofold.simulation.build import kinds_of, seats_of
+from twofold.simulation.kinds import kinds_of
+from twofold.simulation.seats import seats_of
 
 
 class LiveForecast:

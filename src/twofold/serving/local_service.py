@@ -44,9 +44,10 @@ from twofold.serving.reports import Report
 from twofold.serving.service import ServedModel
 from twofold.serving.store.secret import kept_secret
 from twofold.serving.telemetry import Telemetry
-from twofold.simulation.build import kinds_of, paths_of
 from twofold.simulation.cores import gateway_cores
+from twofold.simulation.kinds import kinds_of
 from twofold.simulation.overload_control import overload_control
+from twofold.simulation.paths import paths_of
 
 MEET_S = 10.0  # workers get this long to measure their links before the service is ready all the same
 STOP_GRACE_S = 10  # answers that run when the service is told to stop get this long to end

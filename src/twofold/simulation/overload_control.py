@@ -9,7 +9,8 @@ from twofold.scheduling.overload.control import OverloadControl
 from twofold.scheduling.overload.ledger import Facts, Ledger
 from twofold.scheduling.pools import Pools
 from twofold.scheduling.routers import FIXED_ROLE_ROUTERS
-from twofold.simulation.build import Kind, seats_of
+from twofold.simulation.kinds import Kind
+from twofold.simulation.seats import seats_of
 from twofold.simulation.spec import ClusterSpec
 from twofold.slo import Slo
 

@@ -8,9 +8,9 @@ from twofold.request import Request
 from twofold.scheduling.replanning import Decision, Findings, Planner, Replanner
 from twofold.scheduling.routers import FIXED_ROLE_ROUTERS, ROUTERS
 from twofold.scheduling.split import Action, Split, Step
-from twofold.simulation.build import Kind
 from twofold.simulation.cluster import VirtualCluster
 from twofold.simulation.kernel import PS, Order, ps
+from twofold.simulation.kinds import Kind
 from twofold.simulation.observer import QuietObserver
 from twofold.simulation.spec import ClusterSpec
 from twofold.timeline import Timeline

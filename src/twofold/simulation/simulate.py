@@ -7,15 +7,17 @@ from twofold.errors import WorkloadError
 from twofold.hardware.catalog import Catalog
 from twofold.performance.base import PerformanceModel
 from twofold.request import Request
-from twofold.simulation.build import Kind, build, kinds_of, machines_of
+from twofold.simulation.build import build
 from twofold.simulation.cluster import VirtualCluster
 from twofold.simulation.histogram import Histogram
 from twofold.simulation.kernel import PS
+from twofold.simulation.kinds import Kind, kinds_of
 from twofold.simulation.observer import Observer
 from twofold.simulation.overload import Overloading
 from twofold.simulation.overload_control import overload_control
 from twofold.simulation.result import PoolResult, SimulationResult
 from twofold.simulation.rules import rules
+from twofold.simulation.seats import machines_of
 from twofold.simulation.series import Series
 from twofold.simulation.spec import ClusterSpec
 from twofold.simulation.statistics import MICRO, Sampler, Statistics

@@ -7,8 +7,8 @@ from twofold.errors import ConfigurationError
 from twofold.serving.cluster_plan import plan_cluster
 from twofold.serving.config import DEFAULT_VOCAB_SIZE, EngineConfig, ServiceConfig
 from twofold.serving.worker.emulated_parts import prepare
-from twofold.simulation.build import kinds_of
 from twofold.simulation.cluster_file import parse_pools
+from twofold.simulation.kinds import kinds_of
 from twofold.simulation.spec import ClusterSpec
 
 

@@ -18,7 +18,9 @@ from twofold.scheduling.growth import Copy
 from twofold.serving.config import DEFAULT_VOCAB_SIZE, ServiceConfig, WorkerConfig
 from twofold.serving.worker.parts import WorkerParts
 from twofold.serving.worker.wires import Wires
-from twofold.simulation.build import Kind, Seat, kinds_of, local_bandwidth, seats_of, transfer_of
+from twofold.simulation.kinds import Kind, kinds_of
+from twofold.simulation.paths import local_bandwidth, transfer_of
+from twofold.simulation.seats import Seat, seats_of
 from twofold.simulation.spec import ClusterSpec
 from twofold.transport.emulated import EmulatedTransport, Port
 

@@ -8,7 +8,7 @@ controller alone, without HTTP, and without waiting. When all workers have come 
 when one comes back. A request is all that happens to one until its hand-off has ended: prompt and reservation go out, a
 lease there and back, first token and hand-off come in. Then its tokens come with those of others, `--batch` to an
 iteration. CPU seconds are those of this process, ZeroMQ's threads included. A plain loop is timed in the same run.
-Bytes are those of frames, for a model of `LAYERS` layers. At last sockets are opened until there are no more.
+Bytes are those of frames, for a model of 32 layers. At last sockets are opened until there are no more.
 """
 
 import argparse
@@ -18,7 +18,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -26,211 +25,27 @@ import msgspec
 import zmq
 from rich.console import Console
 from rich.table import Table
+from talking_workers import ENCODE, PROMPT, STATUS, name_of, outputs, registered, role_of
 
 from twofold.bench.plain_loop import TURNS, cpu_of, loop
-from twofold.engine.base import KvLayout, LayerShape
-from twofold.handoff import HandoffMode, Lease
-from twofold.instance import Role
-from twofold.performance.measured import LinkSpeed, PrefillSpeed
-from twofold.request import FinishReason, Generation, Request, SamplingParams, TokenOutput
+from twofold.handoff import HandoffMode
+from twofold.request import Generation, Request, SamplingParams
 from twofold.scheduling.admission import Admission
 from twofold.scheduling.admission_limits import AdmissionLimits
 from twofold.scheduling.cluster import ClusterScheduler
 from twofold.scheduling.handoffs import FixedHandoff
-from twofold.scheduling.instance import InstanceStatus
 from twofold.scheduling.routers import ROUTERS
 from twofold.serving.controller.controller import Controller
 from twofold.serving.fleet import Fleet, Patience
 from twofold.serving.mailbox import Inbox, Outbox, new_context
 from twofold.serving.measured_paths import MeasuredPaths
-from twofold.serving.messages import (
-    Alive,
-    HandoffReport,
-    LeaseGranted,
-    LinkMeasured,
-    Message,
-    Peer,
-    Peers,
-    Prefill,
-    Registered,
-    Reserve,
-    Status,
-    StepDone,
-    ToController,
-    ToWorker,
-)
+from twofold.serving.messages import Alive, Message, Peers, Status, StepDone, ToController
 from twofold.serving.service import ServedModel
 from twofold.serving.telemetry import Telemetry
-from twofold.transport.base import MemoryDescriptor
 
-LAYERS = 32
-LAYOUT = KvLayout(
-    layers=tuple(LayerShape(8, 128, 128) for _ in range(LAYERS)), block_size=16, dtype="bfloat16", itemsize=2
-)
-STATUS = InstanceStatus(0, 8, 0, 0, 0, 4096, 4000, 0)
-SPEED = PrefillSpeed(fixed_s=0.01, s_per_token=1e-4)
-PROMPT = 1000
+WORKERS = Path(__file__).with_name("talking_workers.py")
 MOST_SOCKETS = 4_000
 PATIENCE_S = 300.0  # for the workers' process to say all that it was asked to
-ENCODE = msgspec.msgpack.encode
-
-
-def role_of(number: int) -> Role:
-    return Role.DECODE if number % 4 else Role.PREFILL
-
-
-def name_of(number: int) -> str:
-    return f"{role_of(number).value}-{number}"
-
-
-def number_of(instance: str) -> int:
-    return int(instance.rpartition("-")[2])
-
-
-def registered(number: int, inbox: str) -> Registered:
-    memory = MemoryDescriptor(
-        instance=name_of(number), epoch=1, address="x" * 40, num_blocks=4096, layout=LAYOUT
-    )
-    return Registered(
-        peer=Peer(inbox=inbox, memory=memory),
-        role=role_of(number),
-        model="/model",
-        status=STATUS,
-        prefill=SPEED,
-    )
-
-
-def outputs(index: int, last: int) -> TokenOutput:
-    reason = FinishReason.LENGTH if index == last else None
-    return TokenOutput(index=index, token_id=7, finish_reason=reason)
-
-
-# -- the workers, all in one process ------------------------------------------------------------------------------
-
-
-class Workers:
-    """Says what it is asked to on its standard input: a kind of message, and how many of it."""
-
-    def __init__(self, directory: Path, count: int) -> None:
-        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        context.set(zmq.MAX_SOCKETS, count + 64)
-        self.inbox = f"ipc://{directory}/workers.sock"
-        self._pull = context.socket(zmq.PULL)
-        self._pull.set_hwm(0)
-        self._pull.bind(self.inbox)
-        self._pushes = [context.socket(zmq.PUSH) for _ in range(count)]
-        for push in self._pushes:
-            push.set_hwm(0)
-            push.connect(f"ipc://{directory}/controller.sock")
-        self._count = count
-        self._numbers = [0] * count
-        self._decoding: dict[str, tuple[int, int]] = {}  # where each request decodes, and its last token
-        self._decoder: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
-
-    def say(self, number: int, message: Message) -> None:
-        self._pushes[number].send(ENCODE(message))
-
-    def follow(self) -> None:
-        """Until there are no more orders."""
-        for line in sys.stdin:
-            kind, *numbers = line.split()
-            getattr(self, kind)(*map(int, numbers))
-
-    def register(self) -> None:
-        for number in range(self._count):
-            self.say(number, registered(number, self.inbox))
-
-    def restart(self) -> None:
-        self.say(0, registered(0, self.inbox))
-
-    def links(self) -> None:
-        """Every prefill worker has measured its link to every decode worker."""
-        speed = LinkSpeed(overhead_s=1e-4, bytes_per_s=1e9)
-        for source in range(0, self._count, 4):
-            for target in range(self._count):
-                if target % 4:
-                    self.say(
-                        source, LinkMeasured(source=name_of(source), target=name_of(target), speed=speed)
-                    )
-
-    def alive(self, count: int) -> None:
-        frames = [ENCODE(Alive(instance=name_of(number), epoch=1)) for number in range(self._count)]
-        for turn in range(count):
-            number = turn % self._count
-            self._pushes[number].send(frames[number])
-
-    def status(self, count: int) -> None:
-        for turn in range(count):
-            number = turn % self._count
-            self.say(
-                number, Status(instance=name_of(number), epoch=1, status=STATUS, number=self._next(number))
-            )
-
-    def steps(self, count: int) -> None:
-        """Iterations that bring no token: of prompts in chunks."""
-        for turn in range(count):
-            number = turn % self._count
-            self.say(number, self._step(number, []))
-
-    def requests(self, count: int) -> None:
-        """Room, the prompt and the hand-off of each, as soon as they are asked for."""
-        while count:
-            message = self._decoder.decode(self._pull.recv())
-            if isinstance(message, Prefill) and message.target is not None:
-                request_id = message.generation.request.id
-                last = message.generation.sampling.max_tokens - 1
-                self._decoding[request_id] = number_of(message.target), last
-            elif isinstance(message, Reserve):
-                count -= 1
-                self._run(message.request.id, number_of(message.source))
-
-    def _run(self, request_id: str, prefill: int) -> None:
-        decode, last = self._decoding[request_id]
-        lease = Lease(
-            request_id=request_id,
-            source=name_of(prefill),
-            instance=name_of(decode),
-            epoch=1,
-            blocks=tuple(range(PROMPT // 16)),
-            deadline_s=0.0,
-        )
-        self.say(decode, LeaseGranted(lease=lease))
-        self.say(prefill, self._step(prefill, [(request_id, outputs(0, last))]))
-        report = HandoffReport(
-            instance=name_of(prefill), request_id=request_id, started_s=0.0, ended_s=0.1, bytes_moved=1
-        )
-        self.say(prefill, report)
-
-    def tokens(self, batch: int) -> None:
-        """All that is left of every request, `batch` of them to an iteration."""
-        on: dict[int, list[str]] = defaultdict(list)
-        last = 0
-        for request_id, (decode, last) in self._decoding.items():  # noqa: B007  (all have the same last)
-            on[decode].append(request_id)
-        for index in range(1, last + 1):
-            for decode, ids in on.items():
-                for first in range(0, len(ids), batch):
-                    made = [(each, outputs(index, last)) for each in ids[first : first + batch]]
-                    self.say(decode, self._step(decode, made))
-        self._decoding.clear()
-
-    def _step(self, number: int, tokens: list[tuple[str, TokenOutput]]) -> StepDone:
-        return StepDone(
-            instance=name_of(number),
-            epoch=1,
-            started_s=0.0,
-            started=[request_id for request_id, output in tokens if not output.index],
-            tokens=tokens,
-            status=STATUS,
-            number=self._next(number),
-        )
-
-    def _next(self, number: int) -> int:
-        self._numbers[number] += 1
-        return self._numbers[number]
-
-
-# -- the controller -------------------------------------------------------------------------------------------------
 
 
 class CountedInbox(Inbox[ToController]):
@@ -283,7 +98,7 @@ class Scene:
             telemetry=telemetry,
             paths=MeasuredPaths(),
         )
-        command = [sys.executable, __file__, "--say", str(directory), str(workers)]
+        command = [sys.executable, str(WORKERS), str(directory), str(workers)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, text=True)
 
     def order(self, text: str) -> None:
@@ -426,11 +241,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, nargs="+", default=(40, 100, 400))
     parser.add_argument("--messages", type=int, default=40_000)
     parser.add_argument("--batch", type=int, nargs="+", default=(1, 8, 32))
-    parser.add_argument("--say", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.say:
-        Workers(Path(args.say[0]), int(args.say[1])).follow()
-        return
     loops = [cpu_of(loop) for _ in range(3)]
     rows = {workers: asyncio.run(measure(workers, args.messages, args.batch)) for workers in args.workers}
     loops += [cpu_of(loop) for _ in range(3)]

@@ -5,7 +5,7 @@ import pytest
 
 from support.hosts import MODEL, TIMES
 from twofold.batch import Batch, BatchItem
-from twofold.fidelity.calibrate import calibrate, predicted_s
+from twofold.fidelity.calibrate import calibrate
 from twofold.fidelity.grid import Purpose, mixed_groups, split_groups
 from twofold.fidelity.journals import WorkerLog
 from twofold.fidelity.measure import Measured, Observed
@@ -50,7 +50,7 @@ class Service:
             seconds=0.0,
         )
         cold_s = COLD_S if self.now - self.ended.get(worker, 0.0) > COLD_AFTER_S else 0.0
-        self.ended[worker] = end = self.now + predicted_s(TIMES, one) * crowd + cold_s
+        self.ended[worker] = end = self.now + one.predicted_s(TIMES) * crowd + cold_s
         batch = msgspec.to_builtins(Batch(self.batches, tuple(items)))
         self.journals[worker] += [Entry(self.now, "next_batch", {}, batch), Entry(end, "complete", {}, [])]
         self.batches += 1

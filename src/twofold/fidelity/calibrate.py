@@ -52,7 +52,7 @@ def calibrate(
     times = fit_packed([*alone, *_as_if_alone(measured.mixed, crowded, taken)])
     # The fit goes by medians. What holds an iteration up now and then is part of what a worker gets done in a minute.
     times = times.slower(max(1.0, _slowness(times, alone)))
-    cold = [one.iteration.seconds - predicted_s(times, one.iteration) for one in by_itself if one.cold]
+    cold = [one.iteration.seconds - one.iteration.predicted_s(times) for one in by_itself if one.cold]
     times = msgspec.structs.replace(times, cold_s=max(0.0, median(cold)) if cold and told_apart else 0.0)
     prefill, decode = (
         Slowdowns(crowded=each, shared=_shared(times, measured.shared, phase, each))
@@ -78,10 +78,6 @@ def _busy(one: Ran, others: Sequence[WorkerLog]) -> float:
     return sum(other.busy_share(one.start_s, one.end_s) for other in others) / max(1, len(others))
 
 
-def predicted_s(times: PackedTimes, one: Iteration) -> float:
-    return times.seconds(one.tokens, one.squares, one.sequences, one.context)
-
-
 def _slower(times: PackedTimes, log: WorkerLog, other: WorkerLog) -> float:
     """How many times longer iterations took while the other worker ran; 1 where too few did."""
     return _typical(times, [one for one in log.ran if _busy(one, [other]) > _BESIDE and not one.cold])
@@ -104,7 +100,7 @@ def _typical(times: PackedTimes, ran: Sequence[Ran]) -> float:
 
 def _slowness(times: PackedTimes, iterations: Sequence[Iteration]) -> float:
     """Seconds measured over seconds predicted, of all of them together."""
-    return sum(one.seconds for one in iterations) / sum(predicted_s(times, one) for one in iterations)
+    return sum(one.seconds for one in iterations) / sum(one.predicted_s(times) for one in iterations)
 
 
 def _front_share(observed: Sequence[Observed]) -> float:
@@ -131,7 +127,7 @@ def _link(measured: Measured, model: Model, times: PackedTimes) -> HostLink:
     for one in measured.prefill.ran:
         if len(one.requests) == 1 and one.requests[0] in measured.decode.landed:
             tokens = one.iteration.tokens
-            ideal_s = path.layer_wise_s(tokens, predicted_s(times, one.iteration)) - path.sync_s
+            ideal_s = path.layer_wise_s(tokens, one.iteration.predicted_s(times)) - path.sync_s
             tails.append(measured.decode.landed[one.requests[0]] - one.end_s - ideal_s)
     return HostLink(
         bytes_per_s=measured.link.bytes_per_s,

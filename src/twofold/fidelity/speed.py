@@ -82,9 +82,7 @@ def slowness(
 
 
 def _alone_s(profile: HostProfile, one: Ran) -> float:
-    what, engine = one.iteration, profile.engine
-    cold_s = engine.cold_s if one.cold else 0.0
-    return engine.seconds(what.tokens, what.squares, what.sequences, what.context) + cold_s
+    return one.iteration.predicted_s(profile.engine) + (profile.engine.cold_s if one.cold else 0.0)
 
 
 def _slowdowns(profile: HostProfile, one: Ran) -> Slowdowns:

@@ -6,14 +6,16 @@ from statistics import fmean
 from rich.table import Table
 
 from twofold.fidelity.verify import ATTAINMENT, Comparison, Figure
-from twofold.reporting.tables import seconds
+from twofold.reporting.tables import bounds, seconds
 
 
 def fidelity_table(comparisons: Sequence[Comparison]) -> Table:
     """Every figure of every load: simulated as calibrated and at the speed of the replays, each live replay, their
     spread, the error and whether it is let pass."""
     replays = max(len(comparison.live) for comparison in comparisons)
-    title = f"{comparisons[0].design}: simulated and live, SLO {_bounds(comparisons[0])}"
+    first = comparisons[0]
+    slo = ", ".join(f"{name} {bound}" for name, bound in bounds(first.slo))
+    title = f"{first.design}: simulated and live, SLO {slo}"
     table = Table(title=title, title_justify="left")
     for heading in (
         "requests/s",
@@ -48,9 +50,3 @@ def _cells(figure: Figure) -> tuple[str, ...]:
     points = " points" if shares else "%"
     verdict = "ok" if figure.holds else f"over {figure.limit:.0%}".replace("%", points)
     return figure.name, *values, spread.lstrip("+") + points, error + points, verdict
-
-
-def _bounds(comparison: Comparison) -> str:
-    slo = comparison.slo
-    named = (("TTFT", slo.ttft_s), ("TPOT", slo.tpot_s), ("E2E", slo.e2e_s))
-    return ", ".join(f"{name} {seconds(bound)}" for name, bound in named if bound is not None)

@@ -36,6 +36,10 @@ class Iteration(msgspec.Struct, frozen=True, kw_only=True):
             return "prefill"
         return "mixed" if self.tokens else "decode"
 
+    def predicted_s(self, times: PackedTimes) -> float:
+        """What the times say that it takes, of a worker that had just run another."""
+        return times.seconds(self.tokens, self.squares, self.sequences, self.context)
+
 
 def fit_packed(iterations: Iterable[Iteration]) -> PackedTimes:
     """The times that come nearest, relatively, to the medians of iterations that are repeats of each other.
@@ -101,6 +105,6 @@ def _held_out(cells: Sequence[Iteration]) -> dict[str, float | None]:
         seen = [one for index, one in enumerate(cells) if index % _FOLDS != fold]
         times = _fit(seen)
         for one in cells[fold::_FOLDS]:
-            predicted = times.seconds(one.tokens, one.squares, one.sequences, one.context)
+            predicted = one.predicted_s(times)
             errors[one.kind].append(abs(predicted / one.seconds - 1))
     return {f"{kind}_error": fmean(found) if found else None for kind, found in errors.items()}

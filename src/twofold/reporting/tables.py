@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from rich.table import Table
 
 from twofold.reporting.summary import Distribution, Summary
+from twofold.slo import Slo
 
 NOTHING = "-"
 LATENCIES = (("TTFT", "ttft_s"), ("ITL", "itl_s"), ("TPOT", "tpot_s"), ("E2E", "e2e_s"))
@@ -54,6 +55,12 @@ def seconds(value: float | None) -> str:
     return f"{value:.2f} s" if abs(value) < 100.0 else f"{value:,.0f} s"
 
 
+def bounds(slo: Slo) -> list[tuple[str, str]]:
+    """What an SLO bounds, and by how much."""
+    named = (("TTFT", slo.ttft_s), ("TPOT", slo.tpot_s), ("E2E", slo.e2e_s))
+    return [(name, seconds(bound)) for name, bound in named if bound is not None]
+
+
 def _statistic(distribution: Distribution | None, field: str) -> str:
     return NOTHING if distribution is None else seconds(getattr(distribution, field))
 
@@ -75,16 +82,10 @@ def _totals(summary: Summary) -> dict[str, str]:
     }
     if summary.slo is not None:
         attained = summary.slo_attainment
-        rows["SLO"] = _bounds(summary)
+        rows["SLO"] = "\n".join(f"{name} ≤ {bound}" for name, bound in bounds(summary.slo)) or NOTHING
         rows["SLO attainment"] = NOTHING if attained is None else f"{attained:.1%}"
         rows["Goodput"] = _rate(summary.goodput)
     return rows
-
-
-def _bounds(summary: Summary) -> str:
-    slo = summary.slo
-    named = () if slo is None else (("TTFT", slo.ttft_s), ("TPOT", slo.tpot_s), ("E2E", slo.e2e_s))
-    return "\n".join(f"{name} ≤ {seconds(bound)}" for name, bound in named if bound is not None) or NOTHING
 
 
 def _rate(value: float | None) -> str:

@@ -28,8 +28,6 @@ DESIGNS = (
     Design(prefill=2, decode=1),
     Design(prefill=1, decode=2),
 )
-KV = "1GiB"
-SEQS = 64
 
 
 def question(design: Design, flags: argparse.Namespace, profile: Path) -> Question:
@@ -40,15 +38,9 @@ def question(design: Design, flags: argparse.Namespace, profile: Path) -> Questi
         workload=flags.workload,
         num_requests=flags.requests,
         loads=parse_loads(flags.loads),
-        rates=(),
         length_scale=flags.length_scale,
-        max_model_len=2048,
         slo=flags.slo,
         replays=flags.replays,
-        seed=0,
-        kv_cache_memory_bytes=KV,
-        max_num_seqs=SEQS,
-        dtype="auto",
     )
 
 
@@ -87,7 +79,7 @@ def main() -> None:
         for design in DESIGNS:
             profile = flags.profile or Path(directory, f"{design.name}.yaml")
             if flags.profile is None:
-                calibrate(flags.model, profile, kv_cache_memory_bytes=KV, max_num_seqs=SEQS, dtype="auto")
+                calibrate(flags.model, profile)
             of_design = compare_all(question(design, flags, profile))
             console.print(fidelity_table(of_design))
             comparisons += of_design

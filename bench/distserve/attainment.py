@@ -22,8 +22,6 @@ from twofold.fidelity.service import Design
 from twofold.fidelity.table import speed_text
 from twofold.fidelity.verify import ATTAINMENT, Comparison
 
-KV, SEQS = "1GiB", 64
-
 
 def attainments(comparisons: list[Comparison]) -> tuple[Table, bool]:
     """The table, and whether all are near enough."""
@@ -63,7 +61,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         profile = flags.profile or Path(directory, "host.yaml")
         if flags.profile is None:
-            calibrate(flags.model, profile, kv_cache_memory_bytes=KV, max_num_seqs=SEQS, dtype="auto")
+            calibrate(flags.model, profile)
         comparisons = compare_all(
             Question(
                 model=flags.model,
@@ -72,15 +70,9 @@ def main() -> None:
                 workload=flags.workload,
                 num_requests=flags.requests,
                 loads=parse_loads(flags.loads),
-                rates=(),
                 length_scale=flags.length_scale,
-                max_model_len=2048,
                 slo=flags.slo,
                 replays=flags.replays,
-                seed=0,
-                kv_cache_memory_bytes=KV,
-                max_num_seqs=SEQS,
-                dtype="auto",
             )
         )
     table, near = attainments(comparisons)

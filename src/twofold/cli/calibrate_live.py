@@ -24,7 +24,14 @@ from twofold.simulation.cores import share_cores
 _WORKERS = 2  # of each service that is measured
 
 
-def run(model: Path, out: Path, *, kv_cache_memory_bytes: str, max_num_seqs: int, dtype: str) -> None:
+def run(
+    model: Path,
+    out: Path,
+    *,
+    kv_cache_memory_bytes: str = "1GiB",
+    max_num_seqs: int = 64,
+    dtype: str = "auto",
+) -> None:
     """Measure the host, print what was found and write the profile."""
     known = read_model(model)
     kv_bytes = parse_size(kv_cache_memory_bytes)

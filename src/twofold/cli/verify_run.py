@@ -27,7 +27,7 @@ _TTFT, _TPOT = 6.0, 5.0  # Splitwise's bounds on the P99 slow-down (table VI)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """The flags of `twofold verify`."""
+    """The flags of `twofold verify`; what has a default here has the same there."""
 
     model: Path
     profile: Path
@@ -35,15 +35,15 @@ class Question:
     workload: str
     num_requests: int
     loads: tuple[float, ...]
-    rates: tuple[float, ...]
+    rates: tuple[float, ...] = ()
     length_scale: float
-    max_model_len: int
+    max_model_len: int = 2048
     slo: str | None
     replays: int
-    seed: int
-    kv_cache_memory_bytes: str
-    max_num_seqs: int
-    dtype: str
+    seed: int = 0
+    kv_cache_memory_bytes: str = "1GiB"
+    max_num_seqs: int = 64
+    dtype: str = "auto"
 
     def requests(self, rate: float) -> list[Request]:
         """The workload at that many requests per second."""

@@ -43,7 +43,7 @@ def second_token(model: Path, rounds: int) -> SecondToken:
     for _ in range(max(1, rounds // 2)):
         for name, flags in SERVICES.items():
             with served(model, flags) as url:
-                timelines = asyncio.run(_ask(url))
+                timelines = asyncio.run(ask(url, PROMPT_TOKENS))
             gaps[name] += [timeline.itl_s[0] for timeline in timelines]
             if name == "split":
                 steps += [gap for timeline in timelines for gap in timeline.itl_s[1:]]
@@ -52,7 +52,7 @@ def second_token(model: Path, rounds: int) -> SecondToken:
     )
 
 
-async def _ask(url: str) -> list[Timeline]:
+async def ask(url: str, prompt_tokens: int) -> list[Timeline]:
     """Several requests, one after the other; the first one, which warms the service up, does not count."""
     endpoint = await discover(url)
     lowest, vocabulary = token_range(endpoint.vocab_size)
@@ -60,7 +60,7 @@ async def _ask(url: str) -> list[Timeline]:
     async with Client(endpoint, Recorder([timelines.append]), ClientConfig()) as client:
         for number in range(TIMES + 1):
             request = Request(
-                id=str(number), arrival_s=0.0, prompt_tokens=PROMPT_TOKENS, output_tokens=OUTPUT_TOKENS
+                id=str(number), arrival_s=0.0, prompt_tokens=prompt_tokens, output_tokens=OUTPUT_TOKENS
             )
             outcome = await client.send(request, client.body(request, prompts.prompt(request)))
             if outcome.error is not None:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from support.device import DEVICE
 from twofold.engine.torch.engine import TorchEngine
 from twofold.engine.torch.loader import load_model
 from twofold.engine.torch.pool import KvPool
@@ -14,7 +15,7 @@ def loaded(tiny_model_dir):
 
     def model(arch):
         if arch not in models:
-            models[arch] = load_model(tiny_model_dir(arch))
+            models[arch] = load_model(tiny_model_dir(arch)).to(DEVICE)
         return models[arch]
 
     return model
@@ -26,6 +27,6 @@ def engine(loaded):
 
     def make(arch="llama", num_blocks=320, block_size=16):
         model = loaded(arch)
-        return TorchEngine(model, KvPool(model.layout(block_size), num_blocks))
+        return TorchEngine(model, KvPool(model.layout(block_size), num_blocks, device=DEVICE))
 
     return make

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
+from support.device import DEVICE
 from twofold.curve.network import Network
 from twofold.handoff import Lease
 from twofold.transport.pooled import load_transport
@@ -49,7 +50,7 @@ class Cache:
     def make(self, transport, epoch, layout, num_blocks, everything=True):
         """With leases on `everything` for anybody, if nothing else is said."""
         make = load_transport(transport)
-        self.transport = make(self.name, epoch, layout, num_blocks, "cpu", self.network)
+        self.transport = make(self.name, epoch, layout, num_blocks, DEVICE, self.network)
         if everything:
             for peer in ("prefill", "decode"):
                 self.grant(lease(self.name, epoch, peer, range(num_blocks)))
@@ -78,11 +79,14 @@ class Cache:
         for layer in range(len(self.transport.engine_pool.layout.layers)):
             for part in self.transport.engine_pool.block_rows(layer):
                 part.copy_(torch.randint(0, 256, part.shape, dtype=torch.uint8))
+        self.transport.publish(range(self.transport.engine_pool.num_blocks))
 
     def rows(self):
         """Each layer's blocks as bytes, keys and values."""
         pool = self.transport.landing_pool
-        return [torch.cat(pool.block_rows(k), dim=1).numpy().copy() for k in range(len(pool.layout.layers))]
+        return [
+            torch.cat(pool.block_rows(k), dim=1).cpu().numpy().copy() for k in range(len(pool.layout.layers))
+        ]
 
 
 def lease(instance, epoch, source, blocks):

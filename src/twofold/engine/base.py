@@ -107,11 +107,18 @@ class Engine(Protocol):
     @property
     def num_blocks(self) -> int: ...
 
-    def run(self, steps: Sequence[SequenceStep], on_layer: OnLayer | None = None) -> list[Sampled | None]:
+    def run(
+        self,
+        steps: Sequence[SequenceStep],
+        on_layer: OnLayer | None = None,
+        wait_for: OnLayer | None = None,
+    ) -> list[Sampled | None]:
         """Run one iteration; the result has one entry per step, None where nothing was sampled.
 
-        `on_layer(k)` is called from inside the forward pass as soon as the KV of layer k of every step is in
-        the pool, that is, before layer k's attention is computed and while later layers are still to come.
+        `on_layer(k)` is called as soon as the KV of layer k of every step is in the pool, while later layers are
+        still to come; it may be called from another thread, but for each layer in turn and before `run` returns.
+        `wait_for(k)` is called from inside the forward pass before layer k's attention, and before `on_layer(k)`: it
+        returns when all is in the pool that this iteration reads of the layer and does not compute.
         """
         ...
 

@@ -4,6 +4,7 @@ import torch
 
 from twofold.engine.base import KvLayout, LayerShape
 from twofold.engine.torch.pool import KvPool, copy_blocks
+from twofold.engine.torch.streams import Pinned
 from twofold.transport.base import SCRATCH_BYTES
 from twofold.transport.memory import SharedMemory
 from twofold.transport.tensors import as_tensor
@@ -15,11 +16,12 @@ _SCRATCH_LAYOUT = KvLayout((LayerShape(1, 8 << 10, 8 << 10),), block_size=1, dty
 class MappedPool:
     """`pool` is theirs. It stays there after their end, where nobody looks at it."""
 
-    def __init__(self, address: str, layout: KvLayout, num_blocks: int) -> None:
-        """Raises ConfigurationError where there is no such memory."""
+    def __init__(self, address: str, layout: KvLayout, num_blocks: int, device: torch.device) -> None:
+        """`device` is what copies there; raises ConfigurationError where there is no such memory."""
         nbytes = layout.pool_bytes(num_blocks)
         self._memory = SharedMemory.open(address, nbytes + SCRATCH_BYTES)
         self.pool = KvPool(layout, num_blocks, as_tensor(self._memory))
+        self._pinned = Pinned(self.pool.memory, device)
         self._scratch = _scratch_pool(as_tensor(self._memory)[nbytes:])
         self._own_scratch = _scratch_pool(None)
 
@@ -29,6 +31,7 @@ class MappedPool:
         copy_blocks(self._own_scratch, 0, blocks, self._scratch, blocks)
 
     def close(self) -> None:
+        self._pinned.close()
         self._memory.close()
 
 

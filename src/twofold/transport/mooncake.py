@@ -99,8 +99,9 @@ class MooncakeTransport(SharedMemoryTransport):
     def _stage(self, layers: range, blocks: Sequence[int]) -> None:
         """On an accelerator, bring what was computed to where it is sent from."""
         if self.engine_pool is not self.landing_pool:
-            for layer in layers:
-                copy_blocks(self.engine_pool, layer, blocks, self.landing_pool, blocks)
+            with self.engine_pool.copying():
+                for layer in layers:
+                    copy_blocks(self.engine_pool, layer, blocks, self.landing_pool, blocks)
 
 
 def own_address(epoch: int, nbytes: int) -> int:

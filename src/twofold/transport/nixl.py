@@ -1,7 +1,5 @@
 """Transport `nixl`: one-sided writes and reads over what NIXL's UCX finds: RDMA, TCP, GPU to GPU, one host's memory."""
 
-from collections.abc import Sequence
-
 import torch
 
 from twofold.curve.network import Network
@@ -90,14 +88,9 @@ class NixlTransport(PooledTransport):
         address = NixlAddress.decode(peer.address)
         remote = cache_memory(peer.layout, peer.num_blocks, address.base, address.device)
         name = self._agent.meet(address.metadata)
-        connection = OneSidedConnection(self._agent, name, self._cache, remote, self._computed)
+        connection = OneSidedConnection(self._agent, name, self._cache, remote)
         connection.greet(peer.epoch, self._life_word)
         return connection
 
     def close(self) -> None:
         """Its memory goes with the process, and so do the connections of peers."""
-
-    def _computed(self, _layers: range, _blocks: Sequence[int]) -> None:
-        """The engine computes in the memory that is sent, on a GPU perhaps just now."""
-        if self._cache.device is not None:
-            torch.cuda.current_stream(self._cache.device).synchronize()

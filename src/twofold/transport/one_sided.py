@@ -89,7 +89,7 @@ class CacheMemory:
 class OneSidedConnection:
     """One life of a peer. What is still to be moved when that ends, or `close` is called, is not moved.
 
-    `ready(layers, blocks)` is called before local blocks are sent: it returns once what was computed lies there.
+    `ready(layers, blocks)` is called before local blocks are sent, and brings them to where they are sent from.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class OneSidedConnection:
         name: str,
         local: CacheMemory,
         remote: CacheMemory,
-        ready: Callable[[range, Sequence[int]], None],
+        ready: Callable[[range, Sequence[int]], None] | None = None,
     ) -> None:
         self._mover, self._name = mover, name
         self._local, self._remote = local, remote
@@ -108,7 +108,8 @@ class OneSidedConnection:
     def write(self, layers: range, source_blocks: Sequence[int], target_blocks: Sequence[int]) -> int:
         if not source_blocks:
             return 0
-        self._ready(layers, source_blocks)
+        if self._ready is not None:
+            self._ready(layers, source_blocks)
         sources, targets, counts = _transposed(source_blocks, target_blocks)
         self._move(
             "WRITE", self._local.pieces(layers, sources, counts), self._remote.pieces(layers, targets, counts)

@@ -45,16 +45,19 @@ class ReshardConnection:
         try:
             for rank in {piece.target for piece, _ in self._pieces}:
                 own = layout.of_rank(split, rank)
-                self._theirs[rank] = MappedPool(peer.rank_addresses[rank], own, peer.num_blocks)
+                self._theirs[rank] = MappedPool(
+                    peer.rank_addresses[rank], own, peer.num_blocks, self._engine_pool.device
+                )
         except ConfigurationError:
             self.close()
             raise
 
     def write(self, layers: range, source_blocks: Sequence[int], target_blocks: Sequence[int]) -> int:
         moved = 0
-        for ours, theirs in self._pairs(layers, self._engine_pool, source_blocks, target_blocks):
-            copy_heads(ours, theirs)
-            moved += self._bytes(ours)
+        with self._engine_pool.copying():
+            for ours, theirs in self._pairs(layers, self._engine_pool, source_blocks, target_blocks):
+                copy_heads(ours, theirs)
+                moved += self._bytes(ours)
         return moved
 
     def read(self, layers: range, source_blocks: Sequence[int], target_blocks: Sequence[int]) -> int:

@@ -7,6 +7,7 @@ import torch
 from twofold.curve.network import Network
 from twofold.engine.base import KvLayout
 from twofold.engine.torch.pool import KvPool, copy_all_layers, copy_blocks
+from twofold.engine.torch.streams import Pinned
 from twofold.kvcache.split import UNSPLIT, Split
 from twofold.transport.base import SCRATCH_BYTES, Connection, MemoryDescriptor, check_layout, moved_bytes
 from twofold.transport.mapped import MappedPool
@@ -21,10 +22,11 @@ class SharedMemoryConnection:
 
     def __init__(self, engine_pool: KvPool, landing_pool: KvPool, peer: MemoryDescriptor) -> None:
         self._engine_pool, self._landing_pool = engine_pool, landing_pool
-        self._peer = MappedPool(peer.address, peer.layout, peer.num_blocks)
+        self._peer = MappedPool(peer.address, peer.layout, peer.num_blocks, engine_pool.device)
 
     def write(self, layers: range, source_blocks: Sequence[int], target_blocks: Sequence[int]) -> int:
-        return _copy(self._engine_pool, self._peer.pool, layers, source_blocks, target_blocks)
+        with self._engine_pool.copying():
+            return _copy(self._engine_pool, self._peer.pool, layers, source_blocks, target_blocks)
 
     def read(self, layers: range, source_blocks: Sequence[int], target_blocks: Sequence[int]) -> int:
         return _copy(self._peer.pool, self._landing_pool, layers, source_blocks, target_blocks)
@@ -61,6 +63,7 @@ class SharedMemoryTransport(PooledTransport):
         self.landing_pool = KvPool(own, num_blocks, as_tensor(self._memory))
         on_cpu = torch.device(device).type == "cpu"
         self.engine_pool = self.landing_pool if on_cpu else KvPool(own, num_blocks, None, device=device)
+        self._pinned = Pinned(self.landing_pool.memory, self.engine_pool.device)
         self.descriptor = MemoryDescriptor(
             instance=instance,
             epoch=epoch,
@@ -78,9 +81,11 @@ class SharedMemoryTransport(PooledTransport):
 
     def publish(self, blocks: Sequence[int]) -> None:
         if self.engine_pool is not self.landing_pool:
-            copy_all_layers(self.engine_pool, self.landing_pool, blocks)
+            with self.engine_pool.copying():
+                copy_all_layers(self.engine_pool, self.landing_pool, blocks)
 
     def close(self) -> None:
+        self._pinned.close()
         self._memory.close()
 
 

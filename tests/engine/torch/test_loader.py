@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import AutoConfig
 
+from support.device import DEVICE
 from support.tiny_models import SLIDING_WINDOW
 from twofold.engine.base import LayerShape
 from twofold.engine.torch.loader import load_model
@@ -214,12 +215,13 @@ print(len(os.listdir("/proc/self/task")), flush=True)
 if os.fork() == 0:
     torch.set_num_threads(2)
     step = SequenceStep("a", list(range(3, 300)), 0, list(range(19)), SamplingParams(max_tokens=1, temperature=0.0))
-    print(TorchEngine(model, KvPool(model.layout(16), 32)).run([step])[0].token_id >= 0, flush=True)
+    engine = TorchEngine(model.to(sys.argv[2]), KvPool(model.layout(16), 32, device=sys.argv[2]))
+    print(engine.run([step])[0].token_id >= 0, flush=True)
     os._exit(0)
 os.wait()
 """
     made = subprocess.run(
-        [sys.executable, "-c", script, tiny_model_dir("llama")],
+        [sys.executable, "-c", script, tiny_model_dir("llama"), DEVICE],
         capture_output=True,
         text=True,
         timeout=600,

@@ -41,7 +41,7 @@ def test_a_layer_is_computed_when_what_is_read_of_it_was_loaded():
     loads, computed, seen = [ReadyLayers(), ReadyLayers()], ReadyLayers(), []
     work = LayerWise(3, loads, computed)
     stores = in_thread(lambda: seen.append(computed.wait(0)))
-    computes = in_thread(lambda: work.layer_computed(0))
+    computes = in_thread(lambda: (work.wait_for(0), work.computed(0)))
     loads[0].ready(0)
     assert not seen
     loads[1].ready(0)

@@ -172,7 +172,7 @@ def test_nothing_is_put_of_a_batch_that_fails(model, host, expected):
     with store_worker(model, client) as worker:
         run = worker.engine.run
 
-        def fail(steps, on_layer):
+        def fail(steps, on_layer, _wait_for):
             worker.engine.run = run
             on_layer(0)
             until(lambda: ("write", 0) in worker.copier.done)

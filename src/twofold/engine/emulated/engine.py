@@ -48,7 +48,12 @@ class EmulatedEngine:
         self._clock.sleep_until(end)
         self._busy_until = end
 
-    def run(self, steps: Sequence[SequenceStep], on_layer: OnLayer | None = None) -> list[Sampled | None]:
+    def run(
+        self,
+        steps: Sequence[SequenceStep],
+        on_layer: OnLayer | None = None,
+        wait_for: OnLayer | None = None,
+    ) -> list[Sampled | None]:
         """Let the time of one iteration pass (see `Engine.run`)."""
         if not steps:
             return []
@@ -56,10 +61,12 @@ class EmulatedEngine:
         prompts = [step for step in steps if not _decodes(step)]
         end = begin + self._duration(prompts, [step for step in steps if _decodes(step)])
         self._prefills.note((step.block_table for step in prompts), begin, end)
-        if on_layer is not None:
+        if on_layer is not None or wait_for is not None:
             for group in range(len(self._prefills.groups)):
                 self._clock.sleep_until(self._prefills.groups.ready(group, begin, end))
-                on_layer(group)
+                for told in (wait_for, on_layer):
+                    if told is not None:
+                        told(group)
         sampled = [self._sample(step) for step in steps]
         self._clock.sleep_until(end)
         self._busy_until = end

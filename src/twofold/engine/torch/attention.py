@@ -36,13 +36,12 @@ def paged_attention(
     """Write the new keys and values into the pool, then attend to what each token may see.
 
     `query` is [1, heads, tokens, key_dim], `key` and `value` are [1, kv_heads, tokens, dim]; the result is
-    [1, tokens, heads, value_dim], as transformers expects. `on_layer` of the batch is called in between.
+    [1, tokens, heads, value_dim], as transformers expects. The batch's hooks are called in between.
     """
     batch = twofold_batch
     layer = int(module.layer_idx) - batch.first_layer  # type: ignore[arg-type]
     batch.write(layer, key[0].transpose(0, 1), value[0].transpose(0, 1))
-    if batch.on_layer is not None:
-        batch.on_layer(batch.first_layer + layer)
+    batch.hooks.written(batch.first_layer + layer)
     call = LayerCall(layer, query, key, value, Scoring(scaling, softcap, s_aux))
     pieces = [part.attend(call) for part in batch.parts(layer)]
     packed = pieces[0] if len(pieces) == 1 else torch.cat(pieces)

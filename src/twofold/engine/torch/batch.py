@@ -1,6 +1,8 @@
 """One iteration as tensors: tokens packed one after the other, and what each of them may see."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -9,6 +11,23 @@ from twofold.engine.torch.context import Scratch
 from twofold.engine.torch.parts import Part
 from twofold.engine.torch.planner import is_decode, plan_parts
 from twofold.engine.torch.pool import KvPool
+from twofold.engine.torch.streams import Announcer
+
+
+@dataclass(frozen=True, slots=True)
+class LayerHooks:
+    """Who is waited for, and who is told, with each layer of an iteration (see `Engine.run`)."""
+
+    announcer: Announcer
+    on_layer: OnLayer | None = None
+    wait_for: OnLayer | None = None
+
+    def written(self, layer: int) -> None:
+        """This iteration's KV of the layer was put into the pool, or will be by what is queued on the device."""
+        if self.wait_for is not None:
+            self.wait_for(layer)
+        if self.on_layer is not None:
+            self.announcer.after(partial(self.on_layer, layer))
 
 
 class PackedBatch:
@@ -24,11 +43,11 @@ class PackedBatch:
         pool: KvPool,
         windows: Sequence[int | None],
         scratch: Scratch,
-        on_layer: OnLayer | None = None,
+        hooks: LayerHooks,
         first_layer: int = 0,
     ) -> None:
         self.order = sorted(range(len(steps)), key=lambda i: _rank(steps[i]))
-        self.on_layer = on_layer
+        self.hooks = hooks
         self.first_layer = first_layer
         self._steps = [steps[i] for i in self.order]
         self._pool, self._windows, self._scratch = pool, windows, scratch

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 import torch
 
 from twofold.engine.base import KvLayout, OnLayer, Sampled, SequenceStep
-from twofold.engine.torch.batch import PackedBatch
+from twofold.engine.torch.batch import LayerHooks, PackedBatch
 from twofold.engine.torch.context import Scratch
 from twofold.engine.torch.loader import LoadedModel
 from twofold.engine.torch.pool import KvPool, copy_blocks
 from twofold.engine.torch.sampler import SampleRow, sample
+from twofold.engine.torch.streams import Announcer
 
 
 class TorchEngine:
@@ -18,8 +19,8 @@ class TorchEngine:
 
     Output does not depend on how requests are batched or chunked, up to the rounding of the model's dtype:
     greedy output is the same token for token in float32, while in bfloat16 near-ties may fall either way.
-    On an accelerator `on_layer` is called when the work up to that layer has been queued; copies queued on the
-    same stream come after it.
+    On an accelerator a layer is announced, by another thread, when the device has computed it, and `run` returns
+    when the device has nothing left to do.
     """
 
     def __init__(self, model: LoadedModel, pool: KvPool) -> None:
@@ -27,6 +28,7 @@ class TorchEngine:
             raise ValueError("the pool is laid out for another model")
         self._loaded, self._model, self._pool = model, model.model, pool
         self._scratch = Scratch()
+        self._announcer = Announcer(pool.device)
         self._keeps_rows = "logits_to_keep" in inspect.signature(self._model.forward).parameters
 
     @property
@@ -42,15 +44,28 @@ class TorchEngine:
         """Whether tokens come from here: not from most ranks of a split worker, whose results are all None."""
         return self._loaded.samples
 
-    def run(self, steps: Sequence[SequenceStep], on_layer: OnLayer | None = None) -> list[Sampled | None]:
+    def run(
+        self,
+        steps: Sequence[SequenceStep],
+        on_layer: OnLayer | None = None,
+        wait_for: OnLayer | None = None,
+    ) -> list[Sampled | None]:
         """Run one iteration (see `Engine.run`)."""
         results: list[Sampled | None] = [None] * len(steps)
         if not steps:
             return results
+        try:
+            self._run(steps, results, LayerHooks(self._announcer, on_layer, wait_for))
+        except torch.AcceleratorError as error:
+            # Nothing will run on it in this process any more.
+            raise SystemExit(f"the device has failed: {error}") from error
+        return results
+
+    def _run(self, steps: Sequence[SequenceStep], results: list[Sampled | None], hooks: LayerHooks) -> None:
         with torch.inference_mode():
             self._copy(steps)
             batch = PackedBatch(
-                steps, self._pool, self._loaded.windows, self._scratch, on_layer, self._loaded.first_layer
+                steps, self._pool, self._loaded.windows, self._scratch, hooks, self._loaded.first_layer
             )
             sampled, rows = batch.sampled()
             logits = self._forward(batch, rows)
@@ -58,7 +73,7 @@ class TorchEngine:
                 picked = sample(logits, [_row(steps[i]) for i in sampled], self._loaded.eos_token_ids)
                 for i, result in zip(sampled, picked, strict=True):
                     results[i] = result
-        return results
+        self._announcer.finish()
 
     def _copy(self, steps: Sequence[SequenceStep]) -> None:
         """Blocks that a sequence is about to write to, and that others have too, as its own."""

@@ -1,12 +1,14 @@
 """The paged KV cache of one instance: typed views over one run of bytes, laid out as KvLayout says."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from itertools import pairwise
 from typing import NamedTuple
 
 import torch
 
 from twofold.engine.base import KvLayout
+from twofold.engine.torch.streams import CopyStream
 
 # With fewer blocks than this in a run of neighbours, on average, one gather and one scatter are as fast as a
 # copy for each run, and take the interpreter's lock a few times instead of hundreds. (Measured, 16 KiB a part:
@@ -38,6 +40,7 @@ class KvPool:
         self.device = memory.device
         self.memory = memory
         self._parts = _split(layout, num_blocks, memory)
+        self._copies = CopyStream(memory.device)
 
     def keys(self, layer: int) -> torch.Tensor:
         """[num_blocks, block_size, kv_heads, key_dim], in the dtype of the layout."""
@@ -46,6 +49,10 @@ class KvPool:
     def values(self, layer: int) -> torch.Tensor:
         """[num_blocks, block_size, kv_heads, value_dim], in the dtype of the layout."""
         return self._parts[layer][1]
+
+    def copying(self) -> AbstractContextManager[None]:
+        """For threads beside the engine's that copy from here or to here: what they copied is there when it ends."""
+        return self._copies.copying()
 
     def block_rows(self, layer: int) -> list[torch.Tensor]:
         """Keys and values of a layer as uint8 [num_blocks, bytes of one block of that part], for transports.
@@ -61,7 +68,8 @@ def copy_blocks(
     """Copy one layer of blocks `source_ids` into `target_ids`, pairwise; the pools may be one and the same.
 
     Both pools must have the same layout. Neighbouring blocks are copied together, and all copying is done
-    outside the interpreter's lock, so other threads go on meanwhile.
+    outside the interpreter's lock, so other threads go on meanwhile. Between the host and an accelerator the copy
+    may be queued only: it is there at the end of `copying`, or of the iteration.
     """
     if not source_ids:
         return
@@ -70,7 +78,7 @@ def copy_blocks(
     if len(runs) == 1 or len(source_ids) >= _SHORT_RUN * len(runs):
         for from_part, to_part in parts:
             for start, to_start, count in runs:
-                to_part.narrow(0, to_start, count).copy_(from_part.narrow(0, start, count))
+                to_part.narrow(0, to_start, count).copy_(from_part.narrow(0, start, count), non_blocking=True)
         return
     take = torch.tensor(source_ids, device=source.device)
     put = torch.tensor(target_ids, device=target.device)
@@ -106,7 +114,7 @@ def copy_heads(source: Heads, target: Heads) -> None:
     runs = block_runs(source.blocks, target.blocks)
     for from_part, to_part in zip(source.parts(), target.parts(), strict=True):
         for start, to_start, count in runs:
-            to_part.narrow(0, to_start, count).copy_(from_part.narrow(0, start, count))
+            to_part.narrow(0, to_start, count).copy_(from_part.narrow(0, start, count), non_blocking=True)
 
 
 def block_runs(source_ids: Sequence[int], target_ids: Sequence[int]) -> list[tuple[int, int, int]]:

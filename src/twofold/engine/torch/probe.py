@@ -2,6 +2,8 @@
 
 import inspect
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -90,7 +92,7 @@ def _run(model: PreTrainedModel, probe: _Probe) -> None:
     ids = torch.arange(min(_TOKENS, probe.max_model_len)).unsqueeze(0)
     try:
         model.set_attn_implementation(_PROBE)
-        with torch.inference_mode():
+        with torch.inference_mode(), _without_cuda_graphs():
             model(input_ids=ids, position_ids=ids, use_cache=False, twofold_probe=probe)
     except ModelError:
         raise
@@ -99,6 +101,17 @@ def _run(model: PreTrainedModel, probe: _Probe) -> None:
     except Exception as error:  # whatever the model's own code raises is its way to say no
         reason = "".join(str(error).splitlines()[:1])
         raise probe.refuse(f"its forward pass failed ({type(error).__name__}: {reason})") from error
+
+
+@contextmanager
+def _without_cuda_graphs() -> Iterator[None]:
+    """Models ask whether a graph is being captured. torch would ask CUDA's runtime, which no fork survives."""
+    asked = torch.cuda.is_current_stream_capturing
+    torch.cuda.is_current_stream_capturing = lambda: False
+    try:
+        yield
+    finally:
+        torch.cuda.is_current_stream_capturing = asked
 
 
 def _all_layers(probe: _Probe, expected: int) -> Probed:

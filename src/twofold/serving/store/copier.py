@@ -23,10 +23,12 @@ class PoolCopier:
         return slice(self._offsets[layer], self._offsets[layer + 1])
 
     def read(self, memory: SlotMemory, layer: int, slots: Sequence[int], blocks: Sequence[int]) -> None:
-        self._copy(memory, layer, slots, blocks, into_pool=True)
+        with self._pool.copying():
+            self._copy(memory, layer, slots, blocks, into_pool=True)
 
     def write(self, memory: SlotMemory, layer: int, slots: Sequence[int], blocks: Sequence[int]) -> None:
-        self._copy(memory, layer, slots, blocks, into_pool=False)
+        with self._pool.copying():
+            self._copy(memory, layer, slots, blocks, into_pool=False)
 
     def _copy(
         self, memory: SlotMemory, layer: int, slots: Sequence[int], blocks: Sequence[int], *, into_pool: bool

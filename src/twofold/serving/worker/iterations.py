@@ -57,7 +57,8 @@ class Iterations:
         while (started := self._next_batch()) is not None:
             self._prepare(started)
             try:
-                sampled = self._engine.run(started.steps, self._on_layer(started))
+                waits = None if started.layers is None else started.layers.wait_for
+                sampled = self._engine.run(started.steps, self._on_layer(started), waits)
             except Exception as error:
                 log.exception("%s could not run a batch", self._state.instance)
                 self._fail(started, f"{type(error).__name__} on {self._state.instance}")
@@ -77,10 +78,10 @@ class Iterations:
         if layers is None:
             return hand_off
         if hand_off is None:
-            return layers.layer_computed
+            return layers.computed
 
         def both(layer: int) -> None:
-            layers.layer_computed(layer)
+            layers.computed(layer)
             hand_off(layer)
 
         return both

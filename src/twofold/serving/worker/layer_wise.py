@@ -42,10 +42,13 @@ class LayerWise:
     def __init__(self, num_layers: int, loads: Sequence[ReadyLayers], computed: ReadyLayers | None) -> None:
         self._num_layers, self._loads, self._computed = num_layers, loads, computed
 
-    def layer_computed(self, layer: int) -> None:
-        """The iteration has written this layer; returns when all that it reads of it is there too."""
+    def wait_for(self, layer: int) -> None:
+        """Wait until all is there that the iteration reads of this layer, and does not compute."""
         for load in self._loads:
             load.wait(layer)
+
+    def computed(self, layer: int) -> None:
+        """All that the iteration computes of this layer is there."""
         if self._computed is not None:
             self._computed.ready(layer)
 

@@ -1,5 +1,6 @@
 """The parts of workers that run a model with torch."""
 
+import os
 from pathlib import Path
 
 import torch
@@ -72,6 +73,8 @@ def prepare(service: ServiceConfig, stage: Stage) -> TorchPrepared:
     """Load the model, on one thread and onto the CPU: before a fork there must be no other threads and no CUDA."""
     config = service.engine
     torch.set_num_threads(1)
+    # Libraries ask whether there is CUDA. torch would ask the driver, which does not survive a fork; so it asks NVML.
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     check_device(config.device)
     stage("loading the model")
     model = load_model(config.model, dtype=config.dtype)

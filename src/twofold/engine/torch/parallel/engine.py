@@ -90,8 +90,14 @@ class SplitEngine:
         """Whether all other ranks were heard lately."""
         return time.monotonic() - min(self._heard_s.values()) < SILENCE_S
 
-    def run(self, steps: Sequence[SequenceStep], on_layer: OnLayer | None = None) -> list[Sampled | None]:
-        """Run one iteration on all ranks (see `Engine.run`); `on_layer` may be called from another thread."""
+    def run(
+        self,
+        steps: Sequence[SequenceStep],
+        on_layer: OnLayer | None = None,
+        wait_for: OnLayer | None = None,
+    ) -> list[Sampled | None]:
+        """Run one iteration on all ranks (see `Engine.run`); none of them has anything to wait for."""
+        assert wait_for is None  # noqa: S101  (workers that are split do not use their host's store)
         if not steps:
             return []
         ended: queue.SimpleQueue[list[Sampled | None]] = queue.SimpleQueue()

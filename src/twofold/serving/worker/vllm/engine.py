@@ -16,7 +16,12 @@ class VllmEngine:
         self.layout, self.num_blocks = layout, num_blocks
         self._runs = 0
 
-    def run(self, steps: Sequence[SequenceStep], on_layer: OnLayer | None = None) -> list[Sampled | None]:  # noqa: ARG002
+    def run(
+        self,
+        steps: Sequence[SequenceStep],
+        on_layer: OnLayer | None = None,  # noqa: ARG002  (nobody asks to be told)
+        wait_for: OnLayer | None = None,  # noqa: ARG002  (the same)
+    ) -> list[Sampled | None]:
         """Compute whole prompts (`start` is 0); where and in how many iterations is vLLM's business."""
         for step in steps:
             self._runs += 1

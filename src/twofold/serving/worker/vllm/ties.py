@@ -1,10 +1,12 @@
 """What vLLM's connector asks of the worker and tells it, on the thread that runs vLLM."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
 from twofold.engine.base import KvLayout
+from twofold.engine.torch.streams import Announcer
 from twofold.engine.vllm.ties import Settled
 from twofold.serving.messages import PrefillStarted
 from twofold.serving.worker.state import WorkerState
@@ -37,6 +39,7 @@ class WorkerTies:
 
     def place(self, layout: KvLayout, num_blocks: int) -> torch.Tensor:
         self._transport = self._make(layout, num_blocks)
+        self._announcer = Announcer(self._transport.engine_pool.device)
         return self._transport.engine_pool.memory
 
     def comes(self, request_id: str) -> bool:
@@ -81,7 +84,8 @@ class WorkerTies:
 
     def computed(self, request_ids: Sequence[str], layer: int) -> None:
         if self._bound is not None:
-            self._bound[0].sender.layer_computed(request_ids, layer)
+            tell = partial(self._bound[0].sender.layer_computed, request_ids, layer)
+            self._announcer.after(tell)
 
     def holds(self, request_id: str) -> bool:
         if self._bound is None:

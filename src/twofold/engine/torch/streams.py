@@ -1,0 +1,94 @@
+"""The order of work on an accelerator: the host queues it and runs ahead, so others must ask when it is done.
+
+On a CPU everything is done when it is called, and nothing here does anything.
+"""
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+import torch
+
+
+class Announcer:
+    """Calls back when the device has done what was queued on it before, from a thread of its own.
+
+    Calls are made in the order in which they were asked for. On a CPU each is made at once.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._waiting: queue.Queue[tuple[torch.cuda.Event, Callable[[], None]]] = queue.Queue()
+        if device.type == "cuda":
+            threading.Thread(target=self._run, name="announcer", daemon=True).start()
+
+    def after(self, call: Callable[[], None]) -> None:
+        """`call` once all is done that this thread has queued so far."""
+        if self._device.type != "cuda":
+            call()
+            return
+        event = torch.cuda.Event(blocking=True)
+        event.record(torch.cuda.current_stream(self._device))
+        self._waiting.put((event, call))
+
+    def finish(self) -> None:
+        """Return when all is done that this thread has queued so far, and every call was made."""
+        if self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()
+            self._waiting.join()
+
+    def _run(self) -> None:
+        while True:
+            event, call = self._waiting.get()
+            event.synchronize()
+            call()
+            self._waiting.task_done()
+
+
+class CopyStream:
+    """Where a thread beside the engine's copies between the pool and the host.
+
+    On the engine's stream its copies would wait for all that the engine has queued, and what it queues next for them.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    @contextmanager
+    def copying(self) -> Iterator[None]:
+        """What is copied inside is there on return. It must have been computed before (`Announcer`)."""
+        if self._stream is None:
+            yield
+            return
+        with torch.cuda.stream(self._stream):
+            yield
+        self._stream.synchronize()
+
+
+class Pinned:
+    """Memory of the host that `device` copies from and to by itself, several times as fast, until `close`.
+
+    Where the system does not allow it, and on a CPU, copies go on as they would without.
+    """
+
+    def __init__(self, memory: torch.Tensor, device: torch.device) -> None:
+        self._address, self._device = memory.data_ptr(), device
+        self._pinned = device.type == "cuda" and self._register(memory.numel())
+
+    def _register(self, nbytes: int) -> bool:
+        with torch.cuda.device(self._device):
+            if int(torch.cuda.cudart().cudaHostRegister(self._address, nbytes, 0)) == 0:
+                return True
+            with suppress(
+                RuntimeError
+            ):  # the next call to the device would be told what this one was refused for
+                torch.zeros(1, device=self._device)
+            return False
+
+    def close(self) -> None:
+        """To be called before the memory is unmapped: others may be mapped there next."""
+        if self._pinned:
+            with torch.cuda.device(self._device):
+                torch.cuda.cudart().cudaHostUnregister(self._address)
+            self._pinned = False

@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # torch is one pinned version here so that pip takes the CPU build where one is at hand; pyproject.toml keeps the range.
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: setup demo test test-helm test-ray test-vllm check chart bench compile clean
+.PHONY: setup demo test test-gpu test-helm test-ray test-vllm check chart bench compile clean
 
 setup: $(VENV)/.installed
 
@@ -42,6 +42,10 @@ test-vllm: $(VLLM_VENV)/.installed  ## Workers that run vLLM, on the CPU (some G
 test-ray: setup  ## What runs on Ray: the launcher, and plans (80 MB, which `make test` does without).
 	$(PIP_INSTALL) --no-build-isolation -e '.[serve,dev,ray]'
 	$(BIN)/python -m pytest -n 0 tests/raycluster tests/serving/ray tests/planning/executors
+
+test-gpu:  ## Engine, transports and services on a GPU: BIN=… names the bin of a Python with the dev extra and a torch for CUDA.
+	TWOFOLD_TEST_DEVICE=cuda:0 $(BIN)/python -m pytest -n 4 --dist loadfile tests/engine/torch tests/transport tests/serving/test_token_equality.py \
+	  tests/serving/test_handoff_ways.py tests/serving/test_processes.py tests/serving/test_chaos.py tests/serving/test_prefix_store.py
 
 check: setup  ## Format, lint, types, import rules.
 	$(BIN)/ruff format --check .

@@ -55,7 +55,7 @@ def measure(model: Path, service: str, given: argparse.Namespace) -> list[Seen]:
                 Seen(
                     service=service,
                     prompt_tokens=tokens,
-                    ttft_s=statistics.median(each.ttft_s for each in timelines),
+                    ttft_s=statistics.median(each.ttft_s or 0.0 for each in timelines),
                     second_s=statistics.median(each.itl_s[0] for each in timelines),
                     step_s=statistics.median(gap for each in timelines for gap in each.itl_s[1:]),
                 )

@@ -210,8 +210,9 @@ from twofold.engine.torch.engine import TorchEngine
 from twofold.engine.torch.loader import load_model
 from twofold.engine.torch.pool import KvPool
 from twofold.request import SamplingParams
+threads = len(os.listdir("/proc/self/task"))  # some builds of libraries start one when they are imported
 model = load_model(sys.argv[1])
-print(len(os.listdir("/proc/self/task")), flush=True)
+print(len(os.listdir("/proc/self/task")) - threads, flush=True)
 if os.fork() == 0:
     torch.set_num_threads(2)
     step = SequenceStep("a", list(range(3, 300)), 0, list(range(19)), SamplingParams(max_tokens=1, temperature=0.0))
@@ -228,5 +229,5 @@ os.wait()
         env={**os.environ, "OMP_NUM_THREADS": "1"},  # as the process that forks workers sets it
         check=True,
     )
-    assert made.stdout.split() == ["1", "True"]
+    assert made.stdout.split() == ["0", "True"]
     assert made.stderr == ""

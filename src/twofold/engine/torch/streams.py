@@ -7,6 +7,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 import torch
 
@@ -28,7 +29,7 @@ class Announcer:
         if self._device.type != "cuda":
             call()
             return
-        event = torch.cuda.Event(blocking=True)
+        event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self._device))
         self._waiting.put((event, call))
 
@@ -53,7 +54,7 @@ class CopyStream:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     @contextmanager
     def copying(self) -> Iterator[None]:
@@ -74,21 +75,24 @@ class Pinned:
 
     def __init__(self, memory: torch.Tensor, device: torch.device) -> None:
         self._address, self._device = memory.data_ptr(), device
-        self._pinned = device.type == "cuda" and self._register(memory.numel())
+        self.pinned = device.type == "cuda" and self._register(memory.numel())
 
     def _register(self, nbytes: int) -> bool:
         with torch.cuda.device(self._device):
-            if int(torch.cuda.cudart().cudaHostRegister(self._address, nbytes, 0)) == 0:
+            if int(_runtime().cudaHostRegister(self._address, nbytes, 0)) == 0:
                 return True
-            with suppress(
-                RuntimeError
-            ):  # the next call to the device would be told what this one was refused for
+            # The next call to the device would be told what this one was refused for.
+            with suppress(RuntimeError):
                 torch.zeros(1, device=self._device)
             return False
 
     def close(self) -> None:
         """To be called before the memory is unmapped: others may be mapped there next."""
-        if self._pinned:
+        if self.pinned:
             with torch.cuda.device(self._device):
-                torch.cuda.cudart().cudaHostUnregister(self._address)
-            self._pinned = False
+                _runtime().cudaHostUnregister(self._address)
+            self.pinned = False
+
+
+def _runtime() -> Any:  # noqa: ANN401  (torch has no types for it)
+    return torch.cuda.cudart()  # type: ignore[no-untyped-call]

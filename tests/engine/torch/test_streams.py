@@ -1,0 +1,98 @@
+"""What is asked for after the work that was queued, and copies beside it."""
+
+import threading
+
+import pytest
+import torch
+
+from support.device import DEVICE
+from twofold.engine.torch.streams import Announcer, CopyStream, Pinned
+
+GPU_OR_CPU = torch.device(DEVICE)
+ON_GPU = pytest.mark.skipif(GPU_OR_CPU.type != "cuda", reason="on a CPU nothing is queued")
+
+
+def busy(rounds=40):
+    """Queue work that takes a GPU some milliseconds; returns what its end makes of it."""
+    numbers = torch.ones(2048, 2048, device=DEVICE)
+    for _ in range(rounds):
+        numbers = (numbers @ numbers) / 2048
+    return numbers
+
+
+def test_calls_are_made_in_order_and_before_finish_returns():
+    """Each is made once, whoever makes it."""
+    announcer, seen = Announcer(GPU_OR_CPU), []
+    for number in range(5):
+        busy(rounds=1)
+        announcer.after(lambda number=number: seen.append(number))
+    announcer.finish()
+    assert seen == [0, 1, 2, 3, 4]
+    announcer.finish()
+    assert len(seen) == 5
+
+
+def test_on_a_cpu_a_call_is_made_at_once():
+    """By whoever asks for it: no thread is needed."""
+    seen = []
+    Announcer(torch.device("cpu")).after(lambda: seen.append(threading.current_thread()))
+    assert seen == [threading.current_thread()]
+
+
+def test_what_is_copied_is_there():
+    """Whether or not it goes by a stream of its own."""
+    source, target = torch.arange(1000, device=DEVICE), torch.zeros(1000, dtype=torch.long)
+    with CopyStream(GPU_OR_CPU).copying():
+        target.copy_(source, non_blocking=True)
+    assert target.tolist() == list(range(1000))
+
+
+def test_pinned_memory_is_as_any_other():
+    """It may be pinned again when it was let go, and what the system refuses does no harm."""
+    memory = torch.zeros(1 << 16, dtype=torch.uint8)
+    first = Pinned(memory, GPU_OR_CPU)
+    second = Pinned(memory, GPU_OR_CPU)  # the same memory: a device refuses it
+    memory.copy_(torch.full((1 << 16,), 7, dtype=torch.uint8, device=DEVICE))
+    assert memory.sum() == 7 << 16
+    for each in (second, first, first):
+        each.close()
+    again = Pinned(memory, GPU_OR_CPU)
+    assert again.pinned == (GPU_OR_CPU.type == "cuda")
+    again.close()
+
+
+@ON_GPU
+def test_a_call_is_made_when_the_work_before_it_is_done_and_not_that_behind():
+    """A layer may be sent as soon as it is there, though later ones are queued already."""
+    announcer, told = Announcer(GPU_OR_CPU), threading.Event()
+    done = torch.cuda.Event()
+    busy(rounds=1)
+    torch.cuda.synchronize()
+    result = busy()
+    done.record()
+    announcer.after(told.set)
+    behind = torch.cuda.Event()
+    busy(rounds=4000)
+    behind.record()
+    assert told.wait(60)
+    assert done.query()
+    assert not behind.query()
+    assert float(result[0, 0]) == 1.0
+    announcer.finish()
+    assert behind.query()
+
+
+@ON_GPU
+def test_copies_beside_do_not_wait_for_what_is_queued():
+    """Neither does what is queued wait for them."""
+    stream, source = CopyStream(GPU_OR_CPU), torch.arange(1000, device=DEVICE)
+    torch.cuda.synchronize()
+    busy(rounds=4000)
+    behind = torch.cuda.Event()
+    behind.record()
+    target = torch.zeros(1000, dtype=torch.long)
+    with stream.copying():
+        target.copy_(source)
+    assert not behind.query()
+    assert target[-1] == 999
+    torch.cuda.synchronize()

@@ -10,9 +10,10 @@ from twofold.serving.route_metrics import RouteMetrics
 
 
 def test_routes_by_reuse_and_queues_by_instance():
-    """Every kind of route from the start on; queues of those that prefill."""
+    """Every kind of route from the start on; queues of those that prefill; what is known to be cached."""
     registry, known = Registry(), forecast("p0", "p1", "d0")
     metrics = RouteMetrics(registry, pools(*map(load, ("p0", "p1", "d0"))), known)
+    known.memories.stored("p1", [1, 2, 3])
     known.placed("a", "p1", 100_000_000_000, 0, 0.0)
     for route in (
         Route("p0", "d0"),
@@ -27,6 +28,7 @@ def test_routes_by_reuse_and_queues_by_instance():
         'twofold:prefill_routes_total{reuse="fetched"} 1.0',
         'twofold:prefill_routes_total{reuse="none"} 1.0',
         'twofold:prefill_queue_seconds{instance="p0"} 0.0',
+        "twofold:prefix_index_blocks 3.0",
     ):
         assert line in text.splitlines()
     assert 'twofold:prefill_queue_seconds{instance="p1"}' in text

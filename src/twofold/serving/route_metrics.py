@@ -1,4 +1,4 @@
-"""Routers that predict, for Prometheus: what they expect to be reused, and the queues that they see."""
+"""Routers that predict, for Prometheus: what they expect to be reused, and the queues and caches that they see."""
 
 import time
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ OWN, FETCHED, NONE = "own", "fetched", "none"
 
 
 class RouteMetrics(Collector):
-    """Queues are read from the forecast when they are asked for."""
+    """Queues and caches are read from the forecast when they are asked for."""
 
     def __init__(self, registry: Registry, pools: Pools, forecast: Forecast) -> None:
         self._pools, self._forecast = pools, forecast
@@ -38,6 +38,8 @@ class RouteMetrics(Collector):
             if load.role.prefills:
                 queues.add_metric((load.id,), self._forecast.queue_s(load.id, now))
         yield queues
+        known = "Blocks of prompts that routers know some instance to have."
+        yield GaugeMetricFamily("twofold:prefix_index_blocks", known, len(self._forecast.memories))
 
     def routed(self, route: Route) -> None:
         """A request was placed."""

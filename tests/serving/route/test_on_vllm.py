@@ -5,6 +5,7 @@ import json
 import os
 import random
 import signal
+import time
 
 import aiohttp
 import pytest
@@ -164,8 +165,15 @@ def test_the_conductor_goes_where_a_prompt_is_cached(vllm_pair):
         def found(number):
             """Whether a prompt that one server has seen is sent there: to find all of its whole blocks."""
             server, (prompt,) = servers[number % 2], [[*each, *range(300)] for each in prompts(1, number)]
+            known = metric(url, "prefix_index_blocks")
             server.complete(prompt=prompt, max_tokens=1)
             before = server.metric("prefix_cache_hits_total")
+            for _ in range(100):  # until that is heard, and nobody has anything else to do
+                if metric(url, "prefix_index_blocks") >= known + len(prompt) // 128 and not metric(
+                    url, "prefill_q"
+                ):
+                    break
+                time.sleep(0.1)
             asyncio.run(complete_all(url, [prompt], at_once=1, **GREEDY))
             return server.metric("prefix_cache_hits_total") - before >= (len(prompt) - 1) // 128 * 128
 

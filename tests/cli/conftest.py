@@ -1,6 +1,7 @@
 """What tests of commands share."""
 
 import sys
+from dataclasses import dataclass
 
 import pytest
 from msgspec.structs import replace
@@ -25,16 +26,37 @@ def host(tmp_path, model):
     return path
 
 
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The exit status of a command, and what it wrote."""
+
+    code: int
+    out: str
+    err: str
+
+
 @pytest.fixture
-def refused(monkeypatch, capsys):
-    """What a command says that ends before any process is started."""
+def twofold(monkeypatch, capsys):
+    """Runs `twofold` with arguments, from its entry point to its end, in this process."""
 
     def run(*arguments):
         monkeypatch.setattr(sys, "argv", ["twofold", *map(str, arguments)])
         with pytest.raises(SystemExit) as ended:
             main()
-        assert ended.value.code == 2
-        said = capsys.readouterr().err.strip()
+        said = capsys.readouterr()
+        return Ended(ended.value.code, said.out, said.err)
+
+    return run
+
+
+@pytest.fixture
+def refused(twofold):
+    """What a command says that ends before any process is started."""
+
+    def run(*arguments):
+        ended = twofold(*arguments)
+        assert ended.code == 2
+        said = ended.err.strip()
         assert said.startswith("twofold: ")
         return " ".join(said.split())
 

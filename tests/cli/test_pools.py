@@ -1,7 +1,6 @@
 """`twofold pools` against a real service of emulated machines."""
 
-import subprocess
-import sys
+from functools import partial
 
 import pytest
 
@@ -16,9 +15,10 @@ pools:
 """
 
 
-def pools(*arguments):
-    command = [sys.executable, "-m", "twofold.cli.main", "pools", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+@pytest.fixture
+def pools(twofold):
+    """Runs `twofold pools` with arguments."""
+    return partial(twofold, "pools")
 
 
 @pytest.fixture(scope="module")
@@ -30,18 +30,18 @@ def service(tmp_path_factory):
         yield url
 
 
-def test_shows_every_worker_and_sets_a_role(service):
+def test_shows_every_worker_and_sets_a_role(service, pools):
     """What was set is shown; the worker's home is what it was given."""
     shown = pools("show", "--url", service)
-    assert shown.returncode == 0
-    assert [line.split()[:4] for line in shown.stdout.splitlines()[1:]] == [
+    assert shown.code == 0
+    assert [line.split()[:4] for line in shown.out.splitlines()[1:]] == [
         ["prefill-0", "prefill", "prefill", "up"],
         ["prefill-1", "prefill", "prefill", "up"],
         ["decode-0", "decode", "decode", "up"],
     ]
     changed = pools("set", "prefill-1", "mixed", "--url", service)
-    assert changed.returncode == 0
-    assert ["prefill-1", "mixed", "mixed", "up"] in [line.split()[:4] for line in changed.stdout.splitlines()]
+    assert changed.code == 0
+    assert ["prefill-1", "mixed", "mixed", "up"] in [line.split()[:4] for line in changed.out.splitlines()]
 
 
 @pytest.mark.parametrize(
@@ -51,27 +51,27 @@ def test_shows_every_worker_and_sets_a_role(service):
         (("set", "decode-0", "sideways"), "sideways"),
     ],
 )
-def test_mistakes_are_one_sentence(service, arguments, sentence):
+def test_mistakes_are_one_sentence(service, pools, arguments, sentence):
     """An unknown worker or role."""
     done = pools(*arguments, "--url", service)
-    assert done.returncode == 2
-    assert sentence in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    assert done.code == 2
+    assert sentence in done.err
+    assert len(done.err.splitlines()) == 1
 
 
-def test_the_last_worker_of_a_phase_keeps_it(service):
+def test_the_last_worker_of_a_phase_keeps_it(service, pools):
     """Unless another one does both."""
     pools("set", "prefill-1", "prefill", "--url", service)
     refused = pools("set", "decode-0", "prefill", "--url", service)
-    assert refused.returncode == 2
-    assert "the last worker for its phase" in refused.stderr
+    assert refused.code == 2
+    assert "the last worker for its phase" in refused.err
     pools("set", "prefill-1", "mixed", "--url", service)
-    assert pools("set", "decode-0", "prefill", "--url", service).returncode == 0
+    assert pools("set", "decode-0", "prefill", "--url", service).code == 0
     pools("set", "decode-0", "decode", "--url", service)
 
 
-def test_no_service_is_one_sentence():
+def test_no_service_is_one_sentence(pools):
     """Nobody listens there."""
     done = pools("show", "--url", f"http://127.0.0.1:{free_port()}")
-    assert done.returncode == 2
-    assert "no service of Twofold answers" in done.stderr
+    assert done.code == 2
+    assert "no service of Twofold answers" in done.err

@@ -8,8 +8,10 @@ from functools import partial
 import pytest
 import torch
 
-from twofold.errors import ConfigurationError
-from twofold.serving.worker.torch_parts import check_device
+from twofold.cli.serve_config import service_of
+from twofold.cli.serve_flags import Flags
+from twofold.errors import ConfigurationError, UserError
+from twofold.serving.worker.torch_parts import check_device, prepare
 
 
 @pytest.fixture
@@ -27,6 +29,15 @@ def refusal(*arguments):
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("twofold: ")
     return last
+
+
+def unprepared(model, **flags):
+    """What a service says that cannot prepare its workers with these flags, where it is found out."""
+    with pytest.raises(UserError) as refused:
+        prepare(service_of(Flags(model=str(model), **flags)), lambda _: None)
+    said = str(refused.value)
+    assert "\n" not in said
+    return said
 
 
 def test_a_wrong_flag(early_refusal):
@@ -52,24 +63,24 @@ def test_a_port_in_use(early_refusal):
 
 
 def test_too_little_memory(model):
-    """The sentence says how much one request needs."""
+    """The sentence says how much one request needs; the process that finds it out and the service both end."""
     said = refusal(model, "--port", "0", "--kv-cache-memory-bytes", "64K")
     assert "--kv-cache-memory-bytes to at least" in said
 
 
 def test_more_memory_than_the_machine_has(model):
     """Checked against what is available, before allocation."""
-    assert "this machine has" in refusal(model, "--port", "0", "--kv-cache-memory-bytes", "9000GiB")
+    assert "this machine has" in unprepared(model, kv_cache_memory_bytes=9000 << 30)
 
 
 def test_a_context_longer_than_the_model_s(model):
     """Positions the model was not made for are refused."""
-    assert "more than the model's" in refusal(model, "--port", "0", "--max-model-len", "1000000")
+    assert "more than the model's" in unprepared(model, max_model_len=1_000_000)
 
 
 def test_a_model_that_cannot_be_divided(model):
     """The sentence says what does not divide, and among how many."""
-    said = refusal(model, "--port", "0", "--decode-tp", "4")
+    said = unprepared(model, decode_tp=4)
     assert "2 key-value heads, which 4 tensor ranks (TP4 PP1) cannot share evenly" in said
 
 
@@ -80,7 +91,7 @@ def test_a_device_that_is_not_there(model):
         with pytest.raises(ConfigurationError, match="cpu, cuda or cuda:N"):
             check_device(device)
     if torch.version.cuda is None:
-        assert "needs a torch with CUDA" in refusal(model, "--port", "0", "--device", "cuda")
+        assert "needs a torch with CUDA" in unprepared(model, device="cuda")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ from support.hosts import profile
 from twofold.performance.host_profile import dump_host_profile, read_host_profile
 
 
-def twofold(*arguments):
+def run(*arguments):
+    """A process of its own, which measures what it takes itself."""
     command = [sys.executable, "-m", "twofold.cli.main", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
 
@@ -19,9 +20,7 @@ def twofold(*arguments):
 def measured(tiny_model_dir, tmp_path_factory):
     """A profile of this host with the small model: (path, what the command printed)."""
     path = tmp_path_factory.mktemp("profile") / "host.yaml"
-    done = twofold(
-        "calibrate", "live", tiny_model_dir("llama"), "-o", path, "--kv-cache-memory-bytes", "64MiB"
-    )
+    done = run("calibrate", "live", tiny_model_dir("llama"), "-o", path, "--kv-cache-memory-bytes", "64MiB")
     assert done.returncode == 0, done.stderr
     return path, done.stdout
 
@@ -54,7 +53,7 @@ def test_both_worlds_are_compared(measured, tiny_model_dir):
         "--kv-cache-memory-bytes",
         "64MiB",
     )
-    done = twofold("verify", tiny_model_dir("llama"), "--profile", path, *flags, "--json")
+    done = run("verify", tiny_model_dir("llama"), "--profile", path, *flags, "--json")
     assert done.returncode in {0, 1}, done.stderr
     low, high = msgspec.json.decode(done.stdout)
     assert (low["rate"], high["rate"], low["design"]) == (5.0, 20.0, "1P+1D")
@@ -64,15 +63,15 @@ def test_both_worlds_are_compared(measured, tiny_model_dir):
         assert load["simulated"][0]["output_tokens"] == load["live"][0]["output_tokens"]
 
 
-def test_a_measured_host_is_simulated(measured):
+def test_a_measured_host_is_simulated(measured, twofold):
     """`twofold simulate --profile` runs pools of it."""
     path, _ = measured
     cluster = ("--cluster", "2xhost:prefill,1xhost:decode", "--profile", path, "--router", "jsq")
     done = twofold(
         "simulate", "azure-conv", *cluster, "--rate", 2, "--requests", 20, "--length-scale", 0.1, "--json"
     )
-    assert done.returncode == 0, done.stderr
-    assert msgspec.json.decode(done.stdout)["counts"]["completed"] == 20
+    assert done.code == 0, done.err
+    assert msgspec.json.decode(done.out)["counts"]["completed"] == 20
 
 
 @pytest.mark.parametrize(
@@ -83,18 +82,18 @@ def test_a_measured_host_is_simulated(measured):
         ((), "is a profile of small, and the model is llama"),
     ],
 )
-def test_mistakes_are_told_before_anything_is_served(flags, sentence, tiny_model_dir, tmp_path):
+def test_mistakes_are_told_before_anything_is_served(flags, sentence, twofold, tiny_model_dir, tmp_path):
     """In one sentence, with exit code 2."""
     path = tmp_path / "host.yaml"
     path.write_text(dump_host_profile(profile()))
     done = twofold("verify", tiny_model_dir("llama"), "--profile", path, *flags)
-    assert done.returncode == 2
-    assert sentence in done.stderr
-    assert done.stderr.count("\n") == 1
+    assert done.code == 2
+    assert sentence in done.err
+    assert done.err.count("\n") == 1
 
 
-def test_a_profile_that_cannot_be_written_is_refused_first(tiny_model_dir, tmp_path):
+def test_a_profile_that_cannot_be_written_is_refused_first(twofold, tiny_model_dir, tmp_path):
     """Not after minutes of measuring."""
     done = twofold("calibrate", "live", tiny_model_dir("llama"), "-o", tmp_path / "no" / "host.yaml")
-    assert done.returncode == 2
-    assert "cannot write" in done.stderr
+    assert done.code == 2
+    assert "cannot write" in done.err

@@ -1,6 +1,7 @@
 """Real services for end-to-end tests, started once for all tests that can share them, and two hosts to run them on."""
 
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
@@ -9,20 +10,44 @@ from twofold.bench.services import served
 from twofold.bench.two_hosts import two_hosts
 from twofold.errors import ConfigurationError
 
+HERE = Path(__file__).parent
+MOST = 4  # services at once: each takes memory and, though nobody asks it anything, part of a core
+
+
+class Services:
+    """Services by model and flags; those that were asked for last go on."""
+
+    def __init__(self):
+        self._running = {}
+
+    def url(self, model, flags):
+        """Of a running service; the longest unasked one ends where there are too many."""
+        stack, url = self._running.pop((model, flags), (None, None))
+        if stack is None:
+            self._keep(MOST - 1)
+            stack = ExitStack()
+            url = stack.enter_context(served(model, flags))
+        self._running[model, flags] = stack, url
+        return url
+
+    def close(self):
+        self._keep(0)
+
+    def _keep(self, most):
+        while len(self._running) > most:
+            stack, _ = self._running.pop(next(iter(self._running)))
+            stack.close()
+
+
+SERVICES = pytest.StashKey[Services]()
+
 
 @pytest.fixture(scope="session")
-def service(tiny_model_dir):
-    """Returns the URL of a running service for (architecture, flags), started once for the session."""
-    urls: dict[tuple[str, tuple[str, ...]], str] = {}
-    with ExitStack() as running:
-
-        def url(arch: str = "llama", flags: tuple[str, ...] = SPLIT) -> str:
-            key = (arch, flags)
-            if key not in urls:
-                urls[key] = running.enter_context(served(tiny_model_dir(arch), (*ENGINE, *flags)))
-            return urls[key]
-
-        yield url
+def service(pytestconfig, tiny_model_dir):
+    """Returns the URL of a running service for (architecture, flags), good until another few were asked for."""
+    services = pytestconfig.stash[SERVICES] = Services()
+    yield lambda arch="llama", flags=SPLIT: services.url(tiny_model_dir(arch), (*ENGINE, *flags))
+    services.close()
 
 
 @pytest.fixture(scope="module")
@@ -33,3 +58,10 @@ def hosts():
             yield joined
     except ConfigurationError as error:
         pytest.skip(str(error))
+
+
+def pytest_runtest_teardown(item, nextitem):
+    """No service runs beside the tests of other things."""
+    services = item.config.stash.get(SERVICES, None)
+    if services is not None and (nextitem is None or HERE not in nextitem.path.parents):
+        services.close()

@@ -13,9 +13,9 @@ PULL = (*SPLIT, "--handoff", "pull")
 TIGHT = ("--max-model-len", "512", "--kv-cache-memory-bytes", "1536KiB", "--max-num-seqs", "16")
 SWAP = (*TIGHT, "--swap-space", "16MiB")
 WAYS = [
-    pytest.param((*PULL, *SWAP), id="pull"),
     pytest.param((*SPLIT, *SWAP), id="layer-wise"),
     pytest.param(("--colocated", "1", *SWAP), id="colocated"),
+    pytest.param((*PULL, *SWAP), id="pull"),
 ]
 HOW = {"max_tokens": 300, "temperature": 0.8, "seed": 3, "ignore_eos": True}
 
@@ -25,13 +25,17 @@ def prompts(count):
     return [[draw.randint(10, 500) for _ in range(draw.randint(10, 100))] for _ in range(count)]
 
 
+@pytest.fixture(scope="module")
+def expected(service):
+    """What a service answers to 14 prompts that has memory for all."""
+    return asyncio.run(complete_all(service("llama", COLOCATED), prompts(14), at_once=14, **HOW))
+
+
 @pytest.mark.parametrize("flags", WAYS)
-def test_swapped_requests_end_with_the_same_tokens(flags, service):
+def test_swapped_requests_end_with_the_same_tokens(flags, service, expected):
     """A small KV cache, many long outputs: what went to the host and back is what it was."""
-    some = prompts(14)
-    expected = asyncio.run(complete_all(service("llama", COLOCATED), some, at_once=14, **HOW))
     url = service("llama", flags)
-    assert asyncio.run(complete_all(url, some, at_once=14, **HOW)) == expected
+    assert asyncio.run(complete_all(url, prompts(14), at_once=14, **HOW)) == expected
     assert metric(url, "swaps_total") > 0
     assert metric(url, "swap_blocks_moved_total") > 0
     assert asyncio.run(all_blocks_free(url))
@@ -70,7 +74,7 @@ def test_under_pull_the_prefill_buffer_rises_and_drains(service):
 
 def test_clients_that_leave_free_what_they_had_on_the_host(service):
     """Swapped out, on the way, or decoding."""
-    url = service("llama", WAYS[0].values[0])
+    url = service("llama", (*PULL, *SWAP))
 
     async def leave():
         await asyncio.wait_for(complete_all(url, prompts(14), at_once=14, **HOW), 0.7)

@@ -7,11 +7,10 @@ import aiohttp
 import pytest
 
 from support.api_client import all_blocks_free, block_counts, complete
-from support.flags import COLOCATED, ENGINE
+from support.flags import COLOCATED
 from support.joined_service import JoinedService, joined_service, worker
 from support.running_service import children
 from support.tiny_models import write_tiny_model
-from twofold.bench.services import served
 from twofold.curve.key import write_key
 
 QUESTIONS = [
@@ -33,10 +32,9 @@ async def ask(url):
 
 
 @pytest.fixture(scope="module")
-def expected(tiny_model_dir):
+def expected(service):
     """What workers answer that do both phases."""
-    with served(tiny_model_dir("llama"), (*ENGINE, *COLOCATED)) as url:
-        return asyncio.run(ask(url))
+    return asyncio.run(ask(service("llama", COLOCATED)))
 
 
 @pytest.fixture(scope="module")

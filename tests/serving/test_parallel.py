@@ -61,35 +61,39 @@ def test_output_equals_generate_across_degrees(arch, flags, tiny_model_dir, expe
         assert asyncio.run(all_blocks_free(url))
 
 
+@pytest.fixture(scope="module")
+def of_ranks(tiny_model_dir):
+    """A service all of whose workers are of several ranks."""
+    with running_service(tiny_model_dir("llama"), *ENGINE, PP[0], "2", TP[1], "2") as running:
+        yield running
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_rank_that_ends_or_hangs_takes_its_worker_along(tiny_model_dir, number):
+def test_a_rank_that_ends_or_hangs_takes_its_worker_along(of_ranks, number):
     """All ranks are started again, and no stream misses, repeats or changes a token."""
-    with running_service(tiny_model_dir("llama"), *ENGINE, "--prefill-pp", "2", "--decode-tp", "2") as (
-        process,
-        url,
-    ):
+    process, url = of_ranks
 
-        def ranks(name):
-            return {child.pid for child in children(process) if child.name().startswith(name)}
+    def ranks(name):
+        return {child.pid for child in children(process) if child.name().startswith(name)}
 
-        async def watch():
-            fields = {"max_tokens": 100, "ignore_eos": True, "temperature": 1.0, "seed": 6}
-            async with aiohttp.ClientSession() as session:
-                whole = await complete(session, url, [5, 6, 7] * 30, **fields)
-                before = ranks("decode-0")
-                (hit,) = (pid for pid in before if psutil.Process(pid).name() == "decode-0.1")
-                streams = [
-                    asyncio.create_task(complete(session, url, [5, 6, 7] * 30, **fields)) for _ in range(3)
-                ]
-                await asyncio.sleep(0.1)
-                os.kill(hit, number)
-                assert await asyncio.gather(*streams) == [whole] * 3
-                after = ranks("decode-0")
-                assert len(after) == 2
-                assert not after & before, "the rank that was left was ended with it"
+    async def watch():
+        fields = {"max_tokens": 100, "ignore_eos": True, "temperature": 1.0, "seed": 6}
+        async with aiohttp.ClientSession() as session:
+            whole = await complete(session, url, [5, 6, 7] * 30, **fields)
+            before = ranks("decode-0")
+            (hit,) = (pid for pid in before if psutil.Process(pid).name() == "decode-0.1")
+            streams = [
+                asyncio.create_task(complete(session, url, [5, 6, 7] * 30, **fields)) for _ in range(3)
+            ]
+            await asyncio.sleep(0.1)
+            os.kill(hit, number)
+            assert await asyncio.gather(*streams) == [whole] * 3
+            after = ranks("decode-0")
+            assert len(after) == 2
+            assert not after & before, "the rank that was left was ended with it"
 
-        asyncio.run(asyncio.wait_for(watch(), 600))
-        assert asyncio.run(all_blocks_free(url))
+    asyncio.run(asyncio.wait_for(watch(), 600))
+    assert asyncio.run(all_blocks_free(url))
 
 
 def test_a_stage_that_ends_with_chunks_under_way(tiny_model_dir):

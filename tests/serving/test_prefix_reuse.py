@@ -18,6 +18,8 @@ from twofold.bench.services import metrics
 BLOCK, OUTPUT = 16, 8
 GREEDY = {"max_tokens": OUTPUT, "temperature": 0, "ignore_eos": True}
 SAMPLED = {"max_tokens": OUTPUT, "temperature": 0.9, "top_p": 0.95, "seed": 5, "ignore_eos": True}
+# 64 blocks of KV.
+TIGHT = ("--dtype", "float32", "--max-model-len", "512", "--kv-cache-memory-bytes", "1536KiB")
 
 
 def tokens(seed, count):
@@ -107,19 +109,43 @@ def test_in_every_way_that_workers_are_made(flags, tiny_model_dir):
         assert asyncio.run(all_blocks_free(url))
 
 
-@pytest.mark.parametrize("flags", [SPLIT, ("--colocated", "1", "--swap-space", "16MiB")], ids=" ".join)
-def test_too_little_memory_for_all(flags, tiny_model_dir):
-    """What is cached makes room for what is wanted, and decodes for each other; nobody gets another's KV."""
+@pytest.fixture(scope="module")
+def split_tight(tiny_model_dir):
+    """The process and the URL of a service with little memory, in two phases."""
+    with running_service(tiny_model_dir("llama"), *TIGHT, *SPLIT) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def mixed_tight(tiny_model_dir):
+    """The same of one worker, that swaps."""
+    flags = ("--colocated", "1", "--swap-space", "16MiB")
+    with running_service(tiny_model_dir("llama"), *TIGHT, *flags) as running:
+        yield running
+
+
+@pytest.fixture(params=["split_tight", "mixed_tight"])
+def tight(request):
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture(scope="module")
+def more_than_fits(tiny_model_dir):
+    """Prompts that share beginnings, and 40 tokens of output for each."""
     prompts = [prompt[:400] for seed in range(4) for prompt in family(f"tight {seed}")]
     random.Random(2).shuffle(prompts)
-    expected = greedy_outputs(tiny_model_dir("llama"), prompts, 40)
-    tight = ("--dtype", "float32", "--max-model-len", "512", "--kv-cache-memory-bytes", "1536KiB")
-    with running_service(tiny_model_dir("llama"), *tight, *flags) as (_, url):
-        fields = GREEDY | {"max_tokens": 40}
-        assert asyncio.run(complete_all(url, prompts, at_once=10, **fields)) == expected
-        assert metric(url, "prefix_cache_hits_total") > 0
-        assert metric(url, "prefix_cache_evictions_total") > 0
-        assert asyncio.run(all_blocks_free(url))
+    return prompts, greedy_outputs(tiny_model_dir("llama"), prompts, 40)
+
+
+def test_too_little_memory_for_all(tight, more_than_fits):
+    """What is cached makes room for what is wanted, and decodes for each other; nobody gets another's KV."""
+    _, url = tight
+    prompts, expected = more_than_fits
+    counters = ("prefix_cache_hits_total", "prefix_cache_evictions_total")
+    before = [metric(url, counter) for counter in counters]
+    assert asyncio.run(complete_all(url, prompts, at_once=10, **GREEDY | {"max_tokens": 40})) == expected
+    assert all(metric(url, counter) > was for counter, was in zip(counters, before, strict=True))
+    assert asyncio.run(all_blocks_free(url))
 
 
 def test_a_prompt_that_is_given_up_leaves_nothing_that_is_not_whole(service, tiny_model_dir):
@@ -162,31 +188,30 @@ def test_users_of_one_tenant_share_only_with_the_same_salt(service):
         assert len({tuple(made) for made, _ in asked}) == 1
 
 
-def test_a_prompt_that_is_to_be_kept_outlasts_others(tiny_model_dir):
+def test_a_prompt_that_is_to_be_kept_outlasts_others(split_tight):
     """It is found after more came than there is memory for, and what was asked for beside it is not."""
     prompts = {name: tokens(name, 5 * BLOCK + 1) for name in ("kept", "for a while", "other")}
     keeping = {
         "kept": {"prompt_cache_retention": "24h"},
         "for a while": {"prompt_cache_options": {"ttl": "30m"}},
     }
-    tight = ("--dtype", "float32", "--max-model-len", "512", "--kv-cache-memory-bytes", "1536KiB")
-    with running_service(tiny_model_dir("llama"), *tight, *SPLIT) as (_, url):
-        for name, prompt in prompts.items():
-            asyncio.run(ask(url, prompt, **GREEDY, **keeping.get(name, {})))
-        flood = [tokens(f"flood {number}", 25 * BLOCK) for number in range(12)]
-        asyncio.run(ask_in_turn(url, flood, **GREEDY))
-        assert metric(url, "prefix_cache_evictions_total") > 0
-        assert metric(url, 'kv_cache_blocks{instance="prefill-0",state="pinned"}') == 10
-        found = {name: asyncio.run(ask(url, prompt, **GREEDY))[1] for name, prompt in prompts.items()}
-        assert found == {"kept": 5 * BLOCK, "for a while": 5 * BLOCK, "other": 0}
-        assert asyncio.run(all_blocks_free(url))
+    _, url = split_tight
+    for name, prompt in prompts.items():
+        asyncio.run(ask(url, prompt, **GREEDY, **keeping.get(name, {})))
+    evicted = metric(url, "prefix_cache_evictions_total")
+    flood = [tokens(f"flood {number}", 25 * BLOCK) for number in range(12)]
+    asyncio.run(ask_in_turn(url, flood, **GREEDY))
+    assert metric(url, "prefix_cache_evictions_total") > evicted
+    assert metric(url, 'kv_cache_blocks{instance="prefill-0",state="pinned"}') == 10
+    found = {name: asyncio.run(ask(url, prompt, **GREEDY))[1] for name, prompt in prompts.items()}
+    assert found == {"kept": 5 * BLOCK, "for a while": 5 * BLOCK, "other": 0}
+    assert asyncio.run(all_blocks_free(url))
 
 
 def test_the_rule_by_which_blocks_go(tiny_model_dir):
     """By lfu what is asked for often outlasts what came later."""
     often, once = tokens("often", 5 * BLOCK + 1), tokens("once", 5 * BLOCK + 1)
-    tight = ("--dtype", "float32", "--max-model-len", "512", "--kv-cache-memory-bytes", "1536KiB")
-    with running_service(tiny_model_dir("llama"), *tight, *SPLIT, "--kv-eviction", "lfu") as (_, url):
+    with running_service(tiny_model_dir("llama"), *TIGHT, *SPLIT, "--kv-eviction", "lfu") as (_, url):
         flood = [tokens(f"flood {number}", 25 * BLOCK) for number in range(6)]
         asyncio.run(ask_in_turn(url, [often, often, often, once, *flood], **GREEDY))
         assert [asyncio.run(ask(url, prompt, **GREEDY))[1] for prompt in (often, once)] == [5 * BLOCK, 0]
@@ -201,18 +226,17 @@ def test_switched_off(tiny_model_dir):
         assert metric(url, "prefix_cache_queries_total") == 0
 
 
-@pytest.mark.parametrize("flags", [SPLIT, COLOCATED], ids=["split", "colocated"])
-def test_a_worker_that_is_killed_has_forgotten_all(flags, tiny_model_dir):
+def test_a_worker_that_is_killed_has_forgotten_all(tight):
     """Its next life begins with nothing, and gives the same answers; what is told of the last one is not believed."""
     prompt = tokens("killed", 30 * BLOCK + 1)
-    with running_service(tiny_model_dir("llama"), *ENGINE, *flags) as (process, url):
-        before = [asyncio.run(ask(url, prompt, **GREEDY)) for _ in range(2)]
-        victims = [child for child in children(process) if re.fullmatch(r"(prefill|mixed)-\d", child.name())]
-        assert victims
-        for victim in victims:
-            os.kill(victim.pid, signal.SIGKILL)
-        after = [asyncio.run(ask(url, prompt, **GREEDY)) for _ in range(2)]
-        assert [cached for _, cached in before] == [0, 30 * BLOCK]
-        assert after[0][1] == 0
-        assert len({tuple(made) for made, _ in before + after}) == 1
-        assert "twofold:worker_restarts_total" in metrics(url)
+    process, url = tight
+    before = [asyncio.run(ask(url, prompt, **GREEDY)) for _ in range(2)]
+    victims = [child for child in children(process) if re.fullmatch(r"(prefill|mixed)-\d", child.name())]
+    assert victims
+    for victim in victims:
+        os.kill(victim.pid, signal.SIGKILL)
+    after = [asyncio.run(ask(url, prompt, **GREEDY)) for _ in range(2)]
+    assert [cached for _, cached in before] == [0, 30 * BLOCK]
+    assert after[0][1] == 0
+    assert len({tuple(made) for made, _ in before + after}) == 1
+    assert "twofold:worker_restarts_total" in metrics(url)

@@ -21,6 +21,13 @@ def own_service(tiny_model_dir):
         yield running
 
 
+@pytest.fixture(scope="module")
+def lasting_service(tiny_model_dir):
+    """One whose workers may end, again and again."""
+    with running_service(tiny_model_dir("llama"), *ENGINE, *SPLIT, "--max-restart-delay", "1") as running:
+        yield running
+
+
 def worker(process, name):
     return next(child.pid for child in children(process) if name in child.name())
 
@@ -54,9 +61,9 @@ def test_a_killed_service_takes_its_workers_with_it(own_service):
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.parametrize("name", ["prefill", "decode"])
-def test_the_only_worker_of_a_phase_may_end_or_hang(own_service, name, number):
+def test_the_only_worker_of_a_phase_may_end_or_hang(lasting_service, name, number):
     """It is started again, and the client's stream goes on without a token missing, repeated or different."""
-    process, url = own_service
+    process, url = lasting_service
 
     async def watch():
         async with aiohttp.ClientSession() as session:
@@ -76,9 +83,9 @@ def test_the_only_worker_of_a_phase_may_end_or_hang(own_service, name, number):
     assert asyncio.run(all_blocks_free(url))
 
 
-def test_a_prefill_worker_that_dies_during_the_hand_off_is_replaced(own_service):
+def test_a_prefill_worker_that_dies_during_the_hand_off_is_replaced(lasting_service):
     """The first token is out and the KV cache is not whole: another prefill makes the rest possible."""
-    process, url = own_service
+    process, url = lasting_service
 
     async def watch():
         async with aiohttp.ClientSession() as session:

@@ -9,7 +9,7 @@ from support.api_client import all_blocks_free, complete_all
 from support.flags import COLOCATED, SPLIT
 from support.reference import greedy_outputs
 
-ARCHITECTURES = ["llama", "qwen3", "gpt2", "gemma2", "mixtral"]
+ARCHITECTURES = ["qwen3", "gpt2", "gemma2", "mixtral", "llama"]
 PROMPTS, LONGEST, OUTPUT = 100, 1500, 12
 VOCABULARY = (10, 500)
 

@@ -6,10 +6,9 @@ import aiohttp
 import pytest
 
 from support.api_client import all_blocks_free, complete, served_name
-from support.flags import COLOCATED, ENGINE
+from support.flags import COLOCATED
 from support.joined_service import joined_service
 from support.transports import MOONCAKE, NIXL
-from twofold.bench.services import served
 
 QUESTIONS = [
     {
@@ -32,10 +31,9 @@ async def ask(url):
 
 
 @pytest.fixture(scope="module")
-def expected(tiny_model_dir):
+def expected(service):
     """What workers answer that do both phases."""
-    with served(tiny_model_dir("llama"), (*ENGINE, *COLOCATED)) as url:
-        return asyncio.run(ask(url))
+    return asyncio.run(ask(service("llama", COLOCATED)))
 
 
 NIXL_FLAGS = ("--transport", "nixl")

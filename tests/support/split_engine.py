@@ -1,8 +1,9 @@
-"""A program that drives a model divided among ranks, each forked as the nursery forks them, and prints what comes out.
+"""A program that drives models divided among ranks, each forked as the nursery forks them, and prints what comes out.
 
-Arguments: model directory, a directory for files, and splits as in 2x1 (tensor x pipeline). Reads prompts from stdin
-as JSON; prints for each split [[[token id, log probability of it, …], …] for each prompt, the layers announced, the
-first token of each prompt when its chunks are begun one right after the other].
+Arguments: a directory for files, and for each model its directory and splits as in 2x1,1x2 (tensor x pipeline). Reads
+prompts from stdin as JSON; prints for each model a line, with for each split [[[token id, log probability of it, …], …]
+for each prompt, the layers announced, the first token of each prompt when its chunks are begun one right after the
+other].
 """
 
 import json
@@ -29,13 +30,13 @@ OUTPUT, BLOCKS = 6, 96
 GREEDY = SamplingParams(max_tokens=OUTPUT, temperature=0.0, logprobs=1)
 
 
-def main(directory, files, *splits):
+def main(files, *models):
     torch.set_num_threads(1)
-    model = load_model(directory)
     prompts = json.load(sys.stdin)
-    print(
-        json.dumps([of_split(model, files, Split(*map(int, split.split("x"))), prompts) for split in splits])
-    )
+    for directory, splits in zip(models[::2], models[1::2], strict=True):
+        model = load_model(directory)
+        degrees = [Split(*map(int, split.split("x"))) for split in splits.split(",")]
+        print(json.dumps([of_split(model, files, split, prompts) for split in degrees]), flush=True)
 
 
 def of_split(model, files, split, prompts):

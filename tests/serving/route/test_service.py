@@ -25,7 +25,7 @@ def behind(tiny_model_dir):
         yield [running.enter_context(running_service(tiny_model_dir("llama"), *flags)) for _ in range(2)]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def route(behind, tiny_model_dir):
     """The gateway's URL."""
     flags = ("--model", str(tiny_model_dir("llama")), "--served-model-name", "tiny", "--probe-timeout", "10")

@@ -5,6 +5,7 @@ import os
 import random
 import subprocess
 import sys
+from itertools import chain
 
 import pytest
 
@@ -28,38 +29,26 @@ def prompts():
 
 @pytest.fixture(scope="module")
 def outputs(tiny_model_dir, tmp_path_factory):
-    """What all splits of an architecture said, and before them the whole model."""
-
-    def run(arch):
-        files = str(tmp_path_factory.mktemp(arch))
-        command = [
-            sys.executable,
-            "-m",
-            "support.split_engine",
-            str(tiny_model_dir(arch)),
-            files,
-            "1x1",
-            *SPLITS[arch],
-        ]
-        done = subprocess.run(
-            command,
-            input=json.dumps(prompts()),
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-            capture_output=True,
-            text=True,
-            timeout=600,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
-
-    return run
+    """What all splits said of each architecture, before them the whole model; by one process, which starts slowly."""
+    files = str(tmp_path_factory.mktemp("split"))
+    models = [(str(tiny_model_dir(arch)), ",".join(["1x1", *SPLITS[arch]])) for arch in SPLITS]
+    done = subprocess.run(
+        [sys.executable, "-m", "support.split_engine", files, *chain(*models)],
+        input=json.dumps(prompts()),
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return dict(zip(SPLITS, map(json.loads, done.stdout.splitlines()), strict=True))
 
 
 @pytest.mark.parametrize("arch", SPLITS)
 def test_ranks_compute_what_the_model_computes(arch, outputs):
     """The same greedy tokens with the same probabilities, up to rounding, from chunks beside decodes."""
-    whole, *divided = outputs(arch)
+    whole, *divided = outputs[arch]
     for split, (said, layers, first) in zip(SPLITS[arch], divided, strict=True):
         for one, other in zip(whole[0], said, strict=True):
             assert [token for token, _ in other] == [token for token, _ in one], split

@@ -21,6 +21,7 @@ class Announcer:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._waiting: queue.Queue[tuple[torch.cuda.Event, Callable[[], None]]] = queue.Queue()
+        self._error: Exception | None = None
         if device.type == "cuda":
             threading.Thread(target=self._run, name="announcer", daemon=True).start()
 
@@ -34,17 +35,25 @@ class Announcer:
         self._waiting.put((event, call))
 
     def finish(self) -> None:
-        """Return when all is done that this thread has queued so far, and every call was made."""
-        if self._device.type == "cuda":
-            torch.cuda.current_stream(self._device).synchronize()
-            self._waiting.join()
+        """Return when all that this thread queued is done and all calls were made; raises what one of them raised."""
+        if self._device.type != "cuda":
+            return
+        torch.cuda.current_stream(self._device).synchronize()
+        self._waiting.join()
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
 
     def _run(self) -> None:
         while True:
             event, call = self._waiting.get()
-            event.synchronize()
-            call()
-            self._waiting.task_done()
+            try:
+                event.synchronize()
+                call()
+            except Exception as error:  # noqa: BLE001  (whatever it is, it is for the one who waits)
+                self._error = error
+            finally:
+                self._waiting.task_done()
 
 
 class CopyStream:

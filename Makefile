@@ -18,10 +18,9 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 demo: setup  ## Make a small model, serve it split and colocated, replay a real workload, compare.
 	$(BIN)/python -m twofold.demo.main
 
-# Three at a time, also on two cores: many wait for something to start, to hang or to be cut off. Tests that share a
-# service, or anything else that takes long to make, run one after the other.
+# Two at a time; tests that share a service, or anything else that takes long to make, run one after the other.
 test: setup  ## All tests.
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test-helm: setup  ## The Helm chart, by the library of helm (75 MB, which `make test` does without).
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'helm-python-sdk>=0.2,<0.3'

@@ -1,6 +1,6 @@
 """vLLM's metrics as vLLM 0.32 writes them."""
 
-from twofold.serving.route.exposition import read_metrics
+from twofold.serving.route.exposition import Prefills, read_metrics
 
 TEXT = """# HELP vllm:num_requests_running Number of requests in model execution batches.
 # TYPE vllm:num_requests_running gauge
@@ -15,6 +15,7 @@ vllm:request_prompt_tokens_sum{engine="0",model_name="m"} 2000.0
 vllm:request_prompt_tokens_bucket{engine="0",le="1.0",model_name="m"} 9.0
 vllm:request_prefill_time_seconds_sum{engine="0",model_name="m"} 5.0
 vllm:request_prefill_kv_computed_tokens_sum{engine="0",model_name="m"} 1000.0
+vllm:request_prefill_kv_computed_tokens_count{engine="0",model_name="m"} 20.0
 vllm:iteration_tokens_total_count{engine="0",model_name="m"} 61.0
 vllm:cache_config_info{block_size="128",engine="0",kv_cache_layout="{odd}",num_gpu_blocks="512"} 1.0
 vllm:cache_config_info{block_size="128",engine="1",num_gpu_blocks="512"} 1.0
@@ -28,7 +29,7 @@ def test_engines_are_added_up():
     assert (readings.running, readings.waiting, readings.steps) == (4, 2, 61)
     assert (readings.blocks, readings.block_tokens, readings.capacity_tokens) == (1024, 128, 131072)
     assert readings.used == 0.5
-    assert (readings.mean_prompt, readings.prefill_token_s) == (100.0, 0.005)
+    assert (readings.mean_prompt, readings.prefills) == (100.0, Prefills(5.0, 1000.0, 20.0))
 
 
 def test_its_status():

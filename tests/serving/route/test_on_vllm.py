@@ -34,6 +34,32 @@ async def settled(fleet):
     return all(free)
 
 
+def test_the_conductor_goes_where_a_prompt_is_cached(vllm_pair):
+    """By the events of the servers' prefix caches, whoever has asked them."""
+    model, servers = vllm_pair
+    flags = ("--model", str(model), "--served-model-name", "tiny", "--router", "conductor")
+    both = [flag for one in servers for flag in ("--colocated", f"{one.url},events={one.events}")]
+    with running_service(None, *flags, *both, program=ROUTE) as (_, url):
+
+        def found(number):
+            """Whether a prompt that one server has seen is sent there: to find all of its whole blocks."""
+            server, (prompt,) = servers[number % 2], [[*each, *range(300)] for each in prompts(1, number)]
+            known = metric(url, "prefix_index_blocks")
+            server.complete(prompt=prompt, max_tokens=1)
+            before = server.metric("prefix_cache_hits_total")
+            for _ in range(100):  # until that is heard, and nobody has anything else to do
+                if metric(url, "prefix_index_blocks") >= known + len(prompt) // 128 and not metric(
+                    url, "prefill_q"
+                ):
+                    break
+                time.sleep(0.1)
+            asyncio.run(complete_all(url, [prompt], at_once=1, **GREEDY))
+            return server.metric("prefix_cache_hits_total") - before >= (len(prompt) - 1) // 128 * 128
+
+        heard = next(number for number in range(100, 200) if found(number))  # a subscription takes a moment
+        assert all(found(number) for number in range(heard + 1, heard + 7))
+
+
 def test_greedy_tokens_are_those_of_one_server(fleet):
     """Prefilled on one server and decoded on another, many at once; prompts that end with a block among them."""
     asked = [
@@ -153,32 +179,6 @@ async def handed_off_again(fleet, asked, alone):
                 return
             await asyncio.sleep(0.2)
     raise AssertionError("no request was handed off any more")
-
-
-def test_the_conductor_goes_where_a_prompt_is_cached(vllm_pair):
-    """By the events of the servers' prefix caches, whoever has asked them."""
-    model, servers = vllm_pair
-    flags = ("--model", str(model), "--served-model-name", "tiny", "--router", "conductor")
-    both = [flag for one in servers for flag in ("--colocated", f"{one.url},events={one.events}")]
-    with running_service(None, *flags, *both, program=ROUTE) as (_, url):
-
-        def found(number):
-            """Whether a prompt that one server has seen is sent there: to find all of its whole blocks."""
-            server, (prompt,) = servers[number % 2], [[*each, *range(300)] for each in prompts(1, number)]
-            known = metric(url, "prefix_index_blocks")
-            server.complete(prompt=prompt, max_tokens=1)
-            before = server.metric("prefix_cache_hits_total")
-            for _ in range(100):  # until that is heard, and nobody has anything else to do
-                if metric(url, "prefix_index_blocks") >= known + len(prompt) // 128 and not metric(
-                    url, "prefill_q"
-                ):
-                    break
-                time.sleep(0.1)
-            asyncio.run(complete_all(url, [prompt], at_once=1, **GREEDY))
-            return server.metric("prefix_cache_hits_total") - before >= (len(prompt) - 1) // 128 * 128
-
-        heard = next(number for number in range(100, 200) if found(number))  # a subscription takes a moment
-        assert all(found(number) for number in range(heard + 1, heard + 7))
 
 
 def test_a_gateway_that_is_killed_leaves_nothing_on_the_servers(fleet):

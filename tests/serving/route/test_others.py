@@ -6,10 +6,10 @@ from twofold.request import Request
 from twofold.scheduling.cluster import ClusterScheduler
 from twofold.scheduling.handoffs import FixedHandoff
 from twofold.scheduling.routers import ROUTERS
-from twofold.serving.route.exposition import Readings
+from twofold.serving.route.exposition import Prefills, Readings
 from twofold.serving.route.others import Others
 
-READINGS = {"blocks": 100, "block_tokens": 10, "mean_prompt": 50.0, "prefill_token_s": 0.0}
+READINGS = {"blocks": 100, "block_tokens": 10, "mean_prompt": 50.0, "prefills": Prefills()}
 
 
 def readings(steps, running=0, waiting=0, used=0.0):

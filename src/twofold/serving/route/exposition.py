@@ -12,13 +12,28 @@ _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _USAGE, _CONFIG = "kv_cache_usage_perc", "cache_config_info"
 
 
+class Prefills(msgspec.Struct, frozen=True):
+    """Of all prompts since a server began: seconds, tokens that were computed, and requests."""
+
+    seconds: float = 0.0
+    tokens: float = 0.0
+    requests: float = 0.0
+
+    def since(self, before: "Prefills") -> "Prefills":
+        """What has come since `before`; all of it where that was told by an earlier life of the server."""
+        if before.requests > self.requests:
+            return self
+        return Prefills(
+            self.seconds - before.seconds, self.tokens - before.tokens, self.requests - before.requests
+        )
+
+
 class Readings(msgspec.Struct, frozen=True, kw_only=True):
     """What is used of a server's metrics: sums over its engines, where it has several that are parallel in data.
 
     Counts of requests and of KV blocks, of `block_tokens` tokens each, and of the `steps` that engines have made. The
-    mean prompt is that of all requests so far, and `prefill_token_s` the seconds of a prompt token that was computed;
-    0 before there was one. An engine brings its metrics up to date with each step, so they may be old ones where it
-    makes none.
+    mean prompt is that of all requests so far, 0 before there was one. An engine brings its metrics up to date with
+    each step, so they may be old ones where it makes none.
     """
 
     steps: int
@@ -28,7 +43,7 @@ class Readings(msgspec.Struct, frozen=True, kw_only=True):
     used: float
     block_tokens: int
     mean_prompt: float
-    prefill_token_s: float
+    prefills: Prefills
 
     @property
     def capacity_tokens(self) -> int | None:
@@ -77,8 +92,10 @@ def read_metrics(text: str) -> Readings:
         used=sum(shares) / len(shares) if shares else 0.0,
         block_tokens=block_tokens,
         mean_prompt=_ratio(sums["request_prompt_tokens_sum"], sums["request_prompt_tokens_count"]),
-        prefill_token_s=_ratio(
-            sums["request_prefill_time_seconds_sum"], sums["request_prefill_kv_computed_tokens_sum"]
+        prefills=Prefills(
+            sums["request_prefill_time_seconds_sum"],
+            sums["request_prefill_kv_computed_tokens_sum"],
+            sums["request_prefill_kv_computed_tokens_count"],
         ),
     )
 

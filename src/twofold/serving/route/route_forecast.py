@@ -10,10 +10,14 @@ from twofold.scheduling.forecast import Forecast
 from twofold.scheduling.prediction import Prediction
 from twofold.serving.route.config import ServerConfig
 from twofold.serving.route.event_feed import EventFeed
-from twofold.serving.route.exposition import Readings
+from twofold.serving.route.exposition import Prefills, Readings
 from twofold.serving.route.kv_events import Changes, EventBatch, KnownBlocks
 from twofold.serving.route.names import SharedNames
 
+# Prompts of fewer tokens, those of a server that decodes above all (it computes the last one), say what a request takes
+# by itself and nothing of a token.
+LEAST_TOKENS = 64
+MEMORY_TOKENS = 16384  # what was computed before counts as no more than these
 NOMINAL_S = 1e-3  # of a prompt token, before any server has computed one: only which is faster matters
 
 
@@ -42,7 +46,7 @@ class RouteForecast:
 
     def read(self, instance: str, readings: Readings) -> None:
         """A server has told how it is."""
-        self._speeds.read(instance, readings.prefill_token_s)
+        self._speeds.read(instance, readings.prefills)
 
     def close(self) -> None:
         for feed in self._feeds.values():
@@ -50,14 +54,24 @@ class RouteForecast:
 
 
 class Speeds:
-    """Seconds of a prompt token on each server, queues not counted."""
+    """Seconds of a prompt token on each server, queues not counted, as it is of late."""
 
     def __init__(self) -> None:
+        self._read: dict[str, Prefills] = {}
+        self._counted: dict[str, Prefills] = {}
         self._known: dict[str, float] = {}
 
-    def read(self, instance: str, token_s: float) -> None:
-        if token_s > 0:
-            self._known[instance] = token_s
+    def read(self, instance: str, told: Prefills) -> None:
+        """A server tells of its prompts so far."""
+        new = told.since(self._read.get(instance, Prefills()))
+        self._read[instance] = told
+        if new.requests <= 0 or new.tokens < LEAST_TOKENS * new.requests:
+            return
+        before = self._counted.get(instance, Prefills())
+        share = min(1.0, MEMORY_TOKENS / before.tokens) if before.tokens else 0.0
+        counted = Prefills(before.seconds * share + new.seconds, before.tokens * share + new.tokens)
+        self._counted[instance] = counted
+        self._known[instance] = counted.seconds / counted.tokens
 
     def of(self, instance: str) -> float:
         """What it is on one server; while that has computed none, what it is on the others on average."""

@@ -19,6 +19,11 @@ class Prefills(msgspec.Struct, frozen=True):
     tokens: float = 0.0
     requests: float = 0.0
 
+    @property
+    def token_s(self) -> float:
+        """Seconds of a token, where there are any."""
+        return self.seconds / self.tokens
+
     def since(self, before: "Prefills") -> "Prefills":
         """What has come since `before`; all of it where that was told by an earlier life of the server."""
         if before.requests > self.requests:

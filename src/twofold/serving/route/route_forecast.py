@@ -59,7 +59,6 @@ class Speeds:
     def __init__(self) -> None:
         self._read: dict[str, Prefills] = {}
         self._counted: dict[str, Prefills] = {}
-        self._known: dict[str, float] = {}
 
     def read(self, instance: str, told: Prefills) -> None:
         """A server tells of its prompts so far."""
@@ -68,17 +67,18 @@ class Speeds:
         if new.requests <= 0 or new.tokens < LEAST_TOKENS * new.requests:
             return
         before = self._counted.get(instance, Prefills())
-        share = min(1.0, MEMORY_TOKENS / before.tokens) if before.tokens else 0.0
-        counted = Prefills(before.seconds * share + new.seconds, before.tokens * share + new.tokens)
-        self._counted[instance] = counted
-        self._known[instance] = counted.seconds / counted.tokens
+        share = MEMORY_TOKENS / max(before.tokens, MEMORY_TOKENS)
+        self._counted[instance] = Prefills(
+            before.seconds * share + new.seconds, before.tokens * share + new.tokens
+        )
 
     def of(self, instance: str) -> float:
         """What it is on one server; while that has computed none, what it is on the others on average."""
-        known = self._known.get(instance)
-        if known is not None:
-            return known
-        return sum(self._known.values()) / len(self._known) if self._known else NOMINAL_S
+        counted = self._counted.get(instance)
+        if counted is not None:
+            return counted.token_s
+        known = [each.token_s for each in self._counted.values()]
+        return sum(known) / len(known) if known else NOMINAL_S
 
 
 class ServerPrediction(Prediction):

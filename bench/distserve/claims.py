@@ -101,7 +101,7 @@ def colocated(
     """The goodput of one instance for each way to batch."""
     kind = what.instance(MACHINE, tensor_parallel)
     designs = [
-        Design(family=Family(kinds=(kind,), batcher=batcher, token_budget=budget), counts=(1,))
+        Design(family=Family(kinds=(kind,), batcher=batcher, max_num_batched_tokens=budget), counts=(1,))
         for batcher, budget in ways
     ]
 

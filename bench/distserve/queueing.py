@@ -104,7 +104,7 @@ class Simulator:
             ),
             PoolSpec(machines=1, machine="dgx-a100", role=Role.DECODE),
         )
-        spec = ClusterSpec(pools=pools, model="opt-13b", performance=_NAME, router="jsq", token_budget=PROMPT)
+        spec = ClusterSpec(pools=pools, model="opt-13b", performance=_NAME, router="jsq", max_num_batched_tokens=PROMPT)
         result = simulate(spec, self._arrivals(rate), catalog=load_catalog(), series=False)
         mean_s = result.ttft_s.mean
         assert mean_s is not None  # noqa: S101  (requests were made; tells the type checker)

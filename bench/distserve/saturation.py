@@ -48,7 +48,7 @@ def cluster(model: str, budget: int | str) -> ClusterSpec:
         router="round-robin",
         handoff="layer-wise",
         contention=False,
-        token_budget=SATURATING if budget == SATURATING else int(budget),
+        max_num_batched_tokens=SATURATING if budget == SATURATING else int(budget),
     )
 
 
@@ -68,12 +68,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     catalog = load_catalog()
     kind = kinds_of(cluster(given.model, SATURATING), catalog)[0]
     instances, mean = kind.instances, sum(r.prompt_tokens for r in requests(1.0, 4000, 0)) / 4000
-    together = round(kind.token_budget / mean)  # prompts of a batch
+    together = round(kind.max_num_batched_tokens / mean)  # prompts of a batch
     best = instances * together / kind.model.prefill_s(round(together * mean), together * round(mean) ** 2)
     table = Table(
-        title=f"mean / P90 TTFT in ms, {given.model}, L_m = {kind.token_budget} tokens", title_justify="left"
+        title=f"mean / P90 TTFT in ms, {given.model}, L_m = {kind.max_num_batched_tokens} tokens", title_justify="left"
     )
-    budgets = sorted((*OTHERS, kind.token_budget))
+    budgets = sorted((*OTHERS, kind.max_num_batched_tokens))
     for heading in ("load", "requests/s", *(f"{budget:,}" for budget in budgets)):
         table.add_column(heading, justify="right")
     for share in SHARES:

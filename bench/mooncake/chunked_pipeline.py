@@ -196,7 +196,7 @@ def simulated(times: PackedTimes, token_s: float, stages: int, chunk: int | None
         model="llama-3.1-8b",
         router="jsq",
         handoff="serialized",
-        token_budget=2048,
+        max_num_batched_tokens=2048,
         pipeline_chunk=chunk,
     )
     prefill, decode = kinds_of(spec, load_catalog())

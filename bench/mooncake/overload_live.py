@@ -44,7 +44,7 @@ from twofold.timeline import Recorder, Timeline
 from twofold.workload.named import workload
 
 # More prompt tokens at once are hardly quicker here, and who begins with others waits for all of them.
-DESIGN = Design(prefill=1, decode=1, token_budget=512)
+DESIGN = Design(prefill=1, decode=1, max_num_batched_tokens=512)
 KV, SEQS = "1GiB", 64
 WARM_UP = 20  # requests that come one after the other, so that nothing of the first moments is counted
 AT_ONCE_S, IN_TIME, MEDIAN_ERROR = 0.05, 0.9, 0.15

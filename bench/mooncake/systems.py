@@ -36,7 +36,7 @@ def vllm(machines: int, *, individually: bool = False, prefix_caching: bool = Fa
         BASE,
         pools=(_both(machines, "prefill-first"),),
         router="jsq-pending",
-        max_seqs=1 if individually else BASE.max_seqs,
+        max_num_seqs=1 if individually else BASE.max_num_seqs,
         kv_cache=OWN if prefix_caching else None,
     )
 
@@ -47,7 +47,7 @@ def chunked(machines: int, *, caches: bool = False) -> ClusterSpec:
         BASE,
         pools=(_both(machines, "chunked-prefill"),),
         router="conductor" if caches else "jsq-pending",
-        token_budget=CHUNK_TOKENS,
+        max_num_batched_tokens=CHUNK_TOKENS,
         kv_cache=HOST if caches else None,
     )
 
@@ -58,7 +58,7 @@ def inlined(machines: int, tbt_s: float) -> ClusterSpec:
         BASE,
         pools=(_both(machines, "inlined"),),
         router="conductor",
-        token_budget=TOKEN_BUDGET,
+        max_num_batched_tokens=TOKEN_BUDGET,
         inline_tbt_s=tbt_s,
         kv_cache=HOST,
     )

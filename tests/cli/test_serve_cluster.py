@@ -14,8 +14,8 @@ CLUSTER = """
 model: llama2-70b
 router: round-robin
 handoff: by-size
-token_budget: 1024
-max_seqs: 99
+max_num_batched_tokens: 1024
+max_num_seqs: 99
 block_size: 32
 pools:
   - {machines: 2, machine: h100, role: prefill}
@@ -41,7 +41,7 @@ def test_pools_and_policies_come_from_the_file(cluster):
     assert (roles.count(Role.PREFILL), roles.count(Role.DECODE)) == (2, 3)
     assert (config.router, config.handoff) == ("round-robin", "by-size")
     assert (config.engine.block_size, config.engine.max_num_seqs) == (32, 99)
-    assert {worker.token_budget for worker in config.workers} == {1024}
+    assert {worker.max_num_batched_tokens for worker in config.workers} == {1024}
     assert config.engine.model == "llama2-70b"
 
 

@@ -49,7 +49,7 @@ def test_a_real_service_is_planned_by_the_profile_of_its_host(model, host):
         decode=1,
         colocated=0,
         chunked_prefill=True,
-        token_budget=None,
+        max_num_batched_tokens=None,
         pin_cores=False,
         roles_move=True,
     )

@@ -18,17 +18,17 @@ def spec(cluster=LINE, config=None, *, link_gb_per_s=None, failures=(), **flags)
 
 def test_a_line_of_pools():
     """Counts, machines and roles; what no flag says is the default."""
-    made = spec(token_budget=None)
+    made = spec(max_num_batched_tokens=None)
     assert [(pool.machines, pool.role) for pool in made.pools] == [(35, Role.PREFILL), (5, Role.DECODE)]
-    assert (made.model, made.token_budget, made.contention) == ("bloom-176b", 2048, True)
+    assert (made.model, made.max_num_batched_tokens, made.contention) == ("bloom-176b", 2048, True)
 
 
 def test_flags_override():
     """A flag that is given counts, also one that says no."""
     made = spec(
-        token_budget=4096, pipeline_chunk=2048, contention=False, link_gb_per_s=25.0, failures=["decode-0@30"]
+        max_num_batched_tokens=4096, pipeline_chunk=2048, contention=False, link_gb_per_s=25.0, failures=["decode-0@30"]
     )
-    assert (made.token_budget, made.pipeline_chunk, made.contention) == (4096, 2048, False)
+    assert (made.max_num_batched_tokens, made.pipeline_chunk, made.contention) == (4096, 2048, False)
     assert made.link_bytes_per_s == 25e9
     assert made.failures == (Failure(instance="decode-0", at_s=30.0),)
 
@@ -39,8 +39,8 @@ def test_a_file_and_what_overrides_it(tmp_path):
     file.write_text(
         "model: bloom-176b\npools:\n- {machines: 2, machine: dgx-h100, role: mixed}\ntoken_budget: 1024\n"
     )
-    made = spec(None, file, model=None, max_seqs=64)
-    assert (made.model, made.token_budget, made.max_seqs, made.pools[0].role) == (
+    made = spec(None, file, model=None, max_num_seqs=64)
+    assert (made.model, made.max_num_batched_tokens, made.max_num_seqs, made.pools[0].role) == (
         *("bloom-176b", 1024, 64),
         Role.MIXED,
     )

@@ -163,4 +163,4 @@ def test_the_twin_has_the_batchers_of_the_service(host):
     one, path = host
     twin = cluster_of(Design(colocated=2), one, path, kv_capacity_tokens=1600, max_num_seqs=8)
     assert [(pool.machines, pool.batcher) for pool in twin.pools] == [(2, "chunked-prefill")]
-    assert (twin.token_budget, twin.max_seqs, twin.kv_capacity_tokens) == (512, 8, 1600)
+    assert (twin.max_num_batched_tokens, twin.max_num_seqs, twin.kv_capacity_tokens) == (512, 8, 1600)

@@ -35,7 +35,7 @@ def test_policies_become_flags():
     """What the plan was made with is what is served with."""
     values = values_of(
         planned(
-            PLAN + "token_budget: saturating\nhandoff: pull\nmax_seqs: 99\nswap_space_bytes: 8000000000\n"
+            PLAN + "max_num_batched_tokens: saturating\nhandoff: pull\nmax_seqs: 99\nswap_space_bytes: 8000000000\n"
         )
     )
     serve = values.serve

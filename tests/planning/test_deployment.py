@@ -21,7 +21,7 @@ def deployments(make_problem):
         problem = make_problem(slo, **more)
         fast, slow = problem.kind("h100"), problem.kind("a100")
         split = choice(Design(family=Family(kinds=(fast, slow)), counts=(3, 2)), 20.0, 21.5)
-        chunked = Family(kinds=(fast,), batcher="chunked-prefill", token_budget=512)
+        chunked = Family(kinds=(fast,), batcher="chunked-prefill", max_num_batched_tokens=512)
         colocated = choice(Design(family=chunked, counts=(4,)), 12.0)
         return [deployment_of(problem, each, Objective.THROUGHPUT) for each in (split, colocated)]
 

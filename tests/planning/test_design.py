@@ -14,7 +14,7 @@ def test_names_say_kinds_and_counts():
     """Prefill before decode; a colocated family is named by how it batches."""
     assert design(2, 3).name == "2+3 fast+slow"
     assert design(4, family=COLOCATED).name == "4 fast mixed"
-    small = Family(kinds=(FAST,), batcher="chunked-prefill", token_budget=512)
+    small = Family(kinds=(FAST,), batcher="chunked-prefill", max_num_batched_tokens=512)
     assert small.name == "fast chunked-prefill@512"
     assert SPLIT.split
     assert not small.split

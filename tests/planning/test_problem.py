@@ -29,9 +29,9 @@ def test_a_split_design_is_two_pools(make_problem):
 def test_a_colocated_design_keeps_requests_where_they_are(make_problem):
     """One mixed pool with its own batcher, a router that never hands off, and the family's token budget."""
     problem = make_problem()
-    small = Family(kinds=(problem.kind("h100"),), batcher="chunked-prefill", token_budget=512)
+    small = Family(kinds=(problem.kind("h100"),), batcher="chunked-prefill", max_num_batched_tokens=512)
     spec = problem.spec(Design(family=small, counts=(4,)))
-    assert (spec.router, spec.token_budget) == (COLOCATED_ROUTER, 512)
+    assert (spec.router, spec.max_num_batched_tokens) == (COLOCATED_ROUTER, 512)
     assert (spec.pools[0].role, spec.pools[0].batcher) == (Role.MIXED, "chunked-prefill")
 
 

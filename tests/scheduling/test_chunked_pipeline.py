@@ -13,17 +13,17 @@ from twofold.scheduling.chunked_pipeline import ChunkedPipelineScheduler
 from twofold.scheduling.instance import InstanceScheduler
 
 
-def make(stages, chunk=10, *, blocks=1000, max_seqs=8):
+def make(stages, chunk=10, *, blocks=1000, max_num_seqs=8):
     accounts = BlockManager(blocks, 4)
     leases = LeaseBook(accounts, "i", 1, lease_s=1e9)
-    batcher = BATCHERS["prefill-chunks"](chunk, max_seqs)
-    return ChunkedPipelineScheduler(batcher, accounts, leases, max_seqs, stages)
+    batcher = BATCHERS["prefill-chunks"](chunk, max_num_seqs)
+    return ChunkedPipelineScheduler(batcher, accounts, leases, max_num_seqs, stages)
 
 
-def single(chunk, blocks, max_seqs=8):
+def single(chunk, blocks, max_num_seqs=8):
     accounts = BlockManager(blocks, 4)
     leases = LeaseBook(accounts, "i", 1, lease_s=1e9)
-    return InstanceScheduler(BATCHERS["prefill-chunks"](chunk, max_seqs), accounts, leases, max_seqs)
+    return InstanceScheduler(BATCHERS["prefill-chunks"](chunk, max_num_seqs), accounts, leases, max_num_seqs)
 
 
 def request(name, prompt, output=5):

@@ -27,7 +27,7 @@ worlds = st.fixed_dictionaries(
         "mode": st.sampled_from([HandoffMode.LAYER_WISE, HandoffMode.PULL]),
         "step_tokens": st.sampled_from([1, 3, 8, 64]),
         "swap_blocks": st.sampled_from([NUM_BLOCKS, 60, 1000]),
-        "max_seqs": st.sampled_from([2, 8]),
+        "max_num_seqs": st.sampled_from([2, 8]),
         "budget": st.sampled_from([6, 64]),
         "per_token": st.integers(1, 300),
         "transfer": st.integers(1, 300),
@@ -104,7 +104,7 @@ def test_the_random_clusters_swap():
         "step_tokens": 3,
         "swap_blocks": 1000,
     }
-    world |= {"max_seqs": 8, "budget": 64, "per_token": 1, "transfer": 1}
+    world |= {"max_num_seqs": 8, "budget": 64, "per_token": 1, "transfer": 1}
     sizes = [(8, 60, 10 * i, None) for i in range(20)]
     _, _, done = run(world, sizes, accounts=BlockManager)
     preemptions, swapped, _ = swaps(done)["d0"]

@@ -29,7 +29,7 @@ def test_a_stop_token_ends_a_request_early():
 
 def test_a_stop_token_ends_one_decode_and_not_its_neighbours():
     """Those that go on do so in the next iteration, and what waited takes the seat."""
-    decode = scheduler("decode", max_seqs=2)
+    decode = scheduler("decode", max_num_seqs=2)
     for name in "abc":
         arrive(decode, request(name, output=9))
     outcomes = step(decode, stopped={"a"})
@@ -189,7 +189,7 @@ def test_an_iteration_says_what_it_computes():
 
 def test_what_waits_and_what_runs_are_counted_apart():
     """`queued` is what a router may ask: how many are here and not in the iteration that runs."""
-    mixed = scheduler("mixed", max_seqs=2)
+    mixed = scheduler("mixed", max_num_seqs=2)
     for name in "abc":
         mixed.submit(request(name), decodes_here=True)
     assert mixed.queued == 3

@@ -14,16 +14,16 @@ from twofold.scheduling.instance import InstanceScheduler
 from twofold.scheduling.pipeline import PipelineScheduler
 
 
-def make(stages, batcher="mixed", *, blocks=1000, budget=64, max_seqs=8):
+def make(stages, batcher="mixed", *, blocks=1000, budget=64, max_num_seqs=8):
     accounts = BlockManager(blocks, 4)
     leases = LeaseBook(accounts, "i", 1, lease_s=1e9)
-    return PipelineScheduler(BATCHERS[batcher](budget, max_seqs), accounts, leases, max_seqs, stages)
+    return PipelineScheduler(BATCHERS[batcher](budget, max_num_seqs), accounts, leases, max_num_seqs, stages)
 
 
-def single(batcher, blocks=1000, budget=64, max_seqs=8):
+def single(batcher, blocks=1000, budget=64, max_num_seqs=8):
     accounts = BlockManager(blocks, 4)
     leases = LeaseBook(accounts, "i", 1, lease_s=1e9)
-    return InstanceScheduler(BATCHERS[batcher](budget, max_seqs), accounts, leases, max_seqs)
+    return InstanceScheduler(BATCHERS[batcher](budget, max_num_seqs), accounts, leases, max_num_seqs)
 
 
 def request(name, prompt=10, output=5):

@@ -88,7 +88,7 @@ PROMPTS = st.lists(st.tuples(st.integers(1, 60), st.integers(0, 59), st.booleans
 @given(st.sampled_from(sorted({*BATCHERS} - {"decode"})), PROMPTS, st.randoms(use_true_random=False))
 def test_every_prompt_computes_what_it_does_not_reuse(batcher, prompts, draw):
     """Each token once, whatever comes when; and everything is given back."""
-    made = scheduler(batcher, budget=64, max_seqs=8)
+    made = scheduler(batcher, budget=64, max_num_seqs=8)
     left, computed, ended = {}, {}, set()
     for number, (prompt, most, fetching) in enumerate(prompts):
         name, reused = str(number), min(most, prompt - 1)

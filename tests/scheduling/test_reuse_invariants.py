@@ -32,7 +32,7 @@ worlds = st.fixed_dictionaries(
         "mode": st.sampled_from([HandoffMode.LAYER_WISE, HandoffMode.PULL]),
         "eviction": st.sampled_from(sorted(EVICTIONS)),
         "swap_blocks": st.sampled_from([0, TIGHT, 1000]),
-        "max_seqs": st.sampled_from([2, 8]),
+        "max_num_seqs": st.sampled_from([2, 8]),
         "budget": st.sampled_from([6, 64]),
         "per_token": st.integers(1, 300),
         "transfer": st.integers(1, 300),
@@ -115,7 +115,7 @@ def test_the_same_input_gives_the_same_result(world, sizes):
 
 def test_the_random_clusters_reuse_copy_and_evict():
     """Or the tests above would show little."""
-    world = {"eviction": "lru", "swap_blocks": 0, "max_seqs": 8, "budget": 64, "per_token": 1, "transfer": 10}
+    world = {"eviction": "lru", "swap_blocks": 0, "max_num_seqs": 8, "budget": 64, "per_token": 1, "transfer": 10}
     world |= {"mode": HandoffMode.LAYER_WISE}
     sizes = [(32, 30, 30 * number, None, 4 + 4 * (number % 2), number % 2) for number in range(40)]
     copies = 0

@@ -121,7 +121,7 @@ def one_round(together, single, during, count):
 )
 def test_a_run_of_iterations_is_as_many_single_ones(batcher, rounds, budget, memory):
     """First tokens, ends, leases, memory, queues, preemptions and what is due next, whatever happens in between."""
-    how = {"num_blocks": 24, "max_seqs": 6, "budget": budget, "memory": memory}
+    how = {"num_blocks": 24, "max_num_seqs": 6, "budget": budget, "memory": memory}
     together = Side(scheduler(batcher, accounts=BlockCounts, **how))
     single = Side(scheduler(batcher, accounts=BlockManager, **how))
     for before, during, count in rounds:
@@ -152,7 +152,7 @@ def selected_anew(instance):
 )
 def test_what_is_not_said_to_be_changed_is_not(batcher, rounds, memory):
     """While a selection stands another would be none, and who had nothing to run has nothing: drivers rely on it."""
-    side = Side(scheduler(batcher, num_blocks=24, max_seqs=6, budget=20, memory=memory))
+    side = Side(scheduler(batcher, num_blocks=24, max_num_seqs=6, budget=20, memory=memory))
     instance, idle = side.instance, False
     for before, during, count in rounds:
         for command in before:

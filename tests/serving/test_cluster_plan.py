@@ -42,13 +42,13 @@ def test_every_instance_of_the_simulation_is_a_worker():
 
 def test_policies_are_those_of_the_file():
     """A pool's own batcher goes before its role's."""
-    made = spec("1xh100:prefill,1xh100:decode,1xh100:mixed/chunked-prefill", token_budget=1024)
+    made = spec("1xh100:prefill,1xh100:decode,1xh100:mixed/chunked-prefill", max_num_batched_tokens=1024)
     assert {w.role: w.batcher for w in workers(made)} == {
         Role.PREFILL: "prefill",
         Role.DECODE: "decode",
         Role.MIXED: "chunked-prefill",
     }
-    assert {w.token_budget for w in workers(made)} == {1024}
+    assert {w.max_num_batched_tokens for w in workers(made)} == {1024}
 
 
 def test_workers_that_sleep_need_no_core_of_their_own():

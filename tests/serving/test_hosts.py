@@ -22,7 +22,7 @@ from twofold.serving.messages import (
 from twofold.serving.plan import join_terms
 from twofold.serving.tether import MARGIN_S, TERM_S
 
-SPLIT = join_terms(colocated=False, chunked_prefill=True, token_budget=None, roles_move=False)
+SPLIT = join_terms(colocated=False, chunked_prefill=True, max_num_batched_tokens=None, roles_move=False)
 LONG = TERM_S + MARGIN_S + 0.1
 
 

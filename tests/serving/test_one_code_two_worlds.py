@@ -51,7 +51,7 @@ class VirtualRun:
         name,
         *,
         batcher,
-        token_budget,
+        max_num_batched_tokens,
         max_num_seqs,
         num_blocks,
         block_size,
@@ -68,7 +68,7 @@ class VirtualRun:
             else BlockManager(num_blocks, block_size)
         )
         leases = LeaseBook(blocks, name, epoch, lease_s)
-        made = BATCHERS[batcher](token_budget, max_num_seqs)
+        made = BATCHERS[batcher](max_num_batched_tokens, max_num_seqs)
         growth = Growth(blocks, BlockManager(swap_blocks, block_size)) if swap_blocks else None
         self.instances[name] = InstanceScheduler(made, blocks, leases, max_num_seqs, growth=growth)
 

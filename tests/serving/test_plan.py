@@ -18,7 +18,7 @@ def plan(**changes):
         "decode": 1,
         "colocated": 0,
         "chunked_prefill": True,
-        "token_budget": None,
+        "max_num_batched_tokens": None,
         "pin_cores": True,
     }
     return plan_workers(**flags | changes)
@@ -63,13 +63,13 @@ def test_too_little_memory_is_said_with_what_would_do():
 
 def test_a_measured_budget_is_for_those_that_take_whole_prompts():
     """Others keep their own, and a service that has no such worker is refused."""
-    workers = plan(token_budget=AUTO)
-    assert [(w.batcher, w.token_budget, w.measures_budget) for w in workers] == [
+    workers = plan(max_num_batched_tokens=AUTO)
+    assert [(w.batcher, w.max_num_batched_tokens, w.measures_budget) for w in workers] == [
         ("prefill", 2048, True),
         ("decode", 2048, False),
     ]
-    (alone,) = plan(prefill=0, decode=0, colocated=1, chunked_prefill=False, token_budget=AUTO)
+    (alone,) = plan(prefill=0, decode=0, colocated=1, chunked_prefill=False, max_num_batched_tokens=AUTO)
     assert alone.measures_budget
     for flags in ({"prefill": 0, "decode": 0, "colocated": 1}, {"roles_move": True}):
         with pytest.raises(ConfigurationError, match="auto is for workers that take whole prompts"):
-            plan(token_budget=AUTO, **flags)
+            plan(max_num_batched_tokens=AUTO, **flags)

@@ -12,7 +12,7 @@ from twofold.serving.splits import check_splits, with_chunks, with_splits
 
 def workers(**splits):
     made = [
-        WorkerConfig(instance=name, role=role, batcher=role.value, token_budget=64)
+        WorkerConfig(instance=name, role=role, batcher=role.value, max_num_batched_tokens=64)
         for name, role in (
             ("prefill-0", Role.PREFILL),
             ("prefill-1", Role.PREFILL),
@@ -56,7 +56,7 @@ def test_pairs_that_cannot_be_resharded_are_refused(changes, why):
 def test_workers_that_prefill_on_several_stages_take_chunks():
     """Others stay as they are; where there are none the flag is a mistake."""
     made = with_chunks(workers(prefill=Split(1, 2)), 512)
-    assert [(w.batcher, w.token_budget) for w in made] == [("prefill-chunks", 512)] * 2 + [("decode", 64)]
+    assert [(w.batcher, w.max_num_batched_tokens) for w in made] == [("prefill-chunks", 512)] * 2 + [("decode", 64)]
     assert with_chunks(workers(), None) == workers()
     for others in (workers(), workers(prefill=Split(2, 1)), workers(decode=Split(1, 2))):
         with pytest.raises(ConfigurationError, match=r"--pipeline-chunk 512 is for .* several stages"):

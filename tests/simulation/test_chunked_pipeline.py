@@ -43,7 +43,7 @@ def toy(stages, chunk):
         PoolSpec(machines=stages, machine="dgx-h100", role=Role.PREFILL, pipeline_parallel=stages),
         PoolSpec(machines=stages, machine="dgx-h100", role=Role.DECODE, pipeline_parallel=stages),
     )
-    spec = msgspec.structs.replace(SPEC, pools=pools, block_size=1, token_budget=chunk)
+    spec = msgspec.structs.replace(SPEC, pools=pools, block_size=1, max_num_batched_tokens=chunk)
     return spec, {Role.PREFILL: "prefill-chunks", Role.DECODE: "decode"}, model, 1 << 20
 
 
@@ -116,7 +116,7 @@ def test_a_cluster_with_chunks_is_quicker_with_long_prompts():
 def test_pipelines_that_prefill_get_the_batcher_and_its_budget():
     """Others keep theirs."""
     kinds = kinds_of(SPEC, CATALOG)
-    assert [(kind.batcher, kind.token_budget) for kind in kinds] == [
+    assert [(kind.batcher, kind.max_num_batched_tokens) for kind in kinds] == [
         ("prefill-chunks", 1024),
         ("decode", 2048),
     ]

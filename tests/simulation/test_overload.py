@@ -39,7 +39,7 @@ def overloaded(rate, count=200, prompt=1500, output=60):
 def attach(rule, model, ttft_s, tbt_s):
     def prepare(cluster):
         facts = {
-            name: Facts(model, token_budget=100, max_seqs=8, capacity_tokens=cluster.capacities[name])
+            name: Facts(model, max_num_batched_tokens=100, max_num_seqs=8, capacity_tokens=cluster.capacities[name])
             for name in cluster.instances
         }
         ledger = Ledger(cluster.scheduler.pools, facts, ttft_s=ttft_s, tbt_s=tbt_s)

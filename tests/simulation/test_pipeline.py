@@ -72,7 +72,7 @@ def test_the_next_prompt_starts_when_the_first_stage_is_free():
 
 def test_a_short_iteration_waits_behind_a_long_one():
     """50 tokens take 54 ms a stage, one token takes 5: done with stage one at 59 ms, it waits until 108."""
-    world = run(toy(2, token_budget=50), requests((0, 50, 1), (1, 1, 1)))
+    world = run(toy(2, max_num_batched_tokens=50), requests((0, 50, 1), (1, 1, 1)))
     assert moments(world, Moment.FIRST_TOKEN) == [108.0, 113.0]
 
 
@@ -139,8 +139,8 @@ def test_a_pipeline_of_one_stage_is_an_instance_like_any_other(monkeypatch):
     def piped(site, scheduler, kernel, world, _max_run):
         return VirtualPipeline(site, scheduler, kernel, world)
 
-    def lanes(batcher, blocks, leases, max_seqs, memory, _growth):
-        return PipelineScheduler(batcher, blocks, leases, max_seqs, 1, memory)
+    def lanes(batcher, blocks, leases, max_num_seqs, memory, _growth):
+        return PipelineScheduler(batcher, blocks, leases, max_num_seqs, 1, memory)
 
     @settings(max_examples=300)
     @given(
@@ -162,7 +162,7 @@ def test_two_stages_take_twice_the_prompts_of_one():
     many = requests(*[(0, 60, 1)] * 200)
 
     def duration(stages):
-        spec, batchers, _, capacity = toy(stages, token_budget=60)
+        spec, batchers, _, capacity = toy(stages, max_num_batched_tokens=60)
         stage = LayersStage(ToyModel(), 1 / stages, 0.0)
         model = Pipeline("toy", ToyModel.error, stage, stage, stages)
         return ToyRun(spec, many, model=model, capacity=capacity, batchers=batchers).statistics.last_end

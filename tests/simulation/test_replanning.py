@@ -208,8 +208,8 @@ def test_moves_at_any_time_lose_nothing(requests, wanted, router, capacity):
         pools=pools((2, Role.PREFILL), (2, Role.DECODE)),
         model="llama2-70b",
         router=router,
-        token_budget=64,
-        max_seqs=8,
+        max_num_batched_tokens=64,
+        max_num_seqs=8,
     )
 
     def prepare(virtual):

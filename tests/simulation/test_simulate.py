@@ -140,8 +140,8 @@ def test_a_run_can_be_ended_early():
         ({"router": "fastest"}, "there is no router 'fastest'"),
         ({"handoff": "pigeon"}, "there is no hand-off 'pigeon'"),
         ({"rules": "none"}, "there are no rules 'none'"),
-        ({"token_budget": 0}, "token budget"),
-        ({"token_budget": "saturating"}, "for the batchers prefill, mixed"),
+        ({"max_num_batched_tokens": 0}, "token budget"),
+        ({"max_num_batched_tokens": "saturating"}, "for the batchers prefill, mixed"),
         ({"link_bytes_per_s": 0.0}, "carries nothing"),
         ({"pools": SPLIT.pools[:1]}, "both phases"),
         ({"performance": "crystal-ball"}, "crystal-ball"),
@@ -168,17 +168,17 @@ def test_a_cluster_that_cannot_be_is_refused_in_one_sentence(change, says):
 
 def test_a_saturating_budget_is_that_of_each_pools_own_machines():
     """The same run as with the number, and another for a slower machine; decodes keep their default."""
-    spec = msgspec.structs.replace(SPLIT, router="jsq", token_budget=SATURATING)
+    spec = msgspec.structs.replace(SPLIT, router="jsq", max_num_batched_tokens=SATURATING)
     fast, decode = kinds_of(spec, CATALOG)
     fits = model()
     tokens = saturating_tokens(lambda n: fits.prefill_s(n, n * n), CATALOG.model("llama2-70b").max_context)
-    assert (fast.token_budget, decode.token_budget) == (tokens, 2048)
+    assert (fast.max_num_batched_tokens, decode.max_num_batched_tokens) == (tokens, 2048)
     requests = [one(100 + 40 * i, 5, 0.001 * i, str(i)) for i in range(40)]
-    number = msgspec.structs.replace(spec, token_budget=tokens)
+    number = msgspec.structs.replace(spec, max_num_batched_tokens=tokens)
     assert moments(spec, requests) == moments(number, requests)
     slow = msgspec.structs.replace(spec.pools[0], machine="dgx-a100")
     assert (
-        kinds_of(msgspec.structs.replace(spec, pools=(slow, *spec.pools[1:])), CATALOG)[0].token_budget
+        kinds_of(msgspec.structs.replace(spec, pools=(slow, *spec.pools[1:])), CATALOG)[0].max_num_batched_tokens
         != tokens
     )
 

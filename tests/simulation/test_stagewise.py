@@ -26,7 +26,7 @@ def play(shape, sizes, *, budget=100, later=None, failures=()):
         model="llama2-70b",
         router="jsq",
         handoff="serialized",
-        token_budget=budget,
+        max_num_batched_tokens=budget,
         rules="distserve-published",
         failures=failures,
     )

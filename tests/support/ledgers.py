@@ -9,9 +9,9 @@ from twofold.scheduling.overload.ledger import Facts, Ledger, Newcomer
 MODEL = ToyModel(base=0, per_sequence=10)
 
 
-def ledger(*names, ttft_s=1.0, tbt_s=0.1, budget=100, max_seqs=64, capacity=10_000, model=MODEL):
+def ledger(*names, ttft_s=1.0, tbt_s=0.1, budget=100, max_num_seqs=64, capacity=10_000, model=MODEL):
     facts = {
-        name: Facts(model, token_budget=budget, max_seqs=max_seqs, capacity_tokens=capacity) for name in names
+        name: Facts(model, max_num_batched_tokens=budget, max_num_seqs=max_num_seqs, capacity_tokens=capacity) for name in names
     }
     return Ledger(pools(*(load(name) for name in names)), facts, ttft_s=ttft_s, tbt_s=tbt_s)
 

@@ -17,7 +17,7 @@ def scheduler(
     batcher: str | Batcher,
     num_blocks: int = 64,
     block_size: int = 4,
-    max_seqs: int = 16,
+    max_num_seqs: int = 16,
     budget: int = 2048,
     memory: MemoryRule = WHOLE,
     accounts: type[BlockAccounts] = BlockManager,
@@ -26,9 +26,9 @@ def scheduler(
 ) -> InstanceScheduler:
     blocks = accounts(num_blocks, block_size)
     leases = LeaseBook(blocks, "instance", EPOCH, lease_s=10.0)
-    made = BATCHERS[batcher](budget, max_seqs) if isinstance(batcher, str) else batcher
+    made = BATCHERS[batcher](budget, max_num_seqs) if isinstance(batcher, str) else batcher
     growth = Growth(blocks, accounts(swap_blocks, block_size), step_tokens) if swap_blocks else None
-    return InstanceScheduler(made, blocks, leases, max_seqs, memory, growth)
+    return InstanceScheduler(made, blocks, leases, max_num_seqs, memory, growth)
 
 
 def request(name: str, prompt: int = 10, output: int = 3, arrival_s: float = 0.0) -> Request:

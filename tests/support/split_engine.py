@@ -43,7 +43,7 @@ def of_split(model, files, split, prompts):
     """Forks also the first rank, because ranks cut the model down in place."""
     plan = MemoryPlan(layout=model.layout(16), num_blocks=BLOCKS, max_model_len=model.max_model_len)
     ranks = TorchRanks(model, plan, "cpu")
-    spec = WorkerConfig(instance="w", role=Role.MIXED, batcher="mixed", token_budget=512, split=split)
+    spec = WorkerConfig(instance="w", role=Role.MIXED, batcher="mixed", max_num_batched_tokens=512, split=split)
     wires = Wires(split.ranks, f"{files}/store")
     read, write = os.pipe()
 

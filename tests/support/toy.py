@@ -94,7 +94,7 @@ class ToyRun:
                 model=model,
                 timing=timing,
                 capacity_tokens=capacity // spec.block_size * spec.block_size,
-                token_budget=spec.token_budget,
+                max_num_batched_tokens=spec.max_num_batched_tokens,
                 swap=SwapSpace(0 if pool.role is Role.PREFILL else space, spec.block_size, 1e-3),
             )
             for pool in spec.pools
@@ -185,8 +185,8 @@ def clusters(draw, swapping=False, failures=True):
         model="llama2-70b",
         router=router,
         handoff=draw(st.sampled_from(["serialized", "layer-wise", "by-size", "pull"])),
-        token_budget=draw(st.sampled_from([64, 100])),
-        max_seqs=draw(st.sampled_from([3, 8, 64])),
+        max_num_batched_tokens=draw(st.sampled_from([64, 100])),
+        max_num_seqs=draw(st.sampled_from([3, 8, 64])),
         block_size=draw(st.sampled_from([1, 16])),
         contention=draw(st.booleans()),
         link_bytes_per_s=draw(st.sampled_from([1e8, 1e10, 4e11])),

@@ -63,7 +63,7 @@ class VirtualCluster:
         transfer_s: Callable[[Request], float],
         block_size: int = 4,
         budget: int = 64,
-        max_seqs: int = 8,
+        max_num_seqs: int = 8,
         accounts: Callable[[int, int], BlockAccounts] = BlockManager,
         memory: MemoryRule = WHOLE,
         capacity_tokens: int | None = None,
@@ -80,12 +80,12 @@ class VirtualCluster:
         for name, role, batcher in instances:
             blocks = accounts(num_blocks, block_size)
             leases = LeaseBook(blocks, name, EPOCH, lease_s=1e9)
-            made = BATCHERS[batcher](budget, max_seqs)
+            made = BATCHERS[batcher](budget, max_num_seqs)
             growth = None
             if swap_blocks and batcher in GROWING:
                 host = BlockCounts if accounts is BlockCounts else BlockManager
                 growth = Growth(blocks, host(swap_blocks, block_size), step_tokens)
-            self.instances[name] = InstanceScheduler(made, blocks, leases, max_seqs, memory, growth)
+            self.instances[name] = InstanceScheduler(made, blocks, leases, max_num_seqs, memory, growth)
             self.contents[name] = KvContents(self.instances[name], self._keys_of)
             self.cluster.add_instance(name, role, capacity_tokens)
             load = self.cluster.pools.get(name)

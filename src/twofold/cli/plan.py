@@ -163,10 +163,10 @@ def plan(
             help="Bandwidth of hand-offs in GB/s; the machines' own if none.", rich_help_panel=_CLUSTER
         ),
     ] = None,
-    token_budget: Annotated[
+    max_num_batched_tokens: Annotated[
         int, typer.Option(min=1, help="Prompt tokens of an iteration.", rich_help_panel=_CLUSTER)
     ] = 2048,
-    max_seqs: Annotated[
+    max_num_seqs: Annotated[
         int, typer.Option(min=1, help="Sequences of an iteration.", rich_help_panel=_CLUSTER)
     ] = 512,
     jobs: Annotated[
@@ -209,8 +209,8 @@ def plan(
             router=router or ("jsq" if goodput else "splitwise"),
             handoff=handoff,
             link_bytes_per_s=None if link_gb_per_s is None else link_gb_per_s * 1e9,
-            token_budget=token_budget,
-            max_seqs=max_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_num_seqs=max_num_seqs,
         ),
         WorkloadArguments(
             workload=workload,

@@ -88,12 +88,12 @@ def _from_flags(flags: Flags) -> ServiceConfig:
         prefill=default if flags.prefill is None else flags.prefill,
         decode=default if flags.decode is None else flags.decode,
         colocated=colocated,
-        token_budget=flags.max_num_batched_tokens,
+        max_num_batched_tokens=flags.max_num_batched_tokens,
         pin_cores=flags.pinned,
         others_join=others_join,
         **kinds,
     )
-    terms = join_terms(colocated=unsplit, token_budget=flags.max_num_batched_tokens, **kinds)
+    terms = join_terms(colocated=unsplit, max_num_batched_tokens=flags.max_num_batched_tokens, **kinds)
     return ServiceConfig(
         engine=model_engine(
             flags, flags.block_size or usual_block_size(flags), flags.max_num_seqs or 64, flags.swap_space
@@ -125,7 +125,7 @@ def _from_cluster(flags: Flags, file: Path) -> ServiceConfig:
     return ServiceConfig(
         engine=emulated_engine(flags, spec)
         if flags.emulated
-        else model_engine(flags, spec.block_size, spec.max_seqs, spec.swap_space_bytes),
+        else model_engine(flags, spec.block_size, spec.max_num_seqs, spec.swap_space_bytes),
         workers=with_chunks(with_splits(workers, _splits(flags)), flags.pipeline_chunk),
         run_dir="",
         router=spec.router,

@@ -52,7 +52,7 @@ def emulated_engine(flags: Flags, spec: ClusterSpec) -> EngineConfig:
         vocab_size=flags.vocab_size or known_tokens,  # its tokens should mean something to its tokenizer
         block_size=spec.block_size,
         max_model_len=flags.max_model_len,
-        max_num_seqs=spec.max_seqs,
+        max_num_seqs=spec.max_num_seqs,
         prefix_caching=flags.prefix_caching is True,  # the simulation of its machines has none
     )
 

@@ -77,8 +77,8 @@ def check_repeats(flags: Flags, file: Path, spec: ClusterSpec, workers: tuple[Wo
         ("--router", flags.router, spec.router),
         ("--handoff", flags.handoff, spec.handoff),
         ("--block-size", flags.block_size, spec.block_size),
-        ("--max-num-seqs", flags.max_num_seqs, spec.max_seqs),
-        ("--max-num-batched-tokens", flags.max_num_batched_tokens, spec.token_budget),
+        ("--max-num-seqs", flags.max_num_seqs, spec.max_num_seqs),
+        ("--max-num-batched-tokens", flags.max_num_batched_tokens, spec.max_num_batched_tokens),
         ("--swap-space", flags.swap_space, spec.swap_space_bytes),
     ):
         if given is not None and given != said:

@@ -101,9 +101,9 @@ def simulate(
     handoff: Annotated[
         str | None, typer.Option(help="serialized, layer-wise or by-size; by-size if not given.")
     ] = None,
-    token_budget: Annotated[str | None, typer.Option(metavar="TOKENS", help=_BUDGET)] = None,
+    max_num_batched_tokens: Annotated[str | None, typer.Option(metavar="TOKENS", help=_BUDGET)] = None,
     pipeline_chunk: Annotated[int | None, typer.Option(min=1, metavar="TOKENS", help=_CHUNK)] = None,
-    max_seqs: Annotated[
+    max_num_seqs: Annotated[
         int | None, typer.Option(min=1, help="Sequences of an iteration; 512 if not given.")
     ] = None,
     block_size: Annotated[
@@ -186,9 +186,9 @@ def simulate(
         performance=performance,
         router=router,
         handoff=handoff,
-        token_budget=None if token_budget is None else simulate_spec.parse_token_budget(token_budget),
+        max_num_batched_tokens=None if max_num_batched_tokens is None else simulate_spec.parse_token_budget(max_num_batched_tokens),
         pipeline_chunk=pipeline_chunk,
-        max_seqs=max_seqs,
+        max_num_seqs=max_num_seqs,
         block_size=block_size,
         swap_space_bytes=None if swap_space is None else parse_size(swap_space, "--swap-space"),
         kv_cache=None if kv_cache is None else parse_cache(kv_cache),

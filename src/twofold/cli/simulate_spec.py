@@ -77,7 +77,7 @@ def parse_token_budget(text: str) -> int | str:
     if text == SATURATING:
         return text
     if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text)):
-        raise ConfigurationError(f"--token-budget {text} is not understood: write a number, or {SATURATING}")
+        raise ConfigurationError(f"--max-num-batched-tokens {text} is not understood: write a number, or {SATURATING}")
     return int(text)
 
 

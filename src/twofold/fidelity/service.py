@@ -23,12 +23,12 @@ from twofold.timeline import Timeline
 
 @dataclass(frozen=True, slots=True)
 class Design:
-    """So many workers of each role, which compute `token_budget` prompt tokens at once (None: as many as usual)."""
+    """So many workers of each role, which compute `max_num_batched_tokens` prompt tokens at once (None: as many as usual)."""
 
     prefill: int = 0
     decode: int = 0
     colocated: int = 0
-    token_budget: int | None = None
+    max_num_batched_tokens: int | None = None
 
     @property
     def name(self) -> str:
@@ -41,8 +41,8 @@ class Design:
         flags = ["--prefill", str(self.prefill), "--decode", str(self.decode)]
         if self.colocated:
             flags = ["--colocated", str(self.colocated)]
-        if self.token_budget is not None:
-            flags += ["--max-num-batched-tokens", str(self.token_budget)]
+        if self.max_num_batched_tokens is not None:
+            flags += ["--max-num-batched-tokens", str(self.max_num_batched_tokens)]
         return [*flags, "--no-prefix-caching"]
 
     def workers(self) -> tuple[WorkerConfig, ...]:
@@ -52,7 +52,7 @@ class Design:
             decode=self.decode,
             colocated=self.colocated,
             chunked_prefill=True,
-            token_budget=self.token_budget,
+            max_num_batched_tokens=self.max_num_batched_tokens,
             pin_cores=True,
         )
 
@@ -135,8 +135,8 @@ def cluster_of(
         model=profile.model.name,
         router="jsq",
         handoff="layer-wise",
-        token_budget=max(worker.token_budget for worker in workers),
-        max_seqs=max_num_seqs,
+        max_num_batched_tokens=max(worker.max_num_batched_tokens for worker in workers),
+        max_num_seqs=max_num_seqs,
         kv_capacity_tokens=kv_capacity_tokens,
         profile=str(path),
     )

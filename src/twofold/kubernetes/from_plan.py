@@ -59,12 +59,12 @@ def _serve(spec: ClusterSpec, kinds: Sequence[Kind]) -> Json:
         more.append(f"--swap-space={spec.swap_space_bytes}")
     if any(kind.batcher == "mixed" for kind in kinds):
         more.append("--no-enable-chunked-prefill")
-    budget = "auto" if spec.token_budget == SATURATING else str(spec.token_budget)
+    budget = "auto" if spec.max_num_batched_tokens == SATURATING else str(spec.max_num_batched_tokens)
     return {
         "router": spec.router,
         "handoff": spec.handoff,
         "blockSize": spec.block_size,
-        "maxNumSeqs": spec.max_seqs,
+        "maxNumSeqs": spec.max_num_seqs,
         "maxNumBatchedTokens": budget,
         "extraArgs": more,
     }

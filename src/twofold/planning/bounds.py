@@ -31,7 +31,7 @@ class Seconds:
         per_token = min(model.prefill_s(tokens, 0) / tokens for tokens in _PREFILL_TOKENS)
         self.prefill = per_token * shape.prompt_tokens / instances
         capacity = problem.kv_capacity_tokens(kind)
-        most = min(problem.template.max_seqs, max(1, int(capacity / max(shape.context, 1.0))))
+        most = min(problem.template.max_num_seqs, max(1, int(capacity / max(shape.context, 1.0))))
         per_step = sum(share * _step_s(model, shape.context, most, bound_s) for share, bound_s in tiers)
         self.decode = per_step * shape.decode_tokens / instances
 

@@ -40,7 +40,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     """Designs that differ only in how many of each kind they have.
 
     `kinds` are the prefill kind and the decode kind of a split family, or the one kind of a colocated
-    family, which has a `batcher` and may have a `token_budget` of its own. A fleet of unlike accelerators has several
+    family, which has a `batcher` and may have a `max_num_batched_tokens` of its own. A fleet of unlike accelerators has several
     kinds for a phase, and `roles` says which are for which. Where one phase is `judged`, only its bound of the SLO
     counts: the instances of the other are there to feed it. `shared` says that each stage of prefill lies on one node
     with the same stage of decode.
@@ -48,7 +48,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
 
     kinds: tuple[MachineKind, ...]
     batcher: str | None = None
-    token_budget: int | None = None
+    max_num_batched_tokens: int | None = None
     roles: tuple[Role, ...] = ()
     judged: Phase | None = None
     shared: bool = False
@@ -68,7 +68,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     def name(self) -> str:
         """`h100+a100` for prefill on h100 and decode on a100; `h100 mixed` for a colocated family."""
         machines = "+".join(kind.short for kind in self.kinds)
-        budget = f"@{self.token_budget}" if self.token_budget else ""
+        budget = f"@{self.max_num_batched_tokens}" if self.max_num_batched_tokens else ""
         if not self.split:
             return f"{machines} {self.batcher}{budget}"
         if self.roles:

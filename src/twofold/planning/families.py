@@ -36,7 +36,7 @@ def parse_families(
     found = [Family(kinds=pair) for pair in pairs] if split else []
     if colocated:
         found += [
-            Family(kinds=(kind,), batcher=batcher, token_budget=budget)
+            Family(kinds=(kind,), batcher=batcher, max_num_batched_tokens=budget)
             for kind in kinds
             for batcher, budget in COLOCATED
         ]

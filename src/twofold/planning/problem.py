@@ -65,8 +65,8 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
         if family.split:
             template = self.template if family.judged is None else self._nearby(family)
             return replace(template, pools=pools)
-        budget = family.token_budget or self.template.token_budget
-        return replace(self.template, pools=pools, router=COLOCATED_ROUTER, token_budget=budget)
+        budget = family.max_num_batched_tokens or self.template.max_num_batched_tokens
+        return replace(self.template, pools=pools, router=COLOCATED_ROUTER, max_num_batched_tokens=budget)
 
     def performance(self, kind: MachineKind) -> PerformanceModel:
         machine = self.catalog.machine(kind.name)

@@ -153,21 +153,21 @@ class EagerBatcher(Batcher):
 def take_prompts(
     waiting: Line,
     room: Room,
-    token_budget: int,
+    max_num_batched_tokens: int,
     *,
     max_prompts: int,
     longer_runs_alone: bool,
 ) -> list[PrefillPart]:
-    """Whole prompts, first come first, up to `token_budget` tokens; the first may exceed it if it runs alone."""
+    """Whole prompts, first come first, up to `max_num_batched_tokens` tokens; the first may exceed it if it runs alone."""
     items: list[PrefillPart] = []
     sequence = waiting.first
     while sequence is not None:
         tokens = room.remaining(sequence)
-        fits = tokens <= token_budget or (longer_runs_alone and not items)
+        fits = tokens <= max_num_batched_tokens or (longer_runs_alone and not items)
         if not fits or len(items) >= max_prompts or not room.take(sequence):
             break
         items.append(sequence.prefill(tokens))
-        token_budget -= tokens
+        max_num_batched_tokens -= tokens
         sequence = sequence.after
     return items
 

@@ -31,11 +31,11 @@ class ChunkedPipelineScheduler(PipelineScheduler):
         batcher: Batcher,
         blocks: BlockAccounts,
         leases: LeaseBook,
-        max_seqs: int,
+        max_num_seqs: int,
         stages: int,
         memory: MemoryRule = WHOLE,
     ) -> None:
-        super().__init__(batcher, blocks, leases, max_seqs, stages, memory)
+        super().__init__(batcher, blocks, leases, max_num_seqs, stages, memory)
         self._prefilling = self._queues.prefilling
         for lane in self._lanes:
             lane.queues.prefilling = self._prefilling

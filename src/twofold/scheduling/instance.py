@@ -62,7 +62,7 @@ class InstanceScheduler:
         batcher: Batcher,
         blocks: BlockAccounts,
         leases: LeaseBook,
-        max_seqs: int,
+        max_num_seqs: int,
         memory: MemoryRule = WHOLE,
         growth: Growth | None = None,
     ) -> None:
@@ -73,7 +73,7 @@ class InstanceScheduler:
         self.changed = False
         self.preemptions = 0
         self._batcher = batcher
-        self._max_seqs = max_seqs
+        self._max_seqs = max_num_seqs
         self._memory = memory if growth is None else growth.memory
         self._here: dict[str, ScheduledSequence] = {}  # all that is known of, whatever it waits for
         self._queues = Queues()

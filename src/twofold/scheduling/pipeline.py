@@ -56,7 +56,7 @@ class PipelineScheduler(InstanceScheduler):
     """An `InstanceScheduler` with up to `stages` iterations under way, which end in the order in which they started.
 
     `start` takes the lane that has rested longest and has something to run; `advance` and `complete` are for the
-    oldest iteration under way. Every iteration is started by itself. `max_seqs` is of one iteration.
+    oldest iteration under way. Every iteration is started by itself. `max_num_seqs` is of one iteration.
     """
 
     def __init__(
@@ -64,11 +64,11 @@ class PipelineScheduler(InstanceScheduler):
         batcher: Batcher,
         blocks: BlockAccounts,
         leases: LeaseBook,
-        max_seqs: int,
+        max_num_seqs: int,
         stages: int,
         memory: MemoryRule = WHOLE,
     ) -> None:
-        super().__init__(batcher, blocks, leases, max_seqs, memory)
+        super().__init__(batcher, blocks, leases, max_num_seqs, memory)
         self._lane = Lane(0, self._queues, self._aborted_in_batch)
         self._lanes = [self._lane]
         for number in range(1, stages):

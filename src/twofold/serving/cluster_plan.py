@@ -26,7 +26,7 @@ def plan_cluster(spec: ClusterSpec, catalog: Catalog, *, pin_cores: bool) -> tup
             instance=seat.name,
             role=seat.kind.pool.role,
             batcher=seat.kind.batcher,
-            token_budget=seat.kind.token_budget,
+            max_num_batched_tokens=seat.kind.max_num_batched_tokens,
             cores=cores if pin_cores else (),
             threads=len(cores),
         )

@@ -86,14 +86,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """One worker: its role, the batcher that goes with it, and the cores it may run on (empty: any).
 
-    With `measures_budget` the budget is what it measures, and `token_budget` the longest prompt that it tries.
+    With `measures_budget` the budget is what it measures, and `max_num_batched_tokens` the longest prompt that it tries.
     It is `split` over that many ranks, of which the service has `first_rank` before the first of this worker.
     """
 
     instance: str
     role: Role
     batcher: str
-    token_budget: int
+    max_num_batched_tokens: int
     measures_budget: bool = False
     cores: tuple[int, ...] = ()
     threads: int = 1
@@ -105,18 +105,18 @@ class JoinTerms(msgspec.Struct, frozen=True, kw_only=True):
     """What workers from other hosts are: a batcher for each role that they may have, and its token budget."""
 
     batchers: dict[Role, str]
-    token_budget: TokenBudget | None = None
+    max_num_batched_tokens: TokenBudget | None = None
 
     def worker(self, instance: str, role: Role) -> WorkerConfig:
         """A worker, yet without cores, which its host gives it."""
         batcher = self.batchers[role]
-        budget = self.token_budget if isinstance(self.token_budget, int) else DEFAULT_TOKEN_BUDGET[batcher]
+        budget = self.max_num_batched_tokens if isinstance(self.max_num_batched_tokens, int) else DEFAULT_TOKEN_BUDGET[batcher]
         return WorkerConfig(
             instance=instance,
             role=role,
             batcher=batcher,
-            token_budget=budget,
-            measures_budget=self.token_budget == AUTO and batcher in WHOLE_PROMPTS,
+            max_num_batched_tokens=budget,
+            measures_budget=self.max_num_batched_tokens == AUTO and batcher in WHOLE_PROMPTS,
         )
 
 

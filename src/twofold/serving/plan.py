@@ -18,7 +18,7 @@ def plan_workers(
     decode: int,
     colocated: int,
     chunked_prefill: bool,
-    token_budget: TokenBudget | None,
+    max_num_batched_tokens: TokenBudget | None,
     pin_cores: bool,
     inlines: bool = False,
     roles_move: bool = False,
@@ -41,7 +41,7 @@ def plan_workers(
     terms = join_terms(
         colocated=colocated > 0,
         chunked_prefill=chunked_prefill,
-        token_budget=token_budget,
+        max_num_batched_tokens=max_num_batched_tokens,
         inlines=inlines,
         roles_move=roles_move,
     )
@@ -55,7 +55,7 @@ def join_terms(
     *,
     colocated: bool,
     chunked_prefill: bool,
-    token_budget: TokenBudget | None,
+    max_num_batched_tokens: TokenBudget | None,
     inlines: bool = False,
     roles_move: bool = False,
 ) -> JoinTerms:
@@ -66,12 +66,12 @@ def join_terms(
         batchers = {Role.MIXED: "chunked-prefill" if chunked_prefill and not inlines else whole}
     if roles_move:
         batchers = dict.fromkeys(Role, "splitwise")
-    if token_budget == AUTO and not any(batcher in WHOLE_PROMPTS for batcher in batchers.values()):
+    if max_num_batched_tokens == AUTO and not any(batcher in WHOLE_PROMPTS for batcher in batchers.values()):
         raise ConfigurationError(
             "--max-num-batched-tokens auto is for workers that take whole prompts: leave out chunked prefill "
             "(--no-enable-chunked-prefill) and the router splitwise, or give a number"
         )
-    return JoinTerms(batchers=batchers, token_budget=token_budget)
+    return JoinTerms(batchers=batchers, max_num_batched_tokens=max_num_batched_tokens)
 
 
 def with_cores(workers: Sequence[WorkerConfig], *, pin_cores: bool) -> tuple[WorkerConfig, ...]:

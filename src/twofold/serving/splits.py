@@ -32,7 +32,7 @@ def with_chunks(workers: Sequence[WorkerConfig], chunk: int | None) -> tuple[Wor
     if chunk is None:
         return tuple(workers)
     chunked = [
-        msgspec.structs.replace(worker, batcher="prefill-chunks", token_budget=chunk, measures_budget=False)
+        msgspec.structs.replace(worker, batcher="prefill-chunks", max_num_batched_tokens=chunk, measures_budget=False)
         if worker.batcher == "prefill" and worker.split.pipeline > 1
         else worker
         for worker in workers

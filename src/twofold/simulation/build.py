@@ -128,19 +128,19 @@ def _scheduler(spec: ClusterSpec, how: Rules, kind: Kind, name: str, epoch: int)
     stages = kind.layout.stages
     if how.stagewise:
         known = published_capacity(spec.model, kind.tensor_parallel, stages)
-        return StagewiseScheduler(blocks, leases, spec.max_seqs, known or kind.token_budget, how.memory)
+        return StagewiseScheduler(blocks, leases, spec.max_num_seqs, known or kind.max_num_batched_tokens, how.memory)
     batcher = _new_batcher(spec, kind)
     if stages > 1:
         pipeline = ChunkedPipelineScheduler if kind.batcher in CHUNKED else PipelineScheduler
-        return pipeline(batcher, blocks, leases, spec.max_seqs, stages, how.memory)
+        return pipeline(batcher, blocks, leases, spec.max_num_seqs, stages, how.memory)
     growth = Growth(blocks, BlockCounts(kind.swap.blocks, spec.block_size)) if kind.swap.blocks else None
-    return InstanceScheduler(batcher, blocks, leases, spec.max_seqs, how.memory, growth)
+    return InstanceScheduler(batcher, blocks, leases, spec.max_num_seqs, how.memory, growth)
 
 
 def _new_batcher(spec: ClusterSpec, kind: Kind) -> Batcher:
     if kind.batcher == INLINED and spec.inline_tbt_s is not None:
-        return InlinedPrefill(kind.token_budget, spec.max_seqs, kind.model, spec.inline_tbt_s)
-    return BATCHERS[kind.batcher](kind.token_budget, spec.max_seqs)
+        return InlinedPrefill(kind.max_num_batched_tokens, spec.max_num_seqs, kind.model, spec.inline_tbt_s)
+    return BATCHERS[kind.batcher](kind.max_num_batched_tokens, spec.max_num_seqs)
 
 
 def _placed(seat: Seat, transfer: TransferModel, link: Link) -> Placed:

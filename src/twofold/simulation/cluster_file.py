@@ -132,10 +132,10 @@ def _checked(spec: ClusterSpec, catalog: Catalog) -> ClusterSpec:
     if not spec.pools:
         raise ConfigurationError("it has no pools: a cluster without pools serves nobody")
     for field in (
-        "token_budget",
+        "max_num_batched_tokens",
         "pipeline_chunk",
         "inline_tbt_s",
-        "max_seqs",
+        "max_num_seqs",
         "block_size",
         "kv_bytes_per_token",
         "kv_capacity_tokens",
@@ -230,7 +230,7 @@ def _what_is_wrong(error: msgspec.ValidationError) -> str:
 
 
 _KNOWN: Final = {
-    "token_budget": f"a number or {SATURATING}",
+    "max_num_batched_tokens": f"a number or {SATURATING}",
     "control.own_load": f"one of {', '.join(OwnLoad)}",
 }
 _READERS: Final[dict[str, Callable[[str, str], object]]] = {

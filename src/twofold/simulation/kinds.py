@@ -40,7 +40,7 @@ class Kind:
     model: PerformanceModel
     timing: Timing
     capacity_tokens: int
-    token_budget: int
+    max_num_batched_tokens: int
     swap: SwapSpace = NONE
 
     def num_blocks(self, block_size: int) -> int:
@@ -169,7 +169,7 @@ def _token_budget(spec: ClusterSpec, batcher: str, model: PerformanceModel, long
     """The prompt tokens of an iteration: of a chunk, or L_m where that is asked for and prompts are taken whole."""
     if batcher in CHUNKED and spec.pipeline_chunk is not None:
         return spec.pipeline_chunk
-    budget = spec.token_budget
+    budget = spec.max_num_batched_tokens
     if isinstance(budget, int):
         return budget
     if batcher not in WHOLE_PROMPTS:

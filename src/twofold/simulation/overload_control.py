@@ -44,8 +44,8 @@ def overload_control(
     facts = {
         seat.name: Facts(
             seat.kind.model,
-            token_budget=seat.kind.token_budget,
-            max_seqs=spec.max_seqs,
+            max_num_batched_tokens=seat.kind.max_num_batched_tokens,
+            max_num_seqs=spec.max_num_seqs,
             capacity_tokens=seat.kind.capacity_tokens,
         )
         for seat in seats_of(kinds)

@@ -46,7 +46,7 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """A cluster and how it is run; names are those of the catalog and of the registries.
 
     `performance` is one of the performance models by name. `handoff` is a mode or `by-size`.
-    `token_budget` is in tokens; `saturating` gives each pool of whole prompts the length from which a prompt keeps its
+    `max_num_batched_tokens` is in tokens; `saturating` gives each pool of whole prompts the length from which a prompt keeps its
     instances busy (`performance.saturation`).
     With `pipeline_chunk` pools of several stages that only prefill take longer prompts in chunks of at most so many
     tokens, which is then the budget of their iterations: stages compute chunks of one prompt at once.
@@ -70,10 +70,10 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     performance: str = "auto"
     router: str = "splitwise"
     handoff: str = "by-size"
-    token_budget: int | Literal["saturating"] = TOKEN_BUDGET
+    max_num_batched_tokens: int | Literal["saturating"] = TOKEN_BUDGET
     pipeline_chunk: int | None = None
     inline_tbt_s: float | None = None
-    max_seqs: int = 512
+    max_num_seqs: int = 512
     block_size: int = 16
     memory_utilization: float = 0.95
     contention: bool = True

@@ -25,8 +25,8 @@ def check_spec(spec: ClusterSpec) -> None:
     if isinstance(spec.control, ControlSpec):
         check_control(spec.router)
     for what, value in (
-        ("token budget", spec.token_budget if isinstance(spec.token_budget, int) else 1),
-        ("number of sequences", spec.max_seqs),
+        ("token budget", spec.max_num_batched_tokens if isinstance(spec.max_num_batched_tokens, int) else 1),
+        ("number of sequences", spec.max_num_seqs),
         ("block size", spec.block_size),
         ("chunk", 1 if spec.pipeline_chunk is None else spec.pipeline_chunk),
     ):
@@ -43,9 +43,9 @@ def check_spec(spec: ClusterSpec) -> None:
 
 def check_batchers(spec: ClusterSpec, batchers: Collection[str]) -> None:
     """Raises ConfigurationError where none of the `batchers` that its pools have does what the cluster asks of one."""
-    if spec.token_budget == SATURATING and not any(batcher in WHOLE_PROMPTS for batcher in batchers):
+    if spec.max_num_batched_tokens == SATURATING and not any(batcher in WHOLE_PROMPTS for batcher in batchers):
         raise ConfigurationError(
-            f"token_budget {SATURATING} is for the batchers {', '.join(WHOLE_PROMPTS)}, which take whole prompts: "
+            f"max_num_batched_tokens {SATURATING} is for the batchers {', '.join(WHOLE_PROMPTS)}, which take whole prompts: "
             "no pool has one of them, so give a number"
         )
     if spec.pipeline_chunk is not None:

@@ -39,9 +39,9 @@ class StagewiseScheduler(InstanceScheduler):
     """
 
     def __init__(
-        self, blocks: BlockAccounts, leases: LeaseBook, max_seqs: int, most_tokens: int, memory: MemoryRule
+        self, blocks: BlockAccounts, leases: LeaseBook, max_num_seqs: int, most_tokens: int, memory: MemoryRule
     ) -> None:
-        super().__init__(PrefillFcfs(most_tokens, max_seqs), blocks, leases, max_seqs, memory)
+        super().__init__(PrefillFcfs(most_tokens, max_num_seqs), blocks, leases, max_num_seqs, memory)
         self.most_tokens = most_tokens
         self._decoding = Line()
 

@@ -91,8 +91,8 @@ def test_a_paused_decode_keeps_its_memory_and_a_dead_one_gives_it_back():
 class Watched(SplitwiseMixed):
     """Checks each selection as it is made."""
 
-    def __init__(self, token_budget, max_seqs):
-        super().__init__(token_budget, max_seqs)
+    def __init__(self, max_num_batched_tokens, max_num_seqs):
+        super().__init__(max_num_batched_tokens, max_num_seqs)
         self.left_out = Counter()
         self.longest = 0
 
@@ -118,8 +118,8 @@ class Watched(SplitwiseMixed):
     def _check_limits(self, selection, running):
         tokens = sum(item.num_tokens for item in selection.prefills) + len(running)
         alone = len(selection.prefills) == 1 and not running
-        assert tokens <= self.token_budget or alone
-        assert len(selection.prefills) + len(running) <= self.max_seqs
+        assert tokens <= self.max_num_batched_tokens or alone
+        assert len(selection.prefills) + len(running) <= self.max_num_seqs
 
     def _count(self, those, running):
         for name in those & running:
@@ -140,10 +140,10 @@ lives = st.lists(
 
 @settings(max_examples=500)
 @given(lives, st.integers(1, 12), st.integers(1, 8))
-def test_no_decode_is_left_out_more_than_four_times_in_a_row(lives, budget, max_seqs):
+def test_no_decode_is_left_out_more_than_four_times_in_a_row(lives, budget, max_num_seqs):
     """Whatever comes when, and however small an iteration is; and everybody comes to an end."""
-    watched = Watched(budget, max_seqs)
-    mixed = scheduler(watched, num_blocks=2000, max_seqs=max_seqs)
+    watched = Watched(budget, max_num_seqs)
+    mixed = scheduler(watched, num_blocks=2000, max_num_seqs=max_num_seqs)
     lives = sorted(((*life, str(number)) for number, life in enumerate(lives)), reverse=True)
     total, ended, iteration = len(lives), 0, 0
     while lives or not mixed.empty:

@@ -111,7 +111,7 @@ def test_the_chained_decode_of_a_long_prompt_interrupts_for_itself():
 
 def test_a_full_batch_is_not_interrupted_by_a_decode():
     """There would be no seat for it."""
-    made = running_decodes(count=4, max_seqs=4)
+    made = running_decodes(count=4, max_num_seqs=4)
     arrive(made, request("d", output=5))
     assert not made.changed
 
@@ -141,8 +141,8 @@ def test_an_idle_instance_without_memory_waits_until_there_is_some():
 
 def test_room_ends_a_run_of_decodes_only_where_a_batch_has_seats():
     """Otherwise what waits could not join it anyway."""
-    for max_seqs, ends in ((4, False), (5, True)):
-        made = sim(max_seqs=max_seqs)
+    for max_num_seqs, ends in ((4, False), (5, True)):
+        made = sim(max_num_seqs=max_num_seqs)
         made.submit(request("p", prompt=112), decodes_here=False)
         ran(made)
         for number in range(4):

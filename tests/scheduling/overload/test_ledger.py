@@ -57,7 +57,7 @@ def test_decode_load_is_the_time_between_tokens_over_its_bound():
 
 def test_what_does_not_fit_waits():
     """More sequences than an iteration takes, or more tokens than there is memory for, take turns."""
-    seats = ledger("p0", "d0", max_seqs=2)
+    seats = ledger("p0", "d0", max_num_seqs=2)
     decoding(seats, "a", "b", "c")
     assert seats.decode_load(newcomer("x"), 0.0) == pytest.approx(2 * 0.2)
     memory = ledger("p0", "d0", capacity=200)

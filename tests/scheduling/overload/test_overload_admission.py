@@ -15,7 +15,7 @@ def door(*roles, ttft_s=0.25):
     """A cluster, what judges for it, and its door; a prompt of 100 tokens takes 100 ms."""
     scheduler = cluster(list(roles))
     facts = {
-        load.id: Facts(MODEL, token_budget=100, max_seqs=8, capacity_tokens=10_000)
+        load.id: Facts(MODEL, max_num_batched_tokens=100, max_num_seqs=8, capacity_tokens=10_000)
         for load in scheduler.pools
     }
     ledger = Ledger(scheduler.pools, facts, ttft_s=ttft_s, tbt_s=1.0)

@@ -22,7 +22,7 @@ from twofold.request import BlockKey
 class Knobs(NamedTuple):
     """What a worker's role makes of its engine: tokens of an iteration, by which longer prompts are cut; sequences."""
 
-    token_budget: int
+    max_num_batched_tokens: int
     max_num_seqs: int
     prefix_caching: bool
 
@@ -48,7 +48,7 @@ class VllmCore:
             disable_log_stats=True,
             use_tqdm_on_load=False,
             async_scheduling=False,  # a first token that comes from elsewhere has to be known before the next
-            max_num_batched_tokens=knobs.token_budget,
+            max_num_batched_tokens=knobs.max_num_batched_tokens,
             max_num_seqs=knobs.max_num_seqs,
             enable_prefix_caching=knobs.prefix_caching,
             **options,

@@ -174,7 +174,7 @@ async def _colocated(
 async def _best_colocated(search: RateSearch, kinds: Sequence[MachineKind]) -> list[Family]:
     """By the goodput per accelerator of one instance."""
     alone = [
-        Design(family=Family(kinds=(kind,), batcher=batcher, token_budget=budget), counts=(1,))
+        Design(family=Family(kinds=(kind,), batcher=batcher, max_num_batched_tokens=budget), counts=(1,))
         for kind in kinds
         for batcher, budget in COLOCATED
     ]
@@ -188,7 +188,7 @@ async def _all_colocated(
     designs = []
     for batcher, budget in COLOCATED:
         alone = [
-            Design(family=Family(kinds=(kind,), batcher=batcher, token_budget=budget), counts=(1,))
+            Design(family=Family(kinds=(kind,), batcher=batcher, max_num_batched_tokens=budget), counts=(1,))
             for kind in kinds
         ]
         best: dict[str, MachineKind] = {}
@@ -199,7 +199,7 @@ async def _all_colocated(
             family = Family(
                 kinds=tuple(best.values()),
                 batcher=batcher,
-                token_budget=budget,
+                max_num_batched_tokens=budget,
                 roles=(Role.MIXED,) * len(best),
             )
             counts = tuple(stock[kind.name] // kind.accelerators for kind in best.values())

@@ -38,7 +38,7 @@ def design(result: SimulationResult) -> list[Fact]:
         Fact("Model", spec.model),
         *(Fact(f"Pool {pool.role}", pool_text(pool)) for pool in result.pools),
         Fact("Router, hand-off", f"{spec.router}, {spec.handoff}"),
-        Fact("Batches", f"{_budget(spec)}, {spec.max_seqs:,} sequences"),
+        Fact("Batches", f"{_budget(spec)}, {spec.max_num_seqs:,} sequences"),
         *_chunks(spec),
         Fact("Transfers", "share the link" if spec.contention else "each have the whole link"),
         Fact("Rules", spec.rules),
@@ -53,7 +53,7 @@ def pool_text(pool: PoolResult) -> str:
 
 
 def _budget(spec: ClusterSpec) -> str:
-    budget = spec.token_budget
+    budget = spec.max_num_batched_tokens
     return (
         f"at most {budget:,} prompt tokens"
         if isinstance(budget, int)

@@ -9,19 +9,19 @@ from twofold.scheduling.queues import Queues
 class ChunkedPrefill(EagerBatcher):
     """The stronger colocated baseline (Sarathi-Serve, OSDI'24; the default of vLLM).
 
-    No iteration computes more than `token_budget` tokens, so a long prompt delays decodes by a bounded time
+    No iteration computes more than `max_num_batched_tokens` tokens, so a long prompt delays decodes by a bounded time
     each iteration instead of a long time once.
     """
 
-    def __init__(self, token_budget: int, max_seqs: int) -> None:
-        self.token_budget = token_budget
-        self.max_seqs = min(max_seqs, token_budget)
+    def __init__(self, max_num_batched_tokens: int, max_num_seqs: int) -> None:
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.max_num_seqs = min(max_num_seqs, max_num_batched_tokens)
 
     def select(self, queues: Queues, room: Room) -> Selection:
-        resume = take_ready(queues.ready, room, self.max_seqs - queues.decoding.size)
+        resume = take_ready(queues.ready, room, self.max_num_seqs - queues.decoding.size)
         selection = Selection(resume=resume)
         decodes = queues.decoding.size + len(resume)
-        budget, seats = self.token_budget - decodes, self.max_seqs - decodes
+        budget, seats = self.max_num_batched_tokens - decodes, self.max_num_seqs - decodes
         for sequence in chain(queues.prefilling, queues.waiting):
             if budget < 1 or seats < 1:
                 break

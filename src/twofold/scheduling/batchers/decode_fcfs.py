@@ -5,11 +5,11 @@ from twofold.scheduling.queues import Queues
 
 
 class DecodeFcfs(EagerBatcher):
-    """Splitwise section 4.2: decodes FCFS as far as memory goes, at most `max_seqs` in an iteration."""
+    """Splitwise section 4.2: decodes FCFS as far as memory goes, at most `max_num_seqs` in an iteration."""
 
-    def __init__(self, token_budget: int, max_seqs: int) -> None:
-        self.max_seqs = min(max_seqs, token_budget)
+    def __init__(self, max_num_batched_tokens: int, max_num_seqs: int) -> None:
+        self.max_num_seqs = min(max_num_seqs, max_num_batched_tokens)
 
     def select(self, queues: Queues, room: Room) -> Selection:
-        seats = self.max_seqs - queues.decoding.size
+        seats = self.max_num_seqs - queues.decoding.size
         return Selection(resume=take_ready(queues.ready, room, seats))

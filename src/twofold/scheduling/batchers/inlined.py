@@ -17,15 +17,15 @@ class InlinedPrefill(EagerBatcher):
     """
 
     def __init__(
-        self, token_budget: int, max_seqs: int, times: PerformanceModel | None = None, tbt_s: float = inf
+        self, max_num_batched_tokens: int, max_num_seqs: int, times: PerformanceModel | None = None, tbt_s: float = inf
     ) -> None:
-        self.token_budget = token_budget
-        self.max_seqs = max_seqs
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.max_num_seqs = max_num_seqs
         self._times = times
         self._tbt_s = tbt_s
 
     def select(self, queues: Queues, room: Room) -> Selection:
-        resume = take_ready(queues.ready, room, self.max_seqs - queues.decoding.size)
+        resume = take_ready(queues.ready, room, self.max_num_seqs - queues.decoding.size)
         decodes, context = queues.decoding.size + len(resume), queues.decoding.context_tokens
         for sequence in resume:
             context += sequence.computed
@@ -35,8 +35,8 @@ class InlinedPrefill(EagerBatcher):
             take_prompts(
                 queues.waiting,
                 room,
-                self.token_budget,
-                max_prompts=self.max_seqs,
+                self.max_num_batched_tokens,
+                max_prompts=self.max_num_seqs,
                 longer_runs_alone=True,
             )
         )
@@ -46,7 +46,7 @@ class InlinedPrefill(EagerBatcher):
         parts: list[PrefillPart] = []
         tokens = squares = 0
         sequence = queues.waiting.first
-        while sequence is not None and decodes + len(parts) < self.max_seqs:
+        while sequence is not None and decodes + len(parts) < self.max_num_seqs:
             more = room.remaining(sequence)
             tokens += more
             squares += more * (more + 2 * sequence.computed)
@@ -57,7 +57,7 @@ class InlinedPrefill(EagerBatcher):
         return parts
 
     def _in_time(self, tokens: int, squares: int, decodes: int, context: int) -> bool:
-        if tokens > self.token_budget:
+        if tokens > self.max_num_batched_tokens:
             return False
         times = self._times
         return times is None or times.mixed_s(tokens, squares, decodes, context) <= self._tbt_s

@@ -11,17 +11,17 @@ class MixedContinuous(EagerBatcher):
     splitting the phases removes. The token budget is for prompts; decodes run beside them.
     """
 
-    def __init__(self, token_budget: int, max_seqs: int) -> None:
-        self.token_budget = token_budget
-        self.max_seqs = max_seqs
+    def __init__(self, max_num_batched_tokens: int, max_num_seqs: int) -> None:
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.max_num_seqs = max_num_seqs
 
     def select(self, queues: Queues, room: Room) -> Selection:
-        resume = take_ready(queues.ready, room, self.max_seqs - queues.decoding.size)
+        resume = take_ready(queues.ready, room, self.max_num_seqs - queues.decoding.size)
         prompts = take_prompts(
             queues.waiting,
             room,
-            self.token_budget,
-            max_prompts=self.max_seqs - queues.decoding.size - len(resume),
+            self.max_num_batched_tokens,
+            max_prompts=self.max_num_seqs - queues.decoding.size - len(resume),
             longer_runs_alone=True,
         )
         return Selection(prompts, resume)

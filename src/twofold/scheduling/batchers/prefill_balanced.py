@@ -13,9 +13,9 @@ class PrefillBalanced(EagerBatcher):
     are needed, all about equal, instead of full ones and a rest. A prompt longer than the budget runs alone.
     """
 
-    def __init__(self, token_budget: int, max_seqs: int) -> None:
-        self.token_budget = token_budget
-        self.max_seqs = max_seqs
+    def __init__(self, max_num_batched_tokens: int, max_num_seqs: int) -> None:
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.max_num_seqs = max_num_seqs
 
     def select(self, queues: Queues, room: Room) -> Selection:
         return Selection(
@@ -23,14 +23,14 @@ class PrefillBalanced(EagerBatcher):
                 queues.waiting,
                 room,
                 self._share(queues, room),
-                max_prompts=self.max_seqs,
+                max_prompts=self.max_num_seqs,
                 longer_runs_alone=True,
             )
         )
 
     def _share(self, queues: Queues, room: Room) -> int:
         """Tokens of the next iteration: of the prompts from the head on, those that come nearest to an equal share."""
-        budget, ahead = self.token_budget, 0
+        budget, ahead = self.max_num_batched_tokens, 0
         for sequence in queues.waiting:
             tokens = room.remaining(sequence)
             if tokens > budget or ahead + tokens > _AHEAD * budget:

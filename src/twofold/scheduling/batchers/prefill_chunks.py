@@ -15,9 +15,9 @@ class PrefillChunks(EagerBatcher):
     for all of it, behind those that came before.
     """
 
-    def __init__(self, chunk_tokens: int, max_seqs: int) -> None:
+    def __init__(self, chunk_tokens: int, max_num_seqs: int) -> None:
         self.chunk_tokens = chunk_tokens
-        self.max_seqs = max_seqs
+        self.max_num_seqs = max_num_seqs
 
     def select(self, queues: Queues, room: Room) -> Selection:
         parts: list[PrefillPart] = []
@@ -26,7 +26,7 @@ class PrefillChunks(EagerBatcher):
             tokens = self._chunk(room.remaining(sequence))
             if not tokens:
                 continue  # in a pipeline: its last chunk is under way
-            if tokens > budget or len(parts) >= self.max_seqs:
+            if tokens > budget or len(parts) >= self.max_num_seqs:
                 break
             if sequence.line is queues.waiting and not room.take(sequence):
                 break

@@ -5,19 +5,19 @@ from twofold.scheduling.queues import Queues
 
 
 class PrefillFcfs(EagerBatcher):
-    """Splitwise section 4.2: prompts FCFS, at most `token_budget` (2,048) tokens, a longer prompt runs alone."""
+    """Splitwise section 4.2: prompts FCFS, at most `max_num_batched_tokens` (2,048) tokens, a longer prompt runs alone."""
 
-    def __init__(self, token_budget: int, max_seqs: int) -> None:
-        self.token_budget = token_budget
-        self.max_seqs = max_seqs
+    def __init__(self, max_num_batched_tokens: int, max_num_seqs: int) -> None:
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.max_num_seqs = max_num_seqs
 
     def select(self, queues: Queues, room: Room) -> Selection:
         return Selection(
             take_prompts(
                 queues.waiting,
                 room,
-                self.token_budget,
-                max_prompts=self.max_seqs,
+                self.max_num_batched_tokens,
+                max_prompts=self.max_num_seqs,
                 longer_runs_alone=True,
             )
         )

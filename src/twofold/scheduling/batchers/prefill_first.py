@@ -11,18 +11,18 @@ class PrefillFirst(EagerBatcher):
     (which counts as a pre-emption): decodes never slow a prompt, and prompts hold decodes up for as long as they come.
     """
 
-    def __init__(self, token_budget: int, max_seqs: int) -> None:
-        self.token_budget = token_budget
-        self.max_seqs = max_seqs
+    def __init__(self, max_num_batched_tokens: int, max_num_seqs: int) -> None:
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.max_num_seqs = max_num_seqs
 
     def select(self, queues: Queues, room: Room) -> Selection:
         prompts = take_prompts(
-            queues.waiting, room, self.token_budget, max_prompts=self.max_seqs, longer_runs_alone=True
+            queues.waiting, room, self.max_num_batched_tokens, max_prompts=self.max_num_seqs, longer_runs_alone=True
         )
         if prompts:
             selection = Selection(prompts)
             selection.pause = list(queues.decoding)
             return selection
         resume = list(queues.paused)
-        seats = self.max_seqs - queues.decoding.size - len(resume)
+        seats = self.max_num_seqs - queues.decoding.size - len(resume)
         return Selection(resume=resume + take_ready(queues.ready, room, seats))

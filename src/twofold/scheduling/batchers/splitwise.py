@@ -21,9 +21,9 @@ class SplitwiseMixed(EagerBatcher):
 
     MAX_PREEMPTIONS: ClassVar[int] = 4
 
-    def __init__(self, token_budget: int, max_seqs: int) -> None:
-        self.token_budget = token_budget
-        self.max_seqs = max_seqs
+    def __init__(self, max_num_batched_tokens: int, max_num_seqs: int) -> None:
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.max_num_seqs = max_num_seqs
         self._left_out: dict[str, int] = {}
 
     def select(self, queues: Queues, room: Room) -> Selection:
@@ -31,8 +31,8 @@ class SplitwiseMixed(EagerBatcher):
         overdue: list[ScheduledSequence] = []
         if queues.paused.size:
             overdue = [s for s in queues.paused if self._left_out[s.id] >= self.MAX_PREEMPTIONS]
-            overdue = overdue[: min(self.max_seqs, self.token_budget)]
-        seats, budget = self.max_seqs - len(overdue), self.token_budget - len(overdue)
+            overdue = overdue[: min(self.max_num_seqs, self.max_num_batched_tokens)]
+        seats, budget = self.max_num_seqs - len(overdue), self.max_num_batched_tokens - len(overdue)
         sequence = queues.waiting.first
         while sequence is not None:
             tokens = room.remaining(sequence)

@@ -95,16 +95,16 @@ class _Choice:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class SplitwiseSimBatcher(Batcher):
-    """At most `max_seqs` (512) sequences and `token_budget` (2,048) tokens in a batch, four pre-emptions.
+    """At most `max_num_seqs` (512) sequences and `max_num_batched_tokens` (2,048) tokens in a batch, four pre-emptions.
 
     The note of a sequence is the task that is its next or runs.
     """
 
     MAX_PREEMPTIONS: ClassVar[int] = 4
 
-    def __init__(self, token_budget: int, max_seqs: int) -> None:
-        self.token_budget = token_budget
-        self.max_seqs = max_seqs
+    def __init__(self, max_num_batched_tokens: int, max_num_seqs: int) -> None:
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.max_num_seqs = max_num_seqs
         self._selections = 0
         self._arrivals = 0
         self._pending: list[_Task] = []
@@ -158,11 +158,11 @@ class SplitwiseSimBatcher(Batcher):
             return False
         tokens = sequence.prefill_remaining if prompt else 1
         if (
-            running.decode_sequences < self.max_seqs
-            and running.decode_sequences + tokens <= self.token_budget
+            running.decode_sequences < self.max_num_seqs
+            and running.decode_sequences + tokens <= self.max_num_batched_tokens
         ):
             return True
-        return prompt and tokens <= self.token_budget
+        return prompt and tokens <= self.max_num_batched_tokens
 
     def _room_made(self, running: StartedIteration | None, blocks: BlockAccounts) -> bool:
         if not self._pending:
@@ -172,17 +172,17 @@ class SplitwiseSimBatcher(Batcher):
             return blocks.fits(head.sequence.start_tokens if head.prompt else head.sequence.decode_tokens)
         if running.prefill_sequences:
             return False
-        return running.decode_sequences < min(self.max_seqs, self.token_budget)
+        return running.decode_sequences < min(self.max_num_seqs, self.max_num_batched_tokens)
 
     # -- selection ------------------------------------------------------------------------------------------------
 
     def select(self, queues: Queues, room: Room) -> Selection:
-        room.free_seats = self.max_seqs  # its own limit is on the batch alone
+        room.free_seats = self.max_num_seqs  # its own limit is on the batch alone
         if len(self._left_out) == 1 and not queues.paused.size:
             task, decodes = self._left_out[0], queues.decoding.size
-            if decodes < self.max_seqs and (not decodes or decodes + task.tokens <= self.token_budget):
+            if decodes < self.max_num_seqs and (not decodes or decodes + task.tokens <= self.max_num_batched_tokens):
                 return self._one_more(task, room)
-        choice = _Choice(queues, room, self.max_seqs, self.token_budget)
+        choice = _Choice(queues, room, self.max_num_seqs, self.max_num_batched_tokens)
         self._take_overdue(choice)
         self._take_prompts(choice)
         self._take_paused(choice)

@@ -25,15 +25,15 @@ class Together:
 class Decoding:
     """Requests in the order in which their first tokens came.
 
-    Of more than `max_seqs` sequences, or than `capacity_tokens` KV tokens, some wait while others run: the time between
+    Of more than `max_num_seqs` sequences, or than `capacity_tokens` KV tokens, some wait while others run: the time between
     tokens then grows in proportion, at least. Times are those of `model`, corrected by `speed`.
     """
 
-    def __init__(self, model: PerformanceModel, max_seqs: int, capacity_tokens: int, speed: Speed) -> None:
+    def __init__(self, model: PerformanceModel, max_num_seqs: int, capacity_tokens: int, speed: Speed) -> None:
         self.here, self.promised = Together(), Together()
         self._model = model
         self._speed = speed
-        self._max_seqs = max_seqs
+        self._max_seqs = max_num_seqs
         self._capacity_tokens = capacity_tokens
         self._coming: dict[str, Together] = {}
         self._members: dict[str, tuple[float, Together]] = {}  # and when each began

@@ -17,14 +17,14 @@ from twofold.scheduling.route import Route
 class Facts:
     """What is known of an instance before it has done anything; `model` has its times."""
 
-    __slots__ = ("capacity_tokens", "max_seqs", "model", "token_budget")
+    __slots__ = ("capacity_tokens", "max_num_seqs", "model", "max_num_batched_tokens")
 
     def __init__(
-        self, model: PerformanceModel, *, token_budget: int, max_seqs: int, capacity_tokens: int
+        self, model: PerformanceModel, *, max_num_batched_tokens: int, max_num_seqs: int, capacity_tokens: int
     ) -> None:
         self.model = model
-        self.token_budget = token_budget
-        self.max_seqs = max_seqs
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.max_num_seqs = max_num_seqs
         self.capacity_tokens = capacity_tokens
 
 
@@ -88,10 +88,10 @@ class Ledger:
         self._pools = pools
         speed, pace = Speed(), Speed()
         self._lines = {
-            name: PrefillLine(each.model, each.token_budget, speed) for name, each in facts.items()
+            name: PrefillLine(each.model, each.max_num_batched_tokens, speed) for name, each in facts.items()
         }
         self._decodings = {
-            name: Decoding(each.model, each.max_seqs, each.capacity_tokens, pace)
+            name: Decoding(each.model, each.max_num_seqs, each.capacity_tokens, pace)
             for name, each in facts.items()
         }
         self._placed: dict[str, Newcomer] = {}

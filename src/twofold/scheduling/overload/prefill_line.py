@@ -38,7 +38,7 @@ class _Iteration:
 
 
 class PrefillLine:
-    """Batches prompts as the instance does: whole, first come first, up to `token_budget` tokens in an iteration, of
+    """Batches prompts as the instance does: whole, first come first, up to `max_num_batched_tokens` tokens in an iteration, of
     which a longer one has one for itself.
 
     Times are those of `model`, corrected by `speed`, which learns from each iteration. One that takes longer than it
@@ -46,9 +46,9 @@ class PrefillLine:
     they are expected to come as they came lately.
     """
 
-    def __init__(self, model: PerformanceModel, token_budget: int, speed: Speed) -> None:
+    def __init__(self, model: PerformanceModel, max_num_batched_tokens: int, speed: Speed) -> None:
         self._model = model
-        self._token_budget = token_budget
+        self._token_budget = max_num_batched_tokens
         self._speed = speed
         self._iterations: deque[_Iteration] = deque()  # the first of them is under way
         self._where: dict[str, _Iteration] = {}

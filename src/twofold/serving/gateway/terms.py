@@ -3,7 +3,7 @@
 import math
 
 import msgspec
-from starlette.requests import Request
+from starlette.requests import Request as HttpRequest
 
 from twofold.errors import RequestError
 from twofold.serving.gateway.caching import retention_s
@@ -28,7 +28,7 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     cache_salt: str
 
 
-def terms_of(gateway: Gateway, request: Request, fields: GenerationFields, prompts: int) -> Terms:
+def terms_of(gateway: Gateway, request: HttpRequest, fields: GenerationFields, prompts: int) -> Terms:
     """Raises RequestError on a timeout or a retention that is none, and on more generations than the key may have."""
     arrival = arrival_of(request)
     if arrival.key is not None:
@@ -42,7 +42,7 @@ def terms_of(gateway: Gateway, request: Request, fields: GenerationFields, promp
     )
 
 
-def _timeout_s(gateway: Gateway, request: Request, fields: GenerationFields) -> float:
+def _timeout_s(gateway: Gateway, request: HttpRequest, fields: GenerationFields) -> float:
     """The shorter of the field and the header; the service's own where there is neither."""
     wanted = []
     if fields.timeout is not None:

@@ -80,7 +80,7 @@ class OwnScheduling:
 
 
 def _batcher(config: ServiceConfig, spec: WorkerConfig) -> Batcher:
-    budget, most, inline = spec.token_budget, config.engine.max_num_seqs, config.inline
+    budget, most, inline = spec.max_num_batched_tokens, config.engine.max_num_seqs, config.inline
     if inline is None or spec.batcher != INLINED:
         return BATCHERS[spec.batcher](budget, most)
     return InlinedPrefill(budget, most, PackedModel("this host", inline.times), inline.tbt_s)
@@ -120,7 +120,7 @@ def _scheduler(
         {
             "instance": spec.instance,
             "batcher": spec.batcher,
-            "token_budget": spec.token_budget,
+            "max_num_batched_tokens": spec.max_num_batched_tokens,
             "max_num_seqs": most,
             "num_blocks": num_blocks,
             "block_size": block_size,

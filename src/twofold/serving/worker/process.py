@@ -65,11 +65,11 @@ def run_worker(
     engine = parts.engine
     measures, prefill = config.measures(spec), None
     if measures or spec.measures_budget:
-        prefill = prefill_speed(engine, min(spec.token_budget, prepared.max_model_len))
+        prefill = prefill_speed(engine, min(spec.max_num_batched_tokens, prepared.max_model_len))
     if prefill is not None and spec.measures_budget:
         budget = saturating_tokens(prefill.seconds, prepared.max_model_len)
         log.info("%s is kept busy by %d prompt tokens", spec.instance, budget)
-        spec = msgspec.structs.replace(spec, token_budget=budget)
+        spec = msgspec.structs.replace(spec, max_num_batched_tokens=budget)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     network = config.network
     guard = None if network is None else Guard(context, read_key(Path(network.key_file)))

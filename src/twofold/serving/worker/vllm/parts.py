@@ -135,9 +135,9 @@ def _options(config: EngineConfig) -> dict[str, object]:
 
 def _knobs(config: EngineConfig, spec: WorkerConfig, max_model_len: int) -> Knobs:
     cuts = spec.batcher in _CUT
-    budget = spec.token_budget if cuts else max(spec.token_budget, max_model_len)
+    budget = spec.max_num_batched_tokens if cuts else max(spec.max_num_batched_tokens, max_model_len)
     return Knobs(
-        token_budget=max(budget, config.max_num_seqs),
+        max_num_batched_tokens=max(budget, config.max_num_seqs),
         max_num_seqs=config.max_num_seqs,
         prefix_caching=config.prefix_caching,
     )

@@ -6,18 +6,17 @@ from pathlib import Path
 from setuptools import setup
 
 HOT = """
-    instance kvcache/accounts kvcache/cache kvcache/counts kvcache/index kvcache/leases kvcache/pins kvcache/tiers
-    kvcache/watcher kvcache/eviction/*
-    performance/alone performance/base performance/curve performance/fitted performance/power
-    performance/splitwise_published
-    scheduling/amounts scheduling/batcher scheduling/cells scheduling/chunked_pipeline scheduling/cluster
-    scheduling/decode_set scheduling/forecast scheduling/growth scheduling/handoffs scheduling/instance
-    scheduling/iteration scheduling/line scheduling/memory scheduling/pipeline scheduling/pools scheduling/prediction
-    scheduling/queues scheduling/route scheduling/router scheduling/sequence scheduling/shared_cluster
-    scheduling/batchers/* scheduling/routers/*
-    simulation/cluster simulation/controllers simulation/handoffs simulation/host simulation/hosted
-    simulation/instance simulation/kernel simulation/life simulation/network simulation/pipeline simulation/product
-    simulation/stagewise simulation/statistics simulation/tally simulation/timing
+    instance kvcache/allocator kvcache/cache kvcache/index kvcache/leases kvcache/tiers kvcache/eviction/*
+    performance/base performance/splitwise_published performance/fitted performance/power
+    scheduling/cluster/pools scheduling/instance/batcher scheduling/cluster/cells
+    scheduling/instance/pipeline scheduling/cluster/scheduler scheduling/instance/queues
+    scheduling/cluster/forecast scheduling/instance/swap_preemption scheduling/cluster/handoff_policy
+    scheduling/instance/scheduler scheduling/instance/batch scheduling/instance/sequence
+    scheduling/instance/kv_reservation scheduling/cluster/router scheduling/cluster/shared
+    scheduling/batchers/* scheduling/routers/* simulation/cluster simulation/controllers simulation/handoffs
+    simulation/host simulation/hosted simulation/instance simulation/kernel simulation/request
+    simulation/network simulation/pipeline cluster/timing compat/stagewise simulation/statistics
+    simulation/tally
 """
 
 if os.environ.get("TWOFOLD_COMPILE") == "1":

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from twofold.workload.lengths import LengthDistribution
+from twofold.workload.distributions import LengthDistribution
 from twofold.workload.rescale import mean_rate
 from twofold.workload.trace import open_trace
 

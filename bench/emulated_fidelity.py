@@ -24,15 +24,15 @@ from rich.table import Table
 from twofold.bench.endpoint import Endpoint, discover
 from twofold.bench.load import run_load
 from twofold.bench.services import metrics, served
-from twofold.fidelity.measure import load_config
+from twofold.cluster.file import load_cluster
+from twofold.cluster.spec import ClusterSpec
+from twofold.fidelity.measurement import load_config
 from twofold.fidelity.service import timelines_of
 from twofold.hardware.catalog import load_catalog
-from twofold.reporting.summary import Distribution, Summary, summarise
+from twofold.reporting.summary import LatencyDistribution, Summary, summarize
 from twofold.request import Request
-from twofold.simulation.cluster_file import load_cluster
-from twofold.simulation.spec import ClusterSpec
 from twofold.timeline import Timeline
-from twofold.workload.named import workload
+from twofold.workload.source import workload
 
 CLUSTER = """
 model: bloom-176b
@@ -76,7 +76,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     requests: int
     simulated: Summary
     live: Summary
-    added_s: dict[str, Distribution]
+    added_s: dict[str, LatencyDistribution]
     spans: dict[str, Span]
 
 
@@ -133,8 +133,8 @@ def compare(endpoint: Endpoint, spec: ClusterSpec, requests: Sequence[Request]) 
     pairs = [(timeline, by_id[timeline.request.id]) for timeline in live.timelines]
     return Comparison(
         requests=len(pairs),
-        simulated=summarise(simulated),
-        live=summarise(live.timelines),
+        simulated=summarize(simulated),
+        live=summarize(live.timelines),
         added_s={name: added for name in METRICS if (added := _added(pairs, name)) is not None},
         spans={name: span for name in SPANS if (span := _span(name, simulated, before, after))},
     )
@@ -159,9 +159,11 @@ def _span(name: str, timelines: Sequence[Timeline], before: Totals, after: Total
     return Span(simulated=sum(known) / len(known), live=seconds / count) if known and count else None
 
 
-def _added(pairs: Sequence[tuple[Timeline, Timeline]], name: str) -> Distribution | None:
+def _added(pairs: Sequence[tuple[Timeline, Timeline]], name: str) -> LatencyDistribution | None:
     both = [(getattr(live, name), getattr(simulated, name)) for live, simulated in pairs]
-    return Distribution.of(live - simulated for live, simulated in both if None not in (live, simulated))
+    return LatencyDistribution.of(
+        live - simulated for live, simulated in both if None not in (live, simulated)
+    )
 
 
 def one_by_one(count: int) -> list[Request]:

@@ -26,9 +26,8 @@ from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 from twofold.engine.base import SequenceStep
 from twofold.engine.model_factory import create_model
-from twofold.engine.quiet import no_progress_bars
 from twofold.engine.torch.engine import TorchEngine
-from twofold.engine.torch.loader import load_model
+from twofold.engine.torch.loader import load_model, no_progress_bars
 from twofold.engine.torch.pool import KvPool
 from twofold.request import SamplingParams
 

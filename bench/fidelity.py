@@ -18,19 +18,18 @@ from rich.table import Table
 
 from twofold.cli.calibrate_live import run as calibrate
 from twofold.cli.verify_run import Question, compare_all, parse_loads
-from twofold.fidelity.service import Design
-from twofold.fidelity.table import fidelity_table, speed_text
-from twofold.fidelity.verify import Comparison
+from twofold.fidelity.comparison import Comparison, fidelity_table, speed_text
+from twofold.fidelity.service import ServiceDesign
 
 DESIGNS = (
-    Design(colocated=2),
-    Design(prefill=1, decode=1),
-    Design(prefill=2, decode=1),
-    Design(prefill=1, decode=2),
+    ServiceDesign(colocated=2),
+    ServiceDesign(prefill=1, decode=1),
+    ServiceDesign(prefill=2, decode=1),
+    ServiceDesign(prefill=1, decode=2),
 )
 
 
-def question(design: Design, flags: argparse.Namespace, profile: Path) -> Question:
+def question(design: ServiceDesign, flags: argparse.Namespace, profile: Path) -> Question:
     return Question(
         model=flags.model,
         profile=profile,

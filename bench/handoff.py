@@ -34,13 +34,13 @@ from rich.table import Table
 from handoff_ends import BLOCK_SIZE, Ask, Facts, Seen
 from second_token import SecondToken, second_token
 from twofold.bench.two_hosts import TwoHosts, two_hosts
+from twofold.cluster.paths import KvEgress, ModelledPaths
 from twofold.errors import UserError
 from twofold.handoff import HandoffMode
-from twofold.reporting.tables import seconds
+from twofold.reporting.summary import seconds
 from twofold.request import Request
-from twofold.scheduling.handoffs import Chosen
-from twofold.scheduling.route import Route
-from twofold.simulation.paths import ModelledPaths, Outlet
+from twofold.scheduling.cluster.handoff_policy import AutoHandoff
+from twofold.scheduling.cluster.router import Route
 from twofold.transport.base import MemoryDescriptor
 
 MODES = (HandoffMode.SERIALIZED, HandoffMode.LAYER_WISE)
@@ -150,14 +150,14 @@ def cell(facts: Facts, tokens: int, seen: dict[HandoffMode, list[Seen]]) -> Cell
         tokens * facts.kv_bytes_per_token / facts.layers / facts.link.bytes_per_s
     )
     path = facts.link.transfer(facts.kv_bytes_per_token, facts.layers)
-    paths = ModelledPaths({"prefill-0": Outlet.of(path, facts.prefill.seconds)})
+    paths = ModelledPaths({"prefill-0": KvEgress.of(path, facts.prefill.seconds)})
     request = Request(id="r", arrival_s=0.0, prompt_tokens=tokens, output_tokens=2)
     return Cell(
         tokens=tokens,
         prefill_s=prefill_s,
         layer_s=layer_s,
         visible_s={mode: statistics.median(each.visible_s for each in runs) for mode, runs in seen.items()},
-        chosen=Chosen(paths).choose(request, Route("prefill-0", "decode-0")),
+        chosen=AutoHandoff(paths).choose(request, Route("prefill-0", "decode-0")),
         covered=prefill_s / facts.layers > layer_s,
     )
 

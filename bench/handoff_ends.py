@@ -18,12 +18,11 @@ from twofold.engine.base import SequenceStep
 from twofold.engine.torch.engine import TorchEngine
 from twofold.engine.torch.loader import load_model
 from twofold.handoff import HandoffMode, Lease
-from twofold.performance.measured import LinkSpeed, PrefillSpeed
+from twofold.performance.transfer import LinkSpeed, PrefillSpeed
 from twofold.request import SamplingParams
 from twofold.serving.worker.handoffs import layers_at_once
-from twofold.serving.worker.measuring import link_speed, prefill_speed
-from twofold.serving.worker.outgoing import Outgoing
-from twofold.serving.worker.sender import HandoffSender
+from twofold.serving.worker.probes import link_speed, prefill_speed
+from twofold.serving.worker.sender import HandoffSender, OutgoingHandoff
 from twofold.transport.base import MemoryDescriptor
 from twofold.transport.nixl import NixlTransport
 
@@ -123,11 +122,11 @@ class Runs:
             visible_s=max(0.0, self._ended_s - token_s),
         )
 
-    def _write_layers(self, outgoing: Outgoing, layers: range) -> int:
+    def _write_layers(self, outgoing: OutgoingHandoff, layers: range) -> int:
         blocks = list(outgoing.blocks)
         return self._write(layers, blocks, blocks)
 
-    def _ended(self, outgoing: Outgoing) -> None:
+    def _ended(self, outgoing: OutgoingHandoff) -> None:
         self._ended_s, self._started_s = time.perf_counter(), outgoing.started_s or 0.0
         self._over.set()
 

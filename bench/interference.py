@@ -30,13 +30,11 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from twofold.bench.client import Client, ClientConfig
+from twofold.bench.client import Client, ClientConfig, Reply
 from twofold.bench.endpoint import Endpoint, discover
 from twofold.bench.prompts import PromptMaker, token_range
-from twofold.bench.reply import Reply
 from twofold.bench.services import served
-from twofold.reporting.summary import Distribution
-from twofold.reporting.tables import seconds
+from twofold.reporting.summary import LatencyDistribution, seconds
 from twofold.request import Request
 from twofold.timeline import Recorder, Timeline
 
@@ -63,9 +61,9 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
 class Phase(msgspec.Struct, frozen=True, kw_only=True):
     """What one phase showed: gaps between the tokens of the streams, TTFT of the long prompts (seconds)."""
 
-    itl_s: Distribution
+    itl_s: LatencyDistribution
     gaps: int
-    long_ttft_s: Distribution | None
+    long_ttft_s: LatencyDistribution | None
     long_prompts: int
 
 
@@ -171,10 +169,10 @@ class Subject:
             for earlier, gap in zip(stream.token_times_s, stream.itl_s, strict=False)
             if earlier >= start and earlier + gap <= end
         ]
-        itl_s = Distribution.of(gaps)
+        itl_s = LatencyDistribution.of(gaps)
         if itl_s is None:
             raise RuntimeError("the streams never decoded together: give them more --stream-output tokens")
-        ttft_s = Distribution.of(prompt.ttft_s or 0.0 for prompt in prompts)
+        ttft_s = LatencyDistribution.of(prompt.ttft_s or 0.0 for prompt in prompts)
         return Phase(itl_s=itl_s, gaps=len(gaps), long_ttft_s=ttft_s, long_prompts=len(prompts))
 
 

@@ -28,10 +28,10 @@ from twofold.bench.endpoint import discover
 from twofold.bench.load import LoadConfig, run_load
 from twofold.bench.prompts import PromptMaker, token_range
 from twofold.bench.services import served
+from twofold.cluster.file import load_cluster
 from twofold.hardware.catalog import load_catalog
 from twofold.request import Request
-from twofold.simulation.cluster_file import load_cluster
-from twofold.simulation.observer import QuietObserver
+from twofold.simulation.observers.base import QuietObserver
 from twofold.simulation.simulate import simulate
 from twofold.slo import Slo
 from twofold.timeline import Timeline

@@ -19,14 +19,13 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from twofold.bench.decisions import decisions_per_s
+from twofold.bench.decisions import cpu_of, decisions_per_s, loop
 from twofold.bench.endpoint import discover
-from twofold.bench.plain_loop import cpu_of, loop
 from twofold.bench.services import served
 from twofold.handoff import HandoffMode
 from twofold.instance import Role
-from twofold.scheduling.cluster import ClusterScheduler
-from twofold.scheduling.handoffs import FixedHandoff
+from twofold.scheduling.cluster.handoff_policy import FixedHandoff
+from twofold.scheduling.cluster.scheduler import ClusterScheduler
 from twofold.scheduling.routers import ROUTERS
 
 CLUSTER = """

@@ -21,11 +21,11 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from twofold.cluster.spec import ClusterSpec, PoolSpec
 from twofold.hardware.catalog import load_catalog
 from twofold.instance import Role
 from twofold.simulation.simulate import simulate
-from twofold.simulation.spec import ClusterSpec, PoolSpec
-from twofold.workload.named import workload
+from twofold.workload.source import workload
 
 INSTANCES = (10, 40, 100, 1_000, 4_000)
 REQUESTS = (10_000, 100_000, 1_000_000)

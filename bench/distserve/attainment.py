@@ -18,9 +18,8 @@ from rich.table import Table
 
 from twofold.cli.calibrate_live import run as calibrate
 from twofold.cli.verify_run import Question, compare_all, parse_loads
-from twofold.fidelity.service import Design
-from twofold.fidelity.table import speed_text
-from twofold.fidelity.verify import ATTAINMENT, Comparison
+from twofold.fidelity.comparison import ATTAINMENT, Comparison, speed_text
+from twofold.fidelity.service import ServiceDesign
 
 
 def attainments(comparisons: list[Comparison]) -> tuple[Table, bool]:
@@ -66,7 +65,7 @@ def main() -> None:
             Question(
                 model=flags.model,
                 profile=profile,
-                design=Design(prefill=flags.prefill, decode=flags.decode),
+                design=ServiceDesign(prefill=flags.prefill, decode=flags.decode),
                 workload=flags.workload,
                 num_requests=flags.requests,
                 loads=parse_loads(flags.loads),

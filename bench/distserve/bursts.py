@@ -17,16 +17,16 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from twofold.cluster.profiles import instance_profiles
+from twofold.cluster.spec import ClusterSpec, PoolSpec
 from twofold.hardware.catalog import Catalog, load_catalog
 from twofold.instance import Role
 from twofold.request import Request
-from twofold.scheduling.outcome import InstanceStatus
-from twofold.simulation.build import build
+from twofold.scheduling.instance.status import InstanceStatus
+from twofold.simulation.build import build_cluster
 from twofold.simulation.kernel import PS
-from twofold.simulation.kinds import kinds_of
-from twofold.simulation.observer import QuietObserver
-from twofold.simulation.spec import ClusterSpec, PoolSpec
-from twofold.simulation.statistics import Statistics
+from twofold.simulation.observers.base import QuietObserver
+from twofold.simulation.statistics import RunStatistics
 from twofold.timeline import Timeline
 
 RATE, SECONDS, BURST_AT_S = 2.0, 60.0, 10.0
@@ -89,8 +89,8 @@ def requests(burst: int, output_tokens: tuple[int, int], seed: int) -> list[Requ
 def watch(spec: ClusterSpec, some: Sequence[Request], catalog: Catalog, every_s: float) -> Watch:
     """Simulate, and look at the two instances before every event."""
     ends, seen = Ends(), Watch(every_s=every_s)
-    statistics = Statistics(None, None, over_all_tokens=False)
-    cluster = build(spec, catalog, kinds_of(spec, catalog), statistics, [ends], 1 << 60)
+    statistics = RunStatistics(None, None, over_all_tokens=False)
+    cluster = build_cluster(spec, catalog, instance_profiles(spec, catalog), statistics, [ends], 1 << 60)
     prefill, decode = (cluster.instances[name].scheduler for name in ("prefill-0", "decode-0"))
     cluster.kernel.before_step = lambda at: seen.look(at / PS, prefill.status(), decode.status())
     cluster.feed(some)

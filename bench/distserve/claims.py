@@ -24,20 +24,18 @@ from rich.table import Table
 
 from twofold.cli.placement_run import search_placement
 from twofold.cli.plan_run import Where
+from twofold.cluster.spec import ClusterSpec
 from twofold.hardware.catalog import load_catalog
-from twofold.planning.bounds import Bounds
+from twofold.planning.bounds import AnalyticBounds
 from twofold.planning.design import Design, Family
 from twofold.planning.evaluation import Trial
-from twofold.planning.evaluator import Evaluator
+from twofold.planning.evaluator import Evaluator, Keys, SqliteStore
 from twofold.planning.executors.local import LocalExecutor, cores
-from twofold.planning.key import Keys
-from twofold.planning.placement.plan import PlacementPlan, PlacementQuestion, prepare
-from twofold.planning.placement.search import Placed
+from twofold.planning.placement.plan import PlacementPlan, PlacementQuery, prepare
+from twofold.planning.placement.search import SimulatedPlacement
 from twofold.planning.problem import Problem
 from twofold.planning.rates import RateGrid, RateSearch
-from twofold.planning.store import SqliteStore
 from twofold.planning.workload import WorkloadArguments
-from twofold.simulation.spec import ClusterSpec
 from twofold.slo import Slo
 
 MACHINE = "dgx-a100"
@@ -97,7 +95,7 @@ def problem(one: Application, performance: str, requests: int) -> Problem:
 
 def colocated(
     what: Problem, tensor_parallel: int, ways: Sequence[tuple[str, int | None]], where: Where, grid: RateGrid
-) -> list[Placed | None]:
+) -> list[SimulatedPlacement | None]:
     """The goodput of one instance for each way to batch."""
     kind = what.instance(MACHINE, tensor_parallel)
     designs = [
@@ -105,12 +103,12 @@ def colocated(
         for batcher, budget in ways
     ]
 
-    async def all_of_them(search: RateSearch) -> list[Placed | None]:
+    async def all_of_them(search: RateSearch) -> list[SimulatedPlacement | None]:
         told = await asyncio.gather(*(search.highest(design) for design in designs))
         return [
             None
             if each.step is None or each.kept is None
-            else Placed(design=each.design, rate=grid.rate(each.step), evaluation=each.kept)
+            else SimulatedPlacement(design=each.design, rate=grid.rate(each.step), evaluation=each.kept)
             for each in told
         ]
 
@@ -132,7 +130,7 @@ def _search(what: Problem, where: Where, grid: RateGrid, ask: Callable[[RateSear
 
     with SqliteStore(where.store) as store, LocalExecutor(what, cores()) as executor:
         evaluator = Evaluator(executor, store, Keys(what).of)
-        return asyncio.run(asked(RateSearch(evaluate=evaluator, bound=Bounds(what), grid=grid)))
+        return asyncio.run(asked(RateSearch(evaluate=evaluator, bound=AnalyticBounds(what), grid=grid)))
 
 
 def degrees(plan: PlacementPlan) -> str:
@@ -145,7 +143,7 @@ def degrees(plan: PlacementPlan) -> str:
 def row(one: Application, requests: int, grid: RateGrid, where: Where) -> list[str]:
     published = one.model != "opt-175b"
     what = problem(one, one.engine if published else ESTIMATED, requests)
-    plan, effort = search_placement(prepare(what, PlacementQuestion(stock={MACHINE: one.gpus})), grid, where)
+    plan, effort = search_placement(prepare(what, PlacementQuery(stock={MACHINE: one.gpus})), grid, where)
     ways = (("mixed", None), ("chunked-prefill", 512))
     others = [(what, each) for each in colocated(what, one.colocated_tp, ways, where, grid)]
     if published:

@@ -19,13 +19,13 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from twofold.cluster.spec import ClusterSpec, PoolSpec
+from twofold.compat.presets import distserve_sim
 from twofold.hardware.catalog import load_catalog
 from twofold.instance import Role
 from twofold.request import Request
-from twofold.simulation.observer import QuietObserver
-from twofold.simulation.presets import distserve_sim
+from twofold.simulation.observers.base import QuietObserver
 from twofold.simulation.simulate import simulate
-from twofold.simulation.spec import ClusterSpec, PoolSpec
 from twofold.timeline import Moment, Timeline
 
 NAME = re.compile(

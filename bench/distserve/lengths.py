@@ -15,7 +15,7 @@ from statistics import NormalDist
 
 import msgspec
 
-from twofold.workload.lengths import LengthDistribution
+from twofold.workload.distributions import LengthDistribution
 
 DATA = Path(__file__).parents[2] / "src" / "twofold" / "workload" / "data"
 LONGEST = 2048

@@ -25,16 +25,16 @@ import numpy.typing as npt
 from rich.console import Console
 from rich.table import Table
 
+from twofold.cluster.spec import ClusterSpec, PoolSpec
 from twofold.hardware.catalog import load_catalog
-from twofold.hardware.machine import Machine
-from twofold.hardware.model import Model
+from twofold.hardware.specs import Machine, Model
 from twofold.instance import Role
-from twofold.performance.base import DecodeCost, ModelError, PerformanceModel
+from twofold.performance.base import PerformanceModel
+from twofold.performance.cost import DecodeCost, ModelAccuracy
 from twofold.performance.queueing import crossover_rate, one_instance_s, pipeline_s, tensor_s
 from twofold.performance.registry import PERFORMANCE_MODELS
 from twofold.request import Request
 from twofold.simulation.simulate import simulate
-from twofold.simulation.spec import ClusterSpec, PoolSpec
 
 PROMPT = 512
 RATES = (2.0, 5.0, 8.0, 10.0)
@@ -55,7 +55,7 @@ class Constant(PerformanceModel):
 
     def __init__(self, prefill_s: float) -> None:
         self.name = f"{prefill_s * 1e3:g} ms"
-        self.error = ModelError(prefill=None, decode=None, basis="given")
+        self.error = ModelAccuracy(prefill=None, decode=None, basis="given")
         self._prefill_s = prefill_s
 
     def prefill_s(self, tokens: int, squares: int) -> float:  # noqa: ARG002
@@ -104,7 +104,9 @@ class Simulator:
             ),
             PoolSpec(machines=1, machine="dgx-a100", role=Role.DECODE),
         )
-        spec = ClusterSpec(pools=pools, model="opt-13b", performance=_NAME, router="jsq", max_num_batched_tokens=PROMPT)
+        spec = ClusterSpec(
+            pools=pools, model="opt-13b", performance=_NAME, router="jsq", max_num_batched_tokens=PROMPT
+        )
         result = simulate(spec, self._arrivals(rate), catalog=load_catalog(), series=False)
         mean_s = result.ttft_s.mean
         assert mean_s is not None  # noqa: S101  (requests were made; tells the type checker)

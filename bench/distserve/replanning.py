@@ -18,14 +18,14 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from twofold.cluster.file import parse_cluster
 from twofold.hardware.catalog import load_catalog
 from twofold.planning.splits import SplitPlanner
 from twofold.request import Request
-from twofold.scheduling.replanning import Decision, Replanner
-from twofold.scheduling.traffic import TrafficWatch
-from twofold.simulation.cluster_file import parse_cluster
-from twofold.simulation.observer import Observer, QuietObserver
-from twofold.simulation.replanning import Replanning
+from twofold.scheduling.replan.replanner import ReplanDecision, Replanner
+from twofold.scheduling.replan.traffic import TrafficMonitor
+from twofold.simulation.observers.base import Observer, QuietObserver
+from twofold.simulation.replanning import SimulatedReplanning
 from twofold.simulation.simulate import simulate
 from twofold.slo import Slo
 from twofold.timeline import Timeline
@@ -76,14 +76,16 @@ def requests(parts: Sequence[tuple[Traffic, float]], seed: int) -> Iterator[Requ
 
 def served(
     wanted: Sequence[Request], router: str, *, replan: bool
-) -> tuple[list[Timeline], Sequence[Decision]]:
+) -> tuple[list[Timeline], Sequence[ReplanDecision]]:
     spec = msgspec.structs.replace(parse_cluster(CLUSTER, model=MODEL, catalog=CATALOG), router=router)
     ends = Ends()
     observers: list[Observer] = [ends]
     if not replan:
         simulate(spec, wanted, catalog=CATALOG, observers=observers, series=False)
         return ends.timelines, ()
-    replanning = Replanning(Replanner(TrafficWatch()), SplitPlanner(spec, CATALOG, SLO), search_s=SEARCH_S)
+    replanning = SimulatedReplanning(
+        Replanner(TrafficMonitor()), SplitPlanner(spec, CATALOG, SLO), search_s=SEARCH_S
+    )
     simulate(
         spec,
         replanning.watched(wanted),

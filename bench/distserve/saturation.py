@@ -14,13 +14,13 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
+from twofold.cluster.profiles import instance_profiles
+from twofold.cluster.spec import SATURATING, ClusterSpec, PoolSpec
 from twofold.hardware.catalog import Catalog, load_catalog
 from twofold.instance import Role
 from twofold.request import Request
-from twofold.simulation.kinds import kinds_of
 from twofold.simulation.result import SimulationResult
 from twofold.simulation.simulate import simulate
-from twofold.simulation.spec import SATURATING, ClusterSpec, PoolSpec
 
 MEDIAN, SIGMA, MOST, OUTPUT = 220, 0.9, 2048, 2
 SHARES = (0.3, 0.6, 0.8, 0.9, 0.95)
@@ -66,12 +66,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args(arguments)
     catalog = load_catalog()
-    kind = kinds_of(cluster(given.model, SATURATING), catalog)[0]
+    kind = instance_profiles(cluster(given.model, SATURATING), catalog)[0]
     instances, mean = kind.instances, sum(r.prompt_tokens for r in requests(1.0, 4000, 0)) / 4000
     together = round(kind.max_num_batched_tokens / mean)  # prompts of a batch
     best = instances * together / kind.model.prefill_s(round(together * mean), together * round(mean) ** 2)
     table = Table(
-        title=f"mean / P90 TTFT in ms, {given.model}, L_m = {kind.max_num_batched_tokens} tokens", title_justify="left"
+        title=f"mean / P90 TTFT in ms, {given.model}, L_m = {kind.max_num_batched_tokens} tokens",
+        title_justify="left",
     )
     budgets = sorted((*OTHERS, kind.max_num_batched_tokens))
     for heading in ("load", "requests/s", *(f"{budget:,}" for budget in budgets)):

@@ -17,8 +17,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from twofold.scheduling.traffic import Quantity, TrafficWatch
-from twofold.workload.lengths import load_lengths
+from twofold.scheduling.replan.traffic import Quantity, TrafficMonitor
+from twofold.workload.distributions import load_lengths
 from twofold.workload.trace import open_trace
 
 RATES = (1.0, 10.0, 50.0)
@@ -36,7 +36,7 @@ def arrivals(rate: float, burstiness: float, seed: int) -> Iterator[float]:
 
 def false_alarms(rate: float, burstiness: float, name: str, hours: float, seed: int) -> int:
     """Alarms in so many hours without any change."""
-    watch, now, alarms = TrafficWatch(), 0.0, 0
+    watch, now, alarms = TrafficMonitor(), 0.0, 0
     for gap, (prompt, output) in zip(
         arrivals(rate, burstiness, seed), load_lengths(name).sample(seed), strict=False
     ):
@@ -54,7 +54,7 @@ def delay(
     quantity: Quantity, factor: float, rate: float, burstiness: float, seed: int
 ) -> tuple[int, float] | None:
     """Requests and seconds from a step, an hour after the start, to the alarm; None if none comes within an hour."""
-    watch, now, since = TrafficWatch(), 0.0, 0
+    watch, now, since = TrafficMonitor(), 0.0, 0
     lengths = load_lengths("azure-conv").sample(seed)
     for gap, (prompt, output) in zip(arrivals(rate, burstiness, seed), lengths, strict=False):
         times = factor if now >= STATIONARY_S else 1.0
@@ -108,7 +108,7 @@ def steps(seeds: int) -> Table:
 def recorded(path: Path) -> Table:
     """The alarms in a trace, as it was recorded."""
     table = _table(path.name, ("at s", "what", "before", "after", "since requests", "sigmas"))
-    watch = TrafficWatch()
+    watch = TrafficMonitor()
     for request in open_trace(path):
         watch.ended(watch.arrived(request.prompt_tokens, request.arrival_s), request.output_tokens)
         if watch.alarmed:

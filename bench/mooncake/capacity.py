@@ -19,7 +19,7 @@ from rich.table import Table
 from twofold.demo.real_data import find_data
 from twofold.kvcache.cache import PrefixCache
 from twofold.kvcache.eviction import create_eviction
-from twofold.planning.capacity.distances import NEVER, least_capacities
+from twofold.planning.capacity.curve import NEVER, least_capacities
 from twofold.request import BlockKey
 from twofold.workload.rescale import BLOCK_TOKENS
 from twofold.workload.trace import open_trace

@@ -39,19 +39,19 @@ from twofold.bench.client import Client, ClientConfig
 from twofold.bench.endpoint import discover
 from twofold.bench.prompts import PromptMaker, token_range
 from twofold.bench.services import served
+from twofold.cluster.profiles import instance_profiles
+from twofold.cluster.spec import ClusterSpec, PoolSpec
+from twofold.cluster.timing import Timing
 from twofold.engine.base import SequenceStep
 from twofold.hardware.catalog import load_catalog
 from twofold.instance import Role
-from twofold.performance.packed import PackedModel, PackedTimes
-from twofold.performance.packed_fit import Iteration, fit_packed
-from twofold.performance.pipeline import LayersStage, Pipeline
+from twofold.performance.fitting.packed import MeasuredIteration, fit_packed
+from twofold.performance.host_profile import PackedModel, PackedTimes
+from twofold.performance.instance import LayersStage, Pipeline
 from twofold.request import Request
-from twofold.simulation.build import build
-from twofold.simulation.kinds import kinds_of
-from twofold.simulation.observer import QuietObserver
-from twofold.simulation.spec import ClusterSpec, PoolSpec
-from twofold.simulation.statistics import Statistics
-from twofold.simulation.timing import Timing
+from twofold.simulation.build import build_cluster
+from twofold.simulation.observers.base import QuietObserver
+from twofold.simulation.statistics import RunStatistics
 from twofold.timeline import Recorder, Timeline
 
 if TYPE_CHECKING:
@@ -199,12 +199,12 @@ def simulated(times: PackedTimes, token_s: float, stages: int, chunk: int | None
         max_num_batched_tokens=2048,
         pipeline_chunk=chunk,
     )
-    prefill, decode = kinds_of(spec, load_catalog())
+    prefill, decode = instance_profiles(spec, load_catalog())
     model = Pipeline("the stages", whole.error, first, later, stages)
     kinds = [replace(prefill, model=model, timing=Timing(model)), decode]
     seen = FirstTokens()
-    nothing = Statistics(None, None, over_all_tokens=False)
-    cluster = build(spec, load_catalog(), kinds, nothing, [seen], 1 << 60)
+    nothing = RunStatistics(None, None, over_all_tokens=False)
+    cluster = build_cluster(spec, load_catalog(), kinds, nothing, [seen], 1 << 60)
     cluster.feed([request("0", prompt)])
     cluster.kernel.run(until_events=1 << 60)
     return seen.ttft_s[0]
@@ -235,9 +235,9 @@ def simulate_all(
 # -- the engine -----------------------------------------------------------------------------------------------------
 
 
-def measure_engine(directory: Path, longest: int) -> list[Iteration]:
+def measure_engine(directory: Path, longest: int) -> list[MeasuredIteration]:
     """Iterations of one sequence, on one thread: of each the median of three, as live times are medians."""
-    engine, made = make_engine(directory, longest), list[Iteration]()
+    engine, made = make_engine(directory, longest), list[MeasuredIteration]()
     for tokens, context in [*cells(longest), (longest // 2, 0), (longest, 0)]:
         step = new_step(tokens, context)
         taken = []
@@ -247,7 +247,7 @@ def measure_engine(directory: Path, longest: int) -> list[Iteration]:
             taken.append(time.perf_counter() - began)
         squares = tokens * (tokens + 2 * context)
         made.append(
-            Iteration(
+            MeasuredIteration(
                 tokens=tokens, squares=squares, sequences=0, context=0, seconds=statistics.median(taken)
             )
         )
@@ -325,7 +325,7 @@ def engine_times(directory: Path, longest: int, processes: int) -> PackedTimes:
     said = [process.communicate()[0] for process in running]
     if any(process.returncode for process in running):
         raise RuntimeError("the engine could not be measured")
-    return fit_packed(msgspec.json.decode(said[0], type=list[Iteration]))
+    return fit_packed(msgspec.json.decode(said[0], type=list[MeasuredIteration]))
 
 
 # -- report ---------------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from twofold.bench.plain_loop import TURNS, cpu_of, loop
+from twofold.bench.decisions import TURNS, cpu_of, loop
 from twofold.kvcache.index import PrefixIndex
 from twofold.kvcache.prefix import KEY_BYTES
 from twofold.request import BlockKey

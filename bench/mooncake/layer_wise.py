@@ -39,28 +39,26 @@ from twofold.engine.torch.engine import TorchEngine
 from twofold.engine.torch.loader import LoadedModel, load_model
 from twofold.instance import Role
 from twofold.kvcache.eviction import create_eviction
-from twofold.kvcache.leases import LeaseBook
-from twofold.kvcache.shared import SharedBlocks
-from twofold.performance.layer_wise import layer_wise
-from twofold.reporting.tables import NOTHING
+from twofold.kvcache.leases import LeaseTable
+from twofold.kvcache.paged import PrefixBlockAllocator
+from twofold.performance.reuse import layer_wise
+from twofold.reporting.summary import NOTHING
 from twofold.request import Request, SamplingParams
 from twofold.scheduling.batchers import BATCHERS
-from twofold.scheduling.instance import InstanceScheduler
+from twofold.scheduling.instance.scheduler import InstanceScheduler
 from twofold.serving.config import EngineConfig, ServiceConfig, StoreConfig
-from twofold.serving.mailbox import Outbox
+from twofold.serving.controller.mailbox import Outbox
 from twofold.serving.messages import Message, StepDone
-from twofold.serving.store.client import Copier, StoreClient
+from twofold.serving.store.client import BlockCopier, StoreClient
 from twofold.serving.store.copier import PoolCopier
 from twofold.serving.store.memory import SlotMemory
-from twofold.serving.store.process import run_store
-from twofold.serving.worker.iterations import Iterations
-from twofold.serving.worker.landing import Landing
-from twofold.serving.worker.live import LiveSequence
+from twofold.serving.store.server import run_store
+from twofold.serving.worker.batch_loop import BatchLoop
 from twofold.serving.worker.peers import PeerDirectory
-from twofold.serving.worker.prefix_store import PrefixStore
+from twofold.serving.worker.prefix_store import StoredPrefixes
 from twofold.serving.worker.receiver import HandoffReceiver
 from twofold.serving.worker.sender import HandoffSender
-from twofold.serving.worker.state import WorkerState
+from twofold.serving.worker.state import KvLanding, TokenSequence, WorkerState
 from twofold.transport.shared_memory import SharedMemoryTransport
 
 GOAL = 0.1
@@ -102,7 +100,7 @@ def _ratio(times: Sequence[float], others: Sequence[float]) -> float:
 class Throttled:
     """A copier that takes at least as long as `bytes_per_s` allows, where that is not None."""
 
-    def __init__(self, copier: Copier, bytes_per_layer: int) -> None:
+    def __init__(self, copier: BlockCopier, bytes_per_layer: int) -> None:
         self.layers, self.span = copier.layers, copier.span
         self.bytes_per_s: float | None = None
         self._copier, self._bytes = copier, bytes_per_layer  # of one block
@@ -144,8 +142,8 @@ class Worker:
         for layer in range(len(layout.layers)):
             for part in (pool.keys(layer), pool.values(layer)):
                 part.zero_()  # page faults come now
-        self.shared = SharedBlocks(blocks, BLOCK, create_eviction("lru"))
-        leases = LeaseBook(self.shared, "prefill-0", 1, 10.0)
+        self.shared = PrefixBlockAllocator(blocks, BLOCK, create_eviction("lru"))
+        leases = LeaseTable(self.shared, "prefill-0", 1, 10.0)
         self.copier = Throttled(PoolCopier(pool), layout.layer_bytes_per_block(0))
         self.answer = Answer(context)
         self.answer.ends = self._end
@@ -156,17 +154,17 @@ class Worker:
             scheduler=self._scheduler,
             sender=HandoffSender(len(layout.layers), time.monotonic),
             receiver=HandoffReceiver(),
-            landing=Landing(),
+            landing=KvLanding(),
             peers=PeerDirectory(transport),
             outbox=self.answer,
             controller="",
         )
-        self._iterations = Iterations(self.state, self._scheduler, TorchEngine(model, pool), frozenset())
+        self._iterations = BatchLoop(self.state, self._scheduler, TorchEngine(model, pool), frozenset())
         self._prompts = 0
 
     def use(self, client: StoreClient) -> None:
         """Load from this store, and put there."""
-        self.state.prefixes = PrefixStore(self.state, self._scheduler, self.shared, client, self.copier)
+        self.state.prefixes = StoredPrefixes(self.state, self._scheduler, self.shared, client, self.copier)
         self.state.prefixes.start()
 
     def prefill(self, tokens: list[int], keys: Sequence[bytes]) -> float:
@@ -184,7 +182,7 @@ class Worker:
         queue = partial(state.scheduler.submit, request, decodes_here=True)
         with state.changed:
             state.closing = False
-            state.sequences[request.id] = LiveSequence(
+            state.sequences[request.id] = TokenSequence(
                 sampling, token_ids=tokens, prefix_blocks=request.prefix_blocks
             )
             state.prefixes.bring(request.id, request.prefix_blocks, queue)

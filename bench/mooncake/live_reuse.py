@@ -26,7 +26,7 @@ from twofold.bench.client import Client, ClientConfig
 from twofold.bench.endpoint import discover
 from twofold.bench.prompts import token_range
 from twofold.bench.services import served
-from twofold.reporting.tables import seconds
+from twofold.reporting.summary import seconds
 from twofold.request import Request
 from twofold.timeline import Recorder, Timeline
 

@@ -25,15 +25,14 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from twofold.cluster.spec import CacheSpec, ClusterSpec, PoolSpec
 from twofold.hardware.catalog import load_catalog
 from twofold.instance import Role
 from twofold.scheduling.overload import OVERLOADS
-from twofold.simulation.cache_spec import CacheSpec
 from twofold.simulation.overload import DECODE, PREFILL
 from twofold.simulation.result import SimulationResult
 from twofold.simulation.series import Series
 from twofold.simulation.simulate import simulate
-from twofold.simulation.spec import ClusterSpec, PoolSpec
 from twofold.slo import Slo
 from twofold.workload.rescale import first, scale_rate
 from twofold.workload.trace import open_trace

@@ -33,18 +33,18 @@ from twofold.bench.prompts import PromptMaker, token_range
 from twofold.bench.services import metrics, served
 from twofold.cli.calibrate_live import run as calibrate
 from twofold.errors import ConfigurationError
-from twofold.fidelity.service import Design, Twin, clients_beside
-from twofold.fidelity.verify import knee
+from twofold.fidelity.comparison import knee
+from twofold.fidelity.service import ServiceDesign, SimulatedService, clients_beside
 from twofold.hardware.catalog import load_catalog
 from twofold.performance.host_profile import read_host_profile
 from twofold.request import Request
 from twofold.scheduling.overload import OVERLOADS
 from twofold.slo import Slo
 from twofold.timeline import Recorder, Timeline
-from twofold.workload.named import workload
+from twofold.workload.source import workload
 
 # More prompt tokens at once are hardly quicker here, and who begins with others waits for all of them.
-DESIGN = Design(prefill=1, decode=1, max_num_batched_tokens=512)
+DESIGN = ServiceDesign(prefill=1, decode=1, max_num_batched_tokens=512)
 KV, SEQS = "1GiB", 64
 WARM_UP = 20  # requests that come one after the other, so that nothing of the first moments is counted
 AT_ONCE_S, IN_TIME, MEDIAN_ERROR = 0.05, 0.9, 0.15
@@ -175,7 +175,7 @@ def main() -> int:
             calibrate(args.model, profile, kv_cache_memory_bytes=KV, max_num_seqs=SEQS, dtype="auto")
         host = read_host_profile(profile)
         tokens = 2**30 // host.model.kv_bytes_per_token
-        twin = Twin(
+        twin = SimulatedService(
             DESIGN,
             host,
             Path(directory),

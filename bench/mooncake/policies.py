@@ -20,15 +20,14 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from twofold.cluster.spec import CacheSpec, ClusterSpec, PoolSpec
 from twofold.demo.real_data import find_data
 from twofold.hardware.catalog import load_catalog
 from twofold.instance import Role
 from twofold.request import Request
-from twofold.simulation.cache_spec import CacheSpec
 from twofold.simulation.result import SimulationResult
 from twofold.simulation.reuse_statistics import ReuseResult
 from twofold.simulation.simulate import simulate
-from twofold.simulation.spec import ClusterSpec, PoolSpec
 from twofold.workload.trace import open_trace
 
 NAME = "mooncake-conversation.jsonl"

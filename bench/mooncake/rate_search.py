@@ -4,12 +4,12 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from twofold.cluster.spec import ClusterSpec
 from twofold.hardware.catalog import load_catalog
 from twofold.planning.rates import RateGrid
 from twofold.request import Request
 from twofold.simulation.result import SimulationResult
 from twofold.simulation.simulate import simulate
-from twofold.simulation.spec import ClusterSpec
 from twofold.slo import Slo
 
 _HOPELESS = 0.01  # of the rate that a search starts from

@@ -33,8 +33,8 @@ from rich.table import Table
 
 from twofold.bench.services import free_port, metrics, stop, wait_ready
 from twofold.bench.two_hosts import TwoHosts, two_hosts
-from twofold.curve.key import write_key
-from twofold.reporting.tables import seconds
+from twofold.reporting.summary import seconds
+from twofold.security.key import write_key
 
 BLOCK, OUTPUT = 16, 8
 WAIT_S = 120.0

@@ -16,12 +16,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from twofold.bench.plain_loop import TURNS, cpu_of, loop
+from twofold.bench.decisions import TURNS, cpu_of, loop
 from twofold.demo.real_data import find_data
 from twofold.errors import UserError
 from twofold.kvcache.cache import PrefixCache
 from twofold.kvcache.eviction import EVICTIONS, create_eviction
-from twofold.planning.reuse import serve
+from twofold.planning.capacity.replay import replay_prompt
 from twofold.request import Request
 from twofold.workload.trace import open_trace
 
@@ -43,7 +43,7 @@ FIGURES = {  # percent of all blocks that hit, by rule and capacity in blocks
 
 def replay(requests: Sequence[Request], cache: PrefixCache) -> None:
     for request in requests:
-        serve(cache, request)
+        replay_prompt(cache, request)
 
 
 def main() -> None:

@@ -13,8 +13,8 @@ import msgspec
 
 from twofold.cli.main import main
 from twofold.request import BlockKey
-from twofold.serving.controller.incoming import Incoming
-from twofold.serving.fleet import Fleet
+from twofold.serving.controller.controller import MessageDispatcher
+from twofold.serving.controller.registry import WorkerRegistry
 from twofold.serving.messages import Message, Prefill, Registered, StoreChanged, StoreFetch, ToController
 
 LIMIT_S = 60.0
@@ -55,26 +55,26 @@ class Told:
 
 def listen(told: Told) -> None:
     """Hear what workers and stores say, and tell workers what to bring."""
-    register, handle, send = Fleet.register, Incoming.handle, Fleet.send
+    register, handle, send = WorkerRegistry.register, MessageDispatcher.handle, WorkerRegistry.send
 
-    def registering(self: Fleet, message: Registered, now: float) -> None:
+    def registering(self: WorkerRegistry, message: Registered, now: float) -> None:
         told.registered(message)
         register(self, message, now)
 
-    def handling(self: Incoming, message: ToController) -> None:
+    def handling(self: MessageDispatcher, message: ToController) -> None:
         if isinstance(message, StoreChanged):
             told.changed(message)
         handle(self, message)
 
-    def sending(self: Fleet, instance: str, message: Message) -> None:
+    def sending(self: WorkerRegistry, instance: str, message: Message) -> None:
         if isinstance(message, Prefill):
             keys = message.generation.request.prefix_blocks
             message = msgspec.structs.replace(message, fetch=told.fetch(instance, keys))
         send(self, instance, message)
 
-    Fleet.register = registering  # type: ignore[method-assign]
-    Incoming.handle = handling  # type: ignore[method-assign]
-    Fleet.send = sending  # type: ignore[method-assign]
+    WorkerRegistry.register = registering  # type: ignore[method-assign]
+    MessageDispatcher.handle = handling  # type: ignore[method-assign]
+    WorkerRegistry.send = sending  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from itertools import chain
 import msgspec
 
 from twofold.request import Request
-from twofold.workload.arrivals import arrival_process
+from twofold.workload.distributions import arrival_process
 from twofold.workload.rescale import BLOCK_TOKENS
 
 SPLIT, EVEN, VLLM = "3P+1D", "2P+2D", "vLLM"

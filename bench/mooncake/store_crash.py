@@ -31,7 +31,7 @@ from twofold.serving.config import EngineConfig, ServiceConfig, StoreConfig
 from twofold.serving.store.client import StoreClient
 from twofold.serving.store.copier import PoolCopier
 from twofold.serving.store.disk import DiskBlocks
-from twofold.serving.store.process import contents_of, run_store
+from twofold.serving.store.server import contents_of, run_store
 
 LAYOUT = KvLayout((LayerShape(4, 64, 64),) * 8, block_size=16, dtype="float32", itemsize=4)
 MEMORY_BLOCKS, DISK_BLOCKS = 64, 192
@@ -76,9 +76,7 @@ class Crashes:
         self._directory, self._rounds = directory, rounds
         self._draw = random.Random(seed)
         self._context: ForkServerContext = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(
-            ["twofold.serving.store.process", "twofold.serving.store.copier"]
-        )
+        self._context.set_forkserver_preload(["twofold.serving.store.server", "twofold.serving.store.copier"])
         self._config = ServiceConfig(
             engine=EngineConfig(model="none"),
             workers=(),

@@ -6,9 +6,8 @@ link of 100 GB/s (800 Gb/s). Times are the roofline's, because nobody published 
 
 from msgspec.structs import replace
 
+from twofold.cluster.spec import TOKEN_BUDGET, CacheSpec, ClusterSpec, PoolSpec
 from twofold.instance import Role
-from twofold.simulation.cache_spec import CacheSpec
-from twofold.simulation.spec import TOKEN_BUDGET, ClusterSpec, PoolSpec
 
 MACHINE, MODEL = "dgx-a100", "llama2-70b"
 CHUNK_TOKENS = 512  # of vLLM's chunked prefill then

@@ -28,13 +28,11 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from twofold.bench.client import Client, ClientConfig
+from twofold.bench.client import Client, ClientConfig, Reply
 from twofold.bench.endpoint import discover
 from twofold.bench.prompts import token_range
-from twofold.bench.reply import Reply
 from twofold.bench.services import served
-from twofold.reporting.summary import Distribution
-from twofold.reporting.tables import seconds
+from twofold.reporting.summary import LatencyDistribution, seconds
 from twofold.request import Request
 from twofold.timeline import Recorder, Timeline
 
@@ -151,7 +149,7 @@ def tables(found: list[Pair]) -> tuple[Table, Table, list[Comparison]]:
         times.add_column(heading, justify="right" if heading else "left")
     for name, answers in kinds.items():
         ttft_s = [answer.ttft_s for answer in answers]
-        whole = Distribution.of(ttft_s)
+        whole = LatencyDistribution.of(ttft_s)
         assert whole is not None  # noqa: S101  (there is at least one pair; tells the type checker)
         p10 = float(np.percentile(ttft_s, 10))
         cells = [seconds(value) for value in (p10, whole.p50, whole.p90, whole.p99, whole.mean)]

@@ -25,11 +25,11 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from twofold.curve.key import write_key
-from twofold.curve.network import Network
 from twofold.engine.base import KvLayout, LayerShape
 from twofold.errors import ConfigurationError
 from twofold.handoff import Lease
+from twofold.security.key import write_key
+from twofold.security.network import HostNetwork
 from twofold.transport.base import Connection, MemoryDescriptor
 from twofold.transport.pooled import PooledTransport, load_transport
 
@@ -75,7 +75,7 @@ def make(way: str, role: str, key: Path) -> PooledTransport:
     """This end of a way; its library reads the settings when it starts."""
     name, settings = WAYS[way]
     os.environ.update(settings)
-    network = Network(host=role, address="127.0.0.1", key_file=str(key), controller="tcp://127.0.0.1:1")
+    network = HostNetwork(host=role, address="127.0.0.1", key_file=str(key), controller="tcp://127.0.0.1:1")
     try:
         return load_transport(name)(role, 1 if role == "prefill" else 2, LAYOUT, BLOCKS, "cpu", network)
     finally:

@@ -18,21 +18,19 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from twofold.bench.decisions import decisions_per_s, some_requests
-from twofold.bench.plain_loop import TURNS, cpu_of, loop
+from twofold.bench.decisions import TURNS, cpu_of, decisions_per_s, loop, some_requests
 from twofold.handoff import HandoffMode
 from twofold.instance import Role
 from twofold.kvcache.index import PrefixIndex
-from twofold.scheduling.amounts import Amounts
-from twofold.scheduling.cluster import ClusterScheduler
-from twofold.scheduling.forecast import Forecast
-from twofold.scheduling.handoffs import FixedHandoff
-from twofold.scheduling.prediction import Prediction
-from twofold.scheduling.router import Router
+from twofold.scheduling.cluster.forecast import ClusterForecast, Prediction
+from twofold.scheduling.cluster.handoff_policy import FixedHandoff
+from twofold.scheduling.cluster.pools import LoadTotals
+from twofold.scheduling.cluster.router import Router
+from twofold.scheduling.cluster.scheduler import ClusterScheduler
+from twofold.scheduling.cluster.shared import LoadReport, SharedCluster
 from twofold.scheduling.routers import ROUTERS
-from twofold.scheduling.routers.cells import Cells
+from twofold.scheduling.routers.cells import CellRouter
 from twofold.scheduling.routers.conductor import Conductor
-from twofold.scheduling.shared_cluster import LoadReport, SharedCluster
 
 INSTANCES = (100, 1_000, 10_000)
 CELL = 100
@@ -40,7 +38,7 @@ HELD = 8
 SLOW = 200_000  # decisions of a router that looks at every instance, times instances: it is asked less often
 KNOWN: dict[str, Callable[[], Router]] = {
     **{name: ROUTERS[name] for name in ("jsq", "two-choices", "splitwise", "cells:jsq", "conductor")},
-    "cells of conductor": lambda: Cells(Conductor()),
+    "cells of conductor": lambda: CellRouter(Conductor()),
 }
 BY_LAYER = FixedHandoff(HandoffMode.LAYER_WISE)
 
@@ -58,7 +56,7 @@ class Proportional(Prediction):
 def populate(cluster: ClusterScheduler, instances: int) -> None:
     """A quarter of them prefill; each hundred are a cell, with both phases."""
     prediction = Proportional()
-    forecast = cluster.pools.forecast = Forecast(PrefixIndex(), 512)
+    forecast = cluster.pools.forecast = ClusterForecast(PrefixIndex(), 512)
     for number in range(instances):
         role = Role.DECODE if number % 4 else Role.PREFILL
         name = f"{role.value}-{number}"
@@ -82,9 +80,9 @@ def reports_per_s(name: str, instances: int, reports: int) -> float:
     for request in some_requests(20):
         cluster.arrive(request, 0.0)  # so that instances are ranked
     names = [load.id for load in cluster.pools]
-    draw, nothing = random.Random(0), Amounts()
+    draw, nothing = random.Random(0), LoadTotals()
     made = [
-        LoadReport(names[n % instances], Amounts(draw.randint(0, 9000), draw.randint(0, 90_000)), nothing)
+        LoadReport(names[n % instances], LoadTotals(draw.randint(0, 9000), draw.randint(0, 90_000)), nothing)
         for n in range(reports)
     ]
 

@@ -27,21 +27,21 @@ from rich.console import Console
 from rich.table import Table
 from talking_workers import ENCODE, PROMPT, STATUS, name_of, outputs, registered, role_of
 
-from twofold.bench.plain_loop import TURNS, cpu_of, loop
+from twofold.bench.decisions import TURNS, cpu_of, loop
 from twofold.handoff import HandoffMode
 from twofold.request import Generation, Request, SamplingParams
-from twofold.scheduling.admission import Admission
-from twofold.scheduling.admission_limits import AdmissionLimits
-from twofold.scheduling.cluster import ClusterScheduler
-from twofold.scheduling.handoffs import FixedHandoff
+from twofold.scheduling.admission.admission import Admission
+from twofold.scheduling.admission.limits import AdmissionLimits
+from twofold.scheduling.cluster.handoff_policy import FixedHandoff
+from twofold.scheduling.cluster.scheduler import ClusterScheduler
 from twofold.scheduling.routers import ROUTERS
 from twofold.serving.controller.controller import Controller
-from twofold.serving.fleet import Fleet, Patience
-from twofold.serving.mailbox import Inbox, Outbox, new_context
-from twofold.serving.measured_paths import MeasuredPaths
+from twofold.serving.controller.forecast import MeasuredPaths
+from twofold.serving.controller.mailbox import Inbox, Outbox, new_context
+from twofold.serving.controller.registry import HealthTimeouts, WorkerRegistry
+from twofold.serving.controller.service import ServedModel
 from twofold.serving.messages import Alive, Message, Peers, Status, StepDone, ToController
-from twofold.serving.service import ServedModel
-from twofold.serving.telemetry import Telemetry
+from twofold.serving.telemetry.telemetry import Telemetry
 
 WORKERS = Path(__file__).with_name("talking_workers.py")
 MOST_SOCKETS = 4_000
@@ -66,7 +66,7 @@ class NoOrders:
 
     def kill_worker(self, instance: str) -> None: ...
 
-    def free_worker(self, instance: str) -> None: ...
+    def release_worker(self, instance: str) -> None: ...
 
 
 class Measured(msgspec.Struct, frozen=True):
@@ -88,11 +88,11 @@ class Scene:
             model=ServedModel(name="model", path="/model", max_model_len=32768, vocab_size=32000, created=0),
             cluster=ClusterScheduler(ROUTERS["jsq"](), FixedHandoff(HandoffMode.LAYER_WISE)),
             admission=Admission(AdmissionLimits(max_running=1 << 20, max_waiting=1 << 20)),
-            fleet=Fleet(
+            fleet=WorkerRegistry(
                 {name_of(number): role_of(number) for number in range(workers)},
                 Outbox(context),
                 NoOrders(),
-                Patience(silence_s=1e9),
+                HealthTimeouts(silence_s=1e9),
             ),
             inbox=self.inbox,
             telemetry=telemetry,

@@ -28,14 +28,13 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from twofold.cluster.spec import ClusterSpec, ControlSpec, PoolSpec
 from twofold.hardware.catalog import load_catalog
 from twofold.instance import Role
-from twofold.scheduling.shared_cluster import OwnLoad
-from twofold.simulation.control_spec import ControlSpec
+from twofold.scheduling.cluster.shared import OwnLoad
 from twofold.simulation.simulate import simulate
-from twofold.simulation.spec import ClusterSpec, PoolSpec
 from twofold.slo import Slo
-from twofold.workload.named import workload
+from twofold.workload.source import workload
 
 SLO = Slo(ttft_s=1.0, tpot_s=0.1)
 CELL = 100

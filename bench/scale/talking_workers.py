@@ -10,9 +10,9 @@ import zmq
 from twofold.engine.base import KvLayout, LayerShape
 from twofold.handoff import Lease
 from twofold.instance import Role
-from twofold.performance.measured import LinkSpeed, PrefillSpeed
+from twofold.performance.transfer import LinkSpeed, PrefillSpeed
 from twofold.request import FinishReason, TokenOutput
-from twofold.scheduling.instance import InstanceStatus
+from twofold.scheduling.instance.status import InstanceStatus
 from twofold.serving.messages import (
     Alive,
     HandoffReport,

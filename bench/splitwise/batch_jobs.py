@@ -6,7 +6,7 @@ from study import Settings, problem_of, timings
 from whole_runs import Job, run_all
 
 from twofold.hardware.catalog import Catalog
-from twofold.planning.bounds import Bounds
+from twofold.planning.bounds import AnalyticBounds
 from twofold.planning.design import Design
 
 _HEADER = (
@@ -26,7 +26,7 @@ def batch_jobs(settings: Settings, catalog: Catalog, workload: str) -> None:
     counts = paper_set("iso-power", workload).counts
     for timing in timings(settings, catalog).values():
         problem = problem_of(timing, workload, settings, catalog)
-        bounds = Bounds(problem)
+        bounds = AnalyticBounds(problem)
         kinds = [kind for kind in KINDS if kind.name in counts]
         designs = [
             Design(family=family(kind, catalog, timing.mixed_batchers[0]), counts=counts[kind.name])

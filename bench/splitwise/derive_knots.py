@@ -15,15 +15,15 @@ from statistics import median
 
 from profile_path import DATA, default_profile
 
-from twofold.performance.profile import Row, read_profile
+from twofold.performance.fitting.profile import ProfileRow, read_profile
 
 SOURCE = "Splitwise authors, profile of SplitwiseSim (data/perf_model.csv, MIT), arXiv 2311.18677"
 DATE = "2023-11"
 
 
-def knots(rows: Sequence[Row]) -> list[str]:
+def knots(rows: Sequence[ProfileRow]) -> list[str]:
     """The lines of one pair."""
-    groups: dict[int, list[Row]] = defaultdict(list)
+    groups: dict[int, list[ProfileRow]] = defaultdict(list)
     for row in rows:
         groups[row.prompt_size * row.batch_size].append(row)
     tokens = sorted(groups)

@@ -5,8 +5,7 @@ from typing import Final
 import msgspec
 
 from twofold.hardware.catalog import Catalog
-from twofold.planning.budget import Allows
-from twofold.planning.design import Design, Family, MachineKind
+from twofold.planning.design import Allows, Design, Family, MachineKind
 
 H100: Final = "dgx-h100"
 A100: Final = "dgx-a100"

@@ -16,9 +16,9 @@ import numpy as np
 from pairs import Pair, measured_pairs
 from profile_path import DATA, default_profile
 
+from twofold.performance.fitting.fit import Floats, non_negative_least_squares
+from twofold.performance.fitting.profile import decode_power
 from twofold.performance.instance import memory_share
-from twofold.performance.least_squares import Floats, non_negative
-from twofold.performance.profile import decode_power
 
 SOURCE = "A100 rows of the Splitwise profile (SplitwiseSim data/perf_model.csv, MIT), arXiv 2311.18677"
 DATE = "2023-11"
@@ -39,7 +39,7 @@ def fit_decode(pairs: Sequence[Pair]) -> tuple[Floats, float]:
                 lines.append((1.0, used, one.batch_size - 1.0))
                 shares.append(median(measured))
     columns, target = list(np.array(lines).T), np.array(shares)
-    found = non_negative(columns, target, target)
+    found = non_negative_least_squares(columns, target, target)
     errors = np.abs(np.column_stack(columns) @ found / target - 1)
     return found, float(errors.mean())
 

@@ -17,8 +17,8 @@ from pairs import Pair, measured_pairs
 from profile_path import DATA, default_profile
 
 from twofold.performance.fitted import KNEE, long_share
-from twofold.performance.least_squares import Floats, non_negative
-from twofold.performance.roofline import Constants, LeftOut, Needs, roofline_with
+from twofold.performance.fitting.fit import Floats, non_negative_least_squares
+from twofold.performance.roofline import LeftOut, RooflineConstants, RooflineTerms, roofline_with
 
 SOURCE = (
     "all measured pairs of the Splitwise profile (SplitwiseSim data/perf_model.csv, MIT), arXiv 2311.18677"
@@ -30,7 +30,7 @@ HEADING = """# Efficiencies and overheads of the roofline: see twofold.performan
 START = np.array([1e-4, 0.5, 2.0, 0.2])  # prefill launch, extra compute, extra all-reduce, long
 
 
-def fit(pairs: Sequence[Pair]) -> Constants:
+def fit(pairs: Sequence[Pair]) -> RooflineConstants:
     """The constants that predict these pairs best."""
     launch, step, memory, sequence, kv = fit_decode(pairs)
     floors = [
@@ -38,7 +38,7 @@ def fit(pairs: Sequence[Pair]) -> Constants:
         for needs in map(_needs, pairs)
     ]
     prefill_launch, compute, all_reduce, long_batch = fit_prefill(pairs, floors)
-    return Constants(
+    return RooflineConstants(
         compute_efficiency=_rounded(1 / (1 + compute)),
         interconnect_efficiency=_rounded(1 / (1 + all_reduce)),
         memory_efficiency=_rounded(1 / (1 + memory)),
@@ -62,7 +62,7 @@ def fit_decode(pairs: Sequence[Pair]) -> list[float]:
             targets.append(one.token_time / 1e3 - needs.weights_s - context_s)
             times.append(one.token_time / 1e3)
     columns = list(np.array(lines, dtype=np.float64).T)
-    return [float(x) for x in non_negative(columns, np.array(targets), np.array(times))]
+    return [float(x) for x in non_negative_least_squares(columns, np.array(targets), np.array(times))]
 
 
 def fit_prefill(pairs: Sequence[Pair], floors: Sequence[float]) -> list[float]:
@@ -117,7 +117,7 @@ def left_out(pairs: Sequence[Pair]) -> list[LeftOut]:
     return [_error(pair, fit([other for other in pairs if other is not pair])) for pair in pairs]
 
 
-def _error(pair: Pair, constants: Constants) -> LeftOut:
+def _error(pair: Pair, constants: RooflineConstants) -> LeftOut:
     model = roofline_with(constants, pair.model, pair.machine, pair.tensor_parallel)
     prefill, decode = [], []
     for one in pair.kept:
@@ -133,8 +133,8 @@ def _error(pair: Pair, constants: Constants) -> LeftOut:
     )
 
 
-def _needs(pair: Pair) -> Needs:
-    return Needs.of(pair.model, pair.machine, pair.tensor_parallel)
+def _needs(pair: Pair) -> RooflineTerms:
+    return RooflineTerms.of(pair.model, pair.machine, pair.tensor_parallel)
 
 
 def _rounded(value: float, digits: int = 4) -> float:

@@ -18,8 +18,7 @@ from show import percent, progress, split_name, table, times
 from study import Found, Settings, Study, study, timings
 
 from twofold.hardware.catalog import Catalog
-from twofold.planning.budget import Allows
-from twofold.planning.design import Design
+from twofold.planning.design import Allows, Design
 
 _A100_MACHINES = 70
 

@@ -9,7 +9,7 @@ from whole_runs import Job, Whole, run_all
 
 from twofold.hardware.catalog import Catalog
 from twofold.planning.design import Design
-from twofold.simulation.verdict import verdict
+from twofold.simulation.result import verdict
 from twofold.slo import SPLITWISE
 
 _HEADER = (

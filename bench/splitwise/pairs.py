@@ -6,9 +6,8 @@ from pathlib import Path
 import msgspec
 
 from twofold.hardware.catalog import load_catalog
-from twofold.hardware.machine import Machine
-from twofold.hardware.model import Model
-from twofold.performance.profile import Configuration, believable, read_profile
+from twofold.hardware.specs import Machine, Model
+from twofold.performance.fitting.profile import ProfiledBatch, consistent_batches, read_profile
 
 MACHINES = {"a100-80gb": "dgx-a100", "h100-80gb": "dgx-h100"}  # the capped rows are synthetic
 
@@ -19,7 +18,7 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
     model: Model
     machine: Machine
     tensor_parallel: int
-    kept: list[Configuration]
+    kept: list[ProfiledBatch]
 
 
 def measured_pairs(profile: Path) -> Iterator[Pair]:
@@ -32,5 +31,5 @@ def measured_pairs(profile: Path) -> Iterator[Pair]:
             model=catalog.model(model),
             machine=catalog.machine(MACHINES[hardware]),
             tensor_parallel=tensor_parallel,
-            kept=believable([row for row in rows if row.pair == pair])[0],
+            kept=consistent_batches([row for row in rows if row.pair == pair])[0],
         )

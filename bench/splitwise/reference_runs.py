@@ -5,8 +5,8 @@ from pathlib import Path
 
 import msgspec
 
+from twofold.cluster.spec import PoolSpec
 from twofold.instance import Role
-from twofold.simulation.spec import PoolSpec
 
 ROOT = Path(__file__).parents[2]
 _MACHINES = 40  # all of them H100

@@ -9,21 +9,18 @@ import msgspec
 from designs import A100, CAPPED, H100, Kind, family, machine_kind, within
 from msgspec.structs import replace
 
+from twofold.cluster.spec import ClusterSpec, PoolSpec
+from twofold.compat.presets import splitwise_sim
 from twofold.hardware.catalog import Catalog
 from twofold.instance import Role
-from twofold.planning.bounds import Bounds
-from twofold.planning.budget import Allows, frontier
-from twofold.planning.design import Design, Family
-from twofold.planning.evaluator import Evaluator
+from twofold.planning.bounds import AnalyticBounds
+from twofold.planning.design import Allows, Design, Family, frontier
+from twofold.planning.evaluator import EvaluationStore, Evaluator, Keys, NullStore, SqliteStore
 from twofold.planning.executors.local import LocalExecutor
-from twofold.planning.key import Keys
 from twofold.planning.problem import Problem
-from twofold.planning.rates import Capacity, RateGrid, RateSearch
-from twofold.planning.store import NoStore, SqliteStore, Store
-from twofold.planning.throughput import most_throughput
+from twofold.planning.rates import MaxRate, RateGrid, RateSearch
+from twofold.planning.search import most_throughput
 from twofold.planning.workload import WorkloadArguments
-from twofold.simulation.presets import splitwise_sim
-from twofold.simulation.spec import ClusterSpec, PoolSpec
 from twofold.slo import SPLITWISE
 
 
@@ -129,7 +126,7 @@ class Study:
         batchers = self.timing.mixed_batchers[:1] if kind.split else self.timing.mixed_batchers
         return [family(kind, catalog, batcher) for batcher in batchers]
 
-    def _found(self, capacity: Capacity) -> Found:
+    def _found(self, capacity: MaxRate) -> Found:
         rate = 0.0 if capacity.step is None else self.search.grid.rate(capacity.step)
         return Found(design=capacity.design, rate=rate)
 
@@ -140,14 +137,16 @@ def study(timing: Timing, workload: str, settings: Settings, catalog: Catalog) -
     problem = problem_of(timing, workload, settings, catalog)
     with _store(settings) as store, LocalExecutor(problem, settings.jobs) as executor:
         evaluator = Evaluator(executor, store, Keys(problem).of)
-        search = RateSearch(evaluate=evaluator, bound=Bounds(problem), grid=RateGrid(settings.tolerance))
+        search = RateSearch(
+            evaluate=evaluator, bound=AnalyticBounds(problem), grid=RateGrid(settings.tolerance)
+        )
         yield Study(timing, problem, search)
 
 
 @contextmanager
-def _store(settings: Settings) -> Iterator[Store]:
+def _store(settings: Settings) -> Iterator[EvaluationStore]:
     if settings.store is None:
-        yield NoStore()
+        yield NullStore()
     else:
         with SqliteStore(settings.store) as store:
             yield store

@@ -11,12 +11,12 @@ from pathlib import Path
 
 from reference_runs import RUNS
 
+from twofold.compat.presets import splitwise_sim
 from twofold.hardware.catalog import load_catalog
-from twofold.simulation.observer import QuietObserver
-from twofold.simulation.presets import splitwise_sim
+from twofold.simulation.observers.base import QuietObserver
 from twofold.simulation.simulate import simulate
 from twofold.timeline import Timeline
-from twofold.workload.named import workload
+from twofold.workload.source import workload
 
 
 class Ended(QuietObserver):

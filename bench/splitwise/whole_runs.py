@@ -8,7 +8,7 @@ import msgspec
 
 from twofold.planning.design import Design
 from twofold.planning.problem import Problem
-from twofold.simulation.observer import QuietObserver
+from twofold.simulation.observers.base import QuietObserver
 from twofold.simulation.result import SimulationResult
 from twofold.simulation.simulate import simulate
 from twofold.timeline import Moment, Timeline

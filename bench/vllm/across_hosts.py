@@ -10,7 +10,7 @@ from stock_vllm import SERVED_NAME, Place, StockVllm, check_proxy, ready
 
 from twofold.bench.services import free_port
 from twofold.bench.two_hosts import TwoHosts
-from twofold.curve.key import write_key
+from twofold.security.key import write_key
 
 NIXL = "vllm-nixl"
 MODES = ("layer-wise", "serialized", "pull", "by-size")

@@ -31,7 +31,7 @@ from streamed import ask
 
 from twofold.bench.two_hosts import two_hosts
 from twofold.errors import ConfigurationError, UserError
-from twofold.reporting.tables import seconds
+from twofold.reporting.summary import seconds
 
 OUTPUT = 8
 BEST = "layer-wise"

@@ -22,7 +22,7 @@ class Role(StrEnum):
         return self is not Role.PREFILL
 
 
-class Standing:
+class HeapEntry:
     """Where an instance stands in a ranking of its pool: the number that it is ranked by, and its place in a heap."""
 
     __slots__ = ("load", "number", "position")
@@ -91,4 +91,4 @@ class InstanceLoad:
         self.place = place
         self.cache = id
         self.cell = cell
-        self.standings: list[Standing] = []
+        self.standings: list[HeapEntry] = []

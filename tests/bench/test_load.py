@@ -6,8 +6,7 @@ import pytest
 
 from support.scripted_endpoint import Drop, Hang, Pause, Refuse, Send, UntilAsked, chunk, endpoint, obedient
 from twofold.bench.endpoint import Endpoint
-from twofold.bench.load import LoadConfig, run_load
-from twofold.bench.record import records
+from twofold.bench.load import LoadConfig, records, run_load
 from twofold.errors import ConfigurationError
 from twofold.request import FinishReason, Request
 from twofold.timeline import Moment

@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twofold.bench.sse import EventSplitter, decode_event
+from twofold.bench.client import EventSplitter, decode_event
 
 STREAM = b'data: {"a": 1}\n\n: a comment\r\ndata:{"b": 2}\r\n\r\nevent: x\ndata: [DONE]\n\n'
 

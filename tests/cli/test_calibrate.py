@@ -5,7 +5,7 @@ from typer.testing import CliRunner
 
 from twofold.cli.calibrate import app
 from twofold.errors import ConfigurationError
-from twofold.performance.calibration import read_calibrations
+from twofold.performance.coefficients import read_calibrations
 
 HEADER = "model,hardware,tensor_parallel,prompt_size,batch_size,token_size,prompt_time,token_time\n"
 SHAPES = [(2**power, 1) for power in range(7, 14)] + [(512, 2**power) for power in range(1, 7)]

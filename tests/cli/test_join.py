@@ -8,8 +8,8 @@ import pytest
 
 from twofold.bench.services import free_port
 from twofold.cli.main import main
-from twofold.curve.key import write_key
 from twofold.instance import Role
+from twofold.security.key import write_key
 
 LISTEN = "tcp://127.0.0.1:7600"
 

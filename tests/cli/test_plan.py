@@ -14,9 +14,8 @@ from support.traces import ask
 from twofold.cli.plan import plan
 from twofold.errors import UserError
 from twofold.planning.deployment import load_deployment
-from twofold.planning.store import SqliteStore
-from twofold.workload.trace import FORMATS
-from twofold.workload.writer import write_trace
+from twofold.planning.evaluator import SqliteStore
+from twofold.workload.trace import FORMATS, write_trace
 
 app = typer.Typer()
 app.command()(plan)
@@ -132,7 +131,7 @@ def test_machines_and_money_bound_the_plan(planned):
 STOPS_HALFWAY = """
 import os, signal, typer
 from twofold.cli.plan import plan
-from twofold.planning.store import SqliteStore
+from twofold.planning.evaluator import SqliteStore
 
 put = SqliteStore.put
 

@@ -8,8 +8,7 @@ from typer.testing import CliRunner
 from support.traces import ask, public_trace
 from twofold.cli.plan import plan
 from twofold.errors import UserError
-from twofold.workload.trace import FORMATS
-from twofold.workload.writer import write_trace
+from twofold.workload.trace import FORMATS, write_trace
 
 app = typer.Typer()
 app.command()(plan)

@@ -11,7 +11,7 @@ from support.plans import choice
 from twofold.cli.plan_progress import _BEST, _DONE, _SPEED, PlanProgress, plan_progress
 from twofold.planning.evaluation import Trial
 from twofold.planning.evaluator import Effort
-from twofold.planning.objective import Objective
+from twofold.planning.search import Objective
 
 
 def test_it_says_how_far_and_the_best_so_far():

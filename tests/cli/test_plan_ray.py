@@ -6,7 +6,7 @@ import pytest
 
 from twofold.cli import placement_run, plan_ray, plan_run
 from twofold.cli.main import main
-from twofold.raycluster.nodes import RayNode
+from twofold.raycluster.cluster import RayNode
 
 COMMON = ("plan", "azure-conv", "--model", "llama2-70b", "--ray", "auto")
 

@@ -4,10 +4,10 @@ import pytest
 
 from twofold.cli.serve_config import service_of
 from twofold.cli.serve_flags import Flags
-from twofold.curve.key import write_key
 from twofold.errors import ConfigurationError
 from twofold.instance import Role
 from twofold.scheduling.routers import FORECASTING_ROUTERS
+from twofold.security.key import write_key
 from twofold.serving.config import ForecastConfig
 
 CLUSTER = """

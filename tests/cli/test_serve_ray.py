@@ -10,10 +10,10 @@ from twofold.cli.serve_config import service_of
 from twofold.cli.serve_flags import Flags
 from twofold.cli.serve_ray import launch_of, ray_flags
 from twofold.cli.serve_replan import ReplanFlags
-from twofold.curve.key import read_key
 from twofold.instance import Role
-from twofold.serving.launcher import LocalLauncher
-from twofold.serving.ray.launcher import RayLauncher
+from twofold.security.key import read_key
+from twofold.serving.launch.launcher import LocalLauncher
+from twofold.serving.launch.ray.launcher import RayLauncher
 
 HEAD = ("--launcher", "ray", "--ray-address", "127.0.0.1:6379")
 
@@ -81,7 +81,7 @@ def test_workers_join_by_a_key_and_a_port_of_the_service(model, tmp_path):
 def test_the_operators_own_door_is_kept(model, tmp_path):
     """With --listen-workers other hosts may join too."""
     key = tmp_path / "key"
-    from twofold.curve.key import write_key
+    from twofold.security.key import write_key
 
     write_key(key)
     flags = Flags(

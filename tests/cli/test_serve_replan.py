@@ -11,7 +11,7 @@ from twofold.cli.serve_replan import ReplanFlags, replan_config
 from twofold.errors import ConfigurationError
 from twofold.performance.host_profile import dump_host_profile
 from twofold.serving.config import EngineConfig, ServiceConfig
-from twofold.serving.plan import plan_workers
+from twofold.serving.launch.worker_plan import plan_workers
 from twofold.slo import Slo
 
 CLUSTER = """

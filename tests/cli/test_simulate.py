@@ -14,8 +14,7 @@ from typer.testing import CliRunner
 from support.traces import ask
 from twofold.cli.simulate import simulate
 from twofold.errors import UserError
-from twofold.workload.trace import FORMATS
-from twofold.workload.writer import write_trace
+from twofold.workload.trace import FORMATS, write_trace
 
 app = typer.Typer()
 app.command()(simulate)

@@ -7,10 +7,10 @@ from typer.testing import CliRunner
 
 from twofold.cli.simulate import simulate
 from twofold.cli.simulate_control import ControlFlags
+from twofold.cluster.file import dump_cluster, parse_cluster, read_cluster
+from twofold.cluster.spec import ControlSpec
 from twofold.errors import ConfigurationError
-from twofold.scheduling.shared_cluster import OwnLoad
-from twofold.simulation.cluster_file import dump_cluster, parse_cluster, read_cluster
-from twofold.simulation.control_spec import ControlSpec
+from twofold.scheduling.cluster.shared import OwnLoad
 
 app = typer.Typer()
 app.command()(simulate)

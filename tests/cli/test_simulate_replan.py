@@ -10,8 +10,7 @@ from typer.testing import CliRunner
 from twofold.cli.simulate import simulate
 from twofold.errors import ConfigurationError
 from twofold.request import Request
-from twofold.workload.trace import FORMATS
-from twofold.workload.writer import write_trace
+from twofold.workload.trace import FORMATS, write_trace
 
 app = typer.Typer()
 app.command()(simulate)

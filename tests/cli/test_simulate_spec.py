@@ -3,10 +3,10 @@
 import pytest
 
 from twofold.cli.simulate_spec import parse_failure, parse_token_budget, read_spec
+from twofold.cluster.spec import InstanceFailure
 from twofold.errors import ConfigurationError
 from twofold.hardware.catalog import load_catalog
 from twofold.instance import Role
-from twofold.simulation.spec import Failure
 
 LINE = "35xh100:prefill,5xh100:decode"
 
@@ -26,11 +26,15 @@ def test_a_line_of_pools():
 def test_flags_override():
     """A flag that is given counts, also one that says no."""
     made = spec(
-        max_num_batched_tokens=4096, pipeline_chunk=2048, contention=False, link_gb_per_s=25.0, failures=["decode-0@30"]
+        max_num_batched_tokens=4096,
+        pipeline_chunk=2048,
+        contention=False,
+        link_gb_per_s=25.0,
+        failures=["decode-0@30"],
     )
     assert (made.max_num_batched_tokens, made.pipeline_chunk, made.contention) == (4096, 2048, False)
     assert made.link_bytes_per_s == 25e9
-    assert made.failures == (Failure(instance="decode-0", at_s=30.0),)
+    assert made.failures == (InstanceFailure(instance="decode-0", at_s=30.0),)
 
 
 def test_a_file_and_what_overrides_it(tmp_path):

@@ -8,8 +8,7 @@ from support.traces import ask, public_trace
 from twofold.cli.trace import app
 from twofold.errors import ConfigurationError, WorkloadError
 from twofold.workload.rescale import mean_rate
-from twofold.workload.trace import FORMATS, detect_format, open_trace
-from twofold.workload.writer import write_trace
+from twofold.workload.trace import FORMATS, detect_format, open_trace, write_trace
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import pytest
 import zmq
 from zmq.utils import z85
 
-from twofold.curve.guard import Guard
-from twofold.curve.key import ClusterKey
+from twofold.security.guard import Guard
+from twofold.security.key import ClusterKey
 
 OURS, THEIRS = ClusterKey(b"\x01" * 32), ClusterKey(b"\x02" * 32)
 LOOKS = 150

@@ -5,8 +5,8 @@ import stat
 
 import pytest
 
-from twofold.curve.key import ClusterKey, read_key, write_key
 from twofold.errors import ConfigurationError
+from twofold.security.key import ClusterKey, read_key, write_key
 
 
 def test_what_is_written_is_read(tmp_path):

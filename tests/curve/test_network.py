@@ -2,8 +2,8 @@
 
 import pytest
 
-from twofold.curve.network import Endpoint, own_host
 from twofold.errors import ConfigurationError
+from twofold.security.network import TcpEndpoint, own_host
 
 
 @pytest.mark.parametrize(
@@ -16,7 +16,7 @@ from twofold.errors import ConfigurationError
 )
 def test_an_address_is_read_as_it_is_written(text, host, port):
     """By name, by number, and of either kind."""
-    endpoint = Endpoint.parse(text, "--flag")
+    endpoint = TcpEndpoint.parse(text, "--flag")
     assert (endpoint.host, endpoint.port, str(endpoint)) == (host, port, text)
 
 
@@ -37,7 +37,7 @@ def test_an_address_is_read_as_it_is_written(text, host, port):
 def test_what_is_no_address_is_refused(text):
     """With the flag that it was given to, and what would be right."""
     with pytest.raises(ConfigurationError, match=r"--flag .* write tcp://ADDRESS:PORT"):
-        Endpoint.parse(text, "--flag")
+        TcpEndpoint.parse(text, "--flag")
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "*", "[::]"])  # noqa: S104  (they are refused)
@@ -57,6 +57,6 @@ def test_a_name_is_looked_up():
 
 def test_ones_own_address_is_that_towards_the_other():
     """Over loopback, it is loopback's."""
-    assert Endpoint("127.0.0.1", 7600).own_address() == "127.0.0.1"
+    assert TcpEndpoint("127.0.0.1", 7600).own_address() == "127.0.0.1"
     with pytest.raises(ConfigurationError, match=r"there is no way to tcp://no\.such\.host\.invalid"):
-        Endpoint("no.such.host.invalid", 7600).own_address()
+        TcpEndpoint("no.such.host.invalid", 7600).own_address()

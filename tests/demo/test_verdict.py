@@ -2,9 +2,8 @@
 
 import pytest
 
-from twofold.demo.probe import objectives, probe_requests
-from twofold.demo.verdict import verdict
-from twofold.reporting.summary import summarise
+from twofold.demo.objectives import objectives, probe_requests, verdict
+from twofold.reporting.summary import summarize
 from twofold.request import FinishReason, Request
 from twofold.slo import Slo
 from twofold.timeline import Moment, Timeline
@@ -20,7 +19,7 @@ def run(ttft_s, gap_s, count=20):
         times = [ttft_s, ttft_s + gap_s, ttft_s + 2 * gap_s]
         moments = {Moment.ARRIVED: 0.0, Moment.FIRST_TOKEN: times[0], Moment.LAST_TOKEN: times[-1]}
         timelines.append(Timeline(request, moments, times, 3, FinishReason.LENGTH))
-    return summarise(timelines, slo=SLO)
+    return summarize(timelines, slo=SLO)
 
 
 @pytest.mark.parametrize(

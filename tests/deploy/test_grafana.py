@@ -10,10 +10,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from support.ledgers import ledger
 from support.lives import SPLIT_LIFE, life
 from twofold.instance import Role
-from twofold.scheduling.instance import InstanceStatus
+from twofold.scheduling.instance.status import InstanceStatus
 from twofold.serving.messages import HandoffReport, StoreStatus, StoreTier
-from twofold.serving.metrics import ServiceMetrics
-from twofold.serving.snapshot import InstanceState
+from twofold.serving.telemetry.metrics import ServiceMetrics
+from twofold.serving.telemetry.snapshot import InstanceState
 from twofold.slo import Slo
 
 DASHBOARD = json.loads((Path(__file__).parents[2] / "deploy/grafana/twofold.json").read_text("utf-8"))

@@ -6,14 +6,13 @@ import pytest
 from support.hosts import MODEL, TIMES
 from twofold.batch import Batch, BatchItem
 from twofold.fidelity.calibrate import calibrate
-from twofold.fidelity.grid import Purpose, mixed_groups, split_groups
-from twofold.fidelity.journals import WorkerLog
-from twofold.fidelity.measure import Measured, Observed
-from twofold.performance.measured import LinkSpeed
-from twofold.performance.packed import COLD_AFTER_S
-from twofold.performance.packed_fit import Iteration
+from twofold.fidelity.measurement import GroupResult, Measurements, Purpose, mixed_groups, split_groups
+from twofold.fidelity.worker_log import WorkerLog
+from twofold.performance.fitting.packed import MeasuredIteration
+from twofold.performance.host_profile import COLD_AFTER_S
+from twofold.performance.transfer import LinkSpeed
 from twofold.request import FinishReason, Phase
-from twofold.serving.journal import Entry
+from twofold.serving.telemetry.journal import JournalEntry
 from twofold.timeline import Recorder
 
 LINK = LinkSpeed(overhead_s=1e-5, bytes_per_s=1e10)
@@ -42,7 +41,7 @@ class Service:
     def run(self, worker, items, *, crowd=1.0):
         """An iteration of a worker, which takes longer when it had nothing to run before; says when it ended."""
         prompts = [item for item in items if item.phase is Phase.PREFILL]
-        one = Iteration(
+        one = MeasuredIteration(
             tokens=sum(item.num_tokens for item in prompts),
             squares=sum(item.num_tokens**2 for item in prompts),
             sequences=len(items) - len(prompts),
@@ -52,7 +51,10 @@ class Service:
         cold_s = COLD_S if self.now - self.ended.get(worker, 0.0) > COLD_AFTER_S else 0.0
         self.ended[worker] = end = self.now + one.predicted_s(TIMES) * crowd + cold_s
         batch = msgspec.to_builtins(Batch(self.batches, tuple(items)))
-        self.journals[worker] += [Entry(self.now, "next_batch", {}, batch), Entry(end, "complete", {}, [])]
+        self.journals[worker] += [
+            JournalEntry(self.now, "next_batch", {}, batch),
+            JournalEntry(end, "complete", {}, []),
+        ]
         self.batches += 1
         return end
 
@@ -88,7 +90,7 @@ class Service:
         for timeline in timelines:
             recorder.end(timeline.request.id, FinishReason.LENGTH)
         spent = 0.004 + REQUEST_S * len(timelines) + STEP_S * steps + TOKEN_S * made
-        self.observed.append(Observed(group, timelines, spent))
+        self.observed.append(GroupResult(group, timelines, spent))
         self.now += 0.01
 
     def deliver(self, recorder, timelines, end):
@@ -100,7 +102,7 @@ class Service:
         path = LINK.transfer(MODEL.kv_bytes_per_token, MODEL.layers)
         prefill_s = TIMES.seconds(tokens, tokens * tokens, 0, 0)
         landed = end + path.layer_wise_s(tokens, prefill_s) - path.sync_s + SYNC_S
-        self.journals["decode"].append(Entry(landed, "landed", {"request_id": request.id}, True))
+        self.journals["decode"].append(JournalEntry(landed, "landed", {"request_id": request.id}, True))
 
 
 def shared_logs():
@@ -139,7 +141,7 @@ def found():
     taken = {Purpose.CROWD: share(first, Purpose.CROWD), Purpose.MIXED: share(first, Purpose.MIXED) / 2}
     service = answered(taken)
     logs = {name: WorkerLog(entries) for name, entries in service.journals.items()}
-    measured = Measured(
+    measured = Measurements(
         observed=service.observed,
         prefill=logs["prefill"],
         decode=logs["decode"],

@@ -2,7 +2,7 @@
 
 import pytest
 
-from twofold.fidelity.grid import Purpose, mixed_groups, shared_groups, split_groups
+from twofold.fidelity.measurement import Purpose, mixed_groups, shared_groups, split_groups
 
 
 @pytest.mark.parametrize(("context", "seqs"), [(512, 4), (4096, 64), (131_072, 256)])

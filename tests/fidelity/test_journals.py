@@ -4,16 +4,16 @@ import msgspec
 import pytest
 
 from twofold.batch import Batch, BatchItem
-from twofold.fidelity.journals import WorkerLog
+from twofold.fidelity.worker_log import WorkerLog
 from twofold.request import Phase
-from twofold.serving.journal import Entry
+from twofold.serving.telemetry.journal import JournalEntry
 
 
 def entries(*spans):
     """Journal entries of iterations (start, end, items)."""
     for number, (start, end, items) in enumerate(spans):
-        yield Entry(start, "next_batch", {}, msgspec.to_builtins(Batch(number, tuple(items))))
-        yield Entry(end, "complete", {"stopped": []}, [])
+        yield JournalEntry(start, "next_batch", {}, msgspec.to_builtins(Batch(number, tuple(items))))
+        yield JournalEntry(end, "complete", {"stopped": []}, [])
 
 
 def prompt(name, tokens, context=0, *, samples=True):
@@ -56,5 +56,5 @@ def test_a_batch_that_did_not_end_is_left_out():
 
 def test_when_kv_landed():
     """By attempt."""
-    log = WorkerLog([Entry(3.0, "landed", {"request_id": "r~0", "epoch": 1}, True)])
+    log = WorkerLog([JournalEntry(3.0, "landed", {"request_id": "r~0", "epoch": 1}, True)])
     assert log.landed == {"r~0": 3.0}

@@ -5,16 +5,15 @@ import pytest
 
 from support.hosts import TIMES, profile
 from twofold.batch import Batch, BatchItem
-from twofold.fidelity.journals import WorkerLog
-from twofold.fidelity.service import Design
-from twofold.fidelity.speed import Span, slowness
-from twofold.performance.host_profile import FrontTimes, Slowdowns
+from twofold.fidelity.service import ServiceDesign
+from twofold.fidelity.worker_log import LoadSpan, WorkerLog, slowness
+from twofold.performance.host_profile import ContentionFactors, GatewayTimes
 from twofold.request import Phase
-from twofold.serving.journal import Entry
+from twofold.serving.telemetry.journal import JournalEntry
 
 CROWDED, SHARED = 1.25, 1.1
 ALONE_S = TIMES.seconds(0, 0, 4, 400)
-FRONT = FrontTimes(
+FRONT = GatewayTimes(
     request_s=0.002, prompt_token_s=0.0, request_delay_s=0.0, step_s=0.001, token_s=0.0001, step_delay_s=0.0
 )
 
@@ -31,17 +30,17 @@ def log(times, longer):
         items = tuple(BatchItem(str(i), Phase.DECODE, 1, 100, True) for i in range(4))
         batch = msgspec.to_builtins(Batch(number, items))
         end = start + ALONE_S * longer
-        entries += [Entry(start, "next_batch", {}, batch), Entry(end, "complete", {}, [])]
+        entries += [JournalEntry(start, "next_batch", {}, batch), JournalEntry(end, "complete", {}, [])]
     return WorkerLog(entries)
 
 
 def host(**more):
-    slow = Slowdowns(crowded=CROWDED, shared=SHARED)
+    slow = ContentionFactors(crowded=CROWDED, shared=SHARED)
     return profile(prefill=slow, decode=slow, **more)
 
 
 def span(requests=0, tokens=0):
-    return Span(start_s=0.0, end_s=100.0, requests=requests, tokens=tokens)
+    return LoadSpan(start_s=0.0, end_s=100.0, requests=requests, tokens=tokens)
 
 
 TIMES_S = [1.0 + number for number in range(20)]
@@ -51,7 +50,7 @@ TIMES_S = [1.0 + number for number in range(20)]
 def test_workers_that_meet_nobody(slower):
     """The host's speed is that of their iterations."""
     logs = {"prefill-0": log([], 1.0), "decode-0": log(TIMES_S, slower)}
-    found = slowness(host(), Design(prefill=1, decode=1).workers(), logs, span())
+    found = slowness(host(), ServiceDesign(prefill=1, decode=1).workers(), logs, span())
     assert found == pytest.approx((slower, slower))
 
 
@@ -61,17 +60,20 @@ def test_each_phase_has_its_speed():
     entries = []
     for number, start in enumerate(TIMES_S):
         batch = msgspec.to_builtins(Batch(number, (BatchItem(str(number), Phase.PREFILL, 100, 0, True),)))
-        entries += [Entry(start, "next_batch", {}, batch), Entry(start + prompt_s, "complete", {}, [])]
+        entries += [
+            JournalEntry(start, "next_batch", {}, batch),
+            JournalEntry(start + prompt_s, "complete", {}, []),
+        ]
     later = [start + 0.5 for start in TIMES_S]
     logs = {"prefill-0": WorkerLog(entries), "decode-0": log(later, 4 / 3)}
-    found = slowness(host(), Design(prefill=1, decode=1).workers(), logs, span())
+    found = slowness(host(), ServiceDesign(prefill=1, decode=1).workers(), logs, span())
     assert found == pytest.approx((1.0, 4 / 3))
 
 
 def test_neighbours_are_no_slow_host():
     """Both cores busy all the while: as much longer as the profile says of a crowd, and no more."""
     both = {name: log(TIMES_S, CROWDED) for name in ("prefill-0", "decode-0")}
-    found = slowness(host(), Design(prefill=1, decode=1).workers(), both, span())
+    found = slowness(host(), ServiceDesign(prefill=1, decode=1).workers(), both, span())
     assert found == pytest.approx((1.0, 1.0))
 
 
@@ -79,7 +81,7 @@ def test_turns_are_no_slow_host():
     """A prefill and a decode worker on one core, and another prefill worker idle."""
     turns = log(TIMES_S, 2 * SHARED)
     logs = {"prefill-0": log([], 1.0), "prefill-1": turns, "decode-0": turns}
-    found = slowness(host(), Design(prefill=2, decode=1).workers(), logs, span())
+    found = slowness(host(), ServiceDesign(prefill=2, decode=1).workers(), logs, span())
     assert found == pytest.approx((1.0, 1.0))
 
 
@@ -87,11 +89,11 @@ def test_the_gateway_is_no_slow_host():
     """On two colocated cores it takes half of its time from each."""
     front_s = 0.002 * 500 + 0.001 * len(TIMES_S) + 0.0001 * 80
     logs = {"mixed-0": log(TIMES_S, 1 / (1 - front_s / 100 / 2)), "mixed-1": log([], 1.0)}
-    found = slowness(host(front=FRONT), Design(colocated=2).workers(), logs, span(500, 80))
+    found = slowness(host(front=FRONT), ServiceDesign(colocated=2).workers(), logs, span(500, 80))
     assert found == pytest.approx((1.0, 1.0))
 
 
 def test_nothing_says_nothing():
     """A service that ran nothing in that time has the speed that was measured."""
     logs = {"prefill-0": log([], 1.0), "decode-0": log([], 1.0)}
-    assert slowness(host(), Design(prefill=1, decode=1).workers(), logs, span()) == (1.0, 1.0)
+    assert slowness(host(), ServiceDesign(prefill=1, decode=1).workers(), logs, span()) == (1.0, 1.0)

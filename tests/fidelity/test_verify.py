@@ -8,14 +8,13 @@ import pytest
 from support.hosts import profile
 from twofold.batch import Batch, BatchItem
 from twofold.errors import ConfigurationError
-from twofold.fidelity.journals import WorkerLog
-from twofold.fidelity.service import Design, Twin, cluster_of
-from twofold.fidelity.speed import Slowness
-from twofold.fidelity.verify import ATTAINMENT, Figure, compared, knee, summarised
+from twofold.fidelity.comparison import ATTAINMENT, Figure, compared, knee, summarised
+from twofold.fidelity.service import ServiceDesign, SimulatedService, cluster_of
+from twofold.fidelity.worker_log import Slowness, WorkerLog
 from twofold.hardware.catalog import load_catalog
 from twofold.performance.host_profile import dump_host_profile
 from twofold.request import Phase, Request
-from twofold.serving.journal import Entry
+from twofold.serving.telemetry.journal import JournalEntry
 from twofold.slo import Slo
 from twofold.timeline import Moment
 
@@ -37,7 +36,9 @@ def figure(name, simulated, live, limit):
 
 
 def twin(design, one, directory):
-    return Twin(design, one, directory, kv_capacity_tokens=64_000, max_num_seqs=64, catalog=CATALOG)
+    return SimulatedService(
+        design, one, directory, kv_capacity_tokens=64_000, max_num_seqs=64, catalog=CATALOG
+    )
 
 
 def regular(rate):
@@ -69,7 +70,7 @@ def test_attainment_is_compared_in_points():
 def test_the_knee_is_what_one_prefill_worker_can_do(host):
     """A prompt takes 0.11 s, so that up to 1/0.11 of them a second are answered in time."""
     one, path = host
-    split = twin(Design(prefill=1, decode=1), one, path.parent)
+    split = twin(ServiceDesign(prefill=1, decode=1), one, path.parent)
     found = knee(split, regular, SLO)
     assert found >= 1 / 0.11
     kept = summarised(split.timelines(regular(found)), SLO)
@@ -81,14 +82,14 @@ def test_an_slo_that_cannot_be_kept_has_no_knee(host):
     """One sentence instead of a search without end."""
     one, path = host
     with pytest.raises(ConfigurationError, match="widen it"):
-        knee(twin(Design(colocated=2), one, path.parent), regular, Slo(ttft_s=0.01))
+        knee(twin(ServiceDesign(colocated=2), one, path.parent), regular, Slo(ttft_s=0.01))
 
 
 def test_a_service_on_a_slow_host_is_compared_with_its_twin_on_one(host):
     """All that the twin says of a host at two thirds of its speed is met by one that knows the speed, and is not by one
     that does not."""
     one, path = host
-    slow = twin(Design(prefill=1, decode=1), one, path.parent)
+    slow = twin(ServiceDesign(prefill=1, decode=1), one, path.parent)
     requests = regular(4.0)
     live = slow.timelines(requests, Slowness(1.5, 1.5))
     logs = {name: WorkerLog(entries) for name, entries in journals(live, slower=1.5).items()}
@@ -101,7 +102,7 @@ def test_a_service_on_a_slow_host_is_compared_with_its_twin_on_one(host):
 def test_each_replay_is_simulated_at_its_own_speed(host):
     """One on a quick host and one on a slow host: the mean of two simulations, not one of a host in between."""
     one, path = host
-    split = twin(Design(prefill=1, decode=1), one, path.parent)
+    split = twin(ServiceDesign(prefill=1, decode=1), one, path.parent)
     requests = regular(4.0)
     quick, slow = split.timelines(requests), split.timelines(requests, Slowness(1.5, 1.5))
     later = 2 * max(timeline.moments[Moment.LAST_TOKEN] for timeline in slow)
@@ -135,7 +136,10 @@ def journals(timelines, *, slower):
 
 
 def iteration(start, end, batch):
-    return [Entry(start, "next_batch", {}, msgspec.to_builtins(batch)), Entry(end, "complete", {}, [])]
+    return [
+        JournalEntry(start, "next_batch", {}, msgspec.to_builtins(batch)),
+        JournalEntry(end, "complete", {}, []),
+    ]
 
 
 def test_a_profile_of_other_workers_is_refused(host):
@@ -143,7 +147,7 @@ def test_a_profile_of_other_workers_is_refused(host):
     _, path = host
     with pytest.raises(ConfigurationError, match="4 of 8 cores each"):
         cluster_of(
-            Design(prefill=1, decode=1),
+            ServiceDesign(prefill=1, decode=1),
             profile(cores=8, threads=4),
             path,
             kv_capacity_tokens=64_000,
@@ -153,14 +157,17 @@ def test_a_profile_of_other_workers_is_refused(host):
 
 def test_designs_have_names_and_flags():
     """Those of `twofold serve`."""
-    assert (Design(prefill=2, decode=1).name, Design(colocated=2).name) == ("2P+1D", "colocated 2")
+    assert (ServiceDesign(prefill=2, decode=1).name, ServiceDesign(colocated=2).name) == (
+        "2P+1D",
+        "colocated 2",
+    )
     cold = "--no-prefix-caching"  # as in the simulation
-    assert Design(prefill=2, decode=1).flags == ["--prefill", "2", "--decode", "1", cold]
+    assert ServiceDesign(prefill=2, decode=1).flags == ["--prefill", "2", "--decode", "1", cold]
 
 
 def test_the_twin_has_the_batchers_of_the_service(host):
     """Colocated workers chunk their prompts, and split ones do not."""
     one, path = host
-    twin = cluster_of(Design(colocated=2), one, path, kv_capacity_tokens=1600, max_num_seqs=8)
+    twin = cluster_of(ServiceDesign(colocated=2), one, path, kv_capacity_tokens=1600, max_num_seqs=8)
     assert [(pool.machines, pool.batcher) for pool in twin.pools] == [(2, "chunked-prefill")]
     assert (twin.max_num_batched_tokens, twin.max_num_seqs, twin.kv_capacity_tokens) == (512, 8, 1600)

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from twofold.cluster.spec import PoolSpec
+from twofold.compat.presets import distserve_sim
 from twofold.hardware.catalog import load_catalog
 from twofold.instance import Role
 from twofold.request import Request
-from twofold.simulation.observer import QuietObserver
-from twofold.simulation.presets import distserve_sim
+from twofold.simulation.observers.base import QuietObserver
 from twofold.simulation.simulate import simulate
-from twofold.simulation.spec import PoolSpec
 from twofold.slo import Slo
 from twofold.timeline import Moment
 

@@ -5,18 +5,18 @@ import csv
 import numpy as np
 import pytest
 
+from twofold.cluster.spec import PoolSpec
+from twofold.compat.presets import splitwise_sim
 from twofold.demo.real_data import find_data
 from twofold.hardware.catalog import load_catalog
 from twofold.instance import Role
 from twofold.performance.registry import performance_model
 from twofold.request import Request
-from twofold.simulation.observer import QuietObserver
-from twofold.simulation.presets import splitwise_sim
+from twofold.simulation.observers.base import QuietObserver
+from twofold.simulation.result import verdict
 from twofold.simulation.simulate import simulate
-from twofold.simulation.spec import PoolSpec
-from twofold.simulation.verdict import verdict
 from twofold.slo import SPLITWISE
-from twofold.workload.named import workload
+from twofold.workload.source import workload
 
 CATALOG = load_catalog()
 REFERENCE = performance_model(

@@ -3,11 +3,11 @@
 import pytest
 
 from support.deployments import PLAN
+from twofold.cluster.file import read_cluster
 from twofold.errors import ConfigurationError
 from twofold.hardware.catalog import load_catalog
 from twofold.kubernetes.from_plan import values_from
 from twofold.kubernetes.manifests import merged, values_of
-from twofold.simulation.cluster_file import read_cluster
 
 CATALOG = load_catalog()
 
@@ -35,7 +35,8 @@ def test_policies_become_flags():
     """What the plan was made with is what is served with."""
     values = values_of(
         planned(
-            PLAN + "max_num_batched_tokens: saturating\nhandoff: pull\nmax_seqs: 99\nswap_space_bytes: 8000000000\n"
+            PLAN
+            + "max_num_batched_tokens: saturating\nhandoff: pull\nmax_seqs: 99\nswap_space_bytes: 8000000000\n"
         )
     )
     serve = values.serve

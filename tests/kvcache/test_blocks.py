@@ -5,12 +5,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from twofold.errors import OutOfBlocksError
-from twofold.kvcache.blocks import BlockManager
+from twofold.kvcache.paged import PagedBlockAllocator
 
 
 def test_a_block_is_free_only_when_neither_request_nor_transfer_holds_it():
     """The rule that keeps a late write from hitting a block that was given to somebody else."""
-    blocks = BlockManager(num_blocks=4, block_size=16)
+    blocks = PagedBlockAllocator(num_blocks=4, block_size=16)
     grant = blocks.allocate("a", 33)
     blocks.begin_transfer(grant)
     blocks.release(grant)
@@ -21,7 +21,7 @@ def test_a_block_is_free_only_when_neither_request_nor_transfer_holds_it():
 
 def test_a_request_that_does_not_fit_takes_nothing():
     """A failed allocation leaves the accounts as they were."""
-    blocks = BlockManager(num_blocks=2, block_size=4)
+    blocks = PagedBlockAllocator(num_blocks=2, block_size=4)
     with pytest.raises(OutOfBlocksError, match="a needs 3 blocks and 2 are free"):
         blocks.allocate("a", 9)
     assert blocks.num_free == 2
@@ -29,7 +29,7 @@ def test_a_request_that_does_not_fit_takes_nothing():
 
 def test_a_transfer_cannot_touch_a_free_block():
     """In-flight accounting starts while somebody still owns the memory."""
-    blocks = BlockManager(num_blocks=2, block_size=4)
+    blocks = PagedBlockAllocator(num_blocks=2, block_size=4)
     grant = blocks.allocate("a", 8)
     blocks.release(grant)
     with pytest.raises(ValueError, match="a does not own these blocks any more"):
@@ -39,7 +39,7 @@ def test_a_transfer_cannot_touch_a_free_block():
 
 def test_an_owner_gets_more_blocks_behind_those_it_has():
     """What it has written stays where it is; what does not fit changes nothing."""
-    blocks = BlockManager(num_blocks=4, block_size=4)
+    blocks = PagedBlockAllocator(num_blocks=4, block_size=4)
     grant = blocks.allocate("a", 5)
     blocks.allocate("b", 1)
     blocks.extend(grant, 3)
@@ -51,7 +51,7 @@ def test_an_owner_gets_more_blocks_behind_those_it_has():
 
 def test_what_is_over_cannot_be_over_again():
     """Blocks that were given back twice would be given away twice."""
-    blocks = BlockManager(num_blocks=2, block_size=4)
+    blocks = PagedBlockAllocator(num_blocks=2, block_size=4)
     grant = blocks.allocate("a", 8)
     with pytest.raises(ValueError, match="no transfer of the blocks of a is in flight"):
         blocks.end_transfer(grant)
@@ -68,7 +68,7 @@ def test_no_block_is_leaked_or_owned_twice(steps):
 
     Two transfers may touch the same block, as a hand-off and the running batch of an aborted request do.
     """
-    blocks = BlockManager(num_blocks=12, block_size=4)
+    blocks = PagedBlockAllocator(num_blocks=12, block_size=4)
     owned, moving = {}, []
     for action, number, tokens in steps:
         if action == "a" and number not in owned and blocks.fits(tokens):

@@ -8,10 +8,9 @@ from hypothesis import strategies as st
 
 from support import caches
 from support.caches import Seen
-from twofold.kvcache.cache import PrefixCache
+from twofold.kvcache.cache import PrefixCache, RemovalReason
 from twofold.kvcache.eviction import EVICTIONS, create_eviction
 from twofold.kvcache.eviction.lru import Lru
-from twofold.kvcache.watcher import Removal
 
 CAPACITY = 6
 
@@ -98,7 +97,7 @@ def test_the_cache_is_what_a_list_would_be(steps):
         assert len(cache) == len(plain.order) <= CAPACITY
         assert cache.pinned == len(plain.pins)
     assert cache.hits == asked
-    assert sum(cache.removals.values()) == len(seen.reasons) == cache.removals[Removal.CAPACITY]
+    assert sum(cache.removals.values()) == len(seen.reasons) == cache.removals[RemovalReason.CAPACITY]
 
 
 @pytest.mark.parametrize("name", EVICTIONS)
@@ -116,7 +115,7 @@ def test_no_rule_exceeds_the_capacity_or_changes_what_is_reported(name, prompts)
         assert not set(evicted) & there
         assert cache.match(keys) >= min(len(keys), CAPACITY), "nothing is held: only the end found no room"
         assert len(cache) == len(there) <= CAPACITY
-    assert gone == cache.removals[Removal.CAPACITY]
+    assert gone == cache.removals[RemovalReason.CAPACITY]
 
 
 @pytest.fixture
@@ -144,10 +143,10 @@ def test_a_partial_block_takes_room_and_is_not_found(cache, seen):
 def test_a_block_that_was_never_completed_leaves_without_a_word(cache, seen):
     """Its writer died: nobody was told that it was there, so nobody is told that it is not."""
     cache.put(1, 0, partial=True)
-    cache.remove(1, Removal.DROPPED)
+    cache.remove(1, RemovalReason.DROPPED)
     assert len(cache) == 1, "its memory may still be written"
     cache.release(1)
-    assert (len(cache), seen.reasons, cache.removals[Removal.DROPPED]) == (0, [], 1)
+    assert (len(cache), seen.reasons, cache.removals[RemovalReason.DROPPED]) == (0, [], 1)
 
 
 def test_a_damaged_block_is_not_found_again_and_stays_while_it_is_read(cache, seen):
@@ -156,13 +155,13 @@ def test_a_damaged_block_is_not_found_again_and_stays_while_it_is_read(cache, se
     cache.pin((1,), 100.0)
     cache.hold(1)
     cache.hold(1)
-    cache.remove(1, Removal.DAMAGED)
-    cache.remove(1, Removal.DAMAGED)
+    cache.remove(1, RemovalReason.DAMAGED)
+    cache.remove(1, RemovalReason.DAMAGED)
     assert (cache.match((1, 2)), len(cache), cache.pinned) == (0, 2, 0)
     cache.release(1)
     assert len(cache) == 2
     cache.release(1)
-    assert (len(cache), seen.keys, seen.reasons) == (1, {2}, [Removal.DAMAGED])
+    assert (len(cache), seen.keys, seen.reasons) == (1, {2}, [RemovalReason.DAMAGED])
 
 
 def test_what_is_held_is_not_evicted_even_if_nothing_else_can_be_stored(cache):

@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from twofold.errors import OutOfBlocksError
-from twofold.kvcache.blocks import BlockManager
-from twofold.kvcache.counts import BlockCounts
+from twofold.kvcache.allocator import BlockCounts
+from twofold.kvcache.paged import PagedBlockAllocator
 
 NUM_BLOCKS, BLOCK_SIZE = 12, 4
 
@@ -55,7 +55,7 @@ class Accounts:
 @given(steps)
 def test_counting_gives_the_numbers_and_errors_of_knowing_each_block(steps):
     """Whatever is done in whatever order; and nothing is held in the end."""
-    known = Accounts(BlockManager(NUM_BLOCKS, BLOCK_SIZE))
+    known = Accounts(PagedBlockAllocator(NUM_BLOCKS, BLOCK_SIZE))
     counted = Accounts(BlockCounts(NUM_BLOCKS, BLOCK_SIZE))
     for action, owner, tokens in steps:
         assert known.apply(action, owner, tokens) == counted.apply(action, owner, tokens)
@@ -74,7 +74,7 @@ def test_counting_gives_the_numbers_and_errors_of_knowing_each_block(steps):
         assert accounts.numbers == (NUM_BLOCKS, BLOCK_SIZE, NUM_BLOCKS, 0)
 
 
-@pytest.mark.parametrize("accounts", [BlockManager, BlockCounts])
+@pytest.mark.parametrize("accounts", [PagedBlockAllocator, BlockCounts])
 def test_accounts_need_something_to_count(accounts):
     """No blocks, or blocks without tokens, are a mistake of the caller."""
     with pytest.raises(ValueError, match="at least one block"):

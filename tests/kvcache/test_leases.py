@@ -3,13 +3,13 @@
 import pytest
 
 from twofold.errors import StaleEpochError
-from twofold.kvcache.blocks import BlockManager
-from twofold.kvcache.leases import LeaseBook
+from twofold.kvcache.leases import LeaseTable
+from twofold.kvcache.paged import PagedBlockAllocator
 
 
 @pytest.fixture
 def blocks():
-    return BlockManager(num_blocks=8, block_size=4)
+    return PagedBlockAllocator(num_blocks=8, block_size=4)
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def held(blocks):
 
 @pytest.fixture
 def book(blocks):
-    return LeaseBook(blocks, "decode-0", epoch=7, lease_s=10.0)
+    return LeaseTable(blocks, "decode-0", epoch=7, lease_s=10.0)
 
 
 def test_leased_blocks_outlive_their_request(blocks, book, held):
@@ -87,7 +87,7 @@ def test_a_watcher_sees_a_lease_before_it_may_be_used_and_its_end_before_its_blo
         def ended(self, lease):
             seen.append(("ended", lease.request_id, blocks.num_in_flight))
 
-    book = LeaseBook(blocks, "decode-0", epoch=7, lease_s=10.0, watcher=Watcher())
+    book = LeaseTable(blocks, "decode-0", epoch=7, lease_s=10.0, watcher=Watcher())
     book.grant(held, "prefill-0", now=0.0)
     book.end("r", epoch=7)
     book.end("r", epoch=7)

@@ -1,6 +1,6 @@
 """Until when blocks are pinned."""
 
-from twofold.kvcache.pins import Pins
+from twofold.kvcache.cache import Pins
 
 
 def test_the_longest_of_several_counts():

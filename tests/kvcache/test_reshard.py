@@ -3,10 +3,16 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twofold.kvcache.reshard import LayerTraffic, Piece, plan_reshard, traffic
-from twofold.kvcache.split import UNSPLIT, Split
+from twofold.kvcache.sharding import (
+    UNSHARDED,
+    LayerTraffic,
+    ReshardPiece,
+    Sharding,
+    layer_traffic,
+    plan_reshard,
+)
 
-SPLITS = st.builds(Split, st.sampled_from([1, 2, 3, 4, 6]), st.integers(1, 5))
+SPLITS = st.builds(Sharding, st.sampled_from([1, 2, 3, 4, 6]), st.integers(1, 5))
 
 
 @given(source=SPLITS, target=SPLITS, heads=st.lists(st.sampled_from([12, 24]), min_size=5, max_size=12))
@@ -40,20 +46,22 @@ def test_the_way_back_is_the_same(source, target, heads):
 @given(source=SPLITS, target=SPLITS, heads=st.lists(st.sampled_from([12, 24]), min_size=5, max_size=12))
 def test_the_busiest_rank_of_a_layer_has_its_shard(source, target, heads):
     """All ranks of a stage have as many heads, so none has more to write than its share."""
-    for count, layer in zip(heads, traffic(plan_reshard(source, target, heads), len(heads)), strict=True):
+    for count, layer in zip(
+        heads, layer_traffic(plan_reshard(source, target, heads), len(heads)), strict=True
+    ):
         assert layer.heads == count // source.tensor
         assert 1 <= layer.pieces <= target.tensor
 
 
 def test_one_to_two_and_back():
     """By heads, and by layers."""
-    assert plan_reshard(UNSPLIT, Split(2, 1), [4, 4]) == [
-        Piece(0, 0, range(2), range(2)),
-        Piece(0, 1, range(2), range(2, 4)),
+    assert plan_reshard(UNSHARDED, Sharding(2, 1), [4, 4]) == [
+        ReshardPiece(0, 0, range(2), range(2)),
+        ReshardPiece(0, 1, range(2), range(2, 4)),
     ]
-    assert plan_reshard(Split(1, 2), UNSPLIT, [4, 4, 4]) == [
-        Piece(0, 0, range(2), range(4)),
-        Piece(1, 0, range(2, 3), range(4)),
+    assert plan_reshard(Sharding(1, 2), UNSHARDED, [4, 4, 4]) == [
+        ReshardPiece(0, 0, range(2), range(4)),
+        ReshardPiece(1, 0, range(2, 3), range(4)),
     ]
-    assert traffic(plan_reshard(UNSPLIT, Split(2, 1), [4, 4]), 2) == [LayerTraffic(4, 2)] * 2
-    assert traffic(plan_reshard(Split(2, 1), UNSPLIT, [4, 4]), 2) == [LayerTraffic(2, 1)] * 2
+    assert layer_traffic(plan_reshard(UNSHARDED, Sharding(2, 1), [4, 4]), 2) == [LayerTraffic(4, 2)] * 2
+    assert layer_traffic(plan_reshard(Sharding(2, 1), UNSHARDED, [4, 4]), 2) == [LayerTraffic(2, 1)] * 2

@@ -6,11 +6,11 @@ from hypothesis import strategies as st
 
 from support.caches import Seen
 from twofold.errors import OutOfBlocksError
+from twofold.kvcache.cache import RemovalReason
 from twofold.kvcache.eviction import EVICTIONS, create_eviction
 from twofold.kvcache.eviction.lru import Lru
+from twofold.kvcache.paged import PrefixBlockAllocator
 from twofold.kvcache.prefix import prefix_keys
-from twofold.kvcache.shared import SharedBlocks
-from twofold.kvcache.watcher import Removal
 
 NUM_BLOCKS, SIZE, MOST_PINNED = 10, 2, 6
 
@@ -29,7 +29,7 @@ class Memory:
 
     def __init__(self, name):
         self.seen = Seen()
-        self.blocks = SharedBlocks(NUM_BLOCKS, SIZE, create_eviction(name), self.seen, MOST_PINNED)
+        self.blocks = PrefixBlockAllocator(NUM_BLOCKS, SIZE, create_eviction(name), self.seen, MOST_PINNED)
         self.contents = {}
         self.requests = []
 
@@ -173,7 +173,7 @@ def seen():
 
 @pytest.fixture
 def blocks(seen):
-    return SharedBlocks(6, 4, Lru(), seen)
+    return PrefixBlockAllocator(6, 4, Lru(), seen)
 
 
 def publish(blocks, keys, prompt_tokens):
@@ -217,7 +217,7 @@ def test_a_last_block_that_nobody_owns_is_taken_and_not_copied(blocks, seen):
     blocks.release(publish(blocks, (1, 2), 8))
     again = blocks.allocate_prompt("again", 8, (1, 2), 8)
     assert (again.tokens, again.copy, blocks.match((1, 2)), blocks.num_free) == (7, None, 1, 4)
-    assert seen.reasons == [Removal.REWRITTEN]
+    assert seen.reasons == [RemovalReason.REWRITTEN]
     blocks.publish(again.grant, (1, 2))
     assert blocks.match((1, 2)) == 2
 
@@ -237,7 +237,7 @@ def test_cached_blocks_go_when_their_room_is_wanted(blocks, seen):
     held = blocks.allocate_prompt("held", 5, (1,), 5)
     blocks.allocate("large", 12)
     assert seen.keys == {1, 2}
-    assert seen.reasons == [Removal.CAPACITY]
+    assert seen.reasons == [RemovalReason.CAPACITY]
     assert not blocks.fits(5)
     with pytest.raises(OutOfBlocksError, match="more needs 2 blocks and 1 are free"):
         blocks.allocate_prompt("more", 8, (7,), 8)
@@ -288,7 +288,7 @@ def test_nobody_waits_for_what_is_pinned(blocks, seen):
 
 def test_no_more_is_pinned_than_may_be(seen):
     """What is pinned already can be pinned for longer."""
-    blocks = SharedBlocks(6, 4, Lru(), seen, max_pinned=2)
+    blocks = PrefixBlockAllocator(6, 4, Lru(), seen, max_pinned=2)
     blocks.release(publish(blocks, (1, 2, 3), 13))
     assert (blocks.pin((1, 2, 3), 10.0), blocks.num_pinned) == (2, 2)
     assert blocks.pin((1, 2), 20.0) == 2

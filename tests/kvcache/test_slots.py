@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from twofold.errors import OutOfBlocksError
-from twofold.kvcache.slots import Slots
+from twofold.kvcache.slots import SlotAllocator
 
 COUNT = 4
 HOLDERS = ("a", "b", "disk")
@@ -13,7 +13,7 @@ HOLDERS = ("a", "b", "disk")
 
 def test_the_life_of_a_slot():
     """Leased, whole and held, dropped while it is held, and free when the last reader is done."""
-    slots = Slots(1)
+    slots = SlotAllocator(1)
     slot = slots.lease("writer")
     with pytest.raises(OutOfBlocksError):
         slots.lease("other")
@@ -29,7 +29,7 @@ def test_the_life_of_a_slot():
 
 def test_what_is_not_committed_was_never_there():
     """A lease that is given up frees the slot, and only its holder can end it."""
-    slots = Slots(1)
+    slots = SlotAllocator(1)
     slot = slots.lease("writer")
     with pytest.raises(ValueError, match="does not lease"):
         slots.commit(slot, "other")
@@ -39,7 +39,7 @@ def test_what_is_not_committed_was_never_there():
 
 def test_the_dead_have_nothing():
     """Leases and holds of one holder end together; those of others go on."""
-    slots = Slots(3)
+    slots = SlotAllocator(3)
     whole, filling = slots.lease("a"), slots.lease("a")
     slots.commit(whole, "a")
     slots.hold(whole, "a")
@@ -59,7 +59,7 @@ class SlotLives(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.slots = Slots(COUNT)
+        self.slots = SlotAllocator(COUNT)
         self.leased = {}
         self.kept = set()
         self.holds = []  # (slot, holder), as often as it holds it

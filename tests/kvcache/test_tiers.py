@@ -5,11 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support import caches
-from twofold.kvcache.cache import PrefixCache
+from twofold.kvcache.cache import PrefixCache, RemovalReason
 from twofold.kvcache.eviction import EVICTIONS, create_eviction
 from twofold.kvcache.eviction.lru import Lru
 from twofold.kvcache.tiers import TieredCache
-from twofold.kvcache.watcher import Removal
 
 prompts = caches.prompts(alphabet=3, longest=8)
 
@@ -82,7 +81,7 @@ def test_what_is_hit_comes_up_and_is_counted_where_it_was(cache):
     assert cache.touch((1,), 1, 1.0) == []
     assert (cache.tier_of(1), cache.tier_of(2)) == (0, 1)
     assert [tier.hits for tier in cache.tiers] == [0, 1]
-    assert cache.tiers[1].removals[Removal.MOVED] == 1
+    assert cache.tiers[1].removals[RemovalReason.MOVED] == 1
     assert cache.insert((4, 5), 2.0) == [2]
 
 

@@ -4,9 +4,8 @@ import msgspec
 import pytest
 
 from twofold.demo.real_data import find_data
-from twofold.hardware.machine import Accelerator, Machine
-from twofold.hardware.model import Model
-from twofold.performance.calibration import ENVIRONMENT
+from twofold.hardware.specs import Accelerator, Machine, Model
+from twofold.performance.coefficients import ENVIRONMENT
 
 WHENCE = {"source": "made for tests", "date": "2025-01-01"}
 A100 = Accelerator(

@@ -7,10 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from twofold.errors import ConfigurationError
-from twofold.performance.calibration import DecodeCoefficients, PrefillCoefficients, packaged
-from twofold.performance.fit import FitOptions, decode_ms, fit_profile, prefill_ms
-from twofold.performance.least_squares import non_negative
-from twofold.performance.profile import Row, configurations, read_profile
+from twofold.performance.coefficients import DecodeCoefficients, PrefillCoefficients, packaged
+from twofold.performance.fitting.fit import (
+    FitOptions,
+    decode_ms,
+    fit_profile,
+    non_negative_least_squares,
+    prefill_ms,
+)
+from twofold.performance.fitting.profile import ProfileRow, group_batches, read_profile
 
 OPTIONS = FitOptions(source="made", date="2025-01-01")
 SHAPES = [(2**power, 1) for power in range(7, 14)] + [(512, 2**power) for power in range(1, 7)]
@@ -19,7 +24,7 @@ SHAPES = [(2**power, 1) for power in range(7, 14)] + [(512, 2**power) for power 
 def made_rows(prefill, decode):
     """A profile without noise, of the usual two sweeps."""
     for prompt, batch in SHAPES:
-        blank = Row(
+        blank = ProfileRow(
             model="m",
             hardware="h",
             tensor_parallel=2,
@@ -29,7 +34,7 @@ def made_rows(prefill, decode):
             prompt_time=1.0,
             token_time=1.0,
         )
-        (one,) = configurations([blank])
+        (one,) = group_batches([blank])
         yield msgspec.structs.replace(
             blank, prompt_time=prefill_ms(prefill, one), token_time=decode_ms(decode, one)
         )
@@ -65,7 +70,7 @@ def test_no_coefficient_falls_below_zero(true):
     """And no small change of the answer fits better."""
     columns = [np.ones(8), np.arange(1.0, 9.0), np.arange(1.0, 9.0) ** 2]
     target = sum(x * column for x, column in zip(true, columns, strict=True)) + np.sin(np.arange(8))
-    found = non_negative(columns, target, np.ones(8))
+    found = non_negative_least_squares(columns, target, np.ones(8))
     misfit = float(np.sum((np.column_stack(columns) @ found - target) ** 2))
     assert (found >= 0).all()
     for nudge in np.eye(3) * 1e-3:

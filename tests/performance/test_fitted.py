@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twofold.errors import ConfigurationError
-from twofold.performance.calibration import ENVIRONMENT, packaged, to_toml
+from twofold.performance.coefficients import ENVIRONMENT, packaged, to_toml
 from twofold.performance.fitted import fitted
-from twofold.performance.profile import configurations, read_profile
+from twofold.performance.fitting.profile import group_batches, read_profile
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def test_times_are_near_the_profile(all_fitted, profile_path):
     for entry in packaged():
         model = all_fitted[entry.pair]
         wanted = (entry.model, entry.accelerator, entry.tensor_parallel)
-        seen = configurations(row for row in rows if row.pair == wanted)
+        seen = group_batches(row for row in rows if row.pair == wanted)
         seen = [one for one in seen if one.prefill_tokens <= entry.max_prefill_tokens]
         prefill = [
             model.prefill_s(one.prefill_tokens, one.squares) * 1e3 / one.prompt_time - 1 for one in seen
@@ -153,7 +153,7 @@ def test_files_that_are_no_calibrations_are_mistakes(models, machines, tmp_path,
 
 def test_texts_and_numbers_survive_the_file(tmp_path):
     """Quotes, backslashes and tiny numbers."""
-    from twofold.performance.calibration import read_calibrations
+    from twofold.performance.coefficients import read_calibrations
 
     entry = msgspec.structs.replace(packaged()[0], basis='a "quoted" \\ path', dropped=["x", "ü"])
     path = tmp_path / "c.toml"

@@ -6,7 +6,7 @@ from support.hosts import profile
 from twofold.errors import ConfigurationError
 from twofold.hardware.catalog import load_catalog
 from twofold.performance.host_profile import HOST, dump_host_profile, read_host_profile
-from twofold.performance.memory import kv_capacity_tokens
+from twofold.performance.instance import kv_capacity_tokens
 
 
 def test_a_profile_is_read_back_as_it_was_written(tmp_path):

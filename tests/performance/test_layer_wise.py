@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twofold.performance.layer_wise import layer_wise
+from twofold.performance.reuse import layer_wise
 
 LANE = st.floats(0.001, 100.0)
 

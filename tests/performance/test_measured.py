@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twofold.performance.measured import LinkSpeed, PrefillSpeed
+from twofold.performance.transfer import LinkSpeed, PrefillSpeed
 
 
 @given(st.floats(0, 0.1), st.floats(1e5, 1e11))

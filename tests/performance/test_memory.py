@@ -4,8 +4,7 @@ import msgspec
 import pytest
 
 from twofold.errors import ConfigurationError
-from twofold.performance.instance import resident_kv_bytes_per_token
-from twofold.performance.memory import kv_capacity_tokens
+from twofold.performance.instance import kv_capacity_tokens, resident_kv_bytes_per_token
 
 
 def test_bloom_on_eight_a100_is_what_splitwise_sim_has(models, machines):

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twofold.errors import ConfigurationError
-from twofold.performance.packed import PackedModel, PackedTimes, spread
-from twofold.performance.packed_fit import Iteration, fit_packed, repeats
+from twofold.performance.fitting.packed import MeasuredIteration, fit_packed, median_iterations
+from twofold.performance.host_profile import PackedModel, PackedTimes, spread
 
 TRUE = PackedTimes(
     base_s=0.012,
@@ -20,7 +20,9 @@ COUNTS = st.integers(0, 4096)
 
 def iteration(tokens, squares, sequences, context, slower=1.0):
     seconds = TRUE.seconds(tokens, squares, sequences, context) * slower
-    return Iteration(tokens=tokens, squares=squares, sequences=sequences, context=context, seconds=seconds)
+    return MeasuredIteration(
+        tokens=tokens, squares=squares, sequences=sequences, context=context, seconds=seconds
+    )
 
 
 def measured():
@@ -68,7 +70,7 @@ def test_a_fit_finds_the_times_again():
     assert found.token_s == pytest.approx(TRUE.token_s, rel=0.05)
     assert found.context_s == pytest.approx(TRUE.context_s, rel=0.02)
     assert max(found.prefill_error, found.decode_error, found.mixed_error) < 0.05
-    assert found.iterations == len(repeats(measured()))
+    assert found.iterations == len(median_iterations(measured()))
 
 
 def test_kinds_that_were_not_measured_have_no_error():

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from twofold.errors import ConfigurationError
-from twofold.performance.pipeline import boundary_bandwidth, by_layers
+from twofold.performance.instance import boundary_bandwidth, by_layers
 from twofold.performance.registry import PERFORMANCE_MODELS, performance_model
 
 

@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from twofold.performance.coefficients import power_law
 from twofold.performance.fitted import fitted
-from twofold.performance.power import instance_power, power_law
+from twofold.performance.power import instance_power
 from twofold.performance.roofline import roofline
 
 

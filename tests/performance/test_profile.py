@@ -3,13 +3,19 @@
 import pytest
 
 from twofold.errors import ConfigurationError
-from twofold.performance.profile import Row, believable, configurations, decode_power, read_profile
+from twofold.performance.fitting.profile import (
+    ProfileRow,
+    consistent_batches,
+    decode_power,
+    group_batches,
+    read_profile,
+)
 
 HEADER = "model,hardware,tensor_parallel,prompt_size,batch_size,token_size,prompt_time,token_time"
 
 
 def row(prompt=512, batch=1, prompt_time=100.0, token_time=40.0, **more):
-    return Row(
+    return ProfileRow(
         model="m",
         hardware="h",
         tensor_parallel=1,
@@ -66,7 +72,7 @@ def test_a_generation_that_ended_early_has_less_context():
 
 def test_repeats_become_medians():
     """So one odd run counts for nothing."""
-    (one,) = configurations([row(prompt_time=time) for time in (100.0, 101.0, 900.0)])
+    (one,) = group_batches([row(prompt_time=time) for time in (100.0, 101.0, 900.0)])
     assert one.prompt_time == 101.0
 
 
@@ -81,29 +87,30 @@ def test_a_large_batch_that_is_faster_than_small_ones_is_dropped():
         row(512, 64, 90.0),
         row(512, 64, 90.0),
     ]
-    kept, dropped = believable(rows)
+    kept, dropped = consistent_batches(rows)
     assert [one.prefill_tokens for one in kept] == [128, 256, 512, 4096, 8192]
     assert [(one.rows, "batch_size 64" in one.reason) for one in dropped] == [(2, True)]
 
 
 def test_rows_without_times_are_dropped():
     """Zero, negative or not a number."""
-    kept, dropped = believable([row(), row(prompt_time=0.0), row(token_time=float("nan"))])
+    kept, dropped = consistent_batches([row(), row(prompt_time=0.0), row(token_time=float("nan"))])
     assert (len(kept), dropped[0].rows) == (1, 2)
 
 
 def test_decode_power_is_that_of_short_prompts_alone():
     """Zero means not measured; long prompts and batches are not decode of one sequence."""
     rows = [row(average_power=0.6), row(average_power=0.0), row(8192, average_power=0.2)]
-    assert decode_power(configurations([*rows, row(batch=4, average_power=0.9)])) == 0.6
-    assert decode_power(configurations([row()])) is None
+    assert decode_power(group_batches([*rows, row(batch=4, average_power=0.9)])) == 0.6
+    assert decode_power(group_batches([row()])) is None
 
 
 def test_the_invalid_rows_of_the_splitwise_profile_are_found(profile_path):
     """llama2-70b TP2 (512, 64), and nothing else."""
     rows = read_profile(profile_path)
     dropped = {
-        pair: believable([one for one in rows if one.pair == pair])[1] for pair in {one.pair for one in rows}
+        pair: consistent_batches([one for one in rows if one.pair == pair])[1]
+        for pair in {one.pair for one in rows}
     }
     assert {pair for pair, reasons in dropped.items() if reasons} == {
         ("llama2-70b", hardware, 2) for hardware in ("a100-80gb", "h100-80gb", "h100-80gb-pcap")
@@ -113,5 +120,5 @@ def test_the_invalid_rows_of_the_splitwise_profile_are_found(profile_path):
 
 def test_power_without_end_is_not_believed():
     """A slip in a csv must not become watts."""
-    (kept,), _ = believable([row(average_power=float("inf"))])
+    (kept,), _ = consistent_batches([row(average_power=float("inf"))])
     assert decode_power([kept]) is None

@@ -2,8 +2,7 @@
 
 import pytest
 
-from twofold.performance.measured import LinkSpeed
-from twofold.performance.reshard_cost import reshard_path
+from twofold.performance.transfer import LinkSpeed, reshard_path
 
 LINK = LinkSpeed(overhead_s=0.001, bytes_per_s=1e6)
 

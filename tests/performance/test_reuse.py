@@ -11,7 +11,7 @@ from twofold.performance.registry import performance_model
 from twofold.performance.reuse import (
     PUBLISHED,
     REST,
-    Needs,
+    PrefixCost,
     prefix_bytes_per_s,
     reuse_s,
     saved_s,
@@ -45,7 +45,7 @@ def test_it_is_the_inequality_of_the_paper(prefix, flops_per_s):
 def test_any_model_of_the_catalog_has_its_needs(models):
     """LLaMA-70B's parameters are a sixth more FLOPs than the paper counts; a model without grouping moves eight times
     as much KV."""
-    llama, bloom = (Needs.of(models[name]) for name in ("llama2-70b", "bloom-176b"))
+    llama, bloom = (PrefixCost.of(models[name]) for name in ("llama2-70b", "bloom-176b"))
     assert llama.kv_bytes == PUBLISHED.kv_bytes
     assert llama.square_flops == PUBLISHED.square_flops
     assert llama.flops / PUBLISHED.flops == pytest.approx(1.17, abs=0.01)

@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twofold.errors import ConfigurationError
-from twofold.hardware.model import Model
-from twofold.performance.calibration import packaged
+from twofold.hardware.specs import Model
+from twofold.performance.coefficients import packaged
 from twofold.performance.distserve_published import distserve_published
 from twofold.performance.fitted import fitted
-from twofold.performance.roofline import Needs, roofline
+from twofold.performance.roofline import RooflineTerms, roofline
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +126,10 @@ def test_a_power_cap_slows_prompts_only(models, machines):
 def test_nothing_beats_the_hardware(models, machines, mixture):
     """No prefill faster than its FLOPs, no decode faster than reading what it must."""
     for model in (*models.values(), mixture):
-        estimate, needs = roofline(model, machines["dgx-h100"], 8), Needs.of(model, machines["dgx-h100"], 8)
+        estimate, needs = (
+            roofline(model, machines["dgx-h100"], 8),
+            RooflineTerms.of(model, machines["dgx-h100"], 8),
+        )
         assert estimate.prefill_s(8192, 8192**2) > needs.compute_s * 8192
         assert estimate.decode_cost(1).base_s > needs.weights_s * needs.active
         assert estimate.decode_cost(1).context_s > needs.kv_s
@@ -143,7 +146,7 @@ def test_more_tokens_touch_more_experts(machines, mixture):
 
 def test_one_accelerator_needs_no_all_reduce(models, machines):
     """Nothing to exchange, nothing to wait for."""
-    needs = Needs.of(models["tiny-1b"], machines["dgx-h100"], 1)
+    needs = RooflineTerms.of(models["tiny-1b"], machines["dgx-h100"], 1)
     assert (needs.all_reduce_s, needs.steps) == (0.0, 0.0)
 
 

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twofold.hardware.catalog import load_catalog
+from twofold.performance.queueing import SHARE, saturating_tokens
 from twofold.performance.registry import performance_model
-from twofold.performance.saturation import SHARE, saturating_tokens
 
 coefficients = st.tuples(st.floats(1e-4, 1.0), st.floats(1e-6, 1e-2), st.floats(0, 1e-6))
 

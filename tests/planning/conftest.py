@@ -2,10 +2,10 @@
 
 import pytest
 
+from twofold.cluster.spec import ClusterSpec
 from twofold.hardware.catalog import load_catalog
 from twofold.planning.problem import Problem
 from twofold.planning.workload import WorkloadArguments
-from twofold.simulation.spec import ClusterSpec
 from twofold.slo import parse_slo
 
 

@@ -6,7 +6,7 @@ from support.analytic_cluster import COLOCATED, SPLIT, design
 from support.plans import choice, plan, split_and_colocated
 from support.simulated import ESTIMATED
 from twofold.planning.advice import advise
-from twofold.planning.objective import Objective
+from twofold.planning.search import Objective
 
 TOLERANCE = 0.02
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from twofold.planning.bounds import Bounds
+from twofold.planning.bounds import AnalyticBounds
 from twofold.planning.design import Design, Family
 from twofold.planning.evaluation import Trial
-from twofold.planning.simulated import simulated
+from twofold.planning.trials import simulate_trial
 
 
 def designs(problem):
@@ -13,7 +13,9 @@ def designs(problem):
     yield Design(family=Family(kinds=(fast, fast)), counts=(2, 3))
     yield Design(family=Family(kinds=(fast, slow)), counts=(1, 4))
     yield Design(family=Family(kinds=(fast,), batcher="mixed"), counts=(4,))
-    yield Design(family=Family(kinds=(slow,), batcher="chunked-prefill", max_num_batched_tokens=512), counts=(4,))
+    yield Design(
+        family=Family(kinds=(slow,), batcher="chunked-prefill", max_num_batched_tokens=512), counts=(4,)
+    )
 
 
 @pytest.mark.parametrize("slo", ["splitwise", "ttft=1.5,tpot=0.08"])
@@ -21,15 +23,15 @@ def designs(problem):
 def test_simulation_never_beats_the_bound(make_problem, slo, router):
     """Above it the SLO is missed, in pools that stay apart and in pools that help each other."""
     problem = make_problem(slo, router, duration_s=60.0)
-    bounds = Bounds(problem)
+    bounds = AnalyticBounds(problem)
     for one in designs(problem):
-        assert not simulated(problem, Trial(one, 1.05 * bounds.upper(one))).evaluation.met
+        assert not simulate_trial(problem, Trial(one, 1.05 * bounds.upper(one))).evaluation.met
 
 
 def test_more_machines_raise_it_and_the_suggestion_holds(make_problem):
     """The bound grows with every machine; the counts suggested for a rate are bounded at or above it."""
     problem = make_problem()
-    bounds = Bounds(problem)
+    bounds = AnalyticBounds(problem)
     for one in designs(problem):
         more = Design(family=one.family, counts=tuple(count + 1 for count in one.counts))
         assert bounds.upper(more) > bounds.upper(one) >= bounds.estimate(one) > 0
@@ -43,4 +45,4 @@ def test_fixed_pools_are_bounded_by_their_own_phase(make_problem):
     fixed, pooled = make_problem(router="jsq-pending"), make_problem(router="splitwise")
     kind = fixed.kind("h100")
     lopsided = Design(family=Family(kinds=(kind, kind)), counts=(1, 100))
-    assert Bounds(fixed).upper(lopsided) < Bounds(pooled).upper(lopsided) / 10
+    assert AnalyticBounds(fixed).upper(lopsided) < AnalyticBounds(pooled).upper(lopsided) / 10

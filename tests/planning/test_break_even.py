@@ -5,8 +5,7 @@ import asyncio
 import pytest
 
 from support.analytic_cluster import COLOCATED, SAME, AnalyticCluster, design
-from twofold.planning.break_even import break_even
-from twofold.planning.cheapest import by_price
+from twofold.planning.search import break_even, by_price
 
 FAMILIES = [SAME, COLOCATED]
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from support.analytic_cluster import COLOCATED, FAST, SAME, SPLIT, design
 from twofold.errors import ConfigurationError
-from twofold.planning.budget import Budget, frontier
+from twofold.planning.design import Budget, frontier
 
 budgets = st.builds(
     Budget,

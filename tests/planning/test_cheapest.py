@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.analytic_cluster import COLOCATED, SAME, SPLIT, AnalyticCluster, design
-from twofold.planning.budget import Budget
-from twofold.planning.cheapest import by_power, by_price, cheapest
+from twofold.planning.design import Budget
+from twofold.planning.search import by_power, by_price, cheapest
 
 speeds = st.floats(0.5, 20)
 NO_LIMIT = Budget()

@@ -4,13 +4,12 @@ import msgspec
 import pytest
 
 from support.plans import choice
+from twofold.cluster.file import dump_cluster, read_cluster
 from twofold.errors import ConfigurationError
-from twofold.planning.deployment import deployment_of, load_deployment, margins
-from twofold.planning.deployment_text import deployment_text
+from twofold.planning.deployment import deployment_of, deployment_text, load_deployment, margins
 from twofold.planning.design import Design, Family
-from twofold.planning.objective import Objective
-from twofold.simulation.cluster_file import dump_cluster, read_cluster
-from twofold.simulation.verdict import Check
+from twofold.planning.search import Objective
+from twofold.simulation.result import Check
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import pytest
 
 from twofold.planning.design import Design, Family
 from twofold.planning.evaluation import Trial
-from twofold.planning.key import Keys
+from twofold.planning.evaluator import Keys
 
 
 def trial(problem, counts=(2, 3), rate=5.0, machine="h100"):

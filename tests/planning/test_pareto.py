@@ -7,13 +7,12 @@ from hypothesis import strategies as st
 
 from support.analytic_cluster import COLOCATED, SPLIT, AnalyticCluster, design
 from twofold.planning.evaluation import Trial
-from twofold.planning.front import front_of
-from twofold.planning.pareto import Point, pareto_front
-from twofold.planning.plan import Choice
+from twofold.planning.pareto import ParetoPoint, front_of, pareto_front
+from twofold.planning.plan import DesignChoice
 
 points = st.lists(
     st.builds(
-        lambda counts, rate: Point(design=design(*counts), rate=float(rate)),
+        lambda counts, rate: ParetoPoint(design=design(*counts), rate=float(rate)),
         st.tuples(st.integers(1, 4), st.integers(1, 4)),
         st.integers(1, 5),
     ),
@@ -42,7 +41,7 @@ def test_a_plans_front_has_smaller_clusters_each_at_its_limit():
     search = cluster.search()
     best = [design(8, 16), design(20, family=COLOCATED)]
     choices = [asyncio.run(chosen(search, cluster, one)) for one in best]
-    front = asyncio.run(front_of(search, choices, [Point(design=design(1, 1), rate=0.5)]))
+    front = asyncio.run(front_of(search, choices, [ParetoPoint(design=design(1, 1), rate=0.5)]))
     assert front[-1].design == best[1]
     assert any(point.design == design(1, 1) for point in front)
     for point in front:
@@ -52,4 +51,4 @@ def test_a_plans_front_has_smaller_clusters_each_at_its_limit():
 
 async def chosen(search, cluster, one):
     rate = search.grid.rate(search.grid.step(cluster.capacity(one)))
-    return Choice(design=one, rate=rate, highest_rate=rate, evaluation=await cluster(Trial(one, rate)))
+    return DesignChoice(design=one, rate=rate, highest_rate=rate, evaluation=await cluster(Trial(one, rate)))

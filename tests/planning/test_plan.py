@@ -6,16 +6,18 @@ import pytest
 
 from support.analytic_cluster import COLOCATED, SAME, SPLIT, AnalyticCluster, design
 from twofold.errors import ConfigurationError
-from twofold.planning.budget import Budget
-from twofold.planning.curves import curve
-from twofold.planning.objective import Objective
-from twofold.planning.plan import Question, make_plan
+from twofold.planning.design import Budget
+from twofold.planning.pareto import rate_curve
+from twofold.planning.plan import PlanQuery, make_plan
+from twofold.planning.search import Objective
 
 FAMILIES = (SPLIT, SAME, COLOCATED)
 
 
 def planned(cluster, *, objective="throughput", families=FAMILIES, rate=None, found=lambda _: None, **budget):
-    question = Question(objective=Objective(objective), families=families, budget=Budget(**budget), rate=rate)
+    question = PlanQuery(
+        objective=Objective(objective), families=families, budget=Budget(**budget), rate=rate
+    )
     return asyncio.run(make_plan(cluster.search(), question, found))
 
 
@@ -64,7 +66,7 @@ def test_a_curve_comes_up_to_the_limit():
     """Rates of the grid from a tenth to the highest."""
     cluster = AnalyticCluster()
     plan = planned(cluster, machines=8)
-    rates = list(asyncio.run(curve(cluster.search(), plan.best)))
+    rates = list(asyncio.run(rate_curve(cluster.search(), plan.best)))
     assert rates == sorted(rates)
     assert rates[-1] == plan.best.highest_rate
 

@@ -6,8 +6,7 @@ import pytest
 from twofold.errors import ConfigurationError
 from twofold.instance import Role
 from twofold.planning.design import Design, Family
-from twofold.planning.families import fitting, parse_families
-from twofold.planning.problem import COLOCATED_ROUTER
+from twofold.planning.problem import COLOCATED_ROUTER, fitting, parse_families
 
 
 def families(problem, *names, machines=None, split=True, colocated=True):

@@ -3,8 +3,8 @@
 import pytest
 
 from twofold.hardware.catalog import load_catalog
-from twofold.planning.ray_stock import stock_of
-from twofold.raycluster.nodes import RayNode
+from twofold.planning.executors.ray import ray_inventory
+from twofold.raycluster.cluster import RayNode
 
 
 def node(gpus, kind=None, address="10.0.0.1"):
@@ -28,18 +28,18 @@ def node(gpus, kind=None, address="10.0.0.1"):
 )
 def test_types_as_ray_writes_them(kind, machine):
     """A capped machine has the same accelerators, and Ray cannot know."""
-    assert stock_of([node(8, kind)], load_catalog([])).machines == {machine: 1}
+    assert ray_inventory([node(8, kind)], load_catalog([])).machines == {machine: 1}
 
 
 def test_whole_machines_and_accelerators_are_counted():
     """Goodput is planned by accelerators, and four of eight are no machine."""
-    stock = stock_of([node(8, "H100"), node(8, "H100"), node(4, "H100"), node(0)], load_catalog([]))
+    stock = ray_inventory([node(8, "H100"), node(8, "H100"), node(4, "H100"), node(0)], load_catalog([]))
     assert (stock.machines, stock.accelerators, stock.left_out) == ({"dgx-h100": 2}, {"dgx-h100": 20}, ())
 
 
 @pytest.mark.parametrize("kind", ["A100-40G", "H20", "V100", None])
 def test_what_the_catalog_does_not_know_is_left_out_and_said(kind):
     """Names that only begin like one it knows are others."""
-    stock = stock_of([node(8, kind, "10.0.0.7")], load_catalog([]))
+    stock = ray_inventory([node(8, kind, "10.0.0.7")], load_catalog([]))
     assert not stock.accelerators
     assert "10.0.0.7 has 8 x" in stock.left_out[0]

@@ -4,11 +4,10 @@ import pytest
 
 from twofold.planning.design import Design, Family
 from twofold.planning.evaluation import Trial
-from twofold.planning.hopeless import Hopeless
-from twofold.planning.simulated import Abandoned, simulated
+from twofold.planning.trials import SloUnreachable, TrialAbandoned, simulate_trial
 from twofold.request import Phase
+from twofold.simulation.result import verdict
 from twofold.simulation.simulate import simulate
-from twofold.simulation.verdict import verdict
 from twofold.slo import Slo
 
 
@@ -22,7 +21,7 @@ def test_an_early_end_never_changes_the_verdict(make_problem, slo, rate):
     """The same run, whole, says the same."""
     problem = make_problem(slo, duration_s=40.0)
     trial = Trial(split(problem, 2, 2), rate)
-    told = simulated(problem, trial).evaluation
+    told = simulate_trial(problem, trial).evaluation
     whole = simulate(
         problem.spec(trial.design),
         problem.workload.requests(rate),
@@ -40,7 +39,7 @@ def test_an_early_end_never_changes_the_verdict(make_problem, slo, rate):
 def test_overload_ends_early(make_problem):
     """Ten times too much: a small part of the run shows it."""
     problem = make_problem("ttft=1,tpot=0.06", duration_s=60.0)
-    told = simulated(problem, Trial(split(problem, 1, 1), 60.0)).evaluation
+    told = simulate_trial(problem, Trial(split(problem, 1, 1), 60.0)).evaluation
     assert told.stopped
     assert not told.met
     assert told.requests < 60 * 60
@@ -50,21 +49,21 @@ def test_overload_ends_early(make_problem):
 def test_it_says_which_phase_is_in_the_way(make_problem, slo):
     """Too few machines of either."""
     problem = make_problem(slo, router="jsq-pending", duration_s=30.0)
-    short_of_prefill = simulated(problem, Trial(split(problem, 1, 8), 12.0)).evaluation
-    short_of_decode = simulated(problem, Trial(split(problem, 8, 1), 12.0)).evaluation
+    short_of_prefill = simulate_trial(problem, Trial(split(problem, 1, 8), 12.0)).evaluation
+    short_of_decode = simulate_trial(problem, Trial(split(problem, 8, 1), 12.0)).evaluation
     assert (short_of_prefill.bound_by, short_of_decode.bound_by) == (Phase.PREFILL, Phase.DECODE)
 
 
 def test_without_bounds_on_either_phase_the_busier_pool_tells(make_problem):
     """An SLO on the whole time only."""
     problem = make_problem("e2e=20", router="jsq-pending", duration_s=30.0)
-    assert simulated(problem, Trial(split(problem, 8, 1), 12.0)).evaluation.bound_by is Phase.DECODE
+    assert simulate_trial(problem, Trial(split(problem, 8, 1), 12.0)).evaluation.bound_by is Phase.DECODE
 
 
 def test_an_slo_in_seconds_tells_each_latency_apart(make_problem):
     """Beside the joint share: the percentile of each that matters for it."""
     problem = make_problem("ttft=2,tpot=0.1,e2e=60")
-    checks = simulated(problem, Trial(split(problem, 2, 2), 4.0)).evaluation.checks
+    checks = simulate_trial(problem, Trial(split(problem, 2, 2), 4.0)).evaluation.checks
     assert [check.name for check in checks] == ["requests within the SLO", "TTFT P90", "TPOT P90", "E2E P90"]
     assert all(check.met for check in checks)
 
@@ -72,8 +71,8 @@ def test_an_slo_in_seconds_tells_each_latency_apart(make_problem):
 def test_a_trial_that_nobody_waits_for_ends(make_problem):
     """Within a moment, without a result."""
     problem = make_problem(duration_s=600.0)
-    with pytest.raises(Abandoned):
-        simulated(problem, Trial(split(problem, 2, 2), 6.0), lambda: True)
+    with pytest.raises(TrialAbandoned):
+        simulate_trial(problem, Trial(split(problem, 2, 2), 6.0), lambda: True)
 
 
 def test_a_run_is_hopeless_once_too_many_have_missed():
@@ -86,7 +85,7 @@ def test_a_run_is_hopeless_once_too_many_have_missed():
     class Request:
         output_tokens = 2
 
-    hopeless = Hopeless([Request()] * 10, Slo(ttft_s=1.0), 0.9)
+    hopeless = SloUnreachable([Request()] * 10, Slo(ttft_s=1.0), 0.9)
     assert not hopeless(Counts())
     Counts.slo_met = 3
     assert hopeless(Counts())

@@ -4,18 +4,18 @@ import msgspec
 import pytest
 
 from support.toy import CATALOG
+from twofold.cluster.file import parse_cluster
 from twofold.errors import ConfigurationError
-from twofold.planning.splits import SplitPlanner, drawn
-from twofold.scheduling.split import Split
-from twofold.scheduling.traffic import Traffic
-from twofold.simulation.cluster_file import parse_cluster
+from twofold.planning.splits import SplitPlanner, synthetic_requests
+from twofold.scheduling.replan.split import RoleSplit
+from twofold.scheduling.replan.traffic import TrafficSample
 from twofold.slo import Slo
 
 SLO = Slo(ttft_s=1.0, tpot_s=0.05)
 
 
 def of(rate, prompt, output):
-    return Traffic(rate=rate, burstiness=1.0, prompt_tokens=(prompt,), output_tokens=(output,))
+    return TrafficSample(rate=rate, burstiness=1.0, prompt_tokens=(prompt,), output_tokens=(output,))
 
 
 PROMPTS, OUTPUTS = of(8.0, 1500, 40), of(14.0, 400, 200)
@@ -30,26 +30,26 @@ def planner(text="2xh100:prefill,2xh100:decode", **how):
 
 def test_the_split_follows_the_traffic():
     """Outputs want decode instances; all splits of four are tried, and the one that runs is among them."""
-    found = planner().search(OUTPUTS, Split(3, 1), stock=4)
-    assert found.best.split == Split(1, 3)
+    found = planner().search(OUTPUTS, RoleSplit(3, 1), stock=4)
+    assert found.best.split == RoleSplit(1, 3)
     assert found.best.attainment > 0.9 > found.running.attainment
-    assert {each.split for each in found.searched} == {Split(1, 3), Split(2, 2), Split(3, 1)}
+    assert {each.split for each in found.searched} == {RoleSplit(1, 3), RoleSplit(2, 2), RoleSplit(3, 1)}
     assert found.running in found.searched
     assert found.requests == 840
 
 
 def test_the_split_that_runs_is_kept_where_none_is_better():
     """Light traffic is served well by several."""
-    for running in (Split(1, 3), Split(2, 2)):
+    for running in (RoleSplit(1, 3), RoleSplit(2, 2)):
         assert planner().search(of(1.0, 500, 20), running, stock=4).best.split == running
 
 
 def test_as_few_replicas_as_are_enough():
     """With spare ones more for heavy traffic, and fewer for light."""
     wide = planner("2xh100:prefill,6xh100:decode", replicas=True)
-    few = wide.search(of(1.0, 500, 20), Split(2, 2), stock=8).best
+    few = wide.search(of(1.0, 500, 20), RoleSplit(2, 2), stock=8).best
     assert few.split.instances == 2
-    more = wide.search(of(30.0, 400, 200), Split(2, 2), stock=8).best
+    more = wide.search(of(30.0, 400, 200), RoleSplit(2, 2), stock=8).best
     assert more.split.instances > 4
     assert more.attainment > 0.9
 
@@ -57,7 +57,7 @@ def test_as_few_replicas_as_are_enough():
 def test_more_splits_than_are_tried_are_bisected():
     """Of eleven some are, and the best of them serves the traffic."""
     wide = planner("6xh100:prefill,6xh100:decode")
-    found = wide.search(of(40.0, 400, 200), Split(6, 6), stock=12)
+    found = wide.search(of(40.0, 400, 200), RoleSplit(6, 6), stock=12)
     assert len(found.searched) < 8
     assert found.best.attainment > 0.9
 
@@ -65,21 +65,21 @@ def test_more_splits_than_are_tried_are_bisected():
 def test_an_overload_is_served_as_well_as_can_be():
     """Nothing reaches the target; the answer is the best there is all the same."""
     found = planner("2xh100:prefill,2xh100:decode", replicas=True).search(
-        of(200.0, 1500, 200), Split(2, 2), stock=4
+        of(200.0, 1500, 200), RoleSplit(2, 2), stock=4
     )
     assert found.best.attainment == max(each.attainment for each in found.searched)
 
 
 def test_requests_are_like_the_traffic_and_the_same_each_time():
     """Rate, burstiness and lengths; a minute's worth, but neither too few nor too many."""
-    traffic = Traffic(rate=20.0, burstiness=0.5, prompt_tokens=(10, 20, 30), output_tokens=(1, 2))
-    requests = list(drawn(traffic))
+    traffic = TrafficSample(rate=20.0, burstiness=0.5, prompt_tokens=(10, 20, 30), output_tokens=(1, 2))
+    requests = list(synthetic_requests(traffic))
     assert len(requests) == 1200
-    assert requests == list(drawn(traffic))
+    assert requests == list(synthetic_requests(traffic))
     assert requests[-1].arrival_s == pytest.approx(60.0, rel=0.2)
     assert {each.prompt_tokens for each in requests} == {10, 20, 30}
     assert {each.output_tokens for each in requests} == {1, 2}
-    assert [len(list(drawn(of(rate, 1, 1)))) for rate in (0.1, 1e3)] == [400, 3000]
+    assert [len(list(synthetic_requests(of(rate, 1, 1)))) for rate in (0.1, 1e3)] == [400, 3000]
 
 
 def test_an_slo_without_bounds_is_no_aim():

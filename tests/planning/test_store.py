@@ -8,12 +8,11 @@ import pytest
 from support.analytic_cluster import SPLIT, AnalyticCluster, design
 from support.inline_executor import InlineExecutor
 from twofold.errors import ConfigurationError
-from twofold.planning.budget import Budget, frontier
+from twofold.planning.design import Budget, frontier
 from twofold.planning.evaluation import Trial
-from twofold.planning.evaluator import Evaluator
+from twofold.planning.evaluator import Evaluator, NullStore, SqliteStore
 from twofold.planning.rates import RateSearch
-from twofold.planning.store import NoStore, SqliteStore
-from twofold.planning.throughput import most_throughput
+from twofold.planning.search import most_throughput
 
 DESIGNS = frontier(SPLIT, Budget(machines=30).allows)
 
@@ -60,7 +59,7 @@ def test_an_interrupted_plan_goes_on(tmp_path, after):
         kept = len(store)
         assert after - 12 <= kept <= after  # what was on its way is lost
         resumed, evaluator = planned(store, InlineExecutor())
-    whole, from_scratch = planned(NoStore(), InlineExecutor())
+    whole, from_scratch = planned(NullStore(), InlineExecutor())
     assert resumed == whole
     assert evaluator.effort.reused == kept
     assert evaluator.effort.simulations == from_scratch.effort.simulations - kept
@@ -69,7 +68,7 @@ def test_an_interrupted_plan_goes_on(tmp_path, after):
 def test_what_is_asked_twice_is_run_once():
     """Also while the first answer is still on its way."""
     executor = InlineExecutor()
-    evaluator = Evaluator(executor, NoStore(), name)
+    evaluator = Evaluator(executor, NullStore(), name)
     trial = Trial(design(2, 3), 4.0)
 
     async def both():

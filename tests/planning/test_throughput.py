@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.analytic_cluster import COLOCATED, SPLIT, AnalyticCluster, design
-from twofold.planning.budget import Budget, frontier
-from twofold.planning.throughput import most_throughput
+from twofold.planning.design import Budget, frontier
+from twofold.planning.search import most_throughput
 
 speeds = st.floats(0.1, 20)
 

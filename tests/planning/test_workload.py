@@ -4,9 +4,8 @@ import pytest
 
 from support.traces import ask
 from twofold.errors import ConfigurationError
-from twofold.planning.workload import Shape, WorkloadArguments
-from twofold.workload.trace import FORMATS
-from twofold.workload.writer import write_trace
+from twofold.planning.workload import WorkloadArguments, WorkloadShape
+from twofold.workload.trace import FORMATS, write_trace
 
 
 def test_rates_share_their_random_numbers():
@@ -26,11 +25,11 @@ def test_small_rates_are_simulated_for_longer():
 
 def test_the_shape_is_the_mean_of_each():
     """Prompt, decode steps, and what these read: the context grows by one with each."""
-    shape = Shape.of([ask(0, 0.0, 10, 3), ask(1, 1.0, 20, 1)])
+    shape = WorkloadShape.of([ask(0, 0.0, 10, 3), ask(1, 1.0, 20, 1)])
     assert (shape.prompt_tokens, shape.decode_tokens, shape.context_tokens) == (15.0, 1.0, 11.5)
     assert shape.context == 11.5
     with pytest.raises(ConfigurationError, match="no requests"):
-        Shape.of([])
+        WorkloadShape.of([])
 
 
 def test_a_trace_has_a_fingerprint(tmp_path):

@@ -5,9 +5,9 @@ import importlib.util
 import pytest
 
 from twofold.bench.services import free_port
-from twofold.curve.network import Endpoint
 from twofold.errors import ConfigurationError
-from twofold.raycluster.connection import connect, head_of
+from twofold.raycluster.cluster import connect, head_endpoint
+from twofold.security.network import TcpEndpoint
 
 has_ray = importlib.util.find_spec("ray") is not None
 
@@ -33,13 +33,13 @@ def test_the_head_is_found_as_ray_finds_it(monkeypatch, tmp_path):
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     with pytest.raises(ConfigurationError, match="no Ray cluster is known here"):
-        head_of("auto")
+        head_endpoint("auto")
     (tmp_path / "ray").mkdir()
     (tmp_path / "ray" / "ray_current_cluster").write_text("10.0.0.1:6379\n")
-    assert head_of("auto") == Endpoint("10.0.0.1", 6379)
+    assert head_endpoint("auto") == TcpEndpoint("10.0.0.1", 6379)
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.2:6379")
-    assert head_of("auto") == Endpoint("10.0.0.2", 6379)
+    assert head_endpoint("auto") == TcpEndpoint("10.0.0.2", 6379)
     with pytest.raises(ConfigurationError, match="'head' names no Ray cluster"):
-        head_of("head")
+        head_endpoint("head")
     with pytest.raises(ConfigurationError, match="Ray's client, which is not enough"):
-        head_of("ray://head:10001")
+        head_endpoint("ray://head:10001")

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twofold.reporting.summary import Distribution, Summary, summarise
+from twofold.reporting.summary import LatencyDistribution, Summary, summarize
 from twofold.request import FinishReason, Request
 from twofold.slo import Slo
 from twofold.timeline import Moment, Recorder
@@ -38,7 +38,7 @@ def runs(draw, reasons=tuple(FinishReason)):
 def test_a_run_worked_out_by_hand():
     """Two requests: TTFT 1 and 3 s, gaps 1, 1 and 2 s, over 6 seconds."""
     run = [ended("a", 0.0, [1.0, 2.0, 3.0]), ended("b", 1.0, [4.0, 6.0])]
-    summary = summarise(run, slo=Slo(ttft_s=2.0))
+    summary = summarize(run, slo=Slo(ttft_s=2.0))
     assert (summary.sent, summary.completed, summary.failed, summary.unfinished) == (2, 2, 0, 0)
     assert summary.duration_s == 6.0
     assert (summary.prompt_tokens, summary.output_tokens) == (20, 5)
@@ -53,14 +53,14 @@ def test_a_run_worked_out_by_hand():
 
 def test_percentiles_are_numpys_linear_ones():
     """P90 of 1..11 lies at rank 9 exactly, P99 nine tenths of the way to the last."""
-    distribution = Distribution.of(float(value) for value in range(11))
+    distribution = LatencyDistribution.of(float(value) for value in range(11))
     assert (distribution.p50, distribution.p90) == (5.0, 9.0)
     assert distribution.p99 == pytest.approx(9.9)
 
 
 def test_nothing_to_summarise():
     """An empty run has counts of zero and no latencies."""
-    summary = summarise([], slo=INFINITE)
+    summary = summarize([], slo=INFINITE)
     assert (summary.sent, summary.duration_s) == (0, 0.0)
     assert summary.request_throughput is None
     assert summary.ttft_s is summary.itl_s is summary.goodput is summary.slo_attainment is None
@@ -74,7 +74,7 @@ def test_failures_are_counted_by_reason_and_miss_the_slo():
         ended("c", 0.0, [], FinishReason.ERROR),
         ended("d", 0.0, [1.0], FinishReason.ABORT),
     ]
-    summary = summarise(run, slo=INFINITE, errors={"b": "timeout"})
+    summary = summarize(run, slo=INFINITE, errors={"b": "timeout"})
     assert (summary.completed, summary.failed, summary.unfinished) == (1, 2, 1)
     assert summary.errors == {"timeout": 1, "error": 1}
     assert summary.slo_attainment == pytest.approx(1 / 3)
@@ -83,13 +83,13 @@ def test_failures_are_counted_by_reason_and_miss_the_slo():
 def test_the_slo_holds_jointly():
     """Good TTFT with bad TPOT is not good."""
     run = [ended("a", 0.0, [0.1, 9.0]), ended("b", 0.0, [5.0, 5.1]), ended("c", 0.0, [0.1, 0.2])]
-    assert summarise(run, slo=Slo(ttft_s=1.0, tpot_s=1.0)).slo_attainment == pytest.approx(1 / 3)
+    assert summarize(run, slo=Slo(ttft_s=1.0, tpot_s=1.0)).slo_attainment == pytest.approx(1 / 3)
 
 
 @given(runs())
 def test_percentiles_rise(run):
     """P50 <= P90 <= P99 <= max for every latency."""
-    summary = summarise(run)
+    summary = summarize(run)
     for latency in (summary.ttft_s, summary.itl_s, summary.tpot_s, summary.e2e_s):
         if latency is not None:
             assert latency.p50 <= latency.p90 <= latency.p99 <= latency.max
@@ -98,7 +98,7 @@ def test_percentiles_rise(run):
 @given(run=runs(), bound=st.floats(0.001, 20))
 def test_goodput_never_exceeds_throughput(run, bound):
     """What is good is part of what is completed."""
-    summary = summarise(run, slo=Slo(ttft_s=bound, tpot_s=bound))
+    summary = summarize(run, slo=Slo(ttft_s=bound, tpot_s=bound))
     assert (summary.goodput or 0.0) <= (summary.request_throughput or 0.0)
     assert 0.0 <= (summary.slo_attainment or 0.0) <= 1.0
 
@@ -106,7 +106,7 @@ def test_goodput_never_exceeds_throughput(run, bound):
 @given(runs(reasons=(FinishReason.STOP, FinishReason.LENGTH)))
 def test_an_infinite_slo_is_always_met(run):
     """Attainment is 1 and goodput is throughput where nothing failed."""
-    summary = summarise(run, slo=INFINITE)
+    summary = summarize(run, slo=INFINITE)
     assert summary.slo_attainment == (1.0 if run else None)
     assert summary.goodput == summary.request_throughput
 
@@ -114,7 +114,7 @@ def test_an_infinite_slo_is_always_met(run):
 @given(runs())
 def test_every_request_is_counted_once(run):
     """sent = completed + failed + unfinished, and errors add up to failed."""
-    summary = summarise(run)
+    summary = summarize(run)
     assert summary.sent == len(run) == summary.completed + summary.failed + summary.unfinished
     assert sum(summary.errors.values()) == summary.failed
 
@@ -122,13 +122,13 @@ def test_every_request_is_counted_once(run):
 @given(runs())
 def test_a_summary_survives_json(run):
     """What is written can be read back."""
-    summary = summarise(run, slo=Slo(ttft_s=1.0))
+    summary = summarize(run, slo=Slo(ttft_s=1.0))
     assert msgspec.json.decode(msgspec.json.encode(summary), type=Summary) == summary
 
 
 def test_a_run_lasts_from_the_first_arrival_to_the_last_event():
     """A request that ended without any token still spans its arrival."""
     run = [ended("a", 2.0, [4.0]), ended("b", 9.0, [], FinishReason.ERROR)]
-    assert summarise(run).duration_s == 7.0
-    assert summarise(run, duration_s=10.0).request_throughput == 0.1
+    assert summarize(run).duration_s == 7.0
+    assert summarize(run, duration_s=10.0).request_throughput == 0.1
     assert Moment.LAST_TOKEN not in run[1].moments

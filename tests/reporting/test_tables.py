@@ -4,8 +4,7 @@ import io
 
 from rich.console import Console
 
-from twofold.reporting.summary import summarise
-from twofold.reporting.tables import comparison_table, seconds, summary_table
+from twofold.reporting.summary import comparison_table, seconds, summarize, summary_table
 from twofold.request import FinishReason, Request
 from twofold.slo import Slo
 from twofold.timeline import Recorder
@@ -19,7 +18,7 @@ def run_of(ttft_s, failed=0):
         recorder.token(name, ttft_s)
         recorder.token(name, ttft_s + 0.025)
         lines.append(recorder.end(name, FinishReason.LENGTH if number < 2 else FinishReason.ERROR))
-    return summarise(lines, slo=Slo(ttft_s=1.0, tpot_s=0.1), errors={"2": "HTTP 429"})
+    return summarize(lines, slo=Slo(ttft_s=1.0, tpot_s=0.1), errors={"2": "HTTP 429"})
 
 
 def drawn(table):
@@ -65,5 +64,5 @@ def test_runs_side_by_side():
 
 def test_an_empty_run_draws():
     """Nothing measured is a table of dashes."""
-    text = drawn(summary_table(summarise([])))
+    text = drawn(summary_table(summarize([])))
     assert cells(text, "TTFT")[1:] == ["-"] * 5

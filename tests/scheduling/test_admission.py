@@ -3,7 +3,8 @@
 import pytest
 
 from support.admitted import admission, drain, offer, ticket
-from twofold.scheduling.admission import Admission, KeyLimits, Refusal, RefusalReason
+from twofold.scheduling.admission.admission import Admission
+from twofold.scheduling.admission.limits import KeyLimits, Refusal, RefusalReason
 
 
 def busy(*, waiting, gap_s=1.0, **limits):

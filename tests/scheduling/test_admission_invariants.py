@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from support.admitted import admission, drain, offer, ticket
-from twofold.scheduling.admission import KeyLimits, RefusalReason
+from twofold.scheduling.admission.limits import KeyLimits, RefusalReason
 
 keys = st.sampled_from(["", "slots", "minute"])
 

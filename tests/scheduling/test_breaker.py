@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twofold.scheduling.breaker import Breaker, BreakerState
+from twofold.scheduling.cluster.breaker import Breaker, BreakerState
 
 
 def test_an_instance_that_never_failed_is_trusted():

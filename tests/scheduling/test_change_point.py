@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twofold.scheduling.change_point import FEWEST, WINDOWS, ChangePoint
+from twofold.scheduling.replan.change_point import FEWEST, WINDOWS, ChangePoint
 
 
 def told(numbers):

@@ -3,8 +3,8 @@
 import pytest
 
 from support.scheduled import EPOCH, arrive, ran, request, scheduler
-from twofold.kvcache.blocks import BlockManager
-from twofold.kvcache.counts import BlockCounts
+from twofold.kvcache.allocator import BlockCounts
+from twofold.kvcache.paged import PagedBlockAllocator
 
 
 def in_a_run(batcher="mixed", **more):
@@ -63,7 +63,7 @@ def test_what_cannot_join_yet_is_no_change(happens):
     assert not made.changed
 
 
-@pytest.mark.parametrize("accounts", [BlockManager, BlockCounts])
+@pytest.mark.parametrize("accounts", [PagedBlockAllocator, BlockCounts])
 def test_a_hand_off_that_ends_makes_room_for_what_waits(accounts):
     """A prompt without memory begins when the KV cache of another has left."""
     made = scheduler("prefill", num_blocks=8, accounts=accounts)
@@ -108,13 +108,13 @@ def land(made):
     assert not made.landed("a", EPOCH)
 
 
-def lose_source(made):
-    assert made.lose_source("source") == ["a"]
+def peer_lost(made):
+    assert made.peer_lost("source") == ["a"]
 
 
 @pytest.mark.parametrize(
     ("first", "last"),
-    [(end_lease, abort), (lose_source, abort), (abort, end_lease), (abort, land), (abort, lose_source)],
+    [(end_lease, abort), (peer_lost, abort), (abort, end_lease), (abort, land), (abort, peer_lost)],
 )
 def test_a_lease_that_comes_to_nothing_makes_room_for_what_waits(first, last):
     """Memory is memory, whoever held it: a driver that looks at `changed` alone must not leave a prompt waiting."""

@@ -5,24 +5,24 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from twofold.kvcache.blocks import BlockManager
-from twofold.kvcache.leases import LeaseBook
+from twofold.kvcache.leases import LeaseTable
+from twofold.kvcache.paged import PagedBlockAllocator
 from twofold.request import Request
 from twofold.scheduling.batchers import BATCHERS
-from twofold.scheduling.chunked_pipeline import ChunkedPipelineScheduler
-from twofold.scheduling.instance import InstanceScheduler
+from twofold.scheduling.instance.pipeline import ChunkedPipelineScheduler
+from twofold.scheduling.instance.scheduler import InstanceScheduler
 
 
 def make(stages, chunk=10, *, blocks=1000, max_num_seqs=8):
-    accounts = BlockManager(blocks, 4)
-    leases = LeaseBook(accounts, "i", 1, lease_s=1e9)
+    accounts = PagedBlockAllocator(blocks, 4)
+    leases = LeaseTable(accounts, "i", 1, lease_s=1e9)
     batcher = BATCHERS["prefill-chunks"](chunk, max_num_seqs)
     return ChunkedPipelineScheduler(batcher, accounts, leases, max_num_seqs, stages)
 
 
 def single(chunk, blocks, max_num_seqs=8):
-    accounts = BlockManager(blocks, 4)
-    leases = LeaseBook(accounts, "i", 1, lease_s=1e9)
+    accounts = PagedBlockAllocator(blocks, 4)
+    leases = LeaseTable(accounts, "i", 1, lease_s=1e9)
     return InstanceScheduler(BATCHERS["prefill-chunks"](chunk, max_num_seqs), accounts, leases, max_num_seqs)
 
 

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from twofold.request import Phase, Request
-from twofold.scheduling.decode_set import DecodeSet
-from twofold.scheduling.sequence import ScheduledSequence
+from twofold.scheduling.instance.queues import DecodeSet
+from twofold.scheduling.instance.sequence import ScheduledSequence
 
 
 def ready(name, prompt=10, output=4, generated=1):

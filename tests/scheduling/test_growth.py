@@ -3,8 +3,8 @@
 import pytest
 
 from support.scheduled import EPOCH, request, scheduler, step
-from twofold.kvcache.counts import BlockCounts
-from twofold.scheduling.growth import Growth
+from twofold.kvcache.allocator import BlockCounts
+from twofold.scheduling.instance.swap_preemption import SwapPreemption
 
 
 def growing(num_blocks, batcher="decode", swap_blocks=100):
@@ -149,4 +149,4 @@ def test_one_that_stops_by_itself_takes_no_more_memory():
 def test_memory_grows_by_something():
     """A step of nothing would never end."""
     with pytest.raises(ValueError, match="at least one token"):
-        Growth(BlockCounts(1, 1), BlockCounts(1, 1), 0)
+        SwapPreemption(BlockCounts(1, 1), BlockCounts(1, 1), 0)

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from support.virtual_cluster import VirtualCluster
 from twofold.handoff import HandoffMode
 from twofold.instance import Role
-from twofold.kvcache.blocks import BlockManager
-from twofold.kvcache.counts import BlockCounts
+from twofold.kvcache.allocator import BlockCounts
+from twofold.kvcache.paged import PagedBlockAllocator
 from twofold.request import Request
 from twofold.scheduling.routers import ROUTERS
 
@@ -106,6 +106,6 @@ def test_the_random_clusters_swap():
     }
     world |= {"max_num_seqs": 8, "budget": 64, "per_token": 1, "transfer": 1}
     sizes = [(8, 60, 10 * i, None) for i in range(20)]
-    _, _, done = run(world, sizes, accounts=BlockManager)
+    _, _, done = run(world, sizes, accounts=PagedBlockAllocator)
     preemptions, swapped, _ = swaps(done)["d0"]
     assert preemptions >= swapped > 10

@@ -7,14 +7,19 @@ from hypothesis import strategies as st
 from support.scheduled import request
 from twofold.handoff import HandoffMode
 from twofold.performance.transfer import TransferModel
-from twofold.scheduling.handoffs import HANDOFF_POLICIES, BySize, Chosen, Paths
-from twofold.scheduling.router import Route
+from twofold.scheduling.cluster.handoff_policy import (
+    HANDOFF_POLICIES,
+    AutoHandoff,
+    BySizeHandoff,
+    TransferPaths,
+)
+from twofold.scheduling.cluster.router import Route
 
 ROUTE = Route("p0", "d0")
 KV = 1000  # bytes per token
 
 
-class Given(Paths):
+class Given(TransferPaths):
     """Paths as a test wants them; asking for anything else is a mistake."""
 
     def __init__(self, crossovers=None, transfer=None, s_per_token=0.0):
@@ -40,13 +45,13 @@ def path(bytes_per_s=1e6, overhead_s=0.0, layers=10):
 @given(st.integers(1, 10_000), st.integers(0, 10_000))
 def test_short_prompts_go_at_once_and_long_ones_by_layer(prompt, crossover):
     """Splitwise section 4.3: from the crossover on it pays to send while computing."""
-    mode = BySize(Given({"p0": crossover})).choose(request("a", prompt), ROUTE)
+    mode = BySizeHandoff(Given({"p0": crossover})).choose(request("a", prompt), ROUTE)
     assert mode is (HandoffMode.LAYER_WISE if prompt >= crossover else HandoffMode.SERIALIZED)
 
 
 def test_the_crossover_is_that_of_the_prefill_instance():
     """It depends on how fast that one computes, and on its link."""
-    policy = BySize(Given({"p0": 512, "p1": 1024}))
+    policy = BySizeHandoff(Given({"p0": 512, "p1": 1024}))
     modes = [policy.choose(request("a", prompt=700), Route(name, "d0")) for name in ("p0", "p1")]
     assert modes == [HandoffMode.LAYER_WISE, HandoffMode.SERIALIZED]
 
@@ -69,7 +74,7 @@ def test_fixed_policies_do_not_look_at_the_request(name, mode):
 def test_what_is_chosen_leaves_the_least_to_wait_for(prompt, bytes_per_s, overhead_s, s_per_token):
     """On a path that nobody else is on, by the formula of the performance model."""
     transfer = path(bytes_per_s, overhead_s)
-    mode = Chosen(Given(transfer=transfer, s_per_token=s_per_token)).choose(request("a", prompt), ROUTE)
+    mode = AutoHandoff(Given(transfer=transfer, s_per_token=s_per_token)).choose(request("a", prompt), ROUTE)
     waits = {
         HandoffMode.SERIALIZED: transfer.serialized_s(prompt),
         HandoffMode.LAYER_WISE: transfer.layer_wise_s(prompt, prompt * s_per_token),
@@ -79,7 +84,7 @@ def test_what_is_chosen_leaves_the_least_to_wait_for(prompt, bytes_per_s, overhe
 
 def test_on_a_path_that_is_taken_there_is_less_to_gain_by_layers():
     """Until the path is free nothing of it moves, and then it is one run of bytes either way."""
-    policy = Chosen(Given(transfer=path(1e6, overhead_s=0.01), s_per_token=0.001))
+    policy = AutoHandoff(Given(transfer=path(1e6, overhead_s=0.01), s_per_token=0.001))
     assert policy.choose(request("a", prompt=1000), ROUTE) is HandoffMode.LAYER_WISE
     for name in "bcd":
         assert policy.choose(request(name, prompt=1000), ROUTE) is HandoffMode.SERIALIZED
@@ -97,7 +102,7 @@ def test_on_a_path_that_is_taken_there_is_less_to_gain_by_layers():
 )
 def test_nothing_is_outstanding_when_every_hand_off_is_over(some):
     """However often that is said, and also of requests that nobody knows."""
-    policy = Chosen(Given(transfer=path()))
+    policy = AutoHandoff(Given(transfer=path()))
     for name, prompt, decode in some:
         policy.choose(request(name, prompt), Route("p0", decode))
     assert sum(policy.outstanding.values()) == KV * sum(prompt for _, prompt, _ in some)
@@ -108,4 +113,4 @@ def test_nothing_is_outstanding_when_every_hand_off_is_over(some):
 
 def test_where_nothing_is_known_it_goes_by_layer():
     """A peer that was not measured yet."""
-    assert Chosen(Given()).choose(request("a"), ROUTE) is HandoffMode.LAYER_WISE
+    assert AutoHandoff(Given()).choose(request("a"), ROUTE) is HandoffMode.LAYER_WISE

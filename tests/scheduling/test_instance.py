@@ -3,8 +3,8 @@
 import pytest
 
 from support.scheduled import EPOCH, arrive, ran, request, scheduler, step
-from twofold.kvcache.blocks import BlockManager
-from twofold.kvcache.counts import BlockCounts
+from twofold.kvcache.allocator import BlockCounts
+from twofold.kvcache.paged import PagedBlockAllocator
 from twofold.request import FinishReason
 
 
@@ -63,7 +63,7 @@ def test_leases_wait_for_room_first_come_first_served():
     assert [lease.request_id for lease in decode.grant(0.0)] == ["b", "c"]
 
 
-@pytest.mark.parametrize("accounts", [BlockManager, BlockCounts])
+@pytest.mark.parametrize("accounts", [PagedBlockAllocator, BlockCounts])
 def test_a_lease_at_once_passes_the_queue_or_changes_nothing(accounts):
     """For drivers that ask again and again instead of waiting their turn."""
     decode = scheduler("decode", num_blocks=10, accounts=accounts)
@@ -145,7 +145,7 @@ def test_a_dead_source_takes_its_reservations_and_leases_with_it():
     for name, prompt, source in (("a", 20, "dead"), ("b", 30, "dead"), ("c", 4, "alive")):
         decode.reserve(request(name, prompt=prompt), source)
     decode.grant(0.0)
-    assert decode.lose_source("dead") == ["b", "a"]
+    assert decode.peer_lost("dead") == ["b", "a"]
     for name in "ab":
         decode.abort(name)
     assert [lease.request_id for lease in decode.grant(0.0)] == ["c"]

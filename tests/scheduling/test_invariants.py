@@ -5,15 +5,15 @@ from hypothesis import strategies as st
 
 from support.virtual_cluster import VirtualCluster
 from twofold.instance import Role
-from twofold.kvcache.blocks import BlockManager
-from twofold.kvcache.counts import BlockCounts
+from twofold.kvcache.allocator import BlockCounts
+from twofold.kvcache.paged import PagedBlockAllocator
 from twofold.request import Request
-from twofold.scheduling.memory import WHOLE, MemoryRule
+from twofold.scheduling.instance.kv_reservation import FULL_RESERVATION, KvReservation
 from twofold.scheduling.routers import ROUTERS
-from twofold.scheduling.routers.splitwise import Splitwise
+from twofold.scheduling.routers.splitwise import SplitwiseRouter
 
 
-class ShortQueues(Splitwise):
+class ShortQueues(SplitwiseRouter):
     """Prompts here are short, so that instances would never change pools with the published threshold."""
 
     MAX_PENDING_TOKENS = 60
@@ -52,7 +52,11 @@ MOVERS = {
 # Blocks of an instance, and what is taken when. Memory is short where roles are fixed: one request of the largest size
 # just fits. Where instances hand off to one another in both directions, and where output memory is taken late, requests
 # may wait for one another in a circle, so there it suffices for all.
-TIGHT, AMPLE, LATE = (26, WHOLE), (1300, WHOLE), (1300, MemoryRule(output_at_decode_start=True, extra=1))
+TIGHT, AMPLE, LATE = (
+    (26, FULL_RESERVATION),
+    (1300, FULL_RESERVATION),
+    (1300, KvReservation(output_at_decode_start=True, extra=1)),
+)
 # What a router believes that an instance holds: now and then it finds one too full for a request.
 CAPACITY_TOKENS = 160
 
@@ -112,7 +116,9 @@ def preemptions(world):
 
 
 @settings(max_examples=600)
-@given(worlds, sizes, milliseconds, milliseconds, budgets, st.sampled_from([BlockManager, BlockCounts]))
+@given(
+    worlds, sizes, milliseconds, milliseconds, budgets, st.sampled_from([PagedBlockAllocator, BlockCounts])
+)
 def test_every_request_ends_once_with_its_tokens_in_order_and_no_block_is_left(
     world, sizes, per_token, transfer, budget, accounts
 ):

@@ -4,22 +4,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.scheduled import arrive, ran, request, scheduler, step
-from twofold.scheduling.memory import WHOLE, MemoryRule
+from twofold.scheduling.instance.kv_reservation import FULL_RESERVATION, KvReservation
 
-LATE = MemoryRule(output_at_decode_start=True)
+LATE = KvReservation(output_at_decode_start=True)
 
 
 def test_a_handed_off_prompt_takes_blocks_for_the_prompt_alone():
     """The output's KV is the decode instance's business."""
-    assert WHOLE.at_start(16, 8, decodes_here=True) == 16 + 8 - 1
-    assert WHOLE.at_start(16, 8, decodes_here=False) == 16
-    assert WHOLE.at_decode_start(8) == 0
+    assert FULL_RESERVATION.at_start(16, 8, decodes_here=True) == 16 + 8 - 1
+    assert FULL_RESERVATION.at_start(16, 8, decodes_here=False) == 16
+    assert FULL_RESERVATION.at_decode_start(8) == 0
 
 
 @given(st.integers(1, 1000), st.integers(1, 1000), st.booleans(), st.integers(0, 3))
 def test_what_is_taken_at_the_start_and_later_is_what_is_taken_in_all(prompt, output, late, extra):
     """However it is divided; the last output token never needs any KV."""
-    rule = MemoryRule(late, extra)
+    rule = KvReservation(late, extra)
     at_start = rule.at_start(prompt, output, decodes_here=True)
     assert at_start + rule.at_decode_start(output) == rule.in_all(prompt, output)
     assert rule.in_all(prompt, output) == prompt + output - 1 + extra
@@ -42,7 +42,7 @@ def test_an_output_waits_for_memory_with_its_prompt_in_place():
 
 def test_a_prompt_starts_where_its_output_would_not_fit():
     """That is what the rule is for; by default it waits for room for all of it."""
-    for memory, started in ((WHOLE, 1), (LATE, 0)):
+    for memory, started in ((FULL_RESERVATION, 1), (LATE, 0)):
         mixed = scheduler("mixed", num_blocks=5, memory=memory)
         mixed.submit(request("a", prompt=8, output=21), decodes_here=True)
         assert (mixed.next_batch(0.0) is None) == started
@@ -50,7 +50,7 @@ def test_a_prompt_starts_where_its_output_would_not_fit():
 
 def test_a_lease_is_for_the_prompt_where_the_output_comes_later():
     """And the whole of it is given back in the end."""
-    decode = scheduler("decode", num_blocks=10, memory=MemoryRule(output_at_decode_start=True, extra=1))
+    decode = scheduler("decode", num_blocks=10, memory=KvReservation(output_at_decode_start=True, extra=1))
     decode.reserve(request("a", prompt=8, output=5), "p")
     (lease,) = decode.grant(0.0)
     assert len(lease.blocks) == 3

@@ -6,23 +6,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from twofold.kvcache.blocks import BlockManager
-from twofold.kvcache.leases import LeaseBook
+from twofold.kvcache.leases import LeaseTable
+from twofold.kvcache.paged import PagedBlockAllocator
 from twofold.request import FinishReason, Request
 from twofold.scheduling.batchers import BATCHERS, UNPIPELINED
-from twofold.scheduling.instance import InstanceScheduler
-from twofold.scheduling.pipeline import PipelineScheduler
+from twofold.scheduling.instance.pipeline import PipelineScheduler
+from twofold.scheduling.instance.scheduler import InstanceScheduler
 
 
 def make(stages, batcher="mixed", *, blocks=1000, budget=64, max_num_seqs=8):
-    accounts = BlockManager(blocks, 4)
-    leases = LeaseBook(accounts, "i", 1, lease_s=1e9)
+    accounts = PagedBlockAllocator(blocks, 4)
+    leases = LeaseTable(accounts, "i", 1, lease_s=1e9)
     return PipelineScheduler(BATCHERS[batcher](budget, max_num_seqs), accounts, leases, max_num_seqs, stages)
 
 
 def single(batcher, blocks=1000, budget=64, max_num_seqs=8):
-    accounts = BlockManager(blocks, 4)
-    leases = LeaseBook(accounts, "i", 1, lease_s=1e9)
+    accounts = PagedBlockAllocator(blocks, 4)
+    leases = LeaseTable(accounts, "i", 1, lease_s=1e9)
     return InstanceScheduler(BATCHERS[batcher](budget, max_num_seqs), accounts, leases, max_num_seqs)
 
 

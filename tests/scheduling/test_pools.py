@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from twofold.instance import InstanceLoad, Role
-from twofold.scheduling.pools import Pools, pending_tokens, requests, reserved_tokens
+from twofold.scheduling.cluster.pools import Pools, pending_tokens, requests, reserved_tokens
 
 MEASURES = (pending_tokens, reserved_tokens, requests)
 steps = st.lists(

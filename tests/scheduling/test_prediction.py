@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.toy import CATALOG, ToyModel
-from twofold.performance.layer_wise import layer_wise
 from twofold.performance.registry import performance_model
+from twofold.performance.reuse import layer_wise
 from twofold.performance.transfer import TransferModel
-from twofold.scheduling.prediction import Modelled
+from twofold.scheduling.cluster.forecast import ModelPrediction
 
 TRANSFER = TransferModel(kv_bytes_per_token=1000, layers=10, bytes_per_s=1e6, latency_s=0.5)
 ROOFLINE = performance_model("roofline", CATALOG.model("llama-3.1-70b"), CATALOG.machine("dgx-a100"), 8)
@@ -16,7 +16,7 @@ ROOFLINE = performance_model("roofline", CATALOG.model("llama-3.1-70b"), CATALOG
 
 def test_what_is_reused_is_loaded_beside_the_rest():
     """Only the other tokens are computed; the loads hide behind them, but for a layer."""
-    toy = Modelled(ToyModel(base=0), TRANSFER, load_token_s=1e-4)
+    toy = ModelPrediction(ToyModel(base=0), TRANSFER, load_token_s=1e-4)
     assert toy.prefill_s(1000) == pytest.approx(1.0)
     assert toy.prefill_s(1000, 600) == pytest.approx(layer_wise(10, 0.06, 0.4))
     assert toy.prefill_s(1000, 600) == toy.prefill_s(1000, 600), "the second time from memory"
@@ -24,7 +24,7 @@ def test_what_is_reused_is_loaded_beside_the_rest():
 
 def test_a_transfer_takes_its_bytes_and_its_start():
     """Nothing travels in no time."""
-    toy = Modelled(ToyModel(), TRANSFER, load_token_s=0.0)
+    toy = ModelPrediction(ToyModel(), TRANSFER, load_token_s=0.0)
     assert toy.transfer_s(2000) == pytest.approx(2.5)
     assert toy.transfer_s(0) == 0.0
 
@@ -34,5 +34,5 @@ def test_reuse_never_takes_longer_where_memory_is_quick(tokens, data):
     """More tokens reused, less time."""
     less = data.draw(st.integers(0, tokens - 1))
     more = data.draw(st.integers(less, tokens - 1))
-    model = Modelled(ROOFLINE, TRANSFER, load_token_s=327_680 / 252e9)
+    model = ModelPrediction(ROOFLINE, TRANSFER, load_token_s=327_680 / 252e9)
     assert model.prefill_s(tokens, more) <= model.prefill_s(tokens, less) * 1.02

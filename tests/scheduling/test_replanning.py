@@ -7,12 +7,17 @@ import pytest
 
 from support.routed import cluster
 from twofold.instance import Role
-from twofold.scheduling.replan_log import Findings, Forecast, Outcome
-from twofold.scheduling.replanning import Replanner, Rules
-from twofold.scheduling.split import Action, Split
-from twofold.scheduling.traffic import TrafficWatch
+from twofold.scheduling.replan.replanner import (
+    Replanner,
+    ReplanOutcome,
+    ReplanRules,
+    SearchResult,
+    SplitForecast,
+)
+from twofold.scheduling.replan.split import ReplanAction, RoleSplit
+from twofold.scheduling.replan.traffic import TrafficMonitor
 
-RULES = Rules(min_gain=0.05, min_between_s=60.0, patience_s=20.0, start_up_s=30.0)
+RULES = ReplanRules(min_gain=0.05, min_between_s=60.0, patience_s=20.0, start_up_s=30.0)
 POOLS = cluster([Role.PREFILL, Role.PREFILL, Role.PREFILL, Role.DECODE], "jsq-planned").pools
 
 
@@ -20,7 +25,7 @@ class World:
     """Traffic, whose outputs take `output_s` to end, and a replanner that is asked after every arrival."""
 
     def __init__(self, output_s=0.0):
-        self.replanner, self.now, self.output_s = Replanner(TrafficWatch(), RULES), 0.0, output_s
+        self.replanner, self.now, self.output_s = Replanner(TrafficMonitor(), RULES), 0.0, output_s
         self.draw, self.open = Random(0), []
 
     def run(self, rate, seconds, output=100):
@@ -38,8 +43,8 @@ class World:
         return None
 
     def answer(self, best, attainment, running=0.5, retired=()):
-        forecasts = Forecast(Split(3, 1), running), Forecast(best, attainment)
-        findings = Findings(
+        forecasts = SplitForecast(RoleSplit(3, 1), running), SplitForecast(best, attainment)
+        findings = SearchResult(
             running=forecasts[0], best=forecasts[1], searched=forecasts, requests=600, cpu_s=1.0
         )
         return self.replanner.answer(findings, POOLS, retired, self.now)
@@ -65,31 +70,31 @@ def test_the_question_is_about_the_new_traffic():
 
 def test_a_gain_is_moved_for(shifted):
     """The steps are in the decision, and the decision in the log."""
-    decision = shifted.answer(Split(1, 3), 0.95)
-    assert decision.outcome is Outcome.MOVE
-    assert [(step.action, step.role) for step in decision.steps] == [(Action.ROLE, Role.DECODE)] * 2
+    decision = shifted.answer(RoleSplit(1, 3), 0.95)
+    assert decision.outcome is ReplanOutcome.MOVE
+    assert [(step.action, step.role) for step in decision.steps] == [(ReplanAction.ROLE, Role.DECODE)] * 2
     assert shifted.replanner.log == [decision]
 
 
 @pytest.mark.parametrize(
     ("best", "attainment", "outcome"),
     [
-        (Split(2, 2), 0.54, Outcome.TOO_LITTLE),
-        (Split(3, 1), 0.5, Outcome.BEST_ALREADY),
-        (Split(1, 1), 0.5, Outcome.MOVE),  # it saves two
-        (Split(4, 4), 0.54, Outcome.TOO_LITTLE),
+        (RoleSplit(2, 2), 0.54, ReplanOutcome.TOO_LITTLE),
+        (RoleSplit(3, 1), 0.5, ReplanOutcome.BEST_ALREADY),
+        (RoleSplit(1, 1), 0.5, ReplanOutcome.MOVE),  # it saves two
+        (RoleSplit(4, 4), 0.54, ReplanOutcome.TOO_LITTLE),
     ],
 )
 def test_what_brings_too_little_is_left(shifted, best, attainment, outcome):
     """Five points more of the requests, or as good with less."""
     decision = shifted.answer(best, attainment)
     assert decision.outcome is outcome
-    assert bool(decision.steps) == (outcome is Outcome.MOVE)
+    assert bool(decision.steps) == (outcome is ReplanOutcome.MOVE)
 
 
 def test_decisions_are_apart():
     """The next shift waits for its turn, but is not lost; a start makes the pause longer."""
-    for best, retired, quiet_s in ((Split(1, 3), (), 60.0), (Split(3, 2), ("spare-0",), 90.0)):
+    for best, retired, quiet_s in ((RoleSplit(1, 3), (), 60.0), (RoleSplit(3, 2), ("spare-0",), 90.0)):
         world = World()
         world.run(10, 300)
         world.run(25, 60)
@@ -115,7 +120,7 @@ def test_patience_ends():
 def test_a_search_that_fails_changes_nothing(shifted):
     """It is in the log with its reason, and the next shift is searched for again."""
     decision = shifted.replanner.give_up("the search was ended after 60 s", shifted.now)
-    assert decision.outcome is Outcome.FAILED
+    assert decision.outcome is ReplanOutcome.FAILED
     assert decision.steps == ()
     assert "no plan was found: the search was ended after 60 s" in str(decision)
     assert shifted.run(25, 100) is None
@@ -124,7 +129,7 @@ def test_a_search_that_fails_changes_nothing(shifted):
 
 def test_the_log_reads_well(shifted):
     """One sentence with its numbers: what shifted, how sure, what was searched, what it should bring, what is done."""
-    text = str(shifted.answer(Split(1, 3), 0.95))
+    text = str(shifted.answer(RoleSplit(1, 3), 0.95))
     for part in (
         "as many requests",
         "a second",
@@ -142,12 +147,12 @@ def test_other_outcomes_read_well():
     world = World()
     world.run(10, 300)
     world.run(25, 60)
-    assert "too little to move for" in str(world.answer(Split(2, 2), 0.52))
+    assert "too little to move for" in str(world.answer(RoleSplit(2, 2), 0.52))
 
 
 def test_nobody_has_asked():
     """An answer without a question is a mistake of the driver."""
     with pytest.raises(RuntimeError):
-        World().answer(Split(1, 3), 0.95)
+        World().answer(RoleSplit(1, 3), 0.95)
     with pytest.raises(RuntimeError):
         World().replanner.give_up("", 0.0)

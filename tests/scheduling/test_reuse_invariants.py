@@ -7,10 +7,10 @@ from support.virtual_cluster import VirtualCluster
 from twofold.handoff import HandoffMode
 from twofold.instance import Role
 from twofold.kvcache.eviction import EVICTIONS, create_eviction
-from twofold.kvcache.shared import SharedBlocks
+from twofold.kvcache.paged import PrefixBlockAllocator
 from twofold.request import Request
 from twofold.scheduling.routers import ROUTERS
-from twofold.scheduling.routers.splitwise import Splitwise
+from twofold.scheduling.routers.splitwise import SplitwiseRouter
 
 BLOCK = 4
 SPLIT = [("p0", Role.PREFILL, "prefill"), ("d0", Role.DECODE, "decode")]
@@ -84,10 +84,10 @@ def run(world, sizes):
     made = VirtualCluster(
         CLUSTERS[cluster],
         num_blocks=AMPLE if moves else TIGHT,
-        router=Splitwise() if moves else ROUTERS["jsq"](),
+        router=SplitwiseRouter() if moves else ROUTERS["jsq"](),
         batch_s=lambda prefill, decodes: per_token * (1 + prefill + decodes),
         transfer_s=lambda request: transfer * request.prompt_tokens,
-        accounts=lambda blocks, size: SharedBlocks(blocks, size, create_eviction(eviction)),
+        accounts=lambda blocks, size: PrefixBlockAllocator(blocks, size, create_eviction(eviction)),
         **drawn,
     )
     made.run(requests, aborts)
@@ -115,7 +115,14 @@ def test_the_same_input_gives_the_same_result(world, sizes):
 
 def test_the_random_clusters_reuse_copy_and_evict():
     """Or the tests above would show little."""
-    world = {"eviction": "lru", "swap_blocks": 0, "max_num_seqs": 8, "budget": 64, "per_token": 1, "transfer": 10}
+    world = {
+        "eviction": "lru",
+        "swap_blocks": 0,
+        "max_num_seqs": 8,
+        "budget": 64,
+        "per_token": 1,
+        "transfer": 10,
+    }
     world |= {"mode": HandoffMode.LAYER_WISE}
     sizes = [(32, 30, 30 * number, None, 4 + 4 * (number % 2), number % 2) for number in range(40)]
     copies = 0

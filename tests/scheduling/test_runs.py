@@ -6,12 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.scheduled import EPOCH, request, scheduler
-from twofold.kvcache.blocks import BlockManager
-from twofold.kvcache.counts import BlockCounts
-from twofold.scheduling.batcher import Room
+from twofold.kvcache.allocator import BlockCounts
+from twofold.kvcache.paged import PagedBlockAllocator
 from twofold.scheduling.batchers import BATCHERS
-from twofold.scheduling.instance import InstanceScheduler
-from twofold.scheduling.memory import WHOLE, MemoryRule
+from twofold.scheduling.instance.batcher import SchedulingBudget
+from twofold.scheduling.instance.kv_reservation import FULL_RESERVATION, KvReservation
+from twofold.scheduling.instance.scheduler import InstanceScheduler
 
 # What can be said to an instance, of which request, with a prompt and an output of which lengths.
 commands = st.lists(
@@ -117,13 +117,13 @@ def one_round(together, single, during, count):
     st.sampled_from(sorted(BATCHERS)),
     rounds,
     st.sampled_from([3, 20]),
-    st.sampled_from([WHOLE, MemoryRule(output_at_decode_start=True, extra=1)]),
+    st.sampled_from([FULL_RESERVATION, KvReservation(output_at_decode_start=True, extra=1)]),
 )
 def test_a_run_of_iterations_is_as_many_single_ones(batcher, rounds, budget, memory):
     """First tokens, ends, leases, memory, queues, preemptions and what is due next, whatever happens in between."""
     how = {"num_blocks": 24, "max_num_seqs": 6, "budget": budget, "memory": memory}
     together = Side(scheduler(batcher, accounts=BlockCounts, **how))
-    single = Side(scheduler(batcher, accounts=BlockManager, **how))
+    single = Side(scheduler(batcher, accounts=PagedBlockAllocator, **how))
     for before, during, count in rounds:
         for command in before:
             together.tell(*command)
@@ -139,7 +139,7 @@ def selected_anew(instance):
     """What the batcher would change if it were asked now."""
     queues = instance._queues
     seats = instance._max_seqs - queues.started
-    room = Room(instance.blocks, instance.blocks.num_free, seats, instance.lease_queue.size > 0)
+    room = SchedulingBudget(instance.blocks, instance.blocks.num_free, seats, instance.lease_queue.size > 0)
     selection = instance._batcher.select(queues, room)
     return [*selection.prefills, *selection.resume, *selection.pause]
 
@@ -148,7 +148,7 @@ def selected_anew(instance):
 @given(
     st.sampled_from(["prefill", "decode", "mixed", "chunked-prefill"]),
     rounds,
-    st.sampled_from([WHOLE, MemoryRule(output_at_decode_start=True, extra=1)]),
+    st.sampled_from([FULL_RESERVATION, KvReservation(output_at_decode_start=True, extra=1)]),
 )
 def test_what_is_not_said_to_be_changed_is_not(batcher, rounds, memory):
     """While a selection stands another would be none, and who had nothing to run has nothing: drivers rely on it."""

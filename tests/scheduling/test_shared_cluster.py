@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 from support.routed import request
 from twofold.handoff import HandoffMode
 from twofold.instance import Role
-from twofold.scheduling.amounts import NONE, Amounts, amounts_of
-from twofold.scheduling.cluster import ClusterScheduler
-from twofold.scheduling.handoffs import FixedHandoff
-from twofold.scheduling.router import FixedRoles
+from twofold.scheduling.cluster.handoff_policy import FixedHandoff
+from twofold.scheduling.cluster.pools import NO_LOAD, LoadTotals, load_totals
+from twofold.scheduling.cluster.router import FixedRoles
+from twofold.scheduling.cluster.scheduler import ClusterScheduler
+from twofold.scheduling.cluster.shared import LoadReport, OwnLoad, SharedCluster
 from twofold.scheduling.routers import ROUTERS
-from twofold.scheduling.shared_cluster import LoadReport, OwnLoad, SharedCluster
 
 BY_LAYER = FixedHandoff(HandoffMode.LAYER_WISE)
 ROLES = {"p0": Role.PREFILL, "p1": Role.PREFILL, "d0": Role.DECODE, "d1": Role.DECODE}
@@ -30,26 +30,26 @@ def shared(own=OwnLoad.FOLLOWED):
 
 
 def seen(cluster):
-    return {load.id: amounts_of(load) for load in cluster.pools}
+    return {load.id: load_totals(load) for load in cluster.pools}
 
 
 def report(made, controllers, name):
     """What is on an instance now, with what is whose."""
-    total = amounts_of(made.pools.get(name))
+    total = load_totals(made.pools.get(name))
     return [LoadReport(name, total, controller.own(name)) for controller in controllers]
 
 
 def test_what_others_place_is_seen_by_report_only():
     """And what it placed itself at once; what was sent since a report was made is counted besides."""
-    mine, total = shared(), Amounts(1000, 500, 1, 0, 1)
+    mine, total = shared(), LoadTotals(1000, 500, 1, 0, 1)
     mine.arrive(request("a", prompt=100), 0.0)
-    assert mine.own("p0") == seen(mine)["p0"] == Amounts(100, 100, 1, 0, 1)
-    mine.reported(LoadReport("p0", total, NONE))  # made before mine was there
+    assert mine.own("p0") == seen(mine)["p0"] == LoadTotals(100, 100, 1, 0, 1)
+    mine.reported(LoadReport("p0", total, NO_LOAD))  # made before mine was there
     assert seen(mine)["p0"].pending_prefill_tokens == 1100
     mine.reported(LoadReport("p0", total, mine.own("p0")))  # made after
     assert seen(mine)["p0"].pending_prefill_tokens == 1000
     mine.ended("a")
-    assert seen(mine)["p0"] == Amounts(900, 400, 0, 0, 0)
+    assert seen(mine)["p0"] == LoadTotals(900, 400, 0, 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -70,19 +70,19 @@ def test_what_a_controller_knows_of_its_own(own, sent, done):
 def test_a_report_of_nobody_means_nothing():
     """It may come after its instance has gone, which then begins anew."""
     made = shared()
-    made.reported(LoadReport("p0", Amounts(7), NONE))
+    made.reported(LoadReport("p0", LoadTotals(7), NO_LOAD))
     made.remove_instance("p0")
-    made.reported(LoadReport("p0", Amounts(9), NONE))
-    assert made.own("p0") == NONE
+    made.reported(LoadReport("p0", LoadTotals(9), NO_LOAD))
+    assert made.own("p0") == NO_LOAD
     made.add_instance("p0", Role.PREFILL)
-    assert seen(made)["p0"] == NONE
+    assert seen(made)["p0"] == NO_LOAD
 
 
 def test_a_report_of_an_instance_that_is_paused_is_kept():
     """It is ranked by it once it is back."""
     made = shared()
     made.pause("p0")
-    made.reported(LoadReport("p0", Amounts(50), NONE))
+    made.reported(LoadReport("p0", LoadTotals(50), NO_LOAD))
     made.resume("p0")
     assert made.arrive(request(), 0.0).route.prefill == "p1"
 

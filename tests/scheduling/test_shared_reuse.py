@@ -6,7 +6,7 @@ import pytest
 from support.scheduled import arrive, ran, request, scheduler, step
 from twofold.batch import BatchItem
 from twofold.kvcache.eviction import create_eviction
-from twofold.kvcache.shared import SharedBlocks
+from twofold.kvcache.paged import PrefixBlockAllocator
 from twofold.request import Phase
 
 PREFILLS = [
@@ -22,7 +22,7 @@ PREFILLS = [
 
 
 def shared(blocks, size):
-    return SharedBlocks(blocks, size, create_eviction("lru"))
+    return PrefixBlockAllocator(blocks, size, create_eviction("lru"))
 
 
 def reusing(batcher, **how):

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from support.routed import cluster, request
 from twofold.instance import Role
-from twofold.scheduling.split import Action, Split, Step, steps_to
+from twofold.scheduling.replan.split import ReplanAction, ReplanStep, RoleSplit, steps_to
 
 
 def split_of(prefill, decode, router="jsq-planned"):
@@ -15,10 +15,10 @@ def split_of(prefill, decode, router="jsq-planned"):
 
 def take(made, steps, retired):
     for step in steps:
-        if step.action is Action.RETIRE:
+        if step.action is ReplanAction.RETIRE:
             made.pause(step.instance)
             continue
-        if step.action is Action.START:
+        if step.action is ReplanAction.START:
             assert step.instance in retired
             made.resume(step.instance)
         made.set_role(step.instance, step.role)
@@ -27,30 +27,30 @@ def take(made, steps, retired):
 def test_roles_come_before_replicas():
     """What is there changes its role; only what is still missing is started, and only what is left retires."""
     made = split_of(3, 2)
-    steps = steps_to(Split(1, 5), made.pools, ["spare-0", "spare-1"])
-    assert [step.action for step in steps] == [Action.ROLE, Action.ROLE, Action.START]
-    assert steps[2] == Step(Action.START, "spare-0", Role.DECODE)
-    steps = steps_to(Split(1, 3), made.pools, [])
-    assert [step.action for step in steps] == [Action.ROLE, Action.RETIRE]
+    steps = steps_to(RoleSplit(1, 5), made.pools, ["spare-0", "spare-1"])
+    assert [step.action for step in steps] == [ReplanAction.ROLE, ReplanAction.ROLE, ReplanAction.START]
+    assert steps[2] == ReplanStep(ReplanAction.START, "spare-0", Role.DECODE)
+    steps = steps_to(RoleSplit(1, 3), made.pools, [])
+    assert [step.action for step in steps] == [ReplanAction.ROLE, ReplanAction.RETIRE]
 
 
 def test_who_has_least_to_do_goes_first():
     """It is of use to the other phase soonest; among equals the one that joined first."""
     made = split_of(3, 1)
     made.arrive(request("a"), 0.0)  # to prefill-0
-    assert [step.instance for step in steps_to(Split(2, 2), made.pools, [])] == ["prefill-1"]
-    assert [step.instance for step in steps_to(Split(1, 3), made.pools, [])] == ["prefill-1", "prefill-2"]
+    assert [step.instance for step in steps_to(RoleSplit(2, 2), made.pools, [])] == ["prefill-1"]
+    assert [step.instance for step in steps_to(RoleSplit(1, 3), made.pools, [])] == ["prefill-1", "prefill-2"]
 
 
 def test_nothing_to_do():
     """The split that runs takes no steps, and one that cannot be reached those that there are."""
     made = split_of(2, 2)
-    assert steps_to(Split(2, 2), made.pools, []) == ()
-    assert steps_to(Split(3, 2), made.pools, []) == ()
+    assert steps_to(RoleSplit(2, 2), made.pools, []) == ()
+    assert steps_to(RoleSplit(3, 2), made.pools, []) == ()
 
 
 def test_a_split_reads_well():
-    assert str(Split(3, 1)) == "3P+1D"
+    assert str(RoleSplit(3, 1)) == "3P+1D"
 
 
 @pytest.mark.parametrize("router", ["jsq-planned", "splitwise"])
@@ -66,11 +66,11 @@ def test_the_steps_lead_where_they_should(router, running, wanted, spare):
     for name in retired:
         made.add_instance(name, Role.DECODE)
         made.pause(name)
-    target = Split(*wanted)
+    target = RoleSplit(*wanted)
     steps = steps_to(target, made.pools, retired)
     assert len({step.instance for step in steps}) == len(steps)
     take(made, steps, retired)
-    reached = Split.of(made.pools)
+    reached = RoleSplit.of(made.pools)
     if sum(wanted) <= sum(running) + spare:
         assert reached == target
     assert reached.instances <= sum(running) + spare

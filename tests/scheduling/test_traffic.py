@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from twofold.scheduling.traffic import BATCH, Quantity, TrafficWatch
+from twofold.scheduling.replan.traffic import BATCH, Quantity, TrafficMonitor
 from twofold.workload.trace import open_trace
 
 HOUR_S = 3600.0
@@ -47,7 +47,7 @@ def tell(watch, events):
 def test_no_alarm_in_an_hour_without_a_change(rate, burstiness):
     """Poisson arrivals and bursty ones, whose gaps vary by CV = 2 and 3.2; `bench/distserve` watches for longer."""
     for seed in range(3):
-        assert tell(TrafficWatch(), traffic(seed, rate=rate, burstiness=burstiness)) is None, seed
+        assert tell(TrafficMonitor(), traffic(seed, rate=rate, burstiness=burstiness)) is None, seed
 
 
 STEPS = {
@@ -65,7 +65,7 @@ def test_a_step_is_found_within_256_requests(name):
     quantity, after = STEPS[name]
     factor = {"twice": 2.0, "half": 0.5}[next(word for word in name.split() if word in ("twice", "half"))]
     for seed in range(10):
-        watch = TrafficWatch()
+        watch = TrafficMonitor()
         assert tell(watch, traffic(seed, rate=10.0, end_s=600.0)) is None
         count = tell(watch, traffic(seed, begin_s=600.0, end_s=1200.0, **after))
         assert count is not None, seed
@@ -78,14 +78,14 @@ def test_a_step_is_found_within_256_requests(name):
 
 def test_a_change_that_is_too_small_to_matter_is_none():
     """However sure it is: a tenth more for an hour."""
-    watch = TrafficWatch()
+    watch = TrafficMonitor()
     assert tell(watch, traffic(0, rate=20.0)) is None
     assert tell(watch, traffic(0, rate=22.0, begin_s=HOUR_S, end_s=2 * HOUR_S)) is None
 
 
 def test_a_shift_that_has_passed_is_forgotten():
     """A burst of a minute, looked at when it is long over."""
-    watch = TrafficWatch()
+    watch = TrafficMonitor()
     tell(watch, traffic(0, rate=10.0, end_s=600.0))
     assert tell(watch, traffic(0, rate=40.0, begin_s=600.0, end_s=660.0)) is not None
     feed(watch, traffic(1, rate=10.0, begin_s=660.0, end_s=900.0))
@@ -97,7 +97,7 @@ def test_a_shift_that_has_passed_is_forgotten():
 
 def test_what_is_accepted_is_the_new_normal():
     """The traffic since the shift is what it was described as, and raises no alarm any more."""
-    watch = TrafficWatch()
+    watch = TrafficMonitor()
     tell(watch, traffic(0, rate=10.0, end_s=600.0))
     feed(watch, traffic(0, rate=25.0, prompt=300, begin_s=600.0, end_s=660.0))
     shifts = watch.shifts()
@@ -113,7 +113,7 @@ def test_what_is_accepted_is_the_new_normal():
 
 def test_traffic_says_how_bursty_it_is():
     """The shape of gamma arrivals; what one request says is no traffic."""
-    watch = TrafficWatch()
+    watch = TrafficMonitor()
     watch.ended(watch.arrived(10, 0.0), 1)
     assert watch.traffic([], made) is None
     tell(watch, traffic(0, rate=10.0, burstiness=0.25, end_s=200.0))
@@ -122,7 +122,7 @@ def test_traffic_says_how_bursty_it_is():
 
 def test_outputs_count_in_the_order_of_arrival():
     """Short ones, which end first, wait for the long ones before them; what did not end by itself is left out."""
-    watch = TrafficWatch()
+    watch = TrafficMonitor()
     numbers = [watch.arrived(100, float(at)) for at in range(4)]
     for number, output in ((3, 5), (1, 7), (2, None)):
         watch.ended(numbers[number], output)
@@ -133,7 +133,7 @@ def test_outputs_count_in_the_order_of_arrival():
 
 def test_a_request_that_never_ends_is_not_waited_for_for_ever():
     """Nor does it harm if it ends after all."""
-    watch = TrafficWatch()
+    watch = TrafficMonitor()
     stuck = watch.arrived(100, 0.0)
     for at in range(1, 9000):
         watch.ended(watch.arrived(100, float(at)), 10)
@@ -144,7 +144,7 @@ def test_a_request_that_never_ends_is_not_waited_for_for_ever():
 
 def test_more_requests_with_outputs_that_take_their_time_are_no_shorter_outputs():
     """A token takes 50 ms: after the step short outputs are the first to end, but only the rate has shifted."""
-    watch, ends = TrafficWatch(), []
+    watch, ends = TrafficMonitor(), []
     events = [*traffic(0, rate=10.0, end_s=600.0), *traffic(0, rate=20.0, begin_s=600.0, end_s=700.0)]
     for now, prompt, output in events:
         ends.sort()
@@ -156,7 +156,7 @@ def test_more_requests_with_outputs_that_take_their_time_are_no_shorter_outputs(
 
 def test_requests_that_come_all_at_once():
     """A thousand at the same instant are no reason to fail."""
-    watch = TrafficWatch()
+    watch = TrafficMonitor()
     for _ in range(1000):
         watch.ended(watch.arrived(100, 1.0), 10)
     assert watch.traffic([], made) is None
@@ -171,12 +171,12 @@ def test_a_recorded_hour_is_quiet_in_shuffled_order(name):
     requests = list(open_trace(Path(os.environ["TWOFOLD_DATA"]) / "traces" / f"{name}.csv"))
     random.Random(0).shuffle(requests)
     events = ((i / 5.0, request.prompt_tokens, request.output_tokens) for i, request in enumerate(requests))
-    assert tell(TrafficWatch(), events) is None
+    assert tell(TrafficMonitor(), events) is None
 
 
 def test_outputs_that_go_on_count_as_longer_than_they_are():
     """After a step to outputs four times as long, those that have ended are the shortest of them."""
-    watch, running = TrafficWatch(), {}
+    watch, running = TrafficMonitor(), {}
     tell(watch, traffic(0, rate=10.0, end_s=300.0))
     for now, prompt, output in traffic(0, rate=30.0, output=600, begin_s=300.0, end_s=315.0):
         number = watch.arrived(prompt, now)

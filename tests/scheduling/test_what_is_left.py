@@ -3,33 +3,32 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twofold.scheduling.split import Split
-from twofold.scheduling.what_is_left import smaller
+from twofold.scheduling.replan.split import RoleSplit, degraded_plan
 
 counts = st.integers(1, 20)
 
 
 def test_shares_stay_what_they_were():
     """As near as whole instances allow."""
-    assert smaller(Split(2, 6), 4, Split(2, 2)) == Split(1, 3)
+    assert degraded_plan(RoleSplit(2, 6), 4, RoleSplit(2, 2)) == RoleSplit(1, 3)
 
 
 def test_of_equals_what_runs_stays():
     """Three of two and two: whichever of them are left."""
-    assert smaller(Split(2, 2), 3, Split(1, 2)) == Split(1, 2)
-    assert smaller(Split(2, 2), 3, Split(2, 1)) == Split(2, 1)
+    assert degraded_plan(RoleSplit(2, 2), 3, RoleSplit(1, 2)) == RoleSplit(1, 2)
+    assert degraded_plan(RoleSplit(2, 2), 3, RoleSplit(2, 1)) == RoleSplit(2, 1)
 
 
 def test_one_is_too_few():
     """Nobody would do the other phase."""
-    assert smaller(Split(1, 1), 1, Split(0, 1)) is None
+    assert degraded_plan(RoleSplit(1, 1), 1, RoleSplit(0, 1)) is None
 
 
 @given(counts, counts, st.integers(2, 40), st.integers(0, 40))
 def test_both_phases_have_somebody(prefill, decode, left, running):
     """And all that are left have a phase; with all of them it is the plan."""
-    planned = Split(prefill, decode)
-    found = smaller(planned, left, Split(min(running, left), left - min(running, left)))
+    planned = RoleSplit(prefill, decode)
+    found = degraded_plan(planned, left, RoleSplit(min(running, left), left - min(running, left)))
     assert found.instances == left
     assert min(found.prefill, found.decode) >= 1
-    assert smaller(planned, planned.instances, Split(0, planned.instances)) == planned
+    assert degraded_plan(planned, planned.instances, RoleSplit(0, planned.instances)) == planned

@@ -3,7 +3,7 @@
 from prometheus_client import CollectorRegistry, generate_latest
 
 from support.admitted import admission, offer
-from twofold.serving.admission_metrics import AdmissionMetrics
+from twofold.serving.telemetry.metrics import AdmissionMetrics
 
 
 def test_who_waits_and_runs():

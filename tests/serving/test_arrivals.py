@@ -9,13 +9,11 @@ from twofold.instance import Role
 from twofold.request import SamplingParams
 from twofold.serving.messages import HandoffEnded, HandoffOffered, HandoffTaken, Peer, RequestFailed
 from twofold.serving.worker import arrivals
-from twofold.serving.worker.landing import Landing
-from twofold.serving.worker.live import LiveSequence
 from twofold.serving.worker.peers import PeerDirectory
 from twofold.serving.worker.receiver import HandoffReceiver
 from twofold.serving.worker.sender import HandoffSender
-from twofold.serving.worker.state import WorkerState
-from twofold.transport.checksums import add_checksums
+from twofold.serving.worker.state import KvLanding, TokenSequence, WorkerState
+from twofold.transport.pooled import add_checksums
 from twofold.transport.shared_memory import SharedMemoryTransport
 
 LAYOUT = KvLayout(layers=(LayerShape(2, 8, 8),) * 5, block_size=4, dtype="float32", itemsize=4)
@@ -45,17 +43,17 @@ class Decode:
             scheduler=scheduler("decode", num_blocks=BLOCKS),
             sender=HandoffSender(5, lambda: 0.0),
             receiver=HandoffReceiver(),
-            landing=Landing(),
+            landing=KvLanding(),
             peers=PeerDirectory(ours),
             outbox=Sent(),
             controller="controller",
         )
         self.pool = ours.landing_pool
         self.state.peers.update([Peer(inbox="p's", memory=self.source.descriptor)])
-        self.state.sequences["a"] = LiveSequence(SamplingParams(max_tokens=3), offset=10)
+        self.state.sequences["a"] = TokenSequence(SamplingParams(max_tokens=3), offset=10)
         self.state.scheduler.reserve(request("a"), "p")
         (self.lease,) = self.state.scheduler.grant(0.0)
-        self.work = arrivals.Arrivals(self.state, lambda _: 2)
+        self.work = arrivals.HandoffReader(self.state, lambda _: 2)
 
     def offer(self, **changed):
         fields = {"epoch": EPOCH, "source_epoch": 11, "first_token": 5, **changed}
@@ -125,7 +123,7 @@ def test_a_dead_source_fails_the_request_once_nothing_is_read():
     decode = Decode()
     decode.offer()
     incoming = decode.next_incoming()
-    assert decode.state.scheduler.lose_source("p") == []
+    assert decode.state.scheduler.peer_lost("p") == []
     assert decode.state.scheduler.blocks.num_in_flight == len(decode.lease.blocks)
     decode.state.receiver.cancel_from("p")
     decode.work.ended(incoming)

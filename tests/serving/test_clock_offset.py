@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twofold.serving.clock_offset import DRIFT, ClockOffset
+from twofold.serving.controller.heartbeat import DRIFT, ClockOffset
 
 
 @given(

@@ -3,15 +3,14 @@
 import pytest
 
 from support.toy import CATALOG
+from twofold.cluster.file import parse_pools
+from twofold.cluster.profiles import instance_profiles
+from twofold.cluster.spec import ClusterSpec, ControlSpec, InstanceFailure
 from twofold.errors import ConfigurationError
 from twofold.instance import Role
-from twofold.serving.cluster_plan import plan_cluster
-from twofold.simulation.build import build
-from twofold.simulation.cluster_file import parse_pools
-from twofold.simulation.control_spec import ControlSpec
-from twofold.simulation.kinds import kinds_of
-from twofold.simulation.spec import ClusterSpec, Failure
-from twofold.simulation.statistics import Statistics
+from twofold.serving.launch.worker_plan import plan_cluster
+from twofold.simulation.build import build_cluster
+from twofold.simulation.statistics import RunStatistics
 
 
 def spec(pools="2xh100:prefill,1xh100@4:decode", **fields):
@@ -26,8 +25,8 @@ def workers(made, *, pin_cores=False):
 def test_every_instance_of_the_simulation_is_a_worker():
     """Machines with several instances included."""
     made = spec("2xh100:prefill,1xh100@4:decode,1xa100:mixed")
-    kinds = kinds_of(made, CATALOG)
-    virtual = build(made, CATALOG, kinds, Statistics(None, None, over_all_tokens=False), [], 1)
+    kinds = instance_profiles(made, CATALOG)
+    virtual = build_cluster(made, CATALOG, kinds, RunStatistics(None, None, over_all_tokens=False), [], 1)
     assert [(w.instance, w.role) for w in workers(made)] == [
         (name, instance.role) for name, instance in virtual.instances.items()
     ]
@@ -64,7 +63,7 @@ def test_workers_that_sleep_need_no_core_of_their_own():
         ({"rules": "splitwise-sim"}, "rules twofold"),
         ({"control": ControlSpec(controllers=2), "router": "jsq"}, "a service has one controller"),
         ({"cells": 2, "router": "cells:jsq"}, "each of its hosts is a cell"),
-        ({"failures": (Failure(instance="decode-0", at_s=1),)}, "simulated only"),
+        ({"failures": (InstanceFailure(instance="decode-0", at_s=1),)}, "simulated only"),
         ({"model": "bloom-175b"}, "bloom-176b"),
         ({"handoff": "by-mail"}, "by-size"),
         ({"pools": "1xh100:prefill"}, "both phases"),

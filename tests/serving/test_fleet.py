@@ -4,14 +4,14 @@ import itertools
 
 import pytest
 
-from twofold.curve.network import HOME
 from twofold.engine.base import KvLayout, LayerShape
 from twofold.errors import ConfigurationError, StaleEpochError
 from twofold.instance import Role
-from twofold.scheduling.breaker import BreakerState
-from twofold.scheduling.outcome import InstanceStatus
-from twofold.serving.fleet import ALIVE_S, Fleet, MemberState, Patience
-from twofold.serving.messages import Abort, Alive, Heard, Peer, Peers, Registered
+from twofold.scheduling.cluster.breaker import BreakerState
+from twofold.scheduling.instance.status import InstanceStatus
+from twofold.security.network import HOME
+from twofold.serving.controller.registry import ALIVE_S, HealthTimeouts, WorkerRegistry, WorkerState
+from twofold.serving.messages import Abort, Alive, HeartbeatAck, Peer, Peers, Registered
 from twofold.transport.base import MemoryDescriptor
 
 LAYOUT = KvLayout(layers=(LayerShape(2, 8, 8),), block_size=16, dtype="float32", itemsize=4)
@@ -44,7 +44,7 @@ class Orders:
     def kill_worker(self, instance):
         self.killed.append(instance)
 
-    def free_worker(self, instance):
+    def release_worker(self, instance):
         self.freed.append(instance)
 
 
@@ -60,8 +60,8 @@ class Scene:
 
     def __init__(self):
         self.outbox, self.orders, self.now = Outbox(), Orders(), 0.0
-        self.fleet = Fleet(
-            {"p": Role.PREFILL, "d": Role.DECODE}, self.outbox, self.orders, Patience(batch_s=5.0)
+        self.fleet = WorkerRegistry(
+            {"p": Role.PREFILL, "d": Role.DECODE}, self.outbox, self.orders, HealthTimeouts(batch_s=5.0)
         )
 
     def up(self):
@@ -171,7 +171,7 @@ def test_a_worker_that_dies_at_every_start_is_tried_less_and_less_often():
         scene.look(ALIVE_S, living=["p"])
         if len(scene.orders.started) > before:
             starts.append(scene.now)
-            assert scene.fleet.members["d"].state is MemberState.STARTING
+            assert scene.fleet.members["d"].state is WorkerState.STARTING
             scene.fleet.exited("d", scene.now)
     gaps = [b - a for a, b in itertools.pairwise(starts)]
     assert all(later > 1.5 * earlier for earlier, later in itertools.pairwise(gaps))
@@ -208,7 +208,7 @@ def test_a_worker_on_another_host_is_reached_there_and_told_that_it_is_heard():
     scene.outbox.sent.clear()
     for instance in ("p", "r"):
         scene.fleet.heard(Alive(instance=instance, epoch=1, said_s=7.0), 1.0)
-    assert scene.outbox.sent == [("tcp://b:1", Heard(said_s=7.0))]
+    assert scene.outbox.sent == [("tcp://b:1", HeartbeatAck(said_s=7.0))]
 
 
 def test_who_is_given_up_is_not_told_that_it_is_heard():

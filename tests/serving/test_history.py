@@ -6,9 +6,9 @@ import pytest
 from support.lives import SPLIT_LIFE, life
 from twofold.instance import Role
 from twofold.request import FinishReason
-from twofold.scheduling.instance import InstanceStatus
-from twofold.serving.history import History
-from twofold.serving.snapshot import InstanceState, ServiceSnapshot
+from twofold.scheduling.instance.status import InstanceStatus
+from twofold.serving.telemetry.history import History
+from twofold.serving.telemetry.snapshot import InstanceState, ServiceSnapshot
 from twofold.slo import Slo
 
 

@@ -1,6 +1,6 @@
 """What the controller knows of the stores of hosts."""
 
-from twofold.serving.host_stores import HostStores
+from twofold.serving.controller.forecast import HostStores
 from twofold.serving.messages import StoreChanged
 
 KEYS = [b"a", b"b", b"c"]

@@ -6,9 +6,11 @@ from hypothesis import strategies as st
 
 from twofold.instance import Role
 from twofold.serving.config import EngineConfig, JoinTerms, ServiceConfig
-from twofold.serving.hosts import Hosts
+from twofold.serving.controller.heartbeat import WATCHDOG_MARGIN_S, WATCHDOG_S
+from twofold.serving.controller.remote import RemoteHosts
+from twofold.serving.launch.worker_plan import join_terms
 from twofold.serving.messages import (
-    Heard,
+    HeartbeatAck,
     HostAlive,
     HostFinish,
     HostJoins,
@@ -16,14 +18,12 @@ from twofold.serving.messages import (
     HostUnknown,
     HostWelcome,
     KillWorker,
-    Seat,
     StartWorker,
+    WorkerLife,
 )
-from twofold.serving.plan import join_terms
-from twofold.serving.tether import MARGIN_S, TERM_S
 
 SPLIT = join_terms(colocated=False, chunked_prefill=True, max_num_batched_tokens=None, roles_move=False)
-LONG = TERM_S + MARGIN_S + 0.1
+LONG = WATCHDOG_S + WATCHDOG_MARGIN_S + 0.1
 
 
 class Outbox:
@@ -55,7 +55,7 @@ class Local:
     def kill_worker(self, instance):
         self.orders.append(("kill", instance))
 
-    def free_worker(self, instance):
+    def release_worker(self, instance):
         self.orders.append(("free", instance))
 
 
@@ -66,7 +66,7 @@ class Scene:
             engine=EngineConfig(model="/m"), workers=workers, run_dir="/r", terms=terms, transport=transport
         )
         self.outbox, self.local = Outbox(), Local()
-        self.hosts = Hosts(config, "model", "1", self.local, self.outbox, own)
+        self.hosts = RemoteHosts(config, "model", "1", self.local, self.outbox, own)
 
     def joins(self, now=0.0, host="b", life=1, **changes):
         fields = {"version": "1", "model": "model", "workers": {Role.DECODE: 2}} | changes
@@ -82,7 +82,7 @@ class Scene:
 
 
 def running(*lives):
-    return {f"decode-{i}": Seat(life, runs=True) for i, life in enumerate(lives)}
+    return {f"decode-{i}": WorkerLife(life, runs=True) for i, life in enumerate(lives)}
 
 
 def test_a_host_is_told_what_to_run():
@@ -139,10 +139,10 @@ def test_an_end_is_told_once():
     scene = Scene()
     scene.joins()
     assert scene.alive(0.2, running(1, 1)) == []
-    seats = running(1, 1) | {"decode-1": Seat(1, runs=False)}
+    seats = running(1, 1) | {"decode-1": WorkerLife(1, runs=False)}
     assert scene.alive(0.4, seats) == ["decode-1"]
     assert scene.alive(0.6, seats) == []
-    assert Heard(said_s=7.6) in scene.told(Heard)
+    assert HeartbeatAck(said_s=7.6) in scene.told(HeartbeatAck)
 
 
 def test_an_order_is_repeated_until_it_is_carried_out():
@@ -153,7 +153,7 @@ def test_an_order_is_repeated_until_it_is_carried_out():
     scene.outbox.take()
     scene.alive(0.2, running(1, 1))
     assert scene.told(KillWorker) == [KillWorker(instance="decode-0", life=1)]
-    ended = running(1, 1) | {"decode-0": Seat(1, runs=False)}
+    ended = running(1, 1) | {"decode-0": WorkerLife(1, runs=False)}
     assert scene.alive(0.4, ended) == ["decode-0"]
     scene.hosts.start_worker("decode-0")
     scene.outbox.take()
@@ -183,7 +183,7 @@ def test_a_host_that_is_back_ends_what_was_taken_for_ended():
     assert scene.told(StartWorker) == [], "it could not be told"
     assert scene.alive(20.0, running(1, 1)) == []
     assert scene.told(KillWorker, StartWorker) == [KillWorker(instance="decode-0", life=1)]
-    assert scene.alive(20.2, running(1, 1) | {"decode-0": Seat(1, runs=False)}) == []
+    assert scene.alive(20.2, running(1, 1) | {"decode-0": WorkerLife(1, runs=False)}) == []
     assert scene.told(KillWorker, StartWorker) == [StartWorker(instance="decode-0", life=2)]
 
 
@@ -248,7 +248,7 @@ def test_the_launcher_starts_its_host_anew_when_that_must_have_ended():
     scene.hosts.start_worker("prefill-0")
     assert scene.local.orders == [("start", "prefill-0")]
     # The old one may come back, when a cable is mended: it is told to end, and its end is nothing new.
-    assert scene.alive(LONG + 1.0, {"prefill-0": Seat(2, runs=False)}, host="prefill-0") == []
+    assert scene.alive(LONG + 1.0, {"prefill-0": WorkerLife(2, runs=False)}, host="prefill-0") == []
     (refused,) = scene.told(HostRefused)
     assert "another host was started in its place" in refused.reason
     assert scene.hosts.leaves("prefill-0", 1) == []
@@ -261,7 +261,7 @@ def test_what_is_kept_for_a_worker_is_freed_by_whoever_keeps_it():
     scene.joins(host="prefill-0", workers={Role.PREFILL: 1})
     scene.joins()
     for worker in ("prefill-0", "decode-0"):
-        scene.hosts.free_worker(worker)
+        scene.hosts.release_worker(worker)
     assert scene.local.orders == [("free", "prefill-0")]
 
 
@@ -287,7 +287,7 @@ class Lossy:
     def alive(self, heard=True, hears=True):
         self.now += 0.2
         if heard:
-            self._ended(self.scene.alive(self.now, {"decode-0": Seat(self.life, self.runs)}))
+            self._ended(self.scene.alive(self.now, {"decode-0": WorkerLife(self.life, self.runs)}))
         for _, message in self.scene.outbox.take():
             if hears:
                 self._told(message)

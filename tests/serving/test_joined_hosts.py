@@ -11,7 +11,7 @@ from support.flags import COLOCATED
 from support.joined_service import JoinedService, joined_service, worker
 from support.running_service import children
 from support.tiny_models import write_tiny_model
-from twofold.curve.key import write_key
+from twofold.security.key import write_key
 
 QUESTIONS = [
     {

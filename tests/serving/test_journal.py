@@ -2,8 +2,8 @@
 
 import msgspec
 
-from twofold.scheduling.route import Fetch, Placement, Route
-from twofold.serving.journal import ENCODER, Journal, read_journal
+from twofold.scheduling.cluster.router import Placement, PrefixFetch, Route
+from twofold.serving.telemetry.journal import ENCODER, Journal, read_journal
 
 
 def test_a_full_disk_ends_the_journal_and_nothing_else(tmp_path, caplog):
@@ -34,7 +34,7 @@ def test_what_a_router_says_of_caches_is_written():
     """Where it says nothing, the journal is as it was."""
     plain = Placement(Route("p", "d"), None)
     assert msgspec.json.decode(ENCODER.encode(plain))["route"] == {"prefill": "p", "decode": "d", "moves": []}
-    fetching = Placement(Route("p", "d", (), 1024, Fetch("q", 2), 0.5), None)
+    fetching = Placement(Route("p", "d", (), 1024, PrefixFetch("q", 2), 0.5), None)
     assert msgspec.json.decode(ENCODER.encode(fetching))["route"] == {
         "prefill": "p",
         "decode": "d",

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.lives import life
-from twofold.serving.latencies import RANKS, Histogram, Latencies
+from twofold.serving.telemetry.latencies import RANKS, LatencyHistogram, LatencyWindow
 from twofold.slo import Slo
 
 latency = st.floats(1e-4, 1e3)
@@ -15,7 +15,7 @@ latency = st.floats(1e-4, 1e3)
 @given(st.lists(latency, min_size=1, max_size=200))
 def test_percentiles(latencies):
     """Right to 5%, whatever is measured."""
-    histogram = Histogram()
+    histogram = LatencyHistogram()
     for seconds in latencies:
         histogram.add(seconds, 1.0)
     expected = np.percentile(latencies, [100 * rank for rank in RANKS], method="inverted_cdf")
@@ -25,19 +25,19 @@ def test_percentiles(latencies):
 @given(st.lists(st.lists(latency, max_size=20), max_size=5))
 def test_sums(groups):
     """Counted apart and added is counted together."""
-    together, apart = Histogram(), []
+    together, apart = LatencyHistogram(), []
     for group in groups:
-        apart.append(Histogram())
+        apart.append(LatencyHistogram())
         for seconds in group:
             apart[-1].add(seconds, 1.0)
             together.add(seconds, 1.0)
-    total = Histogram.sum(apart)
+    total = LatencyHistogram.sum(apart)
     assert (total.count, total.within, total.classes) == (together.count, together.within, together.classes)
 
 
 def test_a_request_is_counted_once_as_it_goes():
     """Its tokens count when they come, also while it is alive."""
-    latencies = Latencies(Slo(ttft_s=2.0, tpot_s=1.0), 0.0, bin_s=5.0)
+    latencies = LatencyWindow(Slo(ttft_s=2.0, tpot_s=1.0), 0.0, bin_s=5.0)
     timeline = life([4.0, 4.5, 6.0], reason=None)
     latencies.take(timeline)
     latencies.take(timeline)
@@ -53,7 +53,7 @@ def test_a_request_is_counted_once_as_it_goes():
 
 def test_what_is_long_ago_is_forgotten():
     """Only so many bins are kept, however long nothing happens."""
-    latencies = Latencies(Slo(), 0.0, bin_s=5.0, bins=4)
+    latencies = LatencyWindow(Slo(), 0.0, bin_s=5.0, bins=4)
     latencies.end(life([1.5]), 2.0, good=True)
     assert latencies.flow(19.0).requests == [1, 0, 0, 0]
     assert latencies.flow(20.0).requests == [0, 0, 0, 0]
@@ -65,5 +65,5 @@ def test_what_is_long_ago_is_forgotten():
 
 def test_nothing_is_known_of_nothing():
     """No percentile, no share."""
-    recent = Latencies(Slo(), 0.0).recent(1.0, 60.0)
+    recent = LatencyWindow(Slo(), 0.0).recent(1.0, 60.0)
     assert (recent.good, recent.ttft.p50_s, recent.ttft.within, recent.requests) == (None, None, None, 0)

@@ -6,17 +6,16 @@ import pytest
 
 from support.measured import link, registered
 from support.routed import load, pools, request
+from twofold.cluster.profiles import instance_profiles
+from twofold.cluster.spec import ClusterSpec, PoolSpec
 from twofold.hardware.catalog import load_catalog
 from twofold.instance import Role
-from twofold.performance.measured import PrefillSpeed
-from twofold.scheduling.route import Fetch, Route
+from twofold.performance.transfer import PrefillSpeed
+from twofold.scheduling.cluster.router import PrefixFetch, Route
 from twofold.scheduling.routers.conductor import Conductor
 from twofold.serving.config import ForecastConfig
-from twofold.serving.live_forecast import LiveForecast
-from twofold.serving.measured_paths import MeasuredPaths
+from twofold.serving.controller.forecast import LiveForecast, MeasuredPaths
 from twofold.serving.messages import BlocksChanged, StoreChanged, StoreFetch
-from twofold.simulation.kinds import kinds_of
-from twofold.simulation.spec import ClusterSpec, PoolSpec
 
 BLOCK = 16
 KEYS = tuple(bytes([number]) * 16 for number in range(8))
@@ -84,7 +83,7 @@ def test_stores_fetch_from_each_other():
     assert world.route() == Route("p0", "d0"), "there is no store yet that could take them"
     world.store("", address="tcp://here:1")
     found = world.route()
-    assert found == Route("p0", "d0", (), 8 * BLOCK, Fetch("far", 8))
+    assert found == Route("p0", "d0", (), 8 * BLOCK, PrefixFetch("far", 8))
     assert world.live.fetch_of(found) == StoreFetch(host="far", address="tcp://far:1", blocks=8)
     assert world.live.fetch_of(Route("p0", "d0")) is None
     world.store("far", KEYS, epoch=2)  # in this life nobody reaches it
@@ -129,6 +128,6 @@ def test_a_cluster_says_how_fast_its_workers_are():
         model="llama2-70b",
     )
     world = World(ForecastConfig(cluster=spec), p0="")
-    model = kinds_of(spec, load_catalog())[0].model
+    model = instance_profiles(spec, load_catalog())[0].model
     assert world.live.forecast.of("p0").prefill_s(1000) == model.prefill_s(1000, 1000 * 1000)
     assert world.live.forecast.of("p0").prefill_s(1000, 600) == model.prefill_s(400, 640_000)

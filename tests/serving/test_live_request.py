@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from twofold.errors import InstanceLostError
 from twofold.request import FinishReason, Generation, Request, SamplingParams, TokenOutput
-from twofold.scheduling.route import Placement, Route
-from twofold.serving.live_request import AttemptStage, LiveRequest
+from twofold.scheduling.cluster.router import Placement, Route
+from twofold.serving.controller.live_request import AttemptStage, LiveRequest
 
 PLACEMENT = Placement(Route("p", "d"), None)
 

@@ -8,12 +8,12 @@ import zmq
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from twofold.curve.guard import Guard
-from twofold.curve.key import ClusterKey
 from twofold.request import Generation, Request, SamplingParams, TokenOutput
-from twofold.scheduling.instance import InstanceStatus
-from twofold.serving import mailbox
-from twofold.serving.mailbox import Inbox, Outbox, Stamp, new_context
+from twofold.scheduling.instance.status import InstanceStatus
+from twofold.security.guard import Guard
+from twofold.security.key import ClusterKey
+from twofold.serving.controller import mailbox
+from twofold.serving.controller.mailbox import Inbox, Outbox, Stamp, new_context
 from twofold.serving.messages import (
     Abort,
     HandoffEnded,

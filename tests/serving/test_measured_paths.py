@@ -6,11 +6,11 @@ import msgspec
 
 from support.measured import link, registered
 from twofold.engine.base import KvLayout, LayerShape
-from twofold.kvcache.split import Split
-from twofold.performance.measured import PrefillSpeed
-from twofold.serving.link_metrics import LinkMetrics
-from twofold.serving.measured_paths import NEVER, UNKNOWN_BYTES_PER_S, UNKNOWN_TOKENS, MeasuredPaths
-from twofold.serving.registry import Registry
+from twofold.kvcache.sharding import Sharding
+from twofold.performance.transfer import PrefillSpeed
+from twofold.serving.controller.forecast import NEVER, UNKNOWN_BYTES_PER_S, UNKNOWN_TOKENS, MeasuredPaths
+from twofold.serving.telemetry.metrics import LinkMetrics
+from twofold.serving.telemetry.request_metrics import MetricRegistry
 
 
 def measured(*links):
@@ -88,7 +88,7 @@ def test_the_way_into_a_host_is_the_slowest_that_crosses_its_border():
 
 def test_what_was_measured_is_exposed():
     """Under names that say the unit."""
-    registry = Registry()
+    registry = MetricRegistry()
     seen = link("p0", "d0")
     LinkMetrics(registry).show(seen, measured(seen))
     value = registry.collectors.get_sample_value
@@ -101,7 +101,7 @@ def test_what_was_measured_is_exposed():
 
 def test_a_crossover_is_that_of_the_links_that_are_known_when_somebody_looks():
     """A slower link, and one that was measured again; other sources keep theirs."""
-    registry, paths = Registry(), measured(link("p1", "d0"))
+    registry, paths = MetricRegistry(), measured(link("p1", "d0"))
     metrics = LinkMetrics(registry)
 
     def shown(seen):
@@ -133,7 +133,7 @@ def test_ranks_write_side_by_side():
         found = paths.transfer("p0", "d0")
         return found.kv_bytes_per_token, found.latency_s
 
-    assert path(Split(1, 1), Split(1, 1)) == (4000, 0.001)
-    assert path(Split(2, 1), Split(1, 1)) == (2000, 0.001)
-    assert path(Split(1, 1), Split(2, 1)) == (4000, 0.002)
-    assert path(Split(1, 2), Split(1, 1)) == (4000, 0.001)
+    assert path(Sharding(1, 1), Sharding(1, 1)) == (4000, 0.001)
+    assert path(Sharding(2, 1), Sharding(1, 1)) == (2000, 0.001)
+    assert path(Sharding(1, 1), Sharding(2, 1)) == (4000, 0.002)
+    assert path(Sharding(1, 2), Sharding(1, 1)) == (4000, 0.001)

@@ -8,11 +8,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from support.lives import SPLIT_LIFE, life
 from twofold.instance import Role
 from twofold.request import FinishReason
-from twofold.scheduling.instance import InstanceStatus
-from twofold.serving.live_request import AttemptStage
+from twofold.scheduling.instance.status import InstanceStatus
+from twofold.serving.controller.live_request import AttemptStage
 from twofold.serving.messages import HandoffReport
-from twofold.serving.metrics import ServiceMetrics
-from twofold.serving.snapshot import InstanceState
+from twofold.serving.telemetry.metrics import ServiceMetrics
+from twofold.serving.telemetry.snapshot import InstanceState
 from twofold.slo import Slo
 
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from twofold.serving.model_source import model_name
+from twofold.serving.launch.model_source import model_fingerprint
 
 WEIGHTS = bytes(range(256)) * 8192  # 2 MiB
 
@@ -20,7 +20,7 @@ def test_the_directory_does_not_matter(tmp_path):
     """Nor what else lies in it."""
     one, other = write(tmp_path / "a"), write(tmp_path / "b")
     (other / "README.md").write_text("words")
-    assert model_name(one) == model_name(other)
+    assert model_fingerprint(one) == model_fingerprint(other)
 
 
 @pytest.mark.parametrize(
@@ -34,4 +34,4 @@ def test_the_directory_does_not_matter(tmp_path):
 )
 def test_another_model_has_another_name(tmp_path, changes):
     """Of another shape, another length, or with other numbers in it."""
-    assert model_name(write(tmp_path / "a")) != model_name(write(tmp_path / "b", **changes))
+    assert model_fingerprint(write(tmp_path / "a")) != model_fingerprint(write(tmp_path / "b", **changes))

@@ -12,18 +12,17 @@ from support.flags import COLOCATED, ENGINE, SPLIT
 from twofold.bench.services import served
 from twofold.handoff import HandoffMode
 from twofold.instance import Role
-from twofold.kvcache.blocks import BlockManager
 from twofold.kvcache.eviction import create_eviction
-from twofold.kvcache.leases import LeaseBook
-from twofold.kvcache.shared import SharedBlocks
+from twofold.kvcache.leases import LeaseTable
+from twofold.kvcache.paged import PagedBlockAllocator, PrefixBlockAllocator
 from twofold.request import Request
 from twofold.scheduling.batchers import BATCHERS
-from twofold.scheduling.cluster import ClusterScheduler
-from twofold.scheduling.growth import Growth
-from twofold.scheduling.handoffs import FixedHandoff
-from twofold.scheduling.instance import InstanceScheduler
+from twofold.scheduling.cluster.handoff_policy import FixedHandoff
+from twofold.scheduling.cluster.scheduler import ClusterScheduler
+from twofold.scheduling.instance.scheduler import InstanceScheduler
+from twofold.scheduling.instance.swap_preemption import SwapPreemption
 from twofold.scheduling.routers import ROUTERS
-from twofold.serving.journal import ENCODER, read_journal
+from twofold.serving.telemetry.journal import ENCODER, read_journal
 
 
 class VirtualRun:
@@ -63,13 +62,13 @@ class VirtualRun:
         **_,
     ):
         blocks = (
-            SharedBlocks(num_blocks, block_size, create_eviction(eviction), max_pinned=max_pinned)
+            PrefixBlockAllocator(num_blocks, block_size, create_eviction(eviction), max_pinned=max_pinned)
             if eviction
-            else BlockManager(num_blocks, block_size)
+            else PagedBlockAllocator(num_blocks, block_size)
         )
-        leases = LeaseBook(blocks, name, epoch, lease_s)
+        leases = LeaseTable(blocks, name, epoch, lease_s)
         made = BATCHERS[batcher](max_num_batched_tokens, max_num_seqs)
-        growth = Growth(blocks, BlockManager(swap_blocks, block_size)) if swap_blocks else None
+        growth = SwapPreemption(blocks, PagedBlockAllocator(swap_blocks, block_size)) if swap_blocks else None
         self.instances[name] = InstanceScheduler(made, blocks, leases, max_num_seqs, growth=growth)
 
     def on_add_instance(self, _, instance_id, role, capacity_tokens, cell):

@@ -6,8 +6,8 @@ from twofold.engine.base import KvLayout, LayerShape
 from twofold.errors import ConfigurationError
 from twofold.instance import Role
 from twofold.serving.config import AUTO
-from twofold.serving.memory_plan import plan_memory
-from twofold.serving.plan import plan_workers
+from twofold.serving.launch.memory_plan import plan_memory
+from twofold.serving.launch.worker_plan import plan_workers
 
 LAYOUT = KvLayout(layers=(LayerShape(2, 8, 8),) * 4, block_size=16, dtype="float32", itemsize=4)
 

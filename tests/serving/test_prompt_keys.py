@@ -3,7 +3,7 @@
 import msgspec
 
 from twofold.request import Generation, Request, SamplingParams
-from twofold.serving.prompt_keys import PromptKeys
+from twofold.serving.controller.prompt_keys import PromptKeys
 
 BLOCK = 4
 

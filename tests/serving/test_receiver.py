@@ -2,7 +2,7 @@
 
 import threading
 
-from twofold.serving.worker.receiver import HandoffReceiver, Incoming
+from twofold.serving.worker.receiver import HandoffReceiver, IncomingHandoff
 
 
 class Recording:
@@ -32,7 +32,7 @@ class Recording:
 
 
 def incoming(name, source="p", *, pulled=True):
-    return Incoming(
+    return IncomingHandoff(
         request_id=name,
         source=source,
         epoch=1,

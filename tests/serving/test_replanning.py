@@ -16,17 +16,16 @@ from twofold.bench.endpoint import discover
 from twofold.bench.load import LoadConfig, run_load
 from twofold.bench.prompts import PromptMaker, token_range
 from twofold.bench.services import metrics, served
+from twofold.cluster.file import parse_cluster
 from twofold.errors import RequestError, SearchError
 from twofold.instance import Role
 from twofold.request import FinishReason, Request
-from twofold.scheduling.replan_log import Findings, Forecast, Outcome
-from twofold.scheduling.split import Split
-from twofold.scheduling.traffic import Traffic
-from twofold.serving import replanning
+from twofold.scheduling.replan.replanner import ReplanOutcome, SearchResult, SplitForecast
+from twofold.scheduling.replan.split import RoleSplit
+from twofold.scheduling.replan.traffic import TrafficSample
 from twofold.serving.config import ReplanConfig
-from twofold.serving.replan_search import SearchJob, search
-from twofold.serving.replanning import LiveReplanning
-from twofold.simulation.cluster_file import parse_cluster
+from twofold.serving.controller import replanning
+from twofold.serving.controller.replanning import LiveReplanning, SearchJob, search
 from twofold.slo import Slo
 from twofold.timeline import Timeline
 
@@ -69,9 +68,9 @@ class Clock:
         monkeypatch.setattr(replanning.time, "monotonic", lambda: self.now)
 
 
-def findings(job, split=Split(1, 3)):  # noqa: B008  (a split never changes)
-    forecasts = Forecast(job.running, 0.4), Forecast(split, 0.97)
-    return Findings(running=forecasts[0], best=forecasts[1], searched=forecasts, requests=900, cpu_s=1.0)
+def findings(job, split=RoleSplit(1, 3)):  # noqa: B008  (a split never changes)
+    forecasts = SplitForecast(job.running, 0.4), SplitForecast(split, 0.97)
+    return SearchResult(running=forecasts[0], best=forecasts[1], searched=forecasts, requests=900, cpu_s=1.0)
 
 
 async def step(live, clock, *, before_s=300.0, after_s=60.0):
@@ -112,17 +111,17 @@ def test_a_shift_leads_to_a_search_and_the_search_to_roles(monkeypatch):
 
     service, live = planned(monkeypatch, run_search)
     (job,) = asked
-    assert (job.running, job.stock) == (Split(3, 1), 5)
+    assert (job.running, job.stock) == (RoleSplit(3, 1), 5)
     assert job.traffic.rate == pytest.approx(25.0, rel=0.25)
     assert service.roles == [("prefill-0", Role.DECODE), ("prefill-1", Role.DECODE)]
-    assert [decision.outcome for decision in service.decisions] == [Outcome.MOVE]
+    assert [decision.outcome for decision in service.decisions] == [ReplanOutcome.MOVE]
     (said,) = live.said(service.decisions[0].at_s + 12.0)
     assert said.startswith("12 s ago: ")
 
 
 @pytest.mark.parametrize(
     ("split", "gone", "started"),
-    [(Split(1, 1), ["prefill-0", "prefill-1"], []), (Split(3, 2), [], [("spare-0", Role.DECODE)])],
+    [(RoleSplit(1, 1), ["prefill-0", "prefill-1"], []), (RoleSplit(3, 2), [], [("spare-0", Role.DECODE)])],
 )
 def test_replicas_retire_and_start(monkeypatch, split, gone, started):
     """As the plan says."""
@@ -152,7 +151,7 @@ def test_a_search_that_fails_is_a_decision_too(monkeypatch):
 
     service, live = planned(monkeypatch, run_search)
     assert service.roles == []
-    assert [decision.outcome for decision in service.decisions] == [Outcome.FAILED]
+    assert [decision.outcome for decision in service.decisions] == [ReplanOutcome.FAILED]
     assert "the search was ended after 60 s" in live.said(0.0)[0]
 
 
@@ -179,20 +178,20 @@ def test_a_search_ends_with_the_service(monkeypatch):
     assert ended == [True]
 
 
-OUTPUTS = Traffic(rate=14.0, burstiness=1.0, prompt_tokens=(400,), output_tokens=(200,))
+OUTPUTS = TrafficSample(rate=14.0, burstiness=1.0, prompt_tokens=(400,), output_tokens=(200,))
 
 
 def test_the_search_in_its_process_finds_what_the_planner_finds():
     """Asked and answered over pipes."""
-    found = asyncio.run(search(SearchJob(config=CONFIG, traffic=OUTPUTS, running=Split(3, 1), stock=4)))
-    assert found.best.split == Split(1, 3)
-    assert found.running.split == Split(3, 1)
+    found = asyncio.run(search(SearchJob(config=CONFIG, traffic=OUTPUTS, running=RoleSplit(3, 1), stock=4)))
+    assert found.best.split == RoleSplit(1, 3)
+    assert found.running.split == RoleSplit(3, 1)
 
 
 def test_a_search_that_takes_too_long_is_ended():
     """It says so, and nothing of it is left."""
     hasty = msgspec.structs.replace(CONFIG, search_limit_s=0.05)
-    job = SearchJob(config=hasty, traffic=OUTPUTS, running=Split(3, 1), stock=4)
+    job = SearchJob(config=hasty, traffic=OUTPUTS, running=RoleSplit(3, 1), stock=4)
     with pytest.raises(SearchError, match=r"ended after 0\.05 s"):
         asyncio.run(search(job))
 
@@ -200,7 +199,7 @@ def test_a_search_that_takes_too_long_is_ended():
 def test_a_search_that_cannot_be_says_why():
     """The sentence of the mistake."""
     wrong = msgspec.structs.replace(CONFIG, cluster=msgspec.structs.replace(SPEC, router="jsq"))
-    job = SearchJob(config=wrong, traffic=OUTPUTS, running=Split(3, 1), stock=4)
+    job = SearchJob(config=wrong, traffic=OUTPUTS, running=RoleSplit(3, 1), stock=4)
     with pytest.raises(SearchError, match="never moves an instance"):
         asyncio.run(search(job))
 
@@ -262,9 +261,9 @@ def test_a_service_whose_traffic_shifts_moves_and_breaks_no_stream(tmp_path):
         send(url, [*traffic(0.0, 14.0, 4, seed=0), *traffic(14.0, 36.0, 60, seed=1)])
         send_until(url, "goes to decode", 60)
         told, counted = pools_of(url), metrics(url)
-    assert any(f'replans_total{{outcome="{Outcome.MOVE}"}} 1.0' in line for line in counted.splitlines()), (
-        told
-    )
+    assert any(
+        f'replans_total{{outcome="{ReplanOutcome.MOVE}"}} 1.0' in line for line in counted.splitlines()
+    ), told
     assert [member["role"] for member in told["pools"]].count("decode") > 1
     assert "goes to decode" in told["replans"][0]
 

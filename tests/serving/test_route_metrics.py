@@ -4,14 +4,14 @@ from prometheus_client import generate_latest
 
 from support.predicted import forecast
 from support.routed import load, pools
-from twofold.scheduling.route import Fetch, Route
-from twofold.serving.registry import Registry
-from twofold.serving.route_metrics import RouteMetrics
+from twofold.scheduling.cluster.router import PrefixFetch, Route
+from twofold.serving.telemetry.metrics import RouteMetrics
+from twofold.serving.telemetry.request_metrics import MetricRegistry
 
 
 def test_routes_by_reuse_and_queues_by_instance():
     """Every kind of route from the start on; queues of those that prefill; what is known to be cached."""
-    registry, known = Registry(), forecast("p0", "p1", "d0")
+    registry, known = MetricRegistry(), forecast("p0", "p1", "d0")
     metrics = RouteMetrics(registry, pools(*map(load, ("p0", "p1", "d0"))), known)
     known.memories.stored("p1", [1, 2, 3])
     known.placed("a", "p1", 100_000_000_000, 0, 0.0)
@@ -19,7 +19,7 @@ def test_routes_by_reuse_and_queues_by_instance():
         Route("p0", "d0"),
         Route("p0", "d0", (), 5),
         Route("p0", "d0", (), 5),
-        Route("p0", "d0", (), 5, Fetch("far", 1)),
+        Route("p0", "d0", (), 5, PrefixFetch("far", 1)),
     ):
         metrics.routed(route)
     text = generate_latest(registry.collectors).decode()

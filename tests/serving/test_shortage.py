@@ -4,8 +4,8 @@ import pytest
 
 from twofold.errors import RequestError
 from twofold.instance import Role
-from twofold.serving.controller.shortage import Shortage
-from twofold.serving.service import PoolMember
+from twofold.serving.controller.replanning import DegradedMode
+from twofold.serving.controller.service import PoolMember
 
 P, D, M = Role.PREFILL, Role.DECODE, Role.MIXED
 
@@ -54,7 +54,7 @@ def staff():
 
 def test_a_worker_takes_the_role_that_is_missing(staff):
     """And goes home when there is room for all."""
-    shortage = Shortage(staff, roles_move=True)
+    shortage = DegradedMode(staff, roles_move=True)
     shortage.waiting(["decode-0", "decode-1"])
     assert staff.roles["prefill-0"] is P
     assert staff.roles["prefill-1"] is D
@@ -66,7 +66,7 @@ def test_a_worker_takes_the_role_that_is_missing(staff):
 
 def test_with_fixed_roles_one_gives_its_room_to_the_phase_that_has_nobody(staff):
     """It is started again when nobody waits any more."""
-    shortage = Shortage(staff, roles_move=False)
+    shortage = DegradedMode(staff, roles_move=False)
     shortage.waiting(["decode-0", "decode-1"])
     assert staff.retired == ["prefill-1"]
     shortage.waiting(["decode-1"])  # the room that it gave up is taken
@@ -79,7 +79,7 @@ def test_who_is_left_stays_where_that_is_as_near_to_the_plan(staff):
     """Of three workers two do one phase, whichever."""
     for moves in (True, False):
         for lost in ("prefill-0", "decode-1"):
-            shortage = Shortage(staff, roles_move=moves)
+            shortage = DegradedMode(staff, roles_move=moves)
             shortage.waiting([lost])
             assert (staff.retired, list(staff.roles.values())) == ([], [P, P, D, D])
             assert "for what is left" in shortage.said[-1]
@@ -87,7 +87,7 @@ def test_who_is_left_stays_where_that_is_as_near_to_the_plan(staff):
 
 def test_one_worker_is_too_few_for_two_phases(staff):
     """Which is said."""
-    shortage = Shortage(staff, roles_move=False)
+    shortage = DegradedMode(staff, roles_move=False)
     shortage.waiting(["prefill-0", "decode-0", "decode-1"])
     assert "too few" in shortage.said[-1]
     assert staff.retired == []
@@ -96,7 +96,7 @@ def test_one_worker_is_too_few_for_two_phases(staff):
 def test_workers_that_do_both_phases_just_go_on():
     """There is nothing to make up for."""
     staff = Staff(mixed_0=M, mixed_1=M)
-    shortage = Shortage(staff, roles_move=False)
+    shortage = DegradedMode(staff, roles_move=False)
     shortage.waiting(["mixed-0"])
     assert shortage.said == ["no room for mixed-0: 1 of 2 workers go on"]
 
@@ -104,6 +104,6 @@ def test_workers_that_do_both_phases_just_go_on():
 def test_who_cannot_be_moved_is_left_alone(staff):
     """It may have been lost just now."""
     staff.stuck.add("prefill-1")
-    shortage = Shortage(staff, roles_move=True)
+    shortage = DegradedMode(staff, roles_move=True)
     shortage.waiting(["decode-0", "decode-1"])
     assert staff.roles["prefill-1"] is P

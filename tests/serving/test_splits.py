@@ -5,9 +5,9 @@ import pytest
 
 from twofold.errors import ConfigurationError
 from twofold.instance import Role
-from twofold.kvcache.split import UNSPLIT, Split
+from twofold.kvcache.sharding import UNSHARDED, Sharding
 from twofold.serving.config import EngineConfig, ServiceConfig, WorkerConfig
-from twofold.serving.splits import check_splits, with_chunks, with_splits
+from twofold.serving.launch.worker_plan import check_splits, with_chunks, with_splits
 
 
 def workers(**splits):
@@ -29,9 +29,9 @@ def service(made, **changes):
 
 def test_each_phase_has_its_split_and_ranks_are_counted_over_all():
     """So that each can have a GPU of its own."""
-    made = workers(prefill=Split(2, 1), decode=Split(1, 3))
+    made = workers(prefill=Sharding(2, 1), decode=Sharding(1, 3))
     assert [(w.split.ranks, w.first_rank) for w in made] == [(2, 0), (2, 2), (3, 4)]
-    assert [w.first_rank for w in workers(prefill=UNSPLIT)] == [0, 0, 0], (
+    assert [w.first_rank for w in workers(prefill=UNSHARDED)] == [0, 0, 0], (
         "where none is split all share a device"
     )
 
@@ -47,25 +47,27 @@ def test_each_phase_has_its_split_and_ranks_are_counted_over_all():
 )
 def test_pairs_that_cannot_be_resharded_are_refused(changes, why):
     """With what they are and what would do."""
-    check_splits(service(workers(decode=Split(2, 1))))
+    check_splits(service(workers(decode=Sharding(2, 1))))
     with pytest.raises(ConfigurationError, match=why):
-        check_splits(service(workers(decode=Split(2, 1)), **changes))
+        check_splits(service(workers(decode=Sharding(2, 1)), **changes))
     check_splits(service(workers(), **changes))
 
 
 def test_workers_that_prefill_on_several_stages_take_chunks():
     """Others stay as they are; where there are none the flag is a mistake."""
-    made = with_chunks(workers(prefill=Split(1, 2)), 512)
-    assert [(w.batcher, w.max_num_batched_tokens) for w in made] == [("prefill-chunks", 512)] * 2 + [("decode", 64)]
+    made = with_chunks(workers(prefill=Sharding(1, 2)), 512)
+    assert [(w.batcher, w.max_num_batched_tokens) for w in made] == [("prefill-chunks", 512)] * 2 + [
+        ("decode", 64)
+    ]
     assert with_chunks(workers(), None) == workers()
-    for others in (workers(), workers(prefill=Split(2, 1)), workers(decode=Split(1, 2))):
+    for others in (workers(), workers(prefill=Sharding(2, 1)), workers(decode=Sharding(1, 2))):
         with pytest.raises(ConfigurationError, match=r"--pipeline-chunk 512 is for .* several stages"):
             with_chunks(others, 512)
 
 
 def test_a_journal_of_chunks_is_refused():
     """It holds one batch at a time."""
-    made = with_chunks(workers(prefill=Split(1, 2)), 512)
+    made = with_chunks(workers(prefill=Sharding(1, 2)), 512)
     check_splits(service(made))
     with pytest.raises(ConfigurationError, match="--journal writes down one batch at a time"):
         check_splits(service(made, journal_dir="j"))

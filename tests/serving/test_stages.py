@@ -4,7 +4,7 @@ import pytest
 
 from support.lives import SPLIT_LIFE, life
 from twofold.request import FinishReason
-from twofold.serving.stages import StageName, stage_of, stages_of
+from twofold.serving.telemetry.snapshot import StageName, stage_of, stages_of
 
 
 def spans(timeline, ended_s=None):

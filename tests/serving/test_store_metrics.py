@@ -3,8 +3,8 @@
 from prometheus_client import generate_latest
 
 from twofold.serving.messages import StoreStatus, StoreTier
-from twofold.serving.registry import Registry
-from twofold.serving.store_metrics import StoreMetrics
+from twofold.serving.telemetry.metrics import StoreMetrics
+from twofold.serving.telemetry.request_metrics import MetricRegistry
 
 
 def status(epoch, hits, stored):
@@ -14,7 +14,7 @@ def status(epoch, hits, stored):
 
 def test_counters_go_on_over_the_lives_of_a_store():
     """A store counts from its start; what is shown never goes back."""
-    registry = Registry()
+    registry = MetricRegistry()
     metrics = StoreMetrics(registry)
     for told in (status(1, 2, 100), status(1, 5, 300), status(2, 1, 50)):
         metrics.status(told)

@@ -5,7 +5,7 @@ from heapq import heapify, heappop, heappush
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twofold.serving.tether import MARGIN_S, TERM_S, Tether, presumed_dead
+from twofold.serving.controller.heartbeat import WATCHDOG_MARGIN_S, WATCHDOG_S, ParentWatchdog, presumed_dead
 
 # When it is said after the one before, how long it is on its way (None: lost), and how long its answer is.
 DELAYS = st.none() | st.floats(0, 30)
@@ -18,7 +18,7 @@ class World:
     def __init__(self, registered_s, said, offset, rate):
         self.theirs = lambda moment: offset + rate * moment
         self.true = lambda theirs: (theirs - offset) / rate
-        self.tether = Tether(self.theirs(0.0))
+        self.tether = ParentWatchdog(self.theirs(0.0))
         self.events = [(registered_s, 1, "heard", None)]
         moment = 0.0
         for number, (pause, *delays) in enumerate(said):
@@ -33,7 +33,7 @@ class World:
         while self.events:
             now, number, what, value = heappop(self.events)
             if self.heard_s is not None and presumed_dead(self.heard_s, now):
-                given_up = given_up or self.heard_s + TERM_S + MARGIN_S
+                given_up = given_up or self.heard_s + WATCHDOG_S + WATCHDOG_MARGIN_S
             left = self.tether.left_s(self.theirs(now))
             if left == 0.0 and ended is None:
                 ended = now  # it ended earlier, if anything: since its last event
@@ -48,7 +48,9 @@ class World:
             elif what == "answer" and ended is None:
                 self.tether.heard(value)
         ends = self.true(self.theirs(0.0) + self._until())
-        return min(ends, ends if ended is None else ended), given_up or self.heard_s + TERM_S + MARGIN_S
+        return min(
+            ends, ends if ended is None else ended
+        ), given_up or self.heard_s + WATCHDOG_S + WATCHDOG_MARGIN_S
 
     def _until(self):
         """On their clock, from its beginning."""
@@ -67,15 +69,15 @@ def test_nobody_is_taken_for_dead_who_lives(registered_s, said, offset, rate):
 
 def test_answers_in_any_order_and_late_ones_do_not_shorten_it():
     """The last that was heard counts."""
-    tether = Tether(0.0)
+    tether = ParentWatchdog(0.0)
     tether.heard(3.0)
     tether.heard(1.0)
-    assert tether.left_s(3.0) == TERM_S
-    assert tether.left_s(3.0 + TERM_S) == 0.0
+    assert tether.left_s(3.0) == WATCHDOG_S
+    assert tether.left_s(3.0 + WATCHDOG_S) == 0.0
 
 
 def test_a_late_answer_does_not_count_from_when_it_comes():
     """It counts from what it answers: the controller may have given up on us since."""
-    tether = Tether(0.0)
+    tether = ParentWatchdog(0.0)
     tether.heard(0.5)
-    assert tether.left_s(4.5) == TERM_S - 4.0
+    assert tether.left_s(4.5) == WATCHDOG_S - 4.0

@@ -12,9 +12,9 @@ from support.collector import collecting
 from support.lives import SPLIT_LIFE, life
 from twofold.errors import ConfigurationError
 from twofold.request import FinishReason, Request
-from twofold.serving.context import CURRENT, context_of
-from twofold.serving.telemetry import Telemetry
-from twofold.serving.tracing import Tracer, otlp_exporter
+from twofold.serving.telemetry.context import CURRENT, context_of
+from twofold.serving.telemetry.telemetry import Telemetry
+from twofold.serving.telemetry.tracing import Tracer, otlp_exporter
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 

@@ -57,7 +57,7 @@ def running(request, hosts, tiny_model_dir, tmp_path_factory):
     here, there, flags, cuts_s = KINDS[request.param]
     folder, model = tmp_path_factory.mktemp("hosts"), tiny_model_dir("llama")
     with joined_service(model, folder, *here, *flags, "--kv-checksums", there=there, hosts=hosts) as made:
-        made.cuts_s, made.lingers = cuts_s, flags in (NIXL_FLAGS, MOONCAKE_FLAGS)
+        made.cuts_s, made.writes_outlive_lease = cuts_s, flags in (NIXL_FLAGS, MOONCAKE_FLAGS)
         yield made
 
 
@@ -79,7 +79,7 @@ def test_a_cut_cable_costs_time_and_nothing_else(running, expected):
     assert asyncio.run(ask(running.url)) == expected
     assert asyncio.run(all_blocks_free(running.url))
     # Only where nobody can refuse what comes late, who was written to ends too.
-    assert ("may yet arrive in its memory" in running.said("serve.log")) == running.lingers
+    assert ("may yet arrive in its memory" in running.said("serve.log")) == running.writes_outlive_lease
 
 
 def cut_while_busy(running, expected, for_s):

@@ -3,12 +3,12 @@
 import msgspec
 
 from support.toy import CATALOG
+from twofold.cluster.profiles import instance_profiles
+from twofold.cluster.spec import ClusterSpec, PoolSpec
 from twofold.instance import Role
 from twofold.request import Request
-from twofold.simulation.build import build
-from twofold.simulation.kinds import kinds_of
-from twofold.simulation.spec import ClusterSpec, PoolSpec
-from twofold.simulation.statistics import Statistics
+from twofold.simulation.build import build_cluster
+from twofold.simulation.statistics import RunStatistics
 
 PROMPT, OUTPUT, BURST = 400, 100, 80
 PULL = ClusterSpec(
@@ -25,8 +25,8 @@ PULL = ClusterSpec(
 
 def watched(spec, output=OUTPUT):
     """(statuses before every event: of prefill and of decode, what came of the run)."""
-    statistics = Statistics(None, None, over_all_tokens=False)
-    cluster = build(spec, CATALOG, kinds_of(spec, CATALOG), statistics, [], 1 << 60)
+    statistics = RunStatistics(None, None, over_all_tokens=False)
+    cluster = build_cluster(spec, CATALOG, instance_profiles(spec, CATALOG), statistics, [], 1 << 60)
     seen = []
 
     def look(_):

@@ -2,10 +2,9 @@
 
 import pytest
 
+from twofold.cluster.file import dump_cluster, parse_cluster, read_cluster
+from twofold.cluster.spec import CacheSpec, ClusterSpec, cache_size_tokens, parse_cache
 from twofold.errors import ConfigurationError
-from twofold.simulation.cache_spec import CacheSpec, parse_cache, room_tokens
-from twofold.simulation.cluster_file import dump_cluster, parse_cluster, read_cluster
-from twofold.simulation.spec import ClusterSpec
 
 FILE = """
 model: llama2-70b
@@ -31,14 +30,14 @@ kv_cache: {}
 )
 def test_room_is_in_tokens_or_bytes(room, tokens):
     """Ten bytes a token here."""
-    assert room_tokens(room, 10) == tokens
+    assert cache_size_tokens(room, 10) == tokens
 
 
 @pytest.mark.parametrize("room", ["", "3000000", "-1 tokens", "many tokens", "1 GHz", "1e9 B", "GiB"])
 def test_room_that_says_neither_is_refused(room):
     """A bare number could be either."""
     with pytest.raises(ConfigurationError, match="is no room for a prefix cache"):
-        room_tokens(room, 10)
+        cache_size_tokens(room, 10)
 
 
 def test_a_line_names_its_tiers():

@@ -9,8 +9,8 @@ import pytest
 from support.observed import S, tell
 from twofold.errors import ConfigurationError
 from twofold.instance import Role
-from twofold.simulation.chrome_trace import ChromeTrace
-from twofold.simulation.observer import Run
+from twofold.simulation.observers.base import IterationRun
+from twofold.simulation.observers.chrome_trace import ChromeTrace
 
 
 def events_of(tmp_path, story=tell):
@@ -86,7 +86,7 @@ def test_runs_without_a_break_have_no_zero_between_them(tmp_path):
     def story(trace):
         trace.role("mixed-0", Role.MIXED, 0)
         for i, watts in enumerate([100.0, 100.0, 200.0]):
-            trace.run(Run("mixed-0", i * S, (i + 1) * S, 1, 0, 0, 1, 5, watts))
+            trace.run(IterationRun("mixed-0", i * S, (i + 1) * S, 1, 0, 0, 1, 5, watts))
         trace.close(3 * S)
 
     counters = of_kind(events_of(tmp_path, story), "C")

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 
 from support.toy import CATALOG, ToyModel, pipelines, run, workloads
+from twofold.cluster.profiles import instance_profiles
+from twofold.cluster.spec import ClusterSpec, PoolSpec
 from twofold.errors import ConfigurationError
 from twofold.instance import Role
-from twofold.performance.pipeline import Pipeline
+from twofold.performance.instance import Pipeline
 from twofold.request import Request
 from twofold.simulation import pipeline as pipeline_module
-from twofold.simulation.kinds import kinds_of
 from twofold.simulation.simulate import simulate
-from twofold.simulation.spec import ClusterSpec, PoolSpec
 from twofold.slo import Slo
 from twofold.timeline import Moment
 
@@ -115,7 +115,7 @@ def test_a_cluster_with_chunks_is_quicker_with_long_prompts():
 
 def test_pipelines_that_prefill_get_the_batcher_and_its_budget():
     """Others keep theirs."""
-    kinds = kinds_of(SPEC, CATALOG)
+    kinds = instance_profiles(SPEC, CATALOG)
     assert [(kind.batcher, kind.max_num_batched_tokens) for kind in kinds] == [
         ("prefill-chunks", 1024),
         ("decode", 2048),
@@ -134,4 +134,4 @@ def test_pipelines_that_prefill_get_the_batcher_and_its_budget():
 def test_chunks_that_nobody_would_make_are_refused(changes, why):
     """In a sentence that says what they are for."""
     with pytest.raises(ConfigurationError, match=why):
-        kinds_of(msgspec.structs.replace(SPEC, **changes), CATALOG)
+        instance_profiles(msgspec.structs.replace(SPEC, **changes), CATALOG)

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from twofold.cluster.file import dump_cluster, load_cluster, parse_cluster, read_cluster
+from twofold.cluster.spec import ClusterSpec, InstanceFailure, PoolSpec
 from twofold.errors import ConfigurationError
 from twofold.hardware.catalog import load_catalog
 from twofold.instance import Role
 from twofold.scheduling.batchers import BATCHERS
-from twofold.simulation.cluster_file import dump_cluster, load_cluster, parse_cluster, read_cluster
-from twofold.simulation.spec import ClusterSpec, Failure, PoolSpec
 
 CATALOG = load_catalog()
 YAML = """
@@ -136,7 +136,10 @@ def test_machines_of_the_users_own_catalog(tmp_path):
         (YAML.replace("h100", "h10"), "pools[0]: machine 'h10' is not known"),
         (YAML.replace(": 4", ": 9"), "pools[1]: dgx-a100 has 8 accelerators"),
         (YAML + "max_num_batched_tokens: 0\n", "max_num_batched_tokens must be more than 0, not 0"),
-        (YAML + "max_num_batched_tokens: much\n", "max_num_batched_tokens: 'much' is not a number or saturating"),
+        (
+            YAML + "max_num_batched_tokens: much\n",
+            "max_num_batched_tokens: 'much' is not a number or saturating",
+        ),
         (YAML + "link_bytes_per_s: .inf\n", "link_bytes_per_s must be more than 0, not inf"),
         (YAML + "link_latency_s: -1\n", "link_latency_s cannot be -1.0"),
         (YAML + "memory_utilization: 95\n", "memory_utilization 95.0 is no share"),
@@ -193,7 +196,7 @@ pools = st.builds(
 )
 seconds = st.floats(0, 9e8)
 failures = st.builds(
-    lambda instance, at_s, away_s: Failure(
+    lambda instance, at_s, away_s: InstanceFailure(
         instance=instance, at_s=at_s, back_s=None if away_s is None else at_s + away_s
     ),
     st.text(min_size=1),

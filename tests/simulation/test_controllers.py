@@ -3,17 +3,16 @@
 import msgspec
 import pytest
 
+from twofold.cluster.spec import CONTROL_ROUTERS, ClusterSpec, ControlSpec, InstanceFailure, PoolSpec
 from twofold.errors import ConfigurationError
 from twofold.hardware.catalog import load_catalog
 from twofold.instance import Role
 from twofold.request import Request
-from twofold.scheduling.shared_cluster import OwnLoad
-from twofold.simulation.control_spec import CONTROL_ROUTERS, ControlSpec
-from twofold.simulation.observer import QuietObserver
+from twofold.scheduling.cluster.shared import OwnLoad
+from twofold.simulation.observers.base import QuietObserver
 from twofold.simulation.simulate import simulate
-from twofold.simulation.spec import ClusterSpec, Failure, PoolSpec
 from twofold.slo import Slo
-from twofold.workload.named import workload
+from twofold.workload.source import workload
 
 CATALOG = load_catalog()
 SPLIT = ClusterSpec(
@@ -128,7 +127,7 @@ def test_cells_divide_the_instances_of_each_role(cells):
 def test_an_instance_that_fails_is_given_nothing_until_it_is_back(router):
     """Every controller knows that at once; only what was on it fails."""
     control = ControlSpec(controllers=3, reports_every_s=1.0)
-    failures = (Failure(instance="prefill-0", at_s=2.0, back_s=4.0),)
+    failures = (InstanceFailure(instance="prefill-0", at_s=2.0, back_s=4.0),)
     used = routed(control, router=router, failures=failures)
     arrivals = {request.id: request.arrival_s for request in requests()}
     away = {name for name, at in arrivals.items() if 2.0 < at < 4.0}

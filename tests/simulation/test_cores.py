@@ -1,7 +1,7 @@
 """Which cores workers and gateway get."""
 
+from twofold.cluster.cores import gateway_cores, share_cores
 from twofold.instance import Role
-from twofold.simulation.cores import gateway_cores, share_cores
 
 
 def test_workers_share_cores_evenly_or_take_turns():

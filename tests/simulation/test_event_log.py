@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from support.observed import completed, tell
 from twofold.errors import ConfigurationError
-from twofold.simulation.event_log import EventLog, _seconds
+from twofold.simulation.observers.files import EventLog, _seconds
 from twofold.timeline import Timeline
 
 

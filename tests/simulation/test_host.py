@@ -4,16 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twofold.performance.host_profile import Slowdowns
+from twofold.performance.host_profile import ContentionFactors
 from twofold.simulation.host import Host, Task
-from twofold.simulation.kernel import PS, Event, Kernel, Order
+from twofold.simulation.kernel import PS, Event, EventOrder, Kernel
 
 
 class Done(Event):
     """Notes when it happens, in seconds."""
 
     def __init__(self, run, number):
-        self.order = Order.COMPLETION + number
+        self.order = EventOrder.COMPLETION + number
         self.run, self.number = run, number
 
     def happen(self):
@@ -32,7 +32,7 @@ class Run:
         def begin(_):
             self.host.begin(task, round(work_s * PS), Done(self, number))
 
-        self.kernel.schedule(round(start_s * PS), Order.ARRIVAL + number, begin)
+        self.kernel.schedule(round(start_s * PS), EventOrder.ARRIVAL + number, begin)
 
     def finish(self):
         self.kernel.run(until_events=10**9)
@@ -65,7 +65,7 @@ def test_who_may_run_anywhere_runs_where_nobody_does():
 def test_busy_neighbours_slow_down():
     """Only while they are busy, and only who suffers from it."""
     run = Run(cores=2)
-    run.job(0, Task([0], slowdowns=Slowdowns(crowded=1.5)), 0.0, 3.0)
+    run.job(0, Task([0], slowdowns=ContentionFactors(crowded=1.5)), 0.0, 3.0)
     run.job(1, Task([1]), 0.0, 1.5)
     assert run.finish() == pytest.approx({0: 3.5, 1: 1.5})
 
@@ -84,7 +84,7 @@ def test_what_is_dropped_does_not_end():
     lost = Task([0])
     run.job(0, lost, 0.0, 5.0)
     run.job(1, Task([0]), 0.0, 2.0)
-    run.kernel.schedule(PS, Order.FAILURE, lambda _: run.host.drop(lost))
+    run.kernel.schedule(PS, EventOrder.FAILURE, lambda _: run.host.drop(lost))
     assert run.finish() == pytest.approx({1: 2.5})
 
 

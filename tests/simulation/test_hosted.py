@@ -5,13 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.hosts import profile
+from twofold.cluster.spec import ClusterSpec, PoolSpec
 from twofold.hardware.catalog import load_catalog
 from twofold.instance import Role
-from twofold.performance.host_profile import HOST, FrontTimes, Slowdowns, dump_host_profile
+from twofold.performance.host_profile import HOST, ContentionFactors, GatewayTimes, dump_host_profile
 from twofold.request import Request
-from twofold.simulation.observer import QuietObserver
+from twofold.simulation.observers.base import QuietObserver
 from twofold.simulation.simulate import simulate
-from twofold.simulation.spec import ClusterSpec, PoolSpec
 
 CATALOG = load_catalog()
 
@@ -65,7 +65,7 @@ def test_a_request_alone_takes_what_the_engine_takes(run):
 
 def test_the_gateway_takes_its_time_before_and_after(run):
     """2.5 ms and 10 us a token of the prompt before; 1 ms and 0.5 ms a token after each iteration."""
-    front = FrontTimes(
+    front = GatewayTimes(
         request_s=0.002,
         prompt_token_s=1e-5,
         request_delay_s=0.0005,
@@ -89,14 +89,14 @@ def test_workers_on_one_core_take_turns(run):
 
 def test_taking_turns_costs_more_than_the_turns(run):
     """A decode that shares its core with a prefill takes twice as long, and a tenth more than that."""
-    slower = Slowdowns(shared=1.1)
+    slower = ContentionFactors(shared=1.1)
     one, _ = run(profile(decode=slower), [(0.0, 100, 2), (0.110, 50, 2)], prefill=2)
     assert one == near(0.110, 0.1342)
 
 
 def test_a_busy_neighbour_slows_down(run):
     """Two colocated workers, each a tenth slower while the other runs."""
-    slower = Slowdowns(crowded=1.1, shared=3.0)
+    slower = ContentionFactors(crowded=1.1, shared=3.0)
     one, two = run(profile(prefill=slower), [(0.0, 100, 1), (0.0, 100, 1)], colocated=2)
     assert one == near(0.121, 0.121)
     assert two == near(0.121, 0.121)
@@ -114,7 +114,7 @@ def test_nothing_is_faster_than_alone(run_many, requests):
 
 @pytest.fixture(scope="module")
 def run_many(run):
-    front = FrontTimes(
+    front = GatewayTimes(
         request_s=0.002,
         prompt_token_s=1e-5,
         request_delay_s=0.0005,
@@ -122,6 +122,6 @@ def run_many(run):
         token_s=0.0005,
         step_delay_s=0.0008,
     )
-    slower = Slowdowns(crowded=1.2, shared=1.1)
+    slower = ContentionFactors(crowded=1.2, shared=1.1)
     one = profile(front=front, prefill=slower, decode=slower)
     return lambda requests: run(one, requests, decode=2)

@@ -4,13 +4,13 @@ import msgspec
 import pytest
 
 from support.toy import CATALOG
+from twofold.cluster.profiles import instance_profiles
+from twofold.cluster.spec import ClusterSpec, PoolSpec
 from twofold.errors import ConfigurationError
 from twofold.instance import Role
 from twofold.request import Request
-from twofold.serving.cluster_plan import check_servable
-from twofold.simulation.kinds import kinds_of
+from twofold.serving.launch.worker_plan import check_servable
 from twofold.simulation.simulate import simulate
-from twofold.simulation.spec import ClusterSpec, PoolSpec
 
 BOUND_S = 0.06
 MIXED = PoolSpec(machines=1, machine="dgx-h100", role=Role.MIXED)
@@ -41,7 +41,7 @@ def test_the_batcher_and_its_bound_go_together():
     """One without the other would do nothing."""
     for changes in ({"inline_tbt_s": None}, {"pools": (MIXED,)}):
         with pytest.raises(ConfigurationError, match="give both or neither"):
-            kinds_of(msgspec.structs.replace(SPEC, **changes), CATALOG)
+            instance_profiles(msgspec.structs.replace(SPEC, **changes), CATALOG)
 
 
 def test_a_service_does_not_know_the_times():

@@ -4,11 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twofold.simulation.kernel import PS, Kernel, Order, nearest, ps
+from twofold.simulation.kernel import PS, EventOrder, Kernel, nearest, ps
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, 5), st.sampled_from([Order.COMPLETION, Order.TRANSFER, Order.ARRIVAL])))
+    st.lists(
+        st.tuples(
+            st.integers(0, 5),
+            st.sampled_from([EventOrder.COMPLETION, EventOrder.TRANSFER, EventOrder.ARRIVAL]),
+        )
+    )
 )
 def test_events_happen_by_time_then_kind_then_as_scheduled(events):
     """Whatever order they were scheduled in, but for equal ones."""
@@ -23,7 +28,7 @@ def test_events_happen_by_time_then_kind_then_as_scheduled(events):
 def test_the_past_cannot_be_scheduled():
     """Time never runs backwards."""
     kernel = Kernel()
-    kernel.schedule(10, Order.ARRIVAL, lambda _: kernel.schedule(9, Order.ARRIVAL, print))
+    kernel.schedule(10, EventOrder.ARRIVAL, lambda _: kernel.schedule(9, EventOrder.ARRIVAL, print))
     with pytest.raises(ValueError, match="in the past"):
         kernel.run(until_events=10)
 
@@ -32,7 +37,7 @@ def test_a_run_can_be_taken_in_parts():
     """Which is how progress is shown and a run is ended early."""
     kernel, happened = Kernel(), []
     for at in range(5):
-        kernel.schedule(at, Order.ARRIVAL, happened.append, at)
+        kernel.schedule(at, EventOrder.ARRIVAL, happened.append, at)
     assert kernel.run(until_events=3)
     assert happened == [0, 1, 2]
     assert not kernel.run(until_events=9)

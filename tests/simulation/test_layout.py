@@ -4,14 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from twofold.cluster.layout import layout_of
+from twofold.cluster.paths import transfer_model
+from twofold.cluster.profiles import instance_profiles
+from twofold.cluster.slots import instance_slots, machines_of
+from twofold.cluster.spec import ClusterSpec, PoolSpec
 from twofold.errors import ConfigurationError
 from twofold.hardware.catalog import load_catalog
 from twofold.instance import Role
-from twofold.simulation.kinds import kinds_of
-from twofold.simulation.layout import layout_of
-from twofold.simulation.paths import transfer_of
-from twofold.simulation.seats import machines_of, seats_of
-from twofold.simulation.spec import ClusterSpec, PoolSpec
 
 CATALOG = load_catalog()
 A100 = CATALOG.machine("dgx-a100")
@@ -93,7 +93,7 @@ def test_every_layout_fits(machines, parallel, stages, instances):
 def test_what_does_not_fit_is_one_sentence(pools, says):
     """With what there is room for."""
     with pytest.raises(ConfigurationError, match=says):
-        kinds_of(cluster(*pools), CATALOG)
+        instance_profiles(cluster(*pools), CATALOG)
 
 
 def test_two_pools_on_one_machine():
@@ -102,8 +102,8 @@ def test_two_pools_on_one_machine():
         pool(1, 4, 1, Role.PREFILL, instances=1, nodes="here"),
         pool(1, 2, 1, Role.DECODE, instances=1, nodes="here"),
     )
-    kinds = kinds_of(spec, CATALOG)
-    assert [(seat.name, seat.machine) for seat in seats_of(kinds)] == [
+    kinds = instance_profiles(spec, CATALOG)
+    assert [(seat.name, seat.machine) for seat in instance_slots(kinds)] == [
         ("prefill-0", "nodes-here/0"),
         ("decode-0", "nodes-here/0"),
     ]
@@ -116,14 +116,16 @@ def test_stages_beside_each_other():
         pool(2, 4, 2, Role.PREFILL, instances=1, nodes="pair"),
         pool(2, 2, 2, Role.DECODE, instances=1, nodes="pair"),
     )
-    assert {seat.machine for seat in seats_of(kinds_of(spec, CATALOG))} == {"nodes-pair/0+nodes-pair/1"}
+    assert {seat.machine for seat in instance_slots(instance_profiles(spec, CATALOG))} == {
+        "nodes-pair/0+nodes-pair/1"
+    }
 
 
 def test_a_pipeline_sends_with_all_its_machines():
     """Its accelerators' share of their network; an override is of each machine."""
     model = CATALOG.model("opt-66b")
     spec = cluster(pool(2, 8, 2))
-    (kind,) = kinds_of(spec, CATALOG)
-    assert transfer_of(spec, model, kind).bytes_per_s == 2 * A100.network_bytes_per_s
+    (kind,) = instance_profiles(spec, CATALOG)
+    assert transfer_model(spec, model, kind).bytes_per_s == 2 * A100.network_bytes_per_s
     slow = cluster(pool(2, 8, 2), link_bytes_per_s=1e9)
-    assert transfer_of(slow, model, kind).bytes_per_s == 2e9
+    assert transfer_model(slow, model, kind).bytes_per_s == 2e9

@@ -4,15 +4,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from twofold.simulation.kernel import PS, Event, Kernel, Order
-from twofold.simulation.network import Link, Network
+from twofold.simulation.kernel import PS, Event, EventOrder, Kernel
+from twofold.simulation.network import MachineLink, VirtualNetwork
 
 
 class Landed(Event):
     """Notes when it happens, in seconds."""
 
     def __init__(self, transfers, number):
-        self.order = Order.TRANSFER + number
+        self.order = EventOrder.TRANSFER + number
         self.transfers, self.number_sent = transfers, number
 
     def happen(self):
@@ -24,8 +24,8 @@ class Transfers:
 
     def __init__(self, machines=4, bytes_per_s=100.0, *, contention=True, latency_s=0.0):
         self.kernel = Kernel()
-        self.network = Network(self.kernel, contention=contention, latency_s=latency_s)
-        self.links = [Link(bytes_per_s, 1000.0) for _ in range(machines)]
+        self.network = VirtualNetwork(self.kernel, contention=contention, latency_s=latency_s)
+        self.links = [MachineLink(bytes_per_s, 1000.0) for _ in range(machines)]
         self.ends = {}
 
     def send(self, number, source, target, size, start_s):

@@ -6,20 +6,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.toy import CATALOG, ToyRun, clusters, pools, workloads
+from twofold.cluster.overload import overload_control
+from twofold.cluster.profiles import instance_profiles
+from twofold.cluster.spec import ClusterSpec
 from twofold.errors import ConfigurationError
 from twofold.instance import Role
 from twofold.request import FinishReason, Request
+from twofold.scheduling.admission.ledger import InstanceCapacity, OverloadLedger
+from twofold.scheduling.admission.overload import OverloadControl
 from twofold.scheduling.overload import OVERLOADS, create_overload
-from twofold.scheduling.overload.control import OverloadControl
-from twofold.scheduling.overload.ledger import Facts, Ledger
 from twofold.scheduling.routers import FIXED_ROLE_ROUTERS
 from twofold.simulation.kernel import PS
-from twofold.simulation.kinds import kinds_of
-from twofold.simulation.overload import DECODE, PREFILL, Overloading, correlation
-from twofold.simulation.overload_control import overload_control
+from twofold.simulation.overload import DECODE, PREFILL, SimulatedOverload, correlation
 from twofold.simulation.series import Series
 from twofold.simulation.simulate import simulate
-from twofold.simulation.spec import ClusterSpec
 from twofold.slo import Slo
 from twofold.timeline import Moment
 
@@ -39,11 +39,13 @@ def overloaded(rate, count=200, prompt=1500, output=60):
 def attach(rule, model, ttft_s, tbt_s):
     def prepare(cluster):
         facts = {
-            name: Facts(model, max_num_batched_tokens=100, max_num_seqs=8, capacity_tokens=cluster.capacities[name])
+            name: InstanceCapacity(
+                model, max_num_batched_tokens=100, max_num_seqs=8, capacity_tokens=cluster.capacities[name]
+            )
             for name in cluster.instances
         }
-        ledger = Ledger(cluster.scheduler.pools, facts, ttft_s=ttft_s, tbt_s=tbt_s)
-        cluster.overload = Overloading(rule, OverloadControl(create_overload(rule), ledger))
+        ledger = OverloadLedger(cluster.scheduler.pools, facts, ttft_s=ttft_s, tbt_s=tbt_s)
+        cluster.overload = SimulatedOverload(rule, OverloadControl(create_overload(rule), ledger))
 
     return prepare
 
@@ -166,7 +168,7 @@ def test_what_it_cannot_judge_is_refused(changed, slo, reason):
 def test_an_unknown_rule_is_refused():
     """Before anything runs."""
     with pytest.raises(ConfigurationError, match="there is no overload rule 'late'"):
-        overload_control("late", SPEC, kinds_of(SPEC, CATALOG), SLO, None)
+        overload_control("late", SPEC, instance_profiles(SPEC, CATALOG), SLO, None)
 
 
 def test_correlation_is_that_of_pearson():

@@ -7,7 +7,7 @@ import pytest
 
 from support.observed import completed, refused, tell
 from twofold.errors import ConfigurationError
-from twofold.simulation.parquet import ROWS_PER_GROUP, ParquetTable
+from twofold.simulation.observers.files import ROWS_PER_GROUP, ParquetTable
 
 parquet = pytest.importorskip("pyarrow.parquet")
 

@@ -1,10 +1,10 @@
 """What hand-off policies may know of a simulated cluster."""
 
+from twofold.cluster.file import parse_pools
+from twofold.cluster.paths import paths_of
+from twofold.cluster.profiles import instance_profiles
+from twofold.cluster.spec import ClusterSpec
 from twofold.hardware.catalog import load_catalog
-from twofold.simulation.cluster_file import parse_pools
-from twofold.simulation.kinds import kinds_of
-from twofold.simulation.paths import paths_of
-from twofold.simulation.spec import ClusterSpec
 
 CATALOG = load_catalog()
 
@@ -13,7 +13,7 @@ def test_the_crossover_is_that_of_the_machines():
     """Splitwise section 6.2: 512 tokens for bloom-176b on its H100s."""
     pools = parse_pools("1xh100:prefill,1xh100:decode", catalog=CATALOG)
     spec = ClusterSpec(model="bloom-176b", router="jsq", pools=pools)
-    paths = paths_of(spec, CATALOG.model("bloom-176b"), kinds_of(spec, CATALOG))
+    paths = paths_of(spec, CATALOG.model("bloom-176b"), instance_profiles(spec, CATALOG))
     assert 400 < paths.crossover("prefill-0") < 600
     transfer = paths.transfer("prefill-0", "decode-0")
     crossover = paths.crossover("prefill-0")

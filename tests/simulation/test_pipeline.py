@@ -9,18 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.toy import CATALOG, ToyModel, ToyRun, clusters, pipelines, run, workloads
+from twofold.cluster.profiles import instance_profiles
+from twofold.cluster.spec import ClusterSpec, PoolSpec
 from twofold.errors import ConfigurationError
 from twofold.instance import Role
-from twofold.performance.pipeline import LayersStage, Pipeline
+from twofold.performance.instance import LayersStage, Pipeline
 from twofold.request import Request
-from twofold.scheduling.pipeline import PipelineScheduler
+from twofold.scheduling.instance.pipeline import PipelineScheduler
 from twofold.simulation import build as build_module
 from twofold.simulation.kernel import PS
-from twofold.simulation.kinds import kinds_of
-from twofold.simulation.observer import QuietObserver
+from twofold.simulation.observers.base import QuietObserver
 from twofold.simulation.pipeline import VirtualPipeline, pass_through
 from twofold.simulation.simulate import simulate
-from twofold.simulation.spec import ClusterSpec, PoolSpec
 from twofold.slo import Slo
 from twofold.timeline import Moment
 
@@ -197,4 +197,4 @@ def test_a_batcher_that_knows_one_iteration_at_a_time_is_refused():
             pools=(msgspec.structs.replace(pool, **change),), model="llama2-70b", router="jsq", **more
         )
         with pytest.raises(ConfigurationError, match="knows one iteration at a time"):
-            kinds_of(spec, CATALOG)
+            instance_profiles(spec, CATALOG)

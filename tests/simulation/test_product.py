@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twofold.simulation.product import product
+from twofold.cluster.timing import product
 
 
 @given(st.integers(0, 2**80), st.integers(0, 2**80))

@@ -8,21 +8,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.toy import CATALOG, ToyModel, ToyRun, pools, workloads
+from twofold.cluster.file import parse_cluster
+from twofold.cluster.profiles import instance_profiles
+from twofold.cluster.spec import ClusterSpec
 from twofold.errors import ConfigurationError
 from twofold.instance import Role
 from twofold.planning.splits import SplitPlanner
 from twofold.request import Request
-from twofold.scheduling.replan_log import Findings, Forecast, Outcome
-from twofold.scheduling.replanning import Replanner, Rules
-from twofold.scheduling.split import Split
-from twofold.scheduling.traffic import TrafficWatch
-from twofold.simulation.cluster_file import parse_cluster
-from twofold.simulation.kernel import PS, Order
-from twofold.simulation.kinds import kinds_of
-from twofold.simulation.observer import QuietObserver
-from twofold.simulation.replanning import Replanning, assign, require_movable
+from twofold.scheduling.replan.replanner import (
+    Replanner,
+    ReplanOutcome,
+    ReplanRules,
+    SearchResult,
+    SplitForecast,
+)
+from twofold.scheduling.replan.split import RoleSplit
+from twofold.scheduling.replan.traffic import TrafficMonitor
+from twofold.simulation.kernel import PS, EventOrder
+from twofold.simulation.observers.base import QuietObserver
+from twofold.simulation.replanning import SimulatedReplanning, assign, require_movable
 from twofold.simulation.simulate import simulate
-from twofold.simulation.spec import ClusterSpec
 from twofold.slo import Slo
 
 SLO = Slo(ttft_s=1.0, tpot_s=0.05)
@@ -70,13 +75,17 @@ class Always:
 
     def search(self, traffic, running, stock):
         self.asked.append((running, stock))
-        forecasts = Forecast(running, 0.5), Forecast(self.split, 0.9)
-        return Findings(running=forecasts[0], best=forecasts[1], searched=forecasts, requests=1, cpu_s=0.0)
+        forecasts = SplitForecast(running, 0.5), SplitForecast(self.split, 0.9)
+        return SearchResult(
+            running=forecasts[0], best=forecasts[1], searched=forecasts, requests=1, cpu_s=0.0
+        )
 
 
 def replanned(spec, requests, planner, *, search_s=5.0, spare=0, rules=None, **how):
     seen = Seen()
-    replanning = Replanning(Replanner(TrafficWatch(), rules), planner, search_s=search_s, spare=spare)
+    replanning = SimulatedReplanning(
+        Replanner(TrafficMonitor(), rules), planner, search_s=search_s, spare=spare
+    )
     result = simulate(
         spec,
         replanning.watched(requests),
@@ -108,7 +117,7 @@ def test_attainment_recovers_from_a_step(router):
 def test_watching_changes_nothing():
     """Traffic that does not shift gives the very result that it gives unwatched."""
     spec, requests = cluster(), list(traffic((PROMPTS, 300.0)))
-    watched, _, log = replanned(spec, requests, Always(Split(1, 3)))
+    watched, _, log = replanned(spec, requests, Always(RoleSplit(1, 3)))
     plain = simulate(spec, requests, catalog=CATALOG)
     assert log == []
     facts = [{**msgspec.to_builtins(result), "cpu_s": 0} for result in (watched, plain)]
@@ -120,7 +129,7 @@ def test_a_search_takes_its_time():
     at_s = []
     for search_s in (0.0, 12.5):
         requests = traffic((PROMPTS, 120.0), (OUTPUTS, 60.0))
-        _, seen, log = replanned(cluster(), requests, Always(Split(2, 2)), search_s=search_s)
+        _, seen, log = replanned(cluster(), requests, Always(RoleSplit(2, 2)), search_s=search_s)
         ((_, role, moved_s),) = seen.roles
         assert (role, moved_s) == (Role.DECODE, pytest.approx(log[0].at_s))
         at_s.append(log[0].at_s)
@@ -130,10 +139,10 @@ def test_a_search_takes_its_time():
 def test_replicas_start_after_roles_and_take_their_time():
     """One that is spare gets no request before it is there."""
     spec = cluster("2xh100:prefill,1xh100:decode,1xh100:decode")
-    planner = Always(Split(1, 3))
+    planner = Always(RoleSplit(1, 3))
     requests = traffic((PROMPTS, 120.0), (OUTPUTS, 120.0))
-    _, seen, log = replanned(spec, requests, planner, spare=1, rules=Rules(start_up_s=30.0))
-    assert planner.asked[0] == (Split(2, 1), 4)
+    _, seen, log = replanned(spec, requests, planner, spare=1, rules=ReplanRules(start_up_s=30.0))
+    assert planner.asked[0] == (RoleSplit(2, 1), 4)
     role, start = log[0].steps
     assert (role.action.value, start.action.value, start.instance) == ("role", "start", "decode-1")
     used = [each for each in seen.timelines if "decode-1" in (each.prefill_instance, each.decode_instance)]
@@ -143,7 +152,7 @@ def test_replicas_start_after_roles_and_take_their_time():
 def test_replicas_retire_and_end_what_they_have():
     """From then on they get nothing new, and nothing is lost."""
     requests = traffic((PROMPTS, 120.0), ((2.0, 300, 40), 240.0))
-    result, seen, log = replanned(cluster(), requests, Always(Split(1, 1)))
+    result, seen, log = replanned(cluster(), requests, Always(RoleSplit(1, 1)))
     retired = {step.instance for step in log[0].steps if step.action.value == "retire"}
     assert len(retired) == 2
     assert result.completed == result.arrived
@@ -159,7 +168,7 @@ def test_requests_that_nobody_could_hold_are_arrivals_too():
     huge = [
         msgspec.structs.replace(each, prompt_tokens=10**8) if i % 3 else each for i, each in enumerate(draw)
     ]
-    result, _, _ = replanned(cluster(), huge, Always(Split(2, 2)))
+    result, _, _ = replanned(cluster(), huge, Always(RoleSplit(2, 2)))
     assert result.rejected > result.completed > 0
 
 
@@ -179,7 +188,7 @@ def test_clusters_that_cannot_be_split_anew(text, router, says):
     """In one sentence."""
     spec = cluster(text, router)
     with pytest.raises(ConfigurationError, match=says):
-        require_movable(spec, kinds_of(spec, CATALOG))
+        require_movable(spec, instance_profiles(spec, CATALOG))
 
 
 def test_a_cluster_at_rest_is_assigned_a_split():
@@ -187,11 +196,11 @@ def test_a_cluster_at_rest_is_assigned_a_split():
     spec, splits = cluster("2xh100:prefill,3xh100:decode"), []
 
     def prepare(virtual):
-        assign(virtual, Split(3, 1))
-        splits.append(Split.of(virtual.scheduler.pools))
+        assign(virtual, RoleSplit(3, 1))
+        splits.append(RoleSplit.of(virtual.scheduler.pools))
 
     simulate(spec, traffic((PROMPTS, 10.0)), catalog=CATALOG, prepare=prepare)
-    assert splits == [Split(3, 1)]
+    assert splits == [RoleSplit(3, 1)]
 
 
 moves = st.lists(
@@ -214,12 +223,12 @@ def test_moves_at_any_time_lose_nothing(requests, wanted, router, capacity):
 
     def prepare(virtual):
         for at_ms, number, role in wanted:
-            virtual.kernel.schedule(at_ms * PS // 1000, Order.REPLAN, move, (virtual, number, role))
+            virtual.kernel.schedule(at_ms * PS // 1000, EventOrder.REPLAN, move, (virtual, number, role))
 
     def move(argument):
         virtual, number, role = argument
         name, scheduler = list(virtual.instances)[number], virtual.scheduler
-        if role is None and Split.of(scheduler.pools).instances > 1:
+        if role is None and RoleSplit.of(scheduler.pools).instances > 1:
             scheduler.pause(name)
         elif role is not None:
             scheduler.set_role(name, role)
@@ -239,6 +248,6 @@ def test_moves_at_any_time_lose_nothing(requests, wanted, router, capacity):
 def test_every_outcome_is_noted_by_its_name():
     """The event log says what became of a search."""
     requests = traffic((PROMPTS, 120.0), (OUTPUTS, 60.0))
-    _, seen, log = replanned(cluster(), requests, Always(Split(3, 1)))
-    assert log[0].outcome is Outcome.BEST_ALREADY
+    _, seen, log = replanned(cluster(), requests, Always(RoleSplit(3, 1)))
+    assert log[0].outcome is ReplanOutcome.BEST_ALREADY
     assert seen.notes[0][:2] == ("replan", "best-already")

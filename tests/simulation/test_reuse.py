@@ -6,15 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.toy import CATALOG, clusters, run
+from twofold.cluster.spec import CacheSpec, ClusterSpec, InstanceFailure, PoolSpec
 from twofold.errors import ConfigurationError
 from twofold.instance import Role
-from twofold.performance.layer_wise import layer_wise
 from twofold.performance.registry import performance_model
+from twofold.performance.reuse import layer_wise
 from twofold.request import Request
 from twofold.scheduling.routers import FORECASTING_ROUTERS
-from twofold.simulation.cache_spec import CacheSpec
 from twofold.simulation.simulate import simulate
-from twofold.simulation.spec import ClusterSpec, Failure, PoolSpec
 
 BLOCK = 512
 ROUTERS = ("random", *FORECASTING_ROUTERS)
@@ -167,7 +166,9 @@ def test_a_source_that_dies_while_blocks_travel_does_no_harm():
     slow = msgspec.structs.replace(PAIR, link_bytes_per_s=1e10, router="conductor")
     burst = [prompt("first", 0.0, range(8)), *(prompt(str(i), 100.0, range(8)) for i in range(4))]
     for name in ("prefill-0", "prefill-1"):
-        failing = msgspec.structs.replace(slow, failures=(Failure(instance=name, at_s=100.05, back_s=110.0),))
+        failing = msgspec.structs.replace(
+            slow, failures=(InstanceFailure(instance=name, at_s=100.05, back_s=110.0),)
+        )
         result = simulate(failing, burst, catalog=CATALOG)
         assert result.completed + result.failed == 5
         assert result.unfinished == 0

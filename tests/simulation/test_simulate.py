@@ -4,18 +4,18 @@ import msgspec
 import pytest
 
 from support.toy import CATALOG
+from twofold.cluster.profiles import instance_profiles
+from twofold.cluster.spec import SATURATING, ClusterSpec, InstanceFailure, PoolSpec
 from twofold.errors import ConfigurationError, WorkloadError
 from twofold.instance import Role
+from twofold.performance.queueing import saturating_tokens
 from twofold.performance.registry import performance_model
-from twofold.performance.saturation import saturating_tokens
 from twofold.performance.transfer import TransferModel, default_sync_s
 from twofold.request import Request
-from twofold.simulation.kinds import kinds_of
-from twofold.simulation.observer import QuietObserver
+from twofold.simulation.observers.base import QuietObserver
 from twofold.simulation.simulate import simulate
-from twofold.simulation.spec import SATURATING, ClusterSpec, Failure, PoolSpec
 from twofold.timeline import Moment
-from twofold.workload.named import workload
+from twofold.workload.source import workload
 
 SPLIT = ClusterSpec(
     pools=(
@@ -81,7 +81,7 @@ def test_the_mode_is_chosen_by_size():
 def test_a_failed_instance_fails_what_it_held_and_takes_work_again_when_it_is_back():
     """Requests of the time in between find no decode instance; later ones complete."""
     spec = msgspec.structs.replace(
-        SPLIT, router="jsq", failures=(Failure(instance="decode-0", at_s=1.0, back_s=3.0),)
+        SPLIT, router="jsq", failures=(InstanceFailure(instance="decode-0", at_s=1.0, back_s=3.0),)
     )
     result, ended = timelines(spec, [one(500, 100), one(500, 4, 2.0, "b"), one(500, 4, 4.0, "c")])
     assert (result.failed, result.rejected, result.completed) == (1, 1, 1)
@@ -145,8 +145,8 @@ def test_a_run_can_be_ended_early():
         ({"link_bytes_per_s": 0.0}, "carries nothing"),
         ({"pools": SPLIT.pools[:1]}, "both phases"),
         ({"performance": "crystal-ball"}, "crystal-ball"),
-        ({"failures": (Failure(instance="decode-7", at_s=1.0),)}, "no instance 'decode-7'"),
-        ({"failures": (Failure(instance="decode-0", at_s=2.0, back_s=1.0),)}, "return"),
+        ({"failures": (InstanceFailure(instance="decode-7", at_s=1.0),)}, "no instance 'decode-7'"),
+        ({"failures": (InstanceFailure(instance="decode-0", at_s=2.0, back_s=1.0),)}, "return"),
         ({"memory_utilization": 0.05}, "llama2-70b needs"),
         (
             {"pools": (PoolSpec(machines=1, machine="dgx-h100", role=Role.MIXED, batcher="magic"),)},
@@ -169,7 +169,7 @@ def test_a_cluster_that_cannot_be_is_refused_in_one_sentence(change, says):
 def test_a_saturating_budget_is_that_of_each_pools_own_machines():
     """The same run as with the number, and another for a slower machine; decodes keep their default."""
     spec = msgspec.structs.replace(SPLIT, router="jsq", max_num_batched_tokens=SATURATING)
-    fast, decode = kinds_of(spec, CATALOG)
+    fast, decode = instance_profiles(spec, CATALOG)
     fits = model()
     tokens = saturating_tokens(lambda n: fits.prefill_s(n, n * n), CATALOG.model("llama2-70b").max_context)
     assert (fast.max_num_batched_tokens, decode.max_num_batched_tokens) == (tokens, 2048)
@@ -178,7 +178,9 @@ def test_a_saturating_budget_is_that_of_each_pools_own_machines():
     assert moments(spec, requests) == moments(number, requests)
     slow = msgspec.structs.replace(spec.pools[0], machine="dgx-a100")
     assert (
-        kinds_of(msgspec.structs.replace(spec, pools=(slow, *spec.pools[1:])), CATALOG)[0].max_num_batched_tokens
+        instance_profiles(msgspec.structs.replace(spec, pools=(slow, *spec.pools[1:])), CATALOG)[
+            0
+        ].max_num_batched_tokens
         != tokens
     )
 

@@ -5,11 +5,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.toy import ToyModel, ToyRun, workloads
+from twofold.cluster.spec import ClusterSpec, InstanceFailure, PoolSpec
 from twofold.instance import Role
-from twofold.performance.pipeline import Pipeline
+from twofold.performance.instance import Pipeline
 from twofold.request import FinishReason, Request
 from twofold.simulation.kernel import PS
-from twofold.simulation.spec import ClusterSpec, Failure, PoolSpec
 from twofold.timeline import Moment
 
 
@@ -117,7 +117,7 @@ def test_a_batch_of_decodes_reads_fifty_thousand_tokens_at_most():
 def test_every_request_ends_once_and_everything_is_given_back(requests, stages, colocated, fails):
     """Gaps between tokens add up to decode time, nothing is left, and failures lose what they must."""
     shape = [(Role.MIXED, stages)] * 2 if colocated else split(stages)
-    failures = (Failure(instance="mixed-1" if colocated else "decode-0", at_s=0.05, back_s=0.1),)
+    failures = (InstanceFailure(instance="mixed-1" if colocated else "decode-0", at_s=0.05, back_s=0.1),)
     world = play(shape, requests, budget=400, later=ToyModel(base=2), failures=failures if fails else ())
     counts = world.statistics
     assert counts.completed + counts.rejected + counts.failed == len(requests) == counts.arrived

@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given, settings
 
 from support.toy import CATALOG, clusters, run, workloads
+from twofold.cluster.file import dump_cluster, read_cluster
+from twofold.cluster.spec import ClusterSpec, PoolSpec
 from twofold.errors import ConfigurationError
 from twofold.instance import Role
 from twofold.request import Request
-from twofold.simulation.cluster_file import dump_cluster, read_cluster
 from twofold.simulation.simulate import simulate
-from twofold.simulation.spec import ClusterSpec, PoolSpec
 
 LONG = (1, 3, 20, 90, 200)  # output tokens: some take several steps
 ALONE = ClusterSpec(

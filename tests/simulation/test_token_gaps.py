@@ -4,13 +4,13 @@ import pytest
 
 from support.observed import MS, completed, refused, tell
 from support.toy import CATALOG
+from twofold.cluster.spec import ClusterSpec, PoolSpec
 from twofold.instance import Role
 from twofold.performance.registry import performance_model
 from twofold.request import Request
-from twofold.simulation.observer import Run
+from twofold.simulation.observers.base import IterationRun
+from twofold.simulation.observers.token_gaps import TokenGaps
 from twofold.simulation.simulate import simulate
-from twofold.simulation.spec import ClusterSpec, PoolSpec
-from twofold.simulation.token_gaps import TokenGaps
 
 MODEL = performance_model("roofline", CATALOG.model("llama2-70b"), CATALOG.machine("dgx-a100"), 8)
 COLOCATED = ClusterSpec(
@@ -31,7 +31,7 @@ SPLIT = ClusterSpec(
 
 
 def decodes(instance, start, end, iterations):
-    return Run(instance, start * MS, end * MS, iterations, 0, 0, 3, 1_000, 100.0)
+    return IterationRun(instance, start * MS, end * MS, iterations, 0, 0, 3, 1_000, 100.0)
 
 
 def test_the_longest_tenth_counts():
@@ -40,7 +40,9 @@ def test_the_longest_tenth_counts():
     gaps.run(decodes("decode-0", 500, 875, 4))  # before it came
     gaps.run(decodes("decode-1", 0, 2000, 100))  # of others
     gaps.run(decodes("decode-0", 875, 1250, 4))
-    gaps.run(Run("decode-0", 1250 * MS, 1260 * MS, 1, 500, 1, 0, 0, 100.0))  # a prompt, and no decodes
+    gaps.run(
+        IterationRun("decode-0", 1250 * MS, 1260 * MS, 1, 500, 1, 0, 0, 100.0)
+    )  # a prompt, and no decodes
     gaps.ended(completed())
     gaps.ended(refused())
     assert gaps.latencies == [(0.5, pytest.approx(0.21875))]

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from support.simulated import histogram, result
 from twofold.errors import ConfigurationError
 from twofold.simulation.histogram import Histogram
-from twofold.simulation.verdict import verdict
+from twofold.simulation.result import verdict
 from twofold.slo import SPLITWISE, Slo, SlowdownSlo
 
 SLO = Slo(ttft_s=2.0)

@@ -5,14 +5,14 @@ import gc
 import pytest
 
 from twofold.errors import ConfigurationError
-from twofold.simulation.whole_file import WholeFile
+from twofold.simulation.observers.files import AtomicFile
 
 
 def test_it_has_its_name_only_once_it_is_complete(tmp_path):
     """Until `commit`, what was there before stays."""
     path = tmp_path / "log"
     path.write_bytes(b"earlier")
-    file = WholeFile(path)
+    file = AtomicFile(path)
     file.write(b"whole")
     assert path.read_bytes() == b"earlier"
     file.commit()
@@ -22,7 +22,7 @@ def test_it_has_its_name_only_once_it_is_complete(tmp_path):
 
 def test_what_is_not_committed_leaves_no_trace(tmp_path):
     """A run that breaks drops its observers."""
-    file = WholeFile(tmp_path / "log")
+    file = AtomicFile(tmp_path / "log")
     file.write(b"half")
     assert len(list(tmp_path.iterdir())) == 1
     del file
@@ -33,14 +33,14 @@ def test_what_is_not_committed_leaves_no_trace(tmp_path):
 def test_places_that_cannot_be_written_to_are_refused_at_once(tmp_path):
     """A folder, and a file in a folder that is not there."""
     with pytest.raises(ConfigurationError, match="is a directory: name a file in it"):
-        WholeFile(tmp_path)
+        AtomicFile(tmp_path)
     with pytest.raises(ConfigurationError, match=r"gone/log cannot be written: No such file or directory"):
-        WholeFile(tmp_path / "gone" / "log")
+        AtomicFile(tmp_path / "gone" / "log")
 
 
 def test_a_full_disk_is_said_in_one_sentence():
     """/dev/full is a disk without room."""
-    file = WholeFile("/dev/full")
+    file = AtomicFile("/dev/full")
     file.write(b"a line")
     with pytest.raises(ConfigurationError, match=r"^/dev/full cannot be written: No space left on device$"):
         file.commit()
@@ -48,7 +48,7 @@ def test_a_full_disk_is_said_in_one_sentence():
 
 def test_a_name_that_is_taken_meanwhile_is_refused(tmp_path):
     """Nothing is left of the file that could not be moved."""
-    file = WholeFile(tmp_path / "log")
+    file = AtomicFile(tmp_path / "log")
     (tmp_path / "log").mkdir()
     with pytest.raises(ConfigurationError, match="cannot be written"):
         file.commit()

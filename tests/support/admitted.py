@@ -1,7 +1,9 @@
 """Admission in front of nothing: tickets by name."""
 
 from twofold.request import Request
-from twofold.scheduling.admission import Admission, AdmissionLimits, Refusal, Ticket
+from twofold.scheduling.admission.admission import Admission
+from twofold.scheduling.admission.limits import AdmissionLimits, Refusal
+from twofold.scheduling.admission.queue import Ticket
 
 
 def admission(**limits) -> Admission:

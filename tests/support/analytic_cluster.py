@@ -4,7 +4,7 @@ from twofold.planning.design import Design, Family, MachineKind
 from twofold.planning.evaluation import Evaluation
 from twofold.planning.rates import RateGrid, RateSearch
 from twofold.request import Phase
-from twofold.simulation.verdict import Check
+from twofold.simulation.result import Check
 
 FAST = MachineKind(name="dgx-fast", price_per_h=38.0, tdp_w=10_200.0)
 SLOW = MachineKind(name="dgx-slow", price_per_h=17.6, tdp_w=6_500.0)

@@ -4,7 +4,7 @@ from twofold.planning.design import MachineKind
 from twofold.planning.evaluation import Evaluation
 from twofold.planning.rates import RateGrid, RateSearch
 from twofold.request import Phase
-from twofold.simulation.verdict import Check
+from twofold.simulation.result import Check
 
 
 def kind(tensor, pipeline=1, name="dgx-node"):

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 import torch
 
 from support.device import DEVICE
-from twofold.curve.network import Network
 from twofold.handoff import Lease
+from twofold.security.network import HostNetwork
 from twofold.transport.pooled import load_transport
 
 
@@ -43,7 +43,7 @@ class Cache:
         self.name, self.network = name, None
         self.transport, self.connections = None, []
         if key is not None:
-            self.network = Network(
+            self.network = HostNetwork(
                 host=host or name, address="127.0.0.1", key_file=str(key), controller="tcp://127.0.0.1:1"
             )
 

@@ -2,8 +2,8 @@
 
 from hypothesis import strategies as st
 
+from twofold.kvcache.cache import CacheObserver
 from twofold.kvcache.prefix import prefix_keys
-from twofold.kvcache.watcher import CacheWatcher
 
 
 def prompts(alphabet, longest):
@@ -12,7 +12,7 @@ def prompts(alphabet, longest):
     return tokens.map(lambda drawn: tuple(prefix_keys(drawn, 1)))
 
 
-class Seen(CacheWatcher):
+class Seen(CacheObserver):
     """The keys that a watcher believes to be there, and the reasons it was told of removals."""
 
     def __init__(self):

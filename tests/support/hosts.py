@@ -1,8 +1,13 @@
 """Profiles of hosts in round numbers, for simulations whose results are known."""
 
-from twofold.hardware.model import Model
-from twofold.performance.host_profile import FrontTimes, HostLink, HostProfile, Slowdowns
-from twofold.performance.packed import PackedTimes
+from twofold.hardware.specs import Model
+from twofold.performance.host_profile import (
+    ContentionFactors,
+    GatewayTimes,
+    HostLink,
+    HostProfile,
+    PackedTimes,
+)
 
 MODEL = Model(
     name="small",
@@ -29,11 +34,11 @@ TIMES = PackedTimes(
     decode_error=0.04,
     iterations=50,
 )
-NO_FRONT = FrontTimes(
+NO_FRONT = GatewayTimes(
     request_s=0.0, prompt_token_s=0.0, request_delay_s=0.0, step_s=0.0, token_s=0.0, step_delay_s=0.0
 )
 
-NONE = Slowdowns()
+NONE = ContentionFactors()
 
 
 def profile(*, cores=2, threads=1, front=NO_FRONT, prefill=NONE, decode=NONE, latency_s=0.0, sync_s=0.0):

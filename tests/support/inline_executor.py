@@ -3,7 +3,7 @@
 from concurrent.futures import Future
 
 from support.analytic_cluster import AnalyticCluster
-from twofold.planning.evaluation import Simulated
+from twofold.planning.evaluation import SimulatedTrial
 
 
 class InlineExecutor:
@@ -19,7 +19,9 @@ class InlineExecutor:
             raise KeyboardInterrupt
         self.runs += 1
         future = Future()
-        future.set_result(Simulated(evaluation=self.cluster.judged(trial.design, trial.rate), cpu_s=0.001))
+        future.set_result(
+            SimulatedTrial(evaluation=self.cluster.judged(trial.design, trial.rate), cpu_s=0.001)
+        )
         return future
 
     def __enter__(self):

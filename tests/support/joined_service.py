@@ -11,7 +11,7 @@ import psutil
 
 from support.flags import ENGINE
 from twofold.bench.services import free_port, stop, wait_ready
-from twofold.curve.key import write_key
+from twofold.security.key import write_key
 
 TWOFOLD = [sys.executable, "-m", "twofold.cli.main"]
 

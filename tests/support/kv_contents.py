@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterable, Sequence
 
 from twofold.batch import Batch
-from twofold.kvcache.blocks import BlockManager
+from twofold.kvcache.paged import PagedBlockAllocator
 from twofold.request import BlockKey
-from twofold.scheduling.growth import Copy
-from twofold.scheduling.instance import InstanceScheduler
+from twofold.scheduling.instance.scheduler import InstanceScheduler
+from twofold.scheduling.instance.swap_preemption import BlockCopy
 
 Label = BlockKey | tuple[str, int]
 
@@ -27,20 +27,20 @@ class KvContents:
         self._here: dict[int, Label] = {}
         self._host: dict[int, Label | None] = {}
         self._tables: dict[str, Sequence[int]] = {}
-        self._copies: list[Copy] = []
+        self._copies: list[BlockCopy] = []
         self._shared_copies: list[tuple[int, int]] = []
         self.shared_copies = 0
 
     @property
     def known(self) -> bool:
-        return isinstance(self._instance.blocks, BlockManager)
+        return isinstance(self._instance.blocks, PagedBlockAllocator)
 
     def leased(self, request_id: str, blocks: Iterable[int], *, torn: bool = False) -> None:
         """A peer has written these blocks, or (`torn`) is at it."""
         for place, block in enumerate(blocks):
             self._here[block] = ("torn", place) if torn else self._whole(request_id, place)
 
-    def begins(self, batch: Batch, copies: list[Copy]) -> None:
+    def begins(self, batch: Batch, copies: list[BlockCopy]) -> None:
         """A batch was started; nothing of it has been done yet."""
         self._copies = copies
         self._tables = {i.request_id: tuple(self._instance.blocks_of(i.request_id)) for i in batch.items}

@@ -2,18 +2,21 @@
 
 from support.routed import load, pools
 from support.toy import ToyModel
+from twofold.scheduling.admission.ledger import InstanceCapacity, OverloadLedger, PlacedRequest
+from twofold.scheduling.admission.overload import OverloadControl
 from twofold.scheduling.overload import create_overload
-from twofold.scheduling.overload.control import OverloadControl
-from twofold.scheduling.overload.ledger import Facts, Ledger, Newcomer
 
 MODEL = ToyModel(base=0, per_sequence=10)
 
 
 def ledger(*names, ttft_s=1.0, tbt_s=0.1, budget=100, max_num_seqs=64, capacity=10_000, model=MODEL):
     facts = {
-        name: Facts(model, max_num_batched_tokens=budget, max_num_seqs=max_num_seqs, capacity_tokens=capacity) for name in names
+        name: InstanceCapacity(
+            model, max_num_batched_tokens=budget, max_num_seqs=max_num_seqs, capacity_tokens=capacity
+        )
+        for name in names
     }
-    return Ledger(pools(*(load(name) for name in names)), facts, ttft_s=ttft_s, tbt_s=tbt_s)
+    return OverloadLedger(pools(*(load(name) for name in names)), facts, ttft_s=ttft_s, tbt_s=tbt_s)
 
 
 def control(rule, *names, **how):
@@ -21,7 +24,7 @@ def control(rule, *names, **how):
 
 
 def newcomer(name, *, prompt=100, prefill="p0", decode="d0", arrival_s=0.0, **how):
-    return Newcomer(name, arrival_s, prompt, prefill, decode, **how)
+    return PlacedRequest(name, arrival_s, prompt, prefill, decode, **how)
 
 
 def decoding(made, *names, prompt=100, decode="d0", now=0.0):

@@ -2,8 +2,8 @@
 
 from twofold.engine.base import KvLayout, LayerShape
 from twofold.instance import Role
-from twofold.performance.measured import LinkSpeed, PrefillSpeed
-from twofold.scheduling.outcome import InstanceStatus
+from twofold.performance.transfer import LinkSpeed, PrefillSpeed
+from twofold.scheduling.instance.status import InstanceStatus
 from twofold.serving.messages import LinkMeasured, Peer, Registered
 from twofold.transport.base import MemoryDescriptor
 

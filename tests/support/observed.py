@@ -2,7 +2,7 @@
 
 from twofold.instance import Role
 from twofold.request import FinishReason, Request
-from twofold.simulation.observer import Run, Transfer
+from twofold.simulation.observers.base import IterationRun, KvTransfer
 from twofold.timeline import Moment, Timeline
 
 S = 10**12
@@ -42,12 +42,12 @@ def tell(observer):
     observer.role("prefill-0", Role.PREFILL, 0)
     observer.role("decode-0", Role.DECODE, 0)
     observer.note(250 * MS, "placement", "chat-1", "prefill-0, decode-0")
-    observer.run(Run("prefill-0", 375 * MS, 750 * MS + 1, 1, 1_204, 1, 0, 0, 4_000.0))
-    observer.transfer(Transfer("chat-1", "prefill-0", "decode-0", 500 * MS, 812_500_000_000, 987_654_321))
+    observer.run(IterationRun("prefill-0", 375 * MS, 750 * MS + 1, 1, 1_204, 1, 0, 0, 4_000.0))
+    observer.transfer(KvTransfer("chat-1", "prefill-0", "decode-0", 500 * MS, 812_500_000_000, 987_654_321))
     observer.ended(refused())
-    observer.run(Run("decode-0", 875 * MS, 1_250 * MS, 32, 0, 0, 17, 20_468, 2_500.5))
+    observer.run(IterationRun("decode-0", 875 * MS, 1_250 * MS, 32, 0, 0, 17, 20_468, 2_500.5))
     observer.ended(completed())
     observer.role("decode-0", Role.MIXED, 2 * S)
-    observer.run(Run("decode-0", 2 * S, 3 * S, 1, 2_048, 2, 3, 100, 3_000.0))
+    observer.run(IterationRun("decode-0", 2 * S, 3 * S, 1, 2_048, 2, 3, 100, 3_000.0))
     observer.note(3 * S, "failure", "decode-0", "until the end")
     observer.close(12_345 * S + 1)

@@ -2,11 +2,11 @@
 
 from support.analytic_cluster import COLOCATED, SPLIT, design
 from support.simulated import FITTED, pool
-from twofold.planning.budget import Budget
-from twofold.planning.evaluation import Evaluation, Latency
-from twofold.planning.objective import Objective
-from twofold.planning.plan import Choice, Plan, Question
-from twofold.simulation.verdict import Check
+from twofold.planning.design import Budget
+from twofold.planning.evaluation import Evaluation, LatencyPercentiles
+from twofold.planning.plan import DesignChoice, Plan, PlanQuery
+from twofold.planning.search import Objective
+from twofold.simulation.result import Check
 
 
 def evaluation(rate, error=FITTED, ttft_s=0.5):
@@ -20,15 +20,15 @@ def evaluation(rate, error=FITTED, ttft_s=0.5):
         output_tokens=1000,
         duration_s=120.0,
         energy_j=120.0 * 5000.0,
-        ttft_s=Latency(p50=0.1, p90=ttft_s, p99=0.9),
-        tpot_s=Latency(p50=0.03, p90=0.05, p99=0.06),
-        e2e_s=Latency(p50=3.0, p90=9.0, p99=20.0),
+        ttft_s=LatencyPercentiles(p50=0.1, p90=ttft_s, p99=0.9),
+        tpot_s=LatencyPercentiles(p50=0.03, p90=0.05, p99=0.06),
+        e2e_s=LatencyPercentiles(p50=3.0, p90=9.0, p99=20.0),
         pools=(pool("prefill", 1, error), pool("decode", 1, error)),
     )
 
 
 def choice(one, rate, highest_rate=None, **more):
-    return Choice(
+    return DesignChoice(
         design=one, rate=rate, highest_rate=highest_rate or rate, evaluation=evaluation(rate, **more)
     )
 
@@ -41,7 +41,7 @@ def plan(
     without=(),
     families=(SPLIT, COLOCATED),
 ):
-    question = Question(objective=objective, families=families, budget=Budget(machines=10), rate=rate)
+    question = PlanQuery(objective=objective, families=families, budget=Budget(machines=10), rate=rate)
     return Plan(question=question, choices=choices, without=without, break_even=break_even)
 
 

@@ -1,8 +1,7 @@
 """Instances of which round numbers are expected."""
 
 from twofold.kvcache.index import PrefixIndex
-from twofold.scheduling.forecast import Forecast
-from twofold.scheduling.prediction import Prediction
+from twofold.scheduling.cluster.forecast import ClusterForecast, Prediction
 
 BLOCK_TOKENS = 100
 
@@ -20,9 +19,9 @@ class Proportional(Prediction):
         return tokens / BLOCK_TOKENS * self.per_block_transfer_s
 
 
-def forecast(*instances: str, prediction: Prediction | None = None) -> Forecast:
+def forecast(*instances: str, prediction: Prediction | None = None) -> ClusterForecast:
     """Of these instances, with nothing placed and nothing in any cache."""
-    made = Forecast(PrefixIndex(), BLOCK_TOKENS)
+    made = ClusterForecast(PrefixIndex(), BLOCK_TOKENS)
     for instance in instances:
         made.join(instance, prediction or Proportional())
     return made

@@ -139,7 +139,9 @@ def processes_of(worker):
     """The processes of a worker on any node: the kernel has its name, and Ray's actors are above it."""
     named = [one for one in psutil.process_iter() if one.name() == worker]
     return [
-        one for one in named if any("twofold.serving.ray.host" in each.cmdline() for each in one.parents())
+        one
+        for one in named
+        if any("twofold.serving.launch.ray.host" in each.cmdline() for each in one.parents())
     ]
 
 

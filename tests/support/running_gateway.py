@@ -12,13 +12,13 @@ from fastapi import FastAPI
 from support.scripted_service import ScriptedService
 from support.tokenizers_for_tests import byte_level
 from twofold.serving.gateway.app import create_app
+from twofold.serving.gateway.gateway import RequestLimits
 from twofold.serving.gateway.keys import KeyRing
-from twofold.serving.gateway.limits import Limits
 from twofold.serving.gateway.server import HttpServer
 
 
 @contextmanager
-def running_app(app: FastAPI, limits: Limits | None = None) -> Iterator[str]:
+def running_app(app: FastAPI, limits: RequestLimits | None = None) -> Iterator[str]:
     """Serve `app` and yield its base URL."""
     sock = socket.create_server(("127.0.0.1", 0))
     url = f"http://127.0.0.1:{sock.getsockname()[1]}"
@@ -51,7 +51,7 @@ def running_gateway(
     *,
     tokenizer: bool = True,
     keys: KeyRing | None = None,
-    limits: Limits | None = None,
+    limits: RequestLimits | None = None,
 ) -> Iterator[httpx.Client]:
     """A client of a gateway in front of `service`."""
     app = create_app(service, byte_level() if tokenizer else None, keys=keys, limits=limits)

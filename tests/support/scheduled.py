@@ -1,14 +1,15 @@
 """Instance schedulers at rest, and the requests they are given."""
 
-from twofold.kvcache.accounts import BlockAccounts
-from twofold.kvcache.blocks import BlockManager
-from twofold.kvcache.leases import LeaseBook
+from twofold.kvcache.allocator import BlockAllocator
+from twofold.kvcache.leases import LeaseTable
+from twofold.kvcache.paged import PagedBlockAllocator
 from twofold.request import Request
-from twofold.scheduling.batcher import Batcher
 from twofold.scheduling.batchers import BATCHERS
-from twofold.scheduling.growth import Growth
-from twofold.scheduling.instance import InstanceScheduler, Outcome
-from twofold.scheduling.memory import WHOLE, MemoryRule
+from twofold.scheduling.instance.batcher import Batcher
+from twofold.scheduling.instance.kv_reservation import FULL_RESERVATION, KvReservation
+from twofold.scheduling.instance.scheduler import InstanceScheduler
+from twofold.scheduling.instance.status import Outcome
+from twofold.scheduling.instance.swap_preemption import SwapPreemption
 
 EPOCH = 3
 
@@ -19,15 +20,15 @@ def scheduler(
     block_size: int = 4,
     max_num_seqs: int = 16,
     budget: int = 2048,
-    memory: MemoryRule = WHOLE,
-    accounts: type[BlockAccounts] = BlockManager,
+    memory: KvReservation = FULL_RESERVATION,
+    accounts: type[BlockAllocator] = PagedBlockAllocator,
     swap_blocks: int = 0,
     step_tokens: int = 4,
 ) -> InstanceScheduler:
     blocks = accounts(num_blocks, block_size)
-    leases = LeaseBook(blocks, "instance", EPOCH, lease_s=10.0)
+    leases = LeaseTable(blocks, "instance", EPOCH, lease_s=10.0)
     made = BATCHERS[batcher](budget, max_num_seqs) if isinstance(batcher, str) else batcher
-    growth = Growth(blocks, accounts(swap_blocks, block_size), step_tokens) if swap_blocks else None
+    growth = SwapPreemption(blocks, accounts(swap_blocks, block_size), step_tokens) if swap_blocks else None
     return InstanceScheduler(made, blocks, leases, max_num_seqs, memory, growth)
 
 

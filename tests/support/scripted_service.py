@@ -9,9 +9,9 @@ import msgspec
 
 from twofold.errors import RequestError
 from twofold.request import FinishReason, Generation, TokenOutput
-from twofold.serving.history import History
-from twofold.serving.service import ServedModel
-from twofold.serving.snapshot import ServiceSnapshot
+from twofold.serving.controller.service import ServedModel
+from twofold.serving.telemetry.history import History
+from twofold.serving.telemetry.snapshot import ServiceSnapshot
 
 EOS = 1  # the id of </s> in the tokenizers for tests
 FIRST_TEXT_TOKEN = 2

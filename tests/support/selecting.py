@@ -3,11 +3,11 @@
 from dataclasses import dataclass, field
 
 from twofold.batch import BatchItem
-from twofold.kvcache.counts import BlockCounts
+from twofold.kvcache.allocator import BlockCounts
 from twofold.request import Request
-from twofold.scheduling.batcher import Batcher, Room, Selection
-from twofold.scheduling.queues import Queues
-from twofold.scheduling.sequence import ScheduledSequence
+from twofold.scheduling.instance.batcher import Batcher, SchedulerOutput, SchedulingBudget
+from twofold.scheduling.instance.queues import Queues
+from twofold.scheduling.instance.sequence import ScheduledSequence
 
 OUTPUT_TOKENS = 8
 
@@ -60,8 +60,8 @@ def decoding(count: int) -> State:
     return State(decodes=[sequence(f"d{i}", computed=10, generated=1) for i in range(count)])
 
 
-def room(blocks: int = 1000, seats: int = 64, block_size: int = 16) -> Room:
-    return Room(BlockCounts(max(blocks, 1), block_size), blocks, seats)
+def room(blocks: int = 1000, seats: int = 64, block_size: int = 16) -> SchedulingBudget:
+    return SchedulingBudget(BlockCounts(max(blocks, 1), block_size), blocks, seats)
 
 
 def merged(states: tuple[State, ...]) -> Queues:
@@ -79,7 +79,7 @@ def merged(states: tuple[State, ...]) -> Queues:
     return queues
 
 
-def named(selection: Selection) -> Selected:
+def named(selection: SchedulerOutput) -> Selected:
     return Selected(
         [(item.request_id, item.num_tokens) for item in selection.prefills],
         [each.id for each in selection.resume],
@@ -88,7 +88,7 @@ def named(selection: Selection) -> Selected:
     )
 
 
-def selected(batcher: Batcher, *parts: State | Room) -> Selected:
+def selected(batcher: Batcher, *parts: State | SchedulingBudget) -> Selected:
     """What `batcher` selects where these sequences came to it: first those that decode by now, then in this order."""
     states = tuple(part for part in parts if isinstance(part, State))
     running = merged((State(ready=[each for state in states for each in state.decodes]),))
@@ -100,5 +100,5 @@ def selected(batcher: Batcher, *parts: State | Room) -> Selected:
     queues = merged(states)
     for each in (*queues.waiting, *queues.ready):
         batcher.queued(each)
-    given = next((part for part in parts if isinstance(part, Room)), room())
+    given = next((part for part in parts if isinstance(part, SchedulingBudget)), room())
     return named(batcher.select(queues, given))

@@ -2,16 +2,16 @@
 
 import math
 
+from twofold.cluster.spec import ClusterSpec, InstanceFailure, PoolSpec
 from twofold.instance import Role
-from twofold.performance.base import ModelError
+from twofold.performance.cost import ModelAccuracy
 from twofold.simulation.histogram import Histogram
-from twofold.simulation.observer import Run
+from twofold.simulation.observers.base import IterationRun
 from twofold.simulation.result import PoolResult, SimulationResult
 from twofold.simulation.series import Series
-from twofold.simulation.spec import ClusterSpec, Failure, PoolSpec
 
-FITTED = ModelError(prefill=0.1, decode=0.02, basis="fitted to 19 measured points")
-ESTIMATED = ModelError(prefill=0.25, decode=0.2, basis="roofline", estimated=True)
+FITTED = ModelAccuracy(prefill=0.1, decode=0.02, basis="fitted to 19 measured points")
+ESTIMATED = ModelAccuracy(prefill=0.25, decode=0.2, basis="roofline", estimated=True)
 _NS = 1e-9
 _PS = 10**12
 
@@ -66,7 +66,7 @@ def cluster(**more):
         PoolSpec(machines=2, machine="dgx-h100", role=Role.PREFILL),
         PoolSpec(machines=1, machine="dgx-h100", role=Role.DECODE),
     )
-    failures = (Failure(instance="decode-0", at_s=30.0, back_s=60.0),)
+    failures = (InstanceFailure(instance="decode-0", at_s=30.0, back_s=60.0),)
     return ClusterSpec(pools=pools, model="bloom-176b", failures=failures, **more)
 
 
@@ -111,7 +111,7 @@ def result(**changed):
 
 
 def run(instance="prefill-0", start_s=0.0, end_s=1.0, prompts=1, decodes=0):
-    return Run(
+    return IterationRun(
         instance=instance,
         start_ps=round(start_s * _PS),
         end_ps=round(end_s * _PS),

@@ -19,12 +19,12 @@ from twofold.engine.torch.engine import TorchEngine
 from twofold.engine.torch.loader import load_model
 from twofold.engine.torch.pool import KvPool
 from twofold.instance import Role
-from twofold.kvcache.split import UNSPLIT, Split
+from twofold.kvcache.sharding import UNSHARDED, Sharding
 from twofold.request import SamplingParams
 from twofold.serving.config import WorkerConfig
-from twofold.serving.memory_plan import MemoryPlan
-from twofold.serving.worker.torch_ranks import TorchRanks
-from twofold.serving.worker.wires import Wires
+from twofold.serving.launch.memory_plan import MemoryPlan
+from twofold.serving.worker.engines import RankPipes
+from twofold.serving.worker.torch_parts import TorchRanks
 
 OUTPUT, BLOCKS = 6, 96
 GREEDY = SamplingParams(max_tokens=OUTPUT, temperature=0.0, logprobs=1)
@@ -35,7 +35,7 @@ def main(files, *models):
     prompts = json.load(sys.stdin)
     for directory, splits in zip(models[::2], models[1::2], strict=True):
         model = load_model(directory)
-        degrees = [Split(*map(int, split.split("x"))) for split in splits.split(",")]
+        degrees = [Sharding(*map(int, split.split("x"))) for split in splits.split(",")]
         print(json.dumps([of_split(model, files, split, prompts) for split in degrees]), flush=True)
 
 
@@ -43,13 +43,15 @@ def of_split(model, files, split, prompts):
     """Forks also the first rank, because ranks cut the model down in place."""
     plan = MemoryPlan(layout=model.layout(16), num_blocks=BLOCKS, max_model_len=model.max_model_len)
     ranks = TorchRanks(model, plan, "cpu")
-    spec = WorkerConfig(instance="w", role=Role.MIXED, batcher="mixed", max_num_batched_tokens=512, split=split)
-    wires = Wires(split.ranks, f"{files}/store")
+    spec = WorkerConfig(
+        instance="w", role=Role.MIXED, batcher="mixed", max_num_batched_tokens=512, split=split
+    )
+    wires = RankPipes(split.ranks, f"{files}/store")
     read, write = os.pipe()
 
     def first():
         engine = TorchEngine(model, KvPool(plan.layout, BLOCKS))
-        if split != UNSPLIT:
+        if split != UNSHARDED:
             engine = ranks.first(spec, 1, wires).engine
         os.write(write, json.dumps(driven(engine, prompts)).encode())
 

@@ -10,21 +10,19 @@ from twofold.engine.torch.pool import KvPool
 from twofold.handoff import HandoffMode
 from twofold.instance import Role
 from twofold.kvcache.eviction import create_eviction
-from twofold.kvcache.leases import LeaseBook
+from twofold.kvcache.leases import LeaseTable
+from twofold.kvcache.paged import PrefixBlockAllocator
 from twofold.kvcache.prefix import prefix_keys
-from twofold.kvcache.shared import SharedBlocks
 from twofold.request import Request, SamplingParams
 from twofold.scheduling.batchers import BATCHERS
-from twofold.scheduling.instance import InstanceScheduler
+from twofold.scheduling.instance.scheduler import InstanceScheduler
 from twofold.serving.messages import RequestFailed, StepDone
 from twofold.serving.store.copier import PoolCopier
-from twofold.serving.worker.iterations import Iterations
-from twofold.serving.worker.landing import Landing
-from twofold.serving.worker.live import LiveSequence
-from twofold.serving.worker.prefix_store import PrefixStore
+from twofold.serving.worker.batch_loop import BatchLoop
+from twofold.serving.worker.prefix_store import StoredPrefixes
 from twofold.serving.worker.receiver import HandoffReceiver
 from twofold.serving.worker.sender import HandoffSender
-from twofold.serving.worker.state import WorkerState
+from twofold.serving.worker.state import KvLanding, TokenSequence, WorkerState
 
 BLOCK = 16
 
@@ -87,10 +85,10 @@ class StoreWorker:
         self.pool = KvPool(model.layout(BLOCK), num_blocks)
         self.copier = GatedCopier(PoolCopier(self.pool))
         self.engine = TorchEngine(model, self.pool)
-        self.shared = SharedBlocks(num_blocks, BLOCK, create_eviction("lru"))
+        self.shared = PrefixBlockAllocator(num_blocks, BLOCK, create_eviction("lru"))
         self.told = Told()
         self.scheduler = InstanceScheduler(
-            BATCHERS["mixed"](2048, 16), self.shared, LeaseBook(self.shared, "w", 1, 10.0), 16
+            BATCHERS["mixed"](2048, 16), self.shared, LeaseTable(self.shared, "w", 1, 10.0), 16
         )
         self.state = WorkerState(
             instance="w",
@@ -98,18 +96,18 @@ class StoreWorker:
             scheduler=self.scheduler,
             sender=HandoffSender(self.copier.layers, time.monotonic),
             receiver=HandoffReceiver(),
-            landing=Landing(),
+            landing=KvLanding(),
             peers=None,
             outbox=self.told,
             controller="",
         )
-        self.state.prefixes = PrefixStore(self.state, self.scheduler, self.shared, client, self.copier)
+        self.state.prefixes = StoredPrefixes(self.state, self.scheduler, self.shared, client, self.copier)
         self.state.prefixes.start()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
     def _run(self):
-        Iterations(self.state, self.scheduler, self.engine, frozenset()).run()
+        BatchLoop(self.state, self.scheduler, self.engine, frozenset()).run()
 
     def close(self):
         self.copier.open()
@@ -129,7 +127,7 @@ class StoreWorker:
         )
         sampling = SamplingParams(max_tokens=output, temperature=0.0, ignore_eos=True)
         with self.state.changed:
-            self.state.sequences[name] = LiveSequence(
+            self.state.sequences[name] = TokenSequence(
                 sampling, token_ids=list(prompt), prefix_blocks=request.prefix_blocks
             )
             if target is not None:

@@ -8,21 +8,19 @@ from contextlib import contextmanager
 import torch
 import zmq
 
-from twofold.curve.guard import Guard
 from twofold.engine.base import KvLayout, LayerShape
 from twofold.engine.torch.pool import KvPool
-from twofold.serving.mailbox import Inbox, Outbox
-from twofold.serving.store.block_fetcher import BlockFetcher
-from twofold.serving.store.block_server import BlockServer
-from twofold.serving.store.book import StoreBook
+from twofold.security.guard import Guard
+from twofold.serving.controller.mailbox import Inbox, Outbox
 from twofold.serving.store.client import StoreClient
 from twofold.serving.store.copier import PoolCopier
-from twofold.serving.store.disk import DiskBlocks
+from twofold.serving.store.disk import DiskBlocks, DiskThread
+from twofold.serving.store.manager import StoreManager
 from twofold.serving.store.memory import SlotMemory
 from twofold.serving.store.messages import ToStore, Welcome
-from twofold.serving.store.mover import Mover
 from twofold.serving.store.peering import Peering
-from twofold.serving.store.store import Store
+from twofold.serving.store.peers import BlockFetcher, BlockServer
+from twofold.serving.store.server import StoreServer
 
 LAYOUT = KvLayout((LayerShape(2, 8, 4), LayerShape(1, 8, 8)), block_size=4, dtype="float32", itemsize=4)
 BLOCK_BYTES = LAYOUT.bytes_per_block
@@ -92,7 +90,7 @@ class RunningStore:
         block_bytes=BLOCK_BYTES,
     ):
         self.memory = SlotMemory.create("test", slots, block_bytes)
-        self.book = StoreBook(slots, 0 if disk is None else disk.capacity, eviction)
+        self.book = StoreManager(slots, 0 if disk is None else disk.capacity, eviction)
         for block in () if disk is None else disk.recovered():
             self.book.recover(block.key, block.position)
         self.told = []
@@ -107,9 +105,9 @@ class RunningStore:
             block_bytes=block_bytes,
         )
         self.epoch = welcome.epoch
-        mover = None if disk is None else Mover(disk, self.memory)
+        mover = None if disk is None else DiskThread(disk, self.memory)
         self.peers = None if key is None else RunningPeering(self.book, self.memory, key, contents, at_once)
-        self._store = Store(
+        self._store = StoreServer(
             self.book,
             mover,
             self._inbox,

@@ -68,7 +68,7 @@ def write_tiny_model(
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
-    from twofold.engine.quiet import no_progress_bars
+    from twofold.engine.torch.loader import no_progress_bars
 
     tokenizer = _tokenizer(vocab_size, max_positions)
     special = {
@@ -100,6 +100,6 @@ def write_tiny_model(
 @cache
 def _tokenizer(vocab_size: int, max_positions: int):
     """Trained once for each test process: training takes longer than everything else here."""
-    from twofold.engine.tokenizer_factory import train_tokenizer
+    from twofold.engine.model_factory import train_tokenizer
 
     return train_tokenizer(vocab_size, max_positions, corpus_bytes=200_000)

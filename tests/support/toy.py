@@ -3,21 +3,22 @@
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from twofold.cluster.profiles import InstanceProfile
+from twofold.cluster.rules import cluster_rules
+from twofold.cluster.spec import ClusterSpec, InstanceFailure, PoolSpec
+from twofold.cluster.swap_space import SwapCapacity
+from twofold.cluster.timing import Timing
 from twofold.hardware.catalog import load_catalog
 from twofold.instance import Role
-from twofold.performance.base import DecodeCost, ModelError, PerformanceModel
-from twofold.performance.pipeline import Pipeline
+from twofold.performance.base import PerformanceModel
+from twofold.performance.cost import DecodeCost, ModelAccuracy
+from twofold.performance.instance import Pipeline
 from twofold.request import Request
 from twofold.scheduling.batchers import BATCHERS, GROWING, UNPIPELINED
-from twofold.simulation.build import build
+from twofold.simulation.build import build_cluster
 from twofold.simulation.kernel import ps
-from twofold.simulation.kinds import Kind
-from twofold.simulation.observer import QuietObserver
-from twofold.simulation.rules import rules
-from twofold.simulation.spec import ClusterSpec, Failure, PoolSpec
-from twofold.simulation.statistics import Sampler, Statistics
-from twofold.simulation.swap_space import SwapSpace
-from twofold.simulation.timing import Timing
+from twofold.simulation.observers.base import QuietObserver
+from twofold.simulation.statistics import RunStatistics, Sampler
 from twofold.slo import Slo
 
 CATALOG = load_catalog()
@@ -28,7 +29,7 @@ class ToyModel(PerformanceModel):
     """Milliseconds in round numbers: events often fall on the same picosecond."""
 
     name = "toy"
-    error = ModelError(prefill=None, decode=None, basis="made up")
+    error = ModelAccuracy(prefill=None, decode=None, basis="made up")
     idle_w = 10.0
 
     def __init__(self, base=4, per_sequence=1, per_token=0):
@@ -80,13 +81,13 @@ class ToyRun:
         prepare=None,
         observers=(),
     ):
-        how = rules(spec.rules)
+        how = cluster_rules(spec.rules)
         batchers = batchers or {}
         # A byte a token, and a millisecond for each block that is swapped.
         space = (spec.swap_space_bytes or 0) // spec.block_size
         timing = Timing(model, ps(1e-3))
         kinds = [
-            Kind(
+            InstanceProfile(
                 pool=pool,
                 machine=CATALOG.machine(pool.machine),
                 tensor_parallel=pool.tensor_parallel or 8,
@@ -95,13 +96,13 @@ class ToyRun:
                 timing=timing,
                 capacity_tokens=capacity // spec.block_size * spec.block_size,
                 max_num_batched_tokens=spec.max_num_batched_tokens,
-                swap=SwapSpace(0 if pool.role is Role.PREFILL else space, spec.block_size, 1e-3),
+                swap=SwapCapacity(0 if pool.role is Role.PREFILL else space, spec.block_size, 1e-3),
             )
             for pool in spec.pools
         ]
-        self.statistics = Statistics(slo or Slo(ttft_s=1), model, over_all_tokens=how.over_all_tokens)
+        self.statistics = RunStatistics(slo or Slo(ttft_s=1), model, over_all_tokens=how.over_all_tokens)
         self.ends = Ends()
-        self.cluster = build(spec, CATALOG, kinds, self.statistics, [self.ends, *observers], max_run)
+        self.cluster = build_cluster(spec, CATALOG, kinds, self.statistics, [self.ends, *observers], max_run)
         self.sampler = Sampler(list(self.cluster.instances.values()))
         if prepare is not None:
             prepare(self.cluster)
@@ -179,7 +180,7 @@ def clusters(draw, swapping=False, failures=True):
         number, role = shape[0]
         at = draw(st.sampled_from([0.0, 0.005, 0.05, 0.4]))
         back = draw(st.none() | st.just(at + 0.1))
-        lost = (Failure(instance=f"{role.value}-{number - 1}", at_s=at, back_s=back),)
+        lost = (InstanceFailure(instance=f"{role.value}-{number - 1}", at_s=at, back_s=back),)
     spec = ClusterSpec(
         pools=pools(*shape),
         model="llama2-70b",
@@ -190,7 +191,7 @@ def clusters(draw, swapping=False, failures=True):
         block_size=draw(st.sampled_from([1, 16])),
         contention=draw(st.booleans()),
         link_bytes_per_s=draw(st.sampled_from([1e8, 1e10, 4e11])),
-        rules=rule,
+        cluster_rules=rule,
         swap_space_bytes=draw(st.sampled_from([600, 2000, 10_000])) if swapping else None,
         failures=lost,
     )

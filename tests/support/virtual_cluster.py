@@ -15,19 +15,19 @@ from support.kv_contents import KvContents
 from twofold.batch import Batch
 from twofold.handoff import HandoffMode, Lease
 from twofold.instance import Role
-from twofold.kvcache.accounts import BlockAccounts
-from twofold.kvcache.blocks import BlockManager
-from twofold.kvcache.counts import BlockCounts
-from twofold.kvcache.leases import LeaseBook
-from twofold.kvcache.shared import SharedBlocks
+from twofold.kvcache.allocator import BlockAllocator, BlockCounts
+from twofold.kvcache.leases import LeaseTable
+from twofold.kvcache.paged import PagedBlockAllocator, PrefixBlockAllocator
 from twofold.request import BlockKey, FinishReason, Phase, Request
 from twofold.scheduling.batchers import BATCHERS, GROWING
-from twofold.scheduling.cluster import ClusterScheduler
-from twofold.scheduling.growth import Growth
-from twofold.scheduling.handoffs import FixedHandoff
-from twofold.scheduling.instance import InstanceScheduler, Outcome, StartedIteration
-from twofold.scheduling.memory import WHOLE, MemoryRule
-from twofold.scheduling.router import FixedRoles, Router
+from twofold.scheduling.cluster.handoff_policy import FixedHandoff
+from twofold.scheduling.cluster.router import FixedRoles, Router
+from twofold.scheduling.cluster.scheduler import ClusterScheduler
+from twofold.scheduling.instance.batch import RunningBatch
+from twofold.scheduling.instance.kv_reservation import FULL_RESERVATION, KvReservation
+from twofold.scheduling.instance.scheduler import InstanceScheduler
+from twofold.scheduling.instance.status import Outcome
+from twofold.scheduling.instance.swap_preemption import SwapPreemption
 
 EPOCH = 1
 # What happens at the same time happens in this order; completions of several instances in the order of their numbers.
@@ -41,7 +41,7 @@ class Run:
     began: float
     each_s: float
     count: int
-    iteration: StartedIteration | None = None
+    iteration: RunningBatch | None = None
     batch: Batch | None = None
     version: int = 0
 
@@ -64,8 +64,8 @@ class VirtualCluster:
         block_size: int = 4,
         budget: int = 64,
         max_num_seqs: int = 8,
-        accounts: Callable[[int, int], BlockAccounts] = BlockManager,
-        memory: MemoryRule = WHOLE,
+        accounts: Callable[[int, int], BlockAllocator] = PagedBlockAllocator,
+        memory: KvReservation = FULL_RESERVATION,
         capacity_tokens: int | None = None,
         runs: bool = False,
         swap_blocks: int = 0,
@@ -79,12 +79,12 @@ class VirtualCluster:
         self.contents: dict[str, KvContents] = {}
         for name, role, batcher in instances:
             blocks = accounts(num_blocks, block_size)
-            leases = LeaseBook(blocks, name, EPOCH, lease_s=1e9)
+            leases = LeaseTable(blocks, name, EPOCH, lease_s=1e9)
             made = BATCHERS[batcher](budget, max_num_seqs)
             growth = None
             if swap_blocks and batcher in GROWING:
-                host = BlockCounts if accounts is BlockCounts else BlockManager
-                growth = Growth(blocks, host(swap_blocks, block_size), step_tokens)
+                host = BlockCounts if accounts is BlockCounts else PagedBlockAllocator
+                growth = SwapPreemption(blocks, host(swap_blocks, block_size), step_tokens)
             self.instances[name] = InstanceScheduler(made, blocks, leases, max_num_seqs, memory, growth)
             self.contents[name] = KvContents(self.instances[name], self._keys_of)
             self.cluster.add_instance(name, role, capacity_tokens)
@@ -303,11 +303,11 @@ class VirtualCluster:
 def check_blocks(instance: InstanceScheduler) -> None:
     """No block is lost, and none has two owners (where the accounts know which is which)."""
     blocks = instance.blocks
-    if isinstance(blocks, SharedBlocks):
+    if isinstance(blocks, PrefixBlockAllocator):
         check_shared(blocks)
         return
     assert 0 <= blocks.num_in_flight <= blocks.num_blocks - blocks.num_free <= blocks.num_blocks
-    if isinstance(blocks, BlockManager):
+    if isinstance(blocks, PagedBlockAllocator):
         grants = [sequence.grant for sequence in instance._here.values() if sequence.grant is not None]
         owned = [block for grant in grants if grant.owned for block in blocks.blocks_of(grant)]
         assert len(owned) == len(set(owned)), "a block has two owners"
@@ -315,7 +315,7 @@ def check_blocks(instance: InstanceScheduler) -> None:
         assert max(len(owned), blocks.num_in_flight) <= held <= len(owned) + blocks.num_in_flight
 
 
-def check_shared(blocks: SharedBlocks) -> None:
+def check_shared(blocks: PrefixBlockAllocator) -> None:
     """Every block is held as often as somebody has it; one that several have, or nobody, is there by its key."""
     held = Counter(block for each in blocks._held.values() for block in each) + Counter(
         blocks._copies.values()

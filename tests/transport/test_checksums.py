@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from twofold.engine.base import KvLayout, LayerShape
 from twofold.engine.torch.pool import KvPool
-from twofold.transport.checksums import add_checksums
+from twofold.transport.pooled import add_checksums
 
 LAYOUT = KvLayout(layers=(LayerShape(2, 8, 4),) * 3, block_size=4, dtype="float32", itemsize=4)
 BLOCKS = 5

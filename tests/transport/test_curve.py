@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.cache_peer import Cache, cache_peer, lease
-from twofold.curve.key import write_key
 from twofold.engine.base import KvLayout, LayerShape
 from twofold.errors import ConfigurationError, InstanceLostError, StaleEpochError
-from twofold.transport.curve_gate import Gate
+from twofold.security.key import write_key
+from twofold.transport.curve_server import LeaseGate
 from twofold.transport.pooled import load_transport
 
 LAYOUT = KvLayout(layers=(LayerShape(2, 8, 8),) * 3, block_size=4, dtype="float32", itemsize=4)
@@ -142,7 +142,7 @@ LEASES = st.tuples(
 )
 def test_the_gate_is_open_for_blocks_under_one_standing_lease(changes, source, blocks):
     """Whatever was opened and closed before."""
-    gate, standing = Gate(), {}
+    gate, standing = LeaseGate(), {}
     for opens, (holder, request_id, leased) in changes:
         if opens:
             gate.open(holder, request_id, tuple(leased))
@@ -158,7 +158,7 @@ def test_the_gate_is_open_for_blocks_under_one_standing_lease(changes, source, b
 
 def test_the_gate_is_not_closed_while_somebody_passes():
     """What is closed has been written to for the last time."""
-    gate, closed = Gate(), threading.Event()
+    gate, closed = LeaseGate(), threading.Event()
     gate.open("p", "r", (1, 2))
 
     def close():

@@ -6,23 +6,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.fake_clock import FakeClock
-from twofold.engine.emulated.layers import LayerGroups
-from twofold.engine.emulated.prefills import Prefills
+from twofold.engine.emulated.prefills import LayerGroups, PrefillTimes
 from twofold.errors import ConfigurationError
 from twofold.performance.transfer import TransferModel
 from twofold.simulation.kernel import PS, ps
-from twofold.transport.emulated import EmulatedTransport, Port
+from twofold.transport.emulated import EmulatedPort, EmulatedTransport
 
 KV_BYTES, BLOCK = 1_000_000, 16
 GROUPS = LayerGroups(70)
-PORT = Port(machine="0/0", bytes_per_s=1e9, local_bytes_per_s=4e9, latency_s=0.002, sync_s=0.005)
+PORT = EmulatedPort(machine="0/0", bytes_per_s=1e9, local_bytes_per_s=4e9, latency_s=0.002, sync_s=0.005)
 
 
 class World:
     """An instance that sends, and its link to another."""
 
     def __init__(self, port=PORT, peer=None, groups=GROUPS):
-        self.clock, self.prefills = FakeClock(now=PS), Prefills(groups)
+        self.clock, self.prefills = FakeClock(now=PS), PrefillTimes(groups)
         self.groups = groups
         self.layout = groups.layout(KV_BYTES, BLOCK)
         own = self.transport("prefill-0", port)

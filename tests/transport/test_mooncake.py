@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from support.cache_peer import Cache, cache_peer
 from support.transports import MOONCAKE
-from twofold.curve.key import write_key
 from twofold.engine.base import KvLayout, LayerShape
 from twofold.engine.torch.pool import KvPool
 from twofold.errors import ConfigurationError, InstanceLostError
-from twofold.transport import mooncake, mooncake_engine
+from twofold.security.key import write_key
+from twofold.transport import mooncake
+from twofold.transport import mooncake as mooncake_engine
 from twofold.transport.memory import SharedMemory
 from twofold.transport.pooled import load_transport
 

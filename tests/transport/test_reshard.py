@@ -10,14 +10,14 @@ import torch
 from twofold.engine.base import KvLayout, LayerShape
 from twofold.engine.torch.pool import KvPool
 from twofold.errors import ConfigurationError, InstanceLostError
-from twofold.kvcache.split import UNSPLIT, Split
+from twofold.kvcache.sharding import UNSHARDED, Sharding
 from twofold.transport.base import SCRATCH_BYTES
+from twofold.transport.sharded import OtherRanks, RankServer, ShardedTransport
 from twofold.transport.shared_memory import SharedMemoryTransport
-from twofold.transport.split import OtherRanks, RankMemory, SplitTransport
 
 SHAPES = (LayerShape(4, 8, 4), LayerShape(4, 8, 4), LayerShape(2, 8, 8))  # the last layer has fewer heads
 LAYOUT = KvLayout(layers=SHAPES, block_size=4, dtype="float32", itemsize=4)
-SPLITS = [UNSPLIT, Split(2, 1), Split(1, 2), Split(2, 3)]
+SPLITS = [UNSHARDED, Sharding(2, 1), Sharding(1, 2), Sharding(2, 3)]
 BLOCKS = 6
 ALL = range(len(SHAPES))
 
@@ -32,13 +32,13 @@ class Instance:
             for rank in range(split.ranks)
         ]
         self.transport = self.ranks[0]
-        if split != UNSPLIT:
+        if split != UNSHARDED:
             pipes = [self._serve(own) for own in self.ranks[1:]]
-            self.transport = SplitTransport(self.ranks[0], OtherRanks(pipes))
+            self.transport = ShardedTransport(self.ranks[0], OtherRanks(pipes))
 
     def _serve(self, own):
         ours, theirs = Pipe()
-        memory = RankMemory(own, theirs)
+        memory = RankServer(own, theirs)
         threading.Thread(target=memory.serve, args=(lambda: None, 0.1), daemon=True).start()
         return ours
 
@@ -114,7 +114,7 @@ def test_blocks_arrive_whole(source_split, target_split, pulled):
 
 def test_a_peer_that_is_gone_is_said_by_whichever_rank_misses_it():
     """The first rank then has no half of a connection left."""
-    source, target = Instance("s", Split(1, 2)), Instance("t", Split(1, 2))
+    source, target = Instance("s", Sharding(1, 2)), Instance("t", Sharding(1, 2))
     gone = msgspec.structs.replace(target.transport.descriptor, others=("/proc/1/fd/987654",))
     with pytest.raises(ConfigurationError, match="cannot be opened"):
         source.transport.connect(gone)
@@ -122,7 +122,7 @@ def test_a_peer_that_is_gone_is_said_by_whichever_rank_misses_it():
 
 def test_a_connection_that_is_closed_moves_nothing_on_other_ranks():
     """Its user is told, as of any connection that ends."""
-    source, target = Instance("s", Split(2, 1)), Instance("t", UNSPLIT)
+    source, target = Instance("s", Sharding(2, 1)), Instance("t", UNSHARDED)
     connection = source.transport.connect(target.transport.descriptor)
     connection.close()
     with pytest.raises(InstanceLostError, match="closed"):

@@ -7,7 +7,7 @@ import pytest
 from twofold.engine.base import KvLayout, LayerShape
 from twofold.engine.torch.pool import KvPool
 from twofold.errors import ConfigurationError
-from twofold.serving.worker.pool_landing import PoolLanding
+from twofold.serving.worker.torch_parts import StagedLanding
 from twofold.transport.memory import SharedMemory
 
 LAYOUT = KvLayout(layers=(LayerShape(2, 8, 4),) * 3, block_size=4, dtype="float32", itemsize=4)
@@ -27,7 +27,7 @@ def test_landed_blocks_are_brought_into_a_pool_elsewhere():
     for layer in range(3):
         landing_pool.keys(layer).fill_(layer + 1.0)
         landing_pool.values(layer).fill_(layer + 1.0)
-    landing = PoolLanding(landing_pool, engine_pool)
+    landing = StagedLanding(landing_pool, engine_pool)
     landing.landed("a", [1, 2])
     landing.landed("b", [4])
     landing.drop("b")

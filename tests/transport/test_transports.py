@@ -7,9 +7,9 @@ import pytest
 
 from support.cache_peer import Cache, cache_peer
 from support.transports import MOONCAKE, NIXL
-from twofold.curve.key import write_key
 from twofold.engine.base import KvLayout, LayerShape
 from twofold.errors import ConfigurationError, InstanceLostError, TwofoldError
+from twofold.security.key import write_key
 from twofold.transport.base import SCRATCH_BYTES
 from twofold.transport.registry import TRANSPORTS, check_transport
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twofold.errors import ConfigurationError
-from twofold.workload.arrivals import ARRIVALS, Constant, Gamma, Poisson, arrival_process
+from twofold.workload.distributions import ARRIVALS, Constant, Gamma, Poisson, arrival_process
 
 RATES = st.floats(1e-3, 1e6)
 

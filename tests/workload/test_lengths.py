@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from support.traces import ROOT, public_trace
-from twofold.workload.lengths import load_lengths
-from twofold.workload.named import NAMED, is_named
+from twofold.workload.distributions import load_lengths
+from twofold.workload.source import NAMED, is_named
 
 PUBLISHED = {"azure-code": ((1469, 2048), (13, 28)), "azure-conv": ((1020, 1155), (129, 211))}
 

@@ -8,10 +8,9 @@ from hypothesis import strategies as st
 
 from support.traces import ask
 from twofold.errors import ConfigurationError, WorkloadError
-from twofold.workload.named import NAMED, generate, workload
 from twofold.workload.rescale import mean_rate
-from twofold.workload.trace import FORMATS
-from twofold.workload.writer import write_trace
+from twofold.workload.source import NAMED, generate, workload
+from twofold.workload.trace import FORMATS, write_trace
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from support.traces import ask, request_lists
 from twofold.errors import ConfigurationError
-from twofold.workload.replay import Replay
 from twofold.workload.rescale import (
     first,
     fit_lengths,
@@ -19,6 +18,7 @@ from twofold.workload.rescale import (
     to_rate,
     window,
 )
+from twofold.workload.source import Replay
 
 BLOCKS = st.lists(st.integers(0, 9), max_size=5)
 TEN = [ask(index, float(index), 100, 10) for index in range(10)]

@@ -6,7 +6,7 @@ import pytest
 
 from support.traces import ask, public_trace
 from twofold.errors import ConfigurationError, WorkloadError
-from twofold.workload.lines import ReadNotes
+from twofold.workload.rows import ReadNotes
 from twofold.workload.summary import summarise
 from twofold.workload.trace import FORMATS, detect_format, open_trace
 

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from support.traces import ask, public_trace, request_lists
 from twofold.errors import ConfigurationError
 from twofold.kvcache.prefix import prefix_keys
-from twofold.workload.trace import FORMATS, open_trace
-from twofold.workload.writer import write_trace
+from twofold.workload.trace import FORMATS, open_trace, write_trace
 
 BLOCKS = st.lists(st.integers(0, 2**64), max_size=5)
 CSV_IDS = st.text().filter(lambda text: text.isprintable() and text == text.strip())

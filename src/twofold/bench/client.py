@@ -1,8 +1,16 @@
-"""The client: sends one request to an OpenAI endpoint, streams the reply and records when its tokens came."""
+"""Server-sent events of a streamed completion: cut out of the bytes as they come, and decoded.
+
+The client shares its cores with the server it measures, so only the fields named here are decoded.
+
+A reply: what one streamed completion has said so far, and when its tokens came.
+
+The client: sends one request to an OpenAI endpoint, streams the reply and records when its tokens came.
+"""
 
 import asyncio
 import time
 from contextlib import suppress
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
@@ -10,11 +18,155 @@ import aiohttp
 import msgspec
 
 from twofold.bench.endpoint import Endpoint, authorization
-from twofold.bench.reply import Reply
-from twofold.bench.sse import DONE, Event, EventSplitter, decode_event
 from twofold.errors import TwofoldError
 from twofold.request import FinishReason, Request
 from twofold.timeline import Recorder, Timeline
+
+DONE = b"[DONE]"
+
+
+class StreamDelta(msgspec.Struct, frozen=True):
+    """The new part of a chat message."""
+
+    role: str | None = None
+    content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+
+    @property
+    def has_text(self) -> bool:
+        return bool(self.content or self.reasoning or self.reasoning_content)
+
+
+class StreamChoice(msgspec.Struct, frozen=True):
+    """The new part of a completion; `text` for /v1/completions, `delta` for /v1/chat/completions."""
+
+    text: str | None = None
+    delta: StreamDelta | None = None
+    finish_reason: str | None = None
+
+    @property
+    def opens_chat(self) -> bool:
+        """Whether this says who speaks, and nothing else."""
+        return self.delta is not None and self.delta.role is not None and not self.delta.has_text
+
+    @property
+    def has_text(self) -> bool:
+        return bool(self.text) or (self.delta is not None and self.delta.has_text)
+
+
+class StreamPromptDetails(msgspec.Struct, frozen=True):
+    """What became of the tokens of a prompt."""
+
+    cached_tokens: int | None = None
+
+
+class StreamUsage(msgspec.Struct, frozen=True):
+    """Tokens as the server counts them."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    prompt_tokens_details: StreamPromptDetails | None = None
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens of the prompt that were not computed; 0 where the server does not say."""
+        details = self.prompt_tokens_details
+        return 0 if details is None else details.cached_tokens or 0
+
+
+class StreamErrorBody(msgspec.Struct, frozen=True):
+    """OpenAI's error object."""
+
+    message: str | None = None
+
+
+class StreamEvent(msgspec.Struct, frozen=True):
+    """One event of a stream, or the whole body of an error."""
+
+    choices: list[StreamChoice] | None = None
+    usage: StreamUsage | None = None
+    error: StreamErrorBody | str | None = None
+    message: str | None = None  # where some servers put it in an error that has no `error` object
+
+    @property
+    def error_message(self) -> str | None:
+        """What went wrong, if this event says that something did."""
+        if self.error is None:
+            return self.message
+        return self.error if isinstance(self.error, str) else self.error.message or "no message"
+
+
+decode_event = msgspec.json.Decoder(StreamEvent).decode
+
+
+class EventSplitter:
+    """Cuts a stream of bytes into the data of its events, however the network has cut the stream."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, received: bytes) -> list[bytes]:
+        """The data of every line that is now complete. (A JSON event is always one `data:` line.)"""
+        lines = (self._rest + received).split(b"\n")
+        self._rest = lines.pop()
+        return [line[5:].strip() for line in lines if line.startswith(b"data:")]
+
+    def close(self) -> list[bytes]:
+        """What is left when the stream ends without a newline."""
+        return self.feed(b"\n")
+
+
+@dataclass(slots=True)
+class Reply:
+    """Chunks of a stream with their times (seconds), and what the server says of the whole."""
+
+    chunk_times_s: list[float] = field(default_factory=list)
+    chunk_has_text: list[bool] = field(default_factory=list)
+    ends_with_notice: bool = False
+    finish_reason: str | None = None
+    usage: StreamUsage | None = None
+    done: bool = False
+
+    def add(self, choice: StreamChoice, now: float) -> None:
+        """Take in a chunk; the role that opens a chat is no token, but an empty text may be one."""
+        has_text = choice.has_text
+        if not choice.opens_chat or choice.finish_reason is not None:
+            self.chunk_times_s.append(now)
+            self.chunk_has_text.append(has_text)
+            self.ends_with_notice = not has_text and choice.finish_reason is not None
+        self.finish_reason = choice.finish_reason or self.finish_reason
+
+    @property
+    def complete(self) -> bool:
+        return self.done or self.finish_reason is not None
+
+    @property
+    def finish(self) -> FinishReason:
+        """The server's finish reason in Twofold's words; whatever is not a length is a stop."""
+        return FinishReason.LENGTH if self.finish_reason == "length" else FinishReason.STOP
+
+    def token_times_s(self) -> list[float]:
+        """When each output token came; there are as many as `usage` says, where the server sends it.
+
+        A chunk counts as one token, except a last one that brings nothing but the finish reason. Where usage
+        counts fewer tokens, chunks without text brought none. Where it counts more, chunks brought several:
+        these have one time, so their gaps are zero, and the first and last time and every gap between chunks
+        stay as they were seen. It does not matter for the gaps which chunk is taken to have brought more.
+        """
+        times = self.chunk_times_s
+        without_notice = times[:-1] if self.ends_with_notice else times
+        if self.usage is None:
+            return list(without_notice)
+        tokens = self.usage.completion_tokens
+        if tokens < len(times):
+            times = without_notice
+        if tokens < len(times):
+            times = [time for time, text in zip(self.chunk_times_s, self.chunk_has_text, strict=True) if text]
+        if tokens <= len(times):
+            return list(times)
+        return [times[token * len(times) // tokens] for token in range(tokens)] if times else []
+
 
 _NO_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=None)  # one clock for all of it: `timeout_s`
 
@@ -27,7 +179,7 @@ class RequestFailedError(TwofoldError):
         self.reason, self.detail = reason, detail
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+class RequestOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """How a request ended, besides its timeline. `chunks` counts the events that brought output."""
 
     request_id: str
@@ -82,7 +234,7 @@ class Client:
             fields["prompt"] = prompt
         return msgspec.json.encode(fields)
 
-    async def send(self, request: Request, body: bytes, reply: Reply | None = None) -> Outcome:
+    async def send(self, request: Request, body: bytes, reply: Reply | None = None) -> RequestOutcome:
         """Send a request and stream its reply to the end; the recorder gets its timeline, whatever happens.
 
         A caller that wants to watch the stream while it runs passes the `reply` to fill.
@@ -106,8 +258,10 @@ class Client:
             self._record(timeline, reply, reason)
         chunks = len(reply.chunk_times_s)
         if failure is None:
-            return Outcome(request_id=request.id, chunks=chunks)
-        return Outcome(request_id=request.id, chunks=chunks, error=failure.reason, detail=failure.detail)
+            return RequestOutcome(request_id=request.id, chunks=chunks)
+        return RequestOutcome(
+            request_id=request.id, chunks=chunks, error=failure.reason, detail=failure.detail
+        )
 
     def _record(self, timeline: Timeline, reply: Reply, reason: FinishReason) -> None:
         request = timeline.request
@@ -165,7 +319,7 @@ def _take(data: bytes, now: float, reply: Reply) -> None:
 def _error_text(body: bytes) -> str:
     """What an error response says, in whichever of the usual forms it says it."""
     with suppress(msgspec.DecodeError):
-        event: Event = decode_event(body)
+        event: StreamEvent = decode_event(body)
         if event.error_message is not None:
             return event.error_message
     return body[:300].decode(errors="replace")

@@ -1,4 +1,7 @@
-"""An open-loop load: requests leave when they are due, whether or not earlier ones have been answered."""
+"""An open-loop load: requests leave when they are due, whether or not earlier ones have been answered.
+
+A record: one request of a run as a line of the JSON report.
+"""
 
 import asyncio
 import time
@@ -9,12 +12,12 @@ from itertools import chain
 
 import msgspec
 
-from twofold.bench.client import Client, ClientConfig, Outcome
+from twofold.bench.client import Client, ClientConfig, RequestOutcome
 from twofold.bench.endpoint import Endpoint
 from twofold.bench.prompts import PromptMaker
 from twofold.errors import ConfigurationError
 from twofold.request import Request
-from twofold.timeline import Recorder, Timeline
+from twofold.timeline import Moment, Recorder, Timeline
 
 
 class LoadConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,7 +55,7 @@ class LoadResult:
     """
 
     timelines: list[Timeline] = field(default_factory=list)
-    outcomes: list[Outcome] = field(default_factory=list)
+    outcomes: list[RequestOutcome] = field(default_factory=list)
     send_lags_s: list[float] = field(default_factory=list)
     started_s: float = 0.0
     ended_s: float = 0.0
@@ -173,3 +176,46 @@ class _Load:
 
     def _body(self, request: Request) -> bytes:
         return self._client.body(request, self._config.prompts.prompt(request))
+
+
+class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Times in seconds; `sent_s` counts from the start of the run, token times from `sent_s`."""
+
+    id: str
+    sent_s: float
+    prompt_tokens: int
+    output_tokens: int
+    finish_reason: str | None
+    ttft_s: float | None
+    tpot_s: float | None
+    e2e_s: float | None
+    token_times_s: list[float]
+    chunks: int | None
+    error: str | None
+    detail: str | None
+
+
+def records(result: LoadResult) -> list[RequestRecord]:
+    """One record per request, in the order in which they were sent."""
+    outcomes = {outcome.request_id: outcome for outcome in result.outcomes}
+    made = []
+    for timeline in result.timelines:
+        sent_s = timeline.moments[Moment.ARRIVED]
+        outcome = outcomes.get(timeline.request.id)
+        made.append(
+            RequestRecord(
+                id=timeline.request.id,
+                sent_s=sent_s - result.started_s,
+                prompt_tokens=timeline.request.prompt_tokens,
+                output_tokens=timeline.output_tokens,
+                finish_reason=timeline.finish_reason,
+                ttft_s=timeline.ttft_s,
+                tpot_s=timeline.tpot_s,
+                e2e_s=timeline.e2e_s,
+                token_times_s=[time_s - sent_s for time_s in timeline.token_times_s],
+                chunks=None if outcome is None else outcome.chunks,
+                error=None if outcome is None else outcome.error,
+                detail=None if outcome is None else outcome.detail,
+            )
+        )
+    return sorted(made, key=lambda record: record.sent_s)

@@ -7,11 +7,9 @@ import typer
 from rich.console import Console
 
 from twofold import __version__
-from twofold.bench.load import LoadConfig, LoadResult
-from twofold.bench.record import RequestRecord, records
+from twofold.bench.load import LoadConfig, LoadResult, RequestRecord, records
 from twofold.errors import ConfigurationError
-from twofold.reporting.summary import Distribution, Summary, summarise
-from twofold.reporting.tables import seconds, summary_table
+from twofold.reporting.summary import LatencyDistribution, Summary, seconds, summarize, summary_table
 from twofold.slo import Slo
 
 
@@ -22,7 +20,7 @@ class BenchReport(msgspec.Struct, frozen=True, kw_only=True):
     workload: str
     config: LoadConfig
     summary: Summary
-    send_lag_s: Distribution | None
+    send_lag_s: LatencyDistribution | None
     packed_tokens: int
     interrupted: bool
     requests: list[RequestRecord] | None = None
@@ -31,13 +29,13 @@ class BenchReport(msgspec.Struct, frozen=True, kw_only=True):
     def of(
         cls, workload: str, config: LoadConfig, result: LoadResult, slo: Slo | None, *, per_request: bool
     ) -> "BenchReport":
-        summary = summarise(result.timelines, duration_s=result.duration_s, slo=slo, errors=result.errors)
+        summary = summarize(result.timelines, duration_s=result.duration_s, slo=slo, errors=result.errors)
         return cls(
             twofold_version=__version__,
             workload=workload,
             config=msgspec.structs.replace(config, api_key=None),
             summary=summary,
-            send_lag_s=Distribution.of(result.send_lags_s),
+            send_lag_s=LatencyDistribution.of(result.send_lags_s),
             packed_tokens=result.packed_tokens,
             interrupted=result.interrupted,
             requests=records(result) if per_request else None,

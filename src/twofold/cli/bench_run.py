@@ -12,7 +12,7 @@ from twofold.cli.bench_report import BenchReport
 from twofold.cli.progress import load_progress
 from twofold.errors import ConfigurationError
 from twofold.request import Request
-from twofold.workload.named import is_named, workload
+from twofold.workload.source import is_named, workload
 
 __all__ = [
     "BenchReport",

@@ -13,13 +13,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from twofold.cli.sizes import parse_size
+from twofold.cluster.cores import share_cores
 from twofold.errors import ConfigurationError
 from twofold.fidelity.calibrate import calibrate
-from twofold.fidelity.measure import OnGroup, measure
+from twofold.fidelity.measurement import OnGroup, measure
 from twofold.hardware.hf_config import read_model
 from twofold.performance.host_profile import HostProfile, dump_host_profile
-from twofold.serving.plan import own_cores
-from twofold.simulation.cores import share_cores
+from twofold.serving.launch.worker_plan import available_cores
 
 _WORKERS = 2  # of each service that is measured
 
@@ -36,7 +36,7 @@ def run(
     known = read_model(model)
     kv_bytes = parse_size(kv_cache_memory_bytes)
     _require_writable(out)
-    cores = own_cores()
+    cores = available_cores()
     flags = ["--kv-cache-memory-bytes", str(kv_bytes), "--max-num-seqs", str(max_num_seqs), "--dtype", dtype]
     with _progress() as on_group:
         measured = measure(model, flags, max_num_seqs, on_group)

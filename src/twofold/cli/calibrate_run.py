@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.table import Table
 
 from twofold.errors import ConfigurationError
-from twofold.performance.calibration import Calibration, to_toml
-from twofold.performance.fit import FitOptions, fit_profile
-from twofold.performance.profile import read_profile
+from twofold.performance.coefficients import Calibration, to_toml
+from twofold.performance.fitting.fit import FitOptions, fit_profile
+from twofold.performance.fitting.profile import read_profile
 
 _HEADING = """Performance of models on accelerators, fitted by `twofold calibrate fit`.
 Times in milliseconds; the formula is in twofold.performance.fitted. Errors are means of relative errors on

@@ -9,11 +9,11 @@ from rich.console import Console
 
 from twofold.cli.simulate_source import Source
 from twofold.errors import ConfigurationError
-from twofold.hardware.machine import StorageTier
-from twofold.planning.capacity.plan import CapacityQuestion, capacity_plan
+from twofold.hardware.specs import StorageTier
+from twofold.planning.capacity.plan import CapacityQuery, capacity_plan
 from twofold.planning.problem import Problem
 from twofold.reporting.plan.capacity import CapacityReport, capacity_tables
-from twofold.workload.named import is_named
+from twofold.workload.source import is_named
 
 _DRAM, _DISK = "dram", "nvme"
 
@@ -33,7 +33,7 @@ class CapacityFlags(msgspec.Struct, frozen=True, kw_only=True):
                 raise ConfigurationError(f"--{field.replace('_', '-')} is for --kv-capacity: leave it out")
 
 
-def read_question(problem: Problem, machines: str | None, flags: CapacityFlags) -> CapacityQuestion:
+def read_question(problem: Problem, machines: str | None, flags: CapacityFlags) -> CapacityQuery:
     """Raises ConfigurationError for flags that make no question, and for a model that the machine does not hold."""
     names = [name.strip() for name in (machines or "").split(",") if name.strip()]
     if len(names) != 1:
@@ -47,7 +47,7 @@ def read_question(problem: Problem, machines: str | None, flags: CapacityFlags) 
     catalog, link = problem.catalog, problem.template.link_bytes_per_s
     if link is not None and not 0 < link < math.inf:
         raise ConfigurationError(f"--link-gb-per-s {link / 1e9:g} cannot be: give more than 0 GB/s")
-    return CapacityQuestion(
+    return CapacityQuery(
         model=catalog.model(problem.template.model),
         machine=catalog.machine(kind.name),
         performance=problem.performance(kind),
@@ -72,7 +72,7 @@ def _priced(tier: StorageTier, price: float | None, flag: str) -> StorageTier:
 
 def run(
     problem: Problem,
-    question: CapacityQuestion,
+    question: CapacityQuery,
     *,
     html: Path | None,
     output: Path | None,

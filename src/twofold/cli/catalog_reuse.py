@@ -12,10 +12,9 @@ from rich.text import Text
 
 from twofold.errors import ConfigurationError
 from twofold.hardware.catalog import Catalog, load_catalog
-from twofold.hardware.machine import Machine
-from twofold.hardware.model import Model
+from twofold.hardware.specs import Machine, Model
 from twofold.performance.registry import performance_model
-from twofold.performance.reuse import PUBLISHED, REST, Needs, prefix_bytes_per_s, shortest_prefix
+from twofold.performance.reuse import PUBLISHED, REST, PrefixCost, prefix_bytes_per_s, shortest_prefix
 
 _A800_FLOPS, _A800S, _PREFIX = 312e12, 8, 8192  # what the published figure is for
 
@@ -79,7 +78,7 @@ def _loading(
     ways = {link.name: (link.bytes_per_s, link.latency_s) for link in catalog.links.values()}
     ways |= {"its network": (share * machine.network_bytes_per_s, 0.0)}
     ways |= {f"its {tier.name}": (share * tier.bytes_per_s, 0.0) for tier in catalog.tiers.values()}
-    needs, flops_per_s = Needs.of(model), accelerators * machine.accelerator.flops_per_s
+    needs, flops_per_s = PrefixCost.of(model), accelerators * machine.accelerator.flops_per_s
     return Loading(
         accelerators=accelerators,
         prefix=prefix,

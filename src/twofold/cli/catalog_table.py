@@ -9,8 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from twofold.hardware.catalog import Catalog, load_catalog
-from twofold.hardware.machine import Accelerator, Link, Machine, StorageTier
-from twofold.hardware.model import Model
+from twofold.hardware.specs import Accelerator, Link, Machine, Model, StorageTier
 
 Item = Accelerator | Machine | Model | Link | StorageTier
 

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import typer
 
+from twofold.cluster.file import load_cluster
 from twofold.errors import ConfigurationError
 from twofold.hardware.catalog import load_catalog
 from twofold.kubernetes.from_plan import values_from
 from twofold.kubernetes.manifests import as_yaml, documents, merged, read_values, values_of
 from twofold.kubernetes.objects import check, objects_of
 from twofold.kubernetes.values import Json
-from twofold.serving.cluster_plan import check_servable
-from twofold.simulation.cluster_file import load_cluster
+from twofold.serving.launch.worker_plan import check_servable
 
 _FILES = {"k8s": "manifests.yaml", "helm": "values.yaml"}
 # A label of DNS that leaves room for what is put behind it, here and by Kubernetes.

@@ -14,16 +14,16 @@ import msgspec
 import uvloop
 
 from twofold.cli.store_flags import check_eviction
-from twofold.curve.guard import Guard
-from twofold.curve.key import read_key
-from twofold.curve.network import Endpoint, Network, own_host
 from twofold.errors import ConfigurationError
 from twofold.instance import Role
+from twofold.security.guard import Guard
+from twofold.security.key import read_key
+from twofold.security.network import HostNetwork, TcpEndpoint, own_host
 from twofold.serving.config import ServiceConfig, StoreConfig
-from twofold.serving.joined_host import JoinedHost, Offer
-from twofold.serving.logs import configure_logs
-from twofold.serving.model_source import find_model, model_name
-from twofold.serving.plan import with_cores
+from twofold.serving.launch.joined_host import HostOffer, JoinedHost
+from twofold.serving.launch.model_source import find_model, model_fingerprint
+from twofold.serving.launch.worker_plan import with_cores
+from twofold.serving.telemetry.logs import configure_logs
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
@@ -58,20 +58,20 @@ def run(flags: JoinFlags) -> None:
     check_eviction(flags.kv_eviction)
     read_key(flags.cluster_key)  # a mistake there is told before anything takes time
     network, model = network_of(flags), find_model(flags.model)
-    offer = Offer(model=model_name(model), workers=workers)
+    offer = HostOffer(model=model_fingerprint(model), workers=workers)
     with tempfile.TemporaryDirectory(prefix=f"twofold-{os.getpid()}-", ignore_cleanup_errors=True) as run_dir:
         uvloop.run(_join(flags, network, offer, model, run_dir))
 
 
-def network_of(flags: JoinFlags) -> Network:
+def network_of(flags: JoinFlags) -> HostNetwork:
     """Where this host is; raises ConfigurationError."""
-    endpoint = Endpoint.parse(flags.controller, "tcp://ADDRESS:PORT")
+    endpoint = TcpEndpoint.parse(flags.controller, "tcp://ADDRESS:PORT")
     name = flags.name or socket.gethostname()
     if not _NAME.fullmatch(name):
         raise ConfigurationError(
             f"--name {name!r} is no name: write up to 64 letters, digits, dots, dashes and underscores"
         )
-    return Network(
+    return HostNetwork(
         host=name,
         address=endpoint.own_address() if flags.address is None else own_host(flags.address, "--address"),
         key_file=str(flags.cluster_key.absolute()),
@@ -79,7 +79,7 @@ def network_of(flags: JoinFlags) -> Network:
     )
 
 
-def adapted(config: ServiceConfig, flags: JoinFlags, network: Network, model: Path) -> ServiceConfig:
+def adapted(config: ServiceConfig, flags: JoinFlags, network: HostNetwork, model: Path) -> ServiceConfig:
     """The service's configuration, with what this host has of its own."""
     engine = msgspec.structs.replace(
         config.engine,
@@ -100,7 +100,7 @@ def adapted(config: ServiceConfig, flags: JoinFlags, network: Network, model: Pa
     )
 
 
-async def _join(flags: JoinFlags, network: Network, offer: Offer, model: Path, run_dir: str) -> None:
+async def _join(flags: JoinFlags, network: HostNetwork, offer: HostOffer, model: Path, run_dir: str) -> None:
     key = read_key(flags.cluster_key)
     host = JoinedHost(
         network,

@@ -13,7 +13,7 @@ def keygen(
 
     Copy FILE to each of them by a way that nobody else can read: whoever has it may join.
     """
-    from twofold.curve.key import write_key  # noqa: PLC0415  (other commands do without)
+    from twofold.security.key import write_key  # noqa: PLC0415  (other commands do without)
 
     write_key(file)
     typer.echo(f"{file}: a new cluster key that only you can read", err=True)

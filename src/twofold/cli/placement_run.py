@@ -10,26 +10,23 @@ from rich.console import Console
 from twofold.cli.plan_progress import plan_progress
 from twofold.cli.plan_run import Files, Where
 from twofold.errors import ConfigurationError
-from twofold.planning.bounds import Bounds
-from twofold.planning.deployment import deployment_of
-from twofold.planning.deployment_text import deployment_text
-from twofold.planning.evaluator import Effort, Evaluator
-from twofold.planning.key import Keys
-from twofold.planning.objective import Objective
-from twofold.planning.placement.affinity import Affinity
+from twofold.planning.bounds import AnalyticBounds
+from twofold.planning.deployment import deployment_of, deployment_text
+from twofold.planning.evaluator import Effort, Evaluator, Keys, SqliteStore
+from twofold.planning.placement.instances import Affinity
 from twofold.planning.placement.plan import (
     PlacementPlan,
-    PlacementQuestion,
-    Prepared,
+    PlacementQuery,
+    PreparedPlacement,
     make_placement,
     prepare,
 )
-from twofold.planning.plan import Choice
+from twofold.planning.plan import DesignChoice
 from twofold.planning.problem import Problem
 from twofold.planning.rates import RateGrid, RateSearch
-from twofold.planning.store import SqliteStore
+from twofold.planning.search import Objective
 from twofold.reporting.plan.placement import PlacementReport, placement_tables, verdict_text
-from twofold.simulation.whole_file import WholeFile
+from twofold.simulation.observers.files import AtomicFile
 
 _LEAST, _MOST = 2, 4096  # more is a slip of the keyboard, or a search that takes hours
 
@@ -42,7 +39,7 @@ def read_question(
     max_pipeline: int | None,
     rate: float | None,
     affinity: str,
-) -> PlacementQuestion:
+) -> PlacementQuery:
     """Raises ConfigurationError for flags that make no question."""
     if rate is not None and not 0 < rate < float("inf"):
         raise ConfigurationError(f"--rate {rate:g} cannot be: give more than 0 requests per second")
@@ -50,7 +47,7 @@ def read_question(
         wanted = None if affinity == "auto" else Affinity(affinity)
     except ValueError:
         raise ConfigurationError(f"--affinity {affinity!r} is not one of auto, high, low") from None
-    return PlacementQuestion(
+    return PlacementQuery(
         stock=_read_stock(problem, machines, max_gpus), rate=rate, affinity=wanted, most_stages=max_pipeline
     )
 
@@ -96,7 +93,7 @@ def _count(number: str, word: str) -> int:
 
 def run(
     problem: Problem,
-    question: PlacementQuestion,
+    question: PlacementQuery,
     *,
     tolerance: float,
     where: Where,
@@ -111,7 +108,7 @@ def run(
         )
     files.require_apart((where.store, problem.workload.workload, *inputs))
     prepared = prepare(problem, question)
-    deployment = None if files.output is None else WholeFile(files.output)
+    deployment = None if files.output is None else AtomicFile(files.output)
     plan, effort = search_placement(prepared, RateGrid(tolerance), where)
     if deployment is not None:
         deployment.write(_deployment(plan).encode())
@@ -122,10 +119,12 @@ def run(
         Console().print(placement_tables(plan, effort, _title(prepared)))
 
 
-def search_placement(prepared: Prepared, grid: RateGrid, where: Where) -> tuple[PlacementPlan, Effort]:
+def search_placement(
+    prepared: PreparedPlacement, grid: RateGrid, where: Where
+) -> tuple[PlacementPlan, Effort]:
     """The answer, and the simulations that it took."""
     problem = prepared.problem
-    bounds, key = Bounds(problem), Keys(problem).of
+    bounds, key = AnalyticBounds(problem), Keys(problem).of
     with (
         SqliteStore(where.store) as store,
         plan_progress(Objective.GOODPUT) as shown,
@@ -136,7 +135,7 @@ def search_placement(prepared: Prepared, grid: RateGrid, where: Where) -> tuple[
         return asyncio.run(make_placement(search, prepared)), evaluator.effort
 
 
-def _title(prepared: Prepared) -> str:
+def _title(prepared: PreparedPlacement) -> str:
     template, workload = prepared.problem.template, prepared.problem.workload.workload
     rate = prepared.question.rate
     if rate is None:
@@ -148,6 +147,8 @@ def _title(prepared: Prepared) -> str:
 
 def _deployment(plan: PlacementPlan) -> str:
     best, problem = plan.best, plan.prepared.problem
-    choice = Choice(design=best.design, rate=best.rate, highest_rate=best.rate, evaluation=best.evaluation)
+    choice = DesignChoice(
+        design=best.design, rate=best.rate, highest_rate=best.rate, evaluation=best.evaluation
+    )
     comment = f"{_title(plan.prepared)}: {best.design.name}, planned by simulation.\n{verdict_text(plan)}"
     return deployment_text(deployment_of(problem, choice, Objective.GOODPUT), comment)

@@ -195,9 +195,9 @@ def plan(
     bounds = parse_slo(slo)
     # These are too heavy for the start of every command.
     from twofold.cli import capacity_run, placement_run, plan_question, plan_ray, plan_run  # noqa: PLC0415
-    from twofold.planning.objective import Objective  # noqa: PLC0415
+    from twofold.cluster.spec import ClusterSpec  # noqa: PLC0415
+    from twofold.planning.search import Objective  # noqa: PLC0415
     from twofold.planning.workload import WorkloadArguments  # noqa: PLC0415
-    from twofold.simulation.spec import ClusterSpec  # noqa: PLC0415
 
     aim = plan_question.parse_objective(objective)
     goodput = aim is Objective.GOODPUT

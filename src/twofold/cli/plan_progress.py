@@ -9,8 +9,8 @@ from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElaps
 
 from twofold.planning.evaluation import Evaluation, Trial
 from twofold.planning.evaluator import Effort
-from twofold.planning.objective import Objective
-from twofold.planning.plan import Choice
+from twofold.planning.plan import DesignChoice
+from twofold.planning.search import Objective
 
 _DONE = "{task.completed:,.0f} simulations, {task.fields[reused]:,} reused"
 _SPEED = "{task.fields[speed]:,.0f} requests per CPU second"
@@ -22,7 +22,7 @@ class PlanProgress:
 
     def __init__(self, objective: Objective, bar: Progress | None) -> None:
         self._objective, self._bar = objective, bar
-        self._best: Choice | None = None
+        self._best: DesignChoice | None = None
         self._task: TaskID | None = None
         if bar is not None:
             self._task = bar.add_task("", total=None, reused=0, speed=0.0, best="")
@@ -33,7 +33,7 @@ class PlanProgress:
             speed = effort.requests_per_cpu_s or 0.0
             self._bar.update(self._task, completed=effort.simulations, reused=effort.reused, speed=speed)
 
-    def found(self, choice: Choice) -> None:
+    def found(self, choice: DesignChoice) -> None:
         """The best of a family is known."""
         if self._best is None or self._weight(choice) < self._weight(self._best):
             self._best = choice
@@ -43,7 +43,7 @@ class PlanProgress:
             text = f"best so far: {design.name}, {rate:.3g} requests/s, {costs}"
             self._bar.update(self._task, best=text)
 
-    def _weight(self, choice: Choice) -> tuple[float, ...]:
+    def _weight(self, choice: DesignChoice) -> tuple[float, ...]:
         if self._objective is Objective.THROUGHPUT:
             return (-choice.highest_rate,)
         return self._objective.weigh(choice.design)

@@ -7,15 +7,14 @@ from pathlib import Path
 import typer
 
 from twofold.cli.simulate_source import require_an_end
+from twofold.cluster.spec import ClusterSpec
 from twofold.errors import ConfigurationError
 from twofold.hardware.catalog import load_catalog
-from twofold.planning.budget import Budget
-from twofold.planning.families import fitting, parse_families
-from twofold.planning.objective import Objective
-from twofold.planning.plan import Question
-from twofold.planning.problem import Problem
+from twofold.planning.design import Budget
+from twofold.planning.plan import PlanQuery
+from twofold.planning.problem import Problem, fitting, parse_families
+from twofold.planning.search import Objective
 from twofold.planning.workload import WorkloadArguments
-from twofold.simulation.spec import ClusterSpec
 from twofold.slo import Slo, SlowdownSlo
 
 _MOST_RATE = 1e6  # requests per second: a trial of this many takes minutes, and a plan hundreds of trials
@@ -65,7 +64,7 @@ def read_question(
     max_machines: str | None,
     max_cost: float | None,
     max_power_kw: float | None,
-) -> Question:
+) -> PlanQuery:
     """What to search for; machines that do not hold the model are left out with a note on stderr."""
     wanted = parse_families(problem, families, machines, split=split, colocated=colocated)
     fit, reasons = fitting(problem, wanted)
@@ -79,7 +78,7 @@ def read_question(
         of_kind=of_kind,
     )
     budget.require_sensible()
-    return Question(objective=objective, families=fit, budget=budget, rate=_checked_rate(objective, rate))
+    return PlanQuery(objective=objective, families=fit, budget=budget, rate=_checked_rate(objective, rate))
 
 
 def parse_objective(text: str) -> Objective:

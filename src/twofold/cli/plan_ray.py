@@ -3,10 +3,9 @@
 import typer
 
 from twofold.errors import ConfigurationError
+from twofold.planning.executors.ray import ray_inventory
 from twofold.planning.problem import Problem
-from twofold.planning.ray_stock import stock_of
-from twofold.raycluster.connection import connect
-from twofold.raycluster.nodes import nodes_of
+from twofold.raycluster.cluster import connect, list_nodes
 
 
 def machines_of(problem: Problem, address: str, *, goodput: bool) -> dict[str, int]:
@@ -14,7 +13,7 @@ def machines_of(problem: Problem, address: str, *, goodput: bool) -> dict[str, i
 
     Raises ConfigurationError where there is no cluster, or nothing that makes up a machine of the catalog.
     """
-    stock = stock_of(nodes_of(connect(address, "--ray")), problem.catalog)
+    stock = ray_inventory(list_nodes(connect(address, "--ray")), problem.catalog)
     for reason in stock.left_out:
         typer.echo(f"note: left out: {reason}", err=True)
     found = stock.accelerators if goodput else stock.machines

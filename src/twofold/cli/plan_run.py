@@ -11,26 +11,20 @@ from rich.console import Console
 from twofold.cli.plan_progress import plan_progress
 from twofold.errors import ConfigurationError
 from twofold.planning.advice import Advice, advise
-from twofold.planning.bounds import Bounds
-from twofold.planning.curves import Curve, curve
-from twofold.planning.deployment import deployment_of
-from twofold.planning.deployment_text import deployment_text
-from twofold.planning.evaluator import Effort, Evaluator
-from twofold.planning.executors.base import Executor
+from twofold.planning.bounds import AnalyticBounds
+from twofold.planning.deployment import deployment_of, deployment_text
+from twofold.planning.evaluator import Effort, Evaluator, Executor, Keys, SqliteStore
 from twofold.planning.executors.local import LocalExecutor, cores
 from twofold.planning.executors.ray import RayExecutor
-from twofold.planning.front import front_of
-from twofold.planning.key import Keys
-from twofold.planning.objective import Objective
-from twofold.planning.pareto import Point
-from twofold.planning.plan import Choice, Plan, Question, make_plan
+from twofold.planning.pareto import ParetoPoint, RateCurve, front_of, rate_curve
+from twofold.planning.plan import DesignChoice, Plan, PlanQuery, make_plan
 from twofold.planning.problem import Problem
 from twofold.planning.rates import RateGrid, RateSearch
-from twofold.planning.store import SqliteStore
+from twofold.planning.search import Objective
 from twofold.reporting.plan.html import plan_page
 from twofold.reporting.plan.report import PlanReport
 from twofold.reporting.plan.table import plan_tables
-from twofold.simulation.whole_file import WholeFile
+from twofold.simulation.observers.files import AtomicFile
 
 
 class Where(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,14 +62,14 @@ class Made(msgspec.Struct, frozen=True, kw_only=True):
 
     plan: Plan
     advice: Advice
-    front: tuple[Point, ...]
-    curves: dict[str, Curve]
+    front: tuple[ParetoPoint, ...]
+    curves: dict[str, RateCurve]
     effort: Effort
 
 
 def run(
     problem: Problem,
-    question: Question,
+    question: PlanQuery,
     *,
     tolerance: float,
     where: Where,
@@ -87,8 +81,8 @@ def run(
     if where.ray is not None and where.jobs is not None:
         raise ConfigurationError("--jobs counts the cores of this machine: leave it out with --ray")
     files.require_apart((where.store, problem.workload.workload, *inputs))
-    page = None if files.html is None else WholeFile(files.html)
-    deployment = None if files.output is None else WholeFile(files.output)
+    page = None if files.html is None else AtomicFile(files.html)
+    deployment = None if files.output is None else AtomicFile(files.output)
     made = _searched(problem, question, RateGrid(tolerance), where, with_curves=page is not None)
     title = _title(problem, question)
     if deployment is not None:
@@ -104,10 +98,10 @@ def run(
 
 
 def _searched(
-    problem: Problem, question: Question, grid: RateGrid, where: Where, *, with_curves: bool
+    problem: Problem, question: PlanQuery, grid: RateGrid, where: Where, *, with_curves: bool
 ) -> Made:
     bounds, key = (
-        Bounds(problem),
+        AnalyticBounds(problem),
         Keys(problem).of,
     )  # both look at the workload: mistakes in it are found here
     with (
@@ -122,18 +116,18 @@ def _searched(
 
 async def _made(
     search: RateSearch,
-    question: Question,
-    found: Callable[[Choice], None],
+    question: PlanQuery,
+    found: Callable[[DesignChoice], None],
     evaluator: Evaluator,
     *,
     with_curves: bool,
 ) -> Made:
     plan = await make_plan(search, question, found)
     kept = (trial for trial, told in evaluator.answered().items() if told.met)
-    found_points = [Point(design=trial.design, rate=trial.rate) for trial in kept]
+    found_points = [ParetoPoint(design=trial.design, rate=trial.rate) for trial in kept]
     front = await front_of(search, plan.choices, found_points)
     best = [choice for choice in (plan.best_split, plan.best_colocated) if choice is not None]
-    curves = {choice.design.name: await curve(search, choice) for choice in best} if with_curves else {}
+    curves = {choice.design.name: await rate_curve(search, choice) for choice in best} if with_curves else {}
     return Made(
         plan=plan,
         advice=advise(plan, search.grid.tolerance),
@@ -143,7 +137,7 @@ async def _made(
     )
 
 
-def _title(problem: Problem, question: Question) -> str:
+def _title(problem: Problem, question: PlanQuery) -> str:
     what = {
         Objective.THROUGHPUT: "most requests per second",
         Objective.COST: "least dollars",

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from twofold.errors import ConfigurationError
 from twofold.instance import Role
-from twofold.serving.service import PoolMember
+from twofold.serving.controller.service import PoolMember
 
 _TIMEOUT_S = 30
 

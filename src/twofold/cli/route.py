@@ -76,7 +76,8 @@ def route(
     TWOFOLD_SERVER_API_KEY has it.
     """
     # What these need is too heavy for the start of every command.
-    from twofold.cli import http_run, route_run  # noqa: PLC0415
+    from twofold.cli import http as http_run  # noqa: PLC0415
+    from twofold.cli import route_run  # noqa: PLC0415
 
     keys = route_run.find_keys(api_key, api_keys)
     flags = route_run.Flags(

@@ -8,17 +8,16 @@ from typing import Final
 
 import uvloop
 
-from twofold.cli.serve_access import find_keys
-from twofold.cli.serve_loop import listen, serve
+from twofold.cli.http import find_keys, listen, serve
 from twofold.errors import ConfigurationError, ModelError
 from twofold.instance import Role
 from twofold.scheduling.routers import FORECASTING_ROUTERS, LIVE_ROUTERS
-from twofold.serving.local_service import HttpConfig
-from twofold.serving.logs import configure_logs
-from twofold.serving.model_source import find_model
-from twofold.serving.route.config import RouteConfig, parse_servers
-from twofold.serving.route.run import RoutedGateway
-from twofold.serving.telemetry import TelemetryConfig, make_telemetry
+from twofold.serving.launch.local_service import HttpConfig
+from twofold.serving.launch.model_source import find_model
+from twofold.serving.telemetry.logs import configure_logs
+from twofold.serving.telemetry.telemetry import TelemetryConfig, make_telemetry
+from twofold.serving.upstream.config import RouteConfig, parse_servers
+from twofold.serving.upstream.service import RoutedGateway
 from twofold.slo import Slo
 
 __all__ = ["Flags", "config_of", "find_keys", "public_name", "run"]

@@ -221,7 +221,8 @@ def serve(
     --cluster FILE` no model runs: the service keeps the time of the machines in the file.
     """
     # What these need is too heavy for the start of every command.
-    from twofold.cli import http_run, serve_run  # noqa: PLC0415
+    from twofold.cli import http as http_run  # noqa: PLC0415
+    from twofold.cli import serve_run  # noqa: PLC0415
 
     for flag, value in (
         ("--attainment", attainment),

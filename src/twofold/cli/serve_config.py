@@ -20,20 +20,25 @@ from twofold.cli.serve_refusals import (
     refuse,
 )
 from twofold.cli.serve_replan import DEFAULT_ROUTER, replan_config
-from twofold.curve.key import read_key
-from twofold.curve.network import HOME, Endpoint, Network, own_host
+from twofold.cluster.file import load_cluster
 from twofold.errors import ConfigurationError
 from twofold.hardware.catalog import load_catalog
 from twofold.instance import Role
-from twofold.kvcache.split import Split
-from twofold.scheduling.handoffs import HANDOFF_POLICIES
+from twofold.kvcache.sharding import Sharding
+from twofold.scheduling.cluster.handoff_policy import HANDOFF_POLICIES
 from twofold.scheduling.routers import FIXED_ROLE_ROUTERS, LIVE_ROUTERS
-from twofold.serving.cluster_plan import plan_cluster
+from twofold.security.key import read_key
+from twofold.security.network import HOME, HostNetwork, TcpEndpoint, own_host
 from twofold.serving.config import ServiceConfig
-from twofold.serving.plan import join_terms, plan_workers
-from twofold.serving.splits import check_splits, with_chunks, with_splits
+from twofold.serving.launch.worker_plan import (
+    check_splits,
+    join_terms,
+    plan_cluster,
+    plan_workers,
+    with_chunks,
+    with_splits,
+)
 from twofold.serving.worker.engines import ENGINES
-from twofold.simulation.cluster_file import load_cluster
 from twofold.transport.registry import DEFAULT_TRANSPORT, check_transport
 
 
@@ -140,31 +145,31 @@ def _from_cluster(flags: Flags, file: Path) -> ServiceConfig:
     )
 
 
-def _splits(flags: Flags) -> dict[Role, Split]:
+def _splits(flags: Flags) -> dict[Role, Sharding]:
     """How the workers of each role are divided; raises ConfigurationError for flags that are about none."""
     for flag, value in flags.degrees[2:]:
         if flags.colocated:
             refuse(flag, value, "is for a service in two phases: with --colocated write --tp and --pp")
     tensor, pipeline = flags.tp or 1, flags.pp or 1
     return {
-        Role.PREFILL: Split(flags.prefill_tp or tensor, flags.prefill_pp or pipeline),
-        Role.DECODE: Split(flags.decode_tp or tensor, flags.decode_pp or pipeline),
-        Role.MIXED: Split(tensor, pipeline),
+        Role.PREFILL: Sharding(flags.prefill_tp or tensor, flags.prefill_pp or pipeline),
+        Role.DECODE: Sharding(flags.decode_tp or tensor, flags.decode_pp or pipeline),
+        Role.MIXED: Sharding(tensor, pipeline),
     }
 
 
-def _network(flags: Flags) -> Network | None:
+def _network(flags: Flags) -> HostNetwork | None:
     """Where workers of other hosts join, if they may; raises ConfigurationError."""
     if flags.listen_workers is None or flags.cluster_key is None:
         refuse("--cluster-key", flags.cluster_key, "is for --listen-workers: give that too")
         why = "lets other hosts in: say who may with --cluster-key FILE (twofold keygen makes one)"
         refuse("--listen-workers", flags.listen_workers, why)
         return None
-    given = Endpoint.parse(flags.listen_workers, "--listen-workers")
-    endpoint = Endpoint(own_host(given.host, "--listen-workers"), given.port)
+    given = TcpEndpoint.parse(flags.listen_workers, "--listen-workers")
+    endpoint = TcpEndpoint(own_host(given.host, "--listen-workers"), given.port)
     read_key(flags.cluster_key)
     key_file = str(flags.cluster_key.absolute())
-    return Network(host=HOME, address=endpoint.host, key_file=key_file, controller=str(endpoint))
+    return HostNetwork(host=HOME, address=endpoint.host, key_file=key_file, controller=str(endpoint))
 
 
 def _transport(flags: Flags) -> str:

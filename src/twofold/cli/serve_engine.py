@@ -7,11 +7,11 @@ import msgspec
 from twofold.cli.serve_flags import Flags
 from twofold.cli.serve_refusals import check_choice, refuse
 from twofold.cli.store_flags import check_eviction
+from twofold.cluster.spec import ClusterSpec
 from twofold.errors import ConfigurationError
 from twofold.serving.config import EngineConfig, ServiceConfig
 from twofold.serving.gateway.tokenizer import load_tokenizer
-from twofold.serving.model_source import find_model
-from twofold.simulation.spec import ClusterSpec
+from twofold.serving.launch.model_source import find_model
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from twofold.cli.serve_overload import OverloadFlags
 from twofold.cli.serve_ray import RayFlags
 from twofold.cli.serve_replan import ReplanFlags
-from twofold.scheduling.breaker import LONGEST_S
+from twofold.scheduling.cluster.breaker import LONGEST_S
 from twofold.serving.config import StoreConfig, TokenBudget
 
 

@@ -4,12 +4,12 @@ from pathlib import Path
 from typing import Final
 
 from twofold.cli.serve_simulated import simulated_workers
+from twofold.cluster.profiles import instance_profiles
 from twofold.errors import ConfigurationError
 from twofold.hardware.catalog import load_catalog
 from twofold.instance import Role
 from twofold.scheduling.routers import FORECASTING_ROUTERS
 from twofold.serving.config import ForecastConfig, ServiceConfig
-from twofold.simulation.kinds import kinds_of
 
 _BY_PREFIX: Final = ("local-prefix", "conductor")
 
@@ -30,7 +30,9 @@ def forecast_config(config: ServiceConfig, profile: Path | None) -> ForecastConf
             "--profile is of this host, which has no workers: those of others measure themselves"
         )
     cluster = simulated_workers(config, profile, f"{flag} of a colocated service")
-    kinds_of(cluster, load_catalog([Path(file) for file in config.catalog]))  # refuses what it does not know
+    instance_profiles(
+        cluster, load_catalog([Path(file) for file in config.catalog])
+    )  # refuses what it does not know
     return ForecastConfig(cluster=cluster, catalog=config.catalog)
 
 

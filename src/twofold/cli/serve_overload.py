@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Final
 
 from twofold.cli.serve_simulated import simulated_workers
+from twofold.cluster.overload import overload_control
+from twofold.cluster.profiles import instance_profiles
 from twofold.errors import ConfigurationError
 from twofold.hardware.catalog import load_catalog
-from twofold.scheduling.pools import Pools
+from twofold.scheduling.cluster.pools import Pools
 from twofold.serving.config import OverloadConfig, ServiceConfig
-from twofold.simulation.kinds import kinds_of
-from twofold.simulation.overload_control import overload_control
 from twofold.slo import Slo
 
 _BLIND: Final = ("round-robin", "random")  # they place a request elsewhere than where it was just judged
@@ -44,7 +44,7 @@ def overload_config(config: ServiceConfig, flags: OverloadFlags) -> OverloadConf
         slo=Slo.parse(flags.slo),
         catalog=config.catalog,
     )
-    kinds = kinds_of(overload.cluster, load_catalog([Path(file) for file in overload.catalog]))
+    kinds = instance_profiles(overload.cluster, load_catalog([Path(file) for file in overload.catalog]))
     overload_control(
         overload.rule, overload.cluster, kinds, overload.slo, Pools()
     )  # refuses what it cannot judge

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from twofold.curve.key import write_key
-from twofold.curve.network import HOME, Endpoint, Network
 from twofold.errors import ConfigurationError
-from twofold.raycluster.connection import AUTO, head_of
+from twofold.raycluster.cluster import AUTO_ADDRESS, head_endpoint
+from twofold.security.key import write_key
+from twofold.security.network import HOME, HostNetwork, TcpEndpoint
 from twofold.serving.config import ServiceConfig
-from twofold.serving.launcher import Launcher, LocalLauncher
-from twofold.serving.ray.job import HostJob, RayJob
-from twofold.serving.ray.launcher import RayLauncher
+from twofold.serving.launch.launcher import Launcher, LocalLauncher
+from twofold.serving.launch.ray.launcher import HostJob, RayJob, RayLauncher
 
 if TYPE_CHECKING:  # it imports this module
     from twofold.cli.serve_flags import Flags
@@ -52,7 +51,7 @@ def ray_flags(
         return None
     cuda = {"GPU": 1.0} if (device or "").startswith("cuda") else {}
     return RayFlags(
-        address=address or AUTO,
+        address=address or AUTO_ADDRESS,
         bundle={"CPU": 1.0} | cuda if resources is None else _bundle(resources),
         link_label=link_label or LINK_LABEL,
     )
@@ -79,13 +78,13 @@ def check_ray(flags: "Flags") -> None:
         )
 
 
-def ray_network(flags: RayFlags) -> Network:
+def ray_network(flags: RayFlags) -> HostNetwork:
     """Where workers join: at the address of this host that packets to the head of the cluster come from.
 
     The key and the port are made when the service starts (see `launch_of`).
     """
-    address = head_of(flags.address).own_address()
-    return Network(host=HOME, address=address, key_file="", controller=str(Endpoint(address, 0)))
+    address = head_endpoint(flags.address).own_address()
+    return HostNetwork(host=HOME, address=address, key_file="", controller=str(TcpEndpoint(address, 0)))
 
 
 def launch_of(flags: "Flags") -> Launch:
@@ -107,7 +106,7 @@ def _with_door(config: ServiceConfig) -> ServiceConfig:
         return config
     key_file = Path(config.run_dir, _KEY_FILE)
     write_key(key_file)
-    endpoint = Endpoint(network.address, _free_port(network.address))
+    endpoint = TcpEndpoint(network.address, _free_port(network.address))
     network = msgspec.structs.replace(network, key_file=str(key_file), controller=str(endpoint))
     return msgspec.structs.replace(config, network=network)
 

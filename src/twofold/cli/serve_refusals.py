@@ -4,14 +4,14 @@ from pathlib import Path
 
 from twofold.cli.serve_flags import Flags
 from twofold.cli.serve_ray import check_ray
+from twofold.cluster.spec import ClusterSpec
 from twofold.errors import ConfigurationError
 from twofold.instance import Role
-from twofold.kvcache.split import UNSPLIT
+from twofold.kvcache.sharding import UNSHARDED
 from twofold.scheduling.batchers import NEVER_REUSING
 from twofold.scheduling.routers import FORECASTING_ROUTERS
 from twofold.serving.config import ServiceConfig, WorkerConfig
 from twofold.serving.worker.engines import check_vllm
-from twofold.simulation.spec import ClusterSpec
 
 
 def check_use(flags: Flags) -> None:
@@ -104,7 +104,7 @@ def check_store(flags: Flags, config: ServiceConfig) -> None:
     """What the store of a host does not go with."""
     if flags.store is None:
         return
-    if any(worker.split != UNSPLIT for worker in config.workers):
+    if any(worker.split != UNSHARDED for worker in config.workers):
         raise ConfigurationError("--kv-store-dram is for workers of one process: leave out --tp and --pp")
     if not config.engine.prefix_caching:
         raise ConfigurationError(
@@ -120,7 +120,7 @@ def check_inline(flags: Flags, config: ServiceConfig) -> None:
         return
     if not flags.colocated:
         raise ConfigurationError("--inline-tbt is for workers that do both phases: give --colocated N")
-    if any(worker.split != UNSPLIT for worker in config.workers):
+    if any(worker.split != UNSHARDED for worker in config.workers):
         raise ConfigurationError("--inline-tbt knows workers of one process: leave out --tp and --pp")
     for flag, value in (
         ("--swap-space", flags.swap_space),

@@ -7,7 +7,7 @@ from twofold.cli.serve_simulated import simulated_workers
 from twofold.errors import ConfigurationError
 from twofold.hardware.catalog import load_catalog
 from twofold.planning.splits import SplitPlanner
-from twofold.scheduling.replanning import Rules
+from twofold.scheduling.replan.replanner import ReplanRules
 from twofold.serving.config import ReplanConfig, ServiceConfig
 from twofold.slo import Slo
 
@@ -45,7 +45,9 @@ def replan_config(config: ServiceConfig, flags: ReplanFlags, *, others_join: boo
         slo=Slo.parse(flags.slo),
         attainment=attainment,
         replicas=flags.retire,
-        rules=Rules() if flags.min_between_s is None else Rules(min_between_s=flags.min_between_s),
+        rules=ReplanRules()
+        if flags.min_between_s is None
+        else ReplanRules(min_between_s=flags.min_between_s),
         catalog=config.catalog,
     )
     catalog = load_catalog([Path(file) for file in replan.catalog])

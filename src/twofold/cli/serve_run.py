@@ -6,18 +6,17 @@ import tempfile
 import msgspec
 import uvloop
 
-from twofold.cli.serve_access import find_keys
+from twofold.cli.http import find_keys, listen, serve
 from twofold.cli.serve_config import public_name, service_of
 from twofold.cli.serve_flags import Flags
-from twofold.cli.serve_loop import listen, serve
 from twofold.cli.serve_overload import OverloadFlags
 from twofold.cli.serve_ray import Launch, launch_of, ray_flags
 from twofold.cli.serve_replan import ReplanFlags
 from twofold.cli.store_flags import store_config
 from twofold.serving.config import ServiceConfig
-from twofold.serving.local_service import HttpConfig, LocalService
-from twofold.serving.logs import configure_logs
-from twofold.serving.telemetry import TelemetryConfig, make_telemetry
+from twofold.serving.launch.local_service import HttpConfig, LocalService
+from twofold.serving.telemetry.logs import configure_logs
+from twofold.serving.telemetry.telemetry import TelemetryConfig, make_telemetry
 
 __all__ = [
     "Flags",

@@ -3,11 +3,11 @@
 from itertools import groupby
 from pathlib import Path
 
+from twofold.cluster.spec import ClusterSpec, PoolSpec
 from twofold.errors import ConfigurationError
 from twofold.hardware.hf_config import read_model
 from twofold.performance.host_profile import HOST, HostProfile, read_host_profile
 from twofold.serving.config import ServiceConfig
-from twofold.simulation.spec import ClusterSpec, PoolSpec
 
 
 def simulated_workers(config: ServiceConfig, profile: Path | None, flag: str) -> ClusterSpec:

@@ -173,8 +173,8 @@ def simulate(
     from twofold.cli.simulate_files import Files  # noqa: PLC0415
     from twofold.cli.simulate_replan import Replan  # noqa: PLC0415
     from twofold.cli.simulate_source import Source  # noqa: PLC0415
+    from twofold.cluster.spec import parse_cache  # noqa: PLC0415
     from twofold.hardware.catalog import load_catalog  # noqa: PLC0415
-    from twofold.simulation.cache_spec import parse_cache  # noqa: PLC0415
 
     known, model = simulate_spec.with_host(load_catalog(catalog or []), model, profile)
     spec = simulate_spec.read_spec(
@@ -186,7 +186,9 @@ def simulate(
         performance=performance,
         router=router,
         handoff=handoff,
-        max_num_batched_tokens=None if max_num_batched_tokens is None else simulate_spec.parse_token_budget(max_num_batched_tokens),
+        max_num_batched_tokens=None
+        if max_num_batched_tokens is None
+        else simulate_spec.parse_token_budget(max_num_batched_tokens),
         pipeline_chunk=pipeline_chunk,
         max_num_seqs=max_num_seqs,
         block_size=block_size,

@@ -4,10 +4,9 @@ from typing import NamedTuple
 
 import msgspec
 
+from twofold.cluster.spec import ClusterSpec, ControlSpec
 from twofold.errors import ConfigurationError
-from twofold.scheduling.shared_cluster import OwnLoad
-from twofold.simulation.control_spec import ControlSpec
-from twofold.simulation.spec import ClusterSpec
+from twofold.scheduling.cluster.shared import OwnLoad
 
 
 class ControlFlags(NamedTuple):

@@ -6,11 +6,9 @@ from pathlib import Path
 import msgspec
 
 from twofold.errors import ConfigurationError
-from twofold.simulation.chrome_trace import ChromeTrace
-from twofold.simulation.event_log import EventLog
-from twofold.simulation.observer import Observer
-from twofold.simulation.parquet import ParquetTable
-from twofold.simulation.whole_file import WholeFile
+from twofold.simulation.observers.base import Observer
+from twofold.simulation.observers.chrome_trace import ChromeTrace
+from twofold.simulation.observers.files import AtomicFile, EventLog, ParquetTable
 
 
 class Files(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,7 +19,7 @@ class Files(msgspec.Struct, frozen=True, kw_only=True):
     chrome_trace: Path | None = None
     event_log: Path | None = None
 
-    def open(self) -> tuple[list[Observer], WholeFile | None]:
+    def open(self) -> tuple[list[Observer], AtomicFile | None]:
         """Observers that write, and the file for the page; what cannot be written is refused before the run.
 
         A file has its name once it is complete: an error or Ctrl-C leaves what was there.
@@ -34,7 +32,7 @@ class Files(msgspec.Struct, frozen=True, kw_only=True):
             writers.append(ChromeTrace(self.chrome_trace))
         if self.event_log is not None:
             writers.append(EventLog(self.event_log))
-        return writers, None if self.html is None else WholeFile(self.html)
+        return writers, None if self.html is None else AtomicFile(self.html)
 
     def require_apart(self, inputs: Iterable[str | Path]) -> None:
         """Raise ConfigurationError where a file to write is one that is read."""

@@ -11,22 +11,21 @@ from twofold.cli.simulate_files import Files
 from twofold.cli.simulate_progress import simulation_progress
 from twofold.cli.simulate_replan import Replan
 from twofold.cli.simulate_source import Source
+from twofold.cluster.profiles import performance_of, with_host_profile
+from twofold.cluster.spec import ClusterSpec
 from twofold.errors import UserError
 from twofold.hardware.catalog import Catalog
-from twofold.performance.base import ModelError, PerformanceModel
+from twofold.performance.base import PerformanceModel
+from twofold.performance.cost import ModelAccuracy
 from twofold.performance.host_profile import HOST
 from twofold.reporting.simulation.gantt import GanttRuns
 from twofold.reporting.simulation.html import html_report
-from twofold.reporting.simulation.replans import replan_table
-from twofold.reporting.simulation.report import SimulationReport
+from twofold.reporting.simulation.report import SimulationReport, replan_table
 from twofold.reporting.simulation.table import simulation_tables
-from twofold.simulation.kinds import performance_of, with_profile
-from twofold.simulation.observer import Observer
-from twofold.simulation.replanning import Replanning
-from twofold.simulation.result import SimulationResult
+from twofold.simulation.observers.base import Observer
+from twofold.simulation.replanning import SimulatedReplanning
+from twofold.simulation.result import SimulationResult, Verdict, verdict
 from twofold.simulation.simulate import simulate
-from twofold.simulation.spec import ClusterSpec
-from twofold.simulation.verdict import Verdict, verdict
 from twofold.slo import Slo, SlowdownSlo
 
 DEFAULT_REFERENCE = "dgx-a100"
@@ -48,7 +47,7 @@ def run(
     replan: Replan | None = None,
 ) -> None:
     """Simulate, write the files, and print the tables or the JSON; `inputs` are files that must stay as they are."""
-    catalog = with_profile(spec, catalog)
+    catalog = with_host_profile(spec, catalog)
     needed = reference is not None or isinstance(slo, SlowdownSlo)
     usual = DEFAULT_REFERENCE if spec.profile is None else HOST
     replanning = None if replan is None else replan.of(spec, catalog, slo, attainment)
@@ -102,7 +101,7 @@ def _simulated(
     slo: Slo | SlowdownSlo | None,
     base: PerformanceModel | None,
     observers: Sequence[Observer],
-    replanning: Replanning | None,
+    replanning: SimulatedReplanning | None,
     overload: str | None,
 ) -> SimulationResult:
     requests = source.requests()
@@ -143,7 +142,7 @@ def _page(
     slo: Slo | SlowdownSlo | None,
     judged: Verdict | None,
     gantt: GanttRuns,
-    reference: ModelError | None,
+    reference: ModelAccuracy | None,
 ) -> str:
     name = _cluster(result.spec)
     verdicts = {} if judged is None else {name: judged}

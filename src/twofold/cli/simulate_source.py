@@ -8,7 +8,7 @@ import msgspec
 from twofold.cli.simulate import DEFAULT_DURATION_S
 from twofold.errors import ConfigurationError
 from twofold.request import Request
-from twofold.workload.named import is_named, workload
+from twofold.workload.source import is_named, workload
 
 MOST_SECONDS = 1e9
 MOST_REQUESTS = 1e10

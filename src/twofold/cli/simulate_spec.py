@@ -7,17 +7,11 @@ from pathlib import Path
 
 import msgspec
 
+from twofold.cluster.file import MAX_SECONDS, MIN_BYTES_PER_S, load_cluster, parse_cluster
+from twofold.cluster.spec import SATURATING, CacheSpec, ClusterSpec, InstanceFailure
 from twofold.errors import ConfigurationError
 from twofold.hardware.catalog import Catalog
 from twofold.performance.host_profile import read_host_profile
-from twofold.simulation.cache_spec import CacheSpec
-from twofold.simulation.cluster_file import (
-    LEAST_BYTES_PER_S,
-    MOST_SECONDS,
-    load_cluster,
-    parse_cluster,
-)
-from twofold.simulation.spec import SATURATING, ClusterSpec, Failure
 
 _FAILURE = re.compile(r"(?P<instance>[^@]+)@(?P<at>[^+]+)(?:\+(?P<away>.+))?")
 
@@ -60,7 +54,7 @@ def with_host(catalog: Catalog, model: str | None, profile: Path | None) -> tupl
     return host.extend(catalog), model or host.model.name
 
 
-def parse_failure(text: str) -> Failure:
+def parse_failure(text: str) -> InstanceFailure:
     """Read `INSTANCE@SECONDS` or `INSTANCE@SECONDS+SECONDS`; raises ConfigurationError on anything else."""
     found = _FAILURE.fullmatch(text.strip())
     at_s = _seconds(found["at"]) if found else None
@@ -69,7 +63,9 @@ def parse_failure(text: str) -> Failure:
         raise ConfigurationError(
             f"--fail {text} is not understood: write decode-0@30 for an end at 30 s, or decode-0@30+60"
         )
-    return Failure(instance=found["instance"], at_s=at_s, back_s=None if away_s is None else at_s + away_s)
+    return InstanceFailure(
+        instance=found["instance"], at_s=at_s, back_s=None if away_s is None else at_s + away_s
+    )
 
 
 def parse_token_budget(text: str) -> int | str:
@@ -77,7 +73,9 @@ def parse_token_budget(text: str) -> int | str:
     if text == SATURATING:
         return text
     if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text)):
-        raise ConfigurationError(f"--max-num-batched-tokens {text} is not understood: write a number, or {SATURATING}")
+        raise ConfigurationError(
+            f"--max-num-batched-tokens {text} is not understood: write a number, or {SATURATING}"
+        )
     return int(text)
 
 
@@ -87,12 +85,12 @@ def _seconds(text: str) -> float | None:
         value = float(text)
     except ValueError:
         return None
-    return value if 0 <= value <= MOST_SECONDS else None
+    return value if 0 <= value <= MAX_SECONDS else None
 
 
 def _positive(flag: str, value: float) -> float:
     if not 0 < value < math.inf:
         raise ConfigurationError(f"{flag} {value:g} cannot be: give more than 0")
-    if value * 1e9 < LEAST_BYTES_PER_S:
-        raise ConfigurationError(f"{flag} {value:g} moves nothing: give at least {LEAST_BYTES_PER_S / 1e9:g}")
+    if value * 1e9 < MIN_BYTES_PER_S:
+        raise ConfigurationError(f"{flag} {value:g} moves nothing: give at least {MIN_BYTES_PER_S / 1e9:g}")
     return value

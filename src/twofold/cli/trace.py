@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from twofold.workload.replay import Replay
+from twofold.workload.source import Replay
 
 app = typer.Typer(
     help="Show, convert, rescale and generate traces of requests.",
@@ -113,7 +113,7 @@ def generate(
 ) -> None:
     """Generate a trace with the lengths of a real service and arrivals of your choice."""
     from twofold.cli import trace_run  # noqa: PLC0415 (too heavy for the start of every command)
-    from twofold.workload import named  # noqa: PLC0415 (too heavy for the start of every command)
+    from twofold.workload import source as named  # noqa: PLC0415 (too heavy for the start of every command)
 
     requests = named.generate(
         name,

@@ -11,15 +11,14 @@ from twofold.cli.trace_progress import watched
 from twofold.cli.trace_table import reuse_table, trace_tables
 from twofold.errors import ConfigurationError
 from twofold.kvcache.eviction import EVICTIONS
-from twofold.planning.reuse import reuse
+from twofold.planning.capacity.replay import trace_reuse
 from twofold.request import Request
 from twofold.workload.format import TraceFormat
-from twofold.workload.lines import ReadNotes, require_file
-from twofold.workload.replay import Replay
 from twofold.workload.rescale import fit_lengths
+from twofold.workload.rows import ReadNotes, require_file
+from twofold.workload.source import Replay
 from twofold.workload.summary import summarise
-from twofold.workload.trace import FORMATS, detect_format, find_format, open_trace
-from twofold.workload.writer import write_trace
+from twofold.workload.trace import FORMATS, detect_format, find_format, open_trace, write_trace
 
 _CAPACITIES = (
     1_000,
@@ -58,7 +57,7 @@ def show_reuse(
             raise ConfigurationError(f"--capacity is {capacity}, and a cache has room for at least one block")
     name = format_name or detect_format(path).name
     notes = ReadNotes()
-    found = reuse(watched(open_trace(path, name, notes)), capacities, evictions or tuple(EVICTIONS))
+    found = trace_reuse(watched(open_trace(path, name, notes)), capacities, evictions or tuple(EVICTIONS))
     if as_json:
         facts = {"path": str(path), "format": name, **msgspec.to_builtins(found)}
         typer.echo(msgspec.json.format(msgspec.json.encode(facts), indent=2))

@@ -3,7 +3,7 @@
 from rich.console import Group
 from rich.table import Table
 
-from twofold.planning.reuse import TraceReuse
+from twofold.planning.capacity.replay import TraceReuse
 from twofold.workload.summary import LengthSummary, TraceSummary
 
 _HEADINGS = ("min", "mean", "P50", "P90", "P99", "max", "total")

@@ -11,16 +11,14 @@ from rich.console import Console
 
 from twofold.cli.sizes import parse_size
 from twofold.errors import ConfigurationError
-from twofold.fidelity.service import Design, Twin
-from twofold.fidelity.table import fidelity_table
-from twofold.fidelity.verify import Comparison, compare, knee
+from twofold.fidelity.comparison import Comparison, compare, fidelity_table, knee
+from twofold.fidelity.service import ServiceDesign, SimulatedService
 from twofold.hardware.catalog import load_catalog
 from twofold.hardware.hf_config import read_model
-from twofold.performance.host_profile import HostProfile, read_host_profile
-from twofold.performance.packed import PackedModel
+from twofold.performance.host_profile import HostProfile, PackedModel, read_host_profile
 from twofold.request import Request
 from twofold.slo import Slo
-from twofold.workload.named import workload
+from twofold.workload.source import workload
 
 _TTFT, _TPOT = 6.0, 5.0  # Splitwise's bounds on the P99 slow-down (table VI)
 
@@ -31,7 +29,7 @@ class Question:
 
     model: Path
     profile: Path
-    design: Design
+    design: ServiceDesign
     workload: str
     num_requests: int
     loads: tuple[float, ...]
@@ -82,7 +80,7 @@ def compare_all(question: Question) -> list[Comparison]:
     flags = ["--kv-cache-memory-bytes", str(kv_bytes), "--max-num-seqs", str(question.max_num_seqs)]
     slo = _slo(question, profile)
     with tempfile.TemporaryDirectory(prefix="twofold-verify-") as profiles:
-        twin = Twin(
+        twin = SimulatedService(
             question.design,
             profile,
             Path(profiles),
@@ -101,11 +99,11 @@ def compare_all(question: Question) -> list[Comparison]:
         )
 
 
-def design_of(prefill: int, decode: int, colocated: int) -> Design:
+def design_of(prefill: int, decode: int, colocated: int) -> ServiceDesign:
     """That of the flags, 1P+1D where they say nothing."""
     if not (prefill or decode or colocated):
-        return Design(prefill=1, decode=1)
-    design = Design(prefill=prefill, decode=decode, colocated=colocated)
+        return ServiceDesign(prefill=1, decode=1)
+    design = ServiceDesign(prefill=prefill, decode=decode, colocated=colocated)
     design.workers()  # which refuses what cannot be
     return design
 
@@ -132,7 +130,7 @@ def _slo(question: Question, profile: HostProfile) -> Slo:
     return Slo(ttft_s=round(_TTFT * ttft_s, 3), tpot_s=round(_TPOT * tpot_s, 4))
 
 
-def _rates(question: Question, twin: Twin, slo: Slo) -> tuple[float, ...]:
+def _rates(question: Question, twin: SimulatedService, slo: Slo) -> tuple[float, ...]:
     if question.rates:
         return question.rates
     most = knee(twin, question.requests, slo)

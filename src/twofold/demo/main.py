@@ -13,14 +13,12 @@ from twofold.bench.endpoint import discover
 from twofold.bench.load import LoadConfig, LoadResult, run_load
 from twofold.bench.services import served
 from twofold.cli.progress import load_progress
-from twofold.demo.probe import Objectives, objectives, probe_requests
+from twofold.demo.objectives import Objectives, objectives, probe_requests, verdict
 from twofold.demo.real_data import find_data
-from twofold.demo.verdict import verdict
 from twofold.errors import UserError
-from twofold.reporting.summary import Summary, summarise
-from twofold.reporting.tables import comparison_table
+from twofold.reporting.summary import Summary, comparison_table, summarize
 from twofold.request import Request
-from twofold.workload.named import workload
+from twofold.workload.source import workload
 
 DESIGNS = {"split 1P+1D": ("--prefill", "1", "--decode", "1"), "colocated 2": ("--colocated", "2")}
 MODEL_DIR = Path(".demo/model")
@@ -60,7 +58,7 @@ def _demonstrate() -> None:
             if goal is None:
                 goal = _probe(url, trace)
             result = _load(url, list(_requests(trace, goal.rate)), warmup=2)
-        runs[name] = summarise(
+        runs[name] = summarize(
             result.timelines, duration_s=result.duration_s, slo=goal.slo, errors=result.errors
         )
         console.print(f"  {runs[name].completed} requests served in {result.duration_s:.0f} s")

@@ -6,7 +6,7 @@ from typing import Protocol, runtime_checkable
 
 import msgspec
 
-from twofold.kvcache.split import Split
+from twofold.kvcache.sharding import Sharding
 from twofold.request import SamplingParams
 
 
@@ -56,7 +56,7 @@ class KvLayout(msgspec.Struct, frozen=True):
         """The key-value heads of each layer."""
         return [layer.kv_heads for layer in self.layers]
 
-    def of_rank(self, split: Split, rank: int) -> "KvLayout":
+    def of_rank(self, split: Sharding, rank: int) -> "KvLayout":
         """What one rank keeps where an instance is split: its heads of its layers."""
         held = split.layers(rank, len(self.layers))
         layers = tuple(
@@ -123,14 +123,14 @@ class Engine(Protocol):
         ...
 
 
-Ended = Callable[[list[Sampled | None]], None]
+IterationDone = Callable[[list[Sampled | None]], None]
 
 
 @runtime_checkable
 class PipelineEngine(Engine, Protocol):
     """An engine of several stages, which can have an iteration under way on each."""
 
-    def begin(self, steps: Sequence[SequenceStep], on_layer: OnLayer | None, ended: Ended) -> None:
+    def begin(self, steps: Sequence[SequenceStep], on_layer: OnLayer | None, ended: IterationDone) -> None:
         """Start an iteration of at least one step; return when the first stage is done with it.
 
         `ended` is called with what `run` would return when the last stage is done: from another thread, and in the

@@ -1,16 +1,85 @@
-"""Makes a small but real model: random weights, a trained tokenizer, the files of any model directory."""
+"""Trains a small byte-level BPE tokenizer on text that every Python installation has.
 
+Makes a small but real model: random weights, a trained tokenizer, the files of any model directory.
+"""
+
+import itertools
 import math
-from collections.abc import Callable
+import sysconfig
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from pydoc_data.topics import topics
 
 import torch
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from twofold.engine.quiet import no_progress_bars
-from twofold.engine.tokenizer_factory import train_tokenizer
+from twofold.engine.torch.loader import no_progress_bars
 from twofold.errors import ConfigurationError
+
+BOS, EOS, PAD = "<s>", "</s>", "<pad>"
+ROLES = ("system", "user", "assistant")
+_SPECIAL = (PAD, BOS, EOS, *(f"<|{role}|>" for role in ROLES))
+_CORPUS_BYTES = 4 * 2**20
+
+CHAT_TEMPLATE = """\
+{{- bos_token -}}
+{%- for message in messages -%}
+{%- if message['role'] not in ['system', 'user', 'assistant'] -%}
+{{- raise_exception('the roles are system, user and assistant') -}}
+{%- endif -%}
+{{- '<|' + message['role'] + '|>\\n' + message['content'] + eos_token + '\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|assistant|>\\n' -}}{%- endif -%}
+"""
+
+
+def train_tokenizer(
+    vocab_size: int, max_length: int, corpus_bytes: int = _CORPUS_BYTES
+) -> PreTrainedTokenizerFast:
+    """A tokenizer of at most `vocab_size` tokens, trained on the first `corpus_bytes` of the corpus.
+
+    The same Python release gives the same tokenizer. `max_length` is the context length of its model.
+    """
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[AddedToken(token, special=True, normalized=False) for token in _SPECIAL],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_corpus(corpus_bytes), trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{BOS} $A", pair=f"{BOS} $A $B", special_tokens=[(BOS, tokenizer.token_to_id(BOS))]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=BOS,
+        eos_token=EOS,
+        pad_token=PAD,
+        chat_template=CHAT_TEMPLATE,
+        model_max_length=max_length,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def _corpus(limit: int) -> Iterator[str]:
+    """English from the language reference, then code from the standard library, in a fixed order."""
+    left = limit
+    for text in itertools.chain((topics[name] for name in sorted(topics)), _library()):
+        yield text[:left]
+        left -= len(text)
+        if left <= 0:
+            return
+
+
+def _library() -> Iterator[str]:
+    for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")):
+        yield path.read_text(encoding="utf-8", errors="ignore")
+
 
 _DTYPES = ("float32", "bfloat16", "float16")
 _SMALLEST_VOCABULARY = 300  # the 256 bytes, the special tokens and a few merges

@@ -6,15 +6,18 @@ from statistics import median
 import msgspec
 import numpy as np
 
-from twofold.fidelity.grid import Purpose
-from twofold.fidelity.journals import Ran, WorkerLog
-from twofold.fidelity.measure import Measured, Observed
-from twofold.fidelity.speed import Span
-from twofold.hardware.model import Model
-from twofold.performance.host_profile import FrontTimes, HostLink, HostProfile, Slowdowns
-from twofold.performance.least_squares import non_negative
-from twofold.performance.packed import PackedTimes
-from twofold.performance.packed_fit import Iteration, fit_packed
+from twofold.fidelity.measurement import GroupResult, Measurements, Purpose
+from twofold.fidelity.worker_log import LoadSpan, TimedIteration, WorkerLog
+from twofold.hardware.specs import Model
+from twofold.performance.fitting.fit import non_negative_least_squares
+from twofold.performance.fitting.packed import MeasuredIteration, fit_packed
+from twofold.performance.host_profile import (
+    ContentionFactors,
+    GatewayTimes,
+    HostLink,
+    HostProfile,
+    PackedTimes,
+)
 
 _ALONE, _BESIDE = 0.05, 0.95  # shares of an iteration in which another worker ran, to count as such
 _ENOUGH = 5
@@ -23,7 +26,7 @@ _SHARING, _BESIDE_THEM = ("prefill-1", "decode-0"), "prefill-0"  # as `share_cor
 
 
 def calibrate(
-    measured: Measured,
+    measured: Measurements,
     model: Model,
     *,
     cores: int,
@@ -55,7 +58,7 @@ def calibrate(
     cold = [one.iteration.seconds - one.iteration.predicted_s(times) for one in by_itself if one.cold]
     times = msgspec.structs.replace(times, cold_s=max(0.0, median(cold)) if cold and told_apart else 0.0)
     prefill, decode = (
-        Slowdowns(crowded=each, shared=_shared(times, measured.shared, phase, each))
+        ContentionFactors(crowded=each, shared=_shared(times, measured.shared, phase, each))
         for phase, each in zip(_SHARING, crowded, strict=True)
     )
     return HostProfile(
@@ -73,7 +76,7 @@ def calibrate(
     )
 
 
-def _busy(one: Ran, others: Sequence[WorkerLog]) -> float:
+def _busy(one: TimedIteration, others: Sequence[WorkerLog]) -> float:
     """The share of an iteration in which others ran, all of them counting as one."""
     return sum(other.busy_share(one.start_s, one.end_s) for other in others) / max(1, len(others))
 
@@ -93,23 +96,25 @@ def _shared(times: PackedTimes, logs: dict[str, WorkerLog], name: str, crowded: 
     return max(1.0, _typical(times, sharing) / 2 / (1.0 + (crowded - 1.0) * beside))
 
 
-def _typical(times: PackedTimes, ran: Sequence[Ran]) -> float:
+def _typical(times: PackedTimes, ran: Sequence[TimedIteration]) -> float:
     """How many times longer these took than the times say; 1 where they are too few to tell."""
     return max(1.0, _slowness(times, [one.iteration for one in ran])) if len(ran) >= _ENOUGH else 1.0
 
 
-def _slowness(times: PackedTimes, iterations: Sequence[Iteration]) -> float:
+def _slowness(times: PackedTimes, iterations: Sequence[MeasuredIteration]) -> float:
     """Seconds measured over seconds predicted, of all of them together."""
     return sum(one.seconds for one in iterations) / sum(one.predicted_s(times) for one in iterations)
 
 
-def _front_share(observed: Sequence[Observed]) -> float:
+def _front_share(observed: Sequence[GroupResult]) -> float:
     """How much of a core gateway and clients used meanwhile."""
-    loaded_s = sum(Span.of(one.timelines).seconds for one in observed)
+    loaded_s = sum(LoadSpan.of(one.timelines).seconds for one in observed)
     return sum(one.front_cpu_s for one in observed) / loaded_s if loaded_s else 0.0
 
 
-def _as_if_alone(logs: Sequence[WorkerLog], crowded: Sequence[float], taken: float) -> Iterator[Iteration]:
+def _as_if_alone(
+    logs: Sequence[WorkerLog], crowded: Sequence[float], taken: float
+) -> Iterator[MeasuredIteration]:
     """Iterations of colocated workers, less what they took longer because of the other one and of the gateway."""
     prefill, decode = crowded
     for log in logs:
@@ -120,7 +125,7 @@ def _as_if_alone(logs: Sequence[WorkerLog], crowded: Sequence[float], taken: flo
             yield msgspec.structs.replace(one.iteration, seconds=one.iteration.seconds / longer)
 
 
-def _link(measured: Measured, model: Model, times: PackedTimes) -> HostLink:
+def _link(measured: Measurements, model: Model, times: PackedTimes) -> HostLink:
     """What the service measured of its link, and what hand-offs took beyond that."""
     path = measured.link.transfer(model.kv_bytes_per_token, model.layers)
     tails = []
@@ -136,7 +141,7 @@ def _link(measured: Measured, model: Model, times: PackedTimes) -> HostLink:
     )
 
 
-def _front(measured: Measured) -> FrontTimes:
+def _front(measured: Measurements) -> GatewayTimes:
     """CPU time as the processes spent it; delays are what requests that met nobody took beyond that."""
     request_s, step_s, token_s = _cpu_of_each(measured)
     pairs = list(_lone_prompts(measured))
@@ -144,7 +149,7 @@ def _front(measured: Measured) -> FrontTimes:
     before = np.array([one.start_s - sent for (sent, _), one in pairs], dtype=np.float64)
     after = median(seen - one.end_s for (_, seen), one in pairs)
     prompt_token_s, before_s = np.polyfit(*_medians(sizes, before), 1).tolist()
-    return FrontTimes(
+    return GatewayTimes(
         request_s=request_s,
         prompt_token_s=max(0.0, prompt_token_s),
         request_delay_s=max(0.0, before_s - request_s),
@@ -154,7 +159,7 @@ def _front(measured: Measured) -> FrontTimes:
     )
 
 
-def _cpu_of_each(measured: Measured) -> tuple[float, float, float]:
+def _cpu_of_each(measured: Measurements) -> tuple[float, float, float]:
     """CPU seconds of a request, of an iteration and of a token: those that explain best what groups of all three cost.
 
     Besides, a group costs something, which has a loop and connections of its own, and so does every second.
@@ -162,14 +167,14 @@ def _cpu_of_each(measured: Measured) -> tuple[float, float, float]:
     rows, spent = [], []
     for one in measured.observed:
         if one.group.purpose not in {Purpose.MIXED, Purpose.SHARED}:
-            span = Span.of(one.timelines)
+            span = LoadSpan.of(one.timelines)
             logs = measured.prefill, measured.decode
             steps = sum(len(log.between(span.start_s, span.end_s)) for log in logs)
             rows.append((span.requests, steps, span.tokens, 1.0, span.seconds))
             spent.append(one.front_cpu_s)
     columns = [np.array(column, dtype=np.float64) for column in zip(*rows, strict=True)]
     cost = np.array(spent, dtype=np.float64)
-    request_s, step_s, token_s, _, _ = non_negative(columns, cost, cost).tolist()
+    request_s, step_s, token_s, _, _ = non_negative_least_squares(columns, cost, cost).tolist()
     return request_s, step_s, token_s
 
 
@@ -181,7 +186,7 @@ def _medians(
     return points, np.array([np.median(ys[xs == point]) for point in points])
 
 
-def _lone_prompts(measured: Measured) -> Iterator[tuple[tuple[float, float], Ran]]:
+def _lone_prompts(measured: Measurements) -> Iterator[tuple[tuple[float, float], TimedIteration]]:
     """(sent, first token seen) of each request that was alone, with the iteration that answered it."""
     for one in _by_time(measured.of(Purpose.ALONE)):
         (timeline,) = one.timelines
@@ -192,5 +197,5 @@ def _lone_prompts(measured: Measured) -> Iterator[tuple[tuple[float, float], Ran
             yield (sent, seen), ran[0]
 
 
-def _by_time(observed: Iterable[Observed]) -> list[Observed]:
+def _by_time(observed: Iterable[GroupResult]) -> list[GroupResult]:
     return sorted(observed, key=lambda one: min(one.timelines[0].moments.values()))

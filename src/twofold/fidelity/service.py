@@ -7,23 +7,25 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
+from twofold.cluster.cores import gateway_cores
+from twofold.cluster.spec import ClusterSpec, PoolSpec
 from twofold.errors import ConfigurationError
-from twofold.fidelity.speed import AS_CALIBRATED, Slowness
+from twofold.fidelity.worker_log import AS_CALIBRATED, Slowness
 from twofold.hardware.catalog import Catalog
 from twofold.performance.host_profile import HOST, HostProfile, dump_host_profile
 from twofold.request import Request
 from twofold.serving.config import WorkerConfig
-from twofold.serving.plan import own_cores, plan_workers
-from twofold.simulation.cores import gateway_cores
-from twofold.simulation.observer import QuietObserver
+from twofold.serving.launch.worker_plan import available_cores, plan_workers
+from twofold.simulation.observers.base import QuietObserver
 from twofold.simulation.simulate import simulate
-from twofold.simulation.spec import ClusterSpec, PoolSpec
 from twofold.timeline import Timeline
 
 
 @dataclass(frozen=True, slots=True)
-class Design:
-    """So many workers of each role, which compute `max_num_batched_tokens` prompt tokens at once (None: as many as usual)."""
+class ServiceDesign:
+    """So many workers of each role, which compute `max_num_batched_tokens` prompt tokens at once (None: as
+    many as usual).
+    """
 
     prefill: int = 0
     decode: int = 0
@@ -58,18 +60,18 @@ class Design:
 
 
 @contextmanager
-def clients_beside(design: Design) -> Iterator[None]:
+def clients_beside(design: ServiceDesign) -> Iterator[None]:
     """This process, whose clients load the service, computes on the gateway's cores only meanwhile."""
     before = os.sched_getaffinity(0)
     workers = ((worker.role, worker.cores) for worker in design.workers())
-    os.sched_setaffinity(0, gateway_cores(own_cores(), workers))
+    os.sched_setaffinity(0, gateway_cores(available_cores(), workers))
     try:
         yield
     finally:
         os.sched_setaffinity(0, before)
 
 
-class Twin:
+class SimulatedService:
     """The service of a design as it is simulated, on its host as it was measured or while that is slower or faster.
 
     Profiles of other speeds are written to `directory`. Raises ConfigurationError as `cluster_of` does.
@@ -77,7 +79,7 @@ class Twin:
 
     def __init__(
         self,
-        design: Design,
+        design: ServiceDesign,
         profile: HostProfile,
         directory: Path,
         *,
@@ -120,11 +122,11 @@ class _Ends(QuietObserver):
 
 
 def cluster_of(
-    design: Design, profile: HostProfile, path: Path, *, kv_capacity_tokens: int, max_num_seqs: int
+    design: ServiceDesign, profile: HostProfile, path: Path, *, kv_capacity_tokens: int, max_num_seqs: int
 ) -> ClusterSpec:
     """The simulated twin; raises ConfigurationError where the profile is not of a service like this one."""
     workers = design.workers()
-    threads, cores = workers[0].threads, len(own_cores())
+    threads, cores = workers[0].threads, len(available_cores())
     if (profile.cores, profile.threads) != (cores, threads):
         raise ConfigurationError(
             f"the profile is of workers with {profile.threads} of {profile.cores} cores each, and those of "

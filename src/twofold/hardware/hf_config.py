@@ -5,10 +5,9 @@ from pathlib import Path
 
 import msgspec
 
-from twofold.hardware.architectures import ARCHITECTURES
-from twofold.hardware.config_json import ConfigJson
-from twofold.hardware.mistakes import unknown
-from twofold.hardware.model import Model
+from twofold.hardware.architectures import ARCHITECTURES, ConfigJson
+from twofold.hardware.specs import Model
+from twofold.hardware.suggestions import unknown_name
 
 _DTYPE_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1}
 _USUAL_BYTES = 2  # of a value where config.json leaves the type open: half precision, as it would be served
@@ -31,7 +30,7 @@ def read_model(directory: Path) -> Model:
     config = ConfigJson(directory)
     kind = config.text("model_type", default="")
     if kind not in ARCHITECTURES:
-        raise config.refuse(str(unknown("model_type", kind, ARCHITECTURES)))
+        raise config.refuse(str(unknown_name("model_type", kind, ARCHITECTURES)))
     sizes = ARCHITECTURES[kind](config)
     if sizes.heads % sizes.kv_heads:
         raise config.refuse(f"{sizes.heads} heads cannot share {sizes.kv_heads} KV heads evenly")
@@ -62,7 +61,7 @@ def _value_bytes(config: ConfigJson) -> int:
     """Bytes of a value of the KV cache, and of a weight that is not quantized."""
     name = config.text("dtype", "torch_dtype", default="")
     if name and name not in _DTYPE_BYTES:
-        raise config.refuse(str(unknown("dtype", name, _DTYPE_BYTES)))
+        raise config.refuse(str(unknown_name("dtype", name, _DTYPE_BYTES)))
     return _DTYPE_BYTES.get(name, _USUAL_BYTES)
 
 

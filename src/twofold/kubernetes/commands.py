@@ -1,7 +1,7 @@
 """The commands that the pods run."""
 
 from twofold.instance import Role
-from twofold.kubernetes.values import Values, Workers
+from twofold.kubernetes.values import Values, WorkerValues
 
 KEY_FILE = "/run/twofold/cluster.key"
 PLAN_DIR = "/etc/twofold/plan"
@@ -9,7 +9,7 @@ API_KEYS_DIR = "/etc/twofold/api-keys"
 STORE_DIR = "/var/lib/twofold/kv"
 
 
-def workers_of(values: Values) -> dict[Role, Workers]:
+def workers_of(values: Values) -> dict[Role, WorkerValues]:
     """The workers of each role that has pods."""
     if values.engine == "emulated":
         return {}
@@ -45,7 +45,7 @@ def serve_args(values: Values) -> list[str]:
     return [*args, *serve.extra_args]
 
 
-def join_args(name: str, values: Values, role: Role, workers: Workers) -> list[str]:
+def join_args(name: str, values: Values, role: Role, workers: WorkerValues) -> list[str]:
     """Of the workers of a role, which find the gateway by its Service."""
     args = ["join", f"tcp://{name}-bus:{values.gateway.bus_port}", f"--cluster-key={KEY_FILE}"]
     args += [f"--model={values.model.path}", f"--{role.value}={workers.workers_per_pod}"]

@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 
+from twofold.cluster.profiles import InstanceProfile, instance_profiles
+from twofold.cluster.spec import SATURATING, ClusterSpec
 from twofold.errors import ConfigurationError
 from twofold.hardware.catalog import Catalog
 from twofold.instance import Role
 from twofold.kubernetes.values import Json
 from twofold.performance.host_profile import HOST
 from twofold.scheduling.routers import FIXED_ROLE_ROUTERS
-from twofold.simulation.kinds import Kind, kinds_of
-from twofold.simulation.spec import SATURATING, ClusterSpec
 
 MACHINE_LABEL = "twofold/machine"
 GPU = "nvidia.com/gpu"
@@ -25,7 +25,7 @@ def values_from(spec: ClusterSpec, catalog: Catalog, text: str, *, emulated: boo
     """
     if emulated:
         return {"engine": "emulated", "plan": text}
-    kinds = kinds_of(spec, catalog)
+    kinds = instance_profiles(spec, catalog)
     workers: Json = {role.value: {"replicas": 0} for role in Role}
     for index, kind in enumerate(kinds):
         role = kind.pool.role.value
@@ -37,7 +37,7 @@ def values_from(spec: ClusterSpec, catalog: Catalog, text: str, *, emulated: boo
     return {"plan": text, "serve": _serve(spec, kinds), "workers": workers}
 
 
-def _mistake(kind: Kind, *, roles_move: bool, before: bool) -> str | None:
+def _mistake(kind: InstanceProfile, *, roles_move: bool, before: bool) -> str | None:
     """What keeps a pool from being pods; `before` it may be another of its role."""
     accelerators = kind.tensor_parallel * kind.pool.pipeline_parallel
     if accelerators > 1:
@@ -53,7 +53,7 @@ def _mistake(kind: Kind, *, roles_move: bool, before: bool) -> str | None:
     return None
 
 
-def _serve(spec: ClusterSpec, kinds: Sequence[Kind]) -> Json:
+def _serve(spec: ClusterSpec, kinds: Sequence[InstanceProfile]) -> Json:
     more = []
     if spec.swap_space_bytes is not None:
         more.append(f"--swap-space={spec.swap_space_bytes}")
@@ -70,7 +70,7 @@ def _serve(spec: ClusterSpec, kinds: Sequence[Kind]) -> Json:
     }
 
 
-def _workers(kind: Kind, kv_bytes_per_token: int) -> Json:
+def _workers(kind: InstanceProfile, kv_bytes_per_token: int) -> Json:
     found: Json = {
         "replicas": kind.layout.instances,
         "kvCacheMemory": str(kind.capacity_tokens * kv_bytes_per_token),

@@ -7,7 +7,7 @@ import msgspec
 import yaml
 
 from twofold.errors import ConfigurationError
-from twofold.hardware.mistakes import explain
+from twofold.hardware.suggestions import explain_validation
 from twofold.kubernetes.values import Json, Values
 
 _WIDTH = 120
@@ -40,7 +40,7 @@ def values_of(given: Json) -> Values:
     try:
         return msgspec.convert(merged(msgspec.to_builtins(Values()), given), Values)
     except msgspec.ValidationError as error:
-        place, what = explain(error)
+        place, what = explain_validation(error)
         raise ConfigurationError(f"values: {place + ': ' if place else ''}{what}") from error
 
 

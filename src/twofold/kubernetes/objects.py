@@ -7,7 +7,7 @@ from twofold.errors import ConfigurationError
 from twofold.instance import Role
 from twofold.kubernetes.commands import workers_of
 from twofold.kubernetes.pods import gateway_pod, labels, worker_pod
-from twofold.kubernetes.values import Json, Values, Workers
+from twofold.kubernetes.values import Json, Values, WorkerValues
 
 # The routers under which workers of all roles may be together.
 MOVING = ("splitwise", "jsq-planned")
@@ -76,7 +76,7 @@ def _gateway(name: str, values: Values) -> Json:
     }
 
 
-def _workers(name: str, values: Values, role: Role, workers: Workers) -> Json:
+def _workers(name: str, values: Values, role: Role, workers: WorkerValues) -> Json:
     store = workers.kv_store
     spec: Json = {
         "serviceName": f"{name}-{role.value}",

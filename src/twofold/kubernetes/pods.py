@@ -12,7 +12,7 @@ from twofold.kubernetes.commands import (
     join_args,
     serve_args,
 )
-from twofold.kubernetes.values import Json, Pod, Values, Workers
+from twofold.kubernetes.values import Json, PodValues, Values, WorkerValues
 
 PROBE_S = 10
 _TMP = "/tmp"  # noqa: S108  (a volume of the pod, and the one place to write to)
@@ -56,7 +56,7 @@ def gateway_pod(name: str, values: Values) -> Json:
     return made
 
 
-def worker_pod(name: str, values: Values, role: Role, workers: Workers) -> Json:
+def worker_pod(name: str, values: Values, role: Role, workers: WorkerValues) -> Json:
     """The template of the pods of a role. They need no probes: a worker that hangs is ended by the gateway, and the
     command ends when it can do nothing more."""
     container: Json = {"args": join_args(name, values, role, workers)}
@@ -73,7 +73,7 @@ def _pod(
     name: str,
     values: Values,
     component: str,
-    pod: Pod,
+    pod: PodValues,
     container: Json,
     mounts: list[Json],
     volumes: list[Json],

@@ -26,7 +26,7 @@ class Image(_Values, frozen=True):
     pull_secrets: Annotated[list[str], Meta(description="Names of Secrets for its registry.")] = []
 
 
-class Model(_Values, frozen=True):
+class ModelValues(_Values, frozen=True):
     path: Annotated[
         str, Meta(description="Model directory in every pod, or hub id: MODEL of `twofold serve`.")
     ] = "/models/model"
@@ -50,7 +50,7 @@ class SecretText(_Values, frozen=True):
     ] = ""
 
 
-class Serve(_Values, frozen=True):
+class ServeValues(_Values, frozen=True):
     router: Annotated[str, Meta(description="`--router`.")] = "jsq"
     handoff: Annotated[str, Meta(description="`--handoff`.")] = "layer-wise"
     transport: Annotated[
@@ -68,7 +68,7 @@ class Serve(_Values, frozen=True):
     extra_args: Annotated[list[str], Meta(description="More flags of `twofold serve`.")] = []
 
 
-class Pod(_Values, frozen=True):
+class PodValues(_Values, frozen=True):
     """What gateway and workers have in common."""
 
     resources: Annotated[
@@ -85,7 +85,7 @@ class Pod(_Values, frozen=True):
     env: Annotated[list[Json], Meta(description="Environment of the container.")] = []
 
 
-class Gateway(Pod, frozen=True):
+class GatewayValues(PodValues, frozen=True):
     port: Annotated[Port, Meta(description="Port of the API, /health, /metrics and /dashboard.")] = 8000
     bus_port: Annotated[Port, Meta(description="Port that workers join at.")] = 7600
     service_type: Annotated[
@@ -124,7 +124,7 @@ class KvStore(_Values, frozen=True):
     storage_class: Annotated[str, Meta(description="Class of that volume; the cluster's if empty.")] = ""
 
 
-class Workers(Pod, frozen=True):
+class WorkerValues(PodValues, frozen=True):
     replicas: Annotated[
         int,
         Meta(ge=0, description="Pods, each of which runs `twofold join` (1 prefill, 1 decode, no mixed)."),
@@ -143,16 +143,18 @@ class Workers(Pod, frozen=True):
     extra_args: Annotated[list[str], Meta(description="More flags of `twofold join`.")] = []
 
 
-class AllWorkers(_Values, frozen=True):
-    prefill: Annotated[Workers, Meta(description="Workers that prefill.")] = Workers(replicas=1)
-    decode: Annotated[Workers, Meta(description="Workers that decode.")] = Workers(replicas=1)
+class RoleValues(_Values, frozen=True):
+    prefill: Annotated[WorkerValues, Meta(description="WorkerValues that prefill.")] = WorkerValues(
+        replicas=1
+    )
+    decode: Annotated[WorkerValues, Meta(description="WorkerValues that decode.")] = WorkerValues(replicas=1)
     mixed: Annotated[
-        Workers,
+        WorkerValues,
         Meta(
             description="Workers that do both phases: alone (colocated), or beside the others with router splitwise or "
             "jsq-planned."
         ),
-    ] = Workers()
+    ] = WorkerValues()
 
 
 class SecurityContext(_Values, frozen=True):
@@ -200,7 +202,7 @@ class Values(_Values, frozen=True):
             "no other pods."
         ),
     ] = "torch"
-    model: Annotated[Model, Meta(description="The model; the same files for all pods.")] = Model()
+    model: Annotated[ModelValues, Meta(description="The model; the same files for all pods.")] = ModelValues()
     plan: Annotated[
         str,
         Meta(
@@ -222,15 +224,15 @@ class Values(_Values, frozen=True):
     allow_anonymous: Annotated[
         bool, Meta(description="Whether the API asks for no key (no Secret then).")
     ] = False
-    serve: Annotated[Serve, Meta(description="Flags of `twofold serve`.")] = Serve()
+    serve: Annotated[ServeValues, Meta(description="Flags of `twofold serve`.")] = ServeValues()
     gateway: Annotated[
-        Gateway,
+        GatewayValues,
         Meta(
             description="Gateway and controller: one process, one pod, the one place that knows every request."
         ),
-    ] = Gateway()
-    workers: Annotated[AllWorkers, Meta(description="A StatefulSet for each role that has replicas.")] = (
-        AllWorkers()
+    ] = GatewayValues()
+    workers: Annotated[RoleValues, Meta(description="A StatefulSet for each role that has replicas.")] = (
+        RoleValues()
     )
     security_context: Annotated[SecurityContext, Meta(description="Who the processes run as.")] = (
         SecurityContext()

@@ -1,13 +1,96 @@
-"""Which blocks one memory has, by key, and which of them goes when it is full."""
+"""Who wants to know which blocks a memory has: told of each as it comes and as it goes.
 
+Until when blocks are pinned.
+
+Which blocks one memory has, by key, and which of them goes when it is full.
+"""
+
+from abc import ABC, abstractmethod
 from collections.abc import Container, Sequence
+from enum import StrEnum
+from heapq import heapify, heappop, heappush
 
 from mypy_extensions import mypyc_attr
 
-from twofold.kvcache.eviction.base import Eviction
-from twofold.kvcache.pins import Pins
-from twofold.kvcache.watcher import CacheWatcher, Removal
+from twofold.kvcache.eviction.base import EvictionPolicy
 from twofold.request import BlockKey
+
+
+class RemovalReason(StrEnum):
+    """Why a block is not in a memory any more."""
+
+    CAPACITY = "capacity"  # its room was wanted
+    MOVED = "moved"  # it is in another tier now
+    DAMAGED = "damaged"  # its checksum is wrong
+    DROPPED = "dropped"  # it was never completed, or somebody asked for it to go
+    REWRITTEN = "rewritten"  # a request took it to write its last token again
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class CacheObserver(ABC):
+    """Told in the order in which things happen. It must not change the memory that tells it."""
+
+    @abstractmethod
+    def stored(self, key: BlockKey) -> None:
+        """A block can be read from now on."""
+        ...
+
+    @abstractmethod
+    def removed(self, key: BlockKey, reason: RemovalReason) -> None:
+        """A block that could be read cannot be any more; its room is given away only after this returns."""
+        ...
+
+
+class Pins:
+    """Blocks that are kept until a time, each until the latest that it was pinned for."""
+
+    def __init__(self) -> None:
+        self._until: dict[BlockKey, float] = {}
+        # (until, −number, block): of those that end together the last goes first, as the end of a prompt is of no use
+        # without its beginning. A block that is pinned for longer, or dropped, leaves its old entry to be skipped; they
+        # are swept out when they are most of it.
+        self._ends: list[tuple[float, int, BlockKey]] = []
+        self._entries = 0
+
+    def __len__(self) -> int:
+        return len(self._until)
+
+    def __contains__(self, key: BlockKey) -> bool:
+        return key in self._until
+
+    def pin(self, key: BlockKey, until: float) -> None:
+        before = self._until.get(key)
+        if before is None or until > before:
+            self._until[key] = until
+            self._entries += 1
+            heappush(self._ends, (until, -self._entries, key))
+            if len(self._ends) > 2 * len(self._until) + 16:
+                self._ends = [end for end in self._ends if self._until.get(end[2]) == end[0]]
+                heapify(self._ends)
+
+    def first(self) -> BlockKey | None:
+        """The block whose time is up first; None when none is pinned."""
+        ends = self._ends
+        while ends:
+            until, _, key = ends[0]
+            if self._until.get(key) == until:
+                return key
+            heappop(ends)
+        return None
+
+    def drop(self, key: BlockKey) -> bool:
+        """The block is not pinned any more; False if it was not."""
+        return self._until.pop(key, None) is not None
+
+    def expired(self, now: float) -> list[BlockKey]:
+        """The blocks whose time is up, which are not pinned any more."""
+        ends, over = self._ends, []
+        while ends and ends[0][0] <= now:
+            until, _, key = heappop(ends)
+            if self._until.get(key) == until:
+                del self._until[key]
+                over.append(key)
+        return over
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -24,8 +107,8 @@ class PrefixCache:
     def __init__(
         self,
         capacity: int,
-        eviction: Eviction,
-        watcher: CacheWatcher | None = None,
+        eviction: EvictionPolicy,
+        watcher: CacheObserver | None = None,
         max_pinned: int | None = None,
     ) -> None:
         if capacity < 1:
@@ -34,13 +117,13 @@ class PrefixCache:
         self.max_pinned = capacity // 2 if max_pinned is None else max_pinned
         self.hits = 0
         self.misses = 0
-        self.removals = dict.fromkeys(Removal, 0)
+        self.removals = dict.fromkeys(RemovalReason, 0)
         self._eviction = eviction
         self._watcher = watcher
         self._positions: dict[BlockKey, int] = {}
         self._hidden: set[BlockKey] = set()  # partial, or to go when nobody holds them
         self._holds: dict[BlockKey, int] = {}
-        self._leaving: dict[BlockKey, Removal] = {}
+        self._leaving: dict[BlockKey, RemovalReason] = {}
         self._pins = Pins()
 
     def __len__(self) -> int:
@@ -103,7 +186,7 @@ class PrefixCache:
                 victim = eviction.first(own)
                 if victim is None:
                     continue
-                self._discard(victim, Removal.CAPACITY)
+                self._discard(victim, RemovalReason.CAPACITY)
                 evicted.append(victim)
             self.put(key, position)
         return evicted
@@ -137,7 +220,7 @@ class PrefixCache:
         if victim is None:
             return None
         position = self._positions[victim]
-        self._discard(victim, Removal.CAPACITY)
+        self._discard(victim, RemovalReason.CAPACITY)
         return victim, position
 
     def use(self, key: BlockKey) -> None:
@@ -148,7 +231,7 @@ class PrefixCache:
         """The index of a block in its prompt."""
         return self._positions[key]
 
-    def remove(self, key: BlockKey, reason: Removal) -> None:
+    def remove(self, key: BlockKey, reason: RemovalReason) -> None:
         """A block that is here goes; while somebody holds it, it cannot be found and its room is not free."""
         if self._pins.drop(key):
             self.release(key)
@@ -216,20 +299,20 @@ class PrefixCache:
 
     # -- removal ----------------------------------------------------------------------------------------------
 
-    def _discard(self, key: BlockKey, reason: Removal) -> None:
+    def _discard(self, key: BlockKey, reason: RemovalReason) -> None:
         """A block that nobody holds goes."""
         if self._watcher is not None and key not in self._hidden:
             self._watcher.removed(key, reason)
         self._forget(key, reason)
 
-    def _hide(self, key: BlockKey, reason: Removal) -> None:
+    def _hide(self, key: BlockKey, reason: RemovalReason) -> None:
         """Nobody finds a block from now on that somebody holds."""
         if key not in self._hidden:
             self._hidden.add(key)
             if self._watcher is not None:
                 self._watcher.removed(key, reason)
 
-    def _forget(self, key: BlockKey, reason: Removal) -> None:
+    def _forget(self, key: BlockKey, reason: RemovalReason) -> None:
         """The room of a block is free."""
         self._hidden.discard(key)
         del self._positions[key]

@@ -4,7 +4,7 @@ from mypy_extensions import mypyc_attr
 
 from twofold.errors import StaleEpochError
 from twofold.handoff import Lease, LeaseWatcher
-from twofold.kvcache.accounts import BlockAccounts, Grant
+from twofold.kvcache.allocator import BlockAllocation, BlockAllocator
 
 
 @mypyc_attr(free_list_len=1)
@@ -13,7 +13,7 @@ class _Term:
 
     __slots__ = ("deadline", "expired", "grant", "lease", "source")
 
-    def __init__(self, lease: Lease, grant: Grant, source: str, deadline: float) -> None:
+    def __init__(self, lease: Lease, grant: BlockAllocation, source: str, deadline: float) -> None:
         self.lease = lease
         self.grant = grant
         self.source = source
@@ -21,7 +21,7 @@ class _Term:
         self.expired = False
 
 
-class LeaseBook:
+class LeaseTable:
     """Grants leases on the blocks of one life (`epoch`) of one instance and tracks the writes they allow.
 
     Granting a lease puts its blocks in flight: the peer may write them at any moment until the lease ends.
@@ -31,7 +31,7 @@ class LeaseBook:
 
     def __init__(
         self,
-        blocks: BlockAccounts,
+        blocks: BlockAllocator,
         instance: str,
         epoch: int,
         lease_s: float,
@@ -50,7 +50,7 @@ class LeaseBook:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._terms
 
-    def grant(self, grant: Grant, source: str, now: float) -> Lease:
+    def grant(self, grant: BlockAllocation, source: str, now: float) -> Lease:
         """Lease the blocks that a request was granted to `source`."""
         request_id, deadline = grant.owner, now + self._lease_s
         if request_id in self._terms:

@@ -8,7 +8,7 @@ from twofold.errors import OutOfBlocksError
 Holder = Hashable
 
 
-class Slots:
+class SlotAllocator:
     """Who may touch each of the slots 0 … count − 1.
 
         free ── lease ──▶ leased ── commit ──▶ whole, kept ── drop ──▶ whole, dropped ── last hold ends ──▶ free

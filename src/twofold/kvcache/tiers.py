@@ -4,8 +4,7 @@ from collections.abc import Container, Sequence
 
 from mypy_extensions import mypyc_attr
 
-from twofold.kvcache.cache import PrefixCache
-from twofold.kvcache.watcher import Removal
+from twofold.kvcache.cache import PrefixCache, RemovalReason
 from twofold.request import BlockKey
 
 
@@ -121,7 +120,7 @@ class TieredCache:
         tier.use(key)
         if tier is not self._first and not tier.held(key) and self._first.has_room:
             position = tier.position(key)
-            tier.remove(key, Removal.MOVED)
+            tier.remove(key, RemovalReason.MOVED)
             self._store(0, key, position, keep, gone)
 
     def _store(

@@ -2,15 +2,15 @@
 
 A decode iteration is linear in the KV tokens it reads, for a given number of sequences. That is what lets a
 simulator sum a run of iterations in closed form, so every model states it as two coefficients.
+
+A request that has an instance to itself: what slow-downs are measured against.
 """
 
 from abc import ABC, abstractmethod
 
 from mypy_extensions import mypyc_attr
 
-from twofold.performance.cost import DecodeCost, ModelError
-
-__all__ = ["DecodeCost", "ModelError", "PerformanceModel"]
+from twofold.performance.cost import DecodeCost, ModelAccuracy
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -22,7 +22,7 @@ class PerformanceModel(ABC):
     """
 
     name: str
-    error: ModelError
+    error: ModelAccuracy
 
     @property
     def stages(self) -> int:
@@ -81,3 +81,18 @@ class PerformanceModel(ABC):
     def decode_w(self, sequences: int) -> float:
         """Watts while a decode iteration runs."""
         ...
+
+
+def uncontended_latency(
+    model: PerformanceModel, prompt_tokens: int, output_tokens: int
+) -> tuple[float, float]:
+    """(TTFT, TPOT) in seconds: one prefill of the whole prompt, then decodes of one sequence.
+
+    Prefill makes the first token. The decode that makes token i + 1 reads the prompt and the i tokens before
+    it, so over i = 1 … n − 1 the mean context is prompt + n/2. With one output token there is no decode: TPOT
+    is then what the first one would have taken.
+    """
+    cost = model.decode_cost(1)
+    context = prompt_tokens + max(output_tokens, 2) / 2
+    ttft_s = model.prefill_s(prompt_tokens, prompt_tokens * prompt_tokens)
+    return ttft_s, cost.base_s + cost.context_s * context

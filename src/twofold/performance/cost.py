@@ -4,7 +4,7 @@ makes them one."""
 import msgspec
 
 
-class ModelError(msgspec.Struct, frozen=True, kw_only=True):
+class ModelAccuracy(msgspec.Struct, frozen=True, kw_only=True):
     """How far a model was from measurements it had not seen: mean absolute relative errors.
 
     `estimated` says that nobody measured this pair of model and machine: the errors are then those of the same

@@ -19,21 +19,26 @@ from functools import cache
 import msgspec
 
 from twofold.errors import ConfigurationError
-from twofold.hardware.machine import Machine
-from twofold.hardware.model import Model
-from twofold.performance.alone import alone
-from twofold.performance.base import DecodeCost, ModelError
-from twofold.performance.data_files import data_bytes
-from twofold.performance.instance import check_tensor_parallel, instance_name, memory_share, profile_name
-from twofold.performance.pipeline import Pipeline, stage_layers
-from twofold.performance.power import Powered, instance_power
+from twofold.hardware.specs import Machine, Model
+from twofold.performance.base import uncontended_latency
+from twofold.performance.coefficients import data_bytes
+from twofold.performance.cost import DecodeCost, ModelAccuracy
+from twofold.performance.instance import (
+    Pipeline,
+    check_tensor_parallel,
+    instance_name,
+    memory_share,
+    profile_name,
+    stage_layers,
+)
+from twofold.performance.power import PoweredModel, instance_power
 
 ENGINES = ("distserve", "vllm")
 _LARGE_BATCH = 95
 _OVERHEAD_MS, _OVERHEAD_TOKEN_MS = 2.0, 1e-4
 
 
-class Coefficients(msgspec.Struct, frozen=True, array_like=True):
+class LatencyCoefficients(msgspec.Struct, frozen=True, array_like=True):
     """a, b, c of one line, in milliseconds."""
 
     a: float
@@ -41,33 +46,33 @@ class Coefficients(msgspec.Struct, frozen=True, array_like=True):
     c: float
 
 
-class Latency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PublishedLatency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One line of the table: a model at one tensor parallelism on one engine."""
 
     engine: str
     model: str
     tensor_parallel: int
-    prefill: Coefficients
-    decode_small: Coefficients
-    decode_large: Coefficients
+    prefill: LatencyCoefficients
+    decode_small: LatencyCoefficients
+    decode_large: LatencyCoefficients
 
 
-class LatencyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PublishedLatencies(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """performance/data/distserve-published.toml."""
 
     accelerator: str
     source: str
     date: str
-    latency: list[Latency]
+    latency: list[PublishedLatency]
     capacity: dict[str, list[tuple[int, int, int]]]
 
 
-class DistservePublishedModel(Powered):
+class DistservePublishedModel(PoweredModel):
     """One of `stages` stages, by the formula of this module with the coefficients of one line of the table."""
 
     def __init__(
         self,
-        latency: Latency,
+        latency: PublishedLatency,
         model: Model,
         machine: Machine,
         tensor_parallel: int,
@@ -77,7 +82,7 @@ class DistservePublishedModel(Powered):
     ) -> None:
         kind = "distserve-published" + ("-vllm" if latency.engine == "vllm" else "")
         self.name = instance_name(kind, model, machine, tensor_parallel)
-        self.error = ModelError(
+        self.error = ModelAccuracy(
             prefill=None,
             decode=None,
             basis=f"the latency model of DistServe's simulator for {latency.engine}",
@@ -104,9 +109,9 @@ class DistservePublishedModel(Powered):
         return self.prefill_s(tokens, squares) + (sequences_ms + self._overhead_token_ms * context) / 1e3
 
     def uncontended(self, prompt_tokens: int, output_tokens: int) -> tuple[float, float]:
-        return alone(self, prompt_tokens, output_tokens)
+        return uncontended_latency(self, prompt_tokens, output_tokens)
 
-    def _decode(self, sequences: int) -> Coefficients:
+    def _decode(self, sequences: int) -> LatencyCoefficients:
         small = sequences < _LARGE_BATCH
         return self._latency.decode_small if small else self._latency.decode_large
 
@@ -151,7 +156,7 @@ def published_capacity(model: str, tensor_parallel: int, pipeline_parallel: int)
     return None
 
 
-def _line(model: Model, machine: Machine, tensor_parallel: int, engine: str) -> Latency:
+def _line(model: Model, machine: Machine, tensor_parallel: int, engine: str) -> PublishedLatency:
     check_tensor_parallel(machine, tensor_parallel)
     if engine not in ENGINES:
         raise ConfigurationError(f"DistServe published no engine {engine!r}: there is {', '.join(ENGINES)}")
@@ -170,5 +175,5 @@ def _line(model: Model, machine: Machine, tensor_parallel: int, engine: str) -> 
 
 
 @cache
-def _latencies() -> LatencyFile:
-    return msgspec.toml.decode(data_bytes("distserve-published.toml"), type=LatencyFile)
+def _latencies() -> PublishedLatencies:
+    return msgspec.toml.decode(data_bytes("distserve-published.toml"), type=PublishedLatencies)

@@ -21,20 +21,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from twofold.errors import ConfigurationError
-from twofold.hardware.machine import Machine
-from twofold.hardware.model import Model
-from twofold.performance.alone import alone
-from twofold.performance.base import DecodeCost, ModelError
-from twofold.performance.calibration import Calibration, calibrations
+from twofold.hardware.specs import Machine, Model
+from twofold.performance.base import uncontended_latency
+from twofold.performance.coefficients import Calibration, calibrations
+from twofold.performance.cost import DecodeCost, ModelAccuracy
 from twofold.performance.instance import check_tensor_parallel, instance_name, memory_share, profile_name
-from twofold.performance.power import Powered, instance_power
+from twofold.performance.power import PoweredModel, instance_power
 
 KNEE = 2.5
 LONG_TOKENS, FULL_LONG_TOKENS = 2048, 4096
 LARGE_BATCH = 32
 
 
-class FittedModel(Powered):
+class FittedModel(PoweredModel):
     """The formula of this module with the coefficients of one calibration."""
 
     def __init__(
@@ -42,7 +41,7 @@ class FittedModel(Powered):
     ) -> None:
         self.name = instance_name("fitted", model, machine, tensor_parallel)
         self.calibration = calibration
-        self.error = ModelError(
+        self.error = ModelAccuracy(
             prefill=calibration.prefill_error, decode=calibration.decode_error, basis=calibration.basis
         )
         prefill, decode = calibration.prefill, calibration.decode
@@ -75,7 +74,7 @@ class FittedModel(Powered):
         return prefill_s + self._sequences_s(sequences) + self._context_s * context
 
     def uncontended(self, prompt_tokens: int, output_tokens: int) -> tuple[float, float]:
-        return alone(self, prompt_tokens, output_tokens)
+        return uncontended_latency(self, prompt_tokens, output_tokens)
 
     def _sequences_s(self, sequences: int) -> float:
         return self._sequence_s * sequences + self._large_batch_s * max(sequences - LARGE_BATCH, 0)

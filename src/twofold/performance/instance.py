@@ -1,8 +1,26 @@
-"""An instance as the performance models name and check it: a model on part of a machine."""
+"""An instance as the performance models name and check it: a model on part of a machine.
+
+An instance whose layers are divided among the stages of a pipeline.
+
+With L layers, S stages and the times t of an instance that holds all layers at the same tensor parallelism:
+
+    first stage   ⌈L / S⌉ / L · t
+    later stage   ⌈L / S⌉ / L · t + tokens · hidden size · bytes / bandwidth, for the activations that it is sent
+    iteration     the first stage, then S − 1 later ones
+
+Every stage is timed as the largest, and what an iteration costs whatever its layers (embeddings, sampling, the engine's
+own overhead) is divided with them. A token's activations cross a boundary once: each accelerator of a stage sends its
+part of them. Where they go over a network the stage has that share of the machine's.
+
+What of an instance's memory is left for KV cache.
+"""
+
+import msgspec
 
 from twofold.errors import ConfigurationError
-from twofold.hardware.machine import Machine
-from twofold.hardware.model import Model
+from twofold.hardware.specs import Machine, Model
+from twofold.performance.base import PerformanceModel, uncontended_latency
+from twofold.performance.cost import DecodeCost, ModelAccuracy
 
 _CAPPED, _CAP = "-pcap", 0.5  # the one cap that Splitwise's profile has, and its share of TDP
 
@@ -43,3 +61,175 @@ def resident_kv_bytes_per_token(model: Model, tensor_parallel: int) -> int:
     """
     shards = model.kv_heads if model.kv_latent_dims is None else 1
     return -(-model.kv_bytes_per_token * max(tensor_parallel, shards) // shards)
+
+
+class Pipeline(PerformanceModel):
+    """Times of a whole iteration, which passes all stages; watts are those while one stage is at work."""
+
+    def __init__(
+        self, name: str, error: ModelAccuracy, first: PerformanceModel, later: PerformanceModel, stages: int
+    ) -> None:
+        self.name = name
+        self.error = error
+        self._first, self._later, self._stages = first, later, stages
+
+    @property
+    def stages(self) -> int:
+        return self._stages
+
+    @property
+    def first_stage(self) -> PerformanceModel:
+        return self._first
+
+    @property
+    def later_stage(self) -> PerformanceModel:
+        return self._later
+
+    def prefill_s(self, tokens: int, squares: int) -> float:
+        later_s = self._later.prefill_s(tokens, squares)
+        return self._first.prefill_s(tokens, squares) + (self._stages - 1) * later_s
+
+    def decode_cost(self, sequences: int) -> DecodeCost:
+        first, later = self._first.decode_cost(sequences), self._later.decode_cost(sequences)
+        rest = self._stages - 1
+        return DecodeCost(first.base_s + rest * later.base_s, first.context_s + rest * later.context_s)
+
+    def mixed_s(self, tokens: int, squares: int, sequences: int, context: int) -> float:
+        later_s = self._later.mixed_s(tokens, squares, sequences, context)
+        return self._first.mixed_s(tokens, squares, sequences, context) + (self._stages - 1) * later_s
+
+    def uncontended(self, prompt_tokens: int, output_tokens: int) -> tuple[float, float]:
+        return uncontended_latency(self, prompt_tokens, output_tokens)
+
+    @property
+    def idle_w(self) -> float:
+        return self._stages * self._first.idle_w
+
+    def prefill_w(self, tokens: int) -> float:
+        return self._first.prefill_w(tokens) + (self._stages - 1) * self._first.idle_w
+
+    def decode_w(self, sequences: int) -> float:
+        return self._first.decode_w(sequences) + (self._stages - 1) * self._first.idle_w
+
+
+class LayersStage(PerformanceModel):
+    """A stage with `share` of the layers of `whole`, which is sent each token's activations in `token_s` seconds."""
+
+    def __init__(self, whole: PerformanceModel, share: float, token_s: float) -> None:
+        self.name = whole.name
+        self.error = whole.error
+        self._whole, self._share, self._token_s = whole, share, token_s
+
+    def prefill_s(self, tokens: int, squares: int) -> float:
+        return self._share * self._whole.prefill_s(tokens, squares) + self._token_s * tokens
+
+    def decode_cost(self, sequences: int) -> DecodeCost:
+        cost = self._whole.decode_cost(sequences)
+        base_s = self._share * cost.base_s + self._token_s * sequences
+        return DecodeCost(base_s, self._share * cost.context_s)
+
+    def mixed_s(self, tokens: int, squares: int, sequences: int, context: int) -> float:
+        computed_s = self._share * self._whole.mixed_s(tokens, squares, sequences, context)
+        return computed_s + self._token_s * (tokens + sequences)
+
+    def uncontended(self, prompt_tokens: int, output_tokens: int) -> tuple[float, float]:
+        return uncontended_latency(self, prompt_tokens, output_tokens)
+
+    @property
+    def idle_w(self) -> float:
+        return self._whole.idle_w
+
+    def prefill_w(self, tokens: int) -> float:
+        return self._whole.prefill_w(tokens)
+
+    def decode_w(self, sequences: int) -> float:
+        return self._whole.decode_w(sequences)
+
+
+def by_layers(
+    whole: PerformanceModel,
+    model: Model,
+    machine: Machine,
+    tensor_parallel: int,
+    pipeline_parallel: int,
+    boundary_bytes_per_s: float | None = None,
+) -> Pipeline:
+    """A pipeline whose stages share the layers of `whole`.
+
+    `boundary_bytes_per_s` is what carries activations from stage to stage. If None it is the accelerators' interconnect
+    for stages that fit on one machine, else the stage's share of the machine's network, and that at every boundary.
+    Raises ConfigurationError where there are more stages than layers.
+    """
+    share = stage_layers(model, pipeline_parallel) / model.layers
+    if boundary_bytes_per_s is None:
+        boundary_bytes_per_s = boundary_bandwidth(
+            machine, tensor_parallel, across=tensor_parallel * pipeline_parallel > machine.count
+        )
+    token_s = model.hidden_size * model.dtype_bytes / boundary_bytes_per_s
+    error = msgspec.structs.replace(
+        whole.error, basis=f"{whole.error.basis}; divided by layers among stages", estimated=True
+    )
+    name = f"{whole.name} PP{pipeline_parallel}"
+    return Pipeline(
+        name, error, LayersStage(whole, share, 0.0), LayersStage(whole, share, token_s), pipeline_parallel
+    )
+
+
+def boundary_bandwidth(machine: Machine, tensor_parallel: int, *, across: bool) -> float:
+    """Bytes per second from one stage to the next, within a machine or `across` machines."""
+    if across:
+        return machine.network_bytes_per_s * tensor_parallel / machine.count
+    return machine.accelerator.interconnect_bytes_per_s * tensor_parallel
+
+
+def stage_layers(model: Model, pipeline_parallel: int) -> int:
+    """Layers of the largest stage; raises ConfigurationError where a stage would have none."""
+    if not 1 <= pipeline_parallel <= model.layers:
+        raise ConfigurationError(
+            f"{model.name} has {model.layers} layers, so pipeline parallelism is 1 to {model.layers}, "
+            f"not {pipeline_parallel}"
+        )
+    return -(-model.layers // pipeline_parallel)
+
+
+def kv_capacity_tokens(
+    model: Model,
+    machine: Machine,
+    tensor_parallel: int,
+    utilization: float,
+    kv_bytes_per_token: int | None = None,
+    pipeline_parallel: int = 1,
+) -> int:
+    """How many tokens of KV cache an instance holds beside its weights.
+
+    `utilization` is the share of accelerator memory that weights and KV may fill; `kv_bytes_per_token`
+    overrides what the model and its sharding need. Of a pipeline it is what its largest stage holds, which has that
+    share of the weights, as if the embeddings were spread over the layers, and of the KV of each token. Raises
+    ConfigurationError where the weights do not fit.
+    """
+    check_tensor_parallel(machine, tensor_parallel)
+    if not 0.0 < utilization <= 1.0:
+        raise ConfigurationError(
+            f"memory utilization {utilization:g} is no share: give more than 0, at most 1"
+        )
+    if kv_bytes_per_token is not None and kv_bytes_per_token < 1:
+        raise ConfigurationError(f"KV bytes per token must be at least 1, not {kv_bytes_per_token}")
+    layers = stage_layers(model, pipeline_parallel)
+    memory = tensor_parallel * machine.accelerator.memory_bytes
+    weights = _share(model.weight_bytes, layers, model)
+    token = _share(kv_bytes_per_token or resident_kv_bytes_per_token(model, tensor_parallel), layers, model)
+    tokens = (int(memory * utilization) - weights) // token
+    if tokens < 1:
+        stage = f"a stage of {layers} layers of {model.name}" if pipeline_parallel > 1 else model.name
+        have = f"{tensor_parallel}x {machine.accelerator.name} have {memory / 1e9:,.0f} GB"
+        may = f", of which {utilization:.0%} may be used" if utilization < 1.0 else ""
+        raise ConfigurationError(
+            f"{stage} needs {weights / 1e9:,.0f} GB for its weights and some for KV cache, and {have}{may}: "
+            "use more accelerators per instance or larger ones"
+        )
+    return tokens
+
+
+def _share(size: int, layers: int, model: Model) -> int:
+    """What of `size` goes to so many of the model's layers."""
+    return -(-size * layers // model.layers)

@@ -13,9 +13,9 @@ An instance on t of a machine's c accelerators draws t/c of the machine.
 
 from mypy_extensions import mypyc_attr
 
-from twofold.hardware.machine import Machine
+from twofold.hardware.specs import Machine
 from twofold.performance.base import PerformanceModel
-from twofold.performance.power_law import power_law
+from twofold.performance.coefficients import power_law
 
 
 class InstancePower:
@@ -91,7 +91,7 @@ def instance_power(
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Powered(PerformanceModel):
+class PoweredModel(PerformanceModel):
     """The power half of a performance model."""
 
     def __init__(self, power: InstancePower) -> None:

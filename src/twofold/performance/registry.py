@@ -4,12 +4,11 @@ from collections.abc import Callable
 from functools import partial
 
 from twofold.errors import ConfigurationError
-from twofold.hardware.machine import Machine
-from twofold.hardware.model import Model
+from twofold.hardware.specs import Machine, Model
 from twofold.performance.base import PerformanceModel
 from twofold.performance.distserve_published import distserve_pipeline, distserve_published
 from twofold.performance.fitted import fitted, is_fitted
-from twofold.performance.pipeline import by_layers
+from twofold.performance.instance import by_layers
 from twofold.performance.roofline import roofline
 from twofold.performance.splitwise_published import splitwise_published
 

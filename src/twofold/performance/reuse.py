@@ -7,11 +7,18 @@ quicker where
 
     B / G > 2·d·s / (gqa·(a·p·d + b·d²))
 
-which falls as p grows: a longer prefix is worth loading over a slower link. `Needs` has both counts per token, of the
+which falls as p grows: a longer prefix is worth loading over a slower link. `PrefixCost` has both counts per
+token, of the
 paper's model or any other; `prefix_bytes_per_s` and `shortest_prefix` ask a performance model instead, whose
 accelerators are not at their peak. It also knows what a prefill costs whatever its length, which nobody saves: the rest
 of the prompt is computed either way. Layers are loaded while others are computed (layer-wise prefill), so a prompt of
 which a part is reused takes as long as the longer of the two: `reuse_s`.
+
+A prefill that loads KV which is there already, and stores what it computes, layer by layer.
+
+Mooncake (arXiv 2407.00079) section 5.2: before the attention of layer l its load is waited for and that of layer l + 1
+begins; after it the store of layer l begins. Loads, computation and stores are three lanes which each take one layer
+after the other, so a prefill takes about as long as the slowest of them alone, and a layer of each other one.
 """
 
 import math
@@ -20,7 +27,7 @@ from collections.abc import Callable
 import msgspec
 
 from twofold.errors import ConfigurationError
-from twofold.hardware.model import Model
+from twofold.hardware.specs import Model
 from twofold.performance.base import PerformanceModel
 
 _LONGEST = 1 << 24  # tokens: no prompt is longer, so a break-even beyond it is none
@@ -28,7 +35,7 @@ REST = 512  # tokens of a prompt after its prefix, where nothing else is said
 _ATTENTION = 4  # FLOPs for each pair of tokens and value of a head: scores and their sum
 
 
-class Needs(msgspec.Struct, frozen=True, kw_only=True):
+class PrefixCost(msgspec.Struct, frozen=True, kw_only=True):
     """What a token has of KV cache in bytes, and what computing n tokens takes: `flops·n + square_flops·n²` FLOPs."""
 
     kv_bytes: float
@@ -36,7 +43,7 @@ class Needs(msgspec.Struct, frozen=True, kw_only=True):
     square_flops: float
 
     @classmethod
-    def of(cls, model: Model) -> "Needs":
+    def of(cls, model: Model) -> "PrefixCost":
         """Two FLOPs for each active parameter, and attention as the paper counts it."""
         return cls(
             kv_bytes=model.kv_bytes_per_token,
@@ -57,7 +64,7 @@ class Needs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 # LLaMA-70B as the paper counts it: 80 layers of 8,192, eight query heads to a KV head, two bytes a value.
-PUBLISHED = Needs(
+PUBLISHED = PrefixCost(
     kv_bytes=2 * 80 * 8192 * 2 / 8, flops=80 * 22 * 8192**2, square_flops=80 * _ATTENTION * 8192
 )
 
@@ -117,3 +124,16 @@ def _require_bandwidth(bytes_per_s: float) -> None:
 def _require_tokens(prefix: int) -> None:
     if prefix < 1:
         raise ConfigurationError(f"a prefix has at least one token, not {prefix}")
+
+
+def layer_wise(layers: int, *lanes: float) -> float:
+    """The time from the beginning of the first lane to the end of the last, in the unit of `lanes`.
+
+    Each lane is the time that it takes for all layers if it never waits; layers are equal. A lane begins with a layer
+    when it is through with the layer before, and the lane before it with this one:
+
+        Σ lanes / layers + (layers − 1) · max(lanes) / layers
+
+    A lane that has nothing to do takes no time and is best left out.
+    """
+    return (sum(lanes) + (layers - 1) * max(lanes)) / layers

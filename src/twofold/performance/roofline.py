@@ -28,11 +28,10 @@ from statistics import fmean
 
 import msgspec
 
-from twofold.hardware.machine import Machine
-from twofold.hardware.model import Model
-from twofold.performance.alone import alone
-from twofold.performance.base import DecodeCost, ModelError
-from twofold.performance.data_files import data_bytes
+from twofold.hardware.specs import Machine, Model
+from twofold.performance.base import uncontended_latency
+from twofold.performance.coefficients import data_bytes
+from twofold.performance.cost import DecodeCost, ModelAccuracy
 from twofold.performance.fitted import KNEE, long_share
 from twofold.performance.instance import (
     check_tensor_parallel,
@@ -41,12 +40,12 @@ from twofold.performance.instance import (
     profile_name,
     resident_kv_bytes_per_token,
 )
-from twofold.performance.power import Powered, instance_power
+from twofold.performance.power import PoweredModel, instance_power
 
 _CAPPED_SLOWDOWN, _CAP = 1.3, 0.5
 
 
-class Constants(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RooflineConstants(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Efficiencies are shares of the peak; the rest are seconds per layer, but `long_batch`: a share."""
 
     compute_efficiency: float
@@ -75,19 +74,24 @@ class RooflineFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     source: str
     date: str
-    constants: Constants
+    constants: RooflineConstants
     left_out: list[LeftOut]
 
 
-class RooflineModel(Powered):
+class RooflineModel(PoweredModel):
     """The formula of this module for one model on one machine."""
 
     def __init__(
-        self, constants: Constants, error: ModelError, model: Model, machine: Machine, tensor_parallel: int
+        self,
+        constants: RooflineConstants,
+        error: ModelAccuracy,
+        model: Model,
+        machine: Machine,
+        tensor_parallel: int,
     ) -> None:
         self.name = instance_name("roofline", model, machine, tensor_parallel)
         self.error = error
-        needs = Needs.of(model, machine, tensor_parallel)
+        needs = RooflineTerms.of(model, machine, tensor_parallel)
         self._slowdown = 1.0 + (_CAPPED_SLOWDOWN - 1.0) * (1.0 - machine.power_cap) / (1.0 - _CAP)
         self._token_s = (
             needs.compute_s / constants.compute_efficiency
@@ -120,7 +124,7 @@ class RooflineModel(Powered):
         return alone_s + self._sequence_s * sequences + self._context_s * context
 
     def uncontended(self, prompt_tokens: int, output_tokens: int) -> tuple[float, float]:
-        return alone(self, prompt_tokens, output_tokens)
+        return uncontended_latency(self, prompt_tokens, output_tokens)
 
     def _touched_s(self, tokens: int) -> float:
         if self._active == 1.0:
@@ -128,7 +132,7 @@ class RooflineModel(Powered):
         return self._weights_s * (1.0 - (1.0 - self._active) ** tokens)
 
 
-class Needs(msgspec.Struct, frozen=True, kw_only=True):
+class RooflineTerms(msgspec.Struct, frozen=True, kw_only=True):
     """What an instance must do, as seconds at the peak of its accelerators; `steps` is layers · log2 TP."""
 
     compute_s: float
@@ -141,7 +145,7 @@ class Needs(msgspec.Struct, frozen=True, kw_only=True):
     steps: float
 
     @classmethod
-    def of(cls, model: Model, machine: Machine, tensor_parallel: int) -> "Needs":
+    def of(cls, model: Model, machine: Machine, tensor_parallel: int) -> "RooflineTerms":
         """Per token, per unit of squares, per KV token and per reading of all weights."""
         accelerator = machine.accelerator
         flops_per_s = tensor_parallel * accelerator.flops_per_s
@@ -162,15 +166,17 @@ class Needs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def roofline_with(
-    constants: Constants,
+    constants: RooflineConstants,
     model: Model,
     machine: Machine,
     tensor_parallel: int,
-    error: ModelError | None = None,
+    error: ModelAccuracy | None = None,
 ) -> RooflineModel:
     """The roofline with constants of one's own, and the error that goes with them."""
     check_tensor_parallel(machine, tensor_parallel)
-    unknown = ModelError(prefill=None, decode=None, basis="roofline with its own constants", estimated=True)
+    unknown = ModelAccuracy(
+        prefill=None, decode=None, basis="roofline with its own constants", estimated=True
+    )
     return RooflineModel(constants, error or unknown, model, machine, tensor_parallel)
 
 
@@ -182,12 +188,14 @@ def roofline(model: Model, machine: Machine, tensor_parallel: int) -> RooflineMo
     return roofline_with(data.constants, model, machine, tensor_parallel, error)
 
 
-def _error(left_out: list[LeftOut], wanted: tuple[str, str, int]) -> ModelError:
+def _error(left_out: list[LeftOut], wanted: tuple[str, str, int]) -> ModelAccuracy:
     for one in left_out:
         if (one.model, one.accelerator, one.tensor_parallel) == wanted:
             basis = "roofline fitted to other measured pairs"
-            return ModelError(prefill=one.prefill_error, decode=one.decode_error, basis=basis, estimated=True)
-    return ModelError(
+            return ModelAccuracy(
+                prefill=one.prefill_error, decode=one.decode_error, basis=basis, estimated=True
+            )
+    return ModelAccuracy(
         prefill=round(fmean(one.prefill_error for one in left_out), 3),
         decode=round(fmean(one.decode_error for one in left_out), 3),
         basis=f"roofline fitted to {len(left_out)} measured pairs; errors are those on each when left out",

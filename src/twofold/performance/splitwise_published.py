@@ -1,4 +1,6 @@
-"""The performance model of SplitwiseSim, exactly as it computes: to reproduce the paper's figures, not to plan.
+"""A piecewise linear curve through measured points.
+
+The performance model of SplitwiseSim, exactly as it computes: to reproduce the paper's figures, not to plan.
 
 Both times are piecewise linear in x = prompt tokens × batch size, through the medians of the profile, and continued
 beyond both ends. An iteration of prompts takes the prompt curve at all its tokens. One of decodes takes the token curve
@@ -6,30 +8,53 @@ at x = *number of sequences*, far below where it was measured, so decode batchin
 A mixed one takes 1.1 × the prompt curve at prompt tokens + decodes.
 """
 
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import pairwise
+
 from twofold.errors import ConfigurationError
-from twofold.hardware.machine import Machine
-from twofold.hardware.model import Model
-from twofold.performance.base import DecodeCost, ModelError
-from twofold.performance.curve import Curve
+from twofold.hardware.specs import Machine, Model
+from twofold.performance.coefficients import Knots, published_knots
+from twofold.performance.cost import DecodeCost, ModelAccuracy
 from twofold.performance.instance import check_tensor_parallel, instance_name, memory_share, profile_name
-from twofold.performance.knots import Knots, published_knots
-from twofold.performance.power import Powered, instance_power
+from twofold.performance.power import PoweredModel, instance_power
+
+
+class PiecewiseLinear:
+    """Straight lines between points, and the first and last of those lines continued beyond both ends."""
+
+    def __init__(self, xs: Sequence[float], ys: Sequence[float]) -> None:
+        if len(xs) != len(ys) or len(xs) < 2:
+            raise ConfigurationError(
+                f"a curve needs at least two points, each with an x and a y, not {len(xs)}"
+            )
+        if any(right <= left for left, right in pairwise(xs)):
+            raise ConfigurationError("the points of a curve must come in rising order of x")
+        # Once, and all of them floats, which compare quickly with each other: a simulator asks for millions of points.
+        self._xs = [float(x) for x in xs]
+        self._ys = [float(y) for y in ys]
+        self._slopes = [(ys[i + 1] - ys[i]) / (xs[i + 1] - xs[i]) for i in range(len(xs) - 1)]
+
+    def __call__(self, x: float) -> float:
+        i = min(max(bisect_right(self._xs, x) - 1, 0), len(self._slopes) - 1)
+        return self._ys[i] + self._slopes[i] * (x - self._xs[i])
+
 
 _MIXED = 1.1
 
 
-class SplitwisePublishedModel(Powered):
+class SplitwisePublishedModel(PoweredModel):
     """The two curves of one pair."""
 
     def __init__(self, knots: Knots, model: Model, machine: Machine, tensor_parallel: int) -> None:
         self.name = instance_name("splitwise-published", model, machine, tensor_parallel)
-        self.error = ModelError(
+        self.error = ModelAccuracy(
             prefill=None,
             decode=None,
             basis="SplitwiseSim's interpolation, known to be wrong for decode batches",
         )
-        self._prompt_s = Curve(knots.tokens, knots.prompt_s)
-        self._token_s = Curve(knots.tokens, knots.token_s)
+        self._prompt_s = PiecewiseLinear(knots.tokens, knots.prompt_s)
+        self._token_s = PiecewiseLinear(knots.tokens, knots.token_s)
         used = memory_share(model, machine, tensor_parallel, self._token_s(1))
         super().__init__(instance_power(machine, tensor_parallel, memory_share=used))
 

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from twofold.performance.base import ModelError
-from twofold.planning.objective import Objective
-from twofold.planning.plan import Choice, Plan
+from twofold.performance.cost import ModelAccuracy
+from twofold.planning.plan import DesignChoice, Plan
+from twofold.planning.search import Objective
 
 
 class Advice(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,13 +57,13 @@ def advise(plan: Plan, tolerance: float) -> Advice:
     )
 
 
-def _gain(objective: Objective, split: Choice, colocated: Choice) -> float:
+def _gain(objective: Objective, split: DesignChoice, colocated: DesignChoice) -> float:
     if objective is Objective.THROUGHPUT:
         return split.highest_rate / colocated.highest_rate
     return objective.weigh(colocated.design)[0] / objective.weigh(split.design)[0]
 
 
-def _comparison(objective: Objective, split: Choice, colocated: Choice, gain: float) -> str:
+def _comparison(objective: Objective, split: DesignChoice, colocated: DesignChoice, gain: float) -> str:
     """The first sentence."""
     if objective is Objective.THROUGHPUT:
         dollars = split.requests_per_dollar / colocated.requests_per_dollar
@@ -120,11 +120,11 @@ def _asked(plan: Plan, split: bool) -> bool:
     return any(family.split is split for family in plan.question.families)
 
 
-def _rated(choice: Choice) -> str:
+def _rated(choice: DesignChoice) -> str:
     return f"{choice.design.name} at {choice.highest_rate:.3g} requests/s"
 
 
-def _weight(objective: Objective, choice: Choice) -> str:
+def _weight(objective: Objective, choice: DesignChoice) -> str:
     design = choice.design
     return (
         f"{design.tdp_w / 1e3:,.1f} kW"
@@ -133,7 +133,7 @@ def _weight(objective: Objective, choice: Choice) -> str:
     )
 
 
-def _error(choices: Sequence[Choice]) -> float:
+def _error(choices: Sequence[DesignChoice]) -> float:
     """The largest error known of the models that the choices rest on.
 
     Where both rest on the same models, an error moves both the same way and the comparison is better than this.
@@ -142,5 +142,5 @@ def _error(choices: Sequence[Choice]) -> float:
     return max((_largest(error) for error in errors), default=0.0)
 
 
-def _largest(error: ModelError) -> float:
+def _largest(error: ModelAccuracy) -> float:
     return max((each for each in (error.prefill, error.decode) if each is not None), default=0.0)

@@ -11,7 +11,7 @@ from twofold.instance import Role
 from twofold.performance.base import PerformanceModel
 from twofold.planning.design import Design, Family, MachineKind
 from twofold.planning.problem import Problem
-from twofold.planning.workload import Shape
+from twofold.planning.workload import WorkloadShape
 from twofold.request import Phase
 from twofold.scheduling.routers import FIXED_ROLE_ROUTERS
 from twofold.slo import Slo
@@ -20,11 +20,11 @@ _REACHED = 0.8  # of the bound, about: what queues and uneven batches leave
 _PREFILL_TOKENS = (128, 256, 512, 1024, 2048, 4096, 8192)
 
 
-class Seconds:
+class MachineSeconds:
     """Seconds of one machine of a kind for the mean request: at least `prefill` and `decode`."""
 
     def __init__(
-        self, problem: Problem, shape: Shape, kind: MachineKind, tiers: list[tuple[float, float]]
+        self, problem: Problem, shape: WorkloadShape, kind: MachineKind, tiers: list[tuple[float, float]]
     ) -> None:
         model = problem.performance(kind)
         instances = problem.instances_on(kind)
@@ -40,7 +40,7 @@ class Seconds:
         return (self.prefill if role.prefills else 0.0) + (self.decode if role.decodes else 0.0)
 
 
-class Bounds:
+class AnalyticBounds:
     """`UpperBound` for the designs of a problem."""
 
     def __init__(self, problem: Problem) -> None:
@@ -48,7 +48,7 @@ class Bounds:
         self._shape = problem.workload.shape()
         self._tiers = _tiers(problem, self._shape)
         self._pooled = problem.template.router not in FIXED_ROLE_ROUTERS
-        self._known: dict[MachineKind, Seconds] = {}
+        self._known: dict[MachineKind, MachineSeconds] = {}
 
     def upper(self, design: Design) -> float:
         family = design.family
@@ -78,9 +78,9 @@ class Bounds:
             return min(prefill, decode)
         return prefill if judged is Phase.PREFILL else decode
 
-    def _of(self, kind: MachineKind) -> Seconds:
+    def _of(self, kind: MachineKind) -> MachineSeconds:
         if kind not in self._known:
-            self._known[kind] = Seconds(self._problem, self._shape, kind, self._tiers)
+            self._known[kind] = MachineSeconds(self._problem, self._shape, kind, self._tiers)
         return self._known[kind]
 
 
@@ -107,7 +107,7 @@ def _batches(most: int) -> list[int]:
     return sorted(sizes)
 
 
-def _tiers(problem: Problem, shape: Shape) -> list[tuple[float, float]]:
+def _tiers(problem: Problem, shape: WorkloadShape) -> list[tuple[float, float]]:
     """The slowest decode that the SLO lets each share of requests have: (share, seconds per token), summing to 1."""
     slo = problem.slo
     if isinstance(slo, Slo):

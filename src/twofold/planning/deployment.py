@@ -1,28 +1,31 @@
-"""Deployment files: the cluster that a plan chose, what is expected of it and where that comes from."""
+"""Deployment files: the cluster that a plan chose, what is expected of it and where that comes from.
 
-from collections.abc import Iterator
+A deployment as a file for people: YAML in the order of reading, with a comment where a name does not say enough.
+"""
+
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
 from twofold import __version__
+from twofold.cluster.file import dump_cluster, read_cluster
+from twofold.cluster.spec import ClusterSpec
 from twofold.errors import ConfigurationError
 from twofold.hardware.catalog import Catalog
-from twofold.hardware.mistakes import explain
-from twofold.planning.objective import Objective
-from twofold.planning.plan import Choice
+from twofold.hardware.suggestions import explain_validation
+from twofold.planning.plan import DesignChoice
 from twofold.planning.problem import Problem
-from twofold.simulation.cluster_file import dump_cluster, read_cluster
-from twofold.simulation.result import PoolResult
+from twofold.planning.search import Objective
+from twofold.simulation.result import Check, PoolResult
 from twofold.simulation.simulate import VERSION
-from twofold.simulation.spec import ClusterSpec
-from twofold.simulation.verdict import Check
 from twofold.slo import Slo, SlowdownSlo
 
 LAYOUT = 1
 
 
-class Margin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SloMargin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One bound of the SLO: what the simulation had of it, and the share of the bound that is left."""
 
     check: str
@@ -44,7 +47,7 @@ class Expected(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     slo: str
     attainment: float | None = None
     reference: str | None = None
-    margins: tuple[Margin, ...] = ()
+    margins: tuple[SloMargin, ...] = ()
     price_per_h: float
     tdp_w: float
     power_w: float
@@ -71,7 +74,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     provenance: Provenance
 
 
-def deployment_of(problem: Problem, choice: Choice, objective: Objective) -> Deployment:
+def deployment_of(problem: Problem, choice: DesignChoice, objective: Objective) -> Deployment:
     """What a plan chose, as a deployment. Every pool says its tensor parallelism."""
     spec = problem.spec(choice.design)
     pools = tuple(
@@ -112,14 +115,14 @@ def load_deployment(path: Path, *, catalog: Catalog | None = None) -> Deployment
         # The cluster in it is held to what any cluster file is held to.
         cluster = read_cluster(dump_cluster(found.cluster), "cluster.yaml", catalog=catalog)
     except msgspec.ValidationError as error:
-        place, what = explain(error)
+        place, what = explain_validation(error)
         raise ConfigurationError(f"deployment {path}: {place + ': ' if place else ''}{what}") from error
     except ConfigurationError as error:
         raise ConfigurationError(f"deployment {path}: {error}") from error
     return msgspec.structs.replace(found, cluster=cluster)
 
 
-def slo_words(slo: Slo | SlowdownSlo) -> str:
+def slo_argument(slo: Slo | SlowdownSlo) -> str:
     """The SLO as `--slo` takes it, where it can be said there."""
     if isinstance(slo, SlowdownSlo):
         return "splitwise"
@@ -127,23 +130,23 @@ def slo_words(slo: Slo | SlowdownSlo) -> str:
     return ",".join(f"{name}={bound:g}" for name, bound in bounds.items() if bound is not None)
 
 
-def margins(checks: tuple[Check, ...]) -> Iterator[Margin]:
+def margins(checks: tuple[Check, ...]) -> Iterator[SloMargin]:
     """Each bound with the share of it that is left: below 0 where it is missed."""
     for check in checks:
         value, bound = check.value, check.bound
         left = None
         if value is not None and bound:
             left = round((value - bound if check.at_least else bound - value) / bound, 4)
-        yield Margin(check=check.name, value=value, bound=bound, left=left)
+        yield SloMargin(check=check.name, value=value, bound=bound, left=left)
 
 
-def _expected(problem: Problem, choice: Choice) -> Expected:
+def _expected(problem: Problem, choice: DesignChoice) -> Expected:
     in_seconds = isinstance(problem.slo, Slo)
     return Expected(
         workload=problem.workload.workload,
         rate=choice.rate,
         highest_rate=choice.highest_rate,
-        slo=slo_words(problem.slo),
+        slo=slo_argument(problem.slo),
         attainment=problem.attainment if in_seconds else None,
         reference=None if in_seconds else problem.reference,
         margins=tuple(margins(choice.evaluation.checks)),
@@ -167,3 +170,84 @@ def _model(pool: PoolResult) -> str:
         if part
     ]
     return f"{pool.performance}: {'; '.join(said)}"
+
+
+_WIDTH = 100
+_COMMENTS = {
+    "deployment": "layout of this file",
+    "cluster": "what to run: the fields of a cluster file, as twofold simulate --config takes",
+    "machines": "how many",
+    "tensor_parallel": "accelerators per instance",
+    "batcher": "how an instance puts its batches together; the role's own where nothing is said",
+    "router": "how requests find their instances",
+    "handoff": "how the KV cache travels from prefill to decode",
+    "max_num_batched_tokens": "prompt tokens of an iteration, at most",
+    "pipeline_chunk": "prompt tokens of a chunk, where a pipeline computes chunks of one prompt at once",
+    "inline_tbt_s": "seconds that an iteration of the batcher inlined may take",
+    "max_num_seqs": "sequences of an iteration, at most",
+    "block_size": "tokens of a KV block",
+    "memory_utilization": "share of accelerator memory for weights and KV cache",
+    "swap_space_bytes": "host memory of an instance to swap to; outputs then take KV memory as they grow",
+    "performance": "performance model that the expectation rests on, and whose time an emulated service takes",
+    "contention": "whether transfers shared the link in the simulation",
+    "rules": "of the simulation",
+    "expected": "what the simulation promises",
+    "rate": "requests per second that this was planned for",
+    "highest_rate": "requests per second up to which the SLO was kept",
+    "slo": "seconds, or splitwise: percentiles of slow-downs against the reference",
+    "attainment": "share of requests that keep the SLO, at least",
+    "reference": "machine that slow-downs are multiples of",
+    "margins": "of each bound: what the simulation had of it, and the share that is left",
+    "price_per_h": "US dollars",
+    "tdp_w": "watts to provision",
+    "power_w": "watts drawn at that rate, on average",
+    "provenance": "where all of this comes from",
+    "simulation": "version of the simulator",
+    "duration_s": "seconds of arrivals per simulation, or longer for small rates",
+    "models": "what times rest on, and how far they were from measurements they had not seen",
+}
+
+
+def deployment_text(deployment: Deployment, comment: str) -> str:
+    """The file; `comment` is the text above it."""
+    lines = [line for text in comment.splitlines() for line in textwrap.wrap(text, _WIDTH)]
+    head = [f"# {line}" for line in lines]
+    return "\n".join([*head, *_mapping(msgspec.to_builtins(deployment), 0)]) + "\n"
+
+
+def _mapping(fields: Mapping[str, object], depth: int) -> Iterator[str]:
+    pad = "  " * depth
+    for key, value in fields.items():
+        if value is None or value == ():
+            continue
+        comment = f"  # {_COMMENTS[key]}" if key in _COMMENTS else ""
+        if isinstance(value, Mapping):
+            yield f"{pad}{key}:{comment}"
+            yield from _mapping(value, depth + 1)
+        elif isinstance(value, tuple | list):
+            yield f"{pad}{key}:{comment}"
+            yield from _sequence(value, depth + 1)
+        else:
+            yield f"{pad}{key}: {_scalar(value)}{comment}"
+
+
+def _sequence(items: Sequence[object], depth: int) -> Iterator[str]:
+    pad = "  " * depth
+    for item in items:
+        if isinstance(item, Mapping):
+            first, *rest = _mapping(item, depth + 1)
+            yield f"{pad}- {first.lstrip()}"
+            yield from rest
+        else:
+            yield f"{pad}- {_scalar(item)}"
+
+
+def _scalar(value: object) -> str:
+    """JSON, which is YAML; words that cannot be taken for anything else go without quotes."""
+    if isinstance(value, str) and value.isascii() and value.replace("-", "").isalpha():
+        return (
+            value
+            if value.lower() not in {"yes", "no", "on", "off", "true", "false", "null", "y", "n"}
+            else f'"{value}"'
+        )
+    return msgspec.json.encode(value).decode()

@@ -6,8 +6,7 @@ import msgspec
 
 from twofold.planning.design import Design, Family
 from twofold.request import Phase
-from twofold.simulation.result import PoolResult
-from twofold.simulation.verdict import Check
+from twofold.simulation.result import Check, PoolResult
 
 
 class Trial(msgspec.Struct, frozen=True):
@@ -18,7 +17,7 @@ class Trial(msgspec.Struct, frozen=True):
     draw: int = 0
 
 
-class Latency(msgspec.Struct, frozen=True, kw_only=True):
+class LatencyPercentiles(msgspec.Struct, frozen=True, kw_only=True):
     """Percentiles in seconds."""
 
     p50: float
@@ -44,9 +43,9 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: int = 0
     duration_s: float = 0.0
     energy_j: float = 0.0
-    ttft_s: Latency | None = None
-    tpot_s: Latency | None = None
-    e2e_s: Latency | None = None
+    ttft_s: LatencyPercentiles | None = None
+    tpot_s: LatencyPercentiles | None = None
+    e2e_s: LatencyPercentiles | None = None
     slo_scale: float | None = None
     pools: tuple[PoolResult, ...] = ()
 
@@ -55,7 +54,7 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
         return self.energy_j / self.duration_s if self.duration_s else 0.0
 
 
-class Simulated(msgspec.Struct, frozen=True, kw_only=True):
+class SimulatedTrial(msgspec.Struct, frozen=True, kw_only=True):
     """An evaluation and the CPU time that it took, which is no part of the result."""
 
     evaluation: Evaluation

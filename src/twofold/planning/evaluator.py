@@ -1,13 +1,189 @@
-"""Answers trials: from memory, from the store, or by simulation; and counts what that took."""
+"""The executor seam: trials go in, evaluations come out in any order.
+
+What decides the result of a trial, as a fingerprint: equal keys mean equal results.
+
+Evaluations on disk, so that a plan which was interrupted, or is asked for again, simulates nothing twice.
+
+Answers trials: from memory, from the store, or by simulation; and counts what that took.
+"""
 
 import asyncio
-from collections.abc import Callable
+import hashlib
+import sqlite3
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Protocol, Self
 
 import msgspec
 
-from twofold.planning.evaluation import Evaluation, Trial
-from twofold.planning.executors.base import Executor
-from twofold.planning.store import Store
+from twofold import __version__
+from twofold.errors import ConfigurationError, UserError
+from twofold.planning.evaluation import Evaluation, SimulatedTrial, Trial
+from twofold.planning.problem import Problem
+from twofold.simulation.simulate import VERSION
+from twofold.slo import SlowdownSlo
+
+
+class TrialRefused(Exception):  # noqa: N818 (a message on its way, not an error of this process)
+    """A mistake of the user's that a worker found; only its sentence travels."""
+
+
+class Executor(Protocol):
+    """Runs trials beside each other; as a context it frees what it holds, dropping trials that have not begun."""
+
+    def submit(self, trial: Trial) -> Future[SimulatedTrial]:
+        """The future's exception is a UserError where the trial cannot be simulated."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_exception: object) -> None: ...
+
+
+def sentence(error: UserError) -> TrialRefused:
+    """A UserError in a form that any process boundary lets through."""
+    return TrialRefused(str(error))
+
+
+# Changes with what an evaluation holds, or how it is come by.
+_EVALUATION = 2
+_DATA = (("twofold.performance", "data"), ("twofold.workload", "data"))
+
+
+class Keys:
+    """Keys of trials of one problem."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        self._common = hashlib.sha256(_canonical(_facts(problem))).hexdigest()
+
+    def of(self, trial: Trial) -> str:
+        """A key; the code, the data, the problem, the machines' own figures and the rate are in it."""
+        spec = self._problem.spec(trial.design)
+        machines = [self._problem.catalog.machine(pool.machine) for pool in spec.pools]
+        facts = [self._common, spec, machines, trial.rate, trial.draw, trial.design.family.judged]
+        return hashlib.sha256(_canonical(facts)).hexdigest()
+
+
+def _facts(problem: Problem) -> list[object]:
+    reference = problem.catalog.machine(problem.reference) if isinstance(problem.slo, SlowdownSlo) else None
+    return [
+        {"twofold": __version__, "simulation": VERSION, "evaluation": _EVALUATION, "data": _data_digest()},
+        problem.catalog.model(problem.template.model),
+        problem.workload,
+        problem.workload.digest(),
+        type(problem.slo).__name__,
+        problem.slo,
+        problem.attainment,
+        reference,
+    ]
+
+
+def _canonical(facts: object) -> bytes:
+    return msgspec.json.encode(msgspec.to_builtins(facts, str_keys=True), order="sorted")
+
+
+@cache
+def _data_digest() -> str:
+    """A fingerprint of the figures that come with the package."""
+    digest = hashlib.sha256()
+    for package, folder in _DATA:
+        for file in sorted(files(package).joinpath(folder).iterdir(), key=lambda each: each.name):
+            digest.update(file.name.encode())
+            digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+_LAYOUT = 1
+_BUSY_S = 30.0  # another plan may be writing to the same file
+_CREATE = "CREATE TABLE IF NOT EXISTS evaluations (key TEXT PRIMARY KEY, trial TEXT NOT NULL, evaluation BLOB NOT NULL)"
+
+
+class EvaluationStore(Protocol):
+    """Keeps evaluations by key."""
+
+    def get(self, key: str) -> Evaluation | None: ...
+
+    def put(self, key: str, trial: str, evaluation: Evaluation) -> None:
+        """Keep an evaluation; `trial` says in words what it is of."""
+        ...
+
+
+class NullStore:
+    """Forgets everything."""
+
+    def get(self, key: str) -> Evaluation | None:  # noqa: ARG002
+        return None
+
+    def put(self, key: str, trial: str, evaluation: Evaluation) -> None:
+        """Nothing."""
+
+
+class SqliteStore:
+    """A SQLite file; each evaluation is on disk before `put` returns, and several plans may share the file.
+
+    Raises ConfigurationError where the file cannot be used.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with self._explained():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._database = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None)
+            (layout,) = self._database.execute("PRAGMA user_version").fetchone()
+            if layout not in {0, _LAYOUT}:
+                raise ConfigurationError(
+                    f"{path} was written by another version of Twofold: name another --store"
+                )
+            if not layout and self._tables() - {"evaluations"}:
+                raise ConfigurationError(f"{path} is a database of something else: name another --store")
+            self._database.execute("PRAGMA journal_mode=WAL")
+            self._database.execute("PRAGMA synchronous=NORMAL")
+            self._database.execute(_CREATE)
+            self._database.execute(f"PRAGMA user_version={_LAYOUT}")
+
+    def _tables(self) -> set[str]:
+        rows = self._database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+        return {name for (name,) in rows}
+
+    def get(self, key: str) -> Evaluation | None:
+        with self._explained():
+            row = self._database.execute(
+                "SELECT evaluation FROM evaluations WHERE key = ?", (key,)
+            ).fetchone()
+            return None if row is None else msgspec.json.decode(row[0], type=Evaluation)
+
+    def put(self, key: str, trial: str, evaluation: Evaluation) -> None:
+        with self._explained():
+            self._database.execute(
+                "INSERT OR REPLACE INTO evaluations VALUES (?, ?, ?)",
+                (key, trial, msgspec.json.encode(evaluation)),
+            )
+
+    def __len__(self) -> int:
+        (count,) = self._database.execute("SELECT count(*) FROM evaluations").fetchone()
+        return int(count)
+
+    def close(self) -> None:
+        self._database.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.Error, OSError, msgspec.DecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise ConfigurationError(f"store {self._path} cannot be used: {reason}") from error
 
 
 class Effort(msgspec.Struct, kw_only=True):
@@ -32,7 +208,7 @@ class Evaluator:
     def __init__(
         self,
         executor: Executor,
-        store: Store,
+        store: EvaluationStore,
         key: Callable[[Trial], str],
         listener: Listener | None = None,
     ) -> None:

@@ -1,19 +1,28 @@
-"""The Pareto front: designs that none other beats at once in rate, dollars and watts."""
+"""The Pareto front: designs that none other beats at once in rate, dollars and watts.
 
-from collections.abc import Iterable
+The Pareto front of a plan: its choices, smaller clusters of their kind, and whatever else was found on the way.
+
+Latency over rate: how a design comes up to its limit.
+"""
+
+import asyncio
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from twofold.planning.design import Design
+from twofold.planning.evaluation import Evaluation, Trial
+from twofold.planning.plan import DesignChoice
+from twofold.planning.rates import RateSearch
 
 
-class Point(msgspec.Struct, frozen=True, kw_only=True):
+class ParetoPoint(msgspec.Struct, frozen=True, kw_only=True):
     """A design that keeps the SLO at `rate` requests per second."""
 
     design: Design
     rate: float
 
-    def covers(self, other: "Point") -> bool:
+    def covers(self, other: "ParetoPoint") -> bool:
         """Whether nothing speaks for the other."""
         mine, others = self.design, other.design
         return (
@@ -21,9 +30,9 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def pareto_front(points: Iterable[Point]) -> tuple[Point, ...]:
+def pareto_front(points: Iterable[ParetoPoint]) -> tuple[ParetoPoint, ...]:
     """The points that no other covers, by rising rate; of equal ones the first by name."""
-    front: list[Point] = []
+    front: list[ParetoPoint] = []
     # A point can only be covered by one that comes before it in this order.
     for point in sorted(points, key=_order):
         if not any(other.covers(point) for other in front):
@@ -31,6 +40,51 @@ def pareto_front(points: Iterable[Point]) -> tuple[Point, ...]:
     return tuple(reversed(front))
 
 
-def _order(point: Point) -> tuple[float, float, float, int, str]:
+def _order(point: ParetoPoint) -> tuple[float, float, float, int, str]:
     design = point.design
     return -point.rate, design.price_per_h, design.tdp_w, design.machines, design.name
+
+
+_SHARES = (0.25, 0.5, 0.75)  # of a choice's machines
+
+
+async def front_of(
+    search: RateSearch, choices: Sequence[DesignChoice], found: Iterable[ParetoPoint]
+) -> tuple[ParetoPoint, ...]:
+    """The front, each of its designs at the highest rate that it takes.
+
+    `found` are points that a search came by, mostly below what their designs can take.
+    """
+    best = pareto_front(ParetoPoint(design=choice.design, rate=choice.highest_rate) for choice in choices)
+    smaller = {design: None for point in best for design in _smaller(point.design)}
+    points = {*best, *found, *await _at_capacity(search, smaller)}
+    # What is on the front of all may take more, and what it then takes may cover others.
+    raised = await _at_capacity(search, {point.design: None for point in pareto_front(points)})
+    return pareto_front({*points, *raised})
+
+
+def _smaller(design: Design) -> list[Design]:
+    counts = [tuple(max(1, round(count * share)) for count in design.counts) for share in _SHARES]
+    return [Design(family=design.family, counts=each) for each in counts if each != design.counts]
+
+
+async def _at_capacity(search: RateSearch, designs: Iterable[Design]) -> list[ParetoPoint]:
+    capacities = await asyncio.gather(*(search.highest(design) for design in designs))
+    return [
+        ParetoPoint(design=capacity.design, rate=search.grid.rate(capacity.step))
+        for capacity in capacities
+        if capacity.step is not None
+    ]
+
+
+_CURVES_SHARES = (0.1, 0.25, 0.4, 0.55, 0.7, 0.8, 0.9, 0.95, 1.0)
+
+RateCurve = dict[float, Evaluation]
+
+
+async def rate_curve(search: RateSearch, choice: DesignChoice) -> RateCurve:
+    """Evaluations of a design at rates up to the highest that it takes."""
+    steps = sorted({search.grid.step(choice.highest_rate * share) for share in _CURVES_SHARES})
+    rates = [search.grid.rate(step) for step in steps]
+    told = await asyncio.gather(*(search.evaluate(Trial(choice.design, rate)) for rate in rates))
+    return {rate: each for rate, each in zip(rates, told, strict=True) if not each.stopped}

@@ -1,22 +1,106 @@
-"""The plan: the best design of every family, which of them to take, and when not to split at all."""
+"""Why there is no plan, in one sentence.
+
+The plan: the best design of every family, which of them to take, and when not to split at all.
+"""
 
 import asyncio
 from collections.abc import Callable, Sequence
 
 import msgspec
 
-from twofold.planning.break_even import break_even
-from twofold.planning.budget import Budget, frontier
-from twofold.planning.cheapest import cheapest
-from twofold.planning.design import Design, Family
+from twofold.errors import ConfigurationError
+from twofold.planning.design import Budget, Design, Family, frontier
 from twofold.planning.evaluation import Evaluation, Trial
-from twofold.planning.mistakes import require_room, unmet
-from twofold.planning.objective import Objective
-from twofold.planning.rates import Capacity, RateSearch
-from twofold.planning.throughput import most_throughput
+from twofold.planning.rates import MaxRate, RateSearch
+from twofold.planning.search import Objective, break_even, cheapest, most_throughput
+from twofold.simulation.result import Check
 
 
-class Question(msgspec.Struct, frozen=True, kw_only=True):
+def require_room(families: Sequence[Family], budget: Budget, *, bounded: bool) -> None:
+    """Raise ConfigurationError where the budget holds not even the smallest design, or, if `bounded`, has no end."""
+    budget.require_sensible()
+    if bounded and not all(budget.bounds(family) for family in families):
+        raise ConfigurationError(
+            "the most throughput of what? Give a budget: --max-machines, --max-cost or --max-power"
+        )
+    smallest = [Design(family=family, counts=(1,) * len(family.kinds)) for family in families]
+    if not any(budget.allows(design) for design in smallest):
+        least = min(smallest, key=lambda design: (design.machines, design.price_per_h))
+        raise ConfigurationError(
+            f"the budget is too small: even {least.name}, one machine of each phase, takes {_takes(least)}"
+            if least.family.split
+            else f"the budget is too small: even {least.name} takes {_takes(least)}"
+        )
+
+
+async def unmet(
+    search: RateSearch, families: Sequence[Family], budget: Budget, rate: float | None
+) -> ConfigurationError:
+    """The error where no family can keep the SLO: by how much the best one misses it when all but idle."""
+    largest = [design for family in families for design in _largest(search, family, budget, rate)]
+    told = await asyncio.gather(*(search.at(design, search.lowest(design)) for design in largest))
+    idle = list(zip(largest, told, strict=True))
+    able = [design for design, evaluation in idle if evaluation.met]
+    if able and rate is not None:
+        return await _too_much(search, able, rate)
+    design, evaluation = min(idle, key=lambda each: _worst(each[1])[0])
+    return ConfigurationError(
+        f"no design can keep this SLO: even {design.name}, all but idle, has {_described(_worst(evaluation)[1])}; "
+        f"loosen the SLO or plan with other machines"
+    )
+
+
+async def _too_much(search: RateSearch, designs: Sequence[Design], rate: float) -> ConfigurationError:
+    """The SLO can be kept, but not at this rate."""
+    capacities = await asyncio.gather(*(search.highest(design) for design in designs))
+    steps = [(capacity.step, capacity.design.name) for capacity in capacities if capacity.step is not None]
+    step, name = max(steps, key=lambda each: (each[0], each[1]))
+    return ConfigurationError(
+        f"no design within the budget keeps the SLO at {rate:g} requests/s: {name} keeps it up to "
+        f"{search.grid.rate(step):.3g}; allow more machines or plan for a lower rate"
+    )
+
+
+def _described(check: Check) -> str:
+    """`a TPOT slowdown P50 of 1.9×, where at most 1.25× is asked for`, or a share of requests, or seconds."""
+    if check.at_least:
+        return f"{check.value or 0.0:.1%} of {check.name}, where {check.bound:.1%} are asked for"
+    unit = "×" if "slowdown" in check.name else " s"
+    return f"a {check.name} of {check.value or 0.0:.3g}{unit}, where at most {check.bound:.3g}{unit} is asked for"
+
+
+def _largest(search: RateSearch, family: Family, budget: Budget, rate: float | None) -> list[Design]:
+    """The design of the family that is likeliest to keep the SLO: the budget's largest, else a sufficient one."""
+    if budget.bounds(family):
+        designs = frontier(family, budget.allows)
+    else:
+        counts = search.bound.suggest(family, rate or 1.0)
+        designs = [Design(family=family, counts=counts)]
+    return sorted(designs, key=lambda design: (-search.bound.estimate(design), design.name))[:1]
+
+
+def _worst(evaluation: Evaluation) -> tuple[float, Check]:
+    """(by which factor, which check) of the bound that is missed most; a share only where no ceiling is missed."""
+    missed = [check for check in evaluation.checks if not check.met] or list(evaluation.checks)
+    ceilings = [check for check in missed if not check.at_least] or missed
+    return max(((_excess(check), check) for check in ceilings), key=lambda each: each[0])
+
+
+def _excess(check: Check) -> float:
+    value = check.value
+    if value is None:
+        return 0.0
+    if check.at_least:
+        return check.bound / value if value else float("inf")
+    return value / check.bound
+
+
+def _takes(design: Design) -> str:
+    machines = f"{design.machines} machine{'s'[: design.machines != 1]}"
+    return f"{machines}, ${design.price_per_h:,.2f} per hour and {design.tdp_w / 1e3:,.1f} kW"
+
+
+class PlanQuery(msgspec.Struct, frozen=True, kw_only=True):
     """What to plan: `rate` requests per second are given for cost and power, and sought for throughput."""
 
     objective: Objective
@@ -25,7 +109,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     rate: float | None = None
 
 
-class Choice(msgspec.Struct, frozen=True, kw_only=True):
+class DesignChoice(msgspec.Struct, frozen=True, kw_only=True):
     """The best design of a family.
 
     It was judged at `rate`, as `evaluation` says: the rate that was given, else the highest it takes. `highest_rate` is
@@ -55,28 +139,28 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     down as was looked, or where not both kinds can keep the SLO.
     """
 
-    question: Question
-    choices: tuple[Choice, ...]
+    question: PlanQuery
+    choices: tuple[DesignChoice, ...]
     without: tuple[str, ...]
     break_even: float | None
 
     @property
-    def best(self) -> Choice:
+    def best(self) -> DesignChoice:
         return self.choices[0]
 
     @property
-    def best_split(self) -> Choice | None:
+    def best_split(self) -> DesignChoice | None:
         return next((choice for choice in self.choices if choice.design.family.split), None)
 
     @property
-    def best_colocated(self) -> Choice | None:
+    def best_colocated(self) -> DesignChoice | None:
         return next((choice for choice in self.choices if not choice.design.family.split), None)
 
 
-Found = Callable[[Choice], None]
+Found = Callable[[DesignChoice], None]
 
 
-async def make_plan(search: RateSearch, question: Question, found: Found = lambda _: None) -> Plan:
+async def make_plan(search: RateSearch, question: PlanQuery, found: Found = lambda _: None) -> Plan:
     """Search all families at once; `found` is told of the best of each as it becomes known.
 
     Raises ConfigurationError where the budget holds no design and where no design can keep the SLO.
@@ -97,7 +181,9 @@ async def make_plan(search: RateSearch, question: Question, found: Found = lambd
     )
 
 
-async def _choose(search: RateSearch, question: Question, family: Family, found: Found) -> Choice | None:
+async def _choose(
+    search: RateSearch, question: PlanQuery, family: Family, found: Found
+) -> DesignChoice | None:
     budget = question.budget
     if question.objective is Objective.THROUGHPUT:
         designs = frontier(family, budget.allows)
@@ -112,21 +198,23 @@ async def _choose(search: RateSearch, question: Question, family: Family, found:
     return choice
 
 
-def _at_capacity(search: RateSearch, capacity: Capacity) -> Choice | None:
+def _at_capacity(search: RateSearch, capacity: MaxRate) -> DesignChoice | None:
     if capacity.step is None or capacity.kept is None:
         return None
     rate = search.grid.rate(capacity.step)
-    return Choice(design=capacity.design, rate=rate, highest_rate=rate, evaluation=capacity.kept)
+    return DesignChoice(design=capacity.design, rate=rate, highest_rate=rate, evaluation=capacity.kept)
 
 
-async def _at_rate(search: RateSearch, design: Design, rate: float) -> Choice:
+async def _at_rate(search: RateSearch, design: Design, rate: float) -> DesignChoice:
     evaluation = await search.evaluate(Trial(design, rate))
     capacity = await search.highest(design, search.grid.step(rate))
     highest = rate if capacity.step is None else max(rate, search.grid.rate(capacity.step))
-    return Choice(design=design, rate=rate, highest_rate=highest, evaluation=evaluation)
+    return DesignChoice(design=design, rate=rate, highest_rate=highest, evaluation=evaluation)
 
 
-async def _break_even(search: RateSearch, question: Question, choices: Sequence[Choice]) -> float | None:
+async def _break_even(
+    search: RateSearch, question: PlanQuery, choices: Sequence[DesignChoice]
+) -> float | None:
     """Of the families that can keep the SLO; without limits, as it asks for small clusters, not for large ones."""
     kinds = [choice.design.family for choice in choices]
     if len({family.split for family in kinds}) < 2:
@@ -135,10 +223,10 @@ async def _break_even(search: RateSearch, question: Question, choices: Sequence[
     return await break_even(search, kinds, top, question.objective.weigh)
 
 
-def _rank(objective: Objective) -> Callable[[Choice], tuple[float | str, ...]]:
+def _rank(objective: Objective) -> Callable[[DesignChoice], tuple[float | str, ...]]:
     """Best first; a design of fewer dollars, watts or machines, or else of an earlier name, before its equals."""
 
-    def rank(choice: Choice) -> tuple[float | str, ...]:
+    def rank(choice: DesignChoice) -> tuple[float | str, ...]:
         design = choice.design
         costs = design.price_per_h, design.tdp_w
         if objective is Objective.THROUGHPUT:

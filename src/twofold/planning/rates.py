@@ -36,7 +36,7 @@ class RateGrid(msgspec.Struct, frozen=True):
         return max(1, round(math.log(_STRIDE) / math.log1p(self.tolerance)))
 
 
-class Capacity(msgspec.Struct, frozen=True, kw_only=True):
+class MaxRate(msgspec.Struct, frozen=True, kw_only=True):
     """How much a design takes: it kept the SLO at `step` (as `kept` says) and not at the next (`missed`).
 
     `step` and `kept` are None where it missed even at the lowest rate that was tried, as `missed` then says.
@@ -67,7 +67,7 @@ class RateSearch(msgspec.Struct, frozen=True, kw_only=True):
         """Whether its bound does not rule it out."""
         return self.bound.upper(design) >= rate
 
-    async def highest(self, design: Design, start: int | None = None) -> Capacity:
+    async def highest(self, design: Design, start: int | None = None) -> MaxRate:
         """The design's capacity; the search begins at `start`, by default where the bound suggests.
 
         It ends at the bound: a run too short for its queues to grow may pass beyond it, a service would not.
@@ -78,7 +78,7 @@ class RateSearch(msgspec.Struct, frozen=True, kw_only=True):
         missed = min((each for each, told in known.items() if not told.met), default=None)
         if kept is not None and missed is not None:
             kept, missed = await self._bisect(design, known, kept, missed)
-        return Capacity(
+        return MaxRate(
             design=design,
             step=kept,
             kept=None if kept is None else known[kept],

@@ -10,21 +10,20 @@ from itertools import islice
 
 from msgspec.structs import replace
 
+from twofold.cluster.profiles import instance_profiles
+from twofold.cluster.spec import ClusterSpec
 from twofold.errors import ConfigurationError
 from twofold.hardware.catalog import Catalog
-from twofold.planning.simulated import bound_by
+from twofold.planning.trials import bound_by
 from twofold.request import Phase, Request
-from twofold.scheduling.replan_log import Findings, Forecast
-from twofold.scheduling.split import Split
-from twofold.scheduling.traffic import Traffic
-from twofold.simulation.kinds import kinds_of
+from twofold.scheduling.replan.replanner import SearchResult, SplitForecast
+from twofold.scheduling.replan.split import RoleSplit
+from twofold.scheduling.replan.traffic import TrafficSample
 from twofold.simulation.replanning import assign, require_movable
 from twofold.simulation.result import SimulationResult
 from twofold.simulation.simulate import simulate
-from twofold.simulation.spec import ClusterSpec
 from twofold.slo import Slo
-from twofold.workload.arrivals import Gamma
-from twofold.workload.seeds import Stream, generator
+from twofold.workload.distributions import Gamma, RandomStream, generator
 
 _SIMULATED_S = 60.0  # queues that grow are seen to in this time,
 _FEWEST, _MOST = 400, 3000  # unless that is too few requests for a share, or more than there is time for
@@ -51,21 +50,21 @@ class SplitPlanner:
         replicas: bool = False,
     ) -> None:
         """Raises ConfigurationError where instances cannot take each other's place, or the SLO has no bounds."""
-        require_movable(spec, kinds_of(spec, catalog))
+        require_movable(spec, instance_profiles(spec, catalog))
         if slo == Slo():
             raise ConfigurationError("re-planning needs an SLO in seconds to aim at, as in ttft=2,tpot=0.1")
         self._spec, self._catalog, self._slo = replace(spec, failures=()), catalog, slo
         self._enough, self._replicas = attainment + _HEADROOM, replicas
 
-    def search(self, traffic: Traffic, running: Split, stock: int) -> Findings:
+    def search(self, traffic: TrafficSample, running: RoleSplit, stock: int) -> SearchResult:
         """See `Planner`."""
         began = time.process_time()
-        search = _Search(self._spec, self._catalog, self._slo, list(drawn(traffic)))
+        search = _Search(self._spec, self._catalog, self._slo, list(synthetic_requests(traffic)))
         now = search.forecast(running)
         best = self._fewest(search, stock) if self._replicas else search.best_of(running.instances)
         if now.attainment >= best.attainment and best.split.instances >= running.instances:
             best = now
-        return Findings(
+        return SearchResult(
             running=now,
             best=best,
             searched=tuple(search.known.values()),
@@ -73,7 +72,7 @@ class SplitPlanner:
             cpu_s=time.process_time() - began,
         )
 
-    def _fewest(self, search: "_Search", stock: int) -> Forecast:
+    def _fewest(self, search: "_Search", stock: int) -> SplitForecast:
         """The best split of as few instances as are enough; of all that there are where none are."""
         best = search.best_of(stock)
         low, high = 2, stock
@@ -91,13 +90,13 @@ class _Search:
     """Forecasts, each simulated once."""
 
     def __init__(self, spec: ClusterSpec, catalog: Catalog, slo: Slo, requests: list[Request]) -> None:
-        self.known: dict[Split, Forecast] = {}
+        self.known: dict[RoleSplit, SplitForecast] = {}
         self.requests = requests
         self._spec, self._catalog, self._slo = spec, catalog, slo
-        self._strain: dict[Split, float] = {}
-        self._bound: dict[Split, Phase | None] = {}
+        self._strain: dict[RoleSplit, float] = {}
+        self._bound: dict[RoleSplit, Phase | None] = {}
 
-    def forecast(self, split: Split) -> Forecast:
+    def forecast(self, split: RoleSplit) -> SplitForecast:
         if split not in self.known:
             result = simulate(
                 self._spec,
@@ -107,15 +106,15 @@ class _Search:
                 series=False,
                 prepare=partial(assign, split=split),
             )
-            self.known[split] = Forecast(split, (result.slo_met or 0) / result.arrived)
+            self.known[split] = SplitForecast(split, (result.slo_met or 0) / result.arrived)
             self._strain[split] = _strain(result, self._slo)
             self._bound[split] = bound_by(result, self._slo)
         return self.known[split]
 
-    def best_of(self, instances: int) -> Forecast:
+    def best_of(self, instances: int) -> SplitForecast:
         """The best split of that many: where several serve the same share, the one that is furthest from its bounds."""
         tried = range(1, instances) if instances - 1 <= _ALL else self._bisected(instances)
-        forecasts = [self.forecast(Split(prefill, instances - prefill)) for prefill in tried]
+        forecasts = [self.forecast(RoleSplit(prefill, instances - prefill)) for prefill in tried]
         return max(forecasts, key=lambda each: (each.attainment, -self._strain[each.split]))
 
     def _bisected(self, instances: int) -> list[int]:
@@ -124,23 +123,23 @@ class _Search:
         while low <= high:
             middle = (low + high) // 2
             tried.append(middle)
-            bound = self._bound[self.forecast(Split(middle, instances - middle)).split]
+            bound = self._bound[self.forecast(RoleSplit(middle, instances - middle)).split]
             if bound is None:
                 break
             low, high = (middle + 1, high) if bound is Phase.PREFILL else (low, middle - 1)
         return [each for each in (*tried, tried[-1] - 1, tried[-1] + 1) if 0 < each < instances]
 
 
-def drawn(traffic: Traffic) -> Iterator[Request]:
+def synthetic_requests(traffic: TrafficSample) -> Iterator[Request]:
     """Requests like those of `traffic`, the same ones each time.
 
     Prompt and output lengths are drawn independently: outputs are known later than prompts, of other requests; in the
-    traces at hand the two are close to uncorrelated (see `twofold.workload.lengths`).
+    traces at hand the two are close to uncorrelated (see `twofold.workload.distributions`).
     """
     count = round(min(max(_SIMULATED_S * traffic.rate, _FEWEST), _MOST))
     times = islice(Gamma(traffic.rate, traffic.burstiness).times(0), count)
-    prompts = generator(0, Stream.PROMPTS).choice(traffic.prompt_tokens, count).tolist()
-    outputs = generator(0, Stream.OUTPUTS).choice(traffic.output_tokens, count).tolist()
+    prompts = generator(0, RandomStream.PROMPTS).choice(traffic.prompt_tokens, count).tolist()
+    outputs = generator(0, RandomStream.OUTPUTS).choice(traffic.output_tokens, count).tolist()
     for number, (at_s, prompt, output) in enumerate(zip(times, prompts, outputs, strict=True)):
         yield Request(id=str(number), arrival_s=at_s, prompt_tokens=prompt, output_tokens=output)
 

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from twofold.errors import ConfigurationError
 from twofold.request import Request
-from twofold.workload.arrivals import REPLAY
-from twofold.workload.named import is_named, workload
+from twofold.workload.distributions import REPLAY
+from twofold.workload.source import is_named, workload
 
 _SAMPLE = 4096  # requests that averages are taken over
 
@@ -51,9 +51,9 @@ class WorkloadArguments(msgspec.Struct, frozen=True, kw_only=True):
             )
         return found
 
-    def shape(self) -> "Shape":
+    def shape(self) -> "WorkloadShape":
         """The averages of the workload."""
-        return Shape.of(self._requests(1.0, num_requests=_SAMPLE))
+        return WorkloadShape.of(self._requests(1.0, num_requests=_SAMPLE))
 
     def digest(self) -> str:
         """A fingerprint of the trace file; empty for a named workload, which comes with the package."""
@@ -80,7 +80,7 @@ class WorkloadArguments(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class Shape(msgspec.Struct, frozen=True, kw_only=True):
+class WorkloadShape(msgspec.Struct, frozen=True, kw_only=True):
     """Means per request: prompt tokens, tokens that decode makes, and KV tokens that these read in all."""
 
     prompt_tokens: float
@@ -88,7 +88,7 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     context_tokens: float
 
     @classmethod
-    def of(cls, requests: list[Request]) -> "Shape":
+    def of(cls, requests: list[Request]) -> "WorkloadShape":
         count = len(requests)
         if not count:
             raise ConfigurationError("the workload has no requests to plan for")

@@ -1,4 +1,7 @@
-"""The summary of a run: what its finished timelines say about rate and latency."""
+"""The summary of a run: what its finished timelines say about rate and latency.
+
+Tables of summaries for the terminal, in units that read well.
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -6,13 +9,14 @@ from itertools import chain
 
 import msgspec
 import numpy as np
+from rich.table import Table
 
 from twofold.request import FinishReason
 from twofold.slo import Slo
 from twofold.timeline import Moment, Timeline
 
 
-class Distribution(msgspec.Struct, frozen=True, kw_only=True):
+class LatencyDistribution(msgspec.Struct, frozen=True, kw_only=True):
     """Mean, percentiles and maximum of some latencies, in seconds.
 
     Every percentile in Twofold is numpy's `linear` one: it lies at rank p/100 · (n - 1) of the n sorted
@@ -26,7 +30,7 @@ class Distribution(msgspec.Struct, frozen=True, kw_only=True):
     max: float
 
     @classmethod
-    def of(cls, values: Iterable[float]) -> "Distribution | None":
+    def of(cls, values: Iterable[float]) -> "LatencyDistribution | None":
         """The distribution of `values` (seconds); None where there are none."""
         array = np.fromiter(values, dtype=np.float64)
         if array.size == 0:
@@ -56,16 +60,16 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     request_throughput: float | None
     output_token_throughput: float | None
     total_token_throughput: float | None
-    ttft_s: Distribution | None
-    itl_s: Distribution | None
-    tpot_s: Distribution | None
-    e2e_s: Distribution | None
+    ttft_s: LatencyDistribution | None
+    itl_s: LatencyDistribution | None
+    tpot_s: LatencyDistribution | None
+    e2e_s: LatencyDistribution | None
     slo: Slo | None
     slo_attainment: float | None
     goodput: float | None
 
 
-def summarise(
+def summarize(
     timelines: Iterable[Timeline],
     *,
     duration_s: float | None = None,
@@ -99,7 +103,7 @@ def summarise(
         output_token_throughput=_ratio(output_tokens, seconds),
         total_token_throughput=_ratio(prompt_tokens + output_tokens, seconds),
         ttft_s=_known(timeline.ttft_s for timeline in completed),
-        itl_s=Distribution.of(chain.from_iterable(timeline.itl_s for timeline in completed)),
+        itl_s=LatencyDistribution.of(chain.from_iterable(timeline.itl_s for timeline in completed)),
         tpot_s=_known(timeline.tpot_s for timeline in completed),
         e2e_s=_known(timeline.e2e_s for timeline in completed),
         slo=slo,
@@ -114,9 +118,96 @@ def _duration(timelines: Sequence[Timeline]) -> float:
     return max(events) - min(arrivals) if timelines else 0.0
 
 
-def _known(values: Iterable[float | None]) -> Distribution | None:
-    return Distribution.of(value for value in values if value is not None)
+def _known(values: Iterable[float | None]) -> LatencyDistribution | None:
+    return LatencyDistribution.of(value for value in values if value is not None)
 
 
 def _ratio(count: float, of: float) -> float | None:
     return count / of if of > 0 else None
+
+
+NOTHING = "-"
+LATENCIES = (("TTFT", "ttft_s"), ("ITL", "itl_s"), ("TPOT", "tpot_s"), ("E2E", "e2e_s"))
+STATISTICS = (("mean", "mean"), ("P50", "p50"), ("P90", "p90"), ("P99", "p99"), ("max", "max"))
+
+
+def summary_table(
+    summary: Summary, title: str | None = None, notes: Mapping[str, str] | None = None
+) -> Table:
+    """One run: a row per latency, then counts and rates, then `notes`, rows of the caller's own."""
+    table = Table(title=title, title_justify="left")
+    table.add_column("")
+    for heading, _ in STATISTICS:
+        table.add_column(heading, justify="right")
+    for name, attribute in LATENCIES:
+        values = [_statistic(getattr(summary, attribute), field) for _, field in STATISTICS]
+        table.add_row(name, *values)
+    table.add_section()
+    for label, value in {**_totals(summary), **(notes or {})}.items():
+        table.add_row(label, value)
+    return table
+
+
+def comparison_table(runs: Mapping[str, Summary], title: str | None = None) -> Table:
+    """Several runs side by side, one column each, under the names they are given."""
+    table = Table(title=title, title_justify="left")
+    table.add_column("")
+    for name in runs:
+        table.add_column(name, justify="right")
+    for name, attribute in LATENCIES:
+        for heading, field in STATISTICS:
+            values = [_statistic(getattr(summary, attribute), field) for summary in runs.values()]
+            table.add_row(f"{name} {heading}", *values)
+        table.add_section()
+    totals = [_totals(summary) for summary in runs.values()]
+    for label in dict.fromkeys(label for total in totals for label in total):
+        table.add_row(label, *(total.get(label, NOTHING) for total in totals))
+    return table
+
+
+def seconds(value: float | None) -> str:
+    """A time with its unit: milliseconds below one second; `-` where there is none."""
+    if value is None:
+        return NOTHING
+    if abs(value) < 1.0:
+        return f"{value * 1e3:.2f} ms" if abs(value) < 0.1 else f"{value * 1e3:.1f} ms"
+    return f"{value:.2f} s" if abs(value) < 100.0 else f"{value:,.0f} s"
+
+
+def bounds(slo: Slo) -> list[tuple[str, str]]:
+    """What an SLO bounds, and by how much."""
+    named = (("TTFT", slo.ttft_s), ("TPOT", slo.tpot_s), ("E2E", slo.e2e_s))
+    return [(name, seconds(bound)) for name, bound in named if bound is not None]
+
+
+def _statistic(distribution: LatencyDistribution | None, field: str) -> str:
+    return NOTHING if distribution is None else seconds(getattr(distribution, field))
+
+
+def _totals(summary: Summary) -> dict[str, str]:
+    rows = {
+        "Requests sent": f"{summary.sent:,}",
+        "Completed": f"{summary.completed:,}",
+        "Failed": f"{summary.failed:,}",
+    }
+    rows |= {f"  {reason}": f"{count:,}" for reason, count in summary.errors.items()}
+    if summary.unfinished:
+        rows["Unfinished"] = f"{summary.unfinished:,}"
+    rows |= {
+        "Duration": seconds(summary.duration_s),
+        "Requests": _rate(summary.request_throughput),
+        "Output tokens": _rate(summary.output_token_throughput),
+        "All tokens": _rate(summary.total_token_throughput),
+    }
+    if summary.slo is not None:
+        attained = summary.slo_attainment
+        rows["SLO"] = "\n".join(f"{name} ≤ {bound}" for name, bound in bounds(summary.slo)) or NOTHING
+        rows["SLO attainment"] = NOTHING if attained is None else f"{attained:.1%}"
+        rows["Goodput"] = _rate(summary.goodput)
+    return rows
+
+
+def _rate(value: float | None) -> str:
+    if value is None:
+        return NOTHING
+    return f"{value:,.2f} /s" if value < 100.0 else f"{value:,.0f} /s"

@@ -4,17 +4,17 @@ from typing import Final, Literal
 
 import msgspec
 
-from twofold.curve.network import HOME, Network
+from twofold.cluster.spec import ClusterSpec
 from twofold.errors import ConfigurationError
 from twofold.handoff import HandoffMode
 from twofold.instance import Role
-from twofold.kvcache.split import UNSPLIT, Split
-from twofold.performance.packed import PackedTimes
+from twofold.kvcache.sharding import UNSHARDED, Sharding
+from twofold.performance.host_profile import PackedTimes
 from twofold.scheduling.batchers import NEVER_REUSING, WHOLE_PROMPTS
-from twofold.scheduling.breaker import LONGEST_S
-from twofold.scheduling.replanning import Rules
+from twofold.scheduling.cluster.breaker import LONGEST_S
+from twofold.scheduling.replan.replanner import ReplanRules
 from twofold.scheduling.routers import FIXED_ROLE_ROUTERS
-from twofold.simulation.spec import ClusterSpec
+from twofold.security.network import HOME, HostNetwork
 from twofold.slo import Slo
 from twofold.transport.registry import DEFAULT_TRANSPORT
 
@@ -86,7 +86,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """One worker: its role, the batcher that goes with it, and the cores it may run on (empty: any).
 
-    With `measures_budget` the budget is what it measures, and `max_num_batched_tokens` the longest prompt that it tries.
+    With `measures_budget` the budget is what it measures, and `max_num_batched_tokens` the longest prompt that
+    it tries.
     It is `split` over that many ranks, of which the service has `first_rank` before the first of this worker.
     """
 
@@ -97,7 +98,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     measures_budget: bool = False
     cores: tuple[int, ...] = ()
     threads: int = 1
-    split: Split = UNSPLIT
+    split: Sharding = UNSHARDED
     first_rank: int = 0
 
 
@@ -110,7 +111,11 @@ class JoinTerms(msgspec.Struct, frozen=True, kw_only=True):
     def worker(self, instance: str, role: Role) -> WorkerConfig:
         """A worker, yet without cores, which its host gives it."""
         batcher = self.batchers[role]
-        budget = self.max_num_batched_tokens if isinstance(self.max_num_batched_tokens, int) else DEFAULT_TOKEN_BUDGET[batcher]
+        budget = (
+            self.max_num_batched_tokens
+            if isinstance(self.max_num_batched_tokens, int)
+            else DEFAULT_TOKEN_BUDGET[batcher]
+        )
         return WorkerConfig(
             instance=instance,
             role=role,
@@ -132,7 +137,7 @@ class ReplanConfig(msgspec.Struct, frozen=True, kw_only=True):
     slo: Slo
     attainment: float = 0.9
     replicas: bool = False
-    rules: Rules = Rules()
+    rules: ReplanRules = ReplanRules()
     catalog: tuple[str, ...] = ()
     search_limit_s: float = 60.0
 
@@ -195,7 +200,7 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
     cluster: ClusterSpec | None = None
     catalog: tuple[str, ...] = ()
     log_format: str = "text"
-    network: Network | None = None
+    network: HostNetwork | None = None
     terms: JoinTerms | None = None
     replan: ReplanConfig | None = None
     overload: OverloadConfig | None = None

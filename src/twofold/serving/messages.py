@@ -2,12 +2,12 @@
 
 import msgspec
 
-from twofold.curve.network import HOME
 from twofold.handoff import HandoffMode, Lease
 from twofold.instance import Role
-from twofold.performance.measured import LinkSpeed, PrefillSpeed
+from twofold.performance.transfer import LinkSpeed, PrefillSpeed
 from twofold.request import BlockKey, Generation, Request, SamplingParams, TokenOutput
-from twofold.scheduling.instance import InstanceStatus
+from twofold.scheduling.instance.status import InstanceStatus
+from twofold.security.network import HOME
 from twofold.serving.config import ServiceConfig
 from twofold.transport.base import MemoryDescriptor
 
@@ -97,7 +97,7 @@ class InstanceLost(Message, frozen=True, kw_only=True):
     instance: str
 
 
-class Refused(Message, frozen=True, kw_only=True):
+class WorkerRefused(Message, frozen=True, kw_only=True):
     """This worker cannot be part of the service, for this reason: end."""
 
     reason: str
@@ -107,7 +107,7 @@ class Shutdown(Message, frozen=True, kw_only=True):
     """End now."""
 
 
-class Heard(Message, frozen=True, kw_only=True):
+class HeartbeatAck(Message, frozen=True, kw_only=True):
     """To another host: what you said at `said_s`, on your clock, was heard. See `Tether`."""
 
     said_s: float
@@ -298,7 +298,7 @@ class HostUnknown(Message, frozen=True, kw_only=True):
     life: int
 
 
-class Seat(msgspec.Struct, frozen=True, array_like=True):
+class WorkerLife(msgspec.Struct, frozen=True, array_like=True):
     """One worker of a host: how often it was started, and whether the last of them runs."""
 
     life: int
@@ -312,7 +312,7 @@ class HostAlive(Message, frozen=True, kw_only=True):
     life: int
     inbox: str
     said_s: float
-    seats: dict[str, Seat]
+    seats: dict[str, WorkerLife]
     leaves: bool = False
 
 
@@ -385,9 +385,9 @@ ToWorker = (
     | Abort
     | InstanceFenced
     | InstanceLost
-    | Refused
+    | WorkerRefused
     | Shutdown
-    | Heard
+    | HeartbeatAck
     | HandoffEnded
     | HandoffOffered
     | HandoffTaken
@@ -410,4 +410,4 @@ ToController = (
     | HostAlive
     | HostFailed
 )
-ToHost = HostWelcome | HostRefused | HostUnknown | StartWorker | KillWorker | HostFinish | Heard
+ToHost = HostWelcome | HostRefused | HostUnknown | StartWorker | KillWorker | HostFinish | HeartbeatAck

@@ -3,29 +3,26 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from twofold.cluster.spec import CacheSpec, ClusterSpec
 from twofold.errors import ConfigurationError
 from twofold.hardware.catalog import Catalog
 from twofold.kvcache.index import PrefixIndex
 from twofold.kvcache.tiers import TieredCache
 from twofold.performance.base import PerformanceModel
 from twofold.performance.transfer import TransferModel
-from twofold.scheduling.forecast import Forecast
-from twofold.scheduling.prediction import Modelled
+from twofold.scheduling.cluster.forecast import ClusterForecast, ModelPrediction
 from twofold.scheduling.routers import FIXED_ROLE_ROUTERS, FORECASTING_ROUTERS
-from twofold.simulation.cache_spec import CacheSpec
 from twofold.simulation.cluster import VirtualCluster
-from twofold.simulation.host_cache import BLOCK_TOKENS, HostCache, make_cache
 from twofold.simulation.kernel import ps
-from twofold.simulation.network import Link, Network
-from twofold.simulation.reuse import Reuse
+from twofold.simulation.network import MachineLink, VirtualNetwork
+from twofold.simulation.reuse import BLOCK_TOKENS, HostCache, PrefixReuse, make_cache
 from twofold.simulation.reuse_statistics import ReuseStatistics
-from twofold.simulation.spec import ClusterSpec
 
 _DRAM_LINK, _DISK_LINK = "pcie4", "nvme"
 _NONE = CacheSpec(dram="1 tokens")  # stands in where there is none, to know what loading would take
 
 
-class Placed(NamedTuple):
+class CacheSite(NamedTuple):
     """An instance as its cache sees it: on which machine, how quick, and whether prompts may come to it."""
 
     name: str
@@ -34,7 +31,7 @@ class Placed(NamedTuple):
     model: PerformanceModel
     transfer: TransferModel
     tensor_parallel: int
-    link: Link
+    link: MachineLink
 
 
 def check_caches(spec: ClusterSpec) -> None:
@@ -55,21 +52,21 @@ def attach_caches(
     spec: ClusterSpec,
     catalog: Catalog,
     cluster: VirtualCluster,
-    network: Network,
-    instances: Sequence[Placed],
+    network: VirtualNetwork,
+    instances: Sequence[CacheSite],
 ) -> None:
     """Give a cluster its caches, and its routers predictions, as far as it has either."""
     if spec.kv_cache is None and spec.router not in FORECASTING_ROUTERS:
         return
     prefixes = PrefixIndex()
-    forecast = cluster.scheduler.pools.forecast = Forecast(prefixes, BLOCK_TOKENS)
-    known: dict[tuple[int, TransferModel], Modelled] = {}  # one for all instances of a kind
+    forecast = cluster.scheduler.pools.forecast = ClusterForecast(prefixes, BLOCK_TOKENS)
+    known: dict[tuple[int, TransferModel], ModelPrediction] = {}  # one for all instances of a kind
     for instance in instances:
         kind = id(instance.model), instance.transfer
         if kind not in known:
             speed, _ = _speeds(spec.kv_cache or _NONE, catalog, instance.tensor_parallel)
             load_token_s = instance.transfer.kv_bytes_per_token / speed
-            known[kind] = Modelled(instance.model, instance.transfer, load_token_s)
+            known[kind] = ModelPrediction(instance.model, instance.transfer, load_token_s)
         forecast.join(instance.name, known[kind])
     if spec.kv_cache is not None:
         cluster.reuse = _reuse(spec, spec.kv_cache, catalog, cluster, network, instances, prefixes)
@@ -80,10 +77,10 @@ def _reuse(
     cache: CacheSpec,
     catalog: Catalog,
     cluster: VirtualCluster,
-    network: Network,
-    instances: Sequence[Placed],
+    network: VirtualNetwork,
+    instances: Sequence[CacheSite],
     prefixes: PrefixIndex,
-) -> Reuse:
+) -> PrefixReuse:
     moves = spec.router not in FIXED_ROLE_ROUTERS
     transfer = instances[0].transfer
     caches: dict[str, TieredCache] = {}
@@ -98,7 +95,9 @@ def _reuse(
             hosts[instance.name] = HostCache(machine, caches[machine], block_ps, instance.link)
     tiers = [tier for tier, _ in cache.rooms]
     statistics = ReuseStatistics(tiers, list(caches), list(hosts))
-    return Reuse(cluster.kernel, network, hosts, statistics, transfer.kv_bytes_per_token, transfer.layers)
+    return PrefixReuse(
+        cluster.kernel, network, hosts, statistics, transfer.kv_bytes_per_token, transfer.layers
+    )
 
 
 def _speeds(cache: CacheSpec, catalog: Catalog, tensor_parallel: int) -> tuple[float, float]:

@@ -4,26 +4,26 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import inf
 from typing import Final
 
+from twofold.cluster.timing import RunTiming
 from twofold.errors import WorkloadError
 from twofold.instance import Role
 from twofold.request import FinishReason, Request
-from twofold.scheduling.cluster import ClusterScheduler
-from twofold.scheduling.instance import InstanceScheduler
-from twofold.scheduling.iteration import StartedIteration, Step
-from twofold.simulation.handoffs import Handoffs
-from twofold.simulation.instance import VirtualInstance, World
-from twofold.simulation.kernel import PS, Event, Kernel, Order, ps
-from twofold.simulation.life import NEVER, Life, refused
-from twofold.simulation.observer import Observer, Run
-from twofold.simulation.overload import Overloading
-from twofold.simulation.reuse import Reuse
-from twofold.simulation.statistics import Statistics
-from twofold.simulation.timing import Pace
+from twofold.scheduling.cluster.scheduler import ClusterScheduler
+from twofold.scheduling.instance.batch import RunningBatch, StepResult
+from twofold.scheduling.instance.scheduler import InstanceScheduler
+from twofold.simulation.handoffs import SimulatedHandoffs
+from twofold.simulation.instance import InstanceEnvironment, VirtualInstance
+from twofold.simulation.kernel import PS, Event, EventOrder, Kernel, ps
+from twofold.simulation.observers.base import IterationRun, Observer
+from twofold.simulation.overload import SimulatedOverload
+from twofold.simulation.request import NEVER, SimulatedRequest, refused_timeline
+from twofold.simulation.reuse import PrefixReuse
+from twofold.simulation.statistics import RunStatistics
 
 _LENGTH: Final = FinishReason.LENGTH
 
 
-class VirtualCluster(World):
+class VirtualCluster(InstanceEnvironment):
     """Runs requests through the schedulers that serve live.
 
     `instances` is filled by who builds the cluster, then `join` makes an instance known to the cluster scheduler.
@@ -34,18 +34,18 @@ class VirtualCluster(World):
         self,
         kernel: Kernel,
         scheduler: ClusterScheduler,
-        statistics: Statistics,
+        statistics: RunStatistics,
         observers: Sequence[Observer],
     ) -> None:
         self.kernel, self.scheduler, self.statistics = kernel, scheduler, statistics
         self.instances: dict[str, VirtualInstance] = {}
-        self.handoffs: Handoffs
-        self.reuse: Reuse | None = None  # where there are caches
+        self.handoffs: SimulatedHandoffs
+        self.reuse: PrefixReuse | None = None  # where there are caches
         self.capacities: dict[str, int] = {}
         self.cells: dict[str, str] = {}  # of each instance, where they are divided
         self.new_scheduler: Callable[[str, int], InstanceScheduler]
-        self.lives: dict[str, Life] = {}
-        self.overload: Overloading | None = None
+        self.lives: dict[str, SimulatedRequest] = {}
+        self.overload: SimulatedOverload | None = None
         self._observers = tuple(observers)
         self._requests: Iterator[Request] = iter(())
         scheduler.on_move = self._note_role
@@ -110,11 +110,11 @@ class VirtualCluster(World):
         if placement is None:
             statistics.rejected += 1
             for observer in self._observers:
-                observer.ended(refused(request, arrived))
+                observer.ended(refused_timeline(request, arrived))
         else:
             route = placement.route
             prefill, decode = self.instances[route.prefill], self.instances[route.decode]
-            life = Life(request, number, arrived, prefill, decode, placement.mode)
+            life = SimulatedRequest(request, number, arrived, prefill, decode, placement.mode)
             self.lives[request_id] = life
             if self.reuse is None:
                 prefill.scheduler.submit(request, decodes_here=not life.splits)
@@ -126,10 +126,10 @@ class VirtualCluster(World):
 
     # -- World, for instances -----------------------------------------------------------------------------------------
 
-    def loading(self, iteration: StartedIteration, pace: Pace) -> Pace:
+    def loading(self, iteration: RunningBatch, pace: RunTiming) -> RunTiming:
         return pace if self.reuse is None else self.reuse.loading(iteration, pace)
 
-    def started(self, iteration: StartedIteration, end: int) -> None:
+    def started(self, iteration: RunningBatch, end: int) -> None:
         now, lives = self.kernel.now, self.lives
         if iteration.prefills:
             self._prompts_started(iteration, end)
@@ -144,7 +144,7 @@ class VirtualCluster(World):
                     life.decode_started = now
                     sequence.last_token_at = life.first_token
 
-    def _prompts_started(self, iteration: StartedIteration, end: int) -> None:
+    def _prompts_started(self, iteration: RunningBatch, end: int) -> None:
         for part in iteration.prefills:
             if part.context_tokens and self.reuse is None:
                 continue  # not the first of its prompt
@@ -154,7 +154,7 @@ class VirtualCluster(World):
                 if life.splits:
                     self.handoffs.prefill_started(life, end)
 
-    def ran(self, instance: VirtualInstance, iteration: StartedIteration, pace: Pace, count: int) -> None:
+    def ran(self, instance: VirtualInstance, iteration: RunningBatch, pace: RunTiming, count: int) -> None:
         start = instance.started_at
         if iteration.decode_sequences:
             self.statistics.gaps(pace, count, iteration.decode_sequences, start, iteration.joined)
@@ -162,16 +162,16 @@ class VirtualCluster(World):
             self._tell_run(instance, iteration, start, count, pace.milliwatts)
 
     def passed(
-        self, instance: VirtualInstance, iteration: StartedIteration, begun: int, gap: int, milliwatts: int
+        self, instance: VirtualInstance, iteration: RunningBatch, begun: int, gap: int, milliwatts: int
     ) -> None:
         """An iteration left a pipeline, whose last stage began it at `begun`, `gap` after the last of its sequences."""
         now, sequences = self.kernel.now, iteration.decode_sequences
         if sequences:
-            self.statistics.gaps(Pace(gap, 0, milliwatts), 1, sequences, now - gap, iteration.joined)
+            self.statistics.gaps(RunTiming(gap, 0, milliwatts), 1, sequences, now - gap, iteration.joined)
         if self._observers:
             self._tell_run(instance, iteration, begun, 1, milliwatts)
 
-    def stepped(self, instance: VirtualInstance, steps: list[Step]) -> None:
+    def stepped(self, instance: VirtualInstance, steps: list[StepResult]) -> None:
         for step in steps:
             life = self.lives[step.sequence.id]
             if step.index == 0:
@@ -201,7 +201,7 @@ class VirtualCluster(World):
 
     # -- ends -------------------------------------------------------------------------------------------------------
 
-    def _complete(self, life: Life) -> None:
+    def _complete(self, life: SimulatedRequest) -> None:
         now = self.kernel.now
         life.last_token = now
         life.ended = True
@@ -216,31 +216,31 @@ class VirtualCluster(World):
             self.overload.ended(life.request, now, complete=True)
         self.record(life)
 
-    def _refuse(self, life: Life) -> None:
+    def _refuse(self, life: SimulatedRequest) -> None:
         """Its prompt is computed, and it is not decoded."""
         self.statistics.rejected += 1
         self._give_up(life)
         life.decode.poke()
 
-    def record(self, life: Life) -> None:
+    def record(self, life: SimulatedRequest) -> None:
         """The last token of a request is with its client."""
         self.statistics.complete(life, self.kernel.now)
         if self._observers:
             self._tell_ended(life, _LENGTH, life.output_tokens)
 
-    def _poke_both(self, life: Life) -> None:
+    def _poke_both(self, life: SimulatedRequest) -> None:
         for instance in (life.prefill, life.decode) if life.splits else (life.prefill,):
             if instance.load is not None:
                 instance.poke()
 
-    def _fail(self, life: Life) -> None:
+    def _fail(self, life: SimulatedRequest) -> None:
         self.statistics.failed += 1
         if self.overload is not None:
             self.overload.ended(life.request, self.kernel.now, complete=False)
         self._give_up(life)
         self._poke_both(life)
 
-    def _give_up(self, life: Life) -> None:
+    def _give_up(self, life: SimulatedRequest) -> None:
         life.ended = True
         del self.lives[life.id]
         self.statistics.last_end = self.kernel.now
@@ -260,7 +260,7 @@ class VirtualCluster(World):
         instance.die()
         for other in self.instances.values():
             if other.load is not None:
-                other.scheduler.lose_source(instance.name)
+                other.scheduler.peer_lost(instance.name)
         for request_id in held:
             self._fail(self.lives[request_id])
 
@@ -275,9 +275,9 @@ class VirtualCluster(World):
     # -- observers --------------------------------------------------------------------------------------------------
 
     def _tell_run(
-        self, instance: VirtualInstance, iteration: StartedIteration, start: int, count: int, milliwatts: int
+        self, instance: VirtualInstance, iteration: RunningBatch, start: int, count: int, milliwatts: int
     ) -> None:
-        run = Run(
+        run = IterationRun(
             instance.name,
             start,
             self.kernel.now,
@@ -291,7 +291,7 @@ class VirtualCluster(World):
         for observer in self._observers:
             observer.run(run)
 
-    def _tell_ended(self, life: Life, reason: FinishReason, output_tokens: int) -> None:
+    def _tell_ended(self, life: SimulatedRequest, reason: FinishReason, output_tokens: int) -> None:
         if self._observers:
             timeline = life.timeline(reason, output_tokens)
             for observer in self._observers:
@@ -315,7 +315,7 @@ class _Arrival(Event):
     request: Request
 
     def __init__(self, cluster: VirtualCluster) -> None:
-        self.order = Order.ARRIVAL
+        self.order = EventOrder.ARRIVAL
         self.cluster = cluster
         self.arrival_s = -inf
 

@@ -8,22 +8,20 @@ alone, so by what there is.
 
 from collections.abc import Callable
 
+from twofold.cluster.spec import ControlSpec
 from twofold.handoff import HandoffMode
 from twofold.instance import InstanceLoad, Role
 from twofold.request import Request
-from twofold.scheduling.amounts import amounts_of
-from twofold.scheduling.cells import CellLoad, CellPools
-from twofold.scheduling.cluster import ClusterScheduler
-from twofold.scheduling.handoffs import FixedHandoff, HandoffPolicy
-from twofold.scheduling.memory import MemoryRule
-from twofold.scheduling.pools import Pools
-from twofold.scheduling.route import Placement, Route
-from twofold.scheduling.router import FixedRoles, Router
-from twofold.scheduling.routers.cells import Cells, LighterOfTwo
+from twofold.scheduling.cluster.cells import CellLoad, CellPools
+from twofold.scheduling.cluster.handoff_policy import FixedHandoff, HandoffPolicy
+from twofold.scheduling.cluster.pools import Pools, load_totals
+from twofold.scheduling.cluster.router import FixedRoles, Placement, Route, Router
+from twofold.scheduling.cluster.scheduler import ClusterScheduler
+from twofold.scheduling.cluster.shared import LoadReport, SharedCluster
+from twofold.scheduling.instance.kv_reservation import KvReservation
+from twofold.scheduling.routers.cells import CellRouter, CellSelector
 from twofold.scheduling.routers.draws import drawn
-from twofold.scheduling.shared_cluster import LoadReport, SharedCluster
-from twofold.simulation.control_spec import ControlSpec
-from twofold.simulation.kernel import Kernel, Order, ps
+from twofold.simulation.kernel import EventOrder, Kernel, ps
 
 # Instances report one after another, not all at once: by this share of the time between two reports (the golden ratio,
 # whose multiples are spread evenly however many there are).
@@ -34,7 +32,7 @@ _DECIDED = FixedHandoff(HandoffMode.LAYER_WISE)  # how KV travels is not a matte
 class _Dealt(FixedRoles):
     """Lets one of the controllers, drawn by the request, decide where it runs."""
 
-    def __init__(self, controllers: list[SharedCluster], cells: Cells | None) -> None:
+    def __init__(self, controllers: list[SharedCluster], cells: CellRouter | None) -> None:
         self._controllers, self._cells = controllers, cells
 
     def new_pools(self) -> Pools:
@@ -51,7 +49,7 @@ class _Dealt(FixedRoles):
         return self._cells.route_in(placement.route.prefill, request, tokens, pools, now)
 
 
-class Controllers(ClusterScheduler):
+class ReplicatedControllers(ClusterScheduler):
     """What there really is in a cluster, behind the interface of the one controller that knows it all.
 
     `router` makes one for each controller. News of a request's own progress comes to its controller at once.
@@ -63,12 +61,12 @@ class Controllers(ClusterScheduler):
         spec: ControlSpec,
         router: Callable[[], Router],
         handoffs: HandoffPolicy,
-        memory: MemoryRule,
+        memory: KvReservation,
     ) -> None:
         made = router()
-        cells = made if isinstance(made, Cells) else None
+        cells = made if isinstance(made, CellRouter) else None
         self.controllers = [
-            SharedCluster(LighterOfTwo() if cells else router(), _DECIDED, memory, spec.own_load)
+            SharedCluster(CellSelector() if cells else router(), _DECIDED, memory, spec.own_load)
             for _ in range(spec.controllers)
         ]
         self._dealer = _Dealt(self.controllers, cells)
@@ -176,7 +174,7 @@ class Controllers(ClusterScheduler):
             phase = self._phases.get(name)
             if phase is None:
                 phase = self._phases[name] = int(every * (len(self._phases) * _APART % 1.0))
-            self._kernel.schedule(now + (phase - now) % every, Order.REPORT, self._report_due, unit)
+            self._kernel.schedule(now + (phase - now) % every, EventOrder.REPORT, self._report_due, unit)
 
     def _report_due(self, unit: InstanceLoad) -> None:
         self._due.discard(unit.id)
@@ -184,10 +182,10 @@ class Controllers(ClusterScheduler):
 
     def _report(self, unit: InstanceLoad) -> None:
         """What there is now, and whose it is, comes to every controller after the delay."""
-        total = amounts_of(unit)
+        total = load_totals(unit)
         reports = [LoadReport(unit.id, total, controller.own(unit.id)) for controller in self.controllers]
         if self._delay:
-            self._kernel.schedule(self._kernel.now + self._delay, Order.REPORT, self._heard, reports)
+            self._kernel.schedule(self._kernel.now + self._delay, EventOrder.REPORT, self._heard, reports)
         else:
             self._heard(reports)
 

@@ -7,21 +7,21 @@ from mypy_extensions import mypyc_attr
 
 from twofold.handoff import HandoffMode
 from twofold.performance.transfer import TransferModel
-from twofold.scheduling.cluster import ClusterScheduler
-from twofold.scheduling.instance import InstanceScheduler
+from twofold.scheduling.cluster.scheduler import ClusterScheduler
+from twofold.scheduling.instance.scheduler import InstanceScheduler
 from twofold.simulation.instance import VirtualInstance
-from twofold.simulation.kernel import Event, Kernel, Order, ps
-from twofold.simulation.life import NEVER, Life
-from twofold.simulation.network import Network
-from twofold.simulation.observer import Observer, Transfer
-from twofold.simulation.statistics import Statistics
+from twofold.simulation.kernel import Event, EventOrder, Kernel, ps
+from twofold.simulation.network import VirtualNetwork
+from twofold.simulation.observers.base import KvTransfer, Observer
+from twofold.simulation.request import NEVER, SimulatedRequest
+from twofold.simulation.statistics import RunStatistics
 
 _LAYER_WISE: Final = HandoffMode.LAYER_WISE
 _PULL: Final = HandoffMode.PULL
 _SERIALIZED: Final = HandoffMode.SERIALIZED
 
 
-class Handoffs:
+class SimulatedHandoffs:
     """Drives the hand-off protocol of DESIGN: lease, layers or all at once, landing; both ends are told.
 
     A layer-wise hand-off begins when the first layer is computed and ends no earlier than one layer's transfer
@@ -35,9 +35,9 @@ class Handoffs:
     def __init__(
         self,
         kernel: Kernel,
-        network: Network,
+        network: VirtualNetwork,
         scheduler: ClusterScheduler,
-        statistics: Statistics,
+        statistics: RunStatistics,
         observers: Sequence[Observer],
         times: TransferModel,
         retry_s: float | None,
@@ -52,14 +52,14 @@ class Handoffs:
         self._at_arrival = reserve_at_arrival
         self._instant = instant
         self._asking = 0  # requests that will ask for a lease again
-        self._waiting: dict[str, Life] = {}  # requests that were promised a lease
+        self._waiting: dict[str, SimulatedRequest] = {}  # requests that were promised a lease
 
-    def expect(self, life: Life) -> None:
+    def expect(self, life: SimulatedRequest) -> None:
         """A request was placed on two instances."""
         if self._retry is None and self._at_arrival and life.mode is not _PULL:
             self._reserve(life)
 
-    def _reserve(self, life: Life) -> None:
+    def _reserve(self, life: SimulatedRequest) -> None:
         self._waiting[life.id] = life
         life.decode.scheduler.reserve(life.request, life.prefill.name)
         self.grant(life.decode)
@@ -78,7 +78,7 @@ class Handoffs:
             elif life.prefill_started != NEVER and self._by_layers(life):
                 self._send(life, max(self._kernel.now, life.first_layer))
 
-    def prefill_started(self, life: Life, end: int) -> None:
+    def prefill_started(self, life: SimulatedRequest, end: int) -> None:
         """A prompt is being computed until picosecond `end`."""
         now = self._kernel.now
         life.first_layer = now + (end - now) // self._layers
@@ -87,7 +87,7 @@ class Handoffs:
         elif life.lease is not None and self._by_layers(life):
             self._send(life, life.first_layer)
 
-    def prefilled(self, life: Life) -> None:
+    def prefilled(self, life: SimulatedRequest) -> None:
         """The first token is out."""
         if life.lease is None:
             if self._retry is not None:
@@ -97,7 +97,7 @@ class Handoffs:
         elif life.layers_sent != NEVER:
             self._land_after_tail(life)
 
-    def give_up(self, life: Life) -> None:
+    def give_up(self, life: SimulatedRequest) -> None:
         """The request is over before its KV cache landed: nothing of it is read or written any more."""
         if life.id in self._waiting:
             del self._waiting[life.id]
@@ -106,7 +106,7 @@ class Handoffs:
                 _forget(instance.scheduler, life)
                 self.grant(instance)
 
-    def _ask(self, life: Life) -> None:
+    def _ask(self, life: SimulatedRequest) -> None:
         if life.ended:
             return
         life.lease = life.decode.scheduler.lease_now(life.request, life.prefill.name, self._kernel.now)
@@ -117,16 +117,16 @@ class Handoffs:
         ):  # else nothing else is left to happen: there will never be room
             self._asking += 1
             at = self._kernel.now + (self._retry or 0)
-            self._kernel.schedule(at, Order.RETRY + life.number, self._ask_again, life)
+            self._kernel.schedule(at, EventOrder.RETRY + life.number, self._ask_again, life)
 
-    def _ask_again(self, life: Life) -> None:
+    def _ask_again(self, life: SimulatedRequest) -> None:
         self._asking -= 1
         self._ask(life)
 
-    def _by_layers(self, life: Life) -> bool:
+    def _by_layers(self, life: SimulatedRequest) -> bool:
         return life.mode is _LAYER_WISE and not self._instant
 
-    def _send_all(self, life: Life) -> None:
+    def _send_all(self, life: SimulatedRequest) -> None:
         """All layers at once: serialized, or a lease that came too late for anything else."""
         life.mode = _SERIALIZED
         if self._instant:
@@ -135,15 +135,15 @@ class Handoffs:
         else:
             self._send(life, self._kernel.now)
 
-    def _send(self, life: Life, start: int) -> None:
+    def _send(self, life: SimulatedRequest, start: int) -> None:
         life.handoff_started = start
         self._network.send(life.prefill.link, life.decode.link, self._size(life), start, _Sent(self, life))
 
-    def _size(self, life: Life) -> int:
+    def _size(self, life: SimulatedRequest) -> int:
         """Bytes of its prompt's KV cache."""
         return life.prompt_tokens * self._kv_bytes_per_token
 
-    def sent(self, life: Life) -> None:
+    def sent(self, life: SimulatedRequest) -> None:
         """The last byte of a KV cache is through."""
         if life.ended:
             return
@@ -154,13 +154,13 @@ class Handoffs:
         else:
             self._land(life)
 
-    def _land_after_tail(self, life: Life) -> None:
+    def _land_after_tail(self, life: SimulatedRequest) -> None:
         """The last layer leaves when prefill ends, and both ends synchronise."""
         layer = ps(self._size(life) / self._layers / life.prefill.link.bytes_per_s(life.decode.link))
         at = max(self._kernel.now, life.first_token + layer) + self._sync
-        self._kernel.schedule(at, Order.TRANSFER + life.number, self._land, life)
+        self._kernel.schedule(at, EventOrder.TRANSFER + life.number, self._land, life)
 
-    def _land(self, life: Life) -> None:
+    def _land(self, life: SimulatedRequest) -> None:
         if life.ended:
             return
         assert life.lease is not None  # noqa: S101  (tells the type checker)
@@ -177,9 +177,9 @@ class Handoffs:
         decode.poke()
         prefill.poke()
 
-    def _tell(self, life: Life) -> None:
+    def _tell(self, life: SimulatedRequest) -> None:
         names = life.prefill.name, life.decode.name
-        transfer = Transfer(life.id, *names, life.handoff_started, life.handoff_ended, self._size(life))
+        transfer = KvTransfer(life.id, *names, life.handoff_started, life.handoff_ended, self._size(life))
         for observer in self._observers:
             observer.transfer(transfer)
 
@@ -190,8 +190,8 @@ class _Sent(Event):
 
     __slots__ = ("handoffs", "life")
 
-    def __init__(self, handoffs: Handoffs, life: Life) -> None:
-        self.order = Order.TRANSFER + life.number
+    def __init__(self, handoffs: SimulatedHandoffs, life: SimulatedRequest) -> None:
+        self.order = EventOrder.TRANSFER + life.number
         self.handoffs = handoffs
         self.life = life
 
@@ -199,7 +199,7 @@ class _Sent(Event):
         self.handoffs.sent(self.life)
 
 
-def _forget(scheduler: InstanceScheduler, life: Life) -> None:
+def _forget(scheduler: InstanceScheduler, life: SimulatedRequest) -> None:
     request_id = life.id
     scheduler.abort(request_id)
     scheduler.handed_off(request_id)

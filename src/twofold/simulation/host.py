@@ -7,17 +7,17 @@ do: more of them than cores, or a gateway beside them, and each takes longer whi
 from collections.abc import Sequence
 from typing import Final
 
-from twofold.performance.host_profile import Slowdowns
+from twofold.performance.host_profile import ContentionFactors
 from twofold.request import Phase
 from twofold.simulation.kernel import Event, Kernel, nearest
 
-_NONE: Final = Slowdowns()
+_NONE: Final = ContentionFactors()
 
 
 class Task:
     """Something that computes now and then, with so many threads on some cores; `phase` is that of what it runs."""
 
-    def __init__(self, cores: Sequence[int], threads: int = 1, slowdowns: Slowdowns = _NONE) -> None:
+    def __init__(self, cores: Sequence[int], threads: int = 1, slowdowns: ContentionFactors = _NONE) -> None:
         self.cores = tuple(cores)
         self.threads = threads
         self.slowdowns = slowdowns

@@ -9,21 +9,20 @@ from abc import abstractmethod
 from collections import deque
 from collections.abc import Sequence
 
-from twofold.performance.host_profile import FrontTimes, Slowdowns
-from twofold.performance.packed import COLD_AFTER_S
+from twofold.cluster.timing import RunTiming
+from twofold.performance.host_profile import COLD_AFTER_S, ContentionFactors, GatewayTimes
 from twofold.request import Phase, Request
-from twofold.scheduling.cluster import ClusterScheduler
-from twofold.scheduling.instance import InstanceScheduler
-from twofold.scheduling.iteration import StartedIteration, Step
+from twofold.scheduling.cluster.scheduler import ClusterScheduler
+from twofold.scheduling.instance.batch import RunningBatch, StepResult
+from twofold.scheduling.instance.scheduler import InstanceScheduler
 from twofold.simulation.cluster import VirtualCluster
 from twofold.simulation.host import Host, Task
 from twofold.simulation.instance import VirtualInstance
-from twofold.simulation.kernel import Event, Kernel, Order, ps
-from twofold.simulation.life import Life
-from twofold.simulation.observer import Observer
+from twofold.simulation.kernel import Event, EventOrder, Kernel, ps
+from twofold.simulation.observers.base import Observer
+from twofold.simulation.request import SimulatedRequest
 from twofold.simulation.site import Site
-from twofold.simulation.statistics import Statistics
-from twofold.simulation.timing import Pace
+from twofold.simulation.statistics import RunStatistics
 
 _COLD_AFTER = ps(COLD_AFTER_S)
 
@@ -73,12 +72,12 @@ class HostedCluster(VirtualCluster):
         self,
         kernel: Kernel,
         scheduler: ClusterScheduler,
-        statistics: Statistics,
+        statistics: RunStatistics,
         observers: Sequence[Observer],
         host: Host,
-        slowdowns: tuple[Slowdowns, Slowdowns],
+        slowdowns: tuple[ContentionFactors, ContentionFactors],
         cold: int,
-        front: "Front",
+        front: "SimulatedGateway",
     ) -> None:
         super().__init__(kernel, scheduler, statistics, observers)
         self.host, self.slowdowns, self.cold, self._front = host, slowdowns, cold, front
@@ -91,22 +90,22 @@ class HostedCluster(VirtualCluster):
     def entered(self, entering: "_Entering") -> None:
         super().enter(entering.request, entering.number, entering.arrived)
 
-    def ran(self, instance: VirtualInstance, iteration: StartedIteration, pace: Pace, count: int) -> None:
+    def ran(self, instance: VirtualInstance, iteration: RunningBatch, pace: RunTiming, count: int) -> None:
         assert isinstance(instance, HostedInstance)  # noqa: S101  (as all are here; tells the type checker so)
         instance.ended_at = self.kernel.now
-        taken = Pace(self.kernel.now - instance.started_at, 0, pace.milliwatts)
+        taken = RunTiming(self.kernel.now - instance.started_at, 0, pace.milliwatts)
         super().ran(instance, iteration, taken, count)
         self._streaming = _Streaming(self)
         self._front.tokens(self._streaming, _sampled(iteration))
 
-    def stepped(self, instance: VirtualInstance, steps: list[Step]) -> None:
+    def stepped(self, instance: VirtualInstance, steps: list[StepResult]) -> None:
         self._streaming.firsts = [self.lives[step.sequence.id] for step in steps if step.index == 0]
         super().stepped(instance, steps)
 
-    def record(self, life: Life) -> None:
+    def record(self, life: SimulatedRequest) -> None:
         self._streaming.ended.append(life)
 
-    def streamed(self, firsts: list[Life], ended: list[Life]) -> None:
+    def streamed(self, firsts: list[SimulatedRequest], ended: list[SimulatedRequest]) -> None:
         """What an iteration brought is with the clients."""
         now = self.kernel.now
         for life in firsts:
@@ -117,10 +116,10 @@ class HostedCluster(VirtualCluster):
             super().record(life)
 
 
-class Front:
+class SimulatedGateway:
     """The gateway, and the clients on its host: one thing after the other, on cores that workers may be using."""
 
-    def __init__(self, kernel: Kernel, host: Host, cores: Sequence[int], times: FrontTimes) -> None:
+    def __init__(self, kernel: Kernel, host: Host, cores: Sequence[int], times: GatewayTimes) -> None:
         self._kernel, self._host = kernel, host
         self._task = Task(cores)
         self._line: deque[_Chore] = deque()
@@ -160,7 +159,7 @@ class _Chore(Event):
 
     __slots__ = ("delay", "front", "work")
 
-    front: Front
+    front: SimulatedGateway
     work: int
     delay: int
 
@@ -177,7 +176,7 @@ class _Entering(_Chore):
     __slots__ = ("arrived", "cluster", "number", "request")
 
     def __init__(self, cluster: HostedCluster, request: Request, number: int, arrived: int) -> None:
-        self.order = Order.ARRIVAL + number
+        self.order = EventOrder.ARRIVAL + number
         self.cluster, self.request, self.number, self.arrived = cluster, request, number, arrived
 
     def through(self) -> None:
@@ -190,15 +189,15 @@ class _Streaming(_Chore):
     __slots__ = ("cluster", "ended", "firsts")
 
     def __init__(self, cluster: HostedCluster) -> None:
-        self.order = Order.ARRIVAL
+        self.order = EventOrder.ARRIVAL
         self.cluster = cluster
-        self.firsts: list[Life] = []
-        self.ended: list[Life] = []
+        self.firsts: list[SimulatedRequest] = []
+        self.ended: list[SimulatedRequest] = []
 
     def through(self) -> None:
         self.cluster.streamed(self.firsts, self.ended)
 
 
-def _sampled(iteration: StartedIteration) -> int:
+def _sampled(iteration: RunningBatch) -> int:
     """Tokens that an iteration makes."""
     return iteration.decode_sequences + sum(part.samples for part in iteration.prefills)

@@ -2,17 +2,17 @@
 
 from collections.abc import Sequence
 
+from twofold.cluster.cores import gateway_cores, share_cores
 from twofold.instance import Role
 from twofold.performance.host_profile import HostProfile
-from twofold.scheduling.cluster import ClusterScheduler
-from twofold.scheduling.instance import InstanceScheduler
-from twofold.simulation.cores import gateway_cores, share_cores
+from twofold.scheduling.cluster.scheduler import ClusterScheduler
+from twofold.scheduling.instance.scheduler import InstanceScheduler
 from twofold.simulation.host import Host
-from twofold.simulation.hosted import Front, HostedCluster, HostedInstance
+from twofold.simulation.hosted import HostedCluster, HostedInstance, SimulatedGateway
 from twofold.simulation.kernel import Kernel, ps
-from twofold.simulation.observer import Observer
+from twofold.simulation.observers.base import Observer
 from twofold.simulation.site import Site
-from twofold.simulation.statistics import Statistics
+from twofold.simulation.statistics import RunStatistics
 
 
 class Hosting:
@@ -24,14 +24,16 @@ class Hosting:
         workers: Sequence[tuple[str, Role]],
         kernel: Kernel,
         scheduler: ClusterScheduler,
-        statistics: Statistics,
+        statistics: RunStatistics,
         observers: Sequence[Observer],
     ) -> None:
         everywhere = range(profile.cores)
         names, roles = zip(*workers, strict=True)
         shares = share_cores(everywhere, len(workers))
         host = Host(kernel, profile.cores)
-        front = Front(kernel, host, gateway_cores(everywhere, zip(roles, shares, strict=True)), profile.front)
+        front = SimulatedGateway(
+            kernel, host, gateway_cores(everywhere, zip(roles, shares, strict=True)), profile.front
+        )
         slowdowns = profile.prefill, profile.decode
         cold = ps(profile.engine.cold_s)
         self.cluster = HostedCluster(kernel, scheduler, statistics, observers, host, slowdowns, cold, front)

@@ -5,12 +5,12 @@ from typing import Final
 
 from mypy_extensions import mypyc_attr
 
+from twofold.cluster.timing import RunTiming
 from twofold.instance import InstanceLoad
-from twofold.scheduling.instance import InstanceScheduler
-from twofold.scheduling.iteration import StartedIteration, Step
-from twofold.simulation.kernel import Event, Kernel, Order
+from twofold.scheduling.instance.batch import RunningBatch, StepResult
+from twofold.scheduling.instance.scheduler import InstanceScheduler
+from twofold.simulation.kernel import Event, EventOrder, Kernel
 from twofold.simulation.site import Site
-from twofold.simulation.timing import Pace
 
 # Products of durations are summed in two parts, because compiled code is quick with integers below 2⁶² only (and
 # multiplies those below 2³⁰): of each duration the part in whole units of 2²⁰ ps, and the rest.
@@ -19,29 +19,29 @@ _REST: Final = (1 << _UNIT) - 1
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class World(ABC):
+class InstanceEnvironment(ABC):
     """What an instance reports to, and asks."""
 
     @abstractmethod
-    def loading(self, iteration: StartedIteration, pace: Pace) -> Pace:
+    def loading(self, iteration: RunningBatch, pace: RunTiming) -> RunTiming:
         """The pace of an iteration with prompts in it, when what they reuse has to be loaded."""
         ...
 
     @abstractmethod
-    def started(self, iteration: StartedIteration, end: int) -> None: ...
+    def started(self, iteration: RunningBatch, end: int) -> None: ...
 
     @abstractmethod
     def ran(
-        self, instance: "VirtualInstance", iteration: StartedIteration, pace: Pace, count: int
+        self, instance: "VirtualInstance", iteration: RunningBatch, pace: RunTiming, count: int
     ) -> None: ...
 
     @abstractmethod
     def passed(
-        self, instance: "VirtualInstance", iteration: StartedIteration, begun: int, gap: int, milliwatts: int
+        self, instance: "VirtualInstance", iteration: RunningBatch, begun: int, gap: int, milliwatts: int
     ) -> None: ...
 
     @abstractmethod
-    def stepped(self, instance: "VirtualInstance", steps: list[Step]) -> None: ...
+    def stepped(self, instance: "VirtualInstance", steps: list[StepResult]) -> None: ...
 
     @abstractmethod
     def resumed(self, instance: "VirtualInstance") -> None:
@@ -60,21 +60,26 @@ class VirtualInstance:
     """
 
     def __init__(
-        self, site: Site, scheduler: InstanceScheduler, kernel: Kernel, world: World, max_run: int = 1
+        self,
+        site: Site,
+        scheduler: InstanceScheduler,
+        kernel: Kernel,
+        world: InstanceEnvironment,
+        max_run: int = 1,
     ) -> None:
         self.name, self.number = site.name, site.number
         self.link, self.pool, self.role = site.link, site.pool, site.role
         self.timing = timing = site.timing
         self.scheduler = scheduler
         self.load: InstanceLoad | None = None
-        self.iteration: StartedIteration | None = None
+        self.iteration: RunningBatch | None = None
         self.started_at = 0
         self.milliwatts = timing.idle_mw
         self.busy = 0
         self._energy = self._energy_rest = 0
         self._together = self._together_rest = 0
         self.iterations = 0
-        self._pace: Pace | None = None
+        self._pace: RunTiming | None = None
         self._count = 0  # iterations that will have been run when the completion scheduled last comes
         self._limit = max_run
         self._cut = False
@@ -205,7 +210,7 @@ class _Completion(Event):
     __slots__ = ("instance", "void")
 
     def __init__(self, instance: VirtualInstance) -> None:
-        self.order = Order.COMPLETION + instance.number
+        self.order = EventOrder.COMPLETION + instance.number
         self.instance = instance
         self.void = False
 

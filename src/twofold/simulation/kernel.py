@@ -31,7 +31,7 @@ def ps(seconds: float) -> int:
     return nearest(seconds * _PS)
 
 
-class Order:
+class EventOrder:
     """Kinds of events in the order in which they happen at the same time; a number of its kind is added to each."""
 
     COMPLETION: Final = 0

@@ -5,33 +5,33 @@ from twofold.simulation.kernel import Event, Kernel, nearest, ps
 _PS = 1e12
 
 
-class Port:
+class LinkPort:
     """One direction of a machine's network: what flows through it has equal shares."""
 
     def __init__(self, bytes_per_s: float) -> None:
         self.bytes_per_s = bytes_per_s
-        self.flows: dict[int, Flow] = {}
+        self.flows: dict[int, KvFlow] = {}
 
     @property
     def share(self) -> float:
         return self.bytes_per_s / len(self.flows)
 
 
-class Link:
+class MachineLink:
     """A machine's way to the others, out and in, and to itself."""
 
     def __init__(self, bytes_per_s: float, local_bytes_per_s: float) -> None:
-        self.egress, self.ingress = Port(bytes_per_s), Port(bytes_per_s)
+        self.egress, self.ingress = LinkPort(bytes_per_s), LinkPort(bytes_per_s)
         self.local_bytes_per_s = local_bytes_per_s
 
-    def bytes_per_s(self, target: "Link") -> float:
+    def bytes_per_s(self, target: "MachineLink") -> float:
         """What one transfer to `target` gets that is alone."""
         if target is self:
             return self.local_bytes_per_s
         return min(self.egress.bytes_per_s, target.ingress.bytes_per_s)
 
 
-class Flow:
+class KvFlow:
     """Bytes on their way. `left` and `since` are as of the last change of its rate (bytes per second).
 
     `landed` is what happens when they are there; its order tells flows apart.
@@ -39,7 +39,7 @@ class Flow:
 
     __slots__ = ("egress", "ingress", "landed", "left", "rate", "since", "version")
 
-    def __init__(self, egress: Port, ingress: Port, left: float, landed: Event) -> None:
+    def __init__(self, egress: LinkPort, ingress: LinkPort, left: float, landed: Event) -> None:
         self.egress = egress
         self.ingress = ingress
         self.left = left
@@ -49,7 +49,7 @@ class Flow:
         self.version = 0
 
 
-class Network:
+class VirtualNetwork:
     """Every machine sends and receives at the speed of its own link, and divides it equally among its transfers.
 
     A transfer goes at the smaller of its two shares; what it leaves of the larger one is not given to others
@@ -62,23 +62,23 @@ class Network:
         self._contention = contention
         self._latency = ps(latency_s)
 
-    def send(self, source: Link, target: Link, size: int, start: int, landed: Event) -> None:
+    def send(self, source: MachineLink, target: MachineLink, size: int, start: int, landed: Event) -> None:
         """Send `size` bytes from machine to machine from picosecond `start` on; then let `landed` happen."""
         if self._contention and source is not target:
-            flow = Flow(source.egress, target.ingress, float(size), landed)
+            flow = KvFlow(source.egress, target.ingress, float(size), landed)
             self._kernel.schedule(start + self._latency, landed.order, self._enter, flow)
             return
         duration = nearest(float(size) * _PS / source.bytes_per_s(target))
         landed.at = start + self._latency + max(1, duration)
         self._kernel.add(landed)
 
-    def _enter(self, flow: Flow) -> None:
+    def _enter(self, flow: KvFlow) -> None:
         flow.since = self._kernel.now
         flow.egress.flows[flow.landed.order] = flow
         flow.ingress.flows[flow.landed.order] = flow
         self._share_anew(flow)
 
-    def _end(self, argument: tuple[Flow, int]) -> None:
+    def _end(self, argument: tuple[KvFlow, int]) -> None:
         flow, version = argument
         if flow.version != version:
             return  # its rate changed since
@@ -87,12 +87,12 @@ class Network:
         self._share_anew(flow)
         flow.landed.happen()
 
-    def _share_anew(self, changed: Flow) -> None:
+    def _share_anew(self, changed: KvFlow) -> None:
         egress, ingress = changed.egress.flows, changed.ingress.flows
         for flow in (*egress.values(), *(f for number, f in ingress.items() if number not in egress)):
             self._pace(flow)
 
-    def _pace(self, flow: Flow) -> None:
+    def _pace(self, flow: KvFlow) -> None:
         rate = min(flow.egress.share, flow.ingress.share)
         if rate == flow.rate:
             return

@@ -5,9 +5,9 @@ from math import sqrt
 import msgspec
 
 from twofold.request import Request
-from twofold.scheduling.overload.control import OverloadControl
-from twofold.scheduling.overload.ledger import Newcomer
-from twofold.scheduling.route import Route
+from twofold.scheduling.admission.ledger import PlacedRequest
+from twofold.scheduling.admission.overload import OverloadControl
+from twofold.scheduling.cluster.router import Route
 from twofold.simulation.kernel import PS
 from twofold.simulation.series import Series
 
@@ -27,7 +27,7 @@ class OverloadResult(msgspec.Struct, frozen=True, kw_only=True):
     load_correlation: float | None
 
 
-class Overloading:
+class SimulatedOverload:
     """Drives overload control as a live service does, and looks at the loads whenever a request arrives."""
 
     def __init__(self, rule: str, control: OverloadControl) -> None:
@@ -41,7 +41,7 @@ class Overloading:
         now_s = now / PS
         for name, load in zip((PREFILL, DECODE), self._control.ledger.loads(now_s), strict=True):
             self.series[name].set(now, load)
-        newcomer = Newcomer.of(request, route)
+        newcomer = PlacedRequest.of(request, route)
         reason = self._control.arrival(newcomer, now_s)
         if reason is None:
             self._control.placed(newcomer, now_s)

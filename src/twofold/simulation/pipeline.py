@@ -4,11 +4,11 @@ from collections import deque
 
 from mypy_extensions import mypyc_attr
 
-from twofold.scheduling.instance import InstanceScheduler
-from twofold.scheduling.iteration import StartedIteration
-from twofold.scheduling.pipeline import PipelineScheduler
-from twofold.simulation.instance import VirtualInstance, World
-from twofold.simulation.kernel import Event, Kernel, Order
+from twofold.scheduling.instance.batch import RunningBatch
+from twofold.scheduling.instance.pipeline import PipelineScheduler
+from twofold.scheduling.instance.scheduler import InstanceScheduler
+from twofold.simulation.instance import InstanceEnvironment, VirtualInstance
+from twofold.simulation.kernel import Event, EventOrder, Kernel
 from twofold.simulation.site import Site
 
 
@@ -21,7 +21,9 @@ class VirtualPipeline(VirtualInstance):
     stages, are what leaves stages idle. `busy` is the time that stages computed, divided by their number.
     """
 
-    def __init__(self, site: Site, scheduler: InstanceScheduler, kernel: Kernel, world: World) -> None:
+    def __init__(
+        self, site: Site, scheduler: InstanceScheduler, kernel: Kernel, world: InstanceEnvironment
+    ) -> None:
         super().__init__(site, scheduler, kernel, world)
         self._first, self._later = self.timing.stages()
         self._stages = self.timing.model.stages
@@ -60,7 +62,7 @@ class VirtualPipeline(VirtualInstance):
         elif not self._passages:
             self._world.idle(self)
 
-    def _enter(self, iteration: StartedIteration) -> None:
+    def _enter(self, iteration: RunningBatch) -> None:
         now, scheduler = self._kernel.now, self.scheduler
         assert isinstance(scheduler, PipelineScheduler)  # noqa: S101  (so it was built; tells the type checker)
         lane = scheduler.lane
@@ -126,14 +128,14 @@ class _Passage(Event):
     def __init__(
         self,
         instance: VirtualPipeline,
-        iteration: StartedIteration,
+        iteration: RunningBatch,
         lane: int,
         begins: list[int],
         first: int,
         later: int,
         milliwatts: int,
     ) -> None:
-        self.order = Order.COMPLETION + instance.number
+        self.order = EventOrder.COMPLETION + instance.number
         self.instance = instance
         self.iteration = iteration
         self.lane = lane
@@ -163,7 +165,7 @@ class _EntranceFree(Event):
 
     def __init__(self, instance: VirtualPipeline, at: int) -> None:
         self.at = at
-        self.order = Order.COMPLETION + instance.number
+        self.order = EventOrder.COMPLETION + instance.number
         self.instance = instance
         self.void = False
 

@@ -2,21 +2,21 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from twofold.cluster.profiles import InstanceProfile
+from twofold.cluster.spec import ClusterSpec
 from twofold.errors import ConfigurationError
 from twofold.instance import Role
 from twofold.request import Request
-from twofold.scheduling.replanning import Decision, Findings, Planner, Replanner
+from twofold.scheduling.replan.replanner import ReplanDecision, Replanner, ReplanSearch, SearchResult
+from twofold.scheduling.replan.split import ReplanAction, ReplanStep, RoleSplit
 from twofold.scheduling.routers import FIXED_ROLE_ROUTERS, ROUTERS
-from twofold.scheduling.split import Action, Split, Step
 from twofold.simulation.cluster import VirtualCluster
-from twofold.simulation.kernel import PS, Order, ps
-from twofold.simulation.kinds import Kind
-from twofold.simulation.observer import QuietObserver
-from twofold.simulation.spec import ClusterSpec
+from twofold.simulation.kernel import PS, EventOrder, ps
+from twofold.simulation.observers.base import QuietObserver
 from twofold.timeline import Timeline
 
 
-class Replanning(QuietObserver):
+class SimulatedReplanning(QuietObserver):
     """Watches a cluster and moves its instances: an observer of the run that also sees its requests (`watched`).
 
     A search takes `search_s` simulated seconds, however long it really takes. Of the cluster's instances the last
@@ -24,7 +24,9 @@ class Replanning(QuietObserver):
     what it has.
     """
 
-    def __init__(self, replanner: Replanner, planner: Planner, *, search_s: float, spare: int = 0) -> None:
+    def __init__(
+        self, replanner: Replanner, planner: ReplanSearch, *, search_s: float, spare: int = 0
+    ) -> None:
         self._replanner, self._planner = replanner, planner
         self._search_s, self._spare = search_s, spare
         self._numbers: dict[str, int] = {}  # of the requests that have not ended
@@ -34,7 +36,7 @@ class Replanning(QuietObserver):
         self._cluster: VirtualCluster
 
     @property
-    def log(self) -> Sequence[Decision]:
+    def log(self) -> Sequence[ReplanDecision]:
         return self._replanner.log
 
     def attach(self, cluster: VirtualCluster) -> None:
@@ -71,18 +73,18 @@ class Replanning(QuietObserver):
         question = self._replanner.question(self._made, now_s)
         if question is None:
             return
-        running = Split.of(self._cluster.scheduler.pools)
+        running = RoleSplit.of(self._cluster.scheduler.pools)
         stock = running.instances + len(self._startable())
         findings = self._planner.search(question.traffic, running, stock)
         at = self._cluster.kernel.now + ps(self._search_s)
-        self._cluster.kernel.schedule(at, Order.REPLAN + number, self._decide, findings)
+        self._cluster.kernel.schedule(at, EventOrder.REPLAN + number, self._decide, findings)
 
     def _made(self, number: int) -> int:
         """Tokens that a request has so far."""
         life = self._cluster.lives.get(self._ids.get(number, ""))
         return 0 if life is None else life.decode.scheduler.generated(life.id)
 
-    def _decide(self, findings: Findings) -> None:
+    def _decide(self, findings: SearchResult) -> None:
         cluster = self._cluster
         pools, now_s = cluster.scheduler.pools, cluster.kernel.now / PS
         decision = self._replanner.answer(findings, pools, self._startable(), now_s)
@@ -90,24 +92,24 @@ class Replanning(QuietObserver):
         for step in decision.steps:
             self._take(step)
 
-    def _take(self, step: Step) -> None:
+    def _take(self, step: ReplanStep) -> None:
         scheduler, kernel = self._cluster.scheduler, self._cluster.kernel
-        if step.action is Action.RETIRE:
+        if step.action is ReplanAction.RETIRE:
             scheduler.pause(step.instance)
             self._retired.append(step.instance)
-        elif step.action is Action.START:
+        elif step.action is ReplanAction.START:
             self._retired.remove(step.instance)
             at = kernel.now + ps(self._replanner.rules.start_up_s)
-            order = Order.REPLAN + self._cluster.instances[step.instance].number
+            order = EventOrder.REPLAN + self._cluster.instances[step.instance].number
             kernel.schedule(at, order, self._started, step)
         else:
             self._give_role(step)
 
-    def _started(self, step: Step) -> None:
+    def _started(self, step: ReplanStep) -> None:
         self._give_role(step)
         self._cluster.scheduler.resume(step.instance)
 
-    def _give_role(self, step: Step) -> None:
+    def _give_role(self, step: ReplanStep) -> None:
         if step.role is not None:
             self._cluster.instances[step.instance].role = step.role  # also after a failure
             self._cluster.scheduler.set_role(step.instance, step.role)
@@ -117,7 +119,7 @@ class Replanning(QuietObserver):
         return [load.id for load in loads if load is not None and not load.place]
 
 
-def assign(cluster: VirtualCluster, split: Split) -> None:
+def assign(cluster: VirtualCluster, split: RoleSplit) -> None:
     """Split a cluster at rest: its first instances prefill, the next decode, and those that are left get no work."""
     roles = [Role.PREFILL] * split.prefill + [Role.DECODE] * split.decode
     for place, name in enumerate(cluster.instances):
@@ -127,7 +129,7 @@ def assign(cluster: VirtualCluster, split: Split) -> None:
             cluster.scheduler.pause(name)
 
 
-def require_movable(spec: ClusterSpec, kinds: Sequence[Kind]) -> None:
+def require_movable(spec: ClusterSpec, kinds: Sequence[InstanceProfile]) -> None:
     """Raise ConfigurationError for a cluster whose instances cannot take each other's place."""
     if spec.router in FIXED_ROLE_ROUTERS:
         movers = ", ".join(name for name in ROUTERS if name not in FIXED_ROLE_ROUTERS)

@@ -1,24 +1,92 @@
-"""Reuse in the simulator: what prompts find in caches, blocks on their way between those, and loads beside prefills.
+"""The prefix cache of one machine: its blocks by tier, what loading one takes, and who is told of what it has.
+
+Reuse in the simulator: what prompts find in caches, blocks on their way between those, and loads beside prefills.
 
 A prompt holds the blocks that it finds where it is prefilled until it is computed, and then all of its blocks are
 stored there: each layer was written as it was computed, so they are whole when the first token is out.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from operator import mul
 from typing import Final
 
-from twofold.performance.layer_wise import layer_wise
+from twofold.cluster.spec import CacheSpec, cache_size_tokens
+from twofold.cluster.timing import RunTiming
+from twofold.errors import ConfigurationError
+from twofold.kvcache.cache import CacheObserver, PrefixCache, RemovalReason
+from twofold.kvcache.eviction import create_eviction
+from twofold.kvcache.index import PrefixIndex
+from twofold.kvcache.tiers import TieredCache
+from twofold.performance.reuse import layer_wise
 from twofold.request import BlockKey
-from twofold.scheduling.iteration import StartedIteration
-from twofold.scheduling.route import Fetch, Route
-from twofold.simulation.host_cache import BLOCK_TOKENS, HostCache
-from twofold.simulation.kernel import PS, Event, Kernel, Order, nearest
-from twofold.simulation.life import Life
-from twofold.simulation.network import Network
+from twofold.scheduling.cluster.router import PrefixFetch, Route
+from twofold.scheduling.instance.batch import RunningBatch
+from twofold.simulation.kernel import PS, Event, EventOrder, Kernel, nearest
+from twofold.simulation.network import MachineLink, VirtualNetwork
+from twofold.simulation.request import SimulatedRequest
 from twofold.simulation.reuse_statistics import ReuseStatistics
-from twofold.simulation.timing import Pace
 
-_FETCH: Final = Order.TRANSFER + (1 << 39)  # after hand-offs that land at the same time
+BLOCK_TOKENS: Final = 512  # of the blocks that traces name
+
+
+class HostCache:
+    """What an instance has beside it: a `cache`, called `name`, that it may share with others on its machine.
+
+    `block_ps` has, for each tier, the picoseconds that a block takes from there to the instance; `link` is the way of
+    the machine to others.
+    """
+
+    def __init__(self, name: str, cache: TieredCache, block_ps: Sequence[int], link: MachineLink) -> None:
+        self.name = name
+        self.cache = cache
+        self.block_ps = tuple(block_ps)
+        self.link = link
+
+    def hold(self, keys: Sequence[BlockKey], now_s: float) -> list[int]:
+        """Use the leading blocks of a prompt that are here: they stay until `release`. Returns how many by tier."""
+        counts = self.cache.match(keys)
+        for position in range(sum(counts)):
+            self.cache.hold(keys[position])
+        self.cache.touch(keys, sum(counts), now_s)
+        return counts
+
+    def release(self, keys: Sequence[BlockKey]) -> None:
+        """Blocks that were held need not stay any more."""
+        for key in keys:
+            self.cache.release(key)
+
+    def loading_ps(self, counts: Sequence[int]) -> int:
+        """Picoseconds of loading that many blocks of each tier."""
+        return sum(map(mul, counts, self.block_ps))
+
+
+def make_cache(name: str, spec: CacheSpec, prefixes: PrefixIndex, kv_bytes_per_token: int) -> TieredCache:
+    """An empty one, which tells `prefixes` what it has; raises ConfigurationError where a tier holds no block."""
+    watcher = _Watcher(name, prefixes)
+    tiers = []
+    for tier, room in spec.rooms:
+        blocks = cache_size_tokens(room, kv_bytes_per_token) // BLOCK_TOKENS
+        if not blocks:
+            size = f"{BLOCK_TOKENS} tokens, which are {kv_bytes_per_token * BLOCK_TOKENS:,} bytes"
+            raise ConfigurationError(f"kv_cache: {tier} of {room} has no room for a block of {size}")
+        tiers.append(PrefixCache(blocks, create_eviction(spec.eviction), watcher))
+    return TieredCache(tiers)
+
+
+class _Watcher(CacheObserver):
+    """Tells the index which blocks a cache has; what goes from one tier to another is gone for no time."""
+
+    def __init__(self, name: str, prefixes: PrefixIndex) -> None:
+        self._name, self._prefixes = name, prefixes
+
+    def stored(self, key: BlockKey) -> None:
+        self._prefixes.stored(self._name, (key,))
+
+    def removed(self, key: BlockKey, reason: RemovalReason) -> None:  # noqa: ARG002  (whatever it was)
+        self._prefixes.removed(self._name, (key,))
+
+
+_FETCH: Final = EventOrder.TRANSFER + (1 << 39)  # after hand-offs that land at the same time
 
 
 class _Use:
@@ -26,7 +94,7 @@ class _Use:
 
     __slots__ = ("fetched", "hits", "host", "keys", "life", "loading", "ttft_s")
 
-    def __init__(self, life: Life, host: HostCache, ttft_s: float | None) -> None:
+    def __init__(self, life: SimulatedRequest, host: HostCache, ttft_s: float | None) -> None:
         self.life = life
         self.host = host
         self.keys = life.request.prefix_blocks
@@ -45,13 +113,13 @@ class _Use:
         return min(self.blocks * BLOCK_TOKENS, self.life.prompt_tokens - 1)
 
 
-class Reuse:
+class PrefixReuse:
     """Drives reuse for a virtual cluster; `hosts` are the caches of its instances, by instance."""
 
     def __init__(
         self,
         kernel: Kernel,
-        network: Network,
+        network: VirtualNetwork,
         hosts: Mapping[str, HostCache],
         statistics: ReuseStatistics,
         kv_bytes_per_token: int,
@@ -69,7 +137,7 @@ class Reuse:
         """The name of the cache beside an instance; where there is none nobody knows of any by that name."""
         return self._hosts[instance].name if instance in self._hosts else instance
 
-    def submit(self, life: Life, route: Route) -> None:
+    def submit(self, life: SimulatedRequest, route: Route) -> None:
         """A request was placed: its instance gets it, at once or with its blocks on their way."""
         host = self._hosts[life.prefill.name]
         use = self._uses[life.id] = _Use(life, host, route.ttft_s)
@@ -81,7 +149,7 @@ class Reuse:
             life.request, decodes_here=not life.splits, reused_tokens=use.reused_tokens, fetching=fetching
         )
 
-    def loading(self, iteration: StartedIteration, pace: Pace) -> Pace:
+    def loading(self, iteration: RunningBatch, pace: RunTiming) -> RunTiming:
         """The pace of an iteration with prompts in it when what they reuse is loaded beside it, layer by layer."""
         loading = 0
         for part in iteration.prefills:
@@ -92,9 +160,9 @@ class Reuse:
         if not loading:
             return pace
         first = nearest(layer_wise(self._layers, float(loading), float(pace.first_ps)))
-        return Pace(first, pace.step_ps, pace.milliwatts)
+        return RunTiming(first, pace.step_ps, pace.milliwatts)
 
-    def prefilled(self, life: Life) -> None:
+    def prefilled(self, life: SimulatedRequest) -> None:
         """The first token of a request is out: all blocks of its prompt are in the cache."""
         use = self._uses.pop(life.id)
         use.host.release(use.keys[: use.blocks])
@@ -104,7 +172,7 @@ class Reuse:
         if use.ttft_s is not None:
             self.statistics.predicted(use.ttft_s, (life.first_token - life.arrived) / PS)
 
-    def give_up(self, life: Life) -> None:
+    def give_up(self, life: SimulatedRequest) -> None:
         """A request is over; what was on its way for it is still read where it comes from."""
         use = self._uses.pop(life.id, None)
         if use is not None:
@@ -123,7 +191,7 @@ class Reuse:
         use.life.prefill.scheduler.fetched(use.life.id, use.reused_tokens)
         use.life.prefill.poke()
 
-    def _fetch(self, use: _Use, fetch: Fetch) -> bool:
+    def _fetch(self, use: _Use, fetch: PrefixFetch) -> bool:
         """Send for the blocks that are not here; False where there is nothing to send."""
         source, start = self._by_name[fetch.source], use.blocks
         keys = use.keys[start : fetch.blocks]
@@ -148,7 +216,7 @@ class _Fetched(Event):
 
     __slots__ = ("keys", "reuse", "source", "use")
 
-    def __init__(self, reuse: Reuse, use: _Use, source: HostCache, keys: tuple[BlockKey, ...]) -> None:
+    def __init__(self, reuse: PrefixReuse, use: _Use, source: HostCache, keys: tuple[BlockKey, ...]) -> None:
         self.order = _FETCH + use.life.number
         self.reuse = reuse
         self.use = use

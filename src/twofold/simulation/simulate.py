@@ -3,31 +3,31 @@
 import time
 from collections.abc import Callable, Iterable, Sequence
 
+from twofold.cluster.overload import overload_control
+from twofold.cluster.profiles import InstanceProfile, instance_profiles
+from twofold.cluster.rules import cluster_rules
+from twofold.cluster.slots import machines_of
+from twofold.cluster.spec import ClusterSpec
 from twofold.errors import WorkloadError
 from twofold.hardware.catalog import Catalog
 from twofold.performance.base import PerformanceModel
 from twofold.request import Request
-from twofold.simulation.build import build
+from twofold.simulation.build import build_cluster
 from twofold.simulation.cluster import VirtualCluster
 from twofold.simulation.histogram import Histogram
 from twofold.simulation.kernel import PS
-from twofold.simulation.kinds import Kind, kinds_of
-from twofold.simulation.observer import Observer
-from twofold.simulation.overload import Overloading
-from twofold.simulation.overload_control import overload_control
+from twofold.simulation.observers.base import Observer
+from twofold.simulation.overload import SimulatedOverload
 from twofold.simulation.result import PoolResult, SimulationResult
-from twofold.simulation.rules import rules
-from twofold.simulation.seats import machines_of
 from twofold.simulation.series import Series
-from twofold.simulation.spec import ClusterSpec
-from twofold.simulation.statistics import MICRO, Sampler, Statistics
+from twofold.simulation.statistics import MICRO, RunStatistics, Sampler
 from twofold.slo import Slo
 
 # Changes whenever the same input may give another result: what was stored of an earlier version is then not used.
 VERSION = 1
 
 Progress = Callable[[int, float], None]
-StopWhen = Callable[[Statistics], bool]
+StopWhen = Callable[[RunStatistics], bool]
 _LOOK_EVERY = 512  # events between two looks at progress and at whether to stop
 
 
@@ -56,15 +56,15 @@ def simulate(
 
     Raises ConfigurationError for a cluster that cannot be and WorkloadError for an empty or unsorted workload.
     """
-    kinds = kinds_of(spec, catalog)
-    statistics = Statistics(slo, reference, over_all_tokens=rules(spec.rules).over_all_tokens)
+    kinds = instance_profiles(spec, catalog)
+    statistics = RunStatistics(slo, reference, over_all_tokens=cluster_rules(spec.rules).over_all_tokens)
     began = time.process_time()
-    cluster = build(spec, catalog, kinds, statistics, observers, max_run)
+    cluster = build_cluster(spec, catalog, kinds, statistics, observers, max_run)
     instances = list(cluster.instances.values())
     sampler = Sampler(instances) if series else None
     if overload is not None:
         control = overload_control(overload, spec, kinds, slo, cluster.scheduler.pools)
-        cluster.overload = Overloading(overload, control)
+        cluster.overload = SimulatedOverload(overload, control)
     if prepare is not None:
         prepare(cluster)
     cluster.feed(requests)
@@ -79,7 +79,7 @@ def simulate(
 
 def _run(
     cluster: VirtualCluster,
-    statistics: Statistics,
+    statistics: RunStatistics,
     sampler: Sampler | None,
     progress: Progress | None,
     stop_when: StopWhen | None,
@@ -98,9 +98,9 @@ def _run(
 
 def _result(
     spec: ClusterSpec,
-    kinds: Sequence[Kind],
+    kinds: Sequence[InstanceProfile],
     cluster: VirtualCluster,
-    statistics: Statistics,
+    statistics: RunStatistics,
     sampled: dict[str, Series],
     cpu_s: float,
 ) -> SimulationResult:
@@ -153,7 +153,7 @@ def _result(
     )
 
 
-def _pool(kind: Kind, place: int, cluster: VirtualCluster, duration: int) -> PoolResult:
+def _pool(kind: InstanceProfile, place: int, cluster: VirtualCluster, duration: int) -> PoolResult:
     members = [instance for instance in cluster.instances.values() if instance.pool == place]
     busy = sum(instance.busy for instance in members)
     energy = sum(instance.energy for instance in members) + len(members) * duration * kind.timing.idle_mw

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
+from twofold.cluster.timing import Timing
 from twofold.instance import Role
-from twofold.simulation.network import Link
-from twofold.simulation.timing import Timing
+from twofold.simulation.network import MachineLink
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,7 +13,7 @@ class Site:
 
     name: str
     number: int
-    link: Link
+    link: MachineLink
     pool: int
     role: Role
     timing: Timing

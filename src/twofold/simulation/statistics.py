@@ -3,15 +3,15 @@
 from collections.abc import Sequence
 from typing import Final
 
+from twofold.cluster.timing import RunTiming
 from twofold.instance import Role
 from twofold.performance.base import PerformanceModel
-from twofold.scheduling.sequence import ScheduledSequence
+from twofold.scheduling.instance.sequence import ScheduledSequence
 from twofold.simulation.instance import VirtualInstance
 from twofold.simulation.kernel import PS, nearest
-from twofold.simulation.life import NEVER, Life
+from twofold.simulation.request import NEVER, SimulatedRequest
 from twofold.simulation.series import Series
 from twofold.simulation.tally import Tally
-from twofold.simulation.timing import Pace
 from twofold.slo import Slo
 
 _PREFILL: Final = Role.PREFILL
@@ -19,7 +19,7 @@ _DECODE: Final = Role.DECODE
 MICRO = 10**6  # slowdowns are counted in millionths
 
 
-class Slowdowns:
+class SlowdownTallies:
     """Latencies as multiples of those of a request that has a reference instance to itself (Splitwise section 5)."""
 
     def __init__(self, reference: PerformanceModel) -> None:
@@ -27,7 +27,7 @@ class Slowdowns:
         self._reference = reference
         self._known: dict[tuple[int, int], tuple[float, float]] = {}
 
-    def add(self, life: Life, ttft: int, tpot: float | None, e2e: int) -> None:
+    def add(self, life: SimulatedRequest, ttft: int, tpot: float | None, e2e: int) -> None:
         sizes = life.prompt_tokens, life.output_tokens
         alone = self._known.get(sizes)
         if alone is None:
@@ -41,7 +41,7 @@ class Slowdowns:
         self.e2e.add(nearest(e2e * (MICRO / PS) / (first_s + each_s * (life.output_tokens - 1))))
 
 
-class Statistics:
+class RunStatistics:
     """Counts requests and tokens and keeps their latencies.
 
     With `over_all_tokens` TPOT is what SplitwiseSim calls TBT: the time after the first token over all output
@@ -53,7 +53,7 @@ class Statistics:
         self.ttft, self.tpot, self.itl, self.e2e = Tally(), Tally(), Tally(), Tally()
         self.queue, self.transfer = Tally(), Tally()
         self.slo_scale = Tally()  # in millionths
-        self.slowdowns = Slowdowns(reference) if reference is not None else None
+        self.slowdowns = SlowdownTallies(reference) if reference is not None else None
         self.arrived = self.completed = self.rejected = self.failed = 0
         self.prompt_tokens = self.output_tokens = 0
         self.slo_met = 0
@@ -70,7 +70,7 @@ class Statistics:
         if self.first_arrival is None:
             self.first_arrival = now
 
-    def complete(self, life: Life, now: int) -> None:
+    def complete(self, life: SimulatedRequest, now: int) -> None:
         """A request made its last token; its moments are all there."""
         first = life.first_token
         arrived, output = life.arrived, life.output_tokens
@@ -97,7 +97,7 @@ class Statistics:
             self.slo_scale.add(nearest(needed * MICRO))
 
     def gaps(
-        self, pace: Pace, count: int, decodes: int, start: int, joined: Sequence[ScheduledSequence]
+        self, pace: RunTiming, count: int, decodes: int, start: int, joined: Sequence[ScheduledSequence]
     ) -> None:
         """A run of decodes: all of its gaps between tokens, those of members that just joined since their last one."""
         if not decodes:

@@ -8,7 +8,7 @@ the lowest value in it.
 from itertools import compress
 from typing import Final
 
-from twofold.simulation.product import product
+from twofold.cluster.timing import product
 
 # Stands for "no value yet" in `low`, and so bounds the values: in picoseconds it is 106 days.
 LIMIT: Final = (1 << 63) - 1

@@ -1,14 +1,17 @@
-"""The transport seam: how KV blocks get from one instance's cache into another's."""
+"""The transport seam: how KV blocks get from one instance's cache into another's.
+
+What a transport writes into `MemoryDescriptor.address`, and reads from that of a peer.
+"""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import ClassVar, Protocol, Self
 
 import msgspec
 
 from twofold.engine.base import KvLayout
 from twofold.errors import ConfigurationError
 from twofold.handoff import Lease
-from twofold.kvcache.split import UNSPLIT, Split
+from twofold.kvcache.sharding import UNSHARDED, Sharding
 
 # Every instance keeps this much memory that peers may write at any time, to measure the link.
 SCRATCH_BYTES = 4 << 20
@@ -27,7 +30,7 @@ class MemoryDescriptor(msgspec.Struct, frozen=True, kw_only=True):
     address: str
     num_blocks: int
     layout: KvLayout
-    split: Split = UNSPLIT
+    split: Sharding = UNSHARDED
     others: tuple[str, ...] = ()
 
     @property
@@ -79,7 +82,7 @@ class Transport(Protocol):
         ...
 
     @property
-    def lingers(self) -> bool:
+    def writes_outlive_lease(self) -> bool:
         """Whether what a peer on another host has sent may still land here after the lease it was sent under ended.
 
         It may where the network's own memory writes ours and nobody here is asked.
@@ -109,3 +112,23 @@ def check_layout(ours: MemoryDescriptor, peer: MemoryDescriptor) -> None:
 def moved_bytes(layout: KvLayout, layers: range, blocks: int) -> int:
     """Bytes of `blocks` blocks of these layers."""
     return blocks * sum(layout.layer_bytes_per_block(layer) for layer in layers)
+
+
+class TransportAddress(msgspec.Struct, frozen=True):
+    """Root of those that are more than a name; `transport` is what the command line calls theirs."""
+
+    transport: ClassVar[str]
+
+    def encode(self) -> str:
+        return msgspec.json.encode(self).decode()
+
+    @classmethod
+    def decode(cls, address: str) -> Self:
+        """Raises ConfigurationError for what another transport wrote."""
+        try:
+            return msgspec.json.decode(address, type=cls)
+        except msgspec.MsgspecError as error:
+            name = cls.transport
+            raise ConfigurationError(
+                f"a peer's address is not one of {name}'s: both need --transport {name}"
+            ) from error

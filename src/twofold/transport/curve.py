@@ -1,29 +1,138 @@
-"""Transport `curve`: shared memory between instances of one host, and encrypted frames between those of several.
+"""The way of transport `curve` to a peer on another host.
+
+Transport `curve`: shared memory between instances of one host, and encrypted frames between those of several.
 
 What comes from another host is written into place by a thread here, and only where a lease of its sender allows it at
 that moment. So a lease that has ended is revoked for good, also for a sender that nobody can reach to stop it.
 """
 
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 import zmq
+from zmq.utils.monitor import recv_monitor_message
 
-from twofold.curve.guard import Guard
-from twofold.curve.key import read_key
-from twofold.curve.network import Network
 from twofold.engine.base import KvLayout
-from twofold.errors import ConfigurationError
+from twofold.engine.torch.pool import KvPool
+from twofold.errors import ConfigurationError, InstanceLostError, StaleEpochError
 from twofold.handoff import Lease
-from twofold.transport.address import Address
-from twofold.transport.base import Connection, MemoryDescriptor, check_layout
-from twofold.transport.curve_connection import CurveConnection
-from twofold.transport.curve_gate import Gate
-from twofold.transport.curve_server import CurveServer
+from twofold.security.guard import Guard
+from twofold.security.key import read_key
+from twofold.security.network import HostNetwork
+from twofold.transport.base import Connection, MemoryDescriptor, TransportAddress, check_layout, moved_bytes
+from twofold.transport.curve_server import (
+    Bytes,
+    CurveReply,
+    CurveRequest,
+    CurveServer,
+    Denied,
+    LeaseGate,
+    Probe,
+    ReadBlocks,
+    WriteBlocks,
+    gather,
+    scatter,
+)
 from twofold.transport.shared_memory import SharedMemoryTransport
 
+_LOOK_MS = 50  # how soon a caller that waits sees that it waits in vain
 
-class CurveAddress(Address, frozen=True, tag=True):
+
+class CurveConnection:
+    """Asks the peer's `CurveServer`; one question at a time, from whichever thread.
+
+    A connection that breaks takes questions and answers with it, so the question is then asked again: to do any of
+    them twice does no harm.
+    """
+
+    def __init__(
+        self,
+        socket: zmq.Socket[bytes],
+        address: str,
+        instance: str,
+        peer: MemoryDescriptor,
+        engine_pool: KvPool,
+        landing_pool: KvPool,
+    ) -> None:
+        self._socket, self._instance, self._peer = socket, instance, peer
+        self._engine_pool, self._landing_pool = engine_pool, landing_pool
+        self._breaks = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._socket.connect(address)
+        self._answers = msgspec.msgpack.Decoder[CurveReply](CurveReply)
+        self._lock = threading.Lock()
+        self._closed = False
+        self._asked = 0
+
+    def write(self, layers: range, source_blocks: Sequence[int], target_blocks: Sequence[int]) -> int:
+        if not source_blocks:
+            return 0
+        question = WriteBlocks(
+            self._instance, self._peer.epoch, (layers.start, layers.stop), tuple(target_blocks)
+        )
+        self._ask(question, gather(self._engine_pool, layers, source_blocks))
+        return moved_bytes(self._peer.layout, layers, len(source_blocks))
+
+    def read(self, layers: range, source_blocks: Sequence[int], target_blocks: Sequence[int]) -> int:
+        if not source_blocks:
+            return 0
+        frames = self._ask(ReadBlocks(self._peer.epoch, (layers.start, layers.stop), tuple(source_blocks)))
+        scatter(self._landing_pool, layers, target_blocks, frames)
+        return moved_bytes(self._peer.layout, layers, len(source_blocks))
+
+    def probe(self, nbytes: int) -> None:
+        self._ask(Probe(self._peer.epoch), [bytes(nbytes)])
+
+    def close(self) -> None:
+        """Whoever waits for an answer sees it soon, and closes the sockets then."""
+        self._closed = True
+        if self._lock.acquire(blocking=False):
+            try:
+                self._end()
+            finally:
+                self._lock.release()
+
+    def _ask(self, question: CurveRequest, data: Sequence[Bytes] = ()) -> list[zmq.Frame]:
+        """What came with the answer. Raises InstanceLostError when closed before it came, StaleEpochError if denied."""
+        try:
+            with self._lock:
+                self._asked += 1
+                frames = [self._asked.to_bytes(8), msgspec.msgpack.encode(question), *data]
+                _number, answer, *found = self._answer(frames)
+        finally:
+            if self._closed:
+                self.close()
+        said = self._answers.decode(answer.buffer)
+        if isinstance(said, Denied):
+            raise StaleEpochError(f"{self._peer.instance} refused KV: {said.reason}")
+        return found
+
+    def _answer(self, frames: list[Bytes]) -> list[zmq.Frame]:
+        """Send, and send again where the connection broke, until the answer to this question is there."""
+        asked = False
+        while not self._closed:
+            if not asked:
+                self._socket.send_multipart(frames, copy=False)
+                asked = True
+            if self._socket.poll(_LOOK_MS):
+                found = self._socket.recv_multipart(copy=False)
+                if found[0].bytes == frames[0]:
+                    return found
+            while self._breaks.poll(0):
+                recv_monitor_message(self._breaks)
+                asked = False
+        raise InstanceLostError(f"{self._peer.instance} is gone")
+
+    def _end(self) -> None:
+        if self._socket.closed:
+            return
+        self._socket.disable_monitor()
+        self._breaks.close(linger=0)
+        self._socket.close(linger=0)
+
+
+class CurveAddress(TransportAddress, frozen=True, tag=True):
     """What `MemoryDescriptor.address` holds: the memory for those on this host, and who writes it for others."""
 
     transport = "curve"
@@ -43,7 +152,7 @@ class CurveTransport(SharedMemoryTransport):
         layout: KvLayout,
         num_blocks: int,
         device: str,
-        network: Network | None = None,
+        network: HostNetwork | None = None,
     ) -> None:
         if network is None:
             raise ConfigurationError(
@@ -53,7 +162,7 @@ class CurveTransport(SharedMemoryTransport):
         self._host = network.host
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._guard = Guard(self._context, read_key(Path(network.key_file)))
-        self._gate = Gate()
+        self._gate = LeaseGate()
         self._server = CurveServer(
             self._context, self._guard, network.address, epoch, self.landing_pool, self._gate
         )

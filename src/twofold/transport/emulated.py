@@ -9,14 +9,13 @@ from collections.abc import Sequence
 import msgspec
 
 from twofold.engine.base import KvLayout
-from twofold.engine.emulated.clock import Clock
-from twofold.engine.emulated.prefills import Prefills
+from twofold.engine.emulated.prefills import Clock, PrefillTimes
 from twofold.handoff import Lease
 from twofold.simulation.kernel import ps
 from twofold.transport.base import Connection, MemoryDescriptor, check_layout, moved_bytes
 
 
-class Port(msgspec.Struct, frozen=True, kw_only=True):
+class EmulatedPort(msgspec.Struct, frozen=True, kw_only=True):
     """Where an instance is on the network: its machine, and what it may send or receive per second.
 
     `local_bytes_per_s` is for peers on the same machine. `latency_s` and `sync_s` are those of
@@ -29,7 +28,7 @@ class Port(msgspec.Struct, frozen=True, kw_only=True):
     latency_s: float
     sync_s: float
 
-    def rate_to(self, peer: "Port") -> float:
+    def rate_to(self, peer: "EmulatedPort") -> float:
         """Bytes per second of a transfer that is alone."""
         if peer.machine == self.machine:
             return self.local_bytes_per_s
@@ -39,7 +38,7 @@ class Port(msgspec.Struct, frozen=True, kw_only=True):
 class _Link:
     """The way out of one instance; `free_at` is when what was sent last has left."""
 
-    def __init__(self, port: Port, prefills: Prefills, clock: Clock) -> None:
+    def __init__(self, port: EmulatedPort, prefills: PrefillTimes, clock: Clock) -> None:
         self.port, self.prefills, self.clock = port, prefills, clock
         self.free_at = 0
 
@@ -47,7 +46,7 @@ class _Link:
 class EmulatedConnection:
     """The way to one peer. A hand-off that begins while its prompt is computed is layer-wise, and synchronises."""
 
-    def __init__(self, link: _Link, layout: KvLayout, peer: Port) -> None:
+    def __init__(self, link: _Link, layout: KvLayout, peer: EmulatedPort) -> None:
         self._link, self._layout = link, layout
         self._rate = link.port.rate_to(peer)
         self._layer_wise: set[int] = set()  # hand-offs under way, by their last block
@@ -100,7 +99,7 @@ class EmulatedConnection:
 class EmulatedTransport:
     """What peers are told of this instance's KV cache, and the link to theirs."""
 
-    lingers = False
+    writes_outlive_lease = False
 
     def __init__(
         self,
@@ -108,8 +107,8 @@ class EmulatedTransport:
         epoch: int,
         layout: KvLayout,
         num_blocks: int,
-        port: Port,
-        prefills: Prefills,
+        port: EmulatedPort,
+        prefills: PrefillTimes,
         clock: Clock,
     ) -> None:
         self._link = _Link(port, prefills, clock)
@@ -123,7 +122,7 @@ class EmulatedTransport:
 
     def connect(self, peer: MemoryDescriptor) -> Connection:
         check_layout(self.descriptor, peer)
-        port = msgspec.json.decode(peer.address, type=Port)
+        port = msgspec.json.decode(peer.address, type=EmulatedPort)
         return EmulatedConnection(self._link, self.descriptor.layout, port)
 
     def publish(self, blocks: Sequence[int]) -> None:

@@ -28,7 +28,7 @@ class Pieces(NamedTuple):
     device: int | None
 
 
-class Mover(Protocol):
+class TransferEngine(Protocol):
     """A library that moves memory between registered addresses of processes. Several threads may use it."""
 
     def move(
@@ -94,7 +94,7 @@ class OneSidedConnection:
 
     def __init__(
         self,
-        mover: Mover,
+        mover: TransferEngine,
         name: str,
         local: CacheMemory,
         remote: CacheMemory,

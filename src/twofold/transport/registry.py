@@ -6,7 +6,7 @@ from typing import NamedTuple
 from twofold.errors import ConfigurationError
 
 
-class Entry(NamedTuple):
+class TransportEntry(NamedTuple):
     """Where a transport is, and what it needs beyond the default installation: one of `packages`, from `extra`."""
 
     module: str
@@ -16,10 +16,10 @@ class Entry(NamedTuple):
 
 
 TRANSPORTS = {
-    "shared_memory": Entry("twofold.transport.shared_memory", "SharedMemoryTransport"),
-    "curve": Entry("twofold.transport.curve", "CurveTransport"),
-    "nixl": Entry("twofold.transport.nixl", "NixlTransport", ("nixl_cu12", "nixl_cu13"), "nixl"),
-    "mooncake": Entry("twofold.transport.mooncake", "MooncakeTransport", ("mooncake",), "mooncake"),
+    "shared_memory": TransportEntry("twofold.transport.shared_memory", "SharedMemoryTransport"),
+    "curve": TransportEntry("twofold.transport.curve", "CurveTransport"),
+    "nixl": TransportEntry("twofold.transport.nixl", "NixlTransport", ("nixl_cu12", "nixl_cu13"), "nixl"),
+    "mooncake": TransportEntry("twofold.transport.mooncake", "MooncakeTransport", ("mooncake",), "mooncake"),
 }
 
 DEFAULT_TRANSPORT = "shared_memory"

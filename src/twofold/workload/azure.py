@@ -11,9 +11,8 @@ from datetime import UTC, datetime, timedelta
 
 from twofold.errors import ConfigurationError
 from twofold.request import Request
-from twofold.workload.csv_rows import csv_rows, whole
 from twofold.workload.format import TraceFormat, output_length, prompt_length
-from twofold.workload.lines import Lines
+from twofold.workload.rows import Lines, csv_rows, whole
 
 COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 _TIME = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)?", re.ASCII)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from twofold.request import Request
-from twofold.workload.lines import Lines
+from twofold.workload.rows import Lines
 
 MAX_TOKENS = 2**31 - 1  # beyond it a number in a trace is a mistake
 

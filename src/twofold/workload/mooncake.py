@@ -11,13 +11,12 @@ import msgspec
 
 from twofold.request import Request
 from twofold.workload.format import TraceFormat, block_numbers, output_length, prompt_length
-from twofold.workload.json_rows import json_rows
-from twofold.workload.lines import Lines
+from twofold.workload.rows import Lines, json_rows
 
 KEYS = ("timestamp", "input_length", "output_length")
 
 
-class Line(msgspec.Struct):
+class MooncakeRow(msgspec.Struct):
     """One line of the trace."""
 
     timestamp: float
@@ -28,7 +27,7 @@ class Line(msgspec.Struct):
 
 def read(lines: Lines) -> Iterator[Request]:
     first: float | None = None
-    for index, line in enumerate(json_rows(lines, Line)):
+    for index, line in enumerate(json_rows(lines, MooncakeRow)):
         first = line.timestamp if first is None else first
         yield Request(
             id=str(index),
@@ -40,7 +39,7 @@ def read(lines: Lines) -> Iterator[Request]:
 
 
 def encode(_index: int, request: Request) -> str:
-    line = Line(
+    line = MooncakeRow(
         timestamp=round(request.arrival_s * 1000),
         input_length=request.prompt_tokens,
         output_length=request.output_tokens,

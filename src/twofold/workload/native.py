@@ -7,11 +7,10 @@ import msgspec
 
 from twofold.request import Request
 from twofold.workload.format import TraceFormat, block_numbers, output_length, prompt_length
-from twofold.workload.json_rows import json_rows
-from twofold.workload.lines import Lines
+from twofold.workload.rows import Lines, json_rows
 
 
-class Line(msgspec.Struct, omit_defaults=True):
+class TwofoldRow(msgspec.Struct, omit_defaults=True):
     """One line: the fields of `Request`, without the prefix blocks where there are none."""
 
     id: str
@@ -22,7 +21,7 @@ class Line(msgspec.Struct, omit_defaults=True):
 
 
 def read(lines: Lines) -> Iterator[Request]:
-    for line in json_rows(lines, Line):
+    for line in json_rows(lines, TwofoldRow):
         if not math.isfinite(line.arrival_s) or line.arrival_s < 0:
             raise lines.error(f"arrival_s is {line.arrival_s:g}, which is not a time in seconds from 0 on")
         yield Request(
@@ -35,7 +34,7 @@ def read(lines: Lines) -> Iterator[Request]:
 
 
 def encode(_index: int, request: Request) -> str:
-    line = Line(
+    line = TwofoldRow(
         request.id, request.arrival_s, request.prompt_tokens, request.output_tokens, block_numbers(request)
     )
     return msgspec.json.encode(line).decode()

@@ -11,9 +11,8 @@ from io import StringIO
 
 from twofold.errors import ConfigurationError
 from twofold.request import Request
-from twofold.workload.csv_rows import csv_rows, seconds, whole
 from twofold.workload.format import TraceFormat, output_length, prompt_length
-from twofold.workload.lines import Lines
+from twofold.workload.rows import Lines, csv_rows, seconds, whole
 
 HEADER = "request_id,request_type,application_id,arrival_timestamp,batch_size,prompt_size,token_size"
 COLUMNS = ("request_id", "arrival_timestamp", "batch_size", "prompt_size", "token_size")

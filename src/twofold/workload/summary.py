@@ -43,7 +43,7 @@ class TraceSummary(msgspec.Struct, frozen=True, kw_only=True):
     highest_reuse: float | None
 
 
-class Lengths:
+class LengthCounter:
     """Lengths counted by value: as small as the longest of them, however many there are."""
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class Lengths:
         )
 
 
-class Gaps:
+class GapStatistics:
     """Mean and spread of the gaps between arrivals, in one pass (Welford's recurrence)."""
 
     def __init__(self) -> None:
@@ -84,7 +84,7 @@ def summarise(requests: Iterable[Request]) -> TraceSummary:
 
     Memory grows with the number of distinct lengths and distinct prefix blocks, not with that of requests.
     """
-    prompts, outputs, gaps = Lengths(), Lengths(), Gaps()
+    prompts, outputs, gaps = LengthCounter(), LengthCounter(), GapStatistics()
     distinct: set[BlockKey] = set()
     blocks, first_s, last_s = 0, None, 0.0
     for request in requests:

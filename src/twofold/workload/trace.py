@@ -1,17 +1,24 @@
-"""Traces of any known format: which one a file has, and its requests as a stream."""
+"""Traces of any known format: which one a file has, and its requests as a stream.
 
-from collections.abc import Iterator
+Writing a trace: whole or not at all, and with a word about what its format cannot carry.
+"""
+
+import gzip
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import BufferedIOBase
 from pathlib import Path
+from typing import Literal
 
 from twofold.errors import ConfigurationError, WorkloadError
 from twofold.request import Request
 from twofold.workload.azure import AZURE
-from twofold.workload.csv_rows import csv_fields
 from twofold.workload.format import TraceFormat
-from twofold.workload.json_rows import json_keys
-from twofold.workload.lines import ReadNotes, open_lines, require_file
 from twofold.workload.mooncake import MOONCAKE
 from twofold.workload.native import TWOFOLD
+from twofold.workload.rows import ReadNotes, csv_fields, json_keys, open_lines, require_file
 from twofold.workload.splitwise import SPLITWISE
 
 FORMATS: dict[str, TraceFormat] = {
@@ -82,3 +89,85 @@ def _read(path: Path, chosen: TraceFormat, notes: ReadNotes) -> Iterator[Request
             yield request
     if latest is None:
         raise WorkloadError(str(path), "the trace holds no request")
+
+
+@dataclass(slots=True)
+class WriteResult:
+    """What was written: how many requests, and how many of them lost what the format does not carry."""
+
+    requests: int = 0
+    lost_ids: int = 0
+    lost_prefix_blocks: int = 0
+    rounded: int = 0
+
+    def losses(self, target: TraceFormat) -> list[str]:
+        """One sentence for each kind of loss; empty where nothing was lost."""
+        step_ms = target.resolution_s * 1e3
+        sentences = {
+            f"no prefix blocks: {self.lost_prefix_blocks:,} requests lost theirs": self.lost_prefix_blocks,
+            f"no request ids: {self.lost_ids:,} became row numbers": self.lost_ids,
+            f"times in steps of {step_ms:g} ms: {self.rounded:,} were rounded": self.rounded,
+        }
+        return [f"the {target.name} format has {loss}" for loss, count in sentences.items() if count]
+
+
+def write_trace(requests: Iterable[Request], path: str | Path, target: TraceFormat) -> WriteResult:
+    """Write requests to `path` (gzip where its name ends in .gz) in the format `target`.
+
+    The file appears under its name only when it is complete; an error on the way leaves what was there.
+    Raises ConfigurationError where the place cannot be written to or a request cannot be said in the format.
+    """
+    written = WriteResult()
+    with _replacing(Path(path)) as file:
+        if target.header is not None:
+            file.write(f"{target.header}\n".encode())
+        for index, request in enumerate(requests):
+            file.write(f"{target.encode(index, request)}\n".encode())
+            _count(written, index, request, target)
+    return written
+
+
+def _count(written: WriteResult, index: int, request: Request, target: TraceFormat) -> None:
+    written.requests += 1
+    written.lost_ids += not target.keeps_ids and request.id != str(index)
+    written.lost_prefix_blocks += not target.keeps_prefix_blocks and bool(request.prefix_blocks)
+    if target.resolution_s:
+        steps = request.arrival_s / target.resolution_s
+        # A time that is a whole number of steps is not quite one as a float: a thousandth of a step is noise.
+        written.rounded += abs(steps - round(steps)) > 1e-3
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[BufferedIOBase]:
+    """A file that takes the place of `path` when all went well, and vanishes when it did not."""
+    try:
+        if _special(path):
+            with _opened(path, "ab", packed=path.suffix == ".gz") as file:
+                yield file
+            return
+        target = path.resolve()
+        part = target.with_name(f".{target.name}.{os.getpid()}.part")
+        try:
+            with _opened(part, "wb", packed=path.suffix == ".gz") as file:
+                yield file
+            part.replace(target)
+        finally:
+            part.unlink(missing_ok=True)
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+def _special(path: Path) -> bool:
+    """Whether no file may take this place: /dev/stdout, wherever that leads, a pipe or a folder."""
+    return path.is_relative_to("/dev") or (path.exists() and not path.is_file())
+
+
+@contextmanager
+def _opened(place: Path, mode: Literal["ab", "wb"], *, packed: bool) -> Iterator[BufferedIOBase]:
+    with place.open(mode) as file:
+        if not packed:
+            yield file
+            return
+        # No name and no time inside: the same requests give the same bytes.
+        with gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0) as unpacked:
+            yield unpacked

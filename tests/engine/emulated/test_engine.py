@@ -9,17 +9,14 @@ from hypothesis import strategies as st
 from support.fake_clock import FakeClock
 from support.scheduled import request
 from support.toy import ToyModel
+from twofold.cluster.timing import Timing
 from twofold.engine.base import SequenceStep
-from twofold.engine.emulated.engine import EmulatedEngine
-from twofold.engine.emulated.lateness import Lateness
-from twofold.engine.emulated.layers import LayerGroups
-from twofold.engine.emulated.prefills import Prefills
-from twofold.engine.emulated.tokens import TokenRange
+from twofold.engine.emulated.engine import EmulatedEngine, LatenessMonitor, RandomTokens
+from twofold.engine.emulated.prefills import LayerGroups, PrefillTimes
 from twofold.request import SamplingParams
-from twofold.scheduling.iteration import StartedIteration
-from twofold.scheduling.sequence import ScheduledSequence
+from twofold.scheduling.instance.batch import RunningBatch
+from twofold.scheduling.instance.sequence import ScheduledSequence
 from twofold.simulation.kernel import PS
-from twofold.simulation.timing import Timing
 
 MODEL = ToyModel(4, 1, 7)
 MS = PS // 1000
@@ -28,10 +25,10 @@ SAMPLING = SamplingParams(max_tokens=100, seed=5)
 
 def engine(clock, layers=10):
     groups = LayerGroups(layers)
-    prefills = Prefills(groups)
+    prefills = PrefillTimes(groups)
     layout = groups.layout(1000, 16)
     return EmulatedEngine(
-        Timing(MODEL), layout, 100, prefills, TokenRange(1000), clock, Lateness("prefill-0")
+        Timing(MODEL), layout, 100, prefills, RandomTokens(1000), clock, LatenessMonitor("prefill-0")
     )
 
 
@@ -55,7 +52,7 @@ def test_an_iteration_takes_what_the_simulator_says(prompts, contexts):
     ]
     if not parts and not contexts:
         return
-    iteration = StartedIteration(
+    iteration = RunningBatch(
         parts, sum(tokens for tokens, _ in prompts), len(parts), len(contexts), sum(contexts), 1
     )
     clock = FakeClock()

@@ -5,13 +5,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from twofold.engine.base import KvLayout, LayerShape, SequenceStep
-from twofold.engine.torch import planner
+from twofold.engine.torch import batch as planner
 from twofold.engine.torch.attention import paged_attention
 from twofold.engine.torch.batch import LayerHooks, PackedBatch
-from twofold.engine.torch.context import Scratch
-from twofold.engine.torch.parts import DecodeGroup
+from twofold.engine.torch.kernels import DecodeGroup, Scratch
 from twofold.engine.torch.pool import KvPool
-from twofold.engine.torch.streams import Announcer
+from twofold.engine.torch.streams import LayerNotifier
 
 HEADS, SHAPE = 6, LayerShape(kv_heads=2, key_dim=8, value_dim=5)
 SCALING = 0.4
@@ -85,7 +84,7 @@ def test_equals_dense_attention(
     ]
     sinks = torch.randn(HEADS, generator=generator) if with_sinks else None
 
-    batch = PackedBatch(steps, pool, [window], Scratch(), LayerHooks(Announcer(pool.device)))
+    batch = PackedBatch(steps, pool, [window], Scratch(), LayerHooks(LayerNotifier(pool.device)))
     packed = [
         torch.cat([sequences[i][part][spans[i][0] :] for i in batch.order]).transpose(0, 1).unsqueeze(0)
         for part in range(3)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from support.engine_driver import drive, token_ids
-from twofold.engine.torch.sampler import SampleRow, sample
+from twofold.engine.torch.sampler import SamplingRow, sample
 from twofold.request import SamplingParams
 
 VOCABULARY = 16
@@ -19,7 +19,7 @@ def logits_of(rows=1, seed=0, spread=2.0):
 
 
 def row(position=10, output_index=0, **values):
-    return SampleRow(SamplingParams(max_tokens=100, **values), position, output_index)
+    return SamplingRow(SamplingParams(max_tokens=100, **values), position, output_index)
 
 
 def tokens(logits, rows):

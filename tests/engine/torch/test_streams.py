@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from support.device import DEVICE
-from twofold.engine.torch.streams import Announcer, CopyStream, Pinned
+from twofold.engine.torch.streams import CopyStream, LayerNotifier, PinnedMemory
 
 GPU_OR_CPU = torch.device(DEVICE)
 ON_GPU = pytest.mark.skipif(GPU_OR_CPU.type != "cuda", reason="on a CPU nothing is queued")
@@ -22,7 +22,7 @@ def busy(rounds=40):
 
 def test_calls_are_made_in_order_and_before_finish_returns():
     """Each is made once, whoever makes it."""
-    announcer, seen = Announcer(GPU_OR_CPU), []
+    announcer, seen = LayerNotifier(GPU_OR_CPU), []
     for number in range(5):
         busy(rounds=1)
         announcer.after(lambda number=number: seen.append(number))
@@ -35,7 +35,7 @@ def test_calls_are_made_in_order_and_before_finish_returns():
 def test_on_a_cpu_a_call_is_made_at_once():
     """By whoever asks for it: no thread is needed."""
     seen = []
-    Announcer(torch.device("cpu")).after(lambda: seen.append(threading.current_thread()))
+    LayerNotifier(torch.device("cpu")).after(lambda: seen.append(threading.current_thread()))
     assert seen == [threading.current_thread()]
 
 
@@ -50,13 +50,13 @@ def test_what_is_copied_is_there():
 def test_pinned_memory_is_as_any_other():
     """It may be pinned again when it was let go, and what the system refuses does no harm."""
     memory = torch.zeros(1 << 16, dtype=torch.uint8)
-    first = Pinned(memory, GPU_OR_CPU)
-    second = Pinned(memory, GPU_OR_CPU)  # the same memory: a device refuses it
+    first = PinnedMemory(memory, GPU_OR_CPU)
+    second = PinnedMemory(memory, GPU_OR_CPU)  # the same memory: a device refuses it
     memory.copy_(torch.full((1 << 16,), 7, dtype=torch.uint8, device=DEVICE))
     assert memory.sum() == 7 << 16
     for each in (second, first, first):
         each.close()
-    again = Pinned(memory, GPU_OR_CPU)
+    again = PinnedMemory(memory, GPU_OR_CPU)
     assert again.pinned == (GPU_OR_CPU.type == "cuda")
     again.close()
 
@@ -64,7 +64,7 @@ def test_pinned_memory_is_as_any_other():
 @ON_GPU
 def test_a_call_is_made_when_the_work_before_it_is_done_and_not_that_behind():
     """A layer may be sent as soon as it is there, though later ones are queued already."""
-    announcer, told = Announcer(GPU_OR_CPU), threading.Event()
+    announcer, told = LayerNotifier(GPU_OR_CPU), threading.Event()
     done = torch.cuda.Event()
     busy(rounds=1)
     torch.cuda.synchronize()

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from twofold.engine.torch.pool import KvPool, copy_blocks
-from twofold.engine.vllm.cache import layout_of, move_into
+from twofold.engine.vllm.cache import move_caches, read_layout
 from twofold.errors import ModelError
 
 LAYERS, BLOCKS, HEADS, SIZE, NUMBERS = 3, 5, 2, 4, 6
@@ -20,16 +20,16 @@ def caches():
 def moved():
     """Caches, a second tensor over each of them, and the pool that they lie in now."""
     made = caches()
-    layout, num_blocks = layout_of(made, HEADS)
+    layout, num_blocks = read_layout(made, HEADS)
     others = [cache.view(cache.shape) for cache in made.values()]
     memory = torch.zeros(layout.pool_bytes(num_blocks) + 64, dtype=torch.uint8)
-    move_into(memory, layout, num_blocks, list(zip(made.values(), others, strict=True)))
+    move_caches(memory, layout, num_blocks, list(zip(made.values(), others, strict=True)))
     return list(made.values()), others, KvPool(layout, num_blocks, memory)
 
 
 def test_the_layout_counts_every_byte():
     """Keys and values are one run of bytes, so a block of a layer is too."""
-    layout, num_blocks = layout_of(caches(), HEADS)
+    layout, num_blocks = read_layout(caches(), HEADS)
     assert num_blocks == BLOCKS
     assert layout.block_size == SIZE
     assert layout.layer_bytes_per_block(0) == HEADS * SIZE * NUMBERS * 4
@@ -70,11 +70,11 @@ def test_blocks_travel_between_two_such_caches():
 def test_memory_that_is_laid_out_otherwise_is_refused(cache):
     """A hand-off would move other bytes than it thinks."""
     with pytest.raises(ModelError, match="is laid out as"):
-        layout_of({"layer 0": cache}, HEADS)
+        read_layout({"layer 0": cache}, HEADS)
 
 
 def test_layers_of_different_blocks_are_refused():
     """Blocks have one number for all layers."""
     first, second = torch.zeros(BLOCKS, HEADS, SIZE, NUMBERS), torch.zeros(BLOCKS + 1, HEADS, SIZE, NUMBERS)
     with pytest.raises(ModelError, match="other blocks"):
-        layout_of({"layer 0": first, "layer 1": second}, HEADS)
+        read_layout({"layer 0": first, "layer 1": second}, HEADS)

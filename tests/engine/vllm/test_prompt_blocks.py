@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from vllm.distributed.kv_events import BlockRemoved, BlockStored, KVEventBatch
 
-from twofold.engine.vllm.prompt_blocks import PromptBlocks
-from twofold.serving.worker.block_changes import BlockChanges
+from twofold.engine.vllm.core import CachedPromptBlocks
+from twofold.serving.worker.state import CacheChanges
 
 
 def names(*hashes):
@@ -35,7 +35,7 @@ def removed(blocks, *hashes):
 
 
 def told(blocks):
-    changes = BlockChanges()
+    changes = CacheChanges()
     blocks.tell(changes)
     return changes.take()
 
@@ -43,7 +43,7 @@ def told(blocks):
 def test_a_prompts_blocks_are_told_by_the_services_names(monkeypatch):
     """And keep them when the request is over; output, and what nobody has asked for, has none."""
     monkeypatch.setenv("VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES", "1")
-    blocks = PromptBlocks()
+    blocks = CachedPromptBlocks()
     blocks.expect("r", names(1, 2, 3), (b"one", b"two"))
     stored(blocks, 1, 2, 3, 9)
     assert told(blocks) == ([b"one", b"two"], [])
@@ -55,7 +55,7 @@ def test_a_prompts_blocks_are_told_by_the_services_names(monkeypatch):
 def test_a_block_that_was_never_cached_is_forgotten_with_its_request(monkeypatch):
     """An aborted prompt leaves no name behind."""
     monkeypatch.setenv("VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES", "1")
-    blocks = PromptBlocks()
+    blocks = CachedPromptBlocks()
     blocks.expect("r", names(1), (b"one",))
     blocks.forget("r")
     stored(blocks, 1)
@@ -67,7 +67,7 @@ def test_what_is_told_is_what_is_cached(steps):
     """Copies of a block count as one, in any order of events, and nothing is kept of what is gone."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES", "1")
-        blocks, cached, known, live = PromptBlocks(), dict.fromkeys(range(1, 5), 0), set(), set()
+        blocks, cached, known, live = CachedPromptBlocks(), dict.fromkeys(range(1, 5), 0), set(), set()
         for number, step in steps:
             if step == "expect" and number not in live:
                 live.add(number)

@@ -3,8 +3,8 @@
 import torch
 from vllm.v1.sample.logits_processor.interface import BatchUpdate, MoveDirectionality
 
-from twofold.engine.torch.sampler import SampleRow, pick
-from twofold.engine.vllm.sampling import KeyedSampling, greedy_for
+from twofold.engine.torch.sampler import SamplingRow, pick
+from twofold.engine.vllm.sampling import KeyedSampling, vllm_sampling
 from twofold.request import SamplingParams
 
 VOCABULARY = 50
@@ -17,7 +17,7 @@ def processor():
 
 
 def added(index, sampling, prompt, output):
-    return index, greedy_for(sampling, len(prompt), 9, frozenset({1})), prompt, output
+    return index, vllm_sampling(sampling, len(prompt), 9, frozenset({1})), prompt, output
 
 
 def update(size, added=(), removed=(), moved=()):
@@ -25,7 +25,7 @@ def update(size, added=(), removed=(), moved=()):
 
 
 def expected(logits, sampling, position, output_index=0):
-    return pick(logits[None], [SampleRow(sampling, position, output_index)], (1,))[0]
+    return pick(logits[None], [SamplingRow(sampling, position, output_index)], (1,))[0]
 
 
 def test_a_drawn_row_has_one_token_left_and_a_greedy_one_is_as_it_was():
@@ -69,7 +69,7 @@ def test_a_request_that_must_go_on_does_not_end():
     logits[0, 1] = 9.0  # the end of sequence
     for output_elsewhere, ends in ((0, False), (1, False), (2, True)):
         one = processor()
-        params = greedy_for(sampling, 3, 9, frozenset({1}))
+        params = vllm_sampling(sampling, 3, 9, frozenset({1}))
         one.update_state(update(1, [(0, params, [5] * (3 + output_elsewhere), [])]))
         assert (int(one.apply(logits.clone())[0].argmax()) == 1) is ends
 
@@ -77,6 +77,6 @@ def test_a_request_that_must_go_on_does_not_end():
 def test_the_ends_of_a_model_are_told_unless_they_are_to_be_passed_over():
     """And stop ids are always."""
     sampling = SamplingParams(max_tokens=9, stop_token_ids=(7,))
-    assert greedy_for(sampling, 1, 9, frozenset({1, 2})).stop_token_ids == [1, 2, 7]
+    assert vllm_sampling(sampling, 1, 9, frozenset({1, 2})).stop_token_ids == [1, 2, 7]
     passing = SamplingParams(max_tokens=9, stop_token_ids=(7,), ignore_eos=True)
-    assert greedy_for(passing, 1, 9, frozenset({1, 2})).stop_token_ids == [7]
+    assert vllm_sampling(passing, 1, 9, frozenset({1, 2})).stop_token_ids == [7]

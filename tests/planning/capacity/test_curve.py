@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twofold.planning.capacity.curve import Curve, Terms
-from twofold.planning.capacity.distances import NEVER
+from twofold.planning.capacity.curve import NEVER, CapacityCurve, CapacityTerms
 
 
 def terms(**more):
@@ -21,11 +20,11 @@ def terms(**more):
         "second_price": 0.01,
         "gb_price": 0.002,
     }
-    return Terms(**(given_terms | more))
+    return CapacityTerms(**(given_terms | more))
 
 
 def curve(least, saved, **more):
-    return Curve(terms(**more), np.array(least, dtype=np.int64), np.array(saved, dtype=np.float64))
+    return CapacityCurve(terms(**more), np.array(least, dtype=np.int64), np.array(saved, dtype=np.float64))
 
 
 LEAST = [2, 2, 8, NEVER, 16]

@@ -11,7 +11,7 @@ from support.traces import public_trace
 from twofold.kvcache.cache import PrefixCache
 from twofold.kvcache.eviction import create_eviction
 from twofold.kvcache.tiers import TieredCache
-from twofold.planning.capacity.distances import NEVER, least_capacities, stack_distances
+from twofold.planning.capacity.curve import NEVER, least_capacities, stack_distances
 from twofold.workload.trace import open_trace
 
 

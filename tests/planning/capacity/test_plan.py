@@ -10,7 +10,7 @@ from twofold.kvcache.cache import PrefixCache
 from twofold.kvcache.eviction import create_eviction
 from twofold.performance.registry import performance_model
 from twofold.performance.reuse import reuse_s
-from twofold.planning.capacity.plan import CapacityQuestion, capacity_plan
+from twofold.planning.capacity.plan import CapacityQuery, capacity_plan
 
 BLOCK = 512
 
@@ -19,7 +19,7 @@ BLOCK = 512
 def question():
     catalog = load_catalog()
     model, machine = catalog.model("llama2-70b"), catalog.machine("a100")
-    return CapacityQuestion(
+    return CapacityQuery(
         model=model,
         machine=machine,
         performance=performance_model("auto", model, machine, 8),

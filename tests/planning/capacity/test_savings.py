@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from twofold.hardware.catalog import load_catalog
 from twofold.performance.registry import performance_model
 from twofold.performance.reuse import reuse_s
-from twofold.planning.capacity.savings import savings_s
+from twofold.planning.capacity.curve import savings_s
 
 
 @pytest.fixture(scope="module")

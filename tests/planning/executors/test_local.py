@@ -11,11 +11,10 @@ import pytest
 from twofold.errors import ConfigurationError
 from twofold.planning.design import Design, Family
 from twofold.planning.evaluation import Trial
-from twofold.planning.evaluator import Evaluator
+from twofold.planning.evaluator import Evaluator, NullStore
 from twofold.planning.executors import local
 from twofold.planning.executors.local import LocalExecutor, cores
-from twofold.planning.simulated import simulated
-from twofold.planning.store import NoStore
+from twofold.planning.trials import simulate_trial
 
 
 def trial(problem, rate=4.0):
@@ -29,7 +28,7 @@ def test_results_are_those_of_this_process(make_problem):
     with LocalExecutor(problem, 2) as executor:
         futures = [executor.submit(each) for each in trials]
         told = [future.result(600).evaluation for future in futures]
-    assert told == [simulated(problem, each).evaluation for each in trials]
+    assert told == [simulate_trial(problem, each).evaluation for each in trials]
 
 
 def test_a_mistake_of_the_user_travels_as_a_sentence(make_problem):
@@ -42,7 +41,7 @@ def test_a_mistake_of_the_user_travels_as_a_sentence(make_problem):
         LocalExecutor(wrong, 1) as executor,
         pytest.raises(ConfigurationError, match="pigeon"),
     ):
-        asyncio.run(Evaluator(executor, NoStore(), str)(trial(wrong)))
+        asyncio.run(Evaluator(executor, NullStore(), str)(trial(wrong)))
 
 
 def test_leaving_ends_what_runs(make_problem):

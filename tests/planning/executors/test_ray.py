@@ -8,7 +8,7 @@ from twofold.errors import ConfigurationError
 from twofold.planning.design import Design, Family
 from twofold.planning.evaluation import Trial
 from twofold.planning.executors.ray import RayExecutor
-from twofold.planning.simulated import simulated
+from twofold.planning.trials import simulate_trial
 
 has_ray = importlib.util.find_spec("ray") is not None
 
@@ -27,4 +27,4 @@ def test_results_are_those_of_this_process(make_problem):
     problem = make_problem()
     one = Trial(Design(family=Family(kinds=(problem.kind("h100"),) * 2), counts=(2, 2)), 4.0)
     with RayExecutor(problem, "local") as executor:
-        assert executor.submit(one).result(120).evaluation == simulated(problem, one).evaluation
+        assert executor.submit(one).result(120).evaluation == simulate_trial(problem, one).evaluation

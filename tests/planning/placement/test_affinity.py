@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from support.analytic_placement import kind
 from twofold.planning.design import Design, Family
-from twofold.planning.placement.affinity import Affinity, Links, links_of, shares_nodes
+from twofold.planning.placement.instances import Affinity, NodeLinks, links_of, shares_nodes
 
 
 def design(prefill, decode, *counts):
@@ -18,7 +18,7 @@ def design(prefill, decode, *counts):
 )
 def test_hand_offs_stay_within_nodes_only_where_the_way_out_is_too_slow(between, within, affinity):
     """And not where the way within is no better."""
-    links = Links(kv=5e9, between_nodes=between, within_node=within)
+    links = NodeLinks(kv=5e9, between_nodes=between, within_node=within)
     assert links.affinity is affinity
     assert "GB/s" in links.reason
 

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from support.analytic_placement import kind
 from twofold.planning.design import Design, Family
-from twofold.planning.placement.candidates import balanced, replicated
-from twofold.planning.placement.phases import PhaseGoodput
+from twofold.planning.placement.candidates import PhaseGoodput, balanced, replicated
 from twofold.request import Phase
 
 RATES = st.floats(0.1, 20.0)

@@ -6,7 +6,7 @@ import pytest
 
 from support.analytic_placement import AnalyticPlacement, kind
 from twofold.planning.design import Design, Family
-from twofold.planning.placement.confidence import Confidence, confidence
+from twofold.planning.placement.plan import Confidence, confidence
 
 
 def test_the_range_of_six_draws_holds_the_median_with_97_percent():

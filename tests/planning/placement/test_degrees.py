@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from twofold.errors import ConfigurationError
-from twofold.planning.placement.degrees import instances_of
+from twofold.planning.placement.instances import instances_of
 
 
 def published(make_problem, model):

@@ -7,9 +7,8 @@ from support.plans import evaluation
 from twofold.instance import Role
 from twofold.performance.queueing import crossover_rate, mean_ttft_s, stage_times
 from twofold.planning.design import Design, Family
-from twofold.planning.placement.explanation import preference
-from twofold.planning.placement.plan import PlacementPlan, PlacementQuestion, prepare
-from twofold.planning.placement.search import Placed, Placement
+from twofold.planning.placement.plan import PlacementPlan, PlacementQuery, preference, prepare
+from twofold.planning.placement.search import PlacementResults, SimulatedPlacement
 
 
 @pytest.fixture
@@ -19,13 +18,13 @@ def explain(make_problem):
     def explained(tensor, pipeline, count=1, rate=4.0, workload="512+64", stock=None, kinds=1):
         problem = make_problem("ttft=0.2,tpot=0.1", "jsq", model="opt-13b", workload=workload)
         problem = replace(problem, template=replace(problem.template, performance="distserve-published"))
-        prepared = prepare(problem, PlacementQuestion(stock=stock or {"dgx-a100": 4}))
+        prepared = prepare(problem, PlacementQuery(stock=stock or {"dgx-a100": 4}))
         prefill = problem.instance("a100", tensor, pipeline)
         decode = problem.instance("a100", 1)
         family = Family(kinds=(*[prefill] * kinds, decode), roles=(*[Role.PREFILL] * kinds, Role.DECODE))
         design = Design(family=family, counts=(count,) * kinds + (1,))
-        placed = Placed(design=design, rate=rate, evaluation=evaluation(rate))
-        found = Placement(prefills=(), decodes=(), split=(placed,), colocated=())
+        placed = SimulatedPlacement(design=design, rate=rate, evaluation=evaluation(rate))
+        found = PlacementResults(prefills=(), decodes=(), split=(placed,), colocated=())
         return problem, preference(PlacementPlan(prepared=prepared, placement=found, best=placed, sure=None))
 
     return explained

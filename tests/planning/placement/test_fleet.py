@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from support.analytic_placement import kind
 from twofold.instance import Role
-from twofold.planning.placement.fleet import divided
-from twofold.planning.placement.phases import PhaseGoodput
+from twofold.planning.placement.candidates import PhaseGoodput, divided
 from twofold.request import Phase
 
 RATES = st.floats(0.5, 9.0)

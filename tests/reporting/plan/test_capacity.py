@@ -7,7 +7,7 @@ import pytest
 from support.traces import ask
 from twofold.hardware.catalog import load_catalog
 from twofold.performance.registry import performance_model
-from twofold.planning.capacity.plan import CapacityQuestion, capacity_plan
+from twofold.planning.capacity.plan import CapacityQuery, capacity_plan
 from twofold.reporting.plan.capacity import CapacityReport, added_by, capacities, capacity_text
 
 
@@ -15,7 +15,7 @@ from twofold.reporting.plan.capacity import CapacityReport, added_by, capacities
 def plan():
     catalog = load_catalog()
     model, machine = catalog.model("llama2-70b"), catalog.machine("h100")
-    question = CapacityQuestion(
+    question = CapacityQuery(
         model=model,
         machine=machine,
         performance=performance_model("auto", model, machine, 8),

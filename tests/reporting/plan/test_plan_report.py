@@ -9,21 +9,21 @@ from rich.console import Console
 from support.analytic_cluster import COLOCATED, design
 from support.plans import choice, evaluation, plan, split_and_colocated
 from support.simulated import ESTIMATED
+from twofold.cluster.spec import ClusterSpec
 from twofold.hardware.catalog import load_catalog
 from twofold.planning.advice import advise
 from twofold.planning.design import Design, Family
 from twofold.planning.evaluator import Effort
-from twofold.planning.pareto import Point
+from twofold.planning.pareto import ParetoPoint
 from twofold.planning.problem import Problem
 from twofold.planning.workload import WorkloadArguments
 from twofold.reporting.plan.html import plan_page
 from twofold.reporting.plan.report import PlanReport
 from twofold.reporting.plan.table import plan_tables, thinned
-from twofold.simulation.spec import ClusterSpec
 from twofold.slo import Slo
 
 EFFORT = Effort(simulations=40, reused=3, requests=50_000, cpu_s=5.0)
-FRONT = (Point(design=design(1, 1), rate=3.0), Point(design=design(5, 5), rate=20.0))
+FRONT = (ParetoPoint(design=design(1, 1), rate=3.0), ParetoPoint(design=design(5, 5), rate=20.0))
 
 
 def shown(made, front=FRONT, width=120):
@@ -62,7 +62,7 @@ def test_names_fit_a_narrow_terminal():
 @pytest.mark.parametrize("count", [1, 13, 14, 15, 200])
 def test_a_long_front_is_thinned_between_its_ends(count):
     """At most so many, the first and the last among them, in order."""
-    points = [Point(design=design(1, 1), rate=float(rate)) for rate in range(1, count + 1)]
+    points = [ParetoPoint(design=design(1, 1), rate=float(rate)) for rate in range(1, count + 1)]
     some = thinned(points)
     assert len(some) == min(count, 14)
     assert (some[0], some[-1]) == (points[0], points[-1])
@@ -118,8 +118,8 @@ def test_the_page_has_both_pictures_and_escapes_names():
 
 def test_equal_best_families_of_one_plan_are_all_shown():
     """A family that is not on the front still has its mark in the picture."""
-    from twofold.reporting.plan.pictures import pareto_picture
+    from twofold.reporting.plan.html import pareto_chart
 
-    picture = pareto_picture(split_and_colocated(), FRONT)
+    picture = pareto_chart(split_and_colocated(), FRONT)
     names = {trace["name"] for trace in picture.traces}
     assert {"fast+slow", "best fast+slow", f"best {COLOCATED.name}"} <= names

@@ -8,7 +8,7 @@ import pytest
 from support.simulated import ESTIMATED, pool, result, run
 from twofold.reporting.simulation.gantt import GanttRuns
 from twofold.reporting.simulation.html import html_report
-from twofold.simulation.verdict import verdict
+from twofold.simulation.result import verdict
 from twofold.slo import SPLITWISE, Slo
 
 

@@ -3,10 +3,10 @@
 import msgspec
 
 from support.simulated import histogram, result
-from twofold.performance.base import ModelError
+from twofold.cluster.spec import ClusterSpec
+from twofold.performance.cost import ModelAccuracy
 from twofold.reporting.simulation.report import SimulationReport
-from twofold.simulation.spec import ClusterSpec
-from twofold.simulation.verdict import verdict
+from twofold.simulation.result import verdict
 from twofold.slo import SPLITWISE
 
 
@@ -58,7 +58,7 @@ def test_nothing_measured_is_null():
 
 def test_every_figure_has_its_error():
     """By the figure's name; what slowdowns are multiples of counts for them alone."""
-    guess = ModelError(prefill=0.5, decode=None, basis="a guess", estimated=True)
+    guess = ModelAccuracy(prefill=0.5, decode=None, basis="a guess", estimated=True)
     report = SimulationReport.of(result(), workload={}, seed=0, reference_error=guess)
     errors = report.model_errors
     assert (errors["ttft_s"].prefill, errors["ttft_s"].decode) == (0.1, None)

@@ -3,8 +3,8 @@
 import msgspec
 
 from support.simulated import multiples, result
+from twofold.reporting.simulation.facts import ReuseReport, reuse_lines
 from twofold.reporting.simulation.report import SimulationReport
-from twofold.reporting.simulation.reuse import ReuseReport, reuse_lines
 from twofold.simulation.reuse_statistics import HotBlock, ReuseResult, TierHits
 
 REUSE = ReuseResult(

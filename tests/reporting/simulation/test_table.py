@@ -6,11 +6,11 @@ import pytest
 from rich.console import Console
 
 from support.simulated import ESTIMATED, FITTED, histogram, pool, result
-from twofold.performance.base import ModelError
-from twofold.reporting.simulation.accuracy import accuracy, describe
+from twofold.performance.cost import ModelAccuracy
+from twofold.reporting.simulation.statistics import accuracy, describe
 from twofold.reporting.simulation.table import latency_rows, simulation_tables
 from twofold.request import Phase
-from twofold.simulation.verdict import verdict
+from twofold.simulation.result import verdict
 from twofold.slo import SPLITWISE, Slo
 
 BOTH = (Phase.PREFILL, Phase.DECODE)
@@ -68,9 +68,9 @@ def test_what_was_not_measured_is_a_dash():
     [
         (FITTED, "±10% prefill, ±2% decode: fitted to 19 measured points"),
         (ESTIMATED, "estimated (±25% prefill, ±20% decode on pairs that were measured): roofline"),
-        (ModelError(prefill=None, decode=0.004, basis="b"), "±0.4% decode: b"),
-        (ModelError(prefill=None, decode=None, basis="b"), "error unknown: b"),
-        (ModelError(prefill=None, decode=None, basis="b", estimated=True), "estimated: b"),
+        (ModelAccuracy(prefill=None, decode=0.004, basis="b"), "±0.4% decode: b"),
+        (ModelAccuracy(prefill=None, decode=None, basis="b"), "error unknown: b"),
+        (ModelAccuracy(prefill=None, decode=None, basis="b", estimated=True), "estimated: b"),
     ],
 )
 def test_a_performance_model_in_words(error, text):
@@ -83,7 +83,7 @@ def test_the_worst_pool_of_a_phase_counts():
     pools = (pool("prefill", 1), pool("mixed", 1, ESTIMATED), pool("decode", 1))
     assert accuracy(pools, BOTH) == "estimated, ±25% prefill, ±20% decode"
     assert accuracy((pool("prefill", 1), pool("decode", 1, ESTIMATED)), (Phase.PREFILL,)) == "±10%"
-    unknown = ModelError(prefill=None, decode=None, basis="b")
+    unknown = ModelAccuracy(prefill=None, decode=None, basis="b")
     assert accuracy((pool("mixed", 1, unknown), pool("mixed", 1)), (Phase.PREFILL,)) == "error unknown"
     assert accuracy(pools, ()) == ""
 

@@ -4,7 +4,7 @@ import pytest
 
 from support.scheduled import arrive, ran, request, scheduler
 from support.selecting import decoding, ready, selected, waiting
-from twofold.scheduling.batchers.splitwise_sim import SplitwiseSimBatcher
+from twofold.compat.splitwise_sim import SplitwiseSimBatcher
 
 
 def sim(**more):

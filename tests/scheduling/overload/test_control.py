@@ -4,9 +4,9 @@ import pytest
 
 from support.ledgers import control, newcomer
 from twofold.errors import ConfigurationError
-from twofold.scheduling.admission_limits import RefusalReason
+from twofold.scheduling.admission.limits import RefusalReason
+from twofold.scheduling.admission.overload import NEVER
 from twofold.scheduling.overload import OVERLOADS, create_overload
-from twofold.scheduling.overload.control import NEVER
 
 PREFILL, DECODE = RefusalReason.PREFILL_LOAD, RefusalReason.DECODE_LOAD
 

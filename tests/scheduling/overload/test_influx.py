@@ -2,12 +2,12 @@
 
 import pytest
 
-from twofold.scheduling.overload.influx import Influx
+from twofold.scheduling.admission.estimates import ArrivalRate
 
 
 def test_the_rate_is_that_of_the_prompts_that_came_last():
     """Ten tokens every half second, and of what was long ago nothing."""
-    influx = Influx()
+    influx = ArrivalRate()
     for number in range(100):
         influx.came(1000, float(number))
     for number in range(100):
@@ -18,7 +18,7 @@ def test_the_rate_is_that_of_the_prompts_that_came_last():
 
 def test_one_prompt_says_nothing_of_a_rate():
     """Nor do several of one moment."""
-    influx = Influx()
+    influx = ArrivalRate()
     assert influx.tokens_each == 0.0
     for _ in range(3):
         assert influx.tokens_per_s == 0.0

@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twofold.scheduling.overload.margin import Margin
+from twofold.scheduling.admission.estimates import PredictionMargin
 
 
 def test_few_predictions_need_no_room():
     """Nine of them say nothing of the worst tenth."""
-    margin = Margin()
+    margin = PredictionMargin()
     for _ in range(9):
         margin.turned_out(1.0, 2.0)
     assert margin.factor == 1.0
@@ -19,7 +19,7 @@ def test_few_predictions_need_no_room():
 
 def test_what_comes_sooner_than_predicted_makes_no_room():
     """A bound is not stretched."""
-    margin = Margin()
+    margin = PredictionMargin()
     for _ in range(50):
         margin.turned_out(1.0, 0.5)
     assert margin.factor == 1.0
@@ -27,7 +27,7 @@ def test_what_comes_sooner_than_predicted_makes_no_room():
 
 def test_what_is_long_ago_is_forgotten():
     """A service that was slow for a while is not careful for ever."""
-    margin = Margin()
+    margin = PredictionMargin()
     for _ in range(100):
         margin.turned_out(1.0, 2.5)
     for _ in range(100):
@@ -38,7 +38,7 @@ def test_what_is_long_ago_is_forgotten():
 @given(st.lists(st.floats(0.1, 2.9), min_size=10, max_size=100))
 def test_nine_in_ten_lie_within_the_margin(ratios):
     """Of those that it was made of."""
-    margin = Margin()
+    margin = PredictionMargin()
     for ratio in ratios:
         margin.turned_out(1.0, ratio)
     within = sum(ratio <= margin.factor for ratio in ratios)
@@ -47,7 +47,7 @@ def test_nine_in_ten_lie_within_the_margin(ratios):
 
 def test_a_prediction_of_nothing_is_not_compared():
     """Nothing is a multiple of it."""
-    margin = Margin()
+    margin = PredictionMargin()
     for _ in range(20):
         margin.turned_out(0.0, 1.0)
     assert margin.factor == pytest.approx(1.0)

@@ -3,22 +3,21 @@
 from support.ledgers import MODEL
 from support.routed import cluster, request
 from twofold.instance import Role
-from twofold.scheduling.admission_limits import AdmissionLimits, RefusalReason
+from twofold.scheduling.admission.ledger import InstanceCapacity, OverloadLedger, PlacedRequest
+from twofold.scheduling.admission.limits import AdmissionLimits, RefusalReason
+from twofold.scheduling.admission.overload import OverloadAdmission, OverloadControl
+from twofold.scheduling.admission.queue import Ticket
 from twofold.scheduling.overload import create_overload
-from twofold.scheduling.overload.admission import OverloadAdmission
-from twofold.scheduling.overload.control import OverloadControl
-from twofold.scheduling.overload.ledger import Facts, Ledger, Newcomer
-from twofold.scheduling.waiting_line import Ticket
 
 
 def door(*roles, ttft_s=0.25):
     """A cluster, what judges for it, and its door; a prompt of 100 tokens takes 100 ms."""
     scheduler = cluster(list(roles))
     facts = {
-        load.id: Facts(MODEL, max_num_batched_tokens=100, max_num_seqs=8, capacity_tokens=10_000)
+        load.id: InstanceCapacity(MODEL, max_num_batched_tokens=100, max_num_seqs=8, capacity_tokens=10_000)
         for load in scheduler.pools
     }
-    ledger = Ledger(scheduler.pools, facts, ttft_s=ttft_s, tbt_s=1.0)
+    ledger = OverloadLedger(scheduler.pools, facts, ttft_s=ttft_s, tbt_s=1.0)
     control = OverloadControl(create_overload("early"), ledger)
     return scheduler, control, OverloadAdmission(AdmissionLimits(), scheduler, control)
 
@@ -33,7 +32,7 @@ def test_who_would_be_late_is_refused_and_leaves_nothing():
     for number in range(4):
         each = request(f"r{number}")
         assert admission.offer(Ticket(each), 0.0) is None
-        control.placed(Newcomer.of(each, scheduler.arrive(each, 0.0).route), 0.0)
+        control.placed(PlacedRequest.of(each, scheduler.arrive(each, 0.0).route), 0.0)
     before = loads(scheduler)
     refusal = admission.offer(Ticket(request("late")), 0.0)
     assert (refusal.reason, refusal.retry_after_s) == (RefusalReason.PREFILL_LOAD, 1)

@@ -5,21 +5,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.ledgers import MODEL
-from twofold.scheduling.overload.prefill_line import PrefillLine, Prompt
-from twofold.scheduling.overload.speed import Speed
+from twofold.scheduling.admission.estimates import SpeedFactor
+from twofold.scheduling.admission.prefill_queue import PrefillQueue, QueuedPrompt
 
 
 def line(*tokens, budget=100, now=0.0, speed=None):
     """Prompts called a, b, …, all there at once."""
-    made = PrefillLine(MODEL, budget, speed or Speed())
+    made = PrefillQueue(MODEL, budget, speed or SpeedFactor())
     for name, count in zip("abcdef", tokens, strict=False):
-        made.join(Prompt(name, count), now)
+        made.join(QueuedPrompt(name, count), now)
     return made
 
 
 def test_a_prompt_alone_takes_what_the_model_says():
     """There is nobody to wait for."""
-    assert line().wait_s(Prompt("x", 80), 5.0) == pytest.approx(0.08)
+    assert line().wait_s(QueuedPrompt("x", 80), 5.0) == pytest.approx(0.08)
 
 
 def test_prompts_share_iterations_up_to_the_budget():
@@ -31,8 +31,8 @@ def test_prompts_share_iterations_up_to_the_budget():
 def test_a_newcomer_waits_for_what_is_left():
     """Of the iteration under way only the rest, which is never less than nothing."""
     made = line(100, 100)
-    assert made.wait_s(Prompt("x", 100), 0.06) == pytest.approx(0.04 + 0.1 + 0.1)
-    assert made.wait_s(Prompt("x", 100), 9.0) == pytest.approx(0.1 + 0.1)
+    assert made.wait_s(QueuedPrompt("x", 100), 0.06) == pytest.approx(0.04 + 0.1 + 0.1)
+    assert made.wait_s(QueuedPrompt("x", 100), 9.0) == pytest.approx(0.1 + 0.1)
 
 
 def test_the_next_iteration_begins_when_the_last_is_done():
@@ -47,16 +47,16 @@ def test_the_next_iteration_begins_when_the_last_is_done():
 
 def test_who_joins_later_is_waited_for():
     """Ten tokens come every 10 ms: in the 90 ms before the next iteration as many as it has room for."""
-    made, now = line(speed=Speed()), 0.0
+    made, now = line(speed=SpeedFactor()), 0.0
     for number in range(40):
-        made.join(Prompt(str(number), 10), now)
+        made.join(QueuedPrompt(str(number), 10), now)
         made.done(str(number), now)
         now += 0.01
-    made.join(Prompt("runs", 90), now)
-    alone = Prompt("x", 40)
+    made.join(QueuedPrompt("runs", 90), now)
+    alone = QueuedPrompt("x", 40)
     others = made.wait_s(alone, now) - 0.09 - 0.04
     assert others == pytest.approx(0.06)
-    assert made.wait_s(Prompt("x", 95), now) == pytest.approx(0.09 + 0.095)  # no room for another
+    assert made.wait_s(QueuedPrompt("x", 95), now) == pytest.approx(0.09 + 0.095)  # no room for another
 
 
 def test_who_came_too_late_for_an_iteration_is_in_the_next():
@@ -64,7 +64,7 @@ def test_who_came_too_late_for_an_iteration_is_in_the_next():
     made = line(50, 20, 30, budget=100)
     made.done("a", 0.05)
     made.done("b", 0.07)
-    made.join(Prompt("d", 60), 0.07)
+    made.join(QueuedPrompt("d", 60), 0.07)
     assert dict(made.ends(0.07)) == pytest.approx({"c": 0.1, "d": 0.16})
     assert dict(made.ends(0.08)) == pytest.approx({"c": 0.16, "d": 0.16})
     made.done("c", 0.16)
@@ -83,9 +83,9 @@ def test_who_came_too_late_runs_alone_where_there_is_no_room():
 def test_who_has_waited_longest_for_an_iteration_is_known():
     """The first of those with whom a prompt would be computed; nobody, if it begins an iteration."""
     made = line(50, 40, 10)
-    assert made.first_with(Prompt("x", 20), 0.0) == "b"
-    assert made.first_with(Prompt("x", 90), 0.0) is None
-    assert line(50).first_with(Prompt("x", 20), 0.0) is None
+    assert made.first_with(QueuedPrompt("x", 20), 0.0) == "b"
+    assert made.first_with(QueuedPrompt("x", 90), 0.0) is None
+    assert line(50).first_with(QueuedPrompt("x", 20), 0.0) is None
 
 
 def test_who_is_given_up_takes_no_time():
@@ -100,17 +100,17 @@ def test_who_is_given_up_takes_no_time():
 
 def test_a_slow_instance_is_found_out():
     """Iterations that take twice as long are soon expected to."""
-    speed = Speed()
+    speed = SpeedFactor()
     made, now = line(speed=speed), 0.0
     for number in range(60):
-        made.join(Prompt(str(number), 100), now)
+        made.join(QueuedPrompt(str(number), 100), now)
         made.done(str(number), now := now + 0.2)
-    assert made.wait_s(Prompt("x", 100), now) == pytest.approx(0.2, rel=0.01)
+    assert made.wait_s(QueuedPrompt("x", 100), now) == pytest.approx(0.2, rel=0.01)
 
 
 def test_what_came_at_once_says_nothing_of_speed():
     """Two first tokens of one moment are of one iteration, whatever was thought."""
-    speed = Speed()
+    speed = SpeedFactor()
     made = line(60, 60, speed=speed)
     made.done("a", 0.06)
     made.done("b", 0.06)
@@ -123,4 +123,4 @@ def test_a_newcomer_is_done_no_sooner_than_anybody_before_it(tokens, now):
     made = line(*tokens)
     ends = [end for _, end in made.ends(now)]
     assert ends == sorted(ends)
-    assert now + made.wait_s(Prompt("x", 1), now) >= ends[-1]
+    assert now + made.wait_s(QueuedPrompt("x", 1), now) >= ends[-1]

@@ -6,12 +6,12 @@ from hypothesis import strategies as st
 from support.routed import request
 from twofold.handoff import HandoffMode
 from twofold.instance import Role
-from twofold.scheduling.cells import CellLoad
-from twofold.scheduling.cluster import ClusterScheduler
-from twofold.scheduling.handoffs import FixedHandoff
-from twofold.scheduling.pools import Pools
+from twofold.scheduling.cluster.cells import CellLoad
+from twofold.scheduling.cluster.handoff_policy import FixedHandoff
+from twofold.scheduling.cluster.pools import Pools
+from twofold.scheduling.cluster.scheduler import ClusterScheduler
 from twofold.scheduling.routers import ROUTERS
-from twofold.scheduling.routers.cells import LighterOfTwo
+from twofold.scheduling.routers.cells import CellSelector
 
 BY_LAYER = FixedHandoff(HandoffMode.LAYER_WISE)
 
@@ -74,7 +74,7 @@ def upper(*cells):
         load = CellLoad(name, prefilling, decoding)
         load.pending_prefill_tokens, load.reserved_tokens = pending, reserved
         pools.add(load)
-    return LighterOfTwo().route(request(), 109, pools, 0.0)
+    return CellSelector().route(request(), 109, pools, 0.0)
 
 
 def test_cells_are_compared_by_what_there_is_for_each_of_their_instances():

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from support.predicted import BLOCK_TOKENS, Proportional, forecast
 from support.routed import cluster, load, pools, request
 from twofold.instance import Role
-from twofold.scheduling.route import Fetch, Route
+from twofold.scheduling.cluster.router import PrefixFetch, Route
 from twofold.scheduling.routers.conductor import Conductor
 
 KEYS = tuple(range(10))
@@ -49,7 +49,7 @@ def test_blocks_that_are_in_demand_travel():
     made.forecast.placed("x", "p1", 400, 0, 0.0)
     made.forecast.placed("y", "p0", 100, 0, 0.0)
     found = route(made)
-    assert found == Route("p0", "d0", (), 800, Fetch("p1", 8))
+    assert found == Route("p0", "d0", (), 800, PrefixFetch("p1", 8))
     assert found.ttft_s == pytest.approx(1.0 + 2.0)
 
 
@@ -60,7 +60,7 @@ def test_only_what_is_missing_is_counted_as_transfer():
     made.forecast.prefixes.stored("p0", KEYS[:5])
     made.forecast.placed("x", "p1", 900, 0, 0.0)
     found = route(made)
-    assert found == Route("p0", "d0", (), 800, Fetch("p1", 8))
+    assert found == Route("p0", "d0", (), 800, PrefixFetch("p1", 8))
     assert found.ttft_s == pytest.approx(3 * 0.5 + 2.0)
 
 
@@ -71,7 +71,7 @@ def test_below_the_threshold_nothing_travels(own, fetches):
     made.forecast.prefixes.stored("p1", KEYS[:9])
     made.forecast.prefixes.stored("p0", KEYS[:own])
     made.forecast.placed("x", "p1", 10_000, 0, 0.0)
-    assert route(made).fetch == (Fetch("p1", 9) if fetches else None)
+    assert route(made).fetch == (PrefixFetch("p1", 9) if fetches else None)
 
 
 def test_what_is_quicker_computed_again_does_not_travel():
@@ -109,7 +109,7 @@ def test_what_an_instance_keeps_for_itself_is_found_there_and_fetched_by_nobody(
     made.forecast.placed("x", "p1", 10_000, 0, 0.0)
     assert route(made) == Route("p0", "d0"), "nobody gives away what is in an engine"
     made.forecast.prefixes.stored("host of p1", KEYS[:6])
-    assert route(made) == Route("p0", "d0", (), 600, Fetch("host of p1", 6))
+    assert route(made) == Route("p0", "d0", (), 600, PrefixFetch("host of p1", 6))
     made.forecast.memories.stored("p0", KEYS[:7])
     assert route(made) == Route("p0", "d0", (), 700)
 

@@ -2,8 +2,8 @@
 
 from support.predicted import forecast
 from support.routed import load, pools, request
-from twofold.scheduling.route import Route
-from twofold.scheduling.routers.load import LeastQueue
+from twofold.scheduling.cluster.router import Route
+from twofold.scheduling.routers.forecasting import ShortestPredictedQueue
 
 
 def known():
@@ -18,7 +18,7 @@ def test_it_takes_the_shortest_queue_though_another_has_the_prompt():
     made.forecast.prefixes.stored("p0", (1, 2))
     made.forecast.prefixes.stored("p1", (1,))
     made.forecast.placed("x", "p0", 50, 0, 0.0)
-    route = LeastQueue().route(request(prompt=300, blocks=(1, 2, 3)), 300, made, 0.0)
+    route = ShortestPredictedQueue().route(request(prompt=300, blocks=(1, 2, 3)), 300, made, 0.0)
     assert route == Route("p1", "d1", (), 100)
     assert route.ttft_s == 2.0
 
@@ -28,4 +28,4 @@ def test_among_equals_it_takes_who_was_given_least():
     made = known()
     made.forecast.placed("x", "p0", 50, 0, 0.0)
     made.forecast.prefilled("x", 1.0)
-    assert LeastQueue().route(request(), 109, made, 2.0) == Route("p1", "d1")
+    assert ShortestPredictedQueue().route(request(), 109, made, 2.0) == Route("p1", "d1")

@@ -2,12 +2,12 @@
 
 from support.routed import cluster, load, pools, request
 from twofold.instance import Role
-from twofold.scheduling.route import Route
-from twofold.scheduling.routers.planned import Planned
+from twofold.scheduling.cluster.router import Route
+from twofold.scheduling.routers.jsq import PlannedRoles
 
 
 def route(*loads):
-    return Planned().route(request(), 109, pools(*loads), 0.0)
+    return PlannedRoles().route(request(), 109, pools(*loads), 0.0)
 
 
 def test_each_phase_goes_where_least_is():

@@ -6,16 +6,16 @@ from hypothesis import strategies as st
 
 from support.routed import cluster, load, pools, request
 from twofold.instance import Role
-from twofold.scheduling.pools import pending_tokens
-from twofold.scheduling.router import Move, Route
-from twofold.scheduling.routers.splitwise import Splitwise
+from twofold.scheduling.cluster.pools import pending_tokens
+from twofold.scheduling.cluster.router import RoleMove, Route
+from twofold.scheduling.routers.splitwise import SplitwiseRouter
 
 THRESHOLD = 8192
 TOKENS = 109  # of KV that the request below takes in all
 
 
 def route(*loads, prompt=100, tokens=TOKENS):
-    return Splitwise().route(request(prompt=prompt), tokens, pools(*loads), 0.0)
+    return SplitwiseRouter().route(request(prompt=prompt), tokens, pools(*loads), 0.0)
 
 
 def long(name, **more):
@@ -29,7 +29,7 @@ def full(name, **more):
 
 
 def to_mixed(name):
-    return Move(name, Role.MIXED)
+    return RoleMove(name, Role.MIXED)
 
 
 def test_prefill_joins_the_fewest_pending_tokens_and_decode_the_least_memory_in_use():
@@ -176,7 +176,7 @@ def test_as_in_splitwise_sim_it_goes_back_only_when_it_is_idle():
 def test_instances_that_were_started_mixed_stay_so():
     """The mixed pool is their own."""
     for returns_when_idle in (False, True):
-        router = Splitwise(returns_when_idle=returns_when_idle)
+        router = SplitwiseRouter(returns_when_idle=returns_when_idle)
         for idle in (False, True):
             assert router.role_of(load("m0"), idle) is Role.MIXED
             assert router.role_of(load("p0", decodes=1), idle) is Role.PREFILL
@@ -208,7 +208,7 @@ def known(specs):
 def test_a_route_keeps_the_rules_and_changes_nothing(specs):
     """Whatever the cluster looks like: there is a route, moves are from the other pool, and routing twice agrees."""
     loads = known(specs)
-    made, router = pools(*loads), Splitwise()
+    made, router = pools(*loads), SplitwiseRouter()
     chosen = router.route(request(), TOKENS, made, 0.0)
     assert chosen is not None
     assert [each.role for each in loads] == [each.home for each in loads]

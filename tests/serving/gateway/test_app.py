@@ -9,7 +9,7 @@ import pytest
 import twofold
 from support.running_gateway import running_gateway
 from support.scripted_service import ScriptedService
-from twofold.serving.gateway.limits import Limits
+from twofold.serving.gateway.gateway import RequestLimits
 
 ASK = {"model": "tiny", "prompt": "The", "max_tokens": 1}
 
@@ -93,7 +93,7 @@ def test_request_id_names_the_answer():
 
 def test_body_limit():
     """A body over the limit is refused, whether or not its length is announced."""
-    with running_gateway(ScriptedService(), limits=Limits(body_bytes=1000)) as client:
+    with running_gateway(ScriptedService(), limits=RequestLimits(body_bytes=1000)) as client:
         big = b'{"model": "tiny", "prompt": "' + b"a" * 2000 + b'"}'
         for content in (big, iter([big[:500], big[500:1500], big[1500:]])):
             response = client.post("/v1/completions", content=content)

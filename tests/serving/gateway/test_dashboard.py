@@ -14,10 +14,10 @@ from support.running_gateway import running_gateway
 from support.scripted_service import ScriptedService
 from twofold.instance import Role
 from twofold.request import FinishReason
-from twofold.scheduling.instance import InstanceStatus
-from twofold.serving.gateway.dashboard import Dashboard
+from twofold.scheduling.instance.status import InstanceStatus
+from twofold.serving.gateway.app import Dashboard
 from twofold.serving.gateway.keys import ApiKey, KeyRing
-from twofold.serving.snapshot import InstanceState, ServiceSnapshot
+from twofold.serving.telemetry.snapshot import InstanceState, ServiceSnapshot
 
 needs_chromium = pytest.mark.skipif(chromium() is None, reason="there is no Chromium here")
 

@@ -7,7 +7,7 @@ from contextlib import aclosing
 import pytest
 
 from twofold.errors import RequestError
-from twofold.serving.gateway.deadline import until
+from twofold.serving.gateway.streaming import until_deadline
 
 SOON = 0.05
 
@@ -30,7 +30,7 @@ class Items:
 
 async def read(items, deadline_s, got=None):
     got = [] if got is None else got
-    async with aclosing(until(deadline_s, items())) as answer:
+    async with aclosing(until_deadline(deadline_s, items())) as answer:
         async for item in answer:
             got.append(item)
     return got
@@ -68,7 +68,7 @@ def test_work_with_an_item_is_not_interrupted(ends):
     async def check():
         items, deadline_s, got = Items(1, ends=ends), soon(), []
         try:
-            async for item in until(deadline_s, items()):
+            async for item in until_deadline(deadline_s, items()):
                 await asyncio.sleep(3 * SOON)
                 assert time.monotonic() > deadline_s
                 got.append(item)

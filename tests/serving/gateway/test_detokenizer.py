@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.tokenizers_for_tests import byte_fallback, byte_level
-from twofold.serving.gateway.detokenizer import Detokenizer
+from twofold.serving.gateway.tokenizer import Detokenizer
 
 KINDS = {"byte_level": byte_level, "byte_fallback": byte_fallback}
 kinds = st.sampled_from(sorted(KINDS))

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from starlette.requests import ClientDisconnect
 
-from twofold.serving.gateway.disconnect import unless_disconnected
+from twofold.serving.gateway.streaming import unless_disconnected
 
 
 async def never():

@@ -5,7 +5,7 @@ from contextlib import aclosing
 
 import pytest
 
-from twofold.serving.gateway.interleave import interleave
+from twofold.serving.gateway.streaming import interleave
 
 
 async def count(upto, closed, fail=None, wait_for=None):

@@ -7,10 +7,9 @@ import pytest
 from support.running_gateway import running_gateway
 from support.scripted_service import ScriptedService
 from twofold.errors import ConfigurationError
-from twofold.scheduling.admission_limits import KeyLimits
-from twofold.serving.gateway.keys import ApiKey, KeyRing
-from twofold.serving.gateway.keys_file import read_keys
-from twofold.serving.local_service import HttpConfig
+from twofold.scheduling.admission.limits import KeyLimits
+from twofold.serving.gateway.keys import ApiKey, KeyRing, read_keys
+from twofold.serving.launch.local_service import HttpConfig
 
 ASK = {"model": "tiny", "prompt": "The", "max_tokens": 1}
 SECRET = "sk-very-secret"  # noqa: S105 that it is one is the point

@@ -6,9 +6,9 @@ import pytest
 
 from support.running_gateway import running_gateway
 from support.scripted_service import ScriptedService
-from twofold.serving.gateway.limits import Limits
+from twofold.serving.gateway.gateway import RequestLimits
 
-LIMITS = Limits(header_bytes=2000, prompt_tokens=5, prompt_characters=40)
+LIMITS = RequestLimits(header_bytes=2000, prompt_tokens=5, prompt_characters=40)
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twofold.serving.gateway.stops import StopStrings
+from twofold.serving.gateway.output import StopStrings
 
 texts = st.text(alphabet="aab€", max_size=24)
 stops = st.lists(st.text(alphabet="aab€", min_size=1, max_size=5), max_size=4)

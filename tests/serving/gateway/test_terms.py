@@ -5,9 +5,9 @@ import pytest
 from support.running_gateway import running_gateway
 from support.scripted_service import Gate, ScriptedService
 from twofold.errors import RequestError
-from twofold.scheduling.admission_limits import Refusal, RefusalReason
-from twofold.serving.admitting import refused
-from twofold.serving.gateway.limits import Limits
+from twofold.scheduling.admission.limits import Refusal, RefusalReason
+from twofold.serving.controller.live_request import rejection_error
+from twofold.serving.gateway.gateway import RequestLimits
 
 ASK = {"model": "tiny", "prompt": "The", "max_tokens": 1}
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
@@ -20,7 +20,7 @@ def service():
 
 @pytest.fixture(scope="module")
 def client(service):
-    with running_gateway(service, limits=Limits(timeout_s=600, longest_timeout_s=900)) as client:
+    with running_gateway(service, limits=RequestLimits(timeout_s=600, longest_timeout_s=900)) as client:
         yield client
 
 
@@ -102,7 +102,7 @@ def test_time_over_in_the_middle_of_a_stream(events):
 )
 def test_refused(stream, reason):
     """A 429 in OpenAI's form whose Retry-After is the one computed."""
-    service = ScriptedService(lambda _: [refused(Refusal(reason, 17))])
+    service = ScriptedService(lambda _: [rejection_error(Refusal(reason, 17))])
     with running_gateway(service) as client:
         response = client.post("/v1/completions", json={**ASK, "stream": stream})
     assert (response.status_code, response.headers["retry-after"]) == (429, "17")
@@ -114,7 +114,7 @@ def test_refused(stream, reason):
 
 def test_refused_for_good():
     """What no wait would help is a 400, and promises nothing."""
-    service = ScriptedService(lambda _: [refused(Refusal(RefusalReason.BEYOND_SLO, 17))])
+    service = ScriptedService(lambda _: [rejection_error(Refusal(RefusalReason.BEYOND_SLO, 17))])
     with running_gateway(service) as client:
         response = client.post("/v1/completions", json=ASK)
     assert response.status_code == 400
@@ -124,7 +124,7 @@ def test_refused_for_good():
 
 def test_every_reason_has_a_sentence():
     """A new reason without one would be a KeyError in the middle of overload."""
-    assert all(isinstance(refused(Refusal(reason, 1)), RequestError) for reason in RefusalReason)
+    assert all(isinstance(rejection_error(Refusal(reason, 1)), RequestError) for reason in RefusalReason)
 
 
 @pytest.mark.parametrize(("path", "body"), [("/v1/completions", ASK), ("/v1/chat/completions", CHAT)])

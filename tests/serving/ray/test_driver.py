@@ -8,10 +8,10 @@ import pytest
 
 from twofold.instance import Role
 from twofold.serving.config import EngineConfig
-from twofold.serving.ray import driver as module
-from twofold.serving.ray.driver import DOUBT_S, ROOM_S, Driver
-from twofold.serving.ray.job import HostJob, RayJob
-from twofold.serving.reports import Order, Report
+from twofold.serving.launch.child_process import Report, WorkerCommand
+from twofold.serving.launch.ray import driver as module
+from twofold.serving.launch.ray.driver import DOUBT_S, ROOM_S, RayDriver
+from twofold.serving.launch.ray.launcher import HostJob, RayJob
 
 
 class FakeRay:
@@ -107,7 +107,7 @@ class Scene:
         job = RayJob(
             address="a", bundle={"CPU": 1.0}, link_label="rack", engine=EngineConfig(model="/m"), hosts=hosts
         )
-        self.driver = Driver(
+        self.driver = RayDriver(
             self.ray, job, lambda line: self.reports.append(msgspec.json.decode(line, type=Report))
         )
         for name in workers:
@@ -206,16 +206,16 @@ def test_a_node_that_does_not_take_its_group_is_not_waited_for(scene):
 def test_what_is_kept_for_a_retired_worker_is_freed(scene):
     """Its room is the cluster's, and another worker may have it."""
     running = scene("prefill-0", "decode-0", a=1)
-    running.driver._obey(Order(free="prefill-0"))
+    running.driver._obey(WorkerCommand(free="prefill-0"))
     running.look()
     assert running.where() == {"decode-0": "a"}
-    running.driver._obey(Order(free="prefill-0"))  # however often it is said
+    running.driver._obey(WorkerCommand(free="prefill-0"))  # however often it is said
 
 
 def test_the_end_waits_for_hosts_and_not_for_room(scene):
     """Who has no room yet has nothing to end."""
     running = scene("prefill-0", "decode-0", a=1)
-    running.driver._obey(Order(finish=True))
+    running.driver._obey(WorkerCommand(finish=True))
     assert list(running.where()) == ["prefill-0"]
     running.ends("prefill-0", (0, ""))
     assert running.where() == {}

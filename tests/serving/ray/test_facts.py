@@ -8,7 +8,7 @@ import pytest
 from twofold.engine.torch.loader import load_model
 from twofold.errors import ConfigurationError
 from twofold.serving.config import EngineConfig
-from twofold.serving.ray.facts import model_facts
+from twofold.serving.launch.model_source import model_facts
 
 
 def facts_of(directory, **flags):

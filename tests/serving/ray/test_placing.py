@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twofold.instance import Role
-from twofold.raycluster.nodes import RayNode
-from twofold.serving.ray.placing import Neighbour, choose
+from twofold.raycluster.cluster import RayNode
+from twofold.serving.launch.ray.driver import PlacedNeighbour, choose_node
 
 CPU = {"CPU": 1.0}
 LINK = "rack"
@@ -23,12 +23,12 @@ def placed(roles, nodes, bundle=CPU):
     free, found = {each.id: dict(each.free) for each in nodes}, []
     for role in roles:
         now = [RayNode(id=each.id, address="", labels=each.labels, free=free[each.id]) for each in nodes]
-        chosen = choose(role, bundle, now, found, LINK)
+        chosen = choose_node(role, bundle, now, found, LINK)
         if chosen is None:
             break
         for name, amount in bundle.items():
             free[chosen.id][name] -= amount
-        found.append(Neighbour(role, chosen.id))
+        found.append(PlacedNeighbour(role, chosen.id))
     return found
 
 
@@ -57,9 +57,9 @@ def test_a_lost_node_takes_no_phase_with_it():
 def test_a_bundle_is_on_one_node():
     """Two halves on two nodes are no room."""
     halves = [node("a", 1), node("b", 1)]
-    assert choose(P, {"CPU": 2.0}, halves, [], LINK) is None
+    assert choose_node(P, {"CPU": 2.0}, halves, [], LINK) is None
     gpus = RayNode(id="c", address="", free={"CPU": 8.0, "GPU": 1.0})
-    assert choose(P, {"CPU": 1.0, "GPU": 1.0}, [*halves, gpus], [], LINK) is gpus
+    assert choose_node(P, {"CPU": 1.0, "GPU": 1.0}, [*halves, gpus], [], LINK) is gpus
 
 
 @given(

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from twofold.request import FinishReason, Generation, Request, SamplingParams
-from twofold.serving.route import api
+from twofold.serving.upstream import api
 
 FIRST = (
     b'{"id":"cmpl-1","object":"text_completion","created":1,"model":"m","choices":[{"index":0,"text":" POP","logprobs":'

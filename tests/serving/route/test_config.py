@@ -4,7 +4,7 @@ import pytest
 
 from twofold.errors import ConfigurationError
 from twofold.instance import Role
-from twofold.serving.route.config import parse_servers
+from twofold.serving.upstream.config import parse_servers
 
 
 def test_addresses():

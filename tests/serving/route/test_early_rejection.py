@@ -6,25 +6,24 @@ from twofold.handoff import HandoffMode
 from twofold.instance import Role
 from twofold.kvcache.index import PrefixIndex
 from twofold.request import Request
-from twofold.scheduling.admission_limits import AdmissionLimits, RefusalReason
-from twofold.scheduling.cluster import ClusterScheduler
-from twofold.scheduling.forecast import Forecast
-from twofold.scheduling.handoffs import FixedHandoff
+from twofold.scheduling.admission.limits import AdmissionLimits, RefusalReason
+from twofold.scheduling.admission.queue import Ticket
+from twofold.scheduling.cluster.forecast import ClusterForecast
+from twofold.scheduling.cluster.handoff_policy import FixedHandoff
+from twofold.scheduling.cluster.scheduler import ClusterScheduler
 from twofold.scheduling.routers import ROUTERS
-from twofold.scheduling.waiting_line import Ticket
-from twofold.serving.route.early_rejection import EarlyRejection
-from twofold.serving.route.exposition import Prefills
-from twofold.serving.route.route_forecast import NOMINAL_S, ServerPrediction, Speeds
+from twofold.serving.upstream.forecast import NOMINAL_S, EarlyRejection, PrefillSpeeds, ServerPrediction
+from twofold.serving.upstream.metrics import PrefillTotals
 
 
 @pytest.fixture
 def busy():
     """A server that computes a hundred tokens a second, and the door in front of it: two seconds at most."""
-    speeds = Speeds()
-    speeds.read("one", Prefills(10.0, 1000, 1))
+    speeds = PrefillSpeeds()
+    speeds.read("one", PrefillTotals(10.0, 1000, 1))
     cluster = ClusterScheduler(ROUTERS["load"](), FixedHandoff(HandoffMode.PULL))
     cluster.add_instance("one", Role.MIXED)
-    forecast = cluster.pools.forecast = Forecast(PrefixIndex(), 16)
+    forecast = cluster.pools.forecast = ClusterForecast(PrefixIndex(), 16)
     forecast.join("one", ServerPrediction("one", speeds))
     return cluster, EarlyRejection(AdmissionLimits(), cluster, 2.0)
 
@@ -54,32 +53,32 @@ def test_nobody_to_predict_for(busy):
 
 def test_speeds():
     """A server that has computed nothing yet is taken to be as fast as the others."""
-    speeds = Speeds()
+    speeds = PrefillSpeeds()
     assert speeds.of("new") == NOMINAL_S
-    speeds.read("one", Prefills(25.0, 100, 1))
-    speeds.read("two", Prefills(75.0, 100, 1))
-    speeds.read("two", Prefills(75.0, 100, 1))
+    speeds.read("one", PrefillTotals(25.0, 100, 1))
+    speeds.read("two", PrefillTotals(75.0, 100, 1))
+    speeds.read("two", PrefillTotals(75.0, 100, 1))
     assert (speeds.of("one"), speeds.of("two"), speeds.of("new")) == (0.25, 0.75, 0.5)
 
 
 def test_a_server_that_decodes_says_nothing_of_a_prompt_s_tokens():
     """It computes the last token of each and takes as long as for many; nor does it when it has prefilled before."""
-    speeds = Speeds()
-    speeds.read("one", Prefills(1.0, 1000, 2))
-    speeds.read("two", Prefills(5.0, 50, 50))
+    speeds = PrefillSpeeds()
+    speeds.read("one", PrefillTotals(1.0, 1000, 2))
+    speeds.read("two", PrefillTotals(5.0, 50, 50))
     assert speeds.of("two") == speeds.of("one") == 0.001
-    speeds.read("two", Prefills(5.4, 250, 51))
+    speeds.read("two", PrefillTotals(5.4, 250, 51))
     assert speeds.of("two") == pytest.approx(0.002)
-    speeds.read("two", Prefills(9.4, 290, 91))
+    speeds.read("two", PrefillTotals(9.4, 290, 91))
     assert speeds.of("two") == pytest.approx(0.002)
 
 
 def test_a_server_is_as_fast_as_it_is_of_late():
     """What it told before, in an earlier life too, is forgotten bit by bit."""
-    speeds = Speeds()
-    speeds.read("one", Prefills(1e4, 1e6, 1000))
+    speeds = PrefillSpeeds()
+    speeds.read("one", PrefillTotals(1e4, 1e6, 1000))
     assert speeds.of("one") == 0.01
-    speeds.read("one", Prefills(1e4 + 163.84, 1e6 + 163840, 1100))
+    speeds.read("one", PrefillTotals(1e4 + 163.84, 1e6 + 163840, 1100))
     assert speeds.of("one") == pytest.approx((163.84 + 163.84) / (16384 + 163840))
-    speeds.read("one", Prefills(1.0, 1000, 1))
+    speeds.read("one", PrefillTotals(1.0, 1000, 1))
     assert speeds.of("one") < 0.002

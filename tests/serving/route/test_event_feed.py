@@ -9,8 +9,8 @@ import zmq.asyncio
 
 from twofold.bench.services import free_port
 from twofold.instance import Role
-from twofold.serving.route.config import ServerConfig
-from twofold.serving.route.event_feed import EventFeed
+from twofold.serving.upstream.config import ServerConfig
+from twofold.serving.upstream.kv_events import EventFeed
 
 END = (-1).to_bytes(8, "big", signed=True)
 

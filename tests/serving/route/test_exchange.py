@@ -10,10 +10,10 @@ import pytest
 from support.scripted_endpoint import DONE, Drop, Refuse, Send, endpoint, event
 from twofold.instance import Role
 from twofold.request import FinishReason, Generation, Request, SamplingParams
-from twofold.serving.route.client import Card, RefusedError, VllmClient
-from twofold.serving.route.config import ServerConfig
-from twofold.serving.route.exchange import AttemptLostError, Exchange, seed_of
-from twofold.serving.route.servers import Server
+from twofold.serving.upstream.client import RejectedError, ServerModel, VllmClient
+from twofold.serving.upstream.config import ServerConfig
+from twofold.serving.upstream.requests import AttemptLostError, UpstreamRequest, seed_of
+from twofold.serving.upstream.servers import Server
 
 KV = {"do_remote_prefill": True, "remote_block_ids": [[1]], "remote_prefill_cached_tokens": 2}
 
@@ -67,9 +67,9 @@ def attempt():
                 for name, url in zip(("p", "d"), urls, strict=False):
                     config = ServerConfig(instance=name, role=Role.MIXED, url=url)
                     servers.append(Server(config, VllmClient(session, url), 1.0))
-                    servers[-1].card = Card("m", 100)
+                    servers[-1].card = ServerModel("m", 100)
                 begin = lambda what: later.add(asyncio.ensure_future(what))  # noqa: E731
-                exchange = Exchange(generation, first_index, servers[0], servers[-1], heard, begin)
+                exchange = UpstreamRequest(generation, first_index, servers[0], servers[-1], heard, begin)
                 try:
                     await exchange.run()
                 finally:
@@ -80,7 +80,7 @@ def attempt():
             made = [running.enter_context(endpoint(lambda _, steps=steps: steps)) for steps in scripts]
             try:
                 asyncio.run(scenario([each.url for each in made]))
-            except (AttemptLostError, RefusedError) as error:
+            except (AttemptLostError, RejectedError) as error:
                 raised = error
             return heard, raised, [each.bodies for each in made]
 
@@ -162,7 +162,7 @@ def test_a_server_that_broke_after_the_last_token(attempt):
 def test_what_is_wrong_with_a_request(attempt):
     """It would be wrong on any server."""
     _, raised, _ = attempt([Refuse(400)], [])
-    assert isinstance(raised, RefusedError)
+    assert isinstance(raised, RejectedError)
     assert (raised.status, str(raised)) == (400, "refused by the script")
 
 

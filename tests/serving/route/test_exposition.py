@@ -1,6 +1,6 @@
 """vLLM's metrics as vLLM 0.32 writes them."""
 
-from twofold.serving.route.exposition import Prefills, read_metrics
+from twofold.serving.upstream.metrics import PrefillTotals, read_metrics
 
 TEXT = """# HELP vllm:num_requests_running Number of requests in model execution batches.
 # TYPE vllm:num_requests_running gauge
@@ -29,7 +29,7 @@ def test_engines_are_added_up():
     assert (readings.running, readings.waiting, readings.steps) == (4, 2, 61)
     assert (readings.blocks, readings.block_tokens, readings.capacity_tokens) == (1024, 128, 131072)
     assert readings.used == 0.5
-    assert (readings.mean_prompt, readings.prefills) == (100.0, Prefills(5.0, 1000.0, 20.0))
+    assert (readings.mean_prompt, readings.prefills) == (100.0, PrefillTotals(5.0, 1000.0, 20.0))
 
 
 def test_its_status():

@@ -5,8 +5,8 @@ import pytest
 
 from twofold.kvcache.prefix import prefix_keys
 from twofold.request import Generation, Request, SamplingParams
-from twofold.serving.route.kv_events import KnownBlocks, decode
-from twofold.serving.route.names import SharedNames
+from twofold.serving.upstream.forecast import UpstreamPromptKeys
+from twofold.serving.upstream.kv_events import BlockKeyMap, decode
 
 SIZE = 4
 PROMPT = list(range(20))
@@ -37,7 +37,7 @@ def removed(*numbers, **fields):
 
 def follow(*events):
     """(cleared, removed, stored) of each event, and what is known in the end."""
-    known = KnownBlocks(SIZE)
+    known = BlockKeyMap(SIZE)
     batch = decode(msgspec.msgpack.encode([1.5, events, 0]))
     return [(each.cleared, list(each.removed), list(each.stored)) for each in known.follow(batch)], known
 
@@ -84,7 +84,7 @@ def test_blocks_that_no_prompt_of_ours_finds(event):
 )
 def test_a_prompt_has_the_names_of_its_events(key, salt):
     """With the salt that its server is given, which vLLM puts into the event of the first block."""
-    names = SharedNames()
+    names = UpstreamPromptKeys()
     names.block_tokens = SIZE
     request = Request(id="r", arrival_s=0.0, prompt_tokens=20, output_tokens=3)
     sampling = SamplingParams(max_tokens=3)
@@ -98,7 +98,7 @@ def test_a_prompt_has_the_names_of_its_events(key, salt):
 
 def test_keys_do_not_share_what_they_ask():
     """Nor do users of one key that have salts of their own."""
-    names = SharedNames()
+    names = UpstreamPromptKeys()
     request = Request(id="r", arrival_s=0.0, prompt_tokens=20, output_tokens=3)
     salts = {
         names.name(

@@ -3,17 +3,16 @@
 from twofold.handoff import HandoffMode
 from twofold.instance import Role
 from twofold.request import Request
-from twofold.scheduling.cluster import ClusterScheduler
-from twofold.scheduling.handoffs import FixedHandoff
+from twofold.scheduling.cluster.handoff_policy import FixedHandoff
+from twofold.scheduling.cluster.scheduler import ClusterScheduler
 from twofold.scheduling.routers import ROUTERS
-from twofold.serving.route.exposition import Prefills, Readings
-from twofold.serving.route.others import Others
+from twofold.serving.upstream.metrics import ExternalLoads, PrefillTotals, ServerMetrics
 
-READINGS = {"blocks": 100, "block_tokens": 10, "mean_prompt": 50.0, "prefills": Prefills()}
+READINGS = {"blocks": 100, "block_tokens": 10, "mean_prompt": 50.0, "prefills": PrefillTotals()}
 
 
 def readings(steps, running=0, waiting=0, used=0.0):
-    return Readings(steps=steps, running=running, waiting=waiting, used=used, **READINGS)
+    return ServerMetrics(steps=steps, running=running, waiting=waiting, used=used, **READINGS)
 
 
 def cluster(router="jsq"):
@@ -34,7 +33,7 @@ def request(number):
 def test_the_work_of_others_sends_ours_elsewhere():
     """Two readings in a row say that the first server is busy for somebody else."""
     busy = cluster()
-    others = Others(busy.pools)
+    others = ExternalLoads(busy.pools)
     for step in range(3):
         others.read("one", readings(step, running=2, waiting=1, used=0.3))
     assert accounts(busy.pools.get("one")) == (50, 1, 2, 3, 300)
@@ -44,7 +43,7 @@ def test_the_work_of_others_sends_ours_elsewhere():
 def test_what_is_ours_is_counted_once():
     """Requests that we placed are in the readings as well."""
     ours = cluster()
-    others = Others(ours.pools)
+    others = ExternalLoads(ours.pools)
     for number in range(4):
         ours.arrive(request(number), 0.0)
     before = accounts(ours.pools.get("one"))
@@ -56,7 +55,7 @@ def test_what_is_ours_is_counted_once():
 def test_an_engine_that_stands_has_nothing_to_do():
     """It said last that something runs, and that has been aborted since."""
     idle = cluster()
-    others = Others(idle.pools)
+    others = ExternalLoads(idle.pools)
     for _ in range(3):
         others.read("one", readings(7, running=2, used=0.3))
     assert accounts(idle.pools.get("one")) == (0, 0, 0, 0, 0)
@@ -65,7 +64,7 @@ def test_an_engine_that_stands_has_nothing_to_do():
 def test_one_reading_alone_says_nothing():
     """A request of ours may just have ended here and not yet there."""
     quick = cluster()
-    others = Others(quick.pools)
+    others = ExternalLoads(quick.pools)
     for step, running in enumerate((0, 3, 0, 3, 0)):
         others.read("one", readings(step, running=running))
         assert accounts(quick.pools.get("one")) == (0, 0, 0, 0, 0)
@@ -74,7 +73,7 @@ def test_one_reading_alone_says_nothing():
 def test_what_is_gone_is_forgotten():
     """A server that is lost loses the requests of others too."""
     lost = cluster()
-    others = Others(lost.pools)
+    others = ExternalLoads(lost.pools)
     for step in range(3):
         others.read("one", readings(step, running=2, waiting=2))
     others.forget("one")

@@ -6,9 +6,16 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from twofold.serving.store.book import DISK, MEMORY, StoreBook
+from twofold.serving.store.manager import (
+    DISK,
+    MEMORY,
+    DiskForget,
+    DiskRead,
+    DiskSpare,
+    DiskWrite,
+    StoreManager,
+)
 from twofold.serving.store.messages import Block
-from twofold.serving.store.moves import Forget, Read, Spare, Write
 
 SLOTS, DISK_BLOCKS = 9, 6
 PROMPTS = [[bytes([prompt, i]) for i in range(7)] for prompt in range(3)]
@@ -30,13 +37,13 @@ def put(book, keys, asker=("a", 1)):
 
 def write_all(book):
     for move in book.take_moves():
-        if isinstance(move, Write):
+        if isinstance(move, DiskWrite):
             book.written(move, done=True)
 
 
 def test_what_was_put_is_held_with_its_checksum():
     """Blocks are found when they are committed, leading ones only, and given in memory."""
-    book = StoreBook(16, 0, "lru")
+    book = StoreManager(16, 0, "lru")
     keys = PROMPTS[0][:3]
     put(book, keys)
     assert book.lookup([*keys, b"other"]) == (3, 3)
@@ -49,7 +56,7 @@ def test_what_was_put_is_held_with_its_checksum():
 
 def test_what_is_leased_is_not_found():
     """A block that somebody fills is nobody's: not read, and not filled by another at the same time."""
-    book = StoreBook(16, 0, "lru")
+    book = StoreManager(16, 0, "lru")
     book.put(("a", 1), PROMPTS[0][:1], 0)
     book.put(("b", 1), PROMPTS[0][:1], 0)
     first, second = book.take_granted()
@@ -61,7 +68,7 @@ def test_what_is_leased_is_not_found():
 
 def test_a_dead_writer_leaves_nothing():
     """Its slots are free, and others may put the same blocks."""
-    book = StoreBook(16, 0, "lru")
+    book = StoreManager(16, 0, "lru")
     book.put(("a", 1), PROMPTS[0][:1], 0)
     book.lose("a")
     assert book.slots.num_free == 16
@@ -72,7 +79,7 @@ def test_a_dead_writer_leaves_nothing():
 
 def test_blocks_go_down_and_come_up():
     """What memory has no room for is on the disk, and is read from there when it is wanted."""
-    book = StoreBook(SLOTS, DISK_BLOCKS, "lru")
+    book = StoreManager(SLOTS, DISK_BLOCKS, "lru")
     for prompt in PROMPTS[:2]:
         put(book, prompt)
     assert len(book.tiers.tiers[MEMORY]) == 8
@@ -80,7 +87,7 @@ def test_blocks_go_down_and_come_up():
     assert (blocks, in_memory) == (7, 0)
     book.load(("b", 2), PROMPTS[0][:1], 1.0)
     assert not book.take_granted(), "it is on the disk yet"
-    (read,) = [move for move in book.take_moves() if isinstance(move, Read)]
+    (read,) = [move for move in book.take_moves() if isinstance(move, DiskRead)]
     book.was_read(read, 17, 2.0)
     (granted,) = book.take_granted()
     assert granted.blocks == {0: Block(read.slot, 17)}
@@ -90,27 +97,27 @@ def test_blocks_go_down_and_come_up():
 
 def test_a_damaged_block_ends_what_waits_for_it():
     """Blocks before it can be used; it, and those after it, cannot; and it is forgotten."""
-    book = StoreBook(SLOTS, DISK_BLOCKS, "lru")
+    book = StoreManager(SLOTS, DISK_BLOCKS, "lru")
     for prompt in PROMPTS[:2]:
         put(book, prompt)
     book.load(("b", 2), PROMPTS[0][:3], 1.0)
-    (first,) = [move for move in book.take_moves() if isinstance(move, Read)]
+    (first,) = [move for move in book.take_moves() if isinstance(move, DiskRead)]
     book.was_read(first, 1, 1.0)
     write_all(book)
-    (second,) = [move for move in book.take_moves() if isinstance(move, Read)]
+    (second,) = [move for move in book.take_moves() if isinstance(move, DiskRead)]
     book.was_read(second, None, 1.0)
     granted = book.take_granted()
     assert [index for part in granted for index in part.blocks] == [0]
     assert granted[-1].last
     assert book.lookup(PROMPTS[0]) == (1, 1)
-    assert Forget(PROMPTS[0][1]) in book.take_moves()
+    assert DiskForget(PROMPTS[0][1]) in book.take_moves()
 
 
 @pytest.mark.parametrize("slots", [0, 1])
 def test_a_store_keeps_something(slots):
     """One slot has to be free to be filled, so there are two at least."""
     with pytest.raises(ValueError, match="at least two slots"):
-        StoreBook(slots, 0, "lru")
+        StoreManager(slots, 0, "lru")
 
 
 class StoreLives(RuleBasedStateMachine):
@@ -121,7 +128,7 @@ class StoreLives(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.book = StoreBook(SLOTS, DISK_BLOCKS, "lru")
+        self.book = StoreManager(SLOTS, DISK_BLOCKS, "lru")
         self.memory = [None] * SLOTS
         self.disk, self.spare = {}, {}
         self.moves = deque()
@@ -217,17 +224,17 @@ class StoreLives(RuleBasedStateMachine):
     def move(self, fails=False):
         move = self.moves.popleft()
         match move:
-            case Write(key=key):
+            case DiskWrite(key=key):
                 assert self.memory[move.slot] == key, "a torn block goes to the disk"
                 self.book.written(move, done=not fails and self.write(key, move.spare))
-            case Read(key=key):
+            case DiskRead(key=key):
                 found = self.disk.get(key)
                 self.memory[move.slot] = found
                 self.book.was_read(move, None if fails or found is None else 0, 0.0)
-            case Spare(key=key):
+            case DiskSpare(key=key):
                 if key in self.disk:
                     self.spare[key] = None
-            case Forget(key=key):
+            case DiskForget(key=key):
                 self.disk.pop(key, None)
                 self.spare.pop(key, None)
         self.turn()

@@ -3,11 +3,10 @@
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from twofold.serving.store.block_fetcher import Brought
-from twofold.serving.store.block_server import Caller, Sent, Wanted
-from twofold.serving.store.book import MEMORY, StoreBook
-from twofold.serving.store.messages import Block, Fetch
+from twofold.serving.store.manager import MEMORY, StoreManager
+from twofold.serving.store.messages import Block, FetchBlocks
 from twofold.serving.store.peering import Peering
+from twofold.serving.store.peers import FetchedSlots, PeerCaller, PeerRequest, ReplySent
 
 SLOTS, AT_ONCE = 9, 3
 PROMPTS = [[bytes([prompt, i]) for i in range(7)] for prompt in range(3)]
@@ -45,7 +44,7 @@ class Fetcher:
     def over(self, fetch):
         order = self.orders.pop(fetch, None)
         if order is not None:
-            self.brought.append(Brought(fetch, [], whole=False))
+            self.brought.append(FetchedSlots(fetch, [], whole=False))
 
 
 class PeersLive(RuleBasedStateMachine):
@@ -53,7 +52,7 @@ class PeersLive(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.book, self.server, self.fetcher = StoreBook(SLOTS, 0, "lru"), Server(), Fetcher()
+        self.book, self.server, self.fetcher = StoreManager(SLOTS, 0, "lru"), Server(), Fetcher()
         self.peering = Peering(self.book, self.server, self.fetcher, AT_ONCE)
         self.now, self.number = 0.0, 0
         self.memory = [None] * SLOTS
@@ -88,7 +87,7 @@ class PeersLive(RuleBasedStateMachine):
         self.number += 1
         keys = prompt[start:]
         self.asked[client, self.number] = keys
-        self.peering.fetch((client, self.number), Fetch(keys, "there", limit_s), self.now)
+        self.peering.fetch((client, self.number), FetchBlocks(keys, "there", limit_s), self.now)
         self.turn()
 
     @rule(client=st.sampled_from(CLIENTS), prompt=st.sampled_from(PROMPTS), count=st.integers(1, 7))
@@ -116,20 +115,20 @@ class PeersLive(RuleBasedStateMachine):
         for key, slot in whole:
             self.memory[slot] = key
         blocks = [Block(slot, 0) for _, slot in whole]
-        self.fetcher.brought.append(Brought(order.fetch, blocks, len(blocks) == len(order.slots)))
+        self.fetcher.brought.append(FetchedSlots(order.fetch, blocks, len(blocks) == len(order.slots)))
         self.turn()
 
     @rule(prompt=st.sampled_from(PROMPTS), start=st.integers(0, 6))
     def ask(self, prompt, start):
         self.number += 1
         self.wanted[self.number] = prompt[start:]
-        self.server.said.append(Wanted(Caller(b"peer", self.number), prompt[start:]))
+        self.server.said.append(PeerRequest(PeerCaller(b"peer", self.number), prompt[start:]))
         self.turn()
 
     @precondition(lambda self: self.server.gifts)
     @rule()
     def send(self):
-        self.server.said.append(Sent(self.server.gifts.pop(0)))
+        self.server.said.append(ReplySent(self.server.gifts.pop(0)))
         self.turn()
 
     @rule(client=st.sampled_from(CLIENTS))

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.stores import BLOCK_BYTES, keys_of, load, put, running_store, store_client
-from twofold.curve.guard import Guard
-from twofold.curve.key import ClusterKey
-from twofold.serving.store.peer_frames import MOST_KEYS, Give, Given, blocks_at_once
+from twofold.security.guard import Guard
+from twofold.security.key import ClusterKey
+from twofold.serving.store.messages import MOST_KEYS, BlocksFollow, GetBlocks, blocks_at_once
 
 KEY, ANOTHER = ClusterKey(b"\x01" * 32), ClusterKey(b"\x02" * 32)
 LONG_S = 300.0  # nobody waits for so long
@@ -216,7 +216,7 @@ def test_who_has_no_key_is_given_nothing(tmp_path):
         socket.setsockopt(zmq.LINGER, 0)
         put(hosts.far, keys_of(1, 6))
         socket.connect(hosts.address)
-        socket.send(msgspec.msgpack.encode(Give(b"same", 1, keys_of(1, 6))))
+        socket.send(msgspec.msgpack.encode(GetBlocks(b"same", 1, keys_of(1, 6))))
         assert not socket.poll(1000)
         assert hosts.there.book.moved["peer_sent"] == 0
 
@@ -261,7 +261,7 @@ def frames_near(message, kind):
 def test_what_is_no_question_does_no_harm(tmp_path):
     """It is dropped, also when the key was shown; the next question is answered."""
     keys = keys_of(1, 6)
-    too_many = Give(b"same", 1, [b"k"] * (MOST_KEYS + 1))
+    too_many = GetBlocks(b"same", 1, [b"k"] * (MOST_KEYS + 1))
     with two_hosts(tmp_path) as hosts, guarded(zmq.DEALER) as (guard, socket):
         put(hosts.far, keys)
         guard.call(socket, hosts.address, bulk=True)
@@ -270,18 +270,19 @@ def test_what_is_no_question_does_no_harm(tmp_path):
         @settings(max_examples=60)
         @given(
             st.lists(
-                frames_near(Give(b"same", 1, keys), Give) | st.just(msgspec.msgpack.encode(too_many)),
+                frames_near(GetBlocks(b"same", 1, keys), GetBlocks)
+                | st.just(msgspec.msgpack.encode(too_many)),
                 max_size=3,
             )
         )
         def any_frames(frames):
             if frames:
                 socket.send_multipart(frames)
-            socket.send(msgspec.msgpack.encode(Give(b"same", 77, keys[:2])))
+            socket.send(msgspec.msgpack.encode(GetBlocks(b"same", 77, keys[:2])))
             answer = None
             while answer is None or answer.number != 77:
                 assert socket.poll(30_000)
-                answer = msgspec.msgpack.decode(socket.recv_multipart()[0], type=Given)
+                answer = msgspec.msgpack.decode(socket.recv_multipart()[0], type=BlocksFollow)
             assert len(answer.checksums) == 2
             assert answer.last
 
@@ -292,9 +293,9 @@ def test_what_is_no_question_does_no_harm(tmp_path):
 def test_what_is_no_answer_does_no_harm(tmp_path):
     """Whatever another store says, nothing is kept that is not as its checksum says, and every slot comes back."""
     block, numbers = bytes(BLOCK_BYTES), itertools.count()
-    right = Given(1, {index: zlib.crc32(block) for index in range(4)}, last=True)
+    right = BlocksFollow(1, {index: zlib.crc32(block) for index in range(4)}, last=True)
     answers = st.builds(
-        Given,
+        BlocksFollow,
         st.integers(0, 2),
         st.dictionaries(st.integers(-1, 5), st.sampled_from([zlib.crc32(block), 7]), max_size=5),
         st.booleans(),
@@ -306,7 +307,7 @@ def test_what_is_no_answer_does_no_harm(tmp_path):
         address = socket.getsockopt(zmq.LAST_ENDPOINT).decode().rstrip("\0")
 
         @settings(max_examples=60)
-        @given(frames_near(right, Given) | answers, bodies)
+        @given(frames_near(right, BlocksFollow) | answers, bodies)
         def any_answer(head, body):
             keys = [next(numbers).to_bytes(4) for _ in range(4)]
             counts = []

@@ -3,18 +3,18 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twofold.kvcache.watcher import Removal
-from twofold.serving.worker.block_changes import BlockChanges
+from twofold.kvcache.cache import RemovalReason
+from twofold.serving.worker.state import CacheChanges
 
 
 @given(st.lists(st.integers(0, 5)), st.sets(st.integers(0, 60)))
 def test_who_is_told_now_and_then_knows_what_is_there(toggled, looks):
     """Whatever comes and goes between two reports, their sum is what is there, and no report says anything twice."""
-    changes, there, known = BlockChanges(), set(), set()
+    changes, there, known = CacheChanges(), set(), set()
     for step, key in enumerate([*toggled, 0]):
         if key in there:
             there.remove(key)
-            changes.removed(key, Removal.CAPACITY)
+            changes.removed(key, RemovalReason.CAPACITY)
         else:
             there.add(key)
             changes.stored(key)

@@ -3,13 +3,13 @@
 import pytest
 
 from support.toy import CATALOG
+from twofold.cluster.file import parse_pools
+from twofold.cluster.profiles import instance_profiles
+from twofold.cluster.spec import ClusterSpec
 from twofold.errors import ConfigurationError
-from twofold.serving.cluster_plan import plan_cluster
 from twofold.serving.config import DEFAULT_VOCAB_SIZE, EngineConfig, ServiceConfig
+from twofold.serving.launch.worker_plan import plan_cluster
 from twofold.serving.worker.emulated_parts import prepare
-from twofold.simulation.cluster_file import parse_pools
-from twofold.simulation.kinds import kinds_of
-from twofold.simulation.spec import ClusterSpec
 
 
 def config(pools="1xa100:prefill,1xh100:decode", model="bloom-176b", **engine):
@@ -26,7 +26,7 @@ def test_memory_is_what_the_simulator_has():
     """Blocks of each instance, and a KV cache of the model's bytes."""
     made = config()
     prepared = prepare(made)
-    for worker, kind in zip(made.workers, kinds_of(made.cluster, CATALOG), strict=True):
+    for worker, kind in zip(made.workers, instance_profiles(made.cluster, CATALOG), strict=True):
         parts = prepared.parts(worker, epoch=7)
         assert parts.engine.num_blocks == kind.capacity_tokens // 16
         assert parts.engine.layout.bytes_per_token == CATALOG.model("bloom-176b").kv_bytes_per_token

@@ -2,7 +2,7 @@
 
 import threading
 
-from twofold.serving.worker.layer_wise import LayerWise, ReadyLayers
+from twofold.serving.worker.prefixes import LayerSync, ReadyLayers
 
 
 def in_thread(act):
@@ -39,7 +39,7 @@ def test_who_waits_for_what_never_comes_is_told():
 def test_a_layer_is_computed_when_what_is_read_of_it_was_loaded():
     """Of all loads; only then may it be stored."""
     loads, computed, seen = [ReadyLayers(), ReadyLayers()], ReadyLayers(), []
-    work = LayerWise(3, loads, computed)
+    work = LayerSync(3, loads, computed)
     stores = in_thread(lambda: seen.append(computed.wait(0)))
     computes = in_thread(lambda: (work.wait_for(0), work.computed(0)))
     loads[0].ready(0)

@@ -3,7 +3,7 @@
 import pytest
 
 from twofold.engine.base import KvLayout, LayerShape
-from twofold.serving.worker.measuring import FEW_BYTES, link_speed, prefill_speed
+from twofold.serving.worker.probes import FEW_BYTES, link_speed, prefill_speed
 
 LAYOUT = KvLayout(layers=(LayerShape(2, 8, 8),), block_size=16, dtype="float32", itemsize=4)
 

@@ -1,15 +1,86 @@
-"""The emulated engine: runs no model, but takes as long as a performance model says that one would."""
+"""The tokens of an emulated model: drawn from a range by seed and position, as good as any others.
 
+Says when a machine is too busy to keep the time of what it emulates.
+
+The emulated engine: runs no model, but takes as long as a performance model says that one would.
+"""
+
+import logging
+import math
 from collections.abc import Iterable, Sequence
 
+from twofold.cluster.timing import Timing, squares_of
 from twofold.engine.base import KvLayout, OnLayer, Sampled, SequenceStep
-from twofold.engine.emulated.clock import Clock
-from twofold.engine.emulated.lateness import Lateness
-from twofold.engine.emulated.prefills import Prefills
-from twofold.engine.emulated.tokens import TokenRange
-from twofold.scheduling.growth import Copy
+from twofold.engine.emulated.prefills import Clock, PrefillTimes
+from twofold.request import SamplingParams
+from twofold.scheduling.instance.swap_preemption import BlockCopy
 from twofold.simulation.kernel import PS
-from twofold.simulation.timing import Timing, squares_of
+
+_MASK = 2**64 - 1
+
+
+class RandomTokens:
+    """The ids from `low` up to, not including, `vocab_size`, all equally likely; none of them ends an output.
+
+    The lowest ids are left out: that is where vocabularies keep their special tokens.
+    """
+
+    def __init__(self, vocab_size: int) -> None:
+        self.low = min(256, vocab_size // 2)
+        self.size = vocab_size - self.low
+
+    def sample(self, sampling: SamplingParams, position: int, output_index: int) -> Sampled:
+        """The token at `position` of a sequence: a function of seed and position, and greedily of position alone."""
+        place = _mix(0 if sampling.greedy else sampling.seed, position) % self.size
+        ruled_out = frozenset(sampling.stop_token_ids if output_index < sampling.min_tokens else ())
+        places = (place + step for step in range(len(ruled_out) + 1))
+        tokens = (self.low + at % self.size for at in places)
+        token = next((each for each in tokens if each not in ruled_out), self.low + place)
+        if sampling.logprobs is None:
+            return Sampled(token)
+        return Sampled(token, -math.log(self.size), self._alternatives(token, sampling.logprobs))
+
+    def _alternatives(self, token: int, count: int) -> tuple[tuple[int, float], ...]:
+        """The token itself and its successors: the best there are, as all are equally likely."""
+        ids = (self.low + (token - self.low + step) % self.size for step in range(min(count, self.size)))
+        return tuple((each, -math.log(self.size)) for each in ids)
+
+
+def _mix(seed: int, position: int) -> int:
+    """SplitMix64 (Steele, Lea and Flood, OOPSLA'14), keyed twice."""
+    state = 0
+    for word in (seed, position):
+        state = (state ^ word) + 0x9E3779B97F4A7C15 & _MASK
+        state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 & _MASK
+        state = (state ^ state >> 27) * 0x94D049BB133111EB & _MASK
+        state ^= state >> 31
+    return state
+
+
+log = logging.getLogger(__name__)
+
+_TOLERATED = PS // 20
+_EVERY = 10 * PS
+
+
+class LatenessMonitor:
+    """How late batches end. Warns when it is much, and not more often than every ten seconds."""
+
+    def __init__(self, instance: str) -> None:
+        self._instance = instance
+        self._said: int | None = None
+
+    def note(self, now: int, due: int) -> None:
+        """A batch that was to end at picosecond `due` has ended at `now`."""
+        late = now - due
+        if late > _TOLERATED and (self._said is None or now - self._said > _EVERY):
+            self._said = now
+            log.warning(
+                "%s ended a batch %.0f ms late: this machine is too busy for all that it emulates",
+                self._instance,
+                late / PS * 1e3,
+            )
+
 
 _MOST_BEHIND = PS  # of work that a process that was stopped makes up for in a burst
 
@@ -27,10 +98,10 @@ class EmulatedEngine:
         timing: Timing,
         layout: KvLayout,
         num_blocks: int,
-        prefills: Prefills,
-        tokens: TokenRange,
+        prefills: PrefillTimes,
+        tokens: RandomTokens,
         clock: Clock,
-        lateness: Lateness,
+        lateness: LatenessMonitor,
     ) -> None:
         self.layout = layout
         self.num_blocks = num_blocks
@@ -42,7 +113,7 @@ class EmulatedEngine:
         """There is nothing to run: the worker waits."""
         self._busy_until = None
 
-    def copy(self, copies: Sequence[Copy]) -> None:
+    def copy(self, copies: Sequence[BlockCopy]) -> None:
         """Let the time pass that these blocks would take to the memory of the host, or from there."""
         end = self._begin() + self._timing.copying(copies)
         self._clock.sleep_until(end)

@@ -6,8 +6,7 @@ import torch
 from torch import nn
 from transformers import AttentionInterface
 
-from twofold.engine.torch.kernels import Scoring
-from twofold.engine.torch.parts import LayerCall
+from twofold.engine.torch.kernels import AttentionInputs, AttentionScoring
 
 if TYPE_CHECKING:
     from twofold.engine.torch.batch import PackedBatch
@@ -42,7 +41,7 @@ def paged_attention(
     layer = int(module.layer_idx) - batch.first_layer  # type: ignore[arg-type]
     batch.write(layer, key[0].transpose(0, 1), value[0].transpose(0, 1))
     batch.hooks.written(batch.first_layer + layer)
-    call = LayerCall(layer, query, key, value, Scoring(scaling, softcap, s_aux))
+    call = AttentionInputs(layer, query, key, value, AttentionScoring(scaling, softcap, s_aux))
     pieces = [part.attend(call) for part in batch.parts(layer)]
     packed = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
     return packed.unsqueeze(0), None

@@ -7,11 +7,11 @@ import torch
 
 from twofold.engine.base import KvLayout, OnLayer, Sampled, SequenceStep
 from twofold.engine.torch.batch import LayerHooks, PackedBatch
-from twofold.engine.torch.context import Scratch
+from twofold.engine.torch.kernels import Scratch
 from twofold.engine.torch.loader import LoadedModel
 from twofold.engine.torch.pool import KvPool, copy_blocks
-from twofold.engine.torch.sampler import SampleRow, sample
-from twofold.engine.torch.streams import Announcer
+from twofold.engine.torch.sampler import SamplingRow, sample
+from twofold.engine.torch.streams import LayerNotifier
 
 
 class TorchEngine:
@@ -28,7 +28,7 @@ class TorchEngine:
             raise ValueError("the pool is laid out for another model")
         self._loaded, self._model, self._pool = model, model.model, pool
         self._scratch = Scratch()
-        self._announcer = Announcer(pool.device)
+        self._announcer = LayerNotifier(pool.device)
         self._keeps_rows = "logits_to_keep" in inspect.signature(self._model.forward).parameters
 
     @property
@@ -98,6 +98,6 @@ class TorchEngine:
         return logits if self._keeps_rows else logits[rows]
 
 
-def _row(step: SequenceStep) -> SampleRow:
+def _row(step: SequenceStep) -> SamplingRow:
     assert step.sampling is not None  # noqa: S101  (only steps that sample come here; tells the type checker so)
-    return SampleRow(step.sampling, step.start + len(step.token_ids), step.output_index)
+    return SamplingRow(step.sampling, step.start + len(step.token_ids), step.output_index)

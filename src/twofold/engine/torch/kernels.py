@@ -1,16 +1,24 @@
-"""Attention of queries to given keys and values: torch's fused one where it can, written out where it cannot."""
+"""Attention of queries to given keys and values: torch's fused one where it can, written out where it cannot.
+
+Where the earlier tokens of sequences lie in the pool, and how their keys and values are read.
+
+The parts of a packed batch, each one attention call: decoding sequences in groups, prompts one by one.
+"""
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch.nn import functional
+
+from twofold.engine.torch.pool import KvPool
 
 # Rows of scores computed at once where they are written out: bounds the memory of a long prompt.
 _ROWS_AT_ONCE = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Scoring:
+class AttentionScoring:
     """How a layer scores keys beyond the plain dot product.
 
     `scaling` multiplies the dot products (None: 1/√dim). `softcap` bounds scores to ±softcap by tanh (Gemma 2).
@@ -26,7 +34,7 @@ def attend(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    scoring: Scoring,
+    scoring: AttentionScoring,
     mask: torch.Tensor | None,
     *,
     causal: bool = False,
@@ -60,7 +68,11 @@ def _causal_mask(query: torch.Tensor) -> torch.Tensor:
 
 
 def _written_out(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scoring: Scoring, mask: torch.Tensor | None
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scoring: AttentionScoring,
+    mask: torch.Tensor | None,
 ) -> torch.Tensor:
     """The same in single steps, a bounded number of query rows at a time."""
     rows = query.shape[2]
@@ -73,7 +85,11 @@ def _written_out(
 
 
 def _attend_rows(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scoring: Scoring, mask: torch.Tensor | None
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scoring: AttentionScoring,
+    mask: torch.Tensor | None,
 ) -> torch.Tensor:
     batch, heads, rows, dim = query.shape
     kv_heads, columns = key.shape[1], key.shape[2]
@@ -96,3 +112,134 @@ def _softmax(scores: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
     batch, heads, rows, columns = scores.shape
     column = sinks.float().view(1, heads, 1, 1).expand(batch, heads, rows, 1)
     return torch.softmax(torch.cat([scores, column], dim=-1), dim=-1)[..., :columns]
+
+
+class Scratch:
+    """Memory that gathered keys and values are read into, reused from layer to layer and batch to batch.
+
+    Fresh memory for each read would cost more in page faults than the copying itself.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, torch.Tensor] = {}
+
+    def take(self, name: str, like: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+        """[rows, columns] in the dtype and on the device of `like`; overwritten by the next take of `name`."""
+        count = rows * columns
+        buffer = self._buffers.get(name)
+        if buffer is None or buffer.numel() < count or buffer.dtype != like.dtype:
+            buffer = self._buffers[name] = torch.empty(count, dtype=like.dtype, device=like.device)
+        return buffer[:count].view(rows, columns)
+
+
+class KvContext(Protocol):
+    """Some positions of one or more sequences, the same number of each."""
+
+    def read(self, part: torch.Tensor, name: str) -> torch.Tensor:
+        """`part` [num_blocks, block_size, kv_heads, dim] of a layer → [sequences, kv_heads, positions, dim].
+
+        The result is valid until the next read under the same `name`.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ContiguousKv:
+    """One sequence whose blocks are neighbours: nothing needs to be copied."""
+
+    first_slot: int
+    length: int
+
+    def read(self, part: torch.Tensor, name: str) -> torch.Tensor:  # noqa: ARG002  (no buffer is needed)
+        slots = part.view(-1, part.shape[2], part.shape[3])
+        return slots[self.first_slot : self.first_slot + self.length].transpose(0, 1).unsqueeze(0)
+
+
+@dataclass(frozen=True, slots=True)
+class GatheredKv:
+    """Sequences whose blocks lie anywhere; all are padded to the same number of blocks.
+
+    `blocks` is [sequences · blocks each]; of the positions in them, `length` from `first` on are read. `padding`
+    are those positions, counted over all sequences, that belong to none: what lies there may be anything, even
+    not a number, so it is set to 0 after reading.
+    """
+
+    blocks: torch.Tensor
+    sequences: int
+    first: int
+    length: int
+    padding: torch.Tensor | None
+    scratch: Scratch
+
+    def read(self, part: torch.Tensor, name: str) -> torch.Tensor:
+        kv_heads, dim = part.shape[2:]
+        rows = part.view(part.shape[0], -1)
+        out = self.scratch.take(name, part, len(self.blocks), rows.shape[1])
+        torch.index_select(rows, 0, self.blocks, out=out)
+        if self.padding is not None:
+            out.view(-1, kv_heads * dim).index_fill_(0, self.padding, 0)
+        gathered = out.view(self.sequences, -1, kv_heads, dim)
+        return gathered[:, self.first : self.first + self.length].transpose(1, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionInputs:
+    """What a layer hands over for all tokens: query [1, heads, tokens, dim], key and value [1, kv_heads, tokens, …]."""
+
+    layer: int
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    scoring: AttentionScoring
+
+
+class BatchPart(Protocol):
+    """Some neighbouring tokens of a packed batch."""
+
+    def attend(self, call: AttentionInputs) -> torch.Tensor:
+        """[tokens of this part, heads, value_dim]; the keys and values of `call` are in the pool by now."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeGroup:
+    """Sequences with one new token each."""
+
+    rows: slice
+    pool: KvPool
+    context: KvContext
+    mask: torch.Tensor | None
+
+    def attend(self, call: AttentionInputs) -> torch.Tensor:
+        keys = self.context.read(self.pool.keys(call.layer), "keys")
+        values = self.context.read(self.pool.values(call.layer), "values")
+        tokens = call.query[0, :, self.rows].transpose(0, 1).unsqueeze(2)
+        return attend(tokens, keys, values, call.scoring, self.mask).squeeze(2)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptStart:
+    """The beginning of a prompt: it sees itself only, so nothing is read from the pool."""
+
+    rows: slice
+    mask: torch.Tensor | None
+
+    def attend(self, call: AttentionInputs) -> torch.Tensor:
+        query, key, value = (states[:, :, self.rows] for states in (call.query, call.key, call.value))
+        mixed = attend(query, key, value, call.scoring, self.mask, causal=self.mask is None)
+        return mixed[0].transpose(0, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptChunk:
+    """A later piece of a prompt: it sees what came before, which is in the pool."""
+
+    rows: slice
+    pool: KvPool
+    context: KvContext
+    mask: torch.Tensor
+
+    def attend(self, call: AttentionInputs) -> torch.Tensor:
+        keys = self.context.read(self.pool.keys(call.layer), "keys")
+        values = self.context.read(self.pool.values(call.layer), "values")
+        return attend(call.query[:, :, self.rows], keys, values, call.scoring, self.mask)[0].transpose(0, 1)

@@ -1,4 +1,7 @@
-"""Loads a decoder-only model of `transformers` and finds out what its KV cache must hold."""
+"""Keeps transformers' progress bars off the terminal; they would also leave a thread behind.
+
+Loads a decoder-only model of `transformers` and finds out what its KV cache must hold.
+"""
 
 import copy
 from collections.abc import Iterator
@@ -9,13 +12,26 @@ from pathlib import Path
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
 
 from twofold.engine.base import KvLayout, LayerShape
-from twofold.engine.ends import eos_token_ids
-from twofold.engine.quiet import no_progress_bars
+from twofold.engine.model_config import eos_token_ids
 from twofold.engine.torch.attention import register
 from twofold.engine.torch.probe import probe_layers
 from twofold.errors import ModelError
+
+
+@contextmanager
+def no_progress_bars() -> Iterator[None]:
+    """No progress bars of transformers inside; afterwards they are as they were."""
+    shown = is_progress_bar_enabled()
+    disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            enable_progress_bar()
+
 
 _DTYPES = {
     "auto": None,

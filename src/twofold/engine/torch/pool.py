@@ -93,7 +93,7 @@ def copy_all_layers(source: KvPool, target: KvPool, ids: Sequence[int]) -> None:
         copy_blocks(source, layer, ids, target, ids)
 
 
-class Heads(NamedTuple):
+class PoolHeads(NamedTuple):
     """Some heads of one layer of some blocks, as their pool counts them."""
 
     pool: KvPool
@@ -107,7 +107,7 @@ class Heads(NamedTuple):
         return [part[:, :, self.heads.start : self.heads.stop] for part in both]
 
 
-def copy_heads(source: Heads, target: Heads) -> None:
+def copy_heads(source: PoolHeads, target: PoolHeads) -> None:
     """Copy blocks pairwise; layers, heads and blocks may have other numbers on either side."""
     if not source.blocks:
         return

@@ -1,8 +1,11 @@
-"""Finds out, by one tiny forward pass, what a model hands to its attention, and refuses what we would get wrong."""
+"""Reads from a model's own mask rule how far back its tokens see.
+
+Finds out, by one tiny forward pass, what a model hands to its attention, and refuses what we would get wrong.
+"""
 
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -11,11 +14,38 @@ from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from twofold.engine.base import LayerShape
+from twofold.engine.model_config import context_length
 from twofold.engine.torch.attention import PAGED
-from twofold.engine.torch.kernels import Scoring, attend
-from twofold.engine.torch.limits import context_length
-from twofold.engine.torch.masks import Visible, read_window
+from twofold.engine.torch.kernels import AttentionScoring, attend
 from twofold.errors import ModelError
+
+# (batch, head, query position, key position) → whether that query sees that key; all index tensors of one shape.
+MaskRule = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def read_window(visible: MaskRule, max_model_len: int, refuse: Callable[[str], ModelError]) -> int | None:
+    """How many positions a token sees, itself included; None when all up to `max_model_len`.
+
+    Raises what `refuse` makes of the reason when the rule is not "the last so many positions".
+    """
+    last = max_model_len - 1
+    try:
+        window = int(_row(visible, last, max_model_len).sum())
+        samples = {0, 1, last // 3, last // 2, last - 1, last, window - 1, window, window + 1}
+        for query in sorted(q for q in samples if 0 <= q <= last):
+            keys = torch.arange(max_model_len)
+            expected = (keys <= query) & (keys > query - window)
+            if not torch.equal(_row(visible, query, max_model_len), expected):
+                raise refuse("its attention mask is neither causal nor a sliding window")
+    except (IndexError, RuntimeError) as error:  # a rule over tensors that exist for one batch only
+        raise refuse(f"the rule of its attention mask cannot be read ({error})") from error
+    return None if window >= max_model_len else window
+
+
+def _row(visible: MaskRule, query: int, keys: int) -> torch.Tensor:
+    zeros = torch.zeros(keys, dtype=torch.long)
+    return visible(zeros, zeros, torch.full((keys,), query), torch.arange(keys)).expand(keys)
+
 
 _PROBE = "twofold_probe"
 _TOKENS = 8
@@ -32,7 +62,7 @@ class ProbedLayer:
 
 
 @dataclass(frozen=True, slots=True)
-class Probed:
+class ProbedModel:
     """All attention layers of a model, the dtype of their keys and values, and the most tokens of a sequence."""
 
     layers: list[ProbedLayer]
@@ -58,7 +88,7 @@ class _NotHandedDownError(Exception):
     """An argument given to the model's forward did not reach its attention."""
 
 
-def probe_layers(model: PreTrainedModel, name: str) -> Probed:
+def probe_layers(model: PreTrainedModel, name: str) -> ProbedModel:
     """The attention layers of `model`, which is left set to the paged attention.
 
     Raises ModelError if the model does not take its attention through transformers' interface exactly once a
@@ -114,18 +144,20 @@ def _without_cuda_graphs() -> Iterator[None]:
         torch.cuda.is_current_stream_capturing = asked
 
 
-def _all_layers(probe: _Probe, expected: int) -> Probed:
+def _all_layers(probe: _Probe, expected: int) -> ProbedModel:
     if probe.calls == 0:
         raise probe.refuse("it does not take its attention through transformers' attention interface")
     if probe.calls != expected or sorted(probe.layers) != list(range(expected)):
         raise probe.refuse(f"it has {expected} layers and makes {probe.calls} calls of attention in a pass")
     if len(probe.dtypes) > 1:
         raise probe.refuse(f"its keys and values are of several dtypes ({', '.join(map(str, probe.dtypes))})")
-    return Probed([probe.layers[layer] for layer in range(expected)], probe.dtypes.pop(), probe.max_model_len)
+    return ProbedModel(
+        [probe.layers[layer] for layer in range(expected)], probe.dtypes.pop(), probe.max_model_len
+    )
 
 
 def _probe_mask(
-    q_length: int, kv_length: int, mask_function: Visible, device: torch.device, **_rest: object
+    q_length: int, kv_length: int, mask_function: MaskRule, device: torch.device, **_rest: object
 ) -> torch.Tensor:
     """In place of a mask: something that goes the way of a mask and carries the rule that it is made by."""
     carrier = torch.ones(1, 1, q_length, kv_length, dtype=torch.bool, device=device)
@@ -191,7 +223,7 @@ def _compare_with_eager(
     The plain implementation stands beside the layer's class under a name that is a convention of transformers.
     """
     query, key, value = (state.float() for state in states)
-    scoring = Scoring(arguments.get("scaling"), arguments.get("softcap"), arguments.get("s_aux"))  # type: ignore[arg-type]
+    scoring = AttentionScoring(arguments.get("scaling"), arguments.get("softcap"), arguments.get("s_aux"))  # type: ignore[arg-type]
     mask = _mask(query.shape[2], window)
     ours = attend(query, key, value, scoring, mask).transpose(1, 2)
     eager = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)

@@ -16,7 +16,7 @@ _COLDEST = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class SampleRow:
+class SamplingRow:
     """One row of logits: how to pick from it, and which token it is that is picked.
 
     `position` is the absolute position of the new token in its sequence, `output_index` its index in the output.
@@ -27,7 +27,7 @@ class SampleRow:
     output_index: int
 
 
-def sample(logits: torch.Tensor, rows: Sequence[SampleRow], eos_token_ids: Sequence[int]) -> list[Sampled]:
+def sample(logits: torch.Tensor, rows: Sequence[SamplingRow], eos_token_ids: Sequence[int]) -> list[Sampled]:
     """Pick a token for each row of `logits` [rows, vocabulary].
 
     Log probabilities are those of the logits as the model gave them, before temperature and before ids are
@@ -41,7 +41,7 @@ def sample(logits: torch.Tensor, rows: Sequence[SampleRow], eos_token_ids: Seque
     return [logprobs.get(i) or Sampled(token) for i, token in enumerate(picked)]
 
 
-def pick(logits: torch.Tensor, rows: Sequence[SampleRow], eos_token_ids: Sequence[int]) -> list[int]:
+def pick(logits: torch.Tensor, rows: Sequence[SamplingRow], eos_token_ids: Sequence[int]) -> list[int]:
     """The tokens alone."""
     ruled_out = {i: ids for i, row in enumerate(rows) if (ids := _ruled_out(row, eos_token_ids))}
     if ruled_out:
@@ -55,7 +55,7 @@ def pick(logits: torch.Tensor, rows: Sequence[SampleRow], eos_token_ids: Sequenc
     return picked
 
 
-def _ruled_out(row: SampleRow, eos_token_ids: Sequence[int]) -> list[int]:
+def _ruled_out(row: SamplingRow, eos_token_ids: Sequence[int]) -> list[int]:
     """Ids that would end the output before it has `min_tokens` tokens."""
     sampling = row.sampling
     if row.output_index >= sampling.min_tokens:
@@ -63,7 +63,7 @@ def _ruled_out(row: SampleRow, eos_token_ids: Sequence[int]) -> list[int]:
     return [*sampling.stop_token_ids, *(() if sampling.ignore_eos else eos_token_ids)]
 
 
-def _draw(logits: torch.Tensor, row: SampleRow) -> int:
+def _draw(logits: torch.Tensor, row: SamplingRow) -> int:
     """Temperature, then top_k, then top_p, then the Gumbel-max trick: argmax of log probability plus noise.
 
     Rounding differs a little between batch shapes. It moves an argmax only where two tokens are tied to the
@@ -114,7 +114,7 @@ def _gumbel(seed: int, position: int, count: int) -> torch.Tensor:
 
 
 def _logprobs(
-    logits: torch.Tensor, picked: Sequence[int], rows: Sequence[SampleRow], wanted: Sequence[int]
+    logits: torch.Tensor, picked: Sequence[int], rows: Sequence[SamplingRow], wanted: Sequence[int]
 ) -> list[Sampled]:
     """The rows `wanted` with their log probabilities (natural, in float32) and best alternatives."""
     logprobs = torch.log_softmax(logits[list(wanted)].float(), dim=-1)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 
-class Announcer:
+class LayerNotifier:
     """Calls back when the device has done what was queued on it before, from a thread of its own.
 
     Calls are made in the order in which they were asked for. On a CPU each is made at once.
@@ -67,7 +67,7 @@ class CopyStream:
 
     @contextmanager
     def copying(self) -> Iterator[None]:
-        """What is copied inside is there on return. It must have been computed before (`Announcer`)."""
+        """What is copied inside is there on return. It must have been computed before (`LayerNotifier`)."""
         if self._stream is None:
             yield
             return
@@ -76,7 +76,7 @@ class CopyStream:
         self._stream.synchronize()
 
 
-class Pinned:
+class PinnedMemory:
     """Memory of the host that `device` copies from and to by itself, several times as fast, until `close`.
 
     Where the system does not allow it, and on a CPU, copies go on as they would without.

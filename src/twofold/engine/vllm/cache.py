@@ -8,7 +8,7 @@ from twofold.engine.base import KvLayout, LayerShape
 from twofold.errors import ModelError
 
 
-def layout_of(caches: Mapping[str, torch.Tensor], kv_heads: int) -> tuple[KvLayout, int]:
+def read_layout(caches: Mapping[str, torch.Tensor], kv_heads: int) -> tuple[KvLayout, int]:
     """How these layers' caches lie in memory, and their number of blocks.
 
     `caches` are as vLLM made them, by layer and in the order of layers: [blocks, heads, block size, numbers], where
@@ -38,7 +38,7 @@ def _shape(name: str, cache: torch.Tensor, kv_heads: int) -> tuple[int, int, int
     return blocks, heads, size, numbers
 
 
-def move_into(
+def move_caches(
     memory: torch.Tensor, layout: KvLayout, num_blocks: int, views: Sequence[Sequence[torch.Tensor]]
 ) -> None:
     """Let all views of each layer's cache, whoever holds them, lie in `memory` [bytes] of uint8 from now on.

@@ -22,14 +22,14 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.request import Request
 
-from twofold.engine.vllm.cache import layout_of, move_into
-from twofold.engine.vllm.ties import tied
+from twofold.engine.vllm.bridge import find_bridge
+from twofold.engine.vllm.cache import move_caches, read_layout
 from twofold.errors import ModelError
 
-TIES = "twofold_ties"  # the entry of kv_connector_extra_config that names them
+BRIDGE = "twofold_ties"  # the entry of kv_connector_extra_config that names them
 
 
-class Completing(KVConnectorMetadata):
+class CompletingPrefills(KVConnectorMetadata):
     """The requests whose prompt an iteration completes, and whose KV is on its way as it is computed."""
 
     def __init__(self, request_ids: Sequence[str]) -> None:
@@ -49,7 +49,7 @@ class TwofoldConnector(KVConnectorBase_V1, SupportsHMA):
                 f"this model has {kinds} kinds of KV cache (sliding windows, or states): only one can be handed over"
             )
         self._groups = tuple(range(len(kv_cache_config.kv_cache_groups)))
-        self._ties = tied(vllm_config.kv_transfer_config.kv_connector_extra_config[TIES])
+        self._ties = find_bridge(vllm_config.kv_transfer_config.kv_connector_extra_config[BRIDGE])
         self._layers: dict[str, int] = {}  # their places, by name
 
     # -- model runner -----------------------------------------------------------------------------------------------
@@ -59,11 +59,11 @@ class TwofoldConnector(KVConnectorBase_V1, SupportsHMA):
         context = self._vllm_config.compilation_config.static_forward_context
         self._layers = {name: place for place, name in enumerate(kv_caches)}
         heads = self._vllm_config.model_config.get_num_kv_heads(self._vllm_config.parallel_config)
-        layout, num_blocks = layout_of(kv_caches, heads)
+        layout, num_blocks = read_layout(kv_caches, heads)
         views = [(cache, context[name].kv_cache) for name, cache in kv_caches.items()]
         if not all(one.data_ptr() == other.data_ptr() for one, other in views):
             raise ModelError("a layer computes on other memory than vLLM has registered for it")
-        move_into(self._ties.place(layout, num_blocks), layout, num_blocks, views)
+        move_caches(self._ties.place(layout, num_blocks), layout, num_blocks, views)
 
     def start_load_kv(self, forward_context: object, **kwargs: Any) -> None:
         """Peers write, or our own thread reads: nothing starts here."""
@@ -75,7 +75,7 @@ class TwofoldConnector(KVConnectorBase_V1, SupportsHMA):
         self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: object, **kwargs: Any
     ) -> None:
         metadata = self._get_connector_metadata()
-        if isinstance(metadata, Completing) and metadata.request_ids:
+        if isinstance(metadata, CompletingPrefills) and metadata.request_ids:
             self._ties.computed(metadata.request_ids, self._layers[layer_name])
 
     def wait_for_save(self) -> None:
@@ -102,14 +102,16 @@ class TwofoldConnector(KVConnectorBase_V1, SupportsHMA):
         if num_external_tokens:
             self._ties.allocated(request.request_id, blocks.get_block_ids()[0])
 
-    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> Completing:
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> CompletingPrefills:
         output, cached = scheduler_output, scheduler_output.scheduled_cached_reqs
         new = output.scheduled_new_reqs
         self._ties.starting([each.req_id for each in new])
         before = {each.req_id: each.num_computed_tokens for each in new}
         before |= dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
         scheduled = output.num_scheduled_tokens
-        return Completing([rid for rid, done in before.items() if self._follows(rid, done + scheduled[rid])])
+        return CompletingPrefills(
+            [rid for rid, done in before.items() if self._follows(rid, done + scheduled[rid])]
+        )
 
     def _follows(self, request_id: str, computed: int) -> bool:
         """Whether a request has its whole prompt computed by an iteration, and is then to be handed over."""

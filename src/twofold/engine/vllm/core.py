@@ -1,25 +1,101 @@
-"""vLLM's engine core, in this process and on one thread."""
+"""Which blocks of prompts vLLM has cached, under the names by which the service knows them.
+
+vLLM's engine core, in this process and on one thread.
+"""
 
 import os
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from vllm.config import KVEventsConfig, KVTransferConfig
+from vllm.distributed.kv_events import BlockRemoved, BlockStored, EventBatch, EventPublisher, KVEventBatch
 from vllm.engine.arg_utils import EngineArgs
 from vllm.sampling_params import SamplingParams as VllmSampling
+from vllm.v1.core.kv_cache_utils import BlockHash, maybe_convert_block_hash
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
-from twofold.engine.vllm.account import Blocks
-from twofold.engine.vllm.connector import TIES
-from twofold.engine.vllm.prompt_blocks import PromptBlocks
-from twofold.engine.vllm.ties import Ties, tie
+from twofold.engine.vllm.bridge import ConnectorBridge, VllmBlockCounts, register_bridge
+from twofold.engine.vllm.connector import BRIDGE
+from twofold.kvcache.cache import CacheObserver, RemovalReason
 from twofold.request import BlockKey
 
+ExternalHash = int | bytes
 
-class Knobs(NamedTuple):
+
+class CachedPromptBlocks(EventPublisher):
+    """Stands where vLLM publishes its KV events. vLLM names a block by a hash of its own, over the same tokens.
+
+    So the blocks of a prompt have two names each, which are told when it comes. Blocks of output, and those of prompts
+    whose KV comes from a peer, have only vLLM's, and are passed over.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._expected: dict[str, list[ExternalHash]] = {}
+        self._names: dict[ExternalHash, BlockKey] = {}  # of blocks that are cached, or may yet be
+        self._wanted: Counter[ExternalHash] = Counter()  # by how many requests, and blocks, a name is known
+        self._cached: Counter[ExternalHash] = Counter()
+        self._changes: list[tuple[BlockKey, bool]] = []
+
+    def expect(self, request_id: str, hashes: Sequence[BlockHash], keys: Sequence[BlockKey]) -> None:
+        """A prompt has come, whose full blocks are these, by either name."""
+        named = [maybe_convert_block_hash(each) for each in hashes[: len(keys)]]
+        self._expected[request_id] = named
+        self._names.update(zip(named, keys, strict=False))
+        self._wanted.update(named)
+
+    def forget(self, request_id: str) -> None:
+        """It has ended: what it has left in the cache keeps its name."""
+        for each in self._expected.pop(request_id, ()):
+            self._release(each)
+
+    def publish(self, events: EventBatch) -> None:
+        for event in events.events if isinstance(events, KVEventBatch) else ():
+            if isinstance(event, BlockStored):
+                for each in event.block_hashes:
+                    self._stored(each)
+            elif isinstance(event, BlockRemoved):
+                for each in event.block_hashes:
+                    self._removed(each)
+
+    def shutdown(self) -> None:
+        """There is nothing to end."""
+
+    def tell(self, watcher: CacheObserver) -> None:
+        """What has come and gone since this was called last."""
+        changes, self._changes = self._changes, []
+        for key, there in changes:
+            if there:
+                watcher.stored(key)
+            else:
+                watcher.removed(key, RemovalReason.CAPACITY)
+
+    def _stored(self, each: ExternalHash) -> None:
+        if each in self._names:
+            if not self._cached[each]:
+                self._changes.append((self._names[each], True))
+            self._cached[each] += 1
+            self._wanted[each] += 1
+
+    def _removed(self, each: ExternalHash) -> None:
+        if self._cached.get(each):
+            self._cached[each] -= 1
+            if not self._cached[each]:
+                del self._cached[each]
+                self._changes.append((self._names[each], False))
+            self._release(each)
+
+    def _release(self, each: ExternalHash) -> None:
+        self._wanted[each] -= 1
+        if not self._wanted[each]:
+            del self._wanted[each], self._names[each]
+
+
+class CoreOptions(NamedTuple):
     """What a worker's role makes of its engine: tokens of an iteration, by which longer prompts are cut; sequences."""
 
     max_num_batched_tokens: int
@@ -30,15 +106,15 @@ class Knobs(NamedTuple):
 class VllmCore:
     """Requests in, tokens out, one iteration at a time. All of it is for one thread, but `blocks` and the counts."""
 
-    def __init__(self, name: str, ties: Ties, knobs: Knobs, **options: Any) -> None:  # noqa: ANN401  (vLLM names and checks them)
+    def __init__(self, name: str, ties: ConnectorBridge, knobs: CoreOptions, **options: Any) -> None:  # noqa: ANN401  (vLLM names and checks them)
         """`options` are vLLM's engine arguments, by its names."""
-        tie(name, ties)
+        register_bridge(name, ties)
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         transfer = KVTransferConfig(
             kv_connector="TwofoldConnector",
             kv_connector_module_path="twofold.engine.vllm.connector",
             kv_role="kv_both",
-            kv_connector_extra_config={TIES: name},
+            kv_connector_extra_config={BRIDGE: name},
         )
         args = EngineArgs(
             kv_transfer_config=transfer,
@@ -55,7 +131,7 @@ class VllmCore:
         )
         self._core = EngineCore(args.create_engine_config(), UniProcExecutor, log_stats=False)
         self._scheduler: Any = self._core.scheduler  # its interface says nothing of queues and blocks
-        self.prompt_blocks = PromptBlocks()
+        self.prompt_blocks = CachedPromptBlocks()
         if knobs.prefix_caching:
             self._scheduler.kv_event_publisher = self.prompt_blocks
 
@@ -133,6 +209,8 @@ class VllmCore:
         return len(self._scheduler.running)
 
     @property
-    def blocks(self) -> Blocks:
+    def blocks(self) -> VllmBlockCounts:
         pool = self._scheduler.kv_cache_manager.block_pool
-        return Blocks(pool.num_gpu_blocks - 1, pool.get_num_free_blocks())  # one is never given to anybody
+        return VllmBlockCounts(
+            pool.num_gpu_blocks - 1, pool.get_num_free_blocks()
+        )  # one is never given to anybody

@@ -12,13 +12,13 @@ from vllm.sampling_params import SamplingParams as VllmSampling
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor
 from vllm.v1.sample.logits_processor.interface import MoveDirectionality
 
-from twofold.engine.torch.sampler import SampleRow, pick
+from twofold.engine.torch.sampler import SamplingRow, pick
 from twofold.request import SamplingParams
 
 SAMPLING = "twofold_sampling"  # the entry of a request's extra_args
 
 
-class Drawn:
+class SampledRequest:
     """One request of a batch that is not simply greedy: how to sample, and its tokens, which vLLM adds to."""
 
     def __init__(self, extra: dict[str, Any], prompt: list[int], output: list[int]) -> None:
@@ -27,16 +27,16 @@ class Drawn:
         self.eos_token_ids: tuple[int, ...] = extra["eos_token_ids"]
         self._before, self._output = len(prompt), output
 
-    def row(self) -> SampleRow:
+    def row(self) -> SamplingRow:
         position = self._before + len(self._output)
-        return SampleRow(self._sampling, position, position - self._given)
+        return SamplingRow(self._sampling, position, position - self._given)
 
 
 class KeyedSampling(LogitsProcessor):
     """Draws for the rows of requests that carry a `SAMPLING`; others are as vLLM has them."""
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device, is_pin_memory: bool) -> None:
-        self._rows: dict[int, Drawn] = {}
+        self._rows: dict[int, SampledRequest] = {}
 
     def is_argmax_invariant(self) -> bool:
         return False
@@ -51,7 +51,7 @@ class KeyedSampling(LogitsProcessor):
             rows.pop(index, None)
             extra = (params.extra_args or {}).get(SAMPLING)
             if extra is not None:
-                rows[index] = Drawn(extra, prompt or [], output)
+                rows[index] = SampledRequest(extra, prompt or [], output)
         for one, other, direction in batch_update.moved:
             moved, replaced = rows.pop(one, None), rows.pop(other, None)
             if moved is not None:
@@ -67,7 +67,7 @@ class KeyedSampling(LogitsProcessor):
         return logits
 
 
-def greedy_for(
+def vllm_sampling(
     sampling: SamplingParams, prompt_tokens: int, max_tokens: int, eos_token_ids: frozenset[int]
 ) -> VllmSampling:
     """What vLLM is asked for: greedy decoding, our sampling beside it where that is something else.

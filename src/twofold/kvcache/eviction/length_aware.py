@@ -2,14 +2,13 @@
 
 from collections.abc import Container
 
-from twofold.kvcache.eviction.base import Eviction
-from twofold.kvcache.eviction.ranking import Ranking
+from twofold.kvcache.eviction.base import EvictionPolicy, Ranking
 from twofold.request import BlockKey
 
 _POSITION_BITS = 24  # a prompt has fewer than 2^24 blocks
 
 
-class LengthAware(Eviction):
+class LengthAware(EvictionPolicy):
     """The block goes first that was used least often since it was stored; of several the one latest in its prompt.
 
     A block is of use only with all that stand before it, so the end of a prompt is worth least. Source: the

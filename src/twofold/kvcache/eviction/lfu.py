@@ -2,12 +2,11 @@
 
 from collections.abc import Container
 
-from twofold.kvcache.eviction.base import Eviction
-from twofold.kvcache.eviction.ranking import Ranking
+from twofold.kvcache.eviction.base import EvictionPolicy, Ranking
 from twofold.request import BlockKey
 
 
-class Lfu(Eviction):
+class Lfu(EvictionPolicy):
     """The block goes first that was used least often since it was stored, which counts as its first use.
 
     Of several the one that has had that count longest. A count ends with the block's stay: one that comes back

@@ -3,11 +3,11 @@
 from collections import OrderedDict
 from collections.abc import Container
 
-from twofold.kvcache.eviction.base import Eviction
+from twofold.kvcache.eviction.base import EvictionPolicy
 from twofold.request import BlockKey
 
 
-class Lru(Eviction):
+class Lru(EvictionPolicy):
     """The block goes first that was stored, hit or released longest ago."""
 
     def __init__(self) -> None:

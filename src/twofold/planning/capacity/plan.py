@@ -7,17 +7,22 @@ import msgspec
 import numpy as np
 
 from twofold.errors import ConfigurationError
-from twofold.hardware.machine import Machine, StorageTier
-from twofold.hardware.model import Model
+from twofold.hardware.specs import Machine, Model, StorageTier
 from twofold.performance.base import PerformanceModel
-from twofold.planning.capacity.curve import Curve, Seconds, Terms
-from twofold.planning.capacity.distances import NEVER, Blocks, least_capacities
-from twofold.planning.capacity.savings import savings_s
+from twofold.planning.capacity.curve import (
+    NEVER,
+    Blocks,
+    CapacityCurve,
+    CapacityTerms,
+    Seconds,
+    least_capacities,
+    savings_s,
+)
 from twofold.request import Request
 from twofold.workload.rescale import BLOCK_TOKENS
 
 
-class CapacityQuestion(msgspec.Struct, frozen=True, kw_only=True):
+class CapacityQuery(msgspec.Struct, frozen=True, kw_only=True):
     """Nodes are machines whose instances, of so many `accelerators` each, prefill `model` as `performance` says.
 
     As many nodes as the prefill of the trace keeps busy without any reuse, if `nodes` is None. `dram_gb` of each node
@@ -51,11 +56,11 @@ class TierPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     tier: StorageTier
     behind_gb: float
-    local: Curve
-    pool: Curve | None
+    local: CapacityCurve
+    pool: CapacityCurve | None
 
     @property
-    def preferred(self) -> Curve:
+    def preferred(self) -> CapacityCurve:
         """The pool, where there is one."""
         return self.pool or self.local
 
@@ -67,7 +72,7 @@ class CapacityPlan(msgspec.Struct, frozen=True, kw_only=True):
     before.
     """
 
-    question: CapacityQuestion
+    question: CapacityQuery
     nodes: int
     requests: int
     blocks: int
@@ -78,7 +83,7 @@ class CapacityPlan(msgspec.Struct, frozen=True, kw_only=True):
     disk_alone: TierPlan
 
 
-def capacity_plan(requests: Sequence[Request], question: CapacityQuestion) -> CapacityPlan:
+def capacity_plan(requests: Sequence[Request], question: CapacityQuery) -> CapacityPlan:
     """Raises ConfigurationError for requests whose blocks are not known, or that all come at once."""
     blocks = sum(len(request.prefix_blocks) for request in requests)
     if not blocks:
@@ -110,7 +115,7 @@ def capacity_plan(requests: Sequence[Request], question: CapacityQuestion) -> Ca
     )
 
 
-def _whole_s(question: CapacityQuestion, request: Request) -> float:
+def _whole_s(question: CapacityQuery, request: Request) -> float:
     prompt = request.prompt_tokens
     return question.performance.prefill_s(prompt, prompt * prompt)
 
@@ -121,7 +126,7 @@ class _Trace:
     def __init__(
         self,
         requests: Sequence[Request],
-        question: CapacityQuestion,
+        question: CapacityQuery,
         nodes: int,
         blocks: int,
         duration_s: float,
@@ -142,9 +147,9 @@ class _Trace:
             tier=tier, behind_gb=behind_gb, local=self._curve(tier, behind_gb, self._nodes), pool=pool
         )
 
-    def _curve(self, tier: StorageTier, behind_gb: float, caches: int) -> Curve:
+    def _curve(self, tier: StorageTier, behind_gb: float, caches: int) -> CapacityCurve:
         question = self._question
-        terms = Terms(
+        terms = CapacityTerms(
             caches=caches,
             nodes=self._nodes,
             blocks=self._blocks,
@@ -162,7 +167,7 @@ class _Trace:
             for request, least in zip(group, _by_request(group, flat), strict=True)
         ]
         least = np.concatenate(self._least[caches])
-        return Curve(
+        return CapacityCurve(
             terms, np.where(least < NEVER, np.maximum(least - above, 0), NEVER), np.concatenate(saved)
         )
 

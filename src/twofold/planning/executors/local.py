@@ -14,10 +14,10 @@ from multiprocessing.sharedctypes import RawValue
 from typing import Self
 
 from twofold.errors import ConfigurationError, UserError
-from twofold.planning.evaluation import Simulated, Trial
-from twofold.planning.executors.base import Refused, sentence
+from twofold.planning.evaluation import SimulatedTrial, Trial
+from twofold.planning.evaluator import TrialRefused, sentence
 from twofold.planning.problem import Problem
-from twofold.planning.simulated import Abandoned, simulated
+from twofold.planning.trials import TrialAbandoned, simulate_trial
 
 
 def cores() -> int:
@@ -39,8 +39,8 @@ class LocalExecutor:
             jobs, mp_context=context, initializer=_begin, initargs=(problem, self._leaving)
         )
 
-    def submit(self, trial: Trial) -> Future[Simulated]:
-        outer: Future[Simulated] = Future()
+    def submit(self, trial: Trial) -> Future[SimulatedTrial]:
+        outer: Future[SimulatedTrial] = Future()
         try:
             inner = self._pool.submit(_run, trial)
         except BrokenProcessPool as error:
@@ -66,7 +66,7 @@ def _start_server() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, old)
 
 
-def _pass_on(inner: Future[Simulated], outer: Future[Simulated]) -> None:
+def _pass_on(inner: Future[SimulatedTrial], outer: Future[SimulatedTrial]) -> None:
     if inner.cancelled() or not outer.set_running_or_notify_cancel():
         outer.cancel()
         return
@@ -78,7 +78,7 @@ def _pass_on(inner: Future[Simulated], outer: Future[Simulated]) -> None:
 
 
 def _explained(error: BaseException) -> BaseException:
-    if isinstance(error, Refused):
+    if isinstance(error, TrialRefused):
         return ConfigurationError(str(error))
     if isinstance(error, BrokenProcessPool):
         return ConfigurationError(
@@ -109,10 +109,10 @@ def _end_with(parent: int) -> None:
     os._exit(1)
 
 
-def _run(trial: Trial) -> Simulated:
+def _run(trial: Trial) -> SimulatedTrial:
     try:
-        return simulated(_problem, trial, _abandoned)
+        return simulate_trial(_problem, trial, _abandoned)
     except UserError as error:
         raise sentence(error) from None
-    except Abandoned:
-        raise Refused("the plan was given up") from None
+    except TrialAbandoned:
+        raise TrialRefused("the plan was given up") from None

@@ -1,13 +1,86 @@
-"""Which placements are worth a joint simulation: those that the goodputs of their phases promise most of."""
+"""How much one instance takes of one phase: what DistServe's Algorithm 1 (OSDI'24, section 4.1) asks of a degree.
 
+Which placements are worth a joint simulation: those that the goodputs of their phases promise most of.
+
+A stock of unlike accelerators divided between the phases: beyond DistServe, whose clusters are of one kind.
+
+Each machine's accelerators may be split between prefill and decode in any way. What a phase gets out of so many of them
+is a knapsack over the kinds of instances that they can make up; what remains is to choose a split for each machine so
+that the weaker phase of the whole is as strong as can be. Only splits that no other betters in both phases matter, and
+those of several machines are combined one machine after the other.
+"""
+
+import asyncio
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from twofold.planning.design import Design, Family
-from twofold.planning.placement.affinity import shares_nodes
-from twofold.planning.placement.phases import PhaseGoodput
+from twofold.instance import Role
+from twofold.planning.design import Design, Family, MachineKind
+from twofold.planning.placement.instances import shares_nodes
+from twofold.planning.rates import RateSearch
+from twofold.request import Phase
+
+_FED = 1.5  # times what a decode instance could take at best is what others prefill for it
+
+
+class PhaseGoodput(msgspec.Struct, frozen=True, kw_only=True):
+    """The highest rate, in requests per second, at which one instance keeps the bound of its phase."""
+
+    kind: MachineKind
+    phase: Phase
+    rate: float
+
+    @property
+    def per_accelerator(self) -> float:
+        return self.rate / self.kind.accelerators
+
+
+async def goodputs(
+    search: RateSearch, kinds: Sequence[MachineKind], *, shared: bool = False
+) -> tuple[list[PhaseGoodput], list[PhaseGoodput]]:
+    """(of prefill, of decode), best per accelerator first; kinds that keep the bound at no rate are left out.
+
+    A prefill instance is simulated with requests that end with their first token. A decode instance is fed by as many
+    of the best prefill instances as could never hold it up, over the links that it will have: those within a node where
+    phases are to share nodes.
+    """
+    prefills = await _of_phase(search, [_prefill(kind) for kind in kinds])
+    if not prefills:
+        return [], []
+    decodes = await _of_phase(search, [_decode(search, prefills[0], kind, shared=shared) for kind in kinds])
+    return prefills, decodes
+
+
+async def _of_phase(search: RateSearch, designs: Sequence[Design]) -> list[PhaseGoodput]:
+    told = await asyncio.gather(*(search.highest(design) for design in designs))
+    found = [
+        PhaseGoodput(
+            kind=_judged_kind(each.design),
+            phase=each.design.family.judged or Phase.PREFILL,
+            rate=search.grid.rate(each.step),
+        )
+        for each in told
+        if each.step is not None
+    ]
+    return sorted(found, key=lambda each: (-each.per_accelerator, each.kind.accelerators, each.kind.short))
+
+
+def _judged_kind(design: Design) -> MachineKind:
+    prefill, decode = design.family.kinds
+    return prefill if design.family.judged is Phase.PREFILL else decode
+
+
+def _prefill(kind: MachineKind) -> Design:
+    return Design(family=Family(kinds=(kind, kind), judged=Phase.PREFILL), counts=(1, 1))
+
+
+def _decode(search: RateSearch, feeder: PhaseGoodput, kind: MachineKind, *, shared: bool) -> Design:
+    family = Family(kinds=(feeder.kind, kind), judged=Phase.DECODE, shared=shared)
+    most = search.bound.upper(Design(family=family, counts=(1, 1)))
+    feeders = 1 if math.isinf(most) else math.ceil(_FED * most / feeder.rate)
+    return Design(family=family, counts=(max(1, feeders), 1))
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,3 +151,97 @@ def _of_pair(prefill: PhaseGoodput, decode: PhaseGoodput, most: int, *, shared: 
             if others:
                 design = Design(family=family, counts=(count, others))
                 yield Candidate(design=design, rate=min(count * prefill.rate, others * decode.rate))
+
+
+Counts = tuple[tuple[MachineKind, int], ...]
+
+
+class StockDivision(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests per second that a division gives each phase, and the instances that it is made of."""
+
+    prefill: float = 0.0
+    decode: float = 0.0
+    prefills: Counts = ()
+    decodes: Counts = ()
+
+    @property
+    def rate(self) -> float:
+        """What the whole takes."""
+        return min(self.prefill, self.decode)
+
+    @property
+    def accelerators(self) -> int:
+        return sum(kind.accelerators * count for kind, count in (*self.prefills, *self.decodes))
+
+    def beside(self, other: "StockDivision") -> "StockDivision":
+        """Both together."""
+        return StockDivision(
+            prefill=self.prefill + other.prefill,
+            decode=self.decode + other.decode,
+            prefills=self.prefills + other.prefills,
+            decodes=self.decodes + other.decodes,
+        )
+
+    def design(self) -> Design:
+        parts = [(kind, count, Role.PREFILL) for kind, count in self.prefills]
+        parts += [(kind, count, Role.DECODE) for kind, count in self.decodes]
+        kinds, counts, roles = zip(*parts, strict=True)
+        return Design(family=Family(kinds=kinds, roles=roles), counts=counts)
+
+
+def divided(
+    stock: Mapping[str, int], prefills: Sequence[PhaseGoodput], decodes: Sequence[PhaseGoodput], most: int
+) -> list[Candidate]:
+    """The `most` promising divisions of a stock (accelerators by machine), best first; of equals the smaller."""
+    whole = [StockDivision()]
+    for machine, accelerators in sorted(stock.items()):
+        options = _splits(
+            accelerators,
+            [each for each in prefills if each.kind.name == machine],
+            [each for each in decodes if each.kind.name == machine],
+        )
+        whole = _unbettered(one.beside(other) for one in whole for other in options)
+    useful = sorted(
+        (split for split in whole if split.rate > 0),
+        key=lambda split: (-round(split.rate, 9), split.accelerators, split.design().name),
+    )
+    return [Candidate(design=split.design(), rate=split.rate) for split in useful[:most]]
+
+
+def _splits(
+    accelerators: int, prefills: Sequence[PhaseGoodput], decodes: Sequence[PhaseGoodput]
+) -> list[StockDivision]:
+    """Of one machine's accelerators: all ways to divide them that no other betters in both phases."""
+    first, second = _packed(accelerators, prefills), _packed(accelerators, decodes)
+    return _unbettered(
+        StockDivision(
+            prefill=first[given][0],
+            prefills=first[given][1],
+            decode=second[accelerators - given][0],
+            decodes=second[accelerators - given][1],
+        )
+        for given in range(accelerators + 1)
+    )
+
+
+def _packed(accelerators: int, goodputs: Sequence[PhaseGoodput]) -> list[tuple[float, Counts]]:
+    """For 0, 1, … accelerators the most that instances on them take, and which those are (an unbounded knapsack)."""
+    best: list[tuple[float, dict[MachineKind, int]]] = [(0.0, {})]
+    for given in range(1, accelerators + 1):
+        found = best[given - 1]
+        for each in goodputs:
+            left = given - each.kind.accelerators
+            if left >= 0 and best[left][0] + each.rate > found[0]:
+                counts = best[left][1]
+                found = best[left][0] + each.rate, {**counts, each.kind: counts.get(each.kind, 0) + 1}
+        best.append(found)
+    return [(rate, tuple(counts.items())) for rate, counts in best]
+
+
+def _unbettered(splits: Iterable[StockDivision]) -> list[StockDivision]:
+    """Those that no other equals in one phase and betters in the other; of equals the one with fewest accelerators."""
+    kept: list[StockDivision] = []
+    for split in sorted(splits, key=lambda each: (-each.prefill, -each.decode, each.accelerators)):
+        if not kept or split.decode > kept[-1].decode:
+            kept.append(split)
+    return kept

@@ -7,19 +7,17 @@ import msgspec
 
 from twofold.errors import ConfigurationError
 from twofold.instance import Role
-from twofold.planning.cheapest import by_accelerators, cheapest
 from twofold.planning.design import Design, Family, MachineKind
 from twofold.planning.evaluation import Evaluation, Trial
-from twofold.planning.families import COLOCATED
-from twofold.planning.placement.candidates import balanced, replicated
-from twofold.planning.placement.fleet import divided
-from twofold.planning.placement.phases import PhaseGoodput, goodputs
+from twofold.planning.placement.candidates import PhaseGoodput, balanced, divided, goodputs, replicated
+from twofold.planning.problem import COLOCATED
 from twofold.planning.rates import RateSearch
+from twofold.planning.search import by_accelerators, cheapest
 
 BREADTH = 6  # placements, and colocated designs, that are simulated jointly
 
 
-class Placed(msgspec.Struct, frozen=True, kw_only=True):
+class SimulatedPlacement(msgspec.Struct, frozen=True, kw_only=True):
     """A placement that was simulated: the highest rate at which it keeps the whole SLO, and how it then was.
 
     `copies` of it are needed for the rate that was asked for; each serves its share.
@@ -40,7 +38,7 @@ class Placed(msgspec.Struct, frozen=True, kw_only=True):
         return self.copies * self.design.accelerators
 
 
-class Placement(msgspec.Struct, frozen=True, kw_only=True):
+class PlacementResults(msgspec.Struct, frozen=True, kw_only=True):
     """What was found; `split` and `colocated` have the best first, and what could not keep the SLO is not in them.
 
     `prefills` and `decodes` are the goodputs of one instance of each kind.
@@ -48,13 +46,13 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
 
     prefills: tuple[PhaseGoodput, ...]
     decodes: tuple[PhaseGoodput, ...]
-    split: tuple[Placed, ...]
-    colocated: tuple[Placed, ...]
+    split: tuple[SimulatedPlacement, ...]
+    colocated: tuple[SimulatedPlacement, ...]
 
 
 async def most_goodput(
     search: RateSearch, kinds: Sequence[MachineKind], most_accelerators: int, *, node: int | None = None
-) -> Placement:
+) -> PlacementResults:
     """The placements with the most goodput per accelerator, on at most so many.
 
     Instances may be anywhere (Algorithm 1), or, with a `node` of so many accelerators, each stage of prefill beside
@@ -63,7 +61,7 @@ async def most_goodput(
     prefills, decodes = await goodputs(search, kinds, shared=node is not None)
     candidates = balanced(prefills, decodes, most_accelerators, node=node)
     split = await _highest(search, [each.design for each in candidates[:BREADTH]])
-    return Placement(
+    return PlacementResults(
         prefills=tuple(prefills),
         decodes=tuple(decodes),
         split=split,
@@ -80,7 +78,7 @@ async def for_rate(
     most_accelerators: int,
     *,
     shared: bool = False,
-) -> Placement:
+) -> PlacementResults:
     """The placements, anywhere or all on one node (`shared`), that keep the SLO at `rate` on the fewest accelerators.
 
     ⌈rate / goodput⌉ instances of each phase are where the search begins: together they may need one more, because a
@@ -93,7 +91,7 @@ async def for_rate(
     def allows(design: Design) -> bool:
         return design.accelerators <= most_accelerators
 
-    async def fewest(families: Sequence[Family]) -> tuple[Placed, ...]:
+    async def fewest(families: Sequence[Family]) -> tuple[SimulatedPlacement, ...]:
         designs = await asyncio.gather(
             *(cheapest(search, family, rate, allows, by_accelerators) for family in families)
         )
@@ -102,7 +100,7 @@ async def for_rate(
         )
         return tuple(sorted(placed, key=_fewest))
 
-    return Placement(
+    return PlacementResults(
         prefills=tuple(prefills),
         decodes=tuple(decodes),
         split=await fewest(families),
@@ -112,13 +110,13 @@ async def for_rate(
 
 async def whole_stock(
     search: RateSearch, kinds: Sequence[MachineKind], stock: Mapping[str, int]
-) -> Placement:
+) -> PlacementResults:
     """The placements that take most of all of a stock of unlike accelerators (by machine), wherever they are."""
     prefills, decodes = await goodputs(search, kinds)
     candidates = divided(stock, prefills, decodes, BREADTH)
     split = await _highest(search, [each.design for each in candidates])
     colocated = await _highest(search, await _all_colocated(search, kinds, stock))
-    return Placement(
+    return PlacementResults(
         prefills=tuple(prefills),
         decodes=tuple(decodes),
         split=tuple(sorted(split, key=_most)),
@@ -126,7 +124,7 @@ async def whole_stock(
     )
 
 
-def best_of(placement: Placement) -> Placed:
+def best_of(placement: PlacementResults) -> SimulatedPlacement:
     """The best split placement; raises ConfigurationError, saying which phase cannot, where there is none."""
     if placement.split:
         return placement.split[0]
@@ -143,11 +141,11 @@ def best_of(placement: Placement) -> Placed:
     )
 
 
-async def _highest(search: RateSearch, designs: Sequence[Design]) -> tuple[Placed, ...]:
+async def _highest(search: RateSearch, designs: Sequence[Design]) -> tuple[SimulatedPlacement, ...]:
     """Their goodputs, best per accelerator first; of equals the one with fewer accelerators."""
     told = await asyncio.gather(*(search.highest(design) for design in designs))
     placed = [
-        Placed(design=each.design, rate=search.grid.rate(each.step), evaluation=each.kept)
+        SimulatedPlacement(design=each.design, rate=search.grid.rate(each.step), evaluation=each.kept)
         for each in told
         if each.step is not None and each.kept is not None
     ]
@@ -156,13 +154,13 @@ async def _highest(search: RateSearch, designs: Sequence[Design]) -> tuple[Place
     )
 
 
-async def _at(search: RateSearch, design: Design, rate: float) -> Placed:
-    return Placed(design=design, rate=rate, evaluation=await search.evaluate(Trial(design, rate)))
+async def _at(search: RateSearch, design: Design, rate: float) -> SimulatedPlacement:
+    return SimulatedPlacement(design=design, rate=rate, evaluation=await search.evaluate(Trial(design, rate)))
 
 
 async def _colocated(
     search: RateSearch, kinds: Sequence[MachineKind], accelerators: int
-) -> tuple[Placed, ...]:
+) -> tuple[SimulatedPlacement, ...]:
     """As many colocated instances as fit on as many accelerators, of the families that are best by themselves."""
     designs = [
         Design(family=family, counts=(max(1, accelerators // family.kinds[0].accelerators),))
@@ -207,9 +205,9 @@ async def _all_colocated(
     return designs
 
 
-def _most(placed: Placed) -> tuple[float | str, ...]:
+def _most(placed: SimulatedPlacement) -> tuple[float | str, ...]:
     return -placed.rate, placed.accelerators, placed.design.name
 
 
-def _fewest(placed: Placed) -> tuple[float | str, ...]:
+def _fewest(placed: SimulatedPlacement) -> tuple[float | str, ...]:
     return placed.accelerators, placed.design.price_per_h, placed.design.name

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from twofold import __version__
-from twofold.planning.capacity.curve import Curve, Point
+from twofold.planning.capacity.curve import CapacityCurve, CapacityPoint
 from twofold.planning.capacity.plan import CapacityPlan, TierPlan
 
 _ROWS = 12
@@ -101,7 +101,7 @@ def _table(plan: CapacityPlan, each: TierPlan, title: str) -> Table:
     return table
 
 
-def _cells(plan: CapacityPlan, before: Point, point: Point) -> tuple[str, ...]:
+def _cells(plan: CapacityPlan, before: CapacityPoint, point: CapacityPoint) -> tuple[str, ...]:
     added = added_by(plan, before, point)
     returns = "-" if added.returns is None else f"{added.returns:.2g}×"
     return (
@@ -112,7 +112,7 @@ def _cells(plan: CapacityPlan, before: Point, point: Point) -> tuple[str, ...]:
     )
 
 
-class Added(msgspec.Struct, frozen=True, kw_only=True):
+class MarginalGain(msgspec.Struct, frozen=True, kw_only=True):
     """What a GB more gives between two capacities: seconds of an accelerator in an hour, and dollars saved for each
     that it costs, None where it costs nothing."""
 
@@ -120,28 +120,28 @@ class Added(msgspec.Struct, frozen=True, kw_only=True):
     returns: float | None
 
 
-def added_by(plan: CapacityPlan, before: Point, point: Point) -> Added:
+def added_by(plan: CapacityPlan, before: CapacityPoint, point: CapacityPoint) -> MarginalGain:
     gb = (point.gb_per_node - before.gb_per_node) * plan.nodes
     price = point.price_per_h - before.price_per_h
-    return Added(
+    return MarginalGain(
         accelerator_s_per_gb_h=(point.accelerators - before.accelerators) * 3600 / gb,
         returns=(point.saved_per_h - before.saved_per_h) / price if price > 0 else None,
     )
 
 
-class PointReport(msgspec.Struct, frozen=True, kw_only=True):
+class CapacityPointReport(msgspec.Struct, frozen=True, kw_only=True):
     """A capacity with what it gives and what its last GB added."""
 
-    point: Point
-    added: Added
+    point: CapacityPoint
+    added: MarginalGain
 
 
 class CurveReport(msgspec.Struct, frozen=True, kw_only=True):
     """One way to place a tier: `best` is the capacity up to which it pays."""
 
-    best: Point
+    best: CapacityPoint
     full_gb_per_node: float
-    points: tuple[PointReport, ...]
+    points: tuple[CapacityPointReport, ...]
 
 
 class TierReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -212,19 +212,19 @@ def _tier_report(plan: CapacityPlan, each: TierPlan) -> TierReport:
     )
 
 
-def _curve_report(plan: CapacityPlan, curve: Curve, rows: Sequence[float]) -> CurveReport:
+def _curve_report(plan: CapacityPlan, curve: CapacityCurve, rows: Sequence[float]) -> CurveReport:
     points = [curve.at(gb) for gb in rows]
     return CurveReport(
         best=curve.best(),
         full_gb_per_node=curve.full_gb_per_node,
         points=tuple(
-            PointReport(point=point, added=added_by(plan, before, point))
+            CapacityPointReport(point=point, added=added_by(plan, before, point))
             for before, point in pairwise(points)
         ),
     )
 
 
-def _curves(each: TierPlan) -> dict[str, Curve]:
+def _curves(each: TierPlan) -> dict[str, CapacityCurve]:
     return {"local": each.local} if each.pool is None else {"local": each.local, "pool": each.pool}
 
 

@@ -8,19 +8,17 @@ from rich.table import Table
 from rich.text import Text
 
 from twofold import __version__
+from twofold.cluster.spec import ClusterSpec
 from twofold.instance import Role
-from twofold.planning.deployment import slo_words
+from twofold.planning.deployment import slo_argument
 from twofold.planning.evaluator import Effort
-from twofold.planning.placement.explanation import Preference, preference
-from twofold.planning.placement.phases import PhaseGoodput
-from twofold.planning.placement.plan import PlacementPlan
-from twofold.planning.placement.search import Placed
-from twofold.reporting.plan.design_facts import rate_text
-from twofold.reporting.plan.table import effort_text
-from twofold.reporting.simulation.accuracy import phase_accuracy
-from twofold.reporting.tables import seconds
+from twofold.planning.placement.candidates import PhaseGoodput
+from twofold.planning.placement.plan import ParallelismPreference, PlacementPlan, preference
+from twofold.planning.placement.search import SimulatedPlacement
+from twofold.reporting.plan.table import effort_text, rate_text
+from twofold.reporting.simulation.statistics import phase_accuracy
+from twofold.reporting.summary import seconds
 from twofold.request import Phase
-from twofold.simulation.spec import ClusterSpec
 
 
 def placement_tables(plan: PlacementPlan, effort: Effort, title: str) -> Group:
@@ -99,7 +97,7 @@ def _goodput(found: PhaseGoodput | None) -> tuple[str, str]:
     return ("-", "-") if found is None else (rate_text(found.rate), f"{found.per_accelerator:.3g}")
 
 
-def _joint(placed: Sequence[Placed], title: str) -> Table:
+def _joint(placed: Sequence[SimulatedPlacement], title: str) -> Table:
     table = Table(title=title, title_justify="left")
     for heading in ("design", "req/s", "accelerators", "per accelerator", "TTFT P90", "TPOT P90"):
         table.add_column(heading, justify="left" if heading == "design" else "right")
@@ -154,7 +152,7 @@ class PlacementReport(msgspec.Struct, frozen=True, kw_only=True):
     rate: float | None
     best: PlacedReport
     confidence: tuple[float, ...] | None
-    prefill_parallelism: Preference | None
+    prefill_parallelism: ParallelismPreference | None
     phases: tuple[PhaseReport, ...]
     split: tuple[PlacedReport, ...]
     colocated: tuple[PlacedReport, ...]
@@ -165,7 +163,7 @@ class PlacementReport(msgspec.Struct, frozen=True, kw_only=True):
     def of(cls, plan: PlacementPlan, effort: Effort) -> "PlacementReport":
         problem, placement = plan.prepared.problem, plan.placement
 
-        def report(placed: Placed) -> PlacedReport:
+        def report(placed: SimulatedPlacement) -> PlacedReport:
             return PlacedReport(
                 name=placed.design.name,
                 split=placed.design.family.split,
@@ -182,7 +180,7 @@ class PlacementReport(msgspec.Struct, frozen=True, kw_only=True):
             algorithm=plan.algorithm,
             reason=plan.prepared.links.reason,
             model=problem.template.model,
-            slo=slo_words(problem.slo),
+            slo=slo_argument(problem.slo),
             attainment=problem.attainment,
             rate=plan.prepared.question.rate,
             best=report(plan.best),

@@ -3,15 +3,15 @@
 import msgspec
 
 from twofold import __version__
+from twofold.cluster.spec import ClusterSpec
 from twofold.planning.advice import Advice
-from twofold.planning.deployment import Margin, margins, slo_words
+from twofold.planning.deployment import SloMargin, margins, slo_argument
 from twofold.planning.design import Design
 from twofold.planning.evaluation import Evaluation
 from twofold.planning.evaluator import Effort
-from twofold.planning.pareto import Point
-from twofold.planning.plan import Choice, Plan
+from twofold.planning.pareto import ParetoPoint
+from twofold.planning.plan import DesignChoice, Plan
 from twofold.planning.problem import Problem
-from twofold.simulation.spec import ClusterSpec
 
 
 class DesignReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,12 +45,12 @@ class ChoiceReport(msgspec.Struct, frozen=True, kw_only=True):
     requests_per_dollar: float
     requests_per_kwh: float
     mean_power_w: float
-    margins: tuple[Margin, ...]
+    margins: tuple[SloMargin, ...]
     cluster: ClusterSpec
     evaluation: Evaluation
 
     @classmethod
-    def of(cls, problem: Problem, choice: Choice) -> "ChoiceReport":
+    def of(cls, problem: Problem, choice: DesignChoice) -> "ChoiceReport":
         return cls(
             design=DesignReport.of(choice.design),
             rate=choice.rate,
@@ -64,7 +64,7 @@ class ChoiceReport(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class PointReport(msgspec.Struct, frozen=True, kw_only=True):
+class ParetoPointReport(msgspec.Struct, frozen=True, kw_only=True):
     """A point of the Pareto front."""
 
     design: DesignReport
@@ -87,12 +87,12 @@ class PlanReport(msgspec.Struct, frozen=True, kw_only=True):
     advice: Advice
     choices: tuple[ChoiceReport, ...]
     without: tuple[str, ...]
-    pareto: tuple[PointReport, ...]
+    pareto: tuple[ParetoPointReport, ...]
     effort: dict[str, int | float | None]
 
     @classmethod
     def of(
-        cls, problem: Problem, plan: Plan, advice: Advice, front: tuple[Point, ...], effort: Effort
+        cls, problem: Problem, plan: Plan, advice: Advice, front: tuple[ParetoPoint, ...], effort: Effort
     ) -> "PlanReport":
         return cls(
             twofold_version=__version__,
@@ -100,12 +100,14 @@ class PlanReport(msgspec.Struct, frozen=True, kw_only=True):
             rate=plan.question.rate,
             model=problem.template.model,
             workload=msgspec.to_builtins(problem.workload),
-            slo=slo_words(problem.slo),
+            slo=slo_argument(problem.slo),
             attainment=problem.attainment,
             advice=advice,
             choices=tuple(ChoiceReport.of(problem, choice) for choice in plan.choices),
             without=plan.without,
-            pareto=tuple(PointReport(design=DesignReport.of(each.design), rate=each.rate) for each in front),
+            pareto=tuple(
+                ParetoPointReport(design=DesignReport.of(each.design), rate=each.rate) for each in front
+            ),
             effort={**msgspec.to_builtins(effort), "requests_per_cpu_s": effort.requests_per_cpu_s},
         )
 

@@ -1,4 +1,7 @@
-"""A plan for the terminal: the best of each family, how near it is to the SLO, the Pareto front and the verdict."""
+"""What is said of a choice in tables and on pages.
+
+A plan for the terminal: the best of each family, how near it is to the SLO, the Pareto front and the verdict.
+"""
 
 from collections.abc import Iterable, Sequence
 
@@ -10,9 +13,55 @@ from rich.text import Text
 from twofold.planning.advice import Advice
 from twofold.planning.deployment import margins
 from twofold.planning.evaluator import Effort
-from twofold.planning.pareto import Point
-from twofold.planning.plan import Choice, Plan
-from twofold.reporting.plan.design_facts import HEADINGS, check_texts, choice_row, rate_text
+from twofold.planning.pareto import ParetoPoint
+from twofold.planning.plan import DesignChoice, Plan
+from twofold.reporting.simulation.facts import check_text
+from twofold.reporting.simulation.statistics import phase_accuracy
+from twofold.reporting.summary import seconds
+from twofold.request import Phase
+from twofold.simulation.result import Check
+
+HEADINGS = (
+    "design",
+    "req/s",
+    "$/h",
+    "kW",
+    "req/$",
+    "req/kWh",
+    "TTFT P90",
+    "TPOT P90",
+    "mean kW",
+    "model error (prefill / decode)",
+)
+
+
+def choice_row(choice: DesignChoice) -> tuple[str, ...]:
+    """The texts of HEADINGS; latencies and mean power are those at the rate that it was judged at."""
+    design, evaluation = choice.design, choice.evaluation
+    return (
+        design.name,
+        rate_text(choice.highest_rate),
+        f"{design.price_per_h:,.2f}",
+        f"{design.tdp_w / 1e3:,.1f}",
+        f"{choice.requests_per_dollar:,.0f}",
+        f"{choice.requests_per_kwh:,.0f}",
+        seconds(None if evaluation.ttft_s is None else evaluation.ttft_s.p90),
+        seconds(None if evaluation.tpot_s is None else evaluation.tpot_s.p90),
+        f"{evaluation.mean_power_w / 1e3:,.1f}",
+        " / ".join(phase_accuracy(evaluation.pools, phase) for phase in Phase),
+    )
+
+
+def check_texts(check: Check) -> tuple[str, str]:
+    """The value and the bound of a check, in its unit: a share, a multiple or seconds."""
+    if check.at_least or "slowdown" in check.name:
+        return check_text(check)
+    return seconds(check.value), f"≤ {seconds(check.bound)}"
+
+
+def rate_text(rate: float) -> str:
+    return f"{rate:,.2f}" if rate < 100.0 else f"{rate:,.0f}"
+
 
 # The page has all columns; a terminal is narrow.
 _SHOWN = tuple(
@@ -21,7 +70,9 @@ _SHOWN = tuple(
 _MOST_POINTS = 14  # of the front: the JSON has them all
 
 
-def plan_tables(plan: Plan, advice: Advice, front: Sequence[Point], effort: Effort, title: str) -> Group:
+def plan_tables(
+    plan: Plan, advice: Advice, front: Sequence[ParetoPoint], effort: Effort, title: str
+) -> Group:
     """Everything that a person asks of a plan."""
     parts: list[RenderableType] = [_choices(plan, title)]
     if plan.without:
@@ -40,7 +91,7 @@ def effort_text(effort: Effort) -> str:
     return f"{effort.simulations:,} simulations{reused}; {spent}{pace}"
 
 
-def thinned(front: Sequence[Point], most: int = _MOST_POINTS) -> list[Point]:
+def thinned(front: Sequence[ParetoPoint], most: int = _MOST_POINTS) -> list[ParetoPoint]:
     """At most so many points, evenly, with the first and the last."""
     if len(front) <= most:
         return list(front)
@@ -59,7 +110,7 @@ def _choices(plan: Plan, title: str) -> Table:
     return table
 
 
-def _margins(choices: Iterable[Choice]) -> Table:
+def _margins(choices: Iterable[DesignChoice]) -> Table:
     table = _table("Margins", ("design", "at req/s", "check", "value", "bound", "left"), (1, 3, 4, 5))
     for choice in choices:
         checks = choice.evaluation.checks
@@ -70,7 +121,7 @@ def _margins(choices: Iterable[Choice]) -> Table:
     return table
 
 
-def _front(front: Sequence[Point]) -> Table:
+def _front(front: Sequence[ParetoPoint]) -> Table:
     shown = thinned(front)
     more = f" ({len(shown)} of {len(front)} points)" if len(shown) < len(front) else ""
     table = _table(f"Pareto front{more}", ("req/s", "$/h", "kW", "design"), (0, 1, 2))

@@ -4,8 +4,8 @@ import re
 from collections import defaultdict
 
 from twofold.instance import Role
-from twofold.reporting.simulation.picture import PHASE_COLOURS, Layout, Picture, Trace, axis, grid
-from twofold.simulation.observer import QuietObserver, Run
+from twofold.reporting.chart import PHASE_COLOURS, Layout, ReportChart, Trace, axis, grid
+from twofold.simulation.observers.base import IterationRun, QuietObserver
 
 MOST_RUNS = 5000
 _PS_PER_S = 10**12
@@ -24,7 +24,7 @@ class GanttRuns(QuietObserver):
     """
 
     def __init__(self, limit: int = MOST_RUNS, until_s: float | None = None) -> None:
-        self.runs: list[Run] = []
+        self.runs: list[IterationRun] = []
         self.instances: set[str] = set()
         self._limit = limit
         self._end_ps = None if until_s is None else round(until_s * _PS_PER_S)
@@ -35,7 +35,7 @@ class GanttRuns(QuietObserver):
         latest = max((run.end_ps for run in self.runs), default=0)
         return (latest if self._end_ps is None else min(latest, self._end_ps)) / _PS_PER_S
 
-    def run(self, run: Run) -> None:
+    def run(self, run: IterationRun) -> None:
         if self._end_ps is not None and run.start_ps >= self._end_ps:
             return
         self.runs.append(run)
@@ -47,13 +47,13 @@ class GanttRuns(QuietObserver):
         self.instances.add(instance)
 
 
-def gantt(kept: GanttRuns, name: str, index: int = 0, runs: int = 1) -> Picture:
+def gantt(kept: GanttRuns, name: str, index: int = 0, runs: int = 1) -> ReportChart:
     """The runs of one simulation: a row for each instance, a colour for each phase."""
-    by_phase: dict[Role, list[Run]] = defaultdict(list)
+    by_phase: dict[Role, list[IterationRun]] = defaultdict(list)
     for run in kept.runs:
         by_phase[_phase(run)].append(run)
     rows = sorted(kept.instances | {run.instance for run in kept.runs}, key=_natural, reverse=True)
-    return Picture(
+    return ReportChart(
         id=f"gantt-{index}",
         title="Instances over time" if runs == 1 else f"Instances over time: {name}",
         note=f"What each instance ran in the first {kept.end_s:.1f} s; white is idle.",
@@ -62,13 +62,13 @@ def gantt(kept: GanttRuns, name: str, index: int = 0, runs: int = 1) -> Picture:
     )
 
 
-def _phase(run: Run) -> Role:
+def _phase(run: IterationRun) -> Role:
     if run.prefill_sequences == 0:
         return Role.DECODE
     return Role.MIXED if run.decode_sequences else Role.PREFILL
 
 
-def _bars(role: Role, runs: list[Run], end_s: float) -> Trace:
+def _bars(role: Role, runs: list[IterationRun], end_s: float) -> Trace:
     starts = [run.start_ps / _PS_PER_S for run in runs]
     ends = [min(run.end_ps / _PS_PER_S, end_s) for run in runs]
     return {
@@ -84,7 +84,7 @@ def _bars(role: Role, runs: list[Run], end_s: float) -> Trace:
     }
 
 
-def _details(run: Run) -> list[int]:
+def _details(run: IterationRun) -> list[int]:
     prompts = (run.iterations, run.prefill_tokens, run.prefill_sequences)
     return [*prompts, run.decode_sequences, round(run.watts)]
 

@@ -1,10 +1,13 @@
-"""Picture: how latencies are distributed, one line per run, with the bounds of an SLO in seconds."""
+"""Picture: how latencies are distributed, one line per run, with the bounds of an SLO in seconds.
+
+Picture: how much slower than alone on the reference machine, with the bounds of an SLO in multiples.
+"""
 
 from collections.abc import Iterator, Mapping
 
-from twofold.reporting.simulation.picture import (
+from twofold.reporting.chart import (
     BOUND_COLOUR,
-    Picture,
+    ReportChart,
     Trace,
     axis,
     grid,
@@ -13,7 +16,7 @@ from twofold.reporting.simulation.picture import (
     on,
     run_colour,
 )
-from twofold.reporting.simulation.statistics import LATENCIES, Distribution
+from twofold.reporting.simulation.statistics import LATENCIES, SLOWDOWNS, LatencyMetric
 from twofold.simulation.histogram import Histogram
 from twofold.simulation.result import SimulationResult
 from twofold.slo import Slo, SlowdownSlo
@@ -27,13 +30,13 @@ _TITLES = {
 }
 
 
-def latencies(results: Mapping[str, SimulationResult], slo: Slo | SlowdownSlo | None = None) -> Picture:
+def latencies(results: Mapping[str, SimulationResult], slo: Slo | SlowdownSlo | None = None) -> ReportChart:
     """Cumulative distributions of TTFT, TPOT, ITL and E2E."""
     known = [latency for latency in LATENCIES if latency.label in _TITLES]
     axes = [(log_axis(_TITLES[latency.label]), share_axis()) for latency in known]
     traces = [trace for plot, latency in enumerate(known) for trace in cumulative(results, latency, plot)]
     bounds = list(_bounds(slo)) if isinstance(slo, Slo) else []
-    return Picture(
+    return ReportChart(
         id="latencies",
         title="Latencies",
         note="The share of requests (of gaps, for ITL) that took at most so long."
@@ -44,7 +47,7 @@ def latencies(results: Mapping[str, SimulationResult], slo: Slo | SlowdownSlo | 
 
 
 def cumulative(
-    results: Mapping[str, SimulationResult], distribution: Distribution, plot: int
+    results: Mapping[str, SimulationResult], distribution: LatencyMetric, plot: int
 ) -> Iterator[Trace]:
     """A line for each run that measured the distribution."""
     for index, (name, result) in enumerate(results.items()):
@@ -74,3 +77,36 @@ def _bounds(slo: Slo) -> Iterator[Trace]:
             yield line(
                 "SLO", (bound, bound), (0, 1), BOUND_COLOUR, **on(plot), legendgroup="SLO", showlegend=False
             ) | {"line": dashed}
+
+
+def slowdowns(
+    results: Mapping[str, SimulationResult], slo: Slo | SlowdownSlo | None = None
+) -> ReportChart | None:
+    """Cumulative distributions of the slowdowns; None where no run has any."""
+    traces = [trace for plot, known in enumerate(SLOWDOWNS) for trace in cumulative(results, known, plot)]
+    if not traces:
+        return None
+    bounds = list(_slowdowns_bounds(slo)) if isinstance(slo, SlowdownSlo) else []
+    return ReportChart(
+        id="slowdowns",
+        title="Slowdowns",
+        note="Multiples of what the same request takes alone on the reference machine."
+        + (" Crosses: the bounds of the SLO; a run keeps one by passing left of it." if bounds else ""),
+        traces=traces + bounds,
+        layout=grid(1, 3, [(log_axis(f"{known.label} (×)"), share_axis()) for known in SLOWDOWNS]),
+    )
+
+
+def _slowdowns_bounds(slo: SlowdownSlo) -> Iterator[Trace]:
+    for plot, bounds in enumerate((slo.ttft, slo.tpot, slo.e2e)):
+        yield {
+            "type": "scatter",
+            "mode": "markers",
+            "name": "SLO",
+            "x": list(bounds.values()),
+            "y": [percentile / 100 for percentile in bounds],
+            "marker": {"color": BOUND_COLOUR, "symbol": "x", "size": 8},
+            "legendgroup": "SLO",
+            "showlegend": plot == 0,
+            **on(plot),
+        }

@@ -1,10 +1,33 @@
-"""What the pictures of series over time share: which series a run has, and how one becomes lines."""
+"""What the pictures of series over time share: which series a run has, and how one becomes lines.
 
-from collections.abc import Iterator
+Picture: requests waiting and requests in a batch over time, by role.
+
+Picture: how many instances work as which role over time.
+
+Picture: the loads that overload control went by, over time.
+
+Picture: what all machines draw over time, beside what must be provisioned for them.
+
+Picture: the share of time in which the instances of each pool ran a batch.
+"""
+
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from twofold.instance import Role
-from twofold.reporting.simulation.picture import PHASE_COLOURS, Trace, line
+from twofold.reporting.chart import (
+    PHASE_COLOURS,
+    Layout,
+    ReportChart,
+    Trace,
+    axis,
+    grid,
+    labelled,
+    line,
+    on,
+    rounded,
+    run_colour,
+)
 from twofold.simulation.result import SimulationResult
 from twofold.simulation.series import Series
 
@@ -44,3 +67,101 @@ def steps(series: Series) -> tuple[list[float], list[float], list[float]]:
 def stepped(name: str, times: list[float], values: list[float], colour: str) -> Trace:
     """A line that holds each value until the next."""
     return line(name, times, values, colour) | {"line": {"color": colour, "width": 1.5, "shape": "hv"}}
+
+
+_KINDS = (("queue", "Waiting requests"), ("batch", "Requests in batches"))
+
+
+def load(results: Mapping[str, SimulationResult]) -> ReportChart:
+    """One row for each run: queues left, batches right."""
+    traces: list[Trace] = []
+    axes: list[tuple[Layout, Layout]] = []
+    for row, (name, result) in enumerate(results.items()):
+        for column, (kind, title) in enumerate(_KINDS):
+            plot = row * len(_KINDS) + column
+            traces += role_lines(result, kind, on(plot), legend=plot == 0)
+            axes.append((axis(TIME), axis(labelled(name, title, len(results)), rangemode="tozero")))
+    return ReportChart(
+        id="load",
+        title="Queues and batches",
+        note="All instances of a role together. Solid: the mean over an interval; thin: the highest value in it.",
+        traces=traces,
+        layout=grid(len(results), len(_KINDS), axes),
+    )
+
+
+def membership(results: Mapping[str, SimulationResult]) -> ReportChart:
+    """Stacked areas, one row for each run."""
+    traces: list[Trace] = []
+    for plot, result in enumerate(results.values()):
+        for role, series in by_role(result, "pool"):
+            times, means, _ = steps(series)
+            stacked = {"stackgroup": f"run{plot}", "legendgroup": role.value, "showlegend": plot == 0}
+            traces.append(stepped(role.value, times, means, PHASE_COLOURS[role]) | stacked | on(plot))
+    titles = [labelled(name, "Instances", len(results)) for name in results]
+    return ReportChart(
+        id="membership",
+        title="Pool membership",
+        note="Instances working in each role; mixed ones do both. Means over intervals.",
+        traces=traces,
+        layout=grid(len(results), 1, [(axis(TIME), axis(title, rangemode="tozero")) for title in titles]),
+    )
+
+
+def overload(results: Mapping[str, SimulationResult]) -> ReportChart | None:
+    """A row for each run; None where no run was controlled."""
+    controlled = {name: result for name, result in results.items() if result.overload is not None}
+    if not controlled:
+        return None
+    traces: list[Trace] = []
+    axes: list[tuple[Layout, Layout]] = []
+    for row, (name, result) in enumerate(controlled.items()):
+        traces += role_lines(result, "load", on(row), legend=row == 0)
+        title = labelled(name, "Predicted latency over its bound", len(controlled))
+        axes.append((axis(TIME), axis(title, rangemode="tozero")))
+    return ReportChart(
+        id="overload",
+        title="Load of the two phases",
+        note="Means over the instances when requests arrived. Solid: the mean of an interval; thin: the highest value.",
+        traces=traces,
+        layout=grid(len(controlled), 1, axes),
+    )
+
+
+def power(results: Mapping[str, SimulationResult]) -> ReportChart | None:
+    """One line for each run and its provisioned power dashed; None where no run has the series."""
+    traces: list[Trace] = []
+    for index, (name, result) in enumerate(results.items()):
+        series = result.series.get("power_w")
+        if series is None:
+            continue
+        colour, (times, means, _) = run_colour(index), steps(series)
+        drawn = [watts / 1e3 for watts in means]
+        traces.append(stepped(labelled(name, "drawn", len(results)), times, drawn, colour))
+        ends, provisioned = (min(times, default=0.0), max(times, default=0.0)), (result.tdp_w / 1e3,) * 2
+        dashed = line(labelled(name, "provisioned", len(results)), ends, provisioned, colour)
+        traces.append(dashed | {"line": {"color": colour, "width": 1, "dash": "dash"}})
+    if not traces:
+        return None
+    layout = grid(1, 1, [(axis(TIME), axis("Power (kW)", rangemode="tozero"))])
+    return ReportChart(id="power", title="Power", note="Means over intervals.", traces=traces, layout=layout)
+
+
+def utilization(results: Mapping[str, SimulationResult]) -> ReportChart:
+    """A bar for each pool; the colour is that of its role, or of the run where several are compared."""
+    traces: list[Trace] = []
+    for index, (name, result) in enumerate(results.items()):
+        roles = [PHASE_COLOURS[Role(pool.role)] for pool in result.pools]
+        traces.append(
+            {
+                "type": "bar",
+                "name": name,
+                "x": [f"{pool.role}, {pool.machine}" for pool in result.pools],
+                "y": rounded(pool.utilization * 100 for pool in result.pools),
+                "marker": {"color": roles if len(results) == 1 else run_colour(index)},
+                "showlegend": len(results) > 1,
+            }
+        )
+    axes = [(axis("Pool", type="category"), axis("Busy (% of instance time)", range=[0, 100]))]
+    layout = grid(1, 1, axes, barmode="group")
+    return ReportChart(id="utilization", title="Utilization", traces=traces, layout=layout)

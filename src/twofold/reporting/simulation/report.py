@@ -1,22 +1,49 @@
-"""The JSON of a simulation: everything that is known of it, in numbers, with the design that gave them."""
+"""The log of re-planning: as a table for the terminal, and as it goes into the JSON.
+
+The JSON of a simulation: everything that is known of it, in numbers, with the design that gave them.
+"""
 
 from collections.abc import Sequence
 
 import msgspec
+from rich.markup import escape
+from rich.table import Table
 
 from twofold import __version__
-from twofold.performance.base import ModelError
-from twofold.reporting.simulation.accuracy import Accuracy, worst
-from twofold.reporting.simulation.replans import ReplanEntry, replan_entries
-from twofold.reporting.simulation.reuse import ReuseReport
-from twofold.reporting.simulation.statistics import LATENCIES, SLOWDOWNS, Statistics
+from twofold.cluster.spec import ClusterSpec
+from twofold.performance.cost import ModelAccuracy
+from twofold.reporting.simulation.facts import ReuseReport
+from twofold.reporting.simulation.statistics import LATENCIES, SLOWDOWNS, Accuracy, DistributionSummary, worst
+from twofold.reporting.summary import seconds
 from twofold.request import Phase
-from twofold.scheduling.replan_log import Decision
+from twofold.scheduling.replan.replanner import ReplanDecision
 from twofold.simulation.overload import OverloadResult
-from twofold.simulation.result import PoolResult, SimulationResult
-from twofold.simulation.spec import ClusterSpec
-from twofold.simulation.verdict import Verdict
+from twofold.simulation.result import PoolResult, SimulationResult, Verdict
 from twofold.slo import Slo, SlowdownSlo
+
+
+class ReplanEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """A decision, and the sentence that says it."""
+
+    text: str
+    decision: ReplanDecision
+
+
+def replan_entries(log: Sequence[ReplanDecision]) -> tuple[ReplanEntry, ...]:
+    return tuple(ReplanEntry(text=str(decision), decision=decision) for decision in log)
+
+
+def replan_table(log: Sequence[ReplanDecision]) -> Table:
+    """A row for each decision, in the order of time."""
+    table = Table(title="Re-planning", title_justify="left", show_header=False)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column()
+    for decision in log:
+        table.add_row(seconds(decision.at_s), escape(str(decision)))
+    if not log:
+        table.add_row("", "the traffic has not shifted")
+    return table
+
 
 # Everything that depends on when the run ended, or on who was in time.
 _OF_THE_WHOLE_RUN = (
@@ -79,8 +106,8 @@ class SimulationReport(msgspec.Struct, frozen=True, kw_only=True):
     duration_s: float
     arrival_s: float
     rates: Rates
-    latencies_s: dict[str, Statistics | None]
-    slowdowns: dict[str, Statistics | None]
+    latencies_s: dict[str, DistributionSummary | None]
+    slowdowns: dict[str, DistributionSummary | None]
     model_errors: dict[str, Accuracy]
     pools: tuple[PoolResult, ...]
     series: dict[str, SeriesSummary]
@@ -101,10 +128,10 @@ class SimulationReport(msgspec.Struct, frozen=True, kw_only=True):
         workload: dict[str, str | int | float | None],
         seed: int,
         reference: str | None = None,
-        reference_error: ModelError | None = None,
+        reference_error: ModelAccuracy | None = None,
         slo: Slo | SlowdownSlo | None = None,
         judged: Verdict | None = None,
-        replans: Sequence[Decision] | None = None,
+        replans: Sequence[ReplanDecision] | None = None,
     ) -> "SimulationReport":
         return cls(
             twofold_version=__version__,
@@ -118,8 +145,8 @@ class SimulationReport(msgspec.Struct, frozen=True, kw_only=True):
             duration_s=result.duration_s,
             arrival_s=result.arrival_s,
             rates=_rates(result),
-            latencies_s={known.field: Statistics.of(known.of(result)) for known in LATENCIES},
-            slowdowns={known.field: Statistics.of(known.of(result)) for known in SLOWDOWNS},
+            latencies_s={known.field: DistributionSummary.of(known.of(result)) for known in LATENCIES},
+            slowdowns={known.field: DistributionSummary.of(known.of(result)) for known in SLOWDOWNS},
             model_errors=_model_errors(result, reference_error),
             pools=result.pools,
             series={name: _series(result, name) for name in sorted(result.series)},
@@ -138,7 +165,7 @@ class SimulationReport(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.json.format(msgspec.json.encode(self), indent=2).decode()
 
 
-def _model_errors(result: SimulationResult, reference: ModelError | None) -> dict[str, Accuracy]:
+def _model_errors(result: SimulationResult, reference: ModelAccuracy | None) -> dict[str, Accuracy]:
     latencies = {known.field: worst(result.pools, known.phases) for known in LATENCIES if known.phases}
     slowdowns = {known.field: worst(result.pools, known.phases, reference) for known in SLOWDOWNS}
     whole = worst(result.pools, tuple(Phase))

@@ -1,17 +1,23 @@
-"""The distributions of a simulation, named once, and the numbers that are said of each."""
+"""The distributions of a simulation, named once, and the numbers that are said of each.
 
+How far to trust a number: the held-out errors of the performance models that it rests on.
+"""
+
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 
+from twofold.instance import Role
+from twofold.performance.cost import ModelAccuracy
 from twofold.request import Phase
 from twofold.simulation.histogram import Histogram
-from twofold.simulation.result import SimulationResult
+from twofold.simulation.result import PoolResult, SimulationResult
 
 PERCENTILES: Final = (50, 90, 95, 99)
 
 
-class Distribution(msgspec.Struct, frozen=True, kw_only=True):
+class LatencyMetric(msgspec.Struct, frozen=True, kw_only=True):
     """One distribution: its field in `SimulationResult`, and the phases whose modelled times it rests on."""
 
     label: str
@@ -29,21 +35,21 @@ class Distribution(msgspec.Struct, frozen=True, kw_only=True):
 _PREFILL, _DECODE, _BOTH = (Phase.PREFILL,), (Phase.DECODE,), (Phase.PREFILL, Phase.DECODE)
 
 LATENCIES: Final = (
-    Distribution(label="TTFT", field="ttft_s", phases=_PREFILL),
-    Distribution(label="TPOT", field="tpot_s", phases=_DECODE),
-    Distribution(label="ITL", field="itl_s", phases=_DECODE),
-    Distribution(label="E2E", field="e2e_s", phases=_BOTH),
-    Distribution(label="Queue", field="queue_s", phases=_BOTH),
-    Distribution(label="KV transfer", field="transfer_s", phases=()),
+    LatencyMetric(label="TTFT", field="ttft_s", phases=_PREFILL),
+    LatencyMetric(label="TPOT", field="tpot_s", phases=_DECODE),
+    LatencyMetric(label="ITL", field="itl_s", phases=_DECODE),
+    LatencyMetric(label="E2E", field="e2e_s", phases=_BOTH),
+    LatencyMetric(label="Queue", field="queue_s", phases=_BOTH),
+    LatencyMetric(label="KV transfer", field="transfer_s", phases=()),
 )
 SLOWDOWNS: Final = (
-    Distribution(label="TTFT slowdown", field="ttft_slowdown", phases=_PREFILL),
-    Distribution(label="TPOT slowdown", field="tpot_slowdown", phases=_DECODE),
-    Distribution(label="E2E slowdown", field="e2e_slowdown", phases=_BOTH),
+    LatencyMetric(label="TTFT slowdown", field="ttft_slowdown", phases=_PREFILL),
+    LatencyMetric(label="TPOT slowdown", field="tpot_slowdown", phases=_DECODE),
+    LatencyMetric(label="E2E slowdown", field="e2e_slowdown", phases=_BOTH),
 )
 
 
-class Statistics(msgspec.Struct, frozen=True, kw_only=True):
+class DistributionSummary(msgspec.Struct, frozen=True, kw_only=True):
     """What is said of a distribution, in its own unit (seconds, or multiples for a slowdown)."""
 
     count: int
@@ -56,7 +62,7 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     max: float
 
     @classmethod
-    def of(cls, histogram: Histogram | None) -> "Statistics | None":
+    def of(cls, histogram: Histogram | None) -> "DistributionSummary | None":
         """The numbers of a histogram; None where it holds nothing."""
         if histogram is None or histogram.count == 0:
             return None
@@ -75,3 +81,102 @@ def _known(value: float | None) -> float:
     if value is None:
         raise TypeError("a histogram that is not empty has no such statistic")
     return value
+
+
+UNKNOWN = "error unknown"
+
+
+def describe(error: ModelAccuracy) -> str:
+    """One performance model: `±10% prefill, ±2% decode: fitted to …`, or `estimated (…): …`."""
+    known = ", ".join(
+        f"{percent(value)} {phase}"
+        for phase, value in ((Phase.PREFILL, error.prefill), (Phase.DECODE, error.decode))
+        if value is not None
+    )
+    if error.estimated:
+        where = f" ({known} on pairs that were measured)" if known else ""
+        return f"estimated{where}: {error.basis}"
+    return f"{known or UNKNOWN}: {error.basis}"
+
+
+class Accuracy(msgspec.Struct, frozen=True, kw_only=True):
+    """The worst held-out error of each phase that a number rests on; None for a phase that plays no part, or whose
+    error is unknown. `estimated` where some part of it was never measured."""
+
+    prefill: float | None
+    decode: float | None
+    estimated: bool
+
+
+def worst(
+    pools: Sequence[PoolResult], phases: Sequence[Phase], reference: ModelAccuracy | None = None
+) -> Accuracy:
+    """What a number rests on: the pools that run its phases, and what slowdowns are multiples of."""
+    errors = {phase: _errors(pools, phase, reference) for phase in _all_phases(pools, phases)}
+    return Accuracy(
+        prefill=_worst(errors.get(Phase.PREFILL, []), Phase.PREFILL),
+        decode=_worst(errors.get(Phase.DECODE, []), Phase.DECODE),
+        estimated=any(error.estimated for of in errors.values() for error in of),
+    )
+
+
+def accuracy(
+    pools: Sequence[PoolResult], phases: Sequence[Phase], reference: ModelAccuracy | None = None
+) -> str:
+    """`worst` in words: `±10%`, `estimated, ±10% prefill, ±2% decode`; empty where no model plays a part."""
+    resting = _all_phases(pools, phases)
+    if not resting:
+        return ""
+    known = worst(pools, phases, reference)
+    of = {Phase.PREFILL: known.prefill, Phase.DECODE: known.decode}
+    texts = {phase: UNKNOWN if (value := of[phase]) is None else percent(value) for phase in resting}
+    text = ", ".join(f"{value} {phase}" if len(resting) > 1 else value for phase, value in texts.items())
+    if set(texts.values()) == {UNKNOWN}:
+        text = UNKNOWN
+    if known.estimated:
+        return "estimated" if text == UNKNOWN else f"estimated, {text}"
+    return text
+
+
+def phase_accuracy(pools: Sequence[PoolResult], phase: Phase) -> str:
+    """What is known of the times of one phase by itself."""
+    errors = _errors(pools, phase, None)
+    value = _worst(errors, phase)
+    text = UNKNOWN if value is None else percent(value)
+    if any(error.estimated for error in errors):
+        return "estimated" if text == UNKNOWN else f"estimated, {text}"
+    return text
+
+
+def percent(error: float) -> str:
+    """A relative error, with a digit more where whole percents would say nothing."""
+    return f"±{error:.0%}" if error >= 0.01 else f"±{error:.1%}"
+
+
+def _running(pools: Sequence[PoolResult], phase: Phase) -> Sequence[PoolResult]:
+    """The pools whose role runs a phase; all of them where none does, as a pool policy may move instances."""
+    roles = {pool.role: Role(pool.role) for pool in pools}
+    prefills = phase is Phase.PREFILL
+    running = [p for p in pools if (roles[p.role].prefills if prefills else roles[p.role].decodes)]
+    return running or pools
+
+
+def _all_phases(pools: Sequence[PoolResult], phases: Sequence[Phase]) -> tuple[Phase, ...]:
+    """With the other phase where both run on the same instances: there each waits for the other."""
+    if any(Role(pool.role) is Role.MIXED for phase in phases for pool in _running(pools, phase)):
+        return tuple(Phase)
+    return tuple(phases)
+
+
+def _errors(
+    pools: Sequence[PoolResult], phase: Phase, reference: ModelAccuracy | None
+) -> list[ModelAccuracy]:
+    errors = [pool.error for pool in _running(pools, phase)]
+    return errors if reference is None else [*errors, reference]
+
+
+def _worst(errors: Sequence[ModelAccuracy], phase: Phase) -> float | None:
+    """The largest error of a phase; one that is unknown makes them all unknown."""
+    values = [error.prefill if phase is Phase.PREFILL else error.decode for error in errors]
+    known = [value for value in values if value is not None]
+    return max(known) if known and len(known) == len(values) else None

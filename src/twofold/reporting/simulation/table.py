@@ -4,13 +4,17 @@ from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
 
-from twofold.performance.base import ModelError
-from twofold.reporting.simulation.accuracy import accuracy, describe
+from twofold.performance.cost import ModelAccuracy
 from twofold.reporting.simulation.facts import check_text, facts, pool_text
-from twofold.reporting.simulation.statistics import LATENCIES, SLOWDOWNS, Statistics
-from twofold.reporting.tables import NOTHING, seconds
-from twofold.simulation.result import SimulationResult
-from twofold.simulation.verdict import Verdict
+from twofold.reporting.simulation.statistics import (
+    LATENCIES,
+    SLOWDOWNS,
+    DistributionSummary,
+    accuracy,
+    describe,
+)
+from twofold.reporting.summary import NOTHING, seconds
+from twofold.simulation.result import SimulationResult, Verdict
 
 HEADINGS = ("mean", "P50", "P90", "P95", "P99", "max")
 ERROR_HEADING = "model error"
@@ -20,7 +24,7 @@ def simulation_tables(
     result: SimulationResult,
     title: str,
     judged: Verdict | None = None,
-    reference: ModelError | None = None,
+    reference: ModelAccuracy | None = None,
 ) -> Group:
     """Everything that a person asks of one simulation; `reference` is the error of what slowdowns are multiples of."""
     tables = [_latencies(result, title, reference), _facts(result), _pools(result)]
@@ -30,13 +34,13 @@ def simulation_tables(
 
 
 def latency_rows(
-    result: SimulationResult, reference: ModelError | None = None
+    result: SimulationResult, reference: ModelAccuracy | None = None
 ) -> list[tuple[str, list[str], str]]:
     """(label, texts of HEADINGS, model error) of every distribution that the run has."""
     rows = [
         (
             known.label,
-            cells(Statistics.of(known.of(result)), times=True),
+            cells(DistributionSummary.of(known.of(result)), times=True),
             accuracy(result.pools, known.phases),
         )
         for known in LATENCIES
@@ -44,7 +48,7 @@ def latency_rows(
     return rows + [
         (
             known.label,
-            cells(Statistics.of(histogram), times=False),
+            cells(DistributionSummary.of(histogram), times=False),
             accuracy(result.pools, known.phases, reference),
         )
         for known in SLOWDOWNS
@@ -52,7 +56,7 @@ def latency_rows(
     ]
 
 
-def cells(statistics: Statistics | None, *, times: bool) -> list[str]:
+def cells(statistics: DistributionSummary | None, *, times: bool) -> list[str]:
     """The texts of HEADINGS: times with their unit, or multiples."""
     if statistics is None:
         return [NOTHING] * len(HEADINGS)
@@ -63,7 +67,7 @@ def cells(statistics: Statistics | None, *, times: bool) -> list[str]:
     return [seconds(value) if times else f"{value:.2f}×" for value in values]
 
 
-def _latencies(result: SimulationResult, title: str, reference: ModelError | None) -> Table:
+def _latencies(result: SimulationResult, title: str, reference: ModelAccuracy | None) -> Table:
     table = _table(title, ("", *HEADINGS, ERROR_HEADING), right=range(1, 1 + len(HEADINGS)))
     table.columns[0].no_wrap = True  # in a narrow terminal the numbers break after their values instead
     table.columns[-1].overflow = "fold"

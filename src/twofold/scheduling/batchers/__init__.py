@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from twofold.scheduling.batcher import Batcher
+from twofold.compat.splitwise_sim import SplitwiseSimBatcher
 from twofold.scheduling.batchers.chunked_prefill import ChunkedPrefill
 from twofold.scheduling.batchers.decode_fcfs import DecodeFcfs
 from twofold.scheduling.batchers.inlined import InlinedPrefill
@@ -12,7 +12,7 @@ from twofold.scheduling.batchers.prefill_chunks import PrefillChunks
 from twofold.scheduling.batchers.prefill_fcfs import PrefillFcfs
 from twofold.scheduling.batchers.prefill_first import PrefillFirst
 from twofold.scheduling.batchers.splitwise import SplitwiseMixed
-from twofold.scheduling.batchers.splitwise_sim import SplitwiseSimBatcher
+from twofold.scheduling.instance.batcher import Batcher
 
 # Each takes (token budget of an iteration, sequences in an iteration at most).
 BATCHERS: dict[str, Callable[[int, int], Batcher]] = {

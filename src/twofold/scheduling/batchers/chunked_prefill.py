@@ -2,8 +2,8 @@
 
 from itertools import chain
 
-from twofold.scheduling.batcher import EagerBatcher, Room, Selection, take_ready
-from twofold.scheduling.queues import Queues
+from twofold.scheduling.instance.batcher import EagerBatcher, SchedulerOutput, SchedulingBudget, take_ready
+from twofold.scheduling.instance.queues import Queues
 
 
 class ChunkedPrefill(EagerBatcher):
@@ -17,9 +17,9 @@ class ChunkedPrefill(EagerBatcher):
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_num_seqs = min(max_num_seqs, max_num_batched_tokens)
 
-    def select(self, queues: Queues, room: Room) -> Selection:
+    def select(self, queues: Queues, room: SchedulingBudget) -> SchedulerOutput:
         resume = take_ready(queues.ready, room, self.max_num_seqs - queues.decoding.size)
-        selection = Selection(resume=resume)
+        selection = SchedulerOutput(resume=resume)
         decodes = queues.decoding.size + len(resume)
         budget, seats = self.max_num_batched_tokens - decodes, self.max_num_seqs - decodes
         for sequence in chain(queues.prefilling, queues.waiting):

@@ -1,7 +1,7 @@
 """Decode only: every sequence in place makes one token."""
 
-from twofold.scheduling.batcher import EagerBatcher, Room, Selection, take_ready
-from twofold.scheduling.queues import Queues
+from twofold.scheduling.instance.batcher import EagerBatcher, SchedulerOutput, SchedulingBudget, take_ready
+from twofold.scheduling.instance.queues import Queues
 
 
 class DecodeFcfs(EagerBatcher):
@@ -10,6 +10,6 @@ class DecodeFcfs(EagerBatcher):
     def __init__(self, max_num_batched_tokens: int, max_num_seqs: int) -> None:
         self.max_num_seqs = min(max_num_seqs, max_num_batched_tokens)
 
-    def select(self, queues: Queues, room: Room) -> Selection:
+    def select(self, queues: Queues, room: SchedulingBudget) -> SchedulerOutput:
         seats = self.max_num_seqs - queues.decoding.size
-        return Selection(resume=take_ready(queues.ready, room, seats))
+        return SchedulerOutput(resume=take_ready(queues.ready, room, seats))

@@ -3,9 +3,15 @@
 from math import inf
 
 from twofold.performance.base import PerformanceModel
-from twofold.scheduling.batcher import EagerBatcher, Room, Selection, take_prompts, take_ready
-from twofold.scheduling.queues import Queues
-from twofold.scheduling.sequence import PrefillPart
+from twofold.scheduling.instance.batcher import (
+    EagerBatcher,
+    SchedulerOutput,
+    SchedulingBudget,
+    take_prompts,
+    take_ready,
+)
+from twofold.scheduling.instance.queues import Queues
+from twofold.scheduling.instance.sequence import PrefillChunk
 
 
 class InlinedPrefill(EagerBatcher):
@@ -17,21 +23,25 @@ class InlinedPrefill(EagerBatcher):
     """
 
     def __init__(
-        self, max_num_batched_tokens: int, max_num_seqs: int, times: PerformanceModel | None = None, tbt_s: float = inf
+        self,
+        max_num_batched_tokens: int,
+        max_num_seqs: int,
+        times: PerformanceModel | None = None,
+        tbt_s: float = inf,
     ) -> None:
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_num_seqs = max_num_seqs
         self._times = times
         self._tbt_s = tbt_s
 
-    def select(self, queues: Queues, room: Room) -> Selection:
+    def select(self, queues: Queues, room: SchedulingBudget) -> SchedulerOutput:
         resume = take_ready(queues.ready, room, self.max_num_seqs - queues.decoding.size)
         decodes, context = queues.decoding.size + len(resume), queues.decoding.context_tokens
         for sequence in resume:
             context += sequence.computed
         if decodes:
-            return Selection(self._beside(queues, room, decodes, context), resume)
-        return Selection(
+            return SchedulerOutput(self._beside(queues, room, decodes, context), resume)
+        return SchedulerOutput(
             take_prompts(
                 queues.waiting,
                 room,
@@ -41,9 +51,11 @@ class InlinedPrefill(EagerBatcher):
             )
         )
 
-    def _beside(self, queues: Queues, room: Room, decodes: int, context: int) -> list[PrefillPart]:
+    def _beside(
+        self, queues: Queues, room: SchedulingBudget, decodes: int, context: int
+    ) -> list[PrefillChunk]:
         """The prompts that may run beside so many decodes, which read `context` KV tokens."""
-        parts: list[PrefillPart] = []
+        parts: list[PrefillChunk] = []
         tokens = squares = 0
         sequence = queues.waiting.first
         while sequence is not None and decodes + len(parts) < self.max_num_seqs:

@@ -1,7 +1,13 @@
 """Mixed continuous batching: prompts first, and every decode beside them."""
 
-from twofold.scheduling.batcher import EagerBatcher, Room, Selection, take_prompts, take_ready
-from twofold.scheduling.queues import Queues
+from twofold.scheduling.instance.batcher import (
+    EagerBatcher,
+    SchedulerOutput,
+    SchedulingBudget,
+    take_prompts,
+    take_ready,
+)
+from twofold.scheduling.instance.queues import Queues
 
 
 class MixedContinuous(EagerBatcher):
@@ -15,7 +21,7 @@ class MixedContinuous(EagerBatcher):
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_num_seqs = max_num_seqs
 
-    def select(self, queues: Queues, room: Room) -> Selection:
+    def select(self, queues: Queues, room: SchedulingBudget) -> SchedulerOutput:
         resume = take_ready(queues.ready, room, self.max_num_seqs - queues.decoding.size)
         prompts = take_prompts(
             queues.waiting,
@@ -24,4 +30,4 @@ class MixedContinuous(EagerBatcher):
             max_prompts=self.max_num_seqs - queues.decoding.size - len(resume),
             longer_runs_alone=True,
         )
-        return Selection(prompts, resume)
+        return SchedulerOutput(prompts, resume)

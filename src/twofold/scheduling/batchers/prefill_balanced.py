@@ -1,7 +1,7 @@
 """Prefill only: whole prompts, first come first served, in iterations that are as equal as they can be."""
 
-from twofold.scheduling.batcher import EagerBatcher, Room, Selection, take_prompts
-from twofold.scheduling.queues import Queues
+from twofold.scheduling.instance.batcher import EagerBatcher, SchedulerOutput, SchedulingBudget, take_prompts
+from twofold.scheduling.instance.queues import Queues
 
 _AHEAD = 4  # budgets: how far down the line it looks
 
@@ -17,8 +17,8 @@ class PrefillBalanced(EagerBatcher):
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_num_seqs = max_num_seqs
 
-    def select(self, queues: Queues, room: Room) -> Selection:
-        return Selection(
+    def select(self, queues: Queues, room: SchedulingBudget) -> SchedulerOutput:
+        return SchedulerOutput(
             take_prompts(
                 queues.waiting,
                 room,
@@ -28,7 +28,7 @@ class PrefillBalanced(EagerBatcher):
             )
         )
 
-    def _share(self, queues: Queues, room: Room) -> int:
+    def _share(self, queues: Queues, room: SchedulingBudget) -> int:
         """Tokens of the next iteration: of the prompts from the head on, those that come nearest to an equal share."""
         budget, ahead = self.max_num_batched_tokens, 0
         for sequence in queues.waiting:

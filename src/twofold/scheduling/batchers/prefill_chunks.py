@@ -2,9 +2,9 @@
 
 from itertools import chain
 
-from twofold.scheduling.batcher import EagerBatcher, Room, Selection
-from twofold.scheduling.queues import Queues
-from twofold.scheduling.sequence import PrefillPart
+from twofold.scheduling.instance.batcher import EagerBatcher, SchedulerOutput, SchedulingBudget
+from twofold.scheduling.instance.queues import Queues
+from twofold.scheduling.instance.sequence import PrefillChunk
 
 
 class PrefillChunks(EagerBatcher):
@@ -19,8 +19,8 @@ class PrefillChunks(EagerBatcher):
         self.chunk_tokens = chunk_tokens
         self.max_num_seqs = max_num_seqs
 
-    def select(self, queues: Queues, room: Room) -> Selection:
-        parts: list[PrefillPart] = []
+    def select(self, queues: Queues, room: SchedulingBudget) -> SchedulerOutput:
+        parts: list[PrefillChunk] = []
         budget = self.chunk_tokens
         for sequence in chain(queues.prefilling, queues.waiting):
             tokens = self._chunk(room.remaining(sequence))
@@ -32,7 +32,7 @@ class PrefillChunks(EagerBatcher):
                 break
             parts.append(sequence.prefill(tokens))
             budget -= tokens
-        return Selection(parts)
+        return SchedulerOutput(parts)
 
     def _chunk(self, remaining: int) -> int:
         """Tokens of the next of the chunks into which what remains of a prompt is divided."""

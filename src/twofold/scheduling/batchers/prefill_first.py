@@ -1,7 +1,13 @@
 """Prompts first, and nothing beside them."""
 
-from twofold.scheduling.batcher import EagerBatcher, Room, Selection, take_prompts, take_ready
-from twofold.scheduling.queues import Queues
+from twofold.scheduling.instance.batcher import (
+    EagerBatcher,
+    SchedulerOutput,
+    SchedulingBudget,
+    take_prompts,
+    take_ready,
+)
+from twofold.scheduling.instance.queues import Queues
 
 
 class PrefillFirst(EagerBatcher):
@@ -15,14 +21,18 @@ class PrefillFirst(EagerBatcher):
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_num_seqs = max_num_seqs
 
-    def select(self, queues: Queues, room: Room) -> Selection:
+    def select(self, queues: Queues, room: SchedulingBudget) -> SchedulerOutput:
         prompts = take_prompts(
-            queues.waiting, room, self.max_num_batched_tokens, max_prompts=self.max_num_seqs, longer_runs_alone=True
+            queues.waiting,
+            room,
+            self.max_num_batched_tokens,
+            max_prompts=self.max_num_seqs,
+            longer_runs_alone=True,
         )
         if prompts:
-            selection = Selection(prompts)
+            selection = SchedulerOutput(prompts)
             selection.pause = list(queues.decoding)
             return selection
         resume = list(queues.paused)
         seats = self.max_num_seqs - queues.decoding.size - len(resume)
-        return Selection(resume=resume + take_ready(queues.ready, room, seats))
+        return SchedulerOutput(resume=resume + take_ready(queues.ready, room, seats))

@@ -5,9 +5,9 @@ from typing import ClassVar
 
 from mypy_extensions import mypyc_attr
 
-from twofold.scheduling.batcher import EagerBatcher, Room, Selection, take_ready
-from twofold.scheduling.queues import Queues
-from twofold.scheduling.sequence import ScheduledSequence
+from twofold.scheduling.instance.batcher import EagerBatcher, SchedulerOutput, SchedulingBudget, take_ready
+from twofold.scheduling.instance.queues import Queues
+from twofold.scheduling.instance.sequence import ScheduledSequence
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -26,8 +26,8 @@ class SplitwiseMixed(EagerBatcher):
         self.max_num_seqs = max_num_seqs
         self._left_out: dict[str, int] = {}
 
-    def select(self, queues: Queues, room: Room) -> Selection:
-        selection = Selection()
+    def select(self, queues: Queues, room: SchedulingBudget) -> SchedulerOutput:
+        selection = SchedulerOutput()
         overdue: list[ScheduledSequence] = []
         if queues.paused.size:
             overdue = [s for s in queues.paused if self._left_out[s.id] >= self.MAX_PREEMPTIONS]
@@ -49,10 +49,10 @@ class SplitwiseMixed(EagerBatcher):
 
     def _decode(
         self,
-        selection: Selection,
+        selection: SchedulerOutput,
         overdue: list[ScheduledSequence],
         queues: Queues,
-        room: Room,
+        room: SchedulingBudget,
         seats: int,
     ) -> None:
         """Share what the prompts leave: paused decodes first, then running ones, then those that begin."""

@@ -3,23 +3,25 @@
 from collections.abc import Callable
 
 from twofold.errors import ConfigurationError
-from twofold.scheduling.overload.baseline import Baseline
-from twofold.scheduling.overload.early import Early
-from twofold.scheduling.overload.none import Never
-from twofold.scheduling.overload.predicted import Predicted
-from twofold.scheduling.overload.rule import Overload
+from twofold.scheduling.admission.overload import (
+    BaselineRejection,
+    EarlyRejection,
+    NeverReject,
+    OverloadRule,
+    PredictedRejection,
+)
 
 NONE = "none"
 
-OVERLOADS: dict[str, Callable[[], Overload]] = {
-    NONE: Never,
-    "baseline": Baseline,
-    "early": Early,
-    "predicted": Predicted,
+OVERLOADS: dict[str, Callable[[], OverloadRule]] = {
+    NONE: NeverReject,
+    "baseline": BaselineRejection,
+    "early": EarlyRejection,
+    "predicted": PredictedRejection,
 }
 
 
-def create_overload(name: str) -> Overload:
+def create_overload(name: str) -> OverloadRule:
     """Raises ConfigurationError for a name that is not there."""
     if name not in OVERLOADS:
         raise ConfigurationError(f"there is no overload rule {name!r}: there are {', '.join(OVERLOADS)}")

@@ -1,13 +1,13 @@
 """Routing in two levels: first a cell, by what is known of it as a whole, then instances within it."""
 
 from twofold.request import Request
-from twofold.scheduling.cells import CellLoad, CellPools
-from twofold.scheduling.pools import Pools
-from twofold.scheduling.router import FixedRoles, Route
+from twofold.scheduling.cluster.cells import CellLoad, CellPools
+from twofold.scheduling.cluster.pools import Pools
+from twofold.scheduling.cluster.router import FixedRoles, Route
 from twofold.scheduling.routers.draws import drawn, two_of
 
 
-class LighterOfTwo(FixedRoles):
+class CellSelector(FixedRoles):
     """The upper level: of two cells that are drawn, the one with less for its instances to do.
 
     Compared are the prompt tokens that wait for each instance that prefills and the KV tokens reserved on each that
@@ -25,7 +25,7 @@ class LighterOfTwo(FixedRoles):
         return Route(cell.id, cell.id)
 
 
-class Cells(FixedRoles):
+class CellRouter(FixedRoles):
     """Both levels: `within` picks the instances in a cell as it would in a cluster of its own.
 
     So both instances of a request are in one cell, where links are fast, and a decision looks at one cell, however
@@ -34,7 +34,7 @@ class Cells(FixedRoles):
 
     def __init__(self, within: FixedRoles) -> None:
         self.within = within
-        self._upper = LighterOfTwo()
+        self._upper = CellSelector()
 
     def new_pools(self) -> Pools:
         return CellPools()

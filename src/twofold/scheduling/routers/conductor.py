@@ -4,15 +4,15 @@ from typing import Final
 
 from twofold.instance import InstanceLoad
 from twofold.request import Request
-from twofold.scheduling.forecast import Forecast
-from twofold.scheduling.pools import Pool
-from twofold.scheduling.router import Fetch
-from twofold.scheduling.routers.forecasting import Forecasting, Prefill
+from twofold.scheduling.cluster.forecast import ClusterForecast
+from twofold.scheduling.cluster.pools import Pool
+from twofold.scheduling.cluster.router import PrefixFetch
+from twofold.scheduling.routers.forecasting import ForecastingRouter, PrefillChoice
 
 THRESHOLD: Final = 1.5
 
 
-class Conductor(Forecasting):
+class Conductor(ForecastingRouter):
     """Mooncake (arXiv 2407.00079) section 6, Algorithm 1: the least predicted time to the first token.
 
     An instance reuses the blocks of the prompt that are in its own cache. Where the longest prefix in any cache is more
@@ -28,7 +28,9 @@ class Conductor(Forecasting):
     def __init__(self, threshold: float | None = THRESHOLD) -> None:
         self._threshold = threshold
 
-    def choose(self, request: Request, pool: Pool, forecast: Forecast, now: float) -> Prefill | None:
+    def choose(
+        self, request: Request, pool: Pool, forecast: ClusterForecast, now: float
+    ) -> PrefillChoice | None:
         prompt = request.prompt_tokens
         found = forecast.where(request.prefix_blocks)
         best = found.longest
@@ -49,8 +51,8 @@ class Conductor(Forecasting):
                 chosen, chosen_blocks, ttft_s, given_s = load, blocks, this_s, so_far_s
         if chosen is None:
             return None
-        fetch = Fetch(found.source, best) if chosen_blocks > found.found_by(chosen) else None
-        return Prefill(chosen.id, forecast.reused_tokens(chosen_blocks, prompt), fetch, ttft_s)
+        fetch = PrefixFetch(found.source, best) if chosen_blocks > found.found_by(chosen) else None
+        return PrefillChoice(chosen.id, forecast.reused_tokens(chosen_blocks, prompt), fetch, ttft_s)
 
     def _may_fetch(self, blocks: int, best: int) -> bool:
         return self._threshold is not None and best > blocks and best > self._threshold * blocks

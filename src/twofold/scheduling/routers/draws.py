@@ -4,7 +4,7 @@ from zlib import crc32
 
 from twofold.instance import InstanceLoad
 from twofold.request import Request
-from twofold.scheduling.pools import Pool
+from twofold.scheduling.cluster.pools import Pool
 
 _MASK = (1 << 64) - 1
 

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 
 from twofold.request import Request
-from twofold.scheduling.pools import Pool, Pools
-from twofold.scheduling.router import FixedRoles, Route
+from twofold.scheduling.cluster.pools import Pool, Pools
+from twofold.scheduling.cluster.router import FixedRoles, Route
 from twofold.scheduling.routers.draws import scrambled
 
 

@@ -6,15 +6,15 @@ from mypy_extensions import mypyc_attr
 
 from twofold.instance import InstanceLoad, Role
 from twofold.request import Request
-from twofold.scheduling.pools import Pool, Pools, pending_tokens, reserved_tokens
-from twofold.scheduling.router import Move, Route, Router
+from twofold.scheduling.cluster.pools import Pool, Pools, pending_tokens, reserved_tokens
+from twofold.scheduling.cluster.router import RoleMove, Route, Router
 
 _PREFILL: Final = Role.PREFILL
 _MIXED: Final = Role.MIXED
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Splitwise(Router):
+class SplitwiseRouter(Router):
     """Splitwise section 4.1: join the shortest queue for both phases at once, at arrival.
 
     Prefill goes to the least pending tokens of the prefill pool, unless its queue is longer than the threshold;
@@ -30,7 +30,7 @@ class Splitwise(Router):
         self._returns_when_idle = returns_when_idle
 
     def route(self, request: Request, tokens: int, pools: Pools, now: float) -> Route | None:
-        moves: list[Move] = []
+        moves: list[RoleMove] = []
         prefill = self._prefill(request, pools.prefill) or self._prefill(request, pools.mixed)
         decode = self._decode(tokens, pools.decode) or self._decode(tokens, pools.mixed)
         if prefill is None:
@@ -65,13 +65,13 @@ class Splitwise(Router):
         return load if load.reserved_tokens + tokens <= load.capacity_tokens else None
 
 
-def _take(load: InstanceLoad | None, moves: list[Move]) -> InstanceLoad | None:
+def _take(load: InstanceLoad | None, moves: list[RoleMove]) -> InstanceLoad | None:
     if load is not None:
-        moves.append(Move(load.id, Role.MIXED))
+        moves.append(RoleMove(load.id, Role.MIXED))
     return load
 
 
-def _least_of_all(pools: Pools, moves: list[Move]) -> InstanceLoad | None:
+def _least_of_all(pools: Pools, moves: list[RoleMove]) -> InstanceLoad | None:
     """Where the least is pending in the whole cluster; those just moved count as mixed, after the others there."""
     moved = {move.instance for move in moves}
     candidates = [pool.least(pending_tokens) for pool in (pools.prefill, pools.mixed, pools.decode)]

@@ -2,8 +2,8 @@
 
 from twofold.instance import InstanceLoad
 from twofold.request import Request
-from twofold.scheduling.pools import Measure, Pool, Pools, pending_tokens, reserved_tokens
-from twofold.scheduling.router import FixedRoles, Route
+from twofold.scheduling.cluster.pools import LoadMeasure, Pool, Pools, pending_tokens, reserved_tokens
+from twofold.scheduling.cluster.router import FixedRoles, Route
 from twofold.scheduling.routers.draws import drawn, scrambled, two_of
 
 
@@ -27,7 +27,7 @@ class TwoChoices(FixedRoles):
         return None if decode is None else Route(prefill.id, decode.id)
 
 
-def _lesser(pool: Pool, draw: int, measure: Measure) -> InstanceLoad | None:
+def _lesser(pool: Pool, draw: int, measure: LoadMeasure) -> InstanceLoad | None:
     two = two_of(pool, draw)
     if two is None:
         return None

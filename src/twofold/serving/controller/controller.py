@@ -1,36 +1,169 @@
-"""The controller as the gateway sees it, and as the service that it is part of starts and ends it."""
+"""The controller's inbox: what workers, stores and hosts say, and who is told of it.
 
+What is looked after when nobody says anything: who is silent, who has retired, and who has waited for too long.
+
+The controller as the gateway sees it, and as the service that it is part of starts and ends it.
+"""
+
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Collection
 
 from twofold.instance import Role
 from twofold.request import Generation, TokenOutput
-from twofold.scheduling.admission import Admission
-from twofold.scheduling.cluster import ClusterScheduler
-from twofold.scheduling.overload.control import OverloadControl
-from twofold.scheduling.replan_log import Decision
+from twofold.scheduling.admission.admission import Admission
+from twofold.scheduling.admission.overload import OverloadControl
+from twofold.scheduling.cluster.scheduler import ClusterScheduler
+from twofold.scheduling.replan.replanner import ReplanDecision
 from twofold.serving.config import ReplanConfig
-from twofold.serving.controller.elsewhere import Elsewhere
-from twofold.serving.controller.incoming import Incoming
-from twofold.serving.controller.members import Members
+from twofold.serving.controller.elsewhere import RemoteWorkers
+from twofold.serving.controller.forecast import LiveForecast, MeasuredPaths
+from twofold.serving.controller.health import WorkerHealth
+from twofold.serving.controller.mailbox import Inbox
+from twofold.serving.controller.membership import Membership, WorkerRoles
 from twofold.serving.controller.progress import Progress
+from twofold.serving.controller.prompt_keys import PromptKeys
+from twofold.serving.controller.registry import ALIVE_S, WorkerRegistry
+from twofold.serving.controller.remote import RemoteHosts
+from twofold.serving.controller.replanning import DegradedMode, LiveReplanning
 from twofold.serving.controller.requests import Requests
-from twofold.serving.controller.shortage import Shortage
-from twofold.serving.controller.trust import Trust
-from twofold.serving.controller.watch import Watch
-from twofold.serving.fleet import Fleet
-from twofold.serving.hosts import Hosts
-from twofold.serving.live_forecast import LiveForecast
-from twofold.serving.mailbox import Inbox
-from twofold.serving.measured_paths import MeasuredPaths
-from twofold.serving.messages import Shutdown, ToController
-from twofold.serving.prompt_keys import PromptKeys
-from twofold.serving.replanning import LiveReplanning
-from twofold.serving.roles import Roles
-from twofold.serving.service import PoolMember, ServedModel
-from twofold.serving.snapshot import ServiceSnapshot
-from twofold.serving.telemetry import Telemetry
+from twofold.serving.controller.service import PoolMember, ServedModel
+from twofold.serving.messages import (
+    Alive,
+    BlocksChanged,
+    HandoffReport,
+    HostAlive,
+    HostFailed,
+    HostJoins,
+    LeaseGranted,
+    LinkMeasured,
+    PrefillStarted,
+    Registered,
+    RequestFailed,
+    Shutdown,
+    Status,
+    StepDone,
+    StoreChanged,
+    StoreStatus,
+    ToController,
+)
+from twofold.serving.telemetry.snapshot import ServiceSnapshot
+from twofold.serving.telemetry.telemetry import Telemetry
 from twofold.timeline import Recorder
+
+
+class MessageDispatcher:
+    """Reads messages in the event loop, in the order in which they came."""
+
+    def __init__(
+        self,
+        inbox: Inbox[ToController],
+        requests: Requests,
+        progress: Progress,
+        members: Membership,
+        elsewhere: RemoteWorkers | None,
+        fleet: WorkerRegistry,
+        telemetry: Telemetry,
+        paths: MeasuredPaths,
+        forecast: LiveForecast | None,
+    ) -> None:
+        self._inbox = inbox
+        self._requests, self._progress, self._members, self._elsewhere = (
+            requests,
+            progress,
+            members,
+            elsewhere,
+        )
+        self._fleet, self._telemetry, self._paths = fleet, telemetry, paths
+        self._forecast = forecast
+
+    def start(self) -> None:
+        """Begin to receive; to be called inside the running event loop."""
+        asyncio.get_running_loop().add_reader(self._inbox.fileno(), self.drain)
+        self.drain()
+
+    def close(self) -> None:
+        """Receive no more."""
+        asyncio.get_running_loop().remove_reader(self._inbox.fileno())
+        self._inbox.close()
+
+    def drain(self) -> None:
+        """Handle what has come."""
+        for message in self._inbox.drain():
+            self.handle(message)
+
+    def handle(self, message: ToController) -> None:  # noqa: C901, PLR0912  (one flat match over the kinds of messages)
+        """Tell whoever is concerned."""
+        match message:
+            case StepDone():
+                self._members.status(message)
+                self._progress.stepped(message)
+            case Alive():
+                self._fleet.heard(message, time.monotonic())
+            case PrefillStarted(request_id=attempt_id):
+                self._progress.prefill_started(attempt_id)
+            case LeaseGranted(lease=lease):
+                self._progress.leased(lease)
+            case Status():
+                self._members.status(message)
+            case BlocksChanged():
+                if self._forecast is not None and self._fleet.is_current(message.instance, message.epoch):
+                    self._forecast.blocks_changed(message)
+            case StoreChanged():
+                if self._forecast is not None:
+                    self._forecast.store_changed(message)
+            case StoreStatus():
+                self._telemetry.store(message)
+            case HandoffReport():
+                self._progress.handed_off(message)
+            case RequestFailed(instance=instance, request_id=attempt_id, reason=reason):
+                self._requests.replay(attempt_id, instance, reason)
+                self._requests.place_waiting()
+            case Registered():
+                self._members.register(message)
+            case LinkMeasured():
+                self._paths.measured(message)
+                self._telemetry.link(message, self._paths)
+            case HostJoins() | HostAlive() | HostFailed():
+                if self._elsewhere is not None:
+                    self._elsewhere.said(message, time.monotonic())
+
+
+class HealthMonitor:
+    """Looks around every `ALIVE_S` from `start` until `stop`."""
+
+    def __init__(
+        self,
+        incoming: MessageDispatcher,
+        requests: Requests,
+        members: Membership,
+        elsewhere: RemoteWorkers | None,
+    ) -> None:
+        self._incoming, self._requests = incoming, requests
+        self._members, self._elsewhere = members, elsewhere
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def runs(self) -> bool:
+        return self._task is not None
+
+    def start(self) -> None:
+        """To be called inside the running event loop."""
+        if self._task is None:
+            self._task = asyncio.create_task(self._run())
+
+    def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(ALIVE_S)
+            self._incoming.drain()  # what they said while this process had no time is heard before they are judged
+            if self._elsewhere is not None:
+                self._elsewhere.look(time.monotonic())
+            self._members.look(time.monotonic())
+            self._requests.look()
 
 
 class Controller:
@@ -48,12 +181,12 @@ class Controller:
         model: ServedModel,
         cluster: ClusterScheduler,
         admission: Admission,
-        fleet: Fleet,
+        fleet: WorkerRegistry,
         inbox: Inbox[ToController],
         telemetry: Telemetry,
         paths: MeasuredPaths,
         overload: OverloadControl | None = None,
-        hosts: Hosts | None = None,
+        hosts: RemoteHosts | None = None,
         roles_move: bool = False,
         recomputes: bool = False,
         replan: ReplanConfig | None = None,
@@ -62,12 +195,12 @@ class Controller:
     ) -> None:
         self.model = model
         self._fleet, self._hosts, self._telemetry = fleet, hosts, telemetry
-        self._roles = Roles(cluster, fleet, move=roles_move)
+        self._roles = WorkerRoles(cluster, fleet, move=roles_move)
         self._replanning = None if replan is None else LiveReplanning(replan, cluster.pools, self)
-        self._shortage = Shortage(self, roles_move=roles_move)
+        self._shortage = DegradedMode(self, roles_move=roles_move)
         watches = () if self._replanning is None else (self._replanning.observe,)
         self._recorder = recorder = Recorder(sinks=(telemetry.observe, *watches))
-        trust = Trust(cluster, fleet, telemetry)
+        trust = WorkerHealth(cluster, fleet, telemetry)
         self._requests = Requests(
             cluster,
             admission,
@@ -92,15 +225,15 @@ class Controller:
             overload=overload,
             reuses=prompt_keys is not None,
         )
-        self._members = Members(
+        self._members = Membership(
             self._requests, cluster, fleet, self._roles, trust, telemetry, paths, hosts, forecast, self._met
         )
-        elsewhere = None if hosts is None else Elsewhere(hosts, fleet, self._members, forecast)
+        elsewhere = None if hosts is None else RemoteWorkers(hosts, fleet, self._members, forecast)
         self._elsewhere = elsewhere
-        self._incoming = Incoming(
+        self._incoming = MessageDispatcher(
             inbox, self._requests, progress, self._members, elsewhere, fleet, telemetry, paths, forecast
         )
-        self._watch = Watch(self._incoming, self._requests, self._members, elsewhere)
+        self._watch = HealthMonitor(self._incoming, self._requests, self._members, elsewhere)
         cluster.on_move = telemetry.role
         telemetry.admission(admission)
         if forecast is not None:
@@ -139,7 +272,7 @@ class Controller:
         else:
             self._members.exited(instance)
 
-    def without_room(self, instances: Collection[str]) -> None:
+    def workers_waiting(self, instances: Collection[str]) -> None:
         """For these workers the launcher has no room now, and it has for all others."""
         self._shortage.waiting(instances)
 
@@ -206,7 +339,7 @@ class Controller:
         """The workers that have retired and may be started again."""
         return self._fleet.retired()
 
-    def replanned(self, decision: Decision) -> None:
+    def replanned(self, decision: ReplanDecision) -> None:
         """Re-planning has decided something, and done it."""
         self._telemetry.replanned(decision)
 

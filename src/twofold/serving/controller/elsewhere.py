@@ -3,19 +3,21 @@
 import logging
 from collections.abc import Iterable
 
-from twofold.serving.controller.members import Members
-from twofold.serving.fleet import Fleet
-from twofold.serving.hosts import Hosts
-from twofold.serving.live_forecast import LiveForecast
+from twofold.serving.controller.forecast import LiveForecast
+from twofold.serving.controller.membership import Membership
+from twofold.serving.controller.registry import WorkerRegistry
+from twofold.serving.controller.remote import RemoteHosts
 from twofold.serving.messages import HostAlive, HostFailed, HostJoins
 
 log = logging.getLogger(__name__)
 
 
-class Elsewhere:
+class RemoteWorkers:
     """What hosts say of themselves, as far as it is about their workers."""
 
-    def __init__(self, hosts: Hosts, fleet: Fleet, members: Members, forecast: LiveForecast | None) -> None:
+    def __init__(
+        self, hosts: RemoteHosts, fleet: WorkerRegistry, members: Membership, forecast: LiveForecast | None
+    ) -> None:
         self._hosts, self._fleet, self._members, self._forecast = hosts, fleet, members, forecast
 
     def said(self, message: HostJoins | HostAlive | HostFailed, now: float) -> None:

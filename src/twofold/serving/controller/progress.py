@@ -4,16 +4,14 @@ import time
 
 from twofold.handoff import Lease
 from twofold.request import TokenOutput
-from twofold.scheduling.cluster import ClusterScheduler
-from twofold.scheduling.overload.control import OverloadControl
-from twofold.scheduling.overload.ledger import Newcomer
-from twofold.serving.admitting import refused
+from twofold.scheduling.admission.ledger import PlacedRequest
+from twofold.scheduling.admission.overload import OverloadControl
+from twofold.scheduling.cluster.scheduler import ClusterScheduler
+from twofold.serving.controller.health import WorkerGroup, WorkerHealth
+from twofold.serving.controller.live_request import Attempt, LiveRequest, rejection_error
 from twofold.serving.controller.requests import Requests
-from twofold.serving.controller.trust import Trust
-from twofold.serving.controller.workers import Workers
-from twofold.serving.live_request import Attempt, LiveRequest
 from twofold.serving.messages import HandoffEnded, HandoffReport, LeaseGranted, StepDone
-from twofold.serving.telemetry import Telemetry
+from twofold.serving.telemetry.telemetry import Telemetry
 from twofold.timeline import Moment, Recorder
 
 
@@ -24,8 +22,8 @@ class Progress:
         self,
         requests: Requests,
         cluster: ClusterScheduler,
-        fleet: Workers,
-        trust: Trust,
+        fleet: WorkerGroup,
+        trust: WorkerHealth,
         telemetry: Telemetry,
         recorder: Recorder,
         *,
@@ -115,9 +113,9 @@ class Progress:
         reason = self._overload.prefilled(attempt.id, now, sure=sure)
         if reason is None:
             return True
-        newcomer = Newcomer.of(attempt.generation.request, attempt.placement.route)
+        newcomer = PlacedRequest.of(attempt.generation.request, attempt.placement.route)
         self._telemetry.rejected(live.generation.request, reason.replace("-", "_"))
-        self._requests.fail(live, refused(self._overload.refusal(newcomer, reason, now)))
+        self._requests.fail(live, rejection_error(self._overload.refusal(newcomer, reason, now)))
         return False
 
     def handed_off(self, message: HandoffReport) -> None:

@@ -12,25 +12,23 @@ from collections.abc import AsyncGenerator
 from twofold.errors import InstanceLostError, RequestError, TwofoldError
 from twofold.handoff import HandoffMode
 from twofold.request import FinishReason, Generation, TokenOutput
-from twofold.scheduling.admission import Admission
-from twofold.scheduling.cluster import ClusterScheduler
-from twofold.scheduling.overload.control import OverloadControl
-from twofold.scheduling.overload.ledger import Newcomer
-from twofold.serving.admitting import deadline_passed, refused
-from twofold.serving.controller.trust import Trust
-from twofold.serving.controller.workers import Workers
-from twofold.serving.live_forecast import LiveForecast
-from twofold.serving.live_request import Attempt, LiveRequest
+from twofold.scheduling.admission.admission import Admission
+from twofold.scheduling.admission.ledger import PlacedRequest
+from twofold.scheduling.admission.overload import OverloadControl
+from twofold.scheduling.cluster.scheduler import ClusterScheduler
+from twofold.serving.controller.forecast import LiveForecast
+from twofold.serving.controller.health import WorkerGroup, WorkerHealth
+from twofold.serving.controller.live_request import Attempt, LiveRequest, deadline_error, rejection_error
+from twofold.serving.controller.prompt_keys import BlockNaming
+from twofold.serving.controller.replanning import LiveReplanning
 from twofold.serving.messages import Abort, Prefill, Reserve
-from twofold.serving.prompt_keys import Names
-from twofold.serving.replanning import LiveReplanning
-from twofold.serving.telemetry import Telemetry
+from twofold.serving.telemetry.telemetry import Telemetry
 from twofold.timeline import Moment, Recorder
 
 log = logging.getLogger(__name__)
 
 # A request that was lost so often without a token in between may be what ends the workers.
-MAX_IN_VAIN = 8
+MAX_FAILED_ATTEMPTS = 8
 
 
 class Requests:
@@ -45,8 +43,8 @@ class Requests:
         self,
         cluster: ClusterScheduler,
         admission: Admission,
-        fleet: Workers,
-        trust: Trust,
+        fleet: WorkerGroup,
+        trust: WorkerHealth,
         telemetry: Telemetry,
         recorder: Recorder,
         *,
@@ -54,7 +52,7 @@ class Requests:
         recomputes: bool,
         overload: OverloadControl | None,
         replanning: LiveReplanning | None,
-        prompt_keys: Names | None,
+        prompt_keys: BlockNaming | None,
         forecast: LiveForecast | None,
     ) -> None:
         self._cluster, self._admission, self._fleet, self._trust = cluster, admission, fleet, trust
@@ -133,7 +131,7 @@ class Requests:
             if self._replanning is not None:
                 self._replanning.refused(request.id)
             self._telemetry.rejected(request, refusal.reason.replace("-", "_"))
-            raise refused(refusal)
+            raise rejection_error(refusal)
         self._live[request.id] = live
         self._telemetry.arrived(request)
         live.timeline = self._recorder.arrive(request, request.arrival_s)
@@ -147,7 +145,7 @@ class Requests:
         self.place_waiting()
         for ticket in self._admission.expired(time.monotonic()):
             self._telemetry.deadline_missed()
-            self.fail(self._live[ticket.id], deadline_passed())
+            self.fail(self._live[ticket.id], deadline_error())
         self._telemetry.held(self._admission.waiting)
 
     def place_waiting(self) -> None:
@@ -171,14 +169,14 @@ class Requests:
         self._telemetry.routed(route)
         live.timeline.prefill_instance, live.timeline.decode_instance = route.prefill, route.decode
         for instance in {route.prefill, route.decode}:
-            self._trust.try_out(instance, attempt.id)
+            self._trust.begin_trial(instance, attempt.id)
         self._send(attempt)
         return True
 
     def _expect(self, live: LiveRequest, attempt: Attempt, now: float) -> None:
         """Overload control knows of the attempt, and says when its first token will come."""
         if self._overload is not None:
-            newcomer = Newcomer.of(attempt.generation.request, attempt.placement.route)
+            newcomer = PlacedRequest.of(attempt.generation.request, attempt.placement.route)
             ttft_s = self._overload.placed(newcomer, now)
             live.predicted_ttft_s = ttft_s if live.attempts == 1 else None
 
@@ -239,7 +237,7 @@ class Requests:
             return
         stage = live.stage
         self._close_attempt(live, abort=True)
-        if live.in_vain >= MAX_IN_VAIN:
+        if live.in_vain >= MAX_FAILED_ATTEMPTS:
             self.fail(
                 live, InstanceLostError(f"the request was lost {live.in_vain} times in a row: {reason}")
             )

@@ -1,6 +1,15 @@
-"""The application: every path of the gateway."""
+"""The dashboard: one page without outside assets, and the JSON that it is drawn from.
 
+The application: every path of the gateway.
+"""
+
+import base64
+import hashlib
+import re
+import time
+from collections.abc import Callable
 from functools import partial
+from importlib import resources
 
 import msgspec
 from fastapi import FastAPI
@@ -11,33 +20,82 @@ from starlette.requests import Request
 import twofold
 from twofold.errors import TwofoldError
 from twofold.instance import Role
-from twofold.serving.gateway.body import read_struct
+from twofold.serving.controller.service import Service
 from twofold.serving.gateway.chat import chat
 from twofold.serving.gateway.completions import complete
-from twofold.serving.gateway.dashboard import Dashboard
 from twofold.serving.gateway.errors import answer_error, answer_http_error
-from twofold.serving.gateway.gateway import Gateway
+from twofold.serving.gateway.gateway import Gateway, RequestLimits, read_struct
 from twofold.serving.gateway.keys import KeyRing
-from twofold.serving.gateway.limits import Limits
-from twofold.serving.gateway.middleware import Envelope
+from twofold.serving.gateway.middleware import RequestMiddleware
 from twofold.serving.gateway.openapi import openapi
 from twofold.serving.gateway.responses import Health, ModelCard, ModelList, Version
 from twofold.serving.gateway.tokenizer import TextTokenizer
-from twofold.serving.service import Service
+
+# However many look, the service is looked at this often at most.
+PERIOD_S = 1.0
+
+
+class Dashboard:
+    """Serves the page and its data; all viewers share one snapshot a second."""
+
+    def __init__(self, service: Service, clock: Callable[[], float] = time.monotonic) -> None:
+        self._service, self._clock = service, clock
+        self._page = resources.files(__package__).joinpath("dashboard.html").read_text("utf-8")
+        self._headers = {
+            "Cache-Control": "no-cache",
+            "Content-Security-Policy": _policy(self._page),
+            "Referrer-Policy": "no-referrer",
+            "X-Content-Type-Options": "nosniff",
+        }
+        self._data = b""
+        self._taken_s = float("-inf")
+
+    def page(self) -> Response:
+        return Response(self._page, media_type="text/html; charset=utf-8", headers=self._headers)
+
+    def data(self) -> Response:
+        now = self._clock()
+        if now - self._taken_s >= PERIOD_S:
+            self._data = msgspec.json.encode(self._service.snapshot())
+            self._taken_s = now
+        return Response(self._data, media_type="application/json", headers={"Cache-Control": "no-store"})
+
+
+def _policy(page: str) -> str:
+    """Nothing runs, and nothing is loaded, but what is in the page."""
+    hashes = {
+        tag: " ".join(
+            f"'sha256-{_hash(text)}'" for text in re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
+        )
+        for tag in ("script", "style")
+    }
+    return (
+        f"default-src 'none'; script-src {hashes['script']}; style-src {hashes['style']}; connect-src 'self'; "
+        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+
+
+def _hash(text: str) -> str:
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def create_app(
-    service: Service, tokenizer: TextTokenizer | None, *, keys: KeyRing | None, limits: Limits | None = None
+    service: Service,
+    tokenizer: TextTokenizer | None,
+    *,
+    keys: KeyRing | None,
+    limits: RequestLimits | None = None,
 ) -> FastAPI:
     """The gateway to `service`; without a tokenizer it takes prompts of token ids only.
 
     One of `keys`, where there are some, is needed for everything under /v1, for the pools and the dashboard's data.
     """
-    gateway = Gateway(service=service, tokenizer=tokenizer, limits=limits or Limits())
+    gateway = Gateway(service=service, tokenizer=tokenizer, limits=limits or RequestLimits())
     app = FastAPI(openapi_url=None, redirect_slashes=False)
-    app.add_middleware(Envelope, keys=keys)
+    app.add_middleware(RequestMiddleware, keys=keys)
     app.add_exception_handler(TwofoldError, answer_error)
     app.add_exception_handler(HTTPException, answer_http_error)
     _add_api(app, gateway)
@@ -68,7 +126,7 @@ class RoleChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     role: Role
 
 
-def _add_operations(app: FastAPI, service: Service, limits: Limits, *, keys: bool) -> None:
+def _add_operations(app: FastAPI, service: Service, limits: RequestLimits, *, keys: bool) -> None:
     """What operators and their tools ask for."""
 
     @app.get("/health")

@@ -1,4 +1,7 @@
-"""`POST /v1/chat/completions`."""
+"""From the `messages` field to what a chat template takes.
+
+`POST /v1/chat/completions`.
+"""
 
 from collections.abc import Sequence
 
@@ -8,15 +11,17 @@ from msgspec import UNSET
 from starlette.requests import Request
 
 from twofold.errors import RequestError
-from twofold.serving.gateway.answering import answer_with
-from twofold.serving.gateway.body import read_struct
-from twofold.serving.gateway.choice import Delta
-from twofold.serving.gateway.gateway import Gateway
-from twofold.serving.gateway.logprobs import LogprobFormat
-from twofold.serving.gateway.messages import template_messages
+from twofold.serving.gateway.completions import check_length, check_tokens
+from twofold.serving.gateway.gateway import Gateway, read_struct
+from twofold.serving.gateway.generations import (
+    ResponseSpec,
+    check_fields,
+    plan,
+    request_options,
+    stream_options,
+)
 from twofold.serving.gateway.middleware import arrival_of
-from twofold.serving.gateway.planning import Answer, check_fields, plan, stream_options
-from twofold.serving.gateway.prompts import check_length, check_tokens
+from twofold.serving.gateway.output import Delta, LogprobFormat
 from twofold.serving.gateway.responses import (
     ChatChoice,
     ChatChunk,
@@ -29,9 +34,52 @@ from twofold.serving.gateway.responses import (
     MaybeUsage,
     Usage,
 )
-from twofold.serving.gateway.schemas import ChatFields
-from twofold.serving.gateway.sse import event
-from twofold.serving.gateway.terms import terms_of
+from twofold.serving.gateway.schemas import ChatFields, ContentPart, InputMessage
+from twofold.serving.gateway.streaming import event, respond
+
+# Most templates know only the older name: OpenAI renamed the system role to developer, with the same meaning.
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+UNSUPPORTED_PARTS = ("tool_calls", "function_call", "audio", "refusal", "tool_call_id")
+
+
+def template_messages(messages: Sequence[InputMessage]) -> list[dict[str, str]]:
+    """Plain role-and-content messages; raises RequestError on anything but text in a role of `ROLES`."""
+    if not messages:
+        raise RequestError("messages: the list is empty; send at least one message", param="messages")
+    return [_template_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+
+
+def _template_message(message: InputMessage, place: str) -> dict[str, str]:
+    if message.role not in ROLES:
+        raise RequestError(
+            f"{place}.role: {message.role!r} is not supported; use one of {', '.join(ROLES)}",
+            param=f"{place}.role",
+        )
+    for field in UNSUPPORTED_PARTS:
+        if getattr(message, field) not in (None, [], {}):
+            raise RequestError(f"{place}.{field}: not supported by this service", param=f"{place}.{field}")
+    rendered = {"role": ROLES[message.role], "content": _text(message.content, f"{place}.content")}
+    return rendered if message.name is None else {**rendered, "name": message.name}
+
+
+def _text(content: str | list[ContentPart] | None, place: str) -> str:
+    """The text; several parts become lines, as they do in vLLM."""
+    if content is None:
+        raise RequestError(f"{place}: it is missing; send a string or a list of text parts", param=place)
+    if isinstance(content, str):
+        return content
+    return "\n".join(_part_text(part, f"{place}[{index}]") for index, part in enumerate(content))
+
+
+def _part_text(part: ContentPart, place: str) -> str:
+    if part.type != "text":
+        raise RequestError(
+            f"{place}.type: {part.type!r} is not supported; this service takes text only",
+            param=f"{place}.type",
+        )
+    if part.text is None:
+        raise RequestError(f"{place}.text: this field is required", param=f"{place}.text")
+    return part.text
 
 
 async def chat(gateway: Gateway, request: Request) -> Response:
@@ -39,21 +87,19 @@ async def chat(gateway: Gateway, request: Request) -> Response:
     fields = await read_struct(request, ChatFields, gateway.limits.body_bytes)
     check_fields(gateway, fields, prompts=1)
     arrival = arrival_of(request)
-    answer = Answer(
+    answer = ResponseSpec(
         id=f"chatcmpl-{arrival.request_id}",
         created=arrival.created,
         arrival_s=arrival.monotonic_s,
         max_tokens=fields.max_completion_tokens or fields.max_tokens,
         logprobs=wanted_logprobs(fields),
-        terms=terms_of(gateway, request, fields, prompts=1),
+        terms=request_options(gateway, request, fields, prompts=1),
     )
     prompt = await encode_messages(gateway, fields)
     planned = plan(gateway, fields, answer, [prompt])
-    form = ChatForm(answer, fields, gateway.logprob_format())
+    form = ChatWriter(answer, fields, gateway.logprob_format())
     options = stream_options(fields)
-    return await answer_with(
-        gateway.service, request, planned, form, prompt_tokens=len(prompt), options=options
-    )
+    return await respond(gateway.service, request, planned, form, prompt_tokens=len(prompt), options=options)
 
 
 def wanted_logprobs(fields: ChatFields) -> int | None:
@@ -84,10 +130,10 @@ async def encode_messages(gateway: Gateway, fields: ChatFields) -> list[int]:
     return token_ids
 
 
-class ChatForm:
+class ChatWriter:
     """Writes chat completions."""
 
-    def __init__(self, answer: Answer, fields: ChatFields, logprobs: LogprobFormat) -> None:
+    def __init__(self, answer: ResponseSpec, fields: ChatFields, logprobs: LogprobFormat) -> None:
         self._answer = answer
         self._fields = fields
         self._logprobs = logprobs

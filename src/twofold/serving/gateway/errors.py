@@ -29,7 +29,7 @@ class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
     error: ErrorDetail
 
 
-class Failure(msgspec.Struct, frozen=True, kw_only=True):
+class ErrorResponse(msgspec.Struct, frozen=True, kw_only=True):
     """An error as the client gets it: the HTTP status, the body and further headers."""
 
     status: int
@@ -42,26 +42,30 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def failure_of(error: Exception) -> Failure:
+def error_response_for(error: Exception) -> ErrorResponse:
     """What the client is told about `error`; one that nobody foresaw is logged and told as a plain 500."""
     if isinstance(error, RequestError):
-        return failure(
+        return error_response(
             error.status, str(error), param=error.param, code=error.code, retry_after_s=error.retry_after_s
         )
     if isinstance(error, InstanceLostError):
-        return failure(503, str(error) or "the instance that held the request is gone", code="instance_lost")
+        return error_response(
+            503, str(error) or "the instance that held the request is gone", code="instance_lost"
+        )
     logger.error("unexpected error while answering a request", exc_info=error)
-    return failure(500, "the server met an unexpected error; its log has the details", code="internal_error")
+    return error_response(
+        500, "the server met an unexpected error; its log has the details", code="internal_error"
+    )
 
 
-def failure(
+def error_response(
     status: int,
     message: str,
     *,
     param: str | None = None,
     code: str | None = None,
     retry_after_s: int | None = None,
-) -> Failure:
+) -> ErrorResponse:
     headers = {}
     if retry_after_s is not None:
         headers["Retry-After"] = str(retry_after_s)
@@ -70,7 +74,7 @@ def failure(
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     detail = ErrorDetail(message=message, type=_type_of(status), param=param, code=code)
-    return Failure(status=status, body=ErrorBody(error=detail), headers=headers)
+    return ErrorResponse(status=status, body=ErrorBody(error=detail), headers=headers)
 
 
 def _type_of(status: int) -> str:
@@ -81,7 +85,7 @@ def _type_of(status: int) -> str:
 
 async def answer_error(_request: Request, error: Exception) -> Response:
     """The handler of every error that Twofold raises on purpose."""
-    return failure_of(error).response()
+    return error_response_for(error).response()
 
 
 async def answer_http_error(request: Request, error: Exception) -> Response:
@@ -90,7 +94,7 @@ async def answer_http_error(request: Request, error: Exception) -> Response:
         raise TypeError(f"expected an HTTPException, got {type(error).__name__}")
     reason = HTTPStatus(error.status_code).phrase
     code = reason.lower().replace(" ", "_")
-    answer = failure(
+    answer = error_response(
         error.status_code, f"{request.method} {request.url.path}: {reason}", code=code
     ).response()
     answer.headers.update(error.headers or {})

@@ -13,9 +13,9 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from twofold.serving.context import CURRENT, context_of
-from twofold.serving.gateway.errors import failure, failure_of
+from twofold.serving.gateway.errors import error_response, error_response_for
 from twofold.serving.gateway.keys import ApiKey, KeyRing
+from twofold.serving.telemetry.context import CURRENT, context_of
 
 ARRIVAL = "twofold.arrival"
 _KEYED = frozenset({"/v1", "/pools", "/dashboard/data"})
@@ -42,7 +42,7 @@ def arrival_of(request: Request) -> Arrival:
     return arrival
 
 
-class Envelope:
+class RequestMiddleware:
     """The middleware; where there are API keys, one is needed for what `_KEYED` names and all under /v1."""
 
     def __init__(self, app: ASGIApp, keys: KeyRing | None) -> None:
@@ -76,7 +76,9 @@ class Envelope:
             await send(message)
 
         if key is None and self._keys is not None and _is_protected(scope["path"]):
-            refused = failure(401, "the API key is missing or wrong", code="invalid_api_key").response()
+            refused = error_response(
+                401, "the API key is missing or wrong", code="invalid_api_key"
+            ).response()
             await refused(scope, receive, send_with_id)
             return
         try:
@@ -86,7 +88,7 @@ class Envelope:
         except Exception as error:
             if started:
                 raise
-            await failure_of(error).response()(scope, receive, send_with_id)
+            await error_response_for(error).response()(scope, receive, send_with_id)
 
 
 def _is_protected(path: str) -> bool:

@@ -1,10 +1,16 @@
-"""The gateway described as OpenAPI 3.1. A test sends what the description allows and holds the answers against it."""
+"""The bodies of the API as JSON schemas, from the types that they are read into and written from.
+
+The gateway described as OpenAPI 3.1. A test sends what the description allows and holds the answers against it.
+"""
 
 from collections.abc import Sequence
 
+import msgspec
+
 import twofold
+from twofold.serving.gateway.chat import ROLES, UNSUPPORTED_PARTS
 from twofold.serving.gateway.errors import ErrorBody
-from twofold.serving.gateway.openapi_schemas import Json, reference, schemas
+from twofold.serving.gateway.generations import MODES, RETENTIONS, TIMEOUT_HEADER
 from twofold.serving.gateway.responses import (
     ChatChunk,
     ChatCompletion,
@@ -14,8 +20,67 @@ from twofold.serving.gateway.responses import (
     ModelList,
     Version,
 )
-from twofold.serving.gateway.schemas import ChatFields, CompletionFields
-from twofold.serving.gateway.terms import TIMEOUT_HEADER
+from twofold.serving.gateway.schemas import (
+    NEUTRAL,
+    ChatFields,
+    CompletionFields,
+    ContentPart,
+    UnsupportedFields,
+)
+
+Json = dict[str, object]
+
+_STRUCTS = (
+    ChatChunk,
+    ChatCompletion,
+    ChatFields,
+    Completion,
+    CompletionFields,
+    ErrorBody,
+    Health,
+    ModelCard,
+    ModelList,
+    Version,
+)
+_PREFIX = "#/components/schemas/"
+_NOT_SUPPORTED = "Not supported: only values that ask for nothing."
+
+
+def reference(kind: type) -> Json:
+    return {"$ref": f"{_PREFIX}{kind.__name__}"}
+
+
+def schemas(model: str) -> Json:
+    """Every struct by name, narrowed to what is taken where its type says less; `model` is the one served."""
+    _, made = msgspec.json.schema_components(
+        _STRUCTS, schema_hook=_anything, ref_template=f"{_PREFIX}{{name}}"
+    )
+    for kind in (ChatFields, CompletionFields):
+        fields = made[kind.__name__]["properties"]
+        fields["model"] = {"const": model}
+        fields["prompt_cache_retention"] = {"enum": [None, *RETENTIONS]}
+        for name in UnsupportedFields.__struct_fields__:
+            if name != "best_of":  # any number, as long as it is that of `n`
+                fields[name] = {"enum": [None, *NEUTRAL.get(name, ())], "description": _NOT_SUPPORTED}
+    made["PromptCacheOptions"]["properties"]["mode"] = {"enum": [None, *MODES]}
+    made["ChatFields"]["properties"]["messages"]["minItems"] = 1
+    part = {"type": {"const": "text"}, "text": {"type": "string"}}
+    made["ContentPart"] |= {"properties": part, "required": list(part)}
+    message = made["InputMessage"]["properties"]
+    message["role"] = {"enum": list(ROLES)}
+    parts = {"type": "array", "items": reference(ContentPart)}
+    message["content"] = {"anyOf": [{"type": "string"}, parts]}
+    for name in UNSUPPORTED_PARTS:
+        message[name] = {"enum": [None, [], {}], "description": _NOT_SUPPORTED}
+    made["InputMessage"]["required"] = ["role", "content"]
+    return dict(made)
+
+
+def _anything(kind: type) -> Json:
+    if kind is object:
+        return {"description": "Anything."}  # msgspec takes an empty schema for none
+    raise NotImplementedError(f"{kind} has no place in a body")
+
 
 _ERRORS = {
     400: "The request is wrong; `param` names the field.",

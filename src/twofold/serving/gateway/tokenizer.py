@@ -1,8 +1,16 @@
-"""The model's own tokenizer: text and chat messages to token ids, and the pieces that go back to text."""
+"""The bytes a token stands for, also where they are only a part of a character.
+
+The model's own tokenizer: text and chat messages to token ids, and the pieces that go back to text.
+
+Token ids to text as they come, holding back what is not yet a whole character.
+"""
 
 import asyncio
 import inspect
+import json
+import re
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -11,10 +19,88 @@ from jinja2 import TemplateError
 from tokenizers.decoders import DecodeStream
 
 from twofold.errors import ModelError, RequestError
-from twofold.serving.gateway.token_bytes import TokenBytes
 
-if TYPE_CHECKING:  # it takes seconds, and a service without a tokenizer does without it
+if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
+
+
+_BYTE_FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+# Any text does: it only keeps the decoder from treating the token as the first of a text.
+_ANCHOR = "a"
+
+
+class TokenBytes:
+    """Looks up the bytes of token ids and a printable name for each."""
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._decoder = tokenizer.decoder
+        kinds = _kinds(json.loads(self._decoder.__getstate__())) if self._decoder is not None else set()
+        self._byte_level = "ByteLevel" in kinds
+        self._byte_fallback = "ByteFallback" in kinds
+        self._added = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+        self._known: dict[int, bytes | None] = {}
+
+    def bytes_of(self, token_id: int) -> bytes | None:
+        """The bytes of a token; None for an id without one (padding of the vocabulary)."""
+        if token_id not in self._known:
+            piece = self._tokenizer.id_to_token(token_id)
+            self._known[token_id] = None if piece is None else self._decode(piece)
+        return self._known[token_id]
+
+    def name_of(self, token_id: int) -> str:
+        """The token's text; for one that is no whole text its bytes, as in `bytes:\\xe4\\xb8`."""
+        raw = self.bytes_of(token_id)
+        if raw is None:
+            return id_name(token_id)
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+    def _decode(self, piece: str) -> bytes:
+        if piece in self._added:
+            return piece.encode()
+        if self._byte_level:
+            return _byte_level(piece)
+        fallback = _BYTE_FALLBACK.fullmatch(piece) if self._byte_fallback else None
+        if fallback:
+            return bytes.fromhex(fallback[1])
+        if self._decoder is None:
+            return piece.encode()
+        return str(self._decoder.decode([_ANCHOR, piece]))[len(_ANCHOR) :].encode()
+
+
+def id_name(token_id: int) -> str:
+    """What a token is called where its text is not known."""
+    return f"token_id:{token_id}"
+
+
+def _kinds(decoder: object) -> set[str]:
+    """The `type` of a serialized decoder and of the decoders inside it."""
+    if isinstance(decoder, list):
+        return set().union(*map(_kinds, decoder))
+    if not isinstance(decoder, dict):
+        return set()
+    return {str(decoder.get("type"))}.union(*map(_kinds, decoder.values()))
+
+
+def _byte_level(piece: str) -> bytes:
+    """Undo the byte-level alphabet; a piece with other characters in it stands for itself."""
+    alphabet = _byte_alphabet()
+    if all(char in alphabet for char in piece):
+        return bytes(alphabet[char] for char in piece)
+    return piece.encode()
+
+
+@cache
+def _byte_alphabet() -> dict[str, int]:
+    """The alphabet of byte-level BPE (GPT-2): printable bytes stand for themselves, others for U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    alphabet = {chr(byte): byte for byte in printable}
+    others = (byte for byte in range(0x100) if byte not in set(printable))
+    return alphabet | {chr(0x100 + index): byte for index, byte in enumerate(others)}
+
 
 T = TypeVar("T")
 TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
@@ -128,3 +214,50 @@ class TextTokenizer:
         if characters <= self._inline_characters:
             return work()
         return await asyncio.to_thread(work)
+
+
+class Detokenizer:
+    """One output's text; the pieces joined equal the tokenizer's decoding of all its tokens.
+
+    There is one exception. Where a tokenizer falls back to bytes, as that of Llama 2 does, and a run of
+    bytes is not UTF-8, the library turns the whole run into U+FFFD. Here the characters before the first
+    wrong byte are kept, because they were given out before it came.
+    """
+
+    def __init__(self, tokenizer: TextTokenizer, *, skip_special_tokens: bool = True) -> None:
+        self._tokenizer = tokenizer
+        self._skip = skip_special_tokens
+        self._stream = tokenizer.stream(skip_special_tokens=skip_special_tokens)
+        self._token_ids: list[int] = []
+        self._spoken = 0  # how many of them are in the pieces given out
+        self._pieces: list[str] = []
+        self.characters = 0
+
+    def push(self, token_id: int) -> str:
+        """Add a token; returns the text that is whole with it, often one token's, sometimes none."""
+        self._token_ids.append(token_id)
+        try:
+            piece = self._stream.step(self._tokenizer.backend, token_id)
+        except Exception:  # noqa: BLE001 the library raises no narrower kind
+            # The decoder rewrote text already given out (a few clean up spaces backwards): go on from here.
+            self._stream = self._tokenizer.stream(skip_special_tokens=self._skip)
+            piece = self._stream.step(self._tokenizer.backend, token_id)
+        return self._give(piece or "")
+
+    def flush(self) -> str:
+        """The rest of the text: bytes that never became a character come out as U+FFFD."""
+        if self._spoken == len(self._token_ids):
+            return ""
+        given = "".join(self._pieces)
+        whole = self._tokenizer.decode(self._token_ids, skip_special_tokens=self._skip)
+        if whole.startswith(given):
+            return self._give(whole[len(given) :])
+        rest = self._token_ids[self._spoken :]
+        return self._give(self._tokenizer.decode(rest, skip_special_tokens=self._skip))
+
+    def _give(self, piece: str) -> str:
+        if piece:
+            self._spoken = len(self._token_ids)
+            self._pieces.append(piece)
+            self.characters += len(piece)
+        return piece

@@ -1,4 +1,6 @@
-"""A worker's end of its host's store.
+"""One life of a store, as one of its clients knows it.
+
+A worker's end of its host's store.
 
 All of it is for speed only: whatever becomes of the store, what was asked of it ends, with fewer blocks or none, and
 the caller computes the rest. Nothing here raises because of the store.
@@ -11,41 +13,120 @@ import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from queue import SimpleQueue
-from typing import NamedTuple, Protocol
+from queue import Empty, SimpleQueue
+from typing import NamedTuple, Protocol, TypeVar
 
 import zmq
 
 from twofold.engine.base import OnLayer
 from twofold.errors import ConfigurationError
-from twofold.serving.mailbox import Inbox, Outbox
-from twofold.serving.store.link import Link, Question
+from twofold.serving.controller.mailbox import Inbox, Outbox
 from twofold.serving.store.memory import SlotMemory
 from twofold.serving.store.messages import (
-    Ask,
-    Asked,
     Block,
     Commit,
-    Fetch,
-    Fetched,
-    Found,
-    Held,
+    FetchBlocks,
+    FetchResult,
+    HeldBlocks,
     Hello,
-    Leased,
+    LeasedSlots,
     Load,
     Lookup,
+    LookupResult,
     Put,
     Release,
+    StoreOperation,
+    StoreReply,
+    StoreRequest,
+    StoreResult,
     ToClient,
     Welcome,
 )
+
+R = TypeVar("R", LookupResult, HeldBlocks, LeasedSlots, FetchResult)
+SendOperation = Callable[[int, int, StoreOperation], None]  # (epoch, number of the question, what is asked)
+
+
+class PendingRequest:
+    """Something that is asked of one life of a store, and what that answers; `memory` is that life's."""
+
+    def __init__(
+        self, number: int, memory: SlotMemory, say: Callable[[StoreOperation], None], patience_s: float
+    ) -> None:
+        self.number, self.memory, self.say = number, memory, say
+        self.silent = False  # it was not answered in time
+        self._patience_s = patience_s
+        self._answers: SimpleQueue[StoreResult | None] = SimpleQueue()
+
+    def answer(self, kind: type[R], after_s: float = 0.0) -> R | None:
+        """Wait for the next answer; None where there will be none, because the store is dead or silent.
+
+        It is silent when `after_s`, which it was given for the answer, and the patience with it are over.
+        """
+        try:
+            answer = self._answers.get(timeout=after_s + self._patience_s)
+        except Empty:
+            self.silent = True
+            return None
+        return answer if isinstance(answer, kind) else None
+
+    def hear(self, answer: StoreResult | None) -> None:
+        self._answers.put(answer)
+
+
+class StoreSession:
+    """A life of a store: its epoch, its memory, its end (`fileno` is readable then) and the questions under way."""
+
+    def __init__(self, welcome: Welcome, say: SendOperation, patience_s: float) -> None:
+        """Raises ConfigurationError or OSError where that life is over."""
+        self.epoch = welcome.epoch
+        self._say, self._patience_s = say, patience_s
+        self._questions: dict[int, PendingRequest] = {}
+        self._ended = False
+        self._pidfd = os.pidfd_open(welcome.pid)
+        try:
+            self._memory = SlotMemory.open(welcome.address, welcome.slots, welcome.block_bytes)
+        except ConfigurationError:
+            os.close(self._pidfd)
+            raise
+
+    def fileno(self) -> int:
+        return self._pidfd
+
+    def begin(self, number: int) -> PendingRequest:
+        question = PendingRequest(
+            number, self._memory, lambda what: self._say(self.epoch, number, what), self._patience_s
+        )
+        self._questions[number] = question
+        if self._ended:
+            question.hear(None)
+        return question
+
+    def over(self, question: PendingRequest) -> None:
+        """Nothing that is still answered to it matters."""
+        self._questions.pop(question.number, None)
+
+    def hear(self, message: StoreReply) -> None:
+        question = self._questions.get(message.number)
+        if question is not None:
+            question.hear(message.what)
+
+    def end(self) -> None:
+        """This life is over: no question will be answered any more. Its memory stays, for those who still read it."""
+        if not self._ended:
+            self._ended = True
+            for question in list(self._questions.values()):
+                question.hear(None)
+            self._memory.close()
+            os.close(self._pidfd)
+
 
 log = logging.getLogger(__name__)
 
 _HELLO_S = 0.2  # between two times that a store is asked whether it is there
 
 
-class Copier(Protocol):
+class BlockCopier(Protocol):
     """Copies one layer of blocks between an engine's memory and slots of a store's, pairwise."""
 
     @property
@@ -64,7 +145,7 @@ class Copier(Protocol):
         ...
 
 
-class Available(NamedTuple):
+class StoreMatch(NamedTuple):
     """How many leading blocks of a prompt a store has, and how many of them, from the first on, in its memory."""
 
     blocks: int
@@ -92,8 +173,8 @@ class StoreClient:
         self._outbox = Outbox(context)
         self._store, self._verify, self._patience_s = store, verify, patience_s
         self._lock = threading.Lock()  # of the link, and of the numbers of questions
-        self._link: Link | None = None
-        self._silent: SimpleQueue[Link] = SimpleQueue()
+        self._link: StoreSession | None = None
+        self._silent: SimpleQueue[StoreSession] = SimpleQueue()
         self._number = 0
         self._met = threading.Event()
         self._closing = False
@@ -111,25 +192,25 @@ class StoreClient:
         """Wait until there is a store; False if there is none by then."""
         return self._met.wait(timeout_s)
 
-    def lookup(self, keys: Sequence[bytes]) -> Available:
+    def lookup(self, keys: Sequence[bytes]) -> StoreMatch:
         """How many leading blocks are there now."""
         with self._ask(Lookup(list(keys))) as question:
-            found = None if question is None else question.answer(Found)
-        return Available(0, 0) if found is None else Available(found.blocks, found.in_memory)
+            found = None if question is None else question.answer(LookupResult)
+        return StoreMatch(0, 0) if found is None else StoreMatch(found.blocks, found.in_memory)
 
     def fetch(self, keys: Sequence[bytes], address: str, limit_s: float) -> int:
         """Let the store bring what it lacks of these blocks from that of another host, which gives them at `address`.
 
         Returns how many leading blocks are there then, `limit_s` later at the latest.
         """
-        with self._ask(Fetch(list(keys), address, limit_s)) as question:
-            fetched = None if question is None else question.answer(Fetched, limit_s)
+        with self._ask(FetchBlocks(list(keys), address, limit_s)) as question:
+            fetched = None if question is None else question.answer(FetchResult, limit_s)
         return 0 if fetched is None else fetched.blocks
 
     def load(
         self,
         keys: Sequence[bytes],
-        copier: Copier,
+        copier: BlockCopier,
         blocks: Sequence[int],
         coming: Callable[[int], None] = lambda _count: None,
         on_layer: OnLayer = lambda _layer: None,
@@ -149,7 +230,7 @@ class StoreClient:
     def store(
         self,
         keys: Sequence[bytes],
-        copier: Copier,
+        copier: BlockCopier,
         blocks: Sequence[int],
         start: int = 0,
         computed: Callable[[int], bool] = lambda _layer: True,
@@ -161,7 +242,7 @@ class StoreClient:
         """
         stored = written = 0
         with self._ask(Put(list(keys), start)) as question:
-            while question is not None and (leased := question.answer(Leased)) is not None:
+            while question is not None and (leased := question.answer(LeasedSlots)) is not None:
                 stored += written
                 if leased.last:
                     break
@@ -182,15 +263,15 @@ class StoreClient:
 
     def _load(
         self,
-        question: Question,
-        copier: Copier,
+        question: PendingRequest,
+        copier: BlockCopier,
         blocks: Sequence[int],
         coming: Callable[[int], None],
         on_layer: OnLayer,
     ) -> int:
         """Blocks that come from the disk come bit by bit: all but the last are copied, and given back, at once."""
         memory, whole = question.memory, set[int]()
-        while (held := question.answer(Held)) is not None and not held.last:
+        while (held := question.answer(HeldBlocks)) is not None and not held.last:
             right = self._right(memory, held.blocks)
             for layer in range(copier.layers):
                 copier.read(memory, layer, list(right.values()), [blocks[index] for index in right])
@@ -206,7 +287,7 @@ class StoreClient:
         return count
 
     @contextmanager
-    def _ask(self, what: Asked) -> Iterator[Question | None]:
+    def _ask(self, what: StoreOperation) -> Iterator[PendingRequest | None]:
         """Ask, and say in the end that the question is over; None where there is no store."""
         with self._lock:
             link = self._link
@@ -267,24 +348,26 @@ class StoreClient:
         if self._link is not None:
             return
         try:
-            link = Link(welcome, self._say, self._patience_s)
+            link = StoreSession(welcome, self._say, self._patience_s)
         except (ConfigurationError, OSError):
             return  # that life is over
         with self._lock:
             self._link = link
         self._met.set()
 
-    def _say(self, epoch: int, number: int, what: Asked) -> None:
-        self._outbox.send(self._store, Ask(client=self._inbox.address, epoch=epoch, number=number, what=what))
+    def _say(self, epoch: int, number: int, what: StoreOperation) -> None:
+        self._outbox.send(
+            self._store, StoreRequest(client=self._inbox.address, epoch=epoch, number=number, what=what)
+        )
 
-    def _forget(self, link: Link) -> None:
+    def _forget(self, link: StoreSession) -> None:
         """Ask nothing more over it."""
         with self._lock:
             if self._link is link:
                 self._link = None
                 self._met.clear()
 
-    def _end(self, link: Link) -> None:
+    def _end(self, link: StoreSession) -> None:
         self._forget(link)
         link.end()
 
@@ -292,7 +375,7 @@ class StoreClient:
 def _fill(
     memory: SlotMemory,
     slots: Sequence[int],
-    copier: Copier,
+    copier: BlockCopier,
     blocks: Sequence[int],
     computed: Callable[[int], bool],
 ) -> list[Block] | None:

@@ -4,20 +4,31 @@ SQLite keeps the index whole however a process or the machine ends (WAL, one tra
 written before it is entered and its slot is given away only after it was struck out, so what a process leaves behind
 that is killed is whole. What a machine leaves behind that loses its power may not be: that, and what the
 disk itself spoils, shows in the checksum, which is compared whenever a block is read.
+
+The thread of a store that reads and writes its disk, so that questions do not wait for it.
+
+The secret that a service's keys of blocks begin with, kept beside the blocks so that its next start finds them.
 """
 
 import fcntl
 import logging
 import os
+import secrets
 import shutil
 import sqlite3
+import threading
 import zlib
+from collections.abc import Iterator
 from contextlib import suppress
 from heapq import heappop, heappush
 from pathlib import Path
+from queue import SimpleQueue
 from typing import NamedTuple
 
 from twofold.errors import ConfigurationError
+from twofold.serving.store.events import EventQueue
+from twofold.serving.store.manager import DiskForget, DiskOperation, DiskRead, DiskSpare, DiskWrite
+from twofold.serving.store.memory import SlotMemory
 
 log = logging.getLogger(__name__)
 
@@ -229,3 +240,78 @@ def _lock(directory: Path) -> int:
         os.close(fd)
         raise ConfigurationError(f"{directory} is the store of another service: give each its own") from error
     return fd
+
+
+class DiskResult(NamedTuple):
+    """What came of a move: the checksum of the block that was written or read, None if it could not be."""
+
+    move: DiskWrite | DiskRead
+    checksum: int | None
+
+
+class DiskThread:
+    """Does moves one after the other, between `disk` and `memory`, whose slots have room for the disk's blocks.
+
+    `fileno` is readable while there is something to `take`.
+    """
+
+    def __init__(self, disk: DiskBlocks, memory: SlotMemory) -> None:
+        self._disk, self._memory = disk, memory
+        self._moves: SimpleQueue[DiskOperation | None] = SimpleQueue()
+        self._moved: EventQueue[DiskResult] = EventQueue()
+        self._thread = threading.Thread(target=self._run, name="store-disk", daemon=True)
+        self._thread.start()
+
+    def fileno(self) -> int:
+        return self._moved.fileno()
+
+    def begin(self, moves: list[DiskOperation]) -> None:
+        """Queue moves; safe from any thread."""
+        for move in moves:
+            self._moves.put(move)
+
+    def take(self) -> Iterator[DiskResult]:
+        """What has been done since this was asked last."""
+        return self._moved.drain()
+
+    def close(self) -> None:
+        """End when all that was begun is done."""
+        self._moves.put(None)
+        self._thread.join()
+        self._moved.close()
+
+    def _run(self) -> None:
+        while (move := self._moves.get()) is not None:
+            match move:
+                case DiskWrite():
+                    block = self._memory.slot(move.slot)
+                    written = self._disk.write(move.key, move.position, block, move.checksum)
+                    if move.spare:
+                        self._disk.spare(move.key)
+                    self._moved.put(DiskResult(move, move.checksum if written else None))
+                case DiskRead():
+                    self._moved.put(DiskResult(move, self._disk.read(move.key, self._memory.slot(move.slot))))
+                case DiskSpare(key=key):
+                    self._disk.spare(key)
+                case DiskForget(key=key):
+                    self._disk.remove(key)
+
+
+_BYTES = 32
+
+
+def load_or_create_secret(directory: Path) -> bytes:
+    """That of this directory, made when it is first asked for; raises ConfigurationError where it cannot be kept."""
+    path = directory / "secret"
+    try:
+        if path.exists() and len(secret := path.read_bytes()) == _BYTES:
+            return secret
+        secret = secrets.token_bytes(_BYTES)
+        whole = path.with_suffix(".new")
+        whole.unlink(missing_ok=True)
+        with open(os.open(whole, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:  # noqa: PTH123  (its mode)
+            file.write(secret)
+        whole.replace(path)
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be kept: {error.strerror}") from error
+    return secret

@@ -6,9 +6,16 @@ client                                   store
   │ Ask: Lookup, Load, Put, Fetch ───────▶ │
   │ ◀─ Answer: Found, Held, Leased, Fetched │  slots are the client's until it says otherwise, or is dead
   │ Ask: Release, Commit ────────────────▶ │
+
+What the stores of two hosts say to each other. Whatever comes is checked: see `MOST_KEYS` and `Key`.
+
+the one that fetches                      the one that has
+  │ Give: keys ─────────────────────────────▶ │
+  │ ◀─ Given: checksums, and a frame of bytes │   as blocks come into its memory; the last one says so
+  │                             for each block│
 """
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 
@@ -56,7 +63,7 @@ class Release(msgspec.Struct, frozen=True, tag=True):
     slots: list[int] | None = None
 
 
-class Fetch(msgspec.Struct, frozen=True, tag=True):
+class FetchBlocks(msgspec.Struct, frozen=True, tag=True):
     """Bring those blocks of these that are not there from the store of another host, within `limit_s`.
 
     `address` is where that one gives blocks to others.
@@ -67,40 +74,40 @@ class Fetch(msgspec.Struct, frozen=True, tag=True):
     limit_s: float
 
 
-Asked = Lookup | Load | Put | Commit | Release | Fetch
+StoreOperation = Lookup | Load | Put | Commit | Release | FetchBlocks
 
 
 # -- what is answered -----------------------------------------------------------------------------------------------
 
 
-class Found(msgspec.Struct, frozen=True, tag=True):
+class LookupResult(msgspec.Struct, frozen=True, tag=True):
     """So many leading blocks are there, of which the first `in_memory` need not be read from the disk."""
 
     blocks: int
     in_memory: int
 
 
-class Held(msgspec.Struct, frozen=True, tag=True):
+class HeldBlocks(msgspec.Struct, frozen=True, tag=True):
     """Some more blocks of a Load, by their index in it. With `last` no more are to come."""
 
     blocks: dict[int, Block]
     last: bool
 
 
-class Leased(msgspec.Struct, frozen=True, tag=True):
+class LeasedSlots(msgspec.Struct, frozen=True, tag=True):
     """Slots to fill, by the blocks' index in the Put. A Commit is answered with the next; the `last` are none."""
 
     slots: dict[int, int]
     last: bool
 
 
-class Fetched(msgspec.Struct, frozen=True, tag=True):
+class FetchResult(msgspec.Struct, frozen=True, tag=True):
     """A Fetch is over, and so many leading blocks are there now."""
 
     blocks: int
 
 
-Answered = Found | Held | Leased | Fetched
+StoreResult = LookupResult | HeldBlocks | LeasedSlots | FetchResult
 
 
 # -- how it travels -------------------------------------------------------------------------------------------------
@@ -126,22 +133,58 @@ class Welcome(Message, frozen=True, kw_only=True):
     block_bytes: int
 
 
-class Ask(Message, frozen=True, kw_only=True):
+class StoreRequest(Message, frozen=True, kw_only=True):
     """From the client whose inbox this is; `number` tells its questions apart. Meant for one life of the store."""
 
     client: str
     epoch: int
     number: int
-    what: Asked
+    what: StoreOperation
 
 
-class Answer(Message, frozen=True, kw_only=True):
+class StoreReply(Message, frozen=True, kw_only=True):
     """To question `number`, by the life of the store that it was asked of."""
 
     epoch: int
     number: int
-    what: Answered
+    what: StoreResult
 
 
-ToStore = Hello | Ask
-ToClient = Welcome | Answer
+ToStore = Hello | StoreRequest
+ToClient = Welcome | StoreReply
+
+
+MOST_KEYS = 4096
+_MOST_KEY_BYTES = 64
+MOST_QUESTION_BYTES = (_MOST_KEY_BYTES + 4) * MOST_KEYS + 4096
+MOST_BYTES_AT_ONCE = 16 << 20  # of blocks that are asked for in one question
+
+Key = Annotated[bytes, msgspec.Meta(min_length=1, max_length=_MOST_KEY_BYTES)]
+Crc32 = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
+
+
+class GetBlocks(msgspec.Struct, frozen=True, tag=True):
+    """As many leading blocks of these as are there. `contents` are what blocks mean to the one that asks.
+
+    `number` tells the questions of one connection apart.
+    """
+
+    contents: bytes
+    number: int
+    keys: Annotated[list[Key], msgspec.Meta(max_length=MOST_KEYS)]
+
+
+class BlocksFollow(msgspec.Struct, frozen=True, tag=True):
+    """Some more blocks of question `number`: their CRC-32 by their index in it, in the order of the frames that follow.
+
+    With `last` no more are to come.
+    """
+
+    number: int
+    checksums: Annotated[dict[int, Crc32], msgspec.Meta(max_length=MOST_KEYS)]
+    last: bool
+
+
+def blocks_at_once(block_bytes: int) -> int:
+    """How many blocks a question is for at most."""
+    return max(1, min(MOST_KEYS, MOST_BYTES_AT_ONCE // block_bytes))

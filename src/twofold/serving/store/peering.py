@@ -9,10 +9,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
-from twofold.serving.store.block_fetcher import BlockFetcher, Brought, Order
-from twofold.serving.store.block_server import BlockServer, Caller, Gift, Sent, Wanted
-from twofold.serving.store.book import MEMORY, Asker, Granted, StoreBook
-from twofold.serving.store.messages import Fetch
+from twofold.serving.store.manager import MEMORY, Requester, StoreGrant, StoreManager
+from twofold.serving.store.messages import FetchBlocks
+from twofold.serving.store.peers import (
+    BlockFetcher,
+    BlockServer,
+    FetchedSlots,
+    FetchOrder,
+    PeerCaller,
+    PeerReply,
+    PeerRequest,
+    ReplySent,
+)
 
 # Who asks the book, where a client's inbox would be.
 _GIVES, _FETCHES = "gives to peers", "fetches from peers"
@@ -22,7 +30,7 @@ _GIVES, _FETCHES = "gives to peers", "fetches from peers"
 class _Fetch:
     """Blocks that are brought for a client's question, or for nobody any more when that is dead."""
 
-    asker: Asker | None
+    asker: Requester | None
     keys: Sequence[bytes]
     address: str
     until_s: float
@@ -39,10 +47,10 @@ class Peering:
     that is on its way to here already is waited for, and not brought twice.
     """
 
-    def __init__(self, book: StoreBook, server: BlockServer, fetcher: BlockFetcher, at_once: int) -> None:
+    def __init__(self, book: StoreManager, server: BlockServer, fetcher: BlockFetcher, at_once: int) -> None:
         self._book, self._server, self._fetcher, self._at_once = book, server, fetcher, at_once
         self._number = 0
-        self._callers: dict[int, Caller] = {}
+        self._callers: dict[int, PeerCaller] = {}
         self._fetches: dict[int, _Fetch] = {}
 
     @property
@@ -60,7 +68,7 @@ class Peering:
             0.0, min((each.until_s for each in self._fetches.values() if not each.over), default=inf) - now
         )
 
-    def fetch(self, asker: Asker, what: Fetch, now: float) -> None:
+    def fetch(self, asker: Requester, what: FetchBlocks, now: float) -> None:
         """Begin to bring what is not here, as far as memory could hold it."""
         keys = what.keys[: self._book.tiers.tiers[MEMORY].capacity]
         self._number += 1
@@ -76,7 +84,7 @@ class Peering:
     def turn(self, now: float) -> None:
         """Take up what other stores asked and sent, and end what took too long."""
         for said in self._server.take():
-            if isinstance(said, Wanted):
+            if isinstance(said, PeerRequest):
                 self._number += 1
                 self._callers[self._number] = said.caller
                 self._book.load((_GIVES, self._number), said.keys, now, way="peer_sent")
@@ -88,16 +96,16 @@ class Peering:
             if not fetch.over and now >= fetch.until_s:
                 self._stop(number, fetch)
 
-    def granted(self, granted: Granted) -> bool:
+    def granted(self, granted: StoreGrant) -> bool:
         """The book has slots, or blocks, for somebody; whether that is another store, or for a fetch."""
         who, number = granted.asker
         if who == _GIVES:
-            self._server.give(Gift(number, self._callers[number], granted.blocks, granted.last))
+            self._server.give(PeerReply(number, self._callers[number], granted.blocks, granted.last))
         elif who == _FETCHES:
             self._order(number, granted)
         return who in {_GIVES, _FETCHES}
 
-    def take_done(self) -> list[tuple[Asker, int]]:
+    def take_done(self) -> list[tuple[Requester, int]]:
         """The questions whose fetches are over since this was asked last, and how many leading blocks are here now."""
         done = []
         for number, fetch in list(self._fetches.items()):
@@ -112,7 +120,7 @@ class Peering:
         self._fetcher.close()
         self._server.close()
 
-    def _sent(self, sent: Sent) -> None:
+    def _sent(self, sent: ReplySent) -> None:
         gift = sent.gift
         asker = (_GIVES, gift.load)
         if gift.last:
@@ -121,7 +129,7 @@ class Peering:
         else:
             self._book.release(asker, [block.slot for block in gift.blocks.values()])
 
-    def _order(self, number: int, granted: Granted) -> None:
+    def _order(self, number: int, granted: StoreGrant) -> None:
         fetch = self._fetches.get(number)
         if fetch is None or fetch.over:
             return  # its slots were given back
@@ -129,10 +137,10 @@ class Peering:
         if granted.blocks:
             keys = [fetch.keys[index] for index in granted.blocks]
             slots = [block.slot for block in granted.blocks.values()]
-            self._fetcher.bring(Order(number, fetch.address, keys, slots))
+            self._fetcher.bring(FetchOrder(number, fetch.address, keys, slots))
             fetch.ordered = True
 
-    def _brought(self, brought: Brought, now: float) -> None:
+    def _brought(self, brought: FetchedSlots, now: float) -> None:
         fetch = self._fetches[brought.fetch]
         fetch.ordered = False
         self._book.commit((_FETCHES, brought.fetch), brought.blocks, now)

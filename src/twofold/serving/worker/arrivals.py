@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from twofold.errors import TwofoldError
 from twofold.serving.messages import HandoffEnded, HandoffOffered, HandoffTaken
-from twofold.serving.worker.receiver import Incoming
+from twofold.serving.worker.receiver import IncomingHandoff
 from twofold.serving.worker.state import WorkerState
 
 log = logging.getLogger(__name__)
@@ -17,7 +17,7 @@ def offered(state: WorkerState, message: HandoffOffered) -> None:
     From here on the blocks are held by our own reading, not by a lease of the source: it writes nothing.
     """
     scheduler, request_id = state.scheduler, message.request_id
-    incoming = Incoming(
+    incoming = IncomingHandoff(
         request_id=request_id,
         source=message.source,
         epoch=message.epoch,
@@ -43,7 +43,7 @@ def written(state: WorkerState, message: HandoffEnded) -> None:
     if lease is None or message.first_token is None or message.checksums is None:
         landed(state, message.request_id, message.epoch, message.first_token)
         return
-    incoming = Incoming(
+    incoming = IncomingHandoff(
         request_id=message.request_id,
         source=lease.source,
         epoch=message.epoch,
@@ -65,7 +65,7 @@ def _decode(state: WorkerState, request_id: str, first_token: int) -> None:
     state.sequences[request_id].append(first_token)
 
 
-def _tell_source(state: WorkerState, incoming: Incoming, bytes_moved: int | None) -> None:
+def _tell_source(state: WorkerState, incoming: IncomingHandoff, bytes_moved: int | None) -> None:
     inbox = state.peers.inbox(incoming.source)
     if inbox is not None:
         taken = HandoffTaken(
@@ -74,14 +74,14 @@ def _tell_source(state: WorkerState, incoming: Incoming, bytes_moved: int | None
         state.outbox.send(inbox, taken)
 
 
-class Arrivals:
+class HandoffReader:
     """Reads hand-offs that were offered, compares checksums, and passes complete ones on to be decoded."""
 
     def __init__(self, state: WorkerState, layers_at_once: Callable[[int], int]) -> None:
         self._state = state
         self._layers_at_once = layers_at_once
 
-    def receive(self, incoming: Incoming) -> None:
+    def receive(self, incoming: IncomingHandoff) -> None:
         """Notes the error of a source that cannot be read, and of contents that are not what was sent."""
         try:
             if incoming.source_blocks is not None:
@@ -91,7 +91,7 @@ class Arrivals:
         except TwofoldError as error:
             incoming.error = incoming.error or str(error)
 
-    def _read(self, incoming: Incoming) -> None:
+    def _read(self, incoming: IncomingHandoff) -> None:
         assert incoming.source_blocks is not None  # noqa: S101  (tells the type checker)
         layers = range(self._num_layers)
         step = self._layers_at_once(len(incoming.blocks))
@@ -102,7 +102,7 @@ class Arrivals:
                 some = layers[first : first + step]
                 incoming.bytes_moved += connection.read(some, incoming.source_blocks, incoming.blocks)
 
-    def _check(self, incoming: Incoming) -> None:
+    def _check(self, incoming: IncomingHandoff) -> None:
         found = [0] * len(incoming.blocks)
         layers, transport = range(self._num_layers), self._state.peers.transport
         transport.add_checksums(layers, incoming.blocks, found, landed=True)
@@ -113,7 +113,7 @@ class Arrivals:
                 "with another checksum than they left with"
             )
 
-    def ended(self, incoming: Incoming) -> None:
+    def ended(self, incoming: IncomingHandoff) -> None:
         """Nothing of it is read any more."""
         state, request_id = self._state, incoming.request_id
         with state.changed:

@@ -5,40 +5,40 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from twofold.engine.emulated.clock import MonotonicClock
-from twofold.engine.emulated.engine import EmulatedEngine
-from twofold.engine.emulated.lateness import Lateness
-from twofold.engine.emulated.layers import LayerGroups
-from twofold.engine.emulated.prefills import Prefills
-from twofold.engine.emulated.tokens import TokenRange
+from twofold.cluster.paths import local_bandwidth, transfer_model
+from twofold.cluster.profiles import InstanceProfile, instance_profiles
+from twofold.cluster.slots import InstanceSlot, instance_slots
+from twofold.cluster.spec import ClusterSpec
+from twofold.engine.emulated.engine import EmulatedEngine, LatenessMonitor, RandomTokens
+from twofold.engine.emulated.prefills import LayerGroups, MonotonicClock, PrefillTimes
 from twofold.errors import ConfigurationError
 from twofold.hardware.catalog import load_catalog
-from twofold.hardware.model import Model
-from twofold.scheduling.growth import Copy
+from twofold.hardware.specs import Model
+from twofold.scheduling.instance.swap_preemption import BlockCopy
 from twofold.serving.config import DEFAULT_VOCAB_SIZE, ServiceConfig, WorkerConfig
-from twofold.serving.worker.parts import WorkerParts
-from twofold.serving.worker.wires import Wires
-from twofold.simulation.kinds import Kind, kinds_of
-from twofold.simulation.paths import local_bandwidth, transfer_of
-from twofold.simulation.seats import Seat, seats_of
-from twofold.simulation.spec import ClusterSpec
-from twofold.transport.emulated import EmulatedTransport, Port
+from twofold.serving.worker.engines import RankPipes, WorkerParts
+from twofold.transport.emulated import EmulatedPort, EmulatedTransport
 
 
-class EmulatedPrepared:
+class EmulatedFactory:
     """The machines of a cluster: their times, their memory and their network."""
 
     kv_layout = None
 
     def __init__(
-        self, spec: ClusterSpec, model: Model, kinds: list[Kind], max_model_len: int, vocab_size: int
+        self,
+        spec: ClusterSpec,
+        model: Model,
+        kinds: list[InstanceProfile],
+        max_model_len: int,
+        vocab_size: int,
     ) -> None:
         self.max_model_len = max_model_len
         self.vocab_size = vocab_size
         self.model = spec.model
         self._spec = spec
-        self._seats = {seat.name: seat for seat in seats_of(kinds)}
-        self._transfers = [transfer_of(spec, model, kind) for kind in kinds]
+        self._seats = {seat.name: seat for seat in instance_slots(kinds)}
+        self._transfers = [transfer_model(spec, model, kind) for kind in kinds]
         self._groups = LayerGroups(model.layers)
         kv_bytes = self._transfers[0].kv_bytes_per_token
         self._layout = self._groups.layout(kv_bytes, spec.block_size)
@@ -47,18 +47,18 @@ class EmulatedPrepared:
         self,
         spec: WorkerConfig,
         epoch: int,
-        wires: Wires | None = None,  # noqa: ARG002  (it has no other ranks)
+        wires: RankPipes | None = None,  # noqa: ARG002  (it has no other ranks)
     ) -> WorkerParts:
-        seat, clock, prefills = self._seats[spec.instance], MonotonicClock(), Prefills(self._groups)
+        seat, clock, prefills = self._seats[spec.instance], MonotonicClock(), PrefillTimes(self._groups)
         num_blocks = seat.kind.num_blocks(self._spec.block_size)
         engine = EmulatedEngine(
             seat.kind.timing,
             self._layout,
             num_blocks,
             prefills,
-            TokenRange(self.vocab_size),
+            RandomTokens(self.vocab_size),
             clock,
-            Lateness(spec.instance),
+            LatenessMonitor(spec.instance),
         )
         port = self._port(seat)
         return WorkerParts(
@@ -70,12 +70,12 @@ class EmulatedPrepared:
             swap_space=_SwapSpace(engine, seat.kind.swap.blocks) if seat.kind.swap.blocks else None,
         )
 
-    def run_rank(self, spec: WorkerConfig, rank: int, wires: Wires) -> None:
+    def run_rank(self, spec: WorkerConfig, rank: int, wires: RankPipes) -> None:
         """There are none: a machine that is emulated takes one process, however many accelerators it has."""
 
-    def _port(self, seat: Seat) -> Port:
+    def _port(self, seat: InstanceSlot) -> EmulatedPort:
         transfer = self._transfers[seat.place]
-        return Port(
+        return EmulatedPort(
             machine=seat.machine,
             bytes_per_s=transfer.bytes_per_s,
             local_bytes_per_s=local_bandwidth(seat),
@@ -91,7 +91,7 @@ class _SwapSpace:
     engine: EmulatedEngine
     num_blocks: int
 
-    def copy(self, copies: Sequence[Copy]) -> None:
+    def copy(self, copies: Sequence[BlockCopy]) -> None:
         self.engine.copy(copies)
 
 
@@ -107,17 +107,17 @@ class _Rests(threading.Condition):
         return super().wait(timeout)
 
 
-def prepare(config: ServiceConfig) -> EmulatedPrepared:
+def prepare(config: ServiceConfig) -> EmulatedFactory:
     """Raises ConfigurationError where the cluster's machines cannot serve the context length."""
     spec = config.cluster
     assert spec is not None  # noqa: S101  (the command line sees to it; tells the type checker)
     catalog = load_catalog([Path(file) for file in config.catalog])
-    kinds, model = kinds_of(spec, catalog), catalog.model(spec.model)
+    kinds, model = instance_profiles(spec, catalog), catalog.model(spec.model)
     max_model_len = _context_length(config.engine.max_model_len, model, kinds, spec.block_size)
-    return EmulatedPrepared(spec, model, kinds, max_model_len, config.engine.vocab_size or DEFAULT_VOCAB_SIZE)
+    return EmulatedFactory(spec, model, kinds, max_model_len, config.engine.vocab_size or DEFAULT_VOCAB_SIZE)
 
 
-def _context_length(wanted: int | None, model: Model, kinds: list[Kind], block_size: int) -> int:
+def _context_length(wanted: int | None, model: Model, kinds: list[InstanceProfile], block_size: int) -> int:
     """What was asked for, else the model's own, as far as the smallest memory holds it.
 
     It may be more than the model's own: nothing is computed that would notice.

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from twofold.engine.base import KvLayout
 from twofold.errors import TwofoldError
 from twofold.serving.messages import HandoffOffered, HandoffReport
-from twofold.serving.worker.outgoing import Outgoing
+from twofold.serving.worker.sender import OutgoingHandoff
 from twofold.serving.worker.state import WorkerState
 
 # As many layers go together as have this many bytes, if that many wait: each transfer costs something.
@@ -19,14 +19,14 @@ def layers_at_once(layout: KvLayout) -> Callable[[int], int]:
     return lambda blocks: max(1, BYTES_AT_ONCE // (per_block * max(1, blocks)))
 
 
-class Handoffs:
+class HandoffWriter:
     """Writes layers into the blocks of peers, or lets peers read them; tells both ends when a hand-off is over."""
 
     def __init__(self, state: WorkerState, *, checksums: bool) -> None:
         self._state = state
         self._checksums = checksums
 
-    def write_layers(self, outgoing: Outgoing, layers: range) -> int:
+    def write_layers(self, outgoing: OutgoingHandoff, layers: range) -> int:
         """Returns the bytes moved; a peer that cannot be written to ends the hand-off with an error."""
         lease, blocks = outgoing.lease, outgoing.blocks
         assert lease is not None  # noqa: S101  (the sender sends under a lease only; tells the type checker so)
@@ -39,7 +39,7 @@ class Handoffs:
         self._add_checksums(outgoing, layers)
         return moved
 
-    def offer(self, outgoing: Outgoing) -> None:
+    def offer(self, outgoing: OutgoingHandoff) -> None:
         """The target of a pulled hand-off may read it: it has room (we have its lease) and all layers are computed."""
         state, lease = self._state, outgoing.lease
         assert lease is not None  # noqa: S101  (as above)
@@ -61,7 +61,7 @@ class Handoffs:
         )
         state.outbox.send(inbox, offered)
 
-    def over(self, outgoing: Outgoing) -> None:
+    def over(self, outgoing: OutgoingHandoff) -> None:
         """Nothing of it will be read or written any more."""
         state, complete = self._state, not outgoing.cancelled
         if complete and outgoing.started_s is not None:
@@ -82,7 +82,7 @@ class Handoffs:
             state.grant()
             state.changed.notify()  # blocks became free: a waiting prompt may start
 
-    def _add_checksums(self, outgoing: Outgoing, layers: range) -> None:
+    def _add_checksums(self, outgoing: OutgoingHandoff, layers: range) -> None:
         if self._checksums:
             outgoing.checksums = outgoing.checksums or [0] * len(outgoing.blocks)
             transport = self._state.peers.transport

@@ -4,8 +4,8 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from twofold.curve.network import HOME
 from twofold.errors import InstanceLostError, StaleEpochError, TwofoldError
+from twofold.security.network import HOME
 from twofold.serving.messages import Peer
 from twofold.transport.base import Connection, MemoryDescriptor, Transport
 
@@ -58,7 +58,7 @@ class PeerDirectory:
             peer = self._peers.get(instance)
             if peer is not None:
                 self._fenced[instance] = peer.memory.epoch
-        if not self._transport.lingers:
+        if not self._transport.writes_outlive_lease:
             self._disconnect(instance)
 
     def remove(self, instance: str) -> None:

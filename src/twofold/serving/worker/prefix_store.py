@@ -20,14 +20,13 @@ from typing import NamedTuple
 
 from twofold.batch import Batch, BatchItem
 from twofold.errors import OutOfBlocksError
-from twofold.kvcache.accounts import Grant
-from twofold.kvcache.shared import SharedBlocks
+from twofold.kvcache.allocator import BlockAllocation
+from twofold.kvcache.paged import PrefixBlockAllocator
 from twofold.request import BlockKey, Phase
-from twofold.scheduling.instance import InstanceScheduler
+from twofold.scheduling.instance.scheduler import InstanceScheduler
 from twofold.serving.messages import StoreFetch
-from twofold.serving.store.client import Copier, StoreClient
-from twofold.serving.worker.layer_wise import LayerWise, ReadyLayers
-from twofold.serving.worker.prefixes import Prefixes, Queue
+from twofold.serving.store.client import BlockCopier, StoreClient
+from twofold.serving.worker.prefixes import LayerSync, PrefixSource, Queue, ReadyLayers
 from twofold.serving.worker.state import WorkerState
 
 _OWNER = "the host's store"
@@ -50,7 +49,7 @@ class _Held(NamedTuple):
     keys: Sequence[bytes]
     blocks: Sequence[int]
     start: int
-    grant: Grant
+    grant: BlockAllocation
 
 
 class _Put(NamedTuple):
@@ -70,7 +69,7 @@ class _Fetch(NamedTuple):
     queue: Queue
 
 
-class PrefixStore(Prefixes):
+class StoredPrefixes(PrefixSource):
     """Threads of a worker: one brings what prompts begin with, one puts what was computed of them.
 
     Some more wait, where blocks come from another host, until the store has them.
@@ -80,9 +79,9 @@ class PrefixStore(Prefixes):
         self,
         state: WorkerState,
         scheduler: InstanceScheduler,
-        shared: SharedBlocks,
+        shared: PrefixBlockAllocator,
         client: StoreClient,
-        copier: Copier,
+        copier: BlockCopier,
     ) -> None:
         """`scheduler` is that of the state, which has the lock, and `shared` are its blocks."""
         self._state, self._scheduler, self._shared = state, scheduler, shared
@@ -112,13 +111,13 @@ class PrefixStore(Prefixes):
         else:
             self._wanted.put((request_id, _live(keys), queue))
 
-    def begin(self, batch: Batch) -> LayerWise | None:
+    def begin(self, batch: Batch) -> LayerSync | None:
         prompts = [item for item in batch.items if item.phase is Phase.PREFILL]
         loads = self._loads_for(prompts) if self._loads else []
         put = self._put(prompts) if self._client.epoch is not None else None
         if put is None and not loads:
             return None
-        return LayerWise(self._copier.layers, loads, None if put is None else put.layers)
+        return LayerSync(self._copier.layers, loads, None if put is None else put.layers)
 
     def _loads_for(self, prompts: Sequence[BatchItem]) -> list[ReadyLayers]:
         """Those that copy into blocks of these prompts, or into blocks that they are to get a copy of."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Incoming:
+class IncomingHandoff:
     """The receiving side of one hand-off, from when its KV is complete at the source.
 
     It is read from `source_blocks` of one life (`source_epoch`) of the source into local `blocks`; where the source
@@ -35,7 +35,7 @@ class Incoming:
         return self.source_blocks is not None
 
 
-Receive = Callable[[Incoming], None]
+Receive = Callable[[IncomingHandoff], None]
 
 
 class HandoffReceiver:
@@ -45,8 +45,8 @@ class HandoffReceiver:
     """
 
     def __init__(self) -> None:
-        self._waiting: deque[Incoming] = deque()
-        self._current: Incoming | None = None
+        self._waiting: deque[IncomingHandoff] = deque()
+        self._current: IncomingHandoff | None = None
         self._changed = threading.Condition()
         self._closed = False
         self._thread: threading.Thread | None = None
@@ -70,7 +70,7 @@ class HandoffReceiver:
         if self._thread is not None:
             self._thread.join()
 
-    def add(self, incoming: Incoming) -> None:
+    def add(self, incoming: IncomingHandoff) -> None:
         """Its KV is complete at the source."""
         with self._changed:
             self._waiting.append(incoming)
@@ -90,7 +90,7 @@ class HandoffReceiver:
         for incoming in self._those(lambda each: each.source == source and each.pulled):
             incoming.error = incoming.error or f"{source} ended during the hand-off"
 
-    def _those(self, wanted: Callable[[Incoming], bool]) -> list[Incoming]:
+    def _those(self, wanted: Callable[[IncomingHandoff], bool]) -> list[IncomingHandoff]:
         with self._changed:
             current = () if self._current is None else (self._current,)
             return [incoming for incoming in (*self._waiting, *current) if wanted(incoming)]

@@ -1,15 +1,84 @@
-"""The hand-off sender: a thread that writes computed layers into leased blocks while later layers compute."""
+"""One hand-off on its way out: what is computed, what is sent, and what is still missing.
+
+The hand-off sender: a thread that writes computed layers into leased blocks while later layers compute.
+"""
 
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
 
 from twofold.handoff import HandoffMode, Lease
-from twofold.serving.worker.outgoing import Outgoing, Turn
 
-WriteLayers = Callable[[Outgoing, range], int]
-Offer = Callable[[Outgoing], None]
-Ended = Callable[[Outgoing], None]
+
+class SenderAction(Enum):
+    """What the sender has to do next for a hand-off."""
+
+    NOTHING = auto()
+    WRITE = auto()  # layers that may be sent
+    OFFER = auto()  # its target may read it
+    END = auto()
+
+
+@dataclass(slots=True, eq=False)
+class OutgoingHandoff:
+    """The sending side of one hand-off.
+
+    `layers_computed` counts the layers whose KV is complete in the local `blocks`, `layers_sent` those that
+    are in the lease's blocks. `first_token` is set once the prefill is over. A pulled hand-off is `offered` to its
+    target, and nothing frees its blocks until that has `taken` them, or will not read them any more.
+    `checksums` are those of the blocks, as far as they were sent.
+    """
+
+    request_id: str
+    target: str
+    mode: HandoffMode
+    blocks: Sequence[int] = ()
+    lease: Lease | None = None
+    first_token: int | None = None
+    layers_computed: int = 0
+    layers_sent: int = 0
+    bytes_moved: int = 0
+    started_s: float | None = None
+    offered: bool = False
+    taken: bool = False
+    cancelled: bool = False
+    error: str | None = None
+    queued: bool = False
+    checksums: list[int] = field(default_factory=list)
+
+    @property
+    def sendable(self) -> int:
+        """How many layers, counted from the first, may be sent now."""
+        if self.lease is None or self.mode is HandoffMode.PULL:
+            return 0
+        if self.mode is HandoffMode.SERIALIZED and self.first_token is None:
+            return 0
+        return self.layers_computed
+
+    def turn(self, num_layers: int) -> SenderAction:
+        """What is to be done next."""
+        if self.offered:
+            return SenderAction.END if self.taken else SenderAction.NOTHING
+        if self.cancelled:
+            return SenderAction.END
+        if self.layers_sent < self.sendable:
+            return SenderAction.WRITE
+        if self.first_token is None or self.lease is None:
+            return SenderAction.NOTHING
+        if self.mode is HandoffMode.PULL:
+            return SenderAction.OFFER
+        return SenderAction.END if self.layers_sent == num_layers else SenderAction.NOTHING
+
+    def give_up(self, error: str) -> None:
+        """It cannot be completed; the request fails for this reason."""
+        self.cancelled, self.error = True, error
+
+
+WriteLayers = Callable[[OutgoingHandoff, range], int]
+Offer = Callable[[OutgoingHandoff], None]
+Ended = Callable[[OutgoingHandoff], None]
 
 
 def one_layer(_blocks: int) -> int:
@@ -32,8 +101,8 @@ class HandoffSender:
         self._num_layers = num_layers
         self._clock = clock
         self._layers_at_once = layers_at_once
-        self._outgoing: dict[str, Outgoing] = {}
-        self._ready: deque[Outgoing] = deque()
+        self._outgoing: dict[str, OutgoingHandoff] = {}
+        self._ready: deque[OutgoingHandoff] = deque()
         self._changed = threading.Condition()
         self._closed = False
         self._thread: threading.Thread | None = None
@@ -60,7 +129,7 @@ class HandoffSender:
     def expect(self, request_id: str, target: str, mode: HandoffMode) -> None:
         """A request that is going to be handed off was queued."""
         with self._changed:
-            self._outgoing[request_id] = Outgoing(request_id, target, mode)
+            self._outgoing[request_id] = OutgoingHandoff(request_id, target, mode)
 
     def begin(self, request_id: str, blocks: Sequence[int]) -> bool:
         """Its prefill starts, into these local blocks. False if it is not to be handed off."""
@@ -128,8 +197,8 @@ class HandoffSender:
                     outgoing.cancelled = outgoing.taken = True
                     self._queue(outgoing)
 
-    def _queue(self, outgoing: Outgoing) -> None:
-        if not outgoing.queued and outgoing.turn(self._num_layers) is not Turn.NOTHING:
+    def _queue(self, outgoing: OutgoingHandoff) -> None:
+        if not outgoing.queued and outgoing.turn(self._num_layers) is not SenderAction.NOTHING:
             outgoing.queued = True
             self._ready.append(outgoing)
             self._changed.notify()
@@ -144,24 +213,24 @@ class HandoffSender:
                 outgoing.queued = False
                 turn = outgoing.turn(self._num_layers)
                 layers = self._next_layers(outgoing)
-                if turn is Turn.END:  # from here on nobody finds it, so nobody can queue it again
+                if turn is SenderAction.END:  # from here on nobody finds it, so nobody can queue it again
                     del self._outgoing[outgoing.request_id]
-                elif turn is not Turn.NOTHING and outgoing.started_s is None:
+                elif turn is not SenderAction.NOTHING and outgoing.started_s is None:
                     outgoing.started_s = self._clock()
-                outgoing.offered = outgoing.offered or turn is Turn.OFFER
-            if turn is Turn.WRITE:
+                outgoing.offered = outgoing.offered or turn is SenderAction.OFFER
+            if turn is SenderAction.WRITE:
                 self._send(outgoing, layers, write_layers)
-            elif turn is Turn.OFFER:
+            elif turn is SenderAction.OFFER:
                 offer(outgoing)
-            elif turn is Turn.END:
+            elif turn is SenderAction.END:
                 ended(outgoing)
 
-    def _next_layers(self, outgoing: Outgoing) -> range:
+    def _next_layers(self, outgoing: OutgoingHandoff) -> range:
         """A few layers at a time, so that hand-offs share the link and a cancelled one stops soon."""
         sent = outgoing.layers_sent
         return range(sent, min(outgoing.sendable, sent + self._layers_at_once(len(outgoing.blocks))))
 
-    def _send(self, outgoing: Outgoing, layers: range, write_layers: WriteLayers) -> None:
+    def _send(self, outgoing: OutgoingHandoff, layers: range, write_layers: WriteLayers) -> None:
         moved = write_layers(outgoing, layers)
         with self._changed:
             outgoing.bytes_moved += moved

@@ -1,6 +1,6 @@
 """Layers that several ranks compute are announced when all have."""
 
-from twofold.engine.torch.parallel.progress import LayerProgress
+from twofold.engine.torch.ranks import LayerProgress
 
 
 def test_a_layer_waits_for_its_last_rank_and_for_those_below_it():

@@ -9,9 +9,9 @@ from itertools import chain
 
 import pytest
 
-from twofold.engine.torch.parallel.model import check_model
+from twofold.engine.torch.split_model import check_split_model
 from twofold.errors import ConfigurationError
-from twofold.kvcache.split import Split
+from twofold.kvcache.sharding import Sharding
 
 SPLITS = {
     "llama": ["2x1", "1x2", "2x2", "1x3"],  # grouped-query attention
@@ -62,18 +62,18 @@ def test_ranks_compute_what_the_model_computes(arch, outputs):
 @pytest.mark.parametrize(
     ("arch", "split", "why"),
     [
-        ("llama", Split(4, 1), "2 key-value heads, which 4 tensor ranks"),
-        ("llama", Split(1, 4), "3 layers, too few for the 4 pipeline stages"),
-        ("gpt2", Split(2, 1), "over tensor ranks .* no plan that divides the heads of gpt2"),
+        ("llama", Sharding(4, 1), "2 key-value heads, which 4 tensor ranks"),
+        ("llama", Sharding(1, 4), "3 layers, too few for the 4 pipeline stages"),
+        ("gpt2", Sharding(2, 1), "over tensor ranks .* no plan that divides the heads of gpt2"),
         (
             "deepseek_v3",
-            Split(2, 1),
+            Sharding(2, 1),
             "no plan that divides the heads of deepseek_v3",
         ),  # its plan is for experts
-        ("gpt2", Split(1, 2), "into pipeline stages .* no plan for gpt2"),
+        ("gpt2", Sharding(1, 2), "into pipeline stages .* no plan for gpt2"),
     ],
 )
 def test_models_that_cannot_be_divided_are_refused(arch, split, why, loaded):
     """In one sentence, before any process is started."""
     with pytest.raises(ConfigurationError, match=why):
-        check_model(loaded(arch), split, arch)
+        check_split_model(loaded(arch), split, arch)

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
 
-from twofold.engine.vllm.account import Blocks
+from twofold.engine.vllm.bridge import VllmBlockCounts
 from twofold.request import Request
-from twofold.serving.worker.vllm.instance import Order, VllmInstance
+from twofold.serving.worker.vllm.scheduler import VllmOrder, VllmScheduler
 
 BLOCK, TOTAL = 4, 64
 EPOCH = 7
@@ -21,8 +21,8 @@ class Vllm:
         self.held = {}  # blocks by request
         self.over = set()  # requests that have ended and whose blocks are not free yet
         self.awaited = set()  # those whose KV is to come
-        self.instance = VllmInstance(
-            lambda: Blocks(TOTAL, len(self.free)),
+        self.instance = VllmScheduler(
+            lambda: VllmBlockCounts(TOTAL, len(self.free)),
             BLOCK,
             instance="d",
             epoch=EPOCH,
@@ -66,9 +66,9 @@ class Vllm:
         """Orders, as the thread that runs vLLM takes them."""
         for order, request_id in self.instance.take_orders():
             held = self.instance.find(request_id)
-            if order is Order.ABORT:
+            if order is VllmOrder.ABORT:
                 self.finish(request_id)
-            elif order is Order.GO_ON and held is not None:
+            elif order is VllmOrder.GO_ON and held is not None:
                 self.instance.go_on(held)
 
 
@@ -134,7 +134,7 @@ class Instance(RuleBasedStateMachine):
         elif way == "written":
             assert instance.landed(request.id, EPOCH) is alive
         elif way == "cut":
-            for lost in instance.lose_source("p"):
+            for lost in instance.peer_lost("p"):
                 self.touched.pop(lost, None)
                 instance.abort(lost)
         else:
@@ -188,7 +188,7 @@ class Instance(RuleBasedStateMachine):
 
     def teardown(self):
         """Whatever is here is given up: every block is free again, by vLLM's own account."""
-        for lost in self.instance.lose_source("p"):
+        for lost in self.instance.peer_lost("p"):
             self.instance.abort(lost)
         for number in range(1, self.count + 1):
             self.instance.abort(f"r{number}")

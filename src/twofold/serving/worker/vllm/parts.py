@@ -1,8 +1,11 @@
-"""The parts of workers that run vLLM."""
+"""vLLM as far as a worker measures it before it is part of the service.
+
+The parts of workers that run vLLM.
+"""
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -10,32 +13,55 @@ import torch
 from pydantic import ValidationError
 from vllm.engine.arg_utils import EngineArgs
 
-from twofold.engine.base import KvLayout
-from twofold.engine.ends import eos_token_ids
-from twofold.engine.vllm.core import Knobs, VllmCore
+from twofold.engine.base import KvLayout, OnLayer, Sampled, SequenceStep
+from twofold.engine.model_config import eos_token_ids
+from twofold.engine.vllm.core import CoreOptions, VllmCore
+from twofold.engine.vllm.sampling import vllm_sampling
 from twofold.errors import ModelError
 from twofold.handoff import LeaseWatcher
+from twofold.request import SamplingParams
 from twofold.scheduling.batchers import CHUNKED
 from twofold.serving.config import EngineConfig, ServiceConfig, WorkerConfig
-from twofold.serving.memory_plan import DEFAULT_KV_CACHE_BYTES
-from twofold.serving.model_source import model_name
-from twofold.serving.worker.block_changes import BlockChanges
-from twofold.serving.worker.engines import Stage
-from twofold.serving.worker.parts import WorkerParts
-from twofold.serving.worker.state import WorkerState
-from twofold.serving.worker.vllm.engine import VllmEngine
-from twofold.serving.worker.vllm.instance import VllmInstance
-from twofold.serving.worker.vllm.iterations import VllmIterations
-from twofold.serving.worker.vllm.ties import WorkerTies
-from twofold.serving.worker.wires import Wires
+from twofold.serving.launch.memory_plan import DEFAULT_KV_CACHE_BYTES
+from twofold.serving.launch.model_source import model_fingerprint
+from twofold.serving.worker.engines import RankPipes, ReportStage, WorkerParts
+from twofold.serving.worker.state import CacheChanges, WorkerState
+from twofold.serving.worker.vllm.loop import VllmLoop, WorkerBridge
+from twofold.serving.worker.vllm.scheduler import VllmScheduler
 from twofold.transport.pooled import load_transport
+
+
+class VllmEngine:
+    """An `Engine` that computes prompts which nobody asked for; requests go to vLLM's own scheduler."""
+
+    def __init__(self, core: VllmCore, layout: KvLayout, num_blocks: int) -> None:
+        self._core = core
+        self.layout, self.num_blocks = layout, num_blocks
+        self._runs = 0
+
+    def run(
+        self,
+        steps: Sequence[SequenceStep],
+        on_layer: OnLayer | None = None,  # noqa: ARG002  (nobody asks to be told)
+        wait_for: OnLayer | None = None,  # noqa: ARG002  (the same)
+    ) -> list[Sampled | None]:
+        """Compute whole prompts (`start` is 0); where and in how many iterations is vLLM's business."""
+        for step in steps:
+            self._runs += 1
+            sampling = vllm_sampling(SamplingParams(max_tokens=1, temperature=0.0), 0, 1, frozenset())
+            name = f"measured {self._runs}"
+            self._core.add(name, step.token_ids, sampling, name)
+        while self._core.busy:
+            self._core.step()
+        return [None] * len(steps)
+
 
 # Batchers that cut prompts by their budget; for `decode` those are what is computed again after a pre-emption.
 # Others take prompts whole, so that their layers are complete, and on their way, as early as can be.
 _CUT = {*CHUNKED, "chunked-prefill", "decode"}
 
 
-class VllmPrepared:
+class VllmFactory:
     """A model that each worker loads for itself. What all know of it is read once, without its weights."""
 
     kv_layout = None  # of no use to a store: what is in a block is vLLM's own business
@@ -45,7 +71,7 @@ class VllmPrepared:
         self._service, self._config = service, config
         with _told(config.model):
             model = EngineArgs(**_options(config), skip_tokenizer_init=True).create_model_config()
-        self.model = model_name(Path(config.model))
+        self.model = model_fingerprint(Path(config.model))
         self.max_model_len = int(model.max_model_len)
         self.vocab_size = int(model.get_vocab_size())
         generation, text = model.try_get_generation_config(), model.hf_text_config
@@ -53,11 +79,11 @@ class VllmPrepared:
             eos_token_ids(generation.get("eos_token_id"), getattr(text, "eos_token_id", None))
         )
 
-    def parts(self, spec: WorkerConfig, epoch: int, wires: Wires | None = None) -> WorkerParts:  # noqa: ARG002
+    def parts(self, spec: WorkerConfig, epoch: int, wires: RankPipes | None = None) -> WorkerParts:  # noqa: ARG002
         config, service = self._config, self._service
         torch.set_num_threads(spec.threads)
         make, device = load_transport(service.transport), config.device
-        ties = WorkerTies(
+        ties = WorkerBridge(
             lambda layout, num_blocks: make(spec.instance, epoch, layout, num_blocks, device, service.network)
         )
         with _told(config.model):
@@ -78,7 +104,7 @@ class VllmPrepared:
             scheduling=VllmScheduling(core, ties, layout, self._eos, spec.instance),
         )
 
-    def run_rank(self, spec: WorkerConfig, rank: int, wires: Wires) -> None:
+    def run_rank(self, spec: WorkerConfig, rank: int, wires: RankPipes) -> None:
         """There are none: what vLLM divides, it divides itself."""
 
 
@@ -86,7 +112,7 @@ class VllmScheduling:
     """vLLM's scheduler, and the loop that runs it, for one worker."""
 
     def __init__(
-        self, core: VllmCore, ties: WorkerTies, layout: KvLayout, eos: frozenset[int], instance: str
+        self, core: VllmCore, ties: WorkerBridge, layout: KvLayout, eos: frozenset[int], instance: str
     ) -> None:
         self._core, self._ties, self._layout, self._eos, self._name = core, ties, layout, eos, instance
 
@@ -95,9 +121,9 @@ class VllmScheduling:
         epoch: int,
         lease_s: float,
         watcher: LeaseWatcher,
-        changes: BlockChanges,  # noqa: ARG002  (the state has them too)
-    ) -> VllmInstance:
-        self._instance = VllmInstance(
+        changes: CacheChanges,  # noqa: ARG002  (the state has them too)
+    ) -> VllmScheduler:
+        self._instance = VllmScheduler(
             lambda: self._core.blocks,
             self._layout.block_size,
             instance=self._name,
@@ -108,17 +134,17 @@ class VllmScheduling:
         return self._instance
 
     def bind(self, state: WorkerState) -> None:
-        self._iterations = VllmIterations(state, self._instance, self._core, self._ties, self._eos)
+        self._iterations = VllmLoop(state, self._instance, self._core, self._ties, self._eos)
 
     def run(self) -> None:
         self._iterations.run()
 
 
-def prepare(service: ServiceConfig, stage: Stage) -> VllmPrepared:
+def prepare(service: ServiceConfig, stage: ReportStage) -> VllmFactory:
     """Read what there is to know of the model. Raises ConfigurationError where vLLM would not serve it."""
     logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])
     stage("reading the model's configuration")
-    return VllmPrepared(service)
+    return VllmFactory(service)
 
 
 def _options(config: EngineConfig) -> dict[str, object]:
@@ -133,10 +159,10 @@ def _options(config: EngineConfig) -> dict[str, object]:
     return options
 
 
-def _knobs(config: EngineConfig, spec: WorkerConfig, max_model_len: int) -> Knobs:
+def _knobs(config: EngineConfig, spec: WorkerConfig, max_model_len: int) -> CoreOptions:
     cuts = spec.batcher in _CUT
     budget = spec.max_num_batched_tokens if cuts else max(spec.max_num_batched_tokens, max_model_len)
-    return Knobs(
+    return CoreOptions(
         max_num_batched_tokens=max(budget, config.max_num_seqs),
         max_num_seqs=config.max_num_seqs,
         prefix_caching=config.prefix_caching,

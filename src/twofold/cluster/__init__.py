@@ -1,0 +1,1 @@
+"""What a cluster is: its description, validation, instance profiles and paths."""

@@ -1,0 +1,1 @@
+"""Rules of other simulators, reproduced to compare with their results."""

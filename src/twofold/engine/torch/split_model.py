@@ -1,0 +1,244 @@
+"""The ranks of a split worker as a process group: gloo between CPUs, NCCL between GPUs.
+
+Pipeline parallelism: a model that computes the layers of one stage, and passes hidden states on to the next.
+
+Tensor parallelism (Megatron-LM): each rank computes with its heads, and its share of the feed-forward layers.
+
+Which matrix is cut by columns and which by rows is transformers' own plan for the model, and so is what is done with
+their inputs and outputs.
+
+What one rank of a split worker has of a model, and which models can be split.
+"""
+
+import os
+import re
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
+
+from twofold.engine.torch.loader import LoadedModel
+from twofold.errors import ConfigurationError
+from twofold.kvcache.sharding import UNSHARDED, Sharding, check_sharding
+
+
+class RankGroup:
+    """This process among the ranks of its worker; all of them make theirs at the same time, on `device`.
+
+    They meet at a file, `store`, that only their user can reach and that is another for each life of the worker, and
+    talk over the loopback interface or between GPUs: a worker has all its ranks on one host.
+    """
+
+    def __init__(self, split: Sharding, rank: int, store: str, device: str) -> None:
+        self.split, self.rank = split, rank
+        place = torch.device(device)
+        if place.type == "cuda":
+            torch.cuda.set_device(place)
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+        dist.init_process_group(
+            "nccl" if place.type == "cuda" else "gloo",
+            store=dist.FileStore(store, split.ranks),  # type: ignore[attr-defined]
+            rank=rank,
+            world_size=split.ranks,
+            device_id=place if place.type == "cuda" else None,
+        )
+        names = ("pipeline", "tensor")
+        self.shards: DeviceMesh = init_device_mesh(
+            place.type, (split.pipeline, split.tensor), mesh_dim_names=names
+        )["tensor"]
+
+    def send_on(self, hidden: torch.Tensor) -> None:
+        """Give hidden states to the same shard of the next stage."""
+        dist.send(hidden.contiguous(), self.rank + self.split.tensor)
+
+    def receive(self, like: torch.Tensor) -> torch.Tensor:
+        """Hidden states of this shape and dtype, from the same shard of the stage before."""
+        hidden = torch.empty(like.shape, dtype=like.dtype, device=like.device)
+        dist.recv(hidden, self.rank - self.split.tensor)
+        return hidden
+
+
+class MissingLayer(nn.Module):
+    """Stands for a module that another stage computes: what goes in comes out."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        if hasattr(module, "attention_type"):  # some models ask each layer for the mask that it takes
+            self.attention_type = module.attention_type
+
+    def forward(self, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401  (of whatever type that is)
+        return arguments[0] if arguments else next(iter(named.values()))
+
+
+class _Shape(nn.Module):
+    """Stands for the embedding on later stages: zeros where the hidden states of the stage before will be."""
+
+    def __init__(self, embedding: nn.Module) -> None:
+        super().__init__()
+        weight = embedding.weight
+        assert isinstance(weight, torch.Tensor)  # noqa: S101  (every embedding has one; tells the type checker)
+        self._width, self._dtype = weight.shape[1], weight.dtype
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        shape = (*input_ids.shape, self._width)
+        return torch.zeros(shape, dtype=self._dtype, device=input_ids.device)
+
+
+def stage_layers(model: PreTrainedModel) -> nn.ModuleList | None:
+    """The layers that stages can divide; None where the model keeps them in another way.
+
+    transformers says that a model can be divided by giving it a plan. OPT has none, and is built like those that do.
+    """
+    layers = getattr(model.get_decoder(), "layers", None)
+    expected = model.config.get_text_config(decoder=True).num_hidden_layers
+    divisible = model.supports_pp_plan or model.config.model_type == "opt"
+    return layers if divisible and isinstance(layers, nn.ModuleList) and len(layers) == expected else None
+
+
+def keep_stage(model: PreTrainedModel, group: RankGroup) -> range:
+    """Take all that other stages compute out of `model`, in place; returns the layers that are left."""
+    layers = stage_layers(model)
+    assert layers is not None  # noqa: S101  (checked when the service starts; tells the type checker)
+    kept = group.split.layers(group.rank, len(layers))
+    if kept.start > 0:
+        model.set_input_embeddings(_Shape(model.get_input_embeddings()))
+        layers[kept.start].register_forward_pre_hook(
+            lambda _layer, arguments, named: _replace_first(group, arguments, named), with_kwargs=True
+        )
+    if kept.stop < len(layers):
+        layers[kept.stop - 1].register_forward_hook(
+            lambda _layer, _arguments, output: group.send_on(
+                output[0] if isinstance(output, tuple) else output
+            )
+        )
+        model.set_output_embeddings(MissingLayer(model.get_output_embeddings()))
+    for layer in set(range(len(layers))) - set(kept):
+        layers[layer] = MissingLayer(layers[layer])
+    return kept
+
+
+def _replace_first(
+    group: RankGroup, arguments: tuple[Any, ...], named: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Hidden states are the first argument of a layer, however it is called."""
+    if arguments:
+        return (group.receive(arguments[0]), *arguments[1:]), named
+    name, placeholder = next(iter(named.items()))
+    return (), {**named, name: group.receive(placeholder)}
+
+
+try:
+    from transformers.distributed.tensor_parallel import apply_tensor_parallelism
+except ImportError:  # its place in earlier releases was another, and what it took as well
+    apply_tensor_parallelism = None
+
+# Of models that transformers has no plan for: by rule, relative to a layer.
+_OPT_LAYER = {
+    "self_attn.q_proj": "colwise",
+    "self_attn.k_proj": "colwise",
+    "self_attn.v_proj": "colwise",
+    "self_attn.out_proj": "rowwise",
+    "fc1": "colwise",
+    "fc2": "rowwise",
+}
+_OWN_PLANS = {"opt": {f"model.decoder.layers.*.{name}": style for name, style in _OPT_LAYER.items()}}
+
+
+def tensor_plan(model: PreTrainedModel) -> dict[str, str]:
+    """Style by rule, as in model.layers.*.mlp.up_proj: colwise; empty where none divides the heads.
+
+    Embeddings stay whole: a look-up is cheap, and adding up the ranks' parts of it is not.
+    """
+    if apply_tensor_parallelism is None:
+        return {}
+    plan = _OWN_PLANS.get(model.config.model_type) or model.tp_plan or {}
+    # Some plans divide experts or the vocabulary only: every rank would then hold the KV of all heads.
+    if not any(rule.endswith(".k_proj") and style == "colwise" for rule, style in plan.items()):
+        return {}
+    return {rule: style for rule, style in plan.items() if not style.startswith("embedding_")}
+
+
+def keep_shard(model: PreTrainedModel, shards: DeviceMesh) -> None:
+    """Cut the weights of `model` down to what this rank of `shards` computes with, in place."""
+    head = model.get_output_embeddings()
+    if isinstance(head, nn.Linear):  # it may be the embedding as well, which stays whole
+        head.weight = nn.Parameter(head.weight.detach(), requires_grad=False)
+    apply_tensor_parallelism(model, shards, _by_name(model, tensor_plan(model)))
+    for module in model.modules():
+        _take_local(module)
+        if model.config.model_type == "opt" and hasattr(module, "num_heads"):
+            module.num_heads //= shards.size()  # others find out from the shape of their projections
+
+
+def _by_name(model: PreTrainedModel, plan: dict[str, str]) -> dict[str, str]:
+    """The style of each parameter, and after that of its module, by their full names."""
+    named = {}
+    for module_name, module in model.named_modules():
+        if isinstance(module, MissingLayer):
+            continue
+        style = plan.get(_rule(module_name))
+        for parameter, _ in module.named_parameters(recurse=False):
+            full_name = f"{module_name}.{parameter}".removeprefix(".")
+            if found := plan.get(_rule(full_name), style):
+                named[full_name] = found
+        if style is not None:
+            named[module_name] = style
+    return named
+
+
+def _rule(name: str) -> str:
+    return re.sub(r"\.\d+(?=\.|$)", ".*", name)
+
+
+def _take_local(module: nn.Module) -> None:
+    """Plain tensors in place of distributed ones: looking behind those at every call costs more than small products."""
+    for name, parameter in module.named_parameters(recurse=False):
+        if isinstance(parameter, DTensor):
+            local: torch.Tensor = parameter.to_local()
+            module.register_parameter(name, nn.Parameter(local, requires_grad=False))
+
+
+def check_split_model(loaded: LoadedModel, split: Sharding, name: str) -> None:
+    """Raise ConfigurationError where the ranks of a worker split like this cannot compute the model together."""
+    if split == UNSHARDED:
+        return
+    config = loaded.model.config
+    heads = int(config.get_text_config(decoder=True).num_attention_heads)
+    check_sharding(split, [layer.kv_heads for layer in loaded.layers], heads, name)
+    if split.tensor > 1 and not tensor_plan(loaded.model):
+        raise ConfigurationError(
+            f"{name} cannot be split over tensor ranks ({split}): transformers has no plan that divides the heads of "
+            f"{config.model_type}"
+        )
+    if split.pipeline > 1 and stage_layers(loaded.model) is None:
+        raise ConfigurationError(
+            f"{name} cannot be divided into pipeline stages ({split}): transformers has no plan for {config.model_type}"
+        )
+
+
+def split_model(loaded: LoadedModel, group: RankGroup) -> LoadedModel:
+    """The part of this rank; the model is cut down in place, on the CPU."""
+    split, rank = group.split, group.rank
+    held = range(len(loaded.layers))
+    if split.pipeline > 1:
+        held = keep_stage(loaded.model, group)
+    if split.tensor > 1:
+        keep_shard(loaded.model, group.shards)
+    layout = loaded.layout(block_size=1).of_rank(split, rank)
+    return replace(
+        loaded,
+        layers=layout.layers,
+        windows=loaded.windows[held.start : held.stop],
+        first_layer=held.start,
+        samples=rank == first_of_last_stage(split),
+    )
+
+
+def first_of_last_stage(split: Sharding) -> int:
+    """The rank that samples: the last stage has the logits, and each shard of it all of them."""
+    return split.ranks - split.tensor

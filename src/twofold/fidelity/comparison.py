@@ -1,0 +1,259 @@
+"""The same requests live and simulated, and how far apart the two are.
+
+The table of `twofold verify`: what the service did and what the simulator says it does.
+"""
+
+import asyncio
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import combinations
+from pathlib import Path
+from statistics import fmean
+
+import msgspec
+from rich.table import Table
+
+from twofold.bench.endpoint import discover
+from twofold.bench.load import LoadResult, run_load
+from twofold.bench.services import served
+from twofold.errors import ConfigurationError
+from twofold.fidelity.measurement import load_config
+from twofold.fidelity.service import SimulatedService, clients_beside
+from twofold.fidelity.worker_log import LoadSpan, Slowness, WorkerLog, read_workers, slowness
+from twofold.reporting.summary import LatencyDistribution, Summary, bounds, seconds, summarize
+from twofold.request import Request
+from twofold.slo import Slo
+from twofold.timeline import Timeline
+
+ATTAINMENT_POINTS = 0.05
+MEDIAN, TAIL = 0.10, 0.15  # relative errors of P50 and P90 that are let pass, beyond the spread
+_METRICS = ("ttft_s", "tpot_s", "e2e_s")
+_WARMUP = 3
+
+
+class Figure(msgspec.Struct, frozen=True, kw_only=True):
+    """One figure in both worlds: of each live replay, simulated as the host was calibrated, and at its speed meanwhile
+    (the mean over the replays, each simulated at its own).
+
+    `limit` is the error that is let pass; of the attainment in points (shares of 1), of others relative.
+    """
+
+    name: str
+    calibrated: float
+    simulated: float
+    live: tuple[float, ...]
+    limit: float
+
+    @property
+    def spread(self) -> float:
+        """How far two live replays are apart: the mean over all pairs of them."""
+        gaps = [abs(one - other) for one, other in combinations(self.live, 2)]
+        return fmean(gaps) / self._unit if gaps else 0.0
+
+    @property
+    def error(self) -> float:
+        """How far the simulation is from the mean of the replays; above 0 where it says too much."""
+        return self._error(self.simulated)
+
+    @property
+    def calibrated_error(self) -> float:
+        """The same of the simulation that knows nothing of the host's speed meanwhile."""
+        return self._error(self.calibrated)
+
+    @property
+    def holds(self) -> bool:
+        """Whether the error is within the limit, beyond the spread."""
+        return abs(self.error) <= self.limit + self.spread
+
+    @property
+    def calibrated_holds(self) -> bool:
+        return abs(self.calibrated_error) <= self.limit + self.spread
+
+    def _error(self, value: float) -> float:
+        return (value - fmean(self.live)) / self._unit
+
+    @property
+    def _unit(self) -> float:
+        return 1.0 if self.name == ATTAINMENT else fmean(self.live)
+
+
+ATTAINMENT = "SLO attainment"
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """One load on one design in both worlds.
+
+    `slowness` is, for each replay, how many times longer iterations took meanwhile than they were calibrated (see
+    `twofold.fidelity.worker_log`). `simulated` goes by it, replay by replay, because near its limits a service slows
+    down by far more than its host; `calibrated` does not know it.
+    """
+
+    design: str
+    rate: float
+    requests: int
+    slo: Slo
+    slowness: tuple[Slowness, ...]
+    calibrated: Summary
+    simulated: tuple[Summary, ...]
+    live: tuple[Summary, ...]
+
+    def figures(self) -> Iterator[Figure]:
+        """All that is compared."""
+        yield self._figure(ATTAINMENT, _attained, ATTAINMENT_POINTS)
+        for metric in _METRICS:
+            for percentile, limit in (("p50", MEDIAN), ("p90", TAIL)):
+                name = f"{metric.removesuffix('_s').upper()} {percentile.upper()}"
+                yield self._figure(name, partial(_value, metric=metric, percentile=percentile), limit)
+
+    def _figure(self, name: str, of: Callable[[Summary], float], limit: float) -> Figure:
+        return Figure(
+            name=name,
+            calibrated=of(self.calibrated),
+            simulated=fmean(map(of, self.simulated)),
+            live=tuple(map(of, self.live)),
+            limit=limit,
+        )
+
+    @property
+    def holds(self) -> bool:
+        return all(figure.holds for figure in self.figures())
+
+
+def compare(
+    model: Path,
+    flags: Sequence[str],
+    twin: SimulatedService,
+    loads: dict[float, list[Request]],
+    *,
+    slo: Slo,
+    replays: int,
+    on_load: Callable[[str], None],
+) -> list[Comparison]:
+    """Serve the twin's design once and replay each load (by its rate) so often, and simulate each."""
+    design = twin.design
+    live: dict[float, list[list[Timeline]]] = {rate: [] for rate in loads}
+    with tempfile.TemporaryDirectory(prefix="twofold-verify-") as journals:
+        with (
+            served(model, (*design.flags, *flags, "--journal", journals)) as url,
+            clients_beside(design),
+        ):
+            for replay in range(replays):
+                for rate, requests in loads.items():
+                    on_load(f"{design.name}, {rate:.3g} requests/s, replay {replay + 1} of {replays}")
+                    live[rate].append(_replay(url, requests).timelines)
+        logs = read_workers(Path(journals))
+    return [compared(twin, rate, requests, live[rate], logs, slo) for rate, requests in loads.items()]
+
+
+def compared(
+    twin: SimulatedService,
+    rate: float,
+    requests: Sequence[Request],
+    live: Sequence[list[Timeline]],
+    logs: Mapping[str, WorkerLog],
+    slo: Slo,
+) -> Comparison:
+    """Replays of one load, and the journals in which they are, beside its simulations."""
+    workers = twin.design.workers()
+    slow = tuple(slowness(twin.profile, workers, logs, LoadSpan.of(timelines)) for timelines in live)
+    return Comparison(
+        design=twin.design.name,
+        rate=rate,
+        requests=len(requests),
+        slo=slo,
+        slowness=slow,
+        calibrated=summarised(twin.timelines(requests), slo),
+        simulated=tuple(summarised(twin.timelines(requests, each), slo) for each in slow),
+        live=tuple(summarised(timelines, slo) for timelines in live),
+    )
+
+
+def summarised(timelines: Sequence[Timeline], slo: Slo) -> Summary:
+    return summarize(timelines, slo=slo)
+
+
+def knee(
+    twin: SimulatedService, make: Callable[[float], list[Request]], slo: Slo, attainment: float = 0.9
+) -> float:
+    """The highest rate at which the simulation keeps the SLO for that share of the requests, within 2%.
+
+    DistServe's goodput (section 4.1) of the whole service. Raises ConfigurationError where no rate keeps it.
+    """
+
+    def kept(rate: float) -> bool:
+        return _attained(summarised(twin.timelines(make(rate)), slo)) >= attainment
+
+    low, high = 0.0, 1 / 16
+    while kept(high):
+        low, high = high, 2 * high
+    if not low:
+        raise ConfigurationError(f"the SLO {slo} is not kept at {high:g} requests per second: widen it")
+    while high / low > 1.02:
+        middle = (low + high) / 2
+        low, high = (middle, high) if kept(middle) else (low, middle)
+    return low
+
+
+def _replay(url: str, requests: Sequence[Request]) -> LoadResult:
+    async def run() -> LoadResult:
+        config = msgspec.structs.replace(load_config(await discover(url)), warmup=_WARMUP)
+        return await run_load(config, requests)
+
+    result = asyncio.run(run())
+    for request_id, reason in result.errors.items():
+        raise ConfigurationError(f"request {request_id} failed: {reason}")
+    return result
+
+
+def _attained(summary: Summary) -> float:
+    return summary.slo_attainment or 0.0
+
+
+def _value(summary: Summary, metric: str, percentile: str) -> float:
+    distribution: LatencyDistribution | None = getattr(summary, metric)
+    value: float = getattr(distribution, percentile)
+    return value
+
+
+def fidelity_table(comparisons: Sequence[Comparison]) -> Table:
+    """Every figure of every load: simulated as calibrated and at the speed of the replays, each live replay, their
+    spread, the error and whether it is let pass."""
+    replays = max(len(comparison.live) for comparison in comparisons)
+    first = comparisons[0]
+    slo = ", ".join(f"{name} {bound}" for name, bound in bounds(first.slo))
+    title = f"{first.design}: simulated and live, SLO {slo}"
+    table = Table(title=title, title_justify="left")
+    for heading in (
+        "requests/s",
+        "",
+        "as calibrated",
+        "simulated",
+        *(f"live {i + 1}" for i in range(replays)),
+        "spread",
+        "error",
+        "",
+    ):
+        table.add_column(heading, justify="left" if not heading else "right")
+    for comparison in comparisons:
+        said = iter((f"{comparison.rate:.3g}", f"host {speed_text(comparison)}"))
+        for figure in comparison.figures():
+            table.add_row(next(said, ""), *_cells(figure))
+        table.add_section()
+    return table
+
+
+def speed_text(comparison: Comparison) -> str:
+    """By how many times longer prompts and decodes took than calibrated, on the mean of the replays: `x1.04, x1.12`."""
+    prompts, decodes = (fmean(each) for each in zip(*comparison.slowness, strict=True))
+    return f"x{prompts:.2f}, x{decodes:.2f}"
+
+
+def _cells(figure: Figure) -> tuple[str, ...]:
+    shares = figure.name == ATTAINMENT
+    both = figure.calibrated, figure.simulated, *figure.live
+    values = [f"{value:.1%}" if shares else seconds(value) for value in both]
+    spread, error = (f"{value * 100:+.1f}" for value in (figure.spread, figure.error))
+    points = " points" if shares else "%"
+    verdict = "ok" if figure.holds else f"over {figure.limit:.0%}".replace("%", points)
+    return figure.name, *values, spread.lstrip("+") + points, error + points, verdict

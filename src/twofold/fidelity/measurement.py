@@ -1,0 +1,262 @@
+"""What a live service is asked for to be measured: groups of requests that arrive together, one group after another.
+
+Measure a live service: run groups of requests through it and keep what its workers and its clients saw.
+"""
+
+import asyncio
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
+
+import msgspec
+from prometheus_client.parser import text_string_to_metric_families
+
+from twofold.bench.client import ClientConfig
+from twofold.bench.endpoint import Endpoint, discover
+from twofold.bench.load import LoadConfig, run_load
+from twofold.bench.prompts import PromptMaker, token_range
+from twofold.bench.services import ServedProcess, metrics, served_process
+from twofold.errors import ConfigurationError
+from twofold.fidelity.service import ServiceDesign, clients_beside
+from twofold.fidelity.worker_log import WorkerLog, read_workers
+from twofold.performance.transfer import LinkSpeed
+from twofold.request import Request
+from twofold.timeline import Timeline
+
+_PROMPTS = (16, 48, 128, 320, 640, 1024, 1536, 2000)
+_TOGETHER = ((64, 4), (128, 8), (400, 3), (200, 9))  # prompt tokens, and so many of them at once
+_CONTEXTS = (32, 256, 1024)  # tokens, on average over a batch
+_BATCHES = (1, 2, 3, 5, 7, 11, 19, 29, 45, 61)  # powers of two, which kernels like, would flatter an engine
+_MOST_TOKENS = 8192  # of prompts at once: more takes long and says no more
+_DECODES = 24
+_REPEATS = 3
+_STREAMS = 8
+
+
+class Purpose(StrEnum):
+    """What a group of requests shows."""
+
+    ALONE = "prompts alone"
+    TOGETHER = "prompts together"
+    DECODES = "decodes"
+    CROWD = "prompts beside decodes of another worker"
+    SHARED = "prompts beside decodes on one core"
+    MIXED = "prompts beside decodes"
+
+
+class RequestGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests that are sent at their times, counted from the first one's; the group ends with the last answer."""
+
+    purpose: Purpose
+    requests: tuple[Request, ...]
+
+
+def split_groups(max_model_len: int, max_num_seqs: int) -> Iterator[RequestGroup]:
+    """What shows prefill and decode each by itself, on workers of their own, and then what one costs the other."""
+    longest = max_model_len - _DECODES
+    prompts = [size for size in _PROMPTS if size < longest]
+    for repeat in range(_REPEATS):
+        for size in prompts:
+            yield _group(Purpose.ALONE, f"alone-{repeat}-{size}", 1, size, 1)
+    for size, count in _TOGETHER:
+        if size < longest:
+            yield _group(Purpose.TOGETHER, f"together-{size}", count, size, 1)
+    for batch in (batch for batch in _BATCHES if batch <= max_num_seqs):
+        for context in _CONTEXTS:
+            if context < longest and batch * context <= _MOST_TOKENS:
+                sizes = [min(size, longest) for size in _unlike(context, batch)]
+                yield _together(Purpose.DECODES, f"decodes-{batch}-{context}", sizes, _DECODES)
+    yield _beside(Purpose.CROWD, "crowd", prompts, output=max_model_len // 8)
+
+
+def shared_groups(max_model_len: int) -> Iterator[RequestGroup]:
+    """What shows how workers get on that have to take turns on a core."""
+    prompts = [size for size in _PROMPTS if size < max_model_len // 2]
+    for number in range(2):  # two at a time: the first of them goes to the worker that shares with nobody
+        yield _beside(Purpose.SHARED, f"shared-{number}", prompts, output=max_model_len // 16, together=2)
+
+
+def mixed_groups(max_model_len: int) -> Iterator[RequestGroup]:
+    """What shows prompts, or pieces of them, beside decodes in one iteration."""
+    prompts = [size for size in _PROMPTS if size < max_model_len // 2]
+    for number in range(2):
+        yield _beside(Purpose.MIXED, f"mixed-{number}", prompts, output=max_model_len // 8)
+
+
+def _unlike(mean: int, count: int) -> list[int]:
+    """So many prompts of unlike lengths, as requests have them: an engine may read contexts of one length faster.
+
+    Each is longer than the one before by the same factor, the last 16 times longer than the first.
+    """
+    if count == 1:
+        return [mean]
+    steps = [16 ** (number / (count - 1)) for number in range(count)]
+    return [max(1, round(mean * count * step / sum(steps))) for step in steps]
+
+
+def _group(purpose: Purpose, name: str, count: int, prompt: int, output: int) -> RequestGroup:
+    return _together(purpose, name, [prompt] * count, output)
+
+
+def _together(purpose: Purpose, name: str, prompts: Sequence[int], output: int) -> RequestGroup:
+    requests = tuple(
+        Request(id=f"{name}-{number}", arrival_s=0.0, prompt_tokens=prompt, output_tokens=output)
+        for number, prompt in enumerate(prompts)
+    )
+    return RequestGroup(purpose=purpose, requests=requests)
+
+
+def _beside(purpose: Purpose, name: str, prompts: list[int], output: int, together: int = 1) -> RequestGroup:
+    """Streams that go on for `output` tokens, and prompts of all sizes that come meanwhile, so many at once."""
+    streams = _group(purpose, f"{name}-stream", _STREAMS, 64, output).requests
+    short = [size for size in prompts if size <= prompts[-1] // 2] * _REPEATS
+    comers = tuple(
+        Request(
+            id=f"{name}-{number}-{each}",
+            arrival_s=0.5 + 0.25 * number,
+            prompt_tokens=size,
+            output_tokens=8,
+        )
+        for number, size in enumerate(short)
+        for each in range(together)
+    )
+    return RequestGroup(purpose=purpose, requests=(*streams, *comers))
+
+
+SPLIT, COLOCATED = ServiceDesign(prefill=1, decode=1), ServiceDesign(colocated=2)
+
+OnGroup = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupResult:
+    """A group as its clients saw it, and the CPU time that it cost them and the gateway."""
+
+    group: RequestGroup
+    timelines: list[Timeline]
+    front_cpu_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Measurements:
+    """All that a calibration rests on.
+
+    `prefill` and `decode` are workers with cores of their own, `mixed` colocated ones; `shared` are two prefill workers
+    and a decode worker, by name, where so many have to take turns on some core.
+    """
+
+    observed: list[GroupResult]
+    prefill: WorkerLog
+    decode: WorkerLog
+    mixed: list[WorkerLog]
+    shared: dict[str, WorkerLog]
+    link: LinkSpeed
+
+    def of(self, purpose: Purpose) -> list[GroupResult]:
+        return [one for one in self.observed if one.group.purpose is purpose]
+
+
+def measure(model: Path, flags: Sequence[str], max_num_seqs: int, on_group: OnGroup) -> Measurements:
+    """Serve `model` split, then colocated, with these flags besides, and measure each.
+
+    `on_group` is told of which service how many groups of how many are done. Raises ConfigurationError where a service
+    does not start or a request fails.
+    """
+    observed: list[GroupResult] = []
+    logs: list[dict[str, WorkerLog]] = []
+    link: LinkSpeed | None = None
+    with tempfile.TemporaryDirectory(prefix="twofold-calibrate-") as name:
+        for number, design in enumerate(_designs()):
+            directory = Path(name, str(number))
+            with served_process(model, (*design.flags, *flags, "--journal", str(directory))) as service:
+                endpoint = asyncio.run(discover(service.url))
+                groups = _groups(design, endpoint.max_model_len or 2048, max_num_seqs)
+                link = link or _link(service.url)
+                with clients_beside(design):
+                    observed += _run(service, endpoint, groups, partial(on_group, design.name))
+            logs.append(read_workers(directory))
+    split, colocated, *shared = logs
+    assert link is not None  # noqa: S101  (the first design has one)
+    return Measurements(
+        observed=observed,
+        prefill=split["prefill-0"],
+        decode=split["decode-0"],
+        mixed=list(colocated.values()),
+        shared=shared[0] if shared else {},
+        link=link,
+    )
+
+
+def _designs() -> list[ServiceDesign]:
+    """Workers with cores of their own, and where the next more would have to share one, that too."""
+    sharing = ServiceDesign(prefill=2, decode=1)
+    workers = sharing.workers()
+    shares = {core for worker in workers for core in worker.cores}
+    taken = sum(len(worker.cores) for worker in workers)
+    return [SPLIT, COLOCATED, *([sharing] if taken > len(shares) else [])]
+
+
+def _groups(design: ServiceDesign, max_model_len: int, max_num_seqs: int) -> list[RequestGroup]:
+    if design == SPLIT:
+        return list(split_groups(max_model_len, max_num_seqs))
+    return list((mixed_groups if design == COLOCATED else shared_groups)(max_model_len))
+
+
+def _run(
+    service: ServedProcess,
+    endpoint: Endpoint,
+    groups: Sequence[RequestGroup],
+    on_done: Callable[[int, int], None],
+) -> list[GroupResult]:
+    config = load_config(endpoint)
+    _send(config, groups[0])  # what happens the first time is of no interest
+    observed = []
+    for number, group in enumerate(groups):
+        on_done(number, len(groups))
+        gateway_s, client_s = cpu_s(service.pid), time.process_time()
+        timelines = _send(config, group)
+        spent = cpu_s(service.pid) - gateway_s + time.process_time() - client_s
+        observed.append(GroupResult(group, timelines, spent))
+    on_done(len(groups), len(groups))
+    return observed
+
+
+def load_config(endpoint: Endpoint) -> LoadConfig:
+    """Requests of random tokens, answered in full length."""
+    lowest, vocabulary = token_range(endpoint.vocab_size)
+    prompts = PromptMaker(lowest=lowest, vocabulary=vocabulary)
+    return LoadConfig(endpoint=endpoint, prompts=prompts, client=ClientConfig(ignore_eos=True))
+
+
+def _send(config: LoadConfig, group: RequestGroup) -> list[Timeline]:
+    result = asyncio.run(run_load(config, group.requests))
+    for request_id, reason in result.errors.items():
+        raise ConfigurationError(f"request {request_id} of the calibration failed: {reason}")
+    return result.timelines
+
+
+def cpu_s(pid: int) -> float:
+    """CPU time of a process so far, over all its threads: to the nanosecond where the kernel counts that."""
+    process = Path(f"/proc/{pid}")
+    if (process / "schedstat").exists():
+        threads = process.glob("task/*/schedstat")
+        return sum(int(thread.read_text(encoding="utf-8").split()[0]) for thread in threads) / 1e9
+    fields = (process / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _link(url: str) -> LinkSpeed:
+    """What the service measured of its one link when it started."""
+    found = {
+        sample.name.rpartition(":")[2]: sample.value
+        for family in text_string_to_metric_families(metrics(url))
+        for sample in family.samples
+    }
+    return LinkSpeed(
+        overhead_s=found["kv_link_overhead_seconds"], bytes_per_s=found["kv_link_bytes_per_second"]
+    )

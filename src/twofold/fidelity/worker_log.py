@@ -1,0 +1,212 @@
+"""What the workers of a service did, read from their decision journals: iterations, and hand-offs that landed.
+
+How fast a host was while a service ran on it, by what its workers' iterations took.
+
+A host that others share has another speed from one minute to the next, and a profile is of the minutes in which it was
+measured. Nor do both phases slow down alike: prefill is bound by compute, decode by memory, and who else is on the host
+may want more of the one or of the other. What iterations took over what the profile says they take, given everything
+that ran beside them, is a number for each phase and stretch of time. It says nothing of how requests are scheduled, of
+how they wait or of how batches form: all of that is left to the simulation.
+"""
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+import msgspec
+
+from twofold.batch import Batch
+from twofold.cluster.cores import gateway_cores
+from twofold.performance.fitting.packed import MeasuredIteration
+from twofold.performance.host_profile import COLD_AFTER_S, ContentionFactors, GatewayTimes, HostProfile
+from twofold.request import Phase
+from twofold.serving.config import WorkerConfig
+from twofold.serving.launch.worker_plan import available_cores
+from twofold.serving.telemetry.journal import JournalEntry, read_journal
+from twofold.timeline import Moment, Timeline
+
+_SOON_S = 0.005  # an iteration that begins this soon after another came right after it
+
+
+class TimedIteration(msgspec.Struct, frozen=True):
+    """An iteration and when it ran (monotonic seconds). `requests` are the attempts whose prompts it completed.
+
+    Before it its worker had nothing to run for `idle_s`.
+    """
+
+    start_s: float
+    end_s: float
+    iteration: MeasuredIteration
+    requests: tuple[str, ...]
+    idle_s: float
+
+    @property
+    def cold(self) -> bool:
+        return self.idle_s > COLD_AFTER_S
+
+
+class WorkerLog:
+    """All that one worker ran, in order, from its journal."""
+
+    def __init__(self, entries: Sequence[JournalEntry]) -> None:
+        self.ran = list(_iterations(entries))
+        self.landed = {str(entry.args["request_id"]): entry.at for entry in entries if entry.call == "landed"}
+        self._starts = [one.start_s for one in self.ran]
+
+    @classmethod
+    def read(cls, path: Path) -> "WorkerLog":
+        """That of a journal file."""
+        return cls(read_journal(path))
+
+    def busy_share(self, start_s: float, end_s: float) -> float:
+        """How much of the time between two moments this worker was running something."""
+        first = max(bisect_right(self._starts, start_s) - 1, 0)
+        busy = 0.0
+        for one in self.ran[first : bisect_right(self._starts, end_s)]:
+            busy += max(0.0, min(one.end_s, end_s) - max(one.start_s, start_s))
+        return busy / (end_s - start_s)
+
+    def between(self, start_s: float, end_s: float) -> Sequence[TimedIteration]:
+        """What began in a span of time."""
+        return self.ran[bisect_right(self._starts, start_s) : bisect_right(self._starts, end_s)]
+
+
+def read_workers(directory: Path) -> dict[str, WorkerLog]:
+    """Those of a service that was told to keep its journal there, by worker."""
+    return {path.stem: WorkerLog.read(path) for path in sorted(directory.glob("*-*.jsonl"))}
+
+
+def _iterations(entries: Iterable[JournalEntry]) -> Iterator[TimedIteration]:
+    """An iteration takes until the next can begin: what a worker does between two of them belongs to the first."""
+    spans = list(_spans(entries))
+    pauses = [after - end for (_, end, _), (after, _, _) in pairwise(spans) if after - end < _SOON_S]
+    pause = median(pauses) if pauses else 0.0
+    before = -math.inf
+    for start, end, batch in spans:
+        prompts = [item for item in batch.items if item.phase is Phase.PREFILL]
+        decodes = [item for item in batch.items if item.phase is not Phase.PREFILL]
+        iteration = MeasuredIteration(
+            tokens=sum(item.num_tokens for item in prompts),
+            squares=sum(item.num_tokens * (item.num_tokens + 2 * item.context_tokens) for item in prompts),
+            sequences=len(decodes),
+            context=sum(item.context_tokens for item in decodes),
+            seconds=end + pause - start,
+        )
+        completed = tuple(item.request_id for item in prompts if item.samples)
+        yield TimedIteration(start, end, iteration, completed, start - before)
+        before = end
+
+
+def _spans(entries: Iterable[JournalEntry]) -> Iterator[tuple[float, float, Batch]]:
+    """(start, end, batch) of every batch that was completed."""
+    start, batch = 0.0, None
+    for entry in entries:
+        if entry.call == "next_batch":
+            start, batch = entry.at, msgspec.convert(entry.result, Batch)
+        elif entry.call == "complete" and batch is not None:
+            yield start, entry.at, batch
+            batch = None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSpan:
+    """When a service was loaded, from the first request to the last token (monotonic seconds), and with how much."""
+
+    start_s: float
+    end_s: float
+    requests: int
+    tokens: int
+
+    @property
+    def seconds(self) -> float:
+        return self.end_s - self.start_s
+
+    @classmethod
+    def of(cls, timelines: Sequence[Timeline]) -> "LoadSpan":
+        """Of requests that were all answered."""
+        return cls(
+            start_s=min(timeline.moments[Moment.ARRIVED] for timeline in timelines),
+            end_s=max(timeline.moments[Moment.LAST_TOKEN] for timeline in timelines),
+            requests=len(timelines),
+            tokens=sum(timeline.output_tokens for timeline in timelines),
+        )
+
+
+class Slowness(NamedTuple):
+    """How many times longer than the profile says iterations with prompts took, and those of decodes alone."""
+
+    prompts: float
+    decodes: float
+
+
+AS_CALIBRATED = Slowness(1.0, 1.0)
+
+
+def slowness(
+    profile: HostProfile, workers: Sequence[WorkerConfig], logs: Mapping[str, WorkerLog], span: LoadSpan
+) -> Slowness:
+    """Of that span. A phase of which nothing ran has the speed of the other; where neither ran nothing is slower."""
+    cores = available_cores()
+    shared = gateway_cores(cores, ((worker.role, worker.cores) for worker in workers))
+    front = _front_share(profile.front, logs, span) / len(shared)
+    took, expected = [0.0, 0.0], [0.0, 0.0]  # with prompts, decodes alone
+    for worker in workers:
+        turns = [each for each in workers if each is not worker and _meet(each, worker)]
+        beside = [each for each in workers if not _meet(each, worker)]
+        away = len(cores) - len(worker.cores)
+        weight = len(worker.cores) / away if away else 0.0
+        taken = front * len(set(shared) & set(worker.cores)) / len(worker.cores)
+        for one in logs[worker.instance].between(span.start_s, span.end_s):
+            crowd = min(1.0, sum(_busy(one, logs[each.instance]) for each in beside) * weight)
+            kind = 0 if one.iteration.tokens else 1
+            took[kind] += one.iteration.seconds
+            met = [(_busy(one, logs[each.instance]), each.role is not worker.role) for each in turns]
+            pace = _pace(profile, one, met)
+            slower = 1.0 + (_slowdowns(profile, one).crowded - 1.0) * crowd
+            expected[kind] += _alone_s(profile, one) * slower / pace / (1.0 - taken)
+    known = [one / other if other else None for one, other in zip(took, expected, strict=True)]
+    prompts, decodes = known
+    usual = prompts or decodes or 1.0
+    return Slowness(prompts or usual, decodes or usual)
+
+
+def _alone_s(profile: HostProfile, one: TimedIteration) -> float:
+    return one.iteration.predicted_s(profile.engine) + (profile.engine.cold_s if one.cold else 0.0)
+
+
+def _slowdowns(profile: HostProfile, one: TimedIteration) -> ContentionFactors:
+    return profile.prefill if one.iteration.tokens else profile.decode
+
+
+def _pace(profile: HostProfile, one: TimedIteration, turns: Sequence[tuple[float, bool]]) -> float:
+    """How fast it got on, compared with a core of its own, beside workers that were busy for such shares of its time.
+
+    Each with whether it is of the other phase.
+    """
+    if not turns:
+        return 1.0
+    # As if it had shared that much of its time with all of them, and the rest with none.
+    met = sum(busy for busy, _ in turns) / len(turns)
+    other = sum(busy for busy, unlike in turns if unlike) / (met * len(turns)) if met else 0.0
+    shared = 1.0 + (_slowdowns(profile, one).shared - 1.0) * other
+    return 1.0 - met + met / (1.0 + len(turns)) / shared
+
+
+def _busy(one: TimedIteration, log: WorkerLog) -> float:
+    return log.busy_share(one.start_s, one.end_s)
+
+
+def _meet(one: WorkerConfig, other: WorkerConfig) -> bool:
+    return bool(set(one.cores) & set(other.cores))
+
+
+def _front_share(front: GatewayTimes, logs: Mapping[str, WorkerLog], span: LoadSpan) -> float:
+    """How much of a core gateway and clients used, as the profile has it."""
+    steps = sum(len(log.between(span.start_s, span.end_s)) for log in logs.values())
+    spent = front.request_s * span.requests + front.step_s * steps + front.token_s * span.tokens
+    return spent / span.seconds

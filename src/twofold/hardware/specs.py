@@ -1,0 +1,113 @@
+"""Numbers of the catalog with the bounds they must keep; a file that breaks one is refused, not believed.
+
+Accelerators, machines, links and tiers: what can be bought, what it can do, what it costs and what it draws.
+
+Models as planning sees them: sizes that decide memory, compute and what a hand-off must carry.
+"""
+
+from typing import Annotated
+
+import msgspec
+
+Count = Annotated[int, msgspec.Meta(ge=1)]
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+NotNegative = Annotated[float, msgspec.Meta(ge=0)]
+Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
+Text = Annotated[str, msgspec.Meta(min_length=1)]
+
+
+class Accelerator(msgspec.Struct, frozen=True, kw_only=True):
+    """One GPU. FLOP/s are dense bf16 peaks; bandwidths are bytes per second; power is in watts.
+
+    `interconnect_bytes_per_s` is what it can send to its neighbours in the machine, in one direction: half of
+    what data sheets print, which add both.
+    """
+
+    name: Text
+    memory_bytes: Count
+    memory_bytes_per_s: Positive
+    flops_per_s: Positive
+    interconnect_bytes_per_s: Positive
+    tdp_w: Positive
+    source: Text
+    date: Text
+
+
+class Machine(msgspec.Struct, frozen=True, kw_only=True):
+    """A server of `count` equal accelerators.
+
+    `network_bytes_per_s` is what the whole machine can send (and receive) at once: all of its NICs together.
+    `price_per_h` is in US dollars. `tdp_w` is what a data centre must provision; `idle_w` what it draws when no
+    batch runs. `power_cap` is the share of an accelerator's TDP that it is capped to (1.0: not capped).
+    `power_units` is the machine's power as the notebooks of SplitwiseSim count it, where they do.
+    """
+
+    name: Text
+    accelerator: Accelerator
+    count: Count
+    network_bytes_per_s: Positive
+    price_per_h: NotNegative
+    tdp_w: Positive
+    idle_w: NotNegative
+    source: Text
+    date: Text
+    power_cap: Share = 1.0
+    power_units: Positive | None = None
+
+    @property
+    def memory_bytes(self) -> int:
+        return self.count * self.accelerator.memory_bytes
+
+
+class Link(msgspec.Struct, frozen=True, kw_only=True):
+    """A kind of connection, in one direction. `latency_s` is the fixed cost of starting a transfer."""
+
+    name: Text
+    bytes_per_s: Positive
+    latency_s: NotNegative
+    source: Text
+    date: Text
+
+
+class StorageTier(msgspec.Struct, frozen=True, kw_only=True):
+    """What KV caches can be kept in beside accelerators. A GB is 10^9 bytes, prices are in US dollars.
+
+    `bytes_per_s` is what one machine can read of it, into all its accelerators together.
+    """
+
+    name: Text
+    price_per_gb_h: NotNegative
+    bytes_per_s: Positive
+    source: Text
+    date: Text
+
+
+class Model(msgspec.Struct, frozen=True, kw_only=True):
+    """The architecture of a decoder-only transformer.
+
+    `weight_bytes` is all that must be resident; `active_parameters` are those a token passes through (fewer
+    than `parameters` for a mixture of experts). `kv_latent_dims` is set for latent attention (DeepSeek): the
+    compressed vector and its rotary key that are cached per layer instead of keys and values per head.
+    """
+
+    name: Text
+    layers: Count
+    hidden_size: Count
+    heads: Count
+    kv_heads: Count
+    head_dim: Count
+    parameters: Positive
+    active_parameters: Positive
+    weight_bytes: Count
+    source: Text
+    date: Text
+    dtype_bytes: Count = 2
+    kv_dtype_bytes: Count = 2
+    kv_latent_dims: Count | None = None
+    max_context: Count | None = None
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of KV cache of one token over all layers."""
+        per_layer = 2 * self.kv_heads * self.head_dim if self.kv_latent_dims is None else self.kv_latent_dims
+        return self.layers * per_layer * self.kv_dtype_bytes

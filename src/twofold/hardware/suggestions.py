@@ -1,0 +1,35 @@
+"""What a user wrote wrongly, as one sentence: names that nobody knows, and values that do not fit."""
+
+import difflib
+import re
+from collections.abc import Iterable
+
+import msgspec
+
+from twofold.errors import ConfigurationError
+
+_PLACE = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<place>.*)`)?", re.DOTALL)
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """` (did you mean h100?)`, or nothing where no known name is like it."""
+    by_lower = {each.lower(): each for each in known}
+    found = difflib.get_close_matches(name.lower(), by_lower, n=1)
+    return f" (did you mean {by_lower[found[0]]}?)" if found else ""
+
+
+def unknown_name(
+    kind: str, name: str, known: Iterable[str], *, also: Iterable[str] = ()
+) -> ConfigurationError:
+    """The error for a name that is not among `known`; `also` are names that may be meant and are not listed."""
+    names = sorted(known)
+    hint = suggestion(name, (*names, *also))
+    return ConfigurationError(f"{kind} {name!r} is not known{hint}; there are {', '.join(names)}")
+
+
+def explain_validation(error: msgspec.ValidationError) -> tuple[str, str]:
+    """(place, what is wrong there) of a value that does not fit its type; place is empty for the whole."""
+    found = _PLACE.fullmatch(str(error))
+    place, what = (found["place"] or "", found["what"]) if found else ("", str(error))
+    what = what.replace("`", "").replace("Object ", "").replace("object", "table")
+    return place, what[:1].lower() + what[1:]

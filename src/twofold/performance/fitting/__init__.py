@@ -1,0 +1,1 @@
+"""Fitting performance models to measurements."""

@@ -1,0 +1,218 @@
+"""Least squares whose coefficients cannot be below 0, as no cost can.
+
+Fit the coefficients of `twofold.performance.fitted` to a profile, and say how well they predict.
+
+Relative least squares without negative coefficients, on the medians of each configuration (prompt size and batch
+size). The error is taken on configurations that a fit did not see: each is left out once, in k folds.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import combinations
+from statistics import fmean
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from twofold.errors import ConfigurationError
+from twofold.performance.coefficients import Calibration, DecodeCoefficients, PrefillCoefficients
+from twofold.performance.fitted import KNEE, LARGE_BATCH, LONG_TOKENS, long_share
+from twofold.performance.fitting.profile import (
+    Dropped,
+    ProfiledBatch,
+    ProfileRow,
+    consistent_batches,
+    decode_power,
+)
+
+Floats = npt.NDArray[np.float64]
+
+_RIDGE = 1e-12
+
+
+def non_negative_least_squares(columns: Sequence[Floats], target: Floats, scale: Floats) -> Floats:
+    """The coefficients x ≥ 0 that make Σ((Σ columns · x − target) / scale)² least; with `scale` the measured value,
+    these are relative errors.
+
+    There are few columns, so every choice of those that are not 0 is tried; the smallest that is best wins.
+    """
+    matrix, wanted = np.column_stack(columns) / scale[:, None], target / scale
+    sizes = np.linalg.norm(matrix, axis=0)
+    used = np.flatnonzero(sizes)
+    unit = matrix[:, used] / sizes[used]
+    # The ridge, which is nothing beside the unit diagonal, lets choices of columns that say the same be solved too.
+    products, shares = unit.T @ unit + _RIDGE * np.eye(len(used)), unit.T @ wanted
+    best, least = np.zeros(len(columns)), float(wanted @ wanted)
+    for size in range(1, len(used) + 1):
+        chosen = np.array(list(combinations(range(len(used)), size)))
+        found = np.linalg.solve(products[chosen[:, :, None], chosen[:, None, :]], shares[chosen][..., None])[
+            ..., 0
+        ]
+        feasible = np.flatnonzero(np.all(found >= 0, axis=1))
+        if not len(feasible):
+            continue
+        misfits = wanted @ wanted - np.einsum("ij,ij->i", found[feasible], shares[chosen[feasible]])
+        nearest = int(np.argmin(misfits))
+        if misfits[nearest] < least * (1 - 1e-9):
+            least, which = float(misfits[nearest]), feasible[nearest]
+            best = np.zeros(len(columns))
+            best[used[chosen[which]]] = found[which] / sizes[used[chosen[which]]]
+    return best
+
+
+_ROUNDS = 8  # short and long batches are fitted in turn; by then a round changes nothing that is kept
+_FEWEST = 3  # sizes of short batches, without which floor and slope are guesses
+
+
+class FitOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """`date` is when the profile was measured; `notes` are added to the basis of all pairs of that hardware."""
+
+    source: str
+    date: str
+    folds: int = 5
+    notes: Mapping[str, str] = {}
+
+
+def fit_profile(rows: Sequence[ProfileRow], options: FitOptions) -> list[Calibration]:
+    """A calibration for each model, hardware and tensor parallelism in the profile."""
+    pairs = sorted({row.pair for row in rows})
+    if not pairs:
+        raise ConfigurationError(f"{options.source} has no rows to fit")
+    unknown = sorted(set(options.notes) - {hardware for _, hardware, _ in pairs})
+    if unknown:
+        raise ConfigurationError(f"there is a note on {unknown[0]}, which {options.source} does not have")
+    return [fit_pair([row for row in rows if row.pair == pair], options) for pair in pairs]
+
+
+def fit_pair(rows: Sequence[ProfileRow], options: FitOptions) -> Calibration:
+    """The calibration of rows that are all of one pair."""
+    kept, dropped = consistent_batches(rows)
+    model, hardware, tensor_parallel = rows[0].pair
+    _require_enough(kept, f"{model} on {hardware} TP{tensor_parallel}")
+    runs = sum(len(one.rows) for one in kept)
+    note = options.notes.get(hardware)
+    power = decode_power(kept)
+    return Calibration(
+        model=model,
+        accelerator=hardware,
+        tensor_parallel=tensor_parallel,
+        prefill=fit_prefill(kept),
+        decode=fit_decode(kept),
+        prefill_error=_held_out(kept, options.folds, _prefill_error),
+        decode_error=_held_out(kept, options.folds, _decode_error),
+        max_prefill_tokens=max(one.prefill_tokens for one in kept),
+        max_prompt_tokens=max(one.prompt_size for one in kept),
+        max_sequences=max(one.batch_size for one in kept),
+        rows=runs,
+        basis=f"a fit to {runs} runs of this pair" + (f" ({note})" if note else ""),
+        source=options.source,
+        date=options.date,
+        decode_power=None if power is None else _rounded(power),
+        dropped=[_sentence(one) for one in dropped],
+    )
+
+
+def fit_prefill(kept: Sequence[ProfiledBatch]) -> PrefillCoefficients:
+    """Floor and slope from batches up to 2,048 tokens; from longer ones what they cost more, and squares."""
+    short = [one for one in kept if one.prefill_tokens <= LONG_TOKENS]
+    long = [one for one in kept if one.prefill_tokens > LONG_TOKENS]
+    floor_ms, token_ms, long_token_ms, square_ms = 0.0, 0.0, 0.0, 0.0
+    for _ in range(_ROUNDS if long else 1):
+        floor_ms, token_ms = _fit_short(short, square_ms)
+        if long:
+            long_token_ms, square_ms = _fit_long(long, floor_ms, token_ms)
+    return PrefillCoefficients(
+        floor_ms=_rounded(floor_ms),
+        token_ms=_rounded(token_ms),
+        long_token_ms=_rounded(long_token_ms),
+        square_ms=_rounded(square_ms),
+    )
+
+
+def _fit_short(kept: Sequence[ProfiledBatch], square_ms: float) -> tuple[float, float]:
+    """t^p is linear in floor^p and a^p, so no starting guess is needed."""
+    tokens = _column(kept, lambda one: one.prefill_tokens)
+    attention = square_ms * _column(kept, lambda one: one.squares)
+    time = _column(kept, lambda one: one.prompt_time)
+    power = np.maximum(time - attention, time / 2) ** KNEE
+    floor, slope = non_negative_least_squares([np.ones_like(tokens), tokens**KNEE], power, power)
+    return float(floor ** (1 / KNEE)), float(slope ** (1 / KNEE))
+
+
+def _fit_long(kept: Sequence[ProfiledBatch], floor_ms: float, token_ms: float) -> tuple[float, float]:
+    tokens = _column(kept, lambda one: one.prefill_tokens)
+    share = _column(kept, lambda one: long_share(one.prefill_tokens))
+    squares = _column(kept, lambda one: one.squares)
+    time = _column(kept, lambda one: one.prompt_time)
+    short = (floor_ms**KNEE + (token_ms * tokens) ** KNEE) ** (1 / KNEE)
+    extra, square = non_negative_least_squares([tokens * share, squares], time - short, time)
+    return float(extra), float(square)
+
+
+def fit_decode(kept: Sequence[ProfiledBatch]) -> DecodeCoefficients:
+    """All four at once: an iteration is linear in them."""
+    batch = _column(kept, lambda one: one.batch_size)
+    large = np.maximum(batch - LARGE_BATCH, 0)
+    context = _column(kept, lambda one: one.mean_context)
+    time = _column(kept, lambda one: one.token_time)
+    found = non_negative_least_squares([np.ones_like(batch), batch, large, context], time, time)
+    base_ms, sequence_ms, large_batch_ms, context_ms = (_rounded(float(value)) for value in found)
+    return DecodeCoefficients(
+        base_ms=base_ms, sequence_ms=sequence_ms, large_batch_ms=large_batch_ms, context_ms=context_ms
+    )
+
+
+def prefill_ms(fit: PrefillCoefficients, one: ProfiledBatch) -> float:
+    """What a fit says of the prefill of a configuration."""
+    tokens = one.prefill_tokens
+    short: float = (fit.floor_ms**KNEE + (fit.token_ms * tokens) ** KNEE) ** (1 / KNEE)
+    return short + fit.long_token_ms * tokens * long_share(tokens) + fit.square_ms * one.squares
+
+
+def decode_ms(fit: DecodeCoefficients, one: ProfiledBatch) -> float:
+    """What a fit says of the mean decode iteration of a configuration."""
+    large = max(one.batch_size - LARGE_BATCH, 0)
+    sequences = fit.sequence_ms * one.batch_size + fit.large_batch_ms * large
+    return fit.base_ms + sequences + fit.context_ms * one.mean_context
+
+
+def _prefill_error(seen: Sequence[ProfiledBatch], unseen: ProfiledBatch) -> float:
+    return abs(prefill_ms(fit_prefill(seen), unseen) / unseen.prompt_time - 1)
+
+
+def _decode_error(seen: Sequence[ProfiledBatch], unseen: ProfiledBatch) -> float:
+    return abs(decode_ms(fit_decode(seen), unseen) / unseen.token_time - 1)
+
+
+def _held_out(
+    kept: Sequence[ProfiledBatch],
+    folds: int,
+    error: Callable[[Sequence[ProfiledBatch], ProfiledBatch], float],
+) -> float | None:
+    """The mean error over configurations; None where there are too few to leave any out."""
+    if len(kept) < 2 * _FEWEST or folds < 2:
+        return None
+    seen = [[one for index, one in enumerate(kept) if index % folds != fold] for fold in range(folds)]
+    return _rounded(fmean(error(seen[index % folds], one) for index, one in enumerate(kept)), 3)
+
+
+def _column(kept: Sequence[ProfiledBatch], value: Callable[[ProfiledBatch], float]) -> Floats:
+    return np.array([value(one) for one in kept], dtype=np.float64)
+
+
+def _require_enough(kept: Sequence[ProfiledBatch], pair: str) -> None:
+    short = {one.prefill_tokens for one in kept if one.prefill_tokens <= LONG_TOKENS}
+    if len(short) < _FEWEST:
+        raise ConfigurationError(
+            f"the profile has {len(short)} believable sizes of batches up to {LONG_TOKENS:,} prompt tokens of {pair}: "
+            f"measure at least {_FEWEST}"
+        )
+
+
+def _sentence(dropped: Dropped) -> str:
+    return f"{dropped.rows} rows: {dropped.reason}"
+
+
+def _rounded(value: float, digits: int = 6) -> float:
+    """To what the data can tell; it also keeps the last bits of a machine's arithmetic out of the file."""
+    return float(f"{value:.{digits}g}")

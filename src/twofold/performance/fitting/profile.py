@@ -1,0 +1,189 @@
+"""A measured profile: a csv of runs of one model on one machine each, and what of it can be believed.
+
+Columns: model, hardware, tensor_parallel, prompt_size, batch_size, token_size (tokens to generate, per sequence),
+prompt_time (ms of the prefill of the whole batch), token_time (mean ms of a decode iteration). Optional: e2e_time (ms),
+from which generations that ended early are seen; average_power and peak_power (shares of TDP; 0: not measured).
+"""
+
+import csv
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from statistics import median
+
+import msgspec
+
+from twofold.errors import ConfigurationError
+
+COLUMNS = (
+    "model",
+    "hardware",
+    "tensor_parallel",
+    "prompt_size",
+    "batch_size",
+    "token_size",
+    "prompt_time",
+    "token_time",
+)
+_NOISE = 0.8  # repeats of one configuration differ by less than this
+
+
+class ProfileRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One run, as its line says. Times are milliseconds."""
+
+    model: str
+    hardware: str
+    tensor_parallel: int
+    prompt_size: int
+    batch_size: int
+    token_size: int
+    prompt_time: float
+    token_time: float
+    e2e_time: float | None = None
+    average_power: float | None = None
+    peak_power: float | None = None
+
+    @property
+    def pair(self) -> tuple[str, str, int]:
+        return self.model, self.hardware, self.tensor_parallel
+
+    @property
+    def mean_context(self) -> float:
+        """KV tokens that a decode iteration read on average, over all sequences.
+
+        A generation may end before token_size; its end-to-end time says after how many tokens.
+        """
+        generated = float(self.token_size)
+        if self.e2e_time is not None and self.e2e_time > self.prompt_time:
+            generated = min(generated, 1 + (self.e2e_time - self.prompt_time) / self.token_time)
+        return self.batch_size * (self.prompt_size + generated / 2)
+
+
+def read_profile(path: Path) -> list[ProfileRow]:
+    """Every row of a profile. Raises ConfigurationError naming file, line and column of what cannot be read."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            return list(_rows(path, csv.DictReader(file)))
+    except OSError as error:
+        raise ConfigurationError(f"cannot read profile {path}: {error.strerror}") from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ConfigurationError(f"{path} is no csv file: {error}") from error
+
+
+def _rows(path: Path, reader: "csv.DictReader[str]") -> Iterator[ProfileRow]:
+    missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
+    if missing:
+        raise ConfigurationError(
+            f"{path} lacks the columns {', '.join(missing)}: a profile has {', '.join(COLUMNS)}"
+        )
+    for cells in reader:
+        values = {name: cells[name] for name in ProfileRow.__struct_fields__ if cells.get(name)}
+        try:
+            yield msgspec.convert(values, ProfileRow, strict=False)
+        except msgspec.ValidationError as error:
+            raise ConfigurationError(f"{path}:{reader.line_num}: {error}") from error
+
+
+class ProfiledBatch(msgspec.Struct, frozen=True, kw_only=True):
+    """All runs of one batch: the medians of their times (ms) and contexts, so one odd run counts for nothing."""
+
+    prompt_size: int
+    batch_size: int
+    prompt_time: float
+    token_time: float
+    mean_context: float
+    rows: tuple[ProfileRow, ...]
+
+    @property
+    def prefill_tokens(self) -> int:
+        return self.prompt_size * self.batch_size
+
+    @property
+    def squares(self) -> int:
+        return self.batch_size * self.prompt_size**2
+
+
+def group_batches(rows: Iterable[ProfileRow]) -> list[ProfiledBatch]:
+    """The configurations of rows of one pair, by prompt and batch size."""
+    groups: dict[tuple[int, int], list[ProfileRow]] = defaultdict(list)
+    for row in rows:
+        groups[row.prompt_size, row.batch_size].append(row)
+    return [_configuration(groups[key]) for key in sorted(groups)]
+
+
+def _configuration(rows: Sequence[ProfileRow]) -> ProfiledBatch:
+    return ProfiledBatch(
+        prompt_size=rows[0].prompt_size,
+        batch_size=rows[0].batch_size,
+        prompt_time=median(row.prompt_time for row in rows),
+        token_time=median(row.token_time for row in rows),
+        mean_context=median(row.mean_context for row in rows),
+        rows=tuple(rows),
+    )
+
+
+class Dropped(msgspec.Struct, frozen=True):
+    """Rows that a fit must not believe, and why."""
+
+    rows: int
+    reason: str
+
+
+def consistent_batches(rows: Sequence[ProfileRow]) -> tuple[list[ProfiledBatch], list[Dropped]]:
+    """The configurations of one pair that do not contradict each other, and what was dropped for that.
+
+    A batch of more tokens cannot be prefilled in clearly less time than one of fewer. Where two configurations say
+    so, the one that is at odds with most others is wrong (a batch that did not fit and ran in parts, say).
+    """
+    positive = [row for row in rows if _positive(row)]
+    dropped = []
+    if len(positive) < len(rows):
+        dropped.append(Dropped(len(rows) - len(positive), "sizes or times that are not above 0"))
+    kept = group_batches(positive)
+    while odds := _most_at_odds(kept):
+        worst, others = odds
+        kept.remove(worst)
+        dropped.append(
+            Dropped(
+                len(worst.rows),
+                f"prompt_size {worst.prompt_size}, batch_size {worst.batch_size}: prompt_time contradicts that of "
+                f"{others} other configurations",
+            )
+        )
+    return kept, dropped
+
+
+def _positive(row: ProfileRow) -> bool:
+    sizes_and_times = (row.prompt_size, row.batch_size, row.token_size, row.prompt_time, row.token_time)
+    return all(value > 0 and math.isfinite(value) for value in sizes_and_times)
+
+
+def _most_at_odds(kept: Sequence[ProfiledBatch]) -> tuple[ProfiledBatch, int] | None:
+    """The configuration that contradicts most others, and how many; None where none does."""
+    odds = [(sum(_contradict(one, other) for other in kept), one.prefill_tokens, one) for one in kept]
+    others, _, worst = max(odds, key=lambda entry: entry[:2], default=(0, 0, None))
+    return (worst, others) if worst is not None and others else None
+
+
+def _contradict(one: ProfiledBatch, other: ProfiledBatch) -> bool:
+    few, many = sorted((one, other), key=lambda configuration: configuration.prefill_tokens)
+    return few.prefill_tokens < many.prefill_tokens and many.prompt_time < _NOISE * few.prompt_time
+
+
+def decode_power(kept: Iterable[ProfiledBatch]) -> float | None:
+    """The share of TDP that decode of one sequence draws, None where it was not measured.
+
+    A run of one sequence and a short prompt is nearly all decode. Averages over longer prompts are left out: the
+    prefill is a good part of them, and some are near idle power, so sampling went on after the run.
+    """
+    shares = [
+        row.average_power
+        for configuration in kept
+        for row in configuration.rows
+        if row.batch_size == 1
+        and row.prompt_size <= 2048
+        and row.average_power
+        and 0 < row.average_power < math.inf
+    ]
+    return median(shares) if shares else None

@@ -1,0 +1,127 @@
+"""Which tensor and pipeline degrees an instance can have.
+
+Whether prefill and decode may be anywhere, or must share nodes: what the links between nodes can carry decides.
+
+DistServe (OSDI'24, section 4.2) calls clusters of the first kind high in node affinity. There Algorithm 1 places each
+phase by itself. In the others hand-offs must stay within a node, so stage i of prefill lies beside stage i of decode,
+in Algorithm 2.
+"""
+
+from collections.abc import Iterator
+from enum import StrEnum
+
+import msgspec
+
+from twofold.errors import ConfigurationError
+from twofold.planning.design import Design, MachineKind
+from twofold.planning.problem import Problem
+
+
+def instances_of(
+    problem: Problem, machine: str, most_accelerators: int, most_stages: int | None = None
+) -> list[MachineKind]:
+    """Every instance that `machine` can host: smallest first.
+
+    A tensor degree divides the model's heads and stays within the machine; a pipeline degree divides its layers. What
+    does not hold the model, or what the performance model knows nothing of, is left out. Raises ConfigurationError with
+    the reason of the largest where none is left.
+    """
+    found: list[MachineKind] = []
+    reason: ConfigurationError | None = None
+    for tensor, pipeline in _degrees(problem, machine, most_accelerators, most_stages):
+        kind = problem.instance(machine, tensor, pipeline)
+        try:
+            problem.kv_capacity_tokens(kind)
+            problem.performance(kind)
+        except ConfigurationError as error:
+            reason = error
+        else:
+            found.append(kind)
+    if not found:
+        raise reason or ConfigurationError(f"no instance on {machine} has {most_accelerators} accelerators")
+    return found
+
+
+def _degrees(problem: Problem, machine: str, most: int, most_stages: int | None) -> Iterator[tuple[int, int]]:
+    model, whole = problem.catalog.model(problem.template.model), problem.catalog.machine(machine)
+    tensors = [degree for degree in range(1, whole.count + 1) if model.heads % degree == 0]
+    deepest = most if most_stages is None else min(most, most_stages)
+    pipelines = [degree for degree in range(1, deepest + 1) if model.layers % degree == 0]
+    pairs = [(tensor, stages) for tensor in tensors for stages in pipelines if tensor * stages <= most]
+    yield from sorted(pairs, key=lambda pair: (pair[0] * pair[1], pair[1]))
+
+
+_SATURATED, _LONG = 4096, 1024  # tokens that keep a prefill busy, in prompts of so many
+
+
+class Affinity(StrEnum):
+    """High: hand-offs may cross nodes. Low: they may not."""
+
+    HIGH = "high"
+    LOW = "low"
+
+
+class NodeLinks(msgspec.Struct, frozen=True, kw_only=True):
+    """What leaves one accelerator, in bytes per second: KV that it computes at most, and what carries it."""
+
+    kv: float
+    between_nodes: float
+    within_node: float
+
+    @property
+    def headroom(self) -> float:
+        """How many times the KV the way out carries."""
+        return self.between_nodes / self.kv
+
+    @property
+    def affinity(self) -> Affinity:
+        """Low only where the way out is slower than the KV that takes it, and the way within is better."""
+        narrow = self.between_nodes < self.kv and self.between_nodes < self.within_node
+        return Affinity.LOW if narrow else Affinity.HIGH
+
+    @property
+    def reason(self) -> str:
+        """One sentence for people."""
+        kv, out, within = (
+            f"{value / 1e9:,.3g} GB/s" for value in (self.kv, self.between_nodes, self.within_node)
+        )
+        made = f"an accelerator that prefills makes up to {kv} of KV cache"
+        if self.affinity is Affinity.LOW:
+            return f"{made} and the network takes {out} from it ({within} within a node): hand-offs stay within nodes"
+        if self.between_nodes >= self.within_node:
+            return f"{made} and the network takes {out} from it, no less than within a node: instances may be anywhere"
+        return f"{made} and the network takes {out} from it: instances may be anywhere"
+
+
+def links_of(problem: Problem, kinds: list[MachineKind]) -> NodeLinks:
+    """Of the machine of these kinds, for the kind that computes the most KV per accelerator."""
+    machine = problem.catalog.machine(kinds[0].name)
+    model = problem.catalog.model(problem.template.model)
+    per_token = problem.template.kv_bytes_per_token or model.kv_bytes_per_token
+    fastest = max(kinds, key=lambda kind: _tokens_per_s(problem, kind) / kind.accelerators)
+    out = machine.network_bytes_per_s / machine.count
+    if problem.template.link_bytes_per_s is not None:  # of an instance, whatever it has
+        out = problem.template.link_bytes_per_s / fastest.accelerators
+    return NodeLinks(
+        kv=_tokens_per_s(problem, fastest) / fastest.accelerators * per_token,
+        between_nodes=out,
+        within_node=machine.accelerator.interconnect_bytes_per_s,
+    )
+
+
+def shares_nodes(design: Design, node: int) -> bool:
+    """Whether each stage of prefill can lie on one node with the same stage of decode, of `node` accelerators.
+
+    What fits on a single node as a whole always can.
+    """
+    if design.accelerators <= node:
+        return True
+    stages = {kind.pipeline_parallel for kind in design.family.kinds}
+    if len(stages) > 1:
+        return False
+    return sum(count * (kind.tensor_parallel or kind.accelerators) for kind, count in design.parts()) <= node
+
+
+def _tokens_per_s(problem: Problem, kind: MachineKind) -> float:
+    model = problem.performance(kind)
+    return _SATURATED / model.prefill_s(_SATURATED, _SATURATED * _LONG)

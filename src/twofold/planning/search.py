@@ -1,0 +1,283 @@
+"""Which of several designs keeps the SLO at a rate, if any: a bisection over the split.
+
+The least dollars or watts for a given rate.
+
+The most requests per second within a budget: which split of the machines takes most.
+
+Below which rate splitting does not pay: where a colocated design first costs no more than any split one.
+
+What a plan is after.
+"""
+
+import asyncio
+import math
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+
+from twofold.planning.design import Allows, Design, Family, frontier
+from twofold.planning.evaluation import Evaluation, Trial
+from twofold.planning.rates import MaxRate, RateSearch
+from twofold.request import Phase
+
+# How far from where the bisection began and ended its neighbours are asked as well: what is in the way of the SLO
+# says only nearly always where to look, since pools may help each other out.
+_NEIGHBOURS = (1, 2, 4)
+
+
+async def find_passing(
+    search: RateSearch, designs: Sequence[Design], rate: float, start: int | None = None
+) -> Design | None:
+    """A design that keeps the SLO at `rate`; None where none does.
+
+    `designs` are a frontier, by rising count of prefill machines: what fails for want of prefill has everything
+    that may pass after it, what fails for want of decode before it. Designs whose bound is below `rate` are not
+    simulated. `start` is where to begin, by default where the bound is most generous.
+    """
+    open_places = [place for place, design in enumerate(designs) if search.could(design, rate)]
+    if not open_places:
+        return None
+    tried: dict[int, Evaluation] = {}
+    place = _nearest(
+        open_places, start if start is not None else _best_estimate(search, designs, open_places)
+    )
+    first = last = place
+    low, high = open_places[0], open_places[-1]
+    while low <= high:
+        tried[place] = told = await search.evaluate(Trial(designs[place], rate))
+        if told.met:
+            return designs[place]
+        last = place
+        if told.bound_by is Phase.PREFILL:
+            low = place + 1
+        elif told.bound_by is Phase.DECODE:
+            high = place - 1
+        else:
+            break
+        between = [each for each in open_places if low <= each <= high]
+        if not between:
+            break
+        place = between[len(between) // 2]
+    near = {end + sign * by for end in (first, last) for sign in (-1, 1) for by in _NEIGHBOURS}
+    return await _among(search, designs, rate, sorted(near & set(open_places) - set(tried)))
+
+
+async def _among(
+    search: RateSearch, designs: Sequence[Design], rate: float, places: Sequence[int]
+) -> Design | None:
+    told = await asyncio.gather(*(search.evaluate(Trial(designs[place], rate)) for place in places))
+    passed = (designs[place] for place, each in zip(places, told, strict=True) if each.met)
+    return next(passed, None)
+
+
+def _best_estimate(search: RateSearch, designs: Sequence[Design], places: Sequence[int]) -> int:
+    return max(places, key=lambda place: (search.bound.estimate(designs[place]), -place))
+
+
+def _nearest(places: Sequence[int], wanted: int) -> int:
+    return min(places, key=lambda place: abs(place - wanted))
+
+
+# What is to be least, with what decides between equals behind it; it grows with every machine.
+CostFunction = Callable[[Design], tuple[float, ...]]
+
+# A design this many times what the bound suggests, and still not enough, says that machines are not what is missing.
+_GROWTH = (1.0, 1.25, 1.6, 2.0, 3.0, 5.0, 8.0)
+
+
+def by_price(design: Design) -> tuple[float, ...]:
+    return design.price_per_h, design.tdp_w, design.machines
+
+
+def by_power(design: Design) -> tuple[float, ...]:
+    return design.tdp_w, design.price_per_h, design.machines
+
+
+def by_accelerators(design: Design) -> tuple[float, ...]:
+    return design.accelerators, design.price_per_h, design.machines
+
+
+async def cheapest(
+    search: RateSearch, family: Family, rate: float, allows: Allows, weigh: CostFunction
+) -> Design | None:
+    """The lightest design of a family that keeps the SLO at `rate`; None where none that is allowed does.
+
+    First any design that does, larger and larger; then, again and again, one on the frontier of all lighter ones,
+    shrunk to where it cannot lose a machine. The last, which no lighter one replaces, is the lightest.
+    """
+    best = await _first(search, family, rate, allows)
+    while best is not None:
+        best = await _shrunk(search, best, rate)
+        limit = weigh(best)
+        lighter = frontier(family, lambda design, limit=limit: allows(design) and weigh(design) < limit)  # type: ignore[misc]
+        found = (
+            await find_passing(search, lighter, rate, _cheapest_nearest(lighter, best)) if lighter else None
+        )
+        if found is None:
+            return best
+        best = found
+    return None
+
+
+async def _first(search: RateSearch, family: Family, rate: float, allows: Allows) -> Design | None:
+    """Any allowed design that keeps the SLO at `rate`: near what the bound suggests, else the largest allowed."""
+    suggested = search.bound.suggest(family, rate)
+    most = _grown(family, suggested, _GROWTH[-1])
+    for growth in _GROWTH:
+        design = _grown(family, suggested, growth)
+        if not allows(design):
+            largest = frontier(family, lambda design: allows(design) and _within(design, most))
+            return await find_passing(search, largest, rate) if largest else None
+        if await _passes(search, design, rate):
+            return design
+    return None
+
+
+async def _shrunk(search: RateSearch, design: Design, rate: float) -> Design:
+    """The design less every machine that it can lose, those of the last kind first."""
+    for place in reversed(range(len(design.counts))):
+        low, high = 0, design.counts[place]  # too few, enough
+        while high - low > 1:
+            middle = (low + high) // 2
+            passes = await _passes(search, _with(design, place, middle), rate)
+            low, high = (low, middle) if passes else (middle, high)
+        design = _with(design, place, high)
+    return design
+
+
+async def _passes(search: RateSearch, design: Design, rate: float) -> bool:
+    return search.could(design, rate) and (await search.evaluate(Trial(design, rate))).met
+
+
+def _grown(family: Family, counts: tuple[int, ...], by: float) -> Design:
+    return Design(family=family, counts=tuple(math.ceil(count * by) for count in counts))
+
+
+def _with(design: Design, place: int, count: int) -> Design:
+    counts = tuple(count if at == place else other for at, other in enumerate(design.counts))
+    return Design(family=design.family, counts=counts)
+
+
+def _within(design: Design, most: Design) -> bool:
+    return all(mine <= top for mine, top in zip(design.counts, most.counts, strict=True))
+
+
+def _cheapest_nearest(designs: list[Design], design: Design) -> int:
+    return min(range(len(designs)), key=lambda place: abs(designs[place].counts[0] - design.counts[0]))
+
+
+async def most_throughput(search: RateSearch, designs: Sequence[Design]) -> MaxRate:
+    """The design of a frontier with the highest capacity; one without any where none keeps the SLO.
+
+    A further design must beat the best by a step of the grid, which costs it one simulation; only one that does
+    is searched for its own capacity. `designs` is not empty.
+    """
+    guess = max(range(len(designs)), key=lambda place: (search.bound.estimate(designs[place]), -place))
+    best = await search.highest(designs[guess])
+    while True:
+        to_beat = _lowest(search, designs) if best.step is None else best.step + 1
+        better = await find_passing(search, designs, search.grid.rate(to_beat), designs.index(best.design))
+        if better is None:
+            return best
+        best = await search.highest(better, to_beat)
+
+
+def _lowest(search: RateSearch, designs: Sequence[Design]) -> int:
+    """Where the guess keeps the SLO at no rate, another split may at a low one."""
+    return min(search.lowest(design) for design in designs)
+
+
+_RUNG = 2.0  # from one rate down to the next that is looked at
+_CLOSE = 1.1  # how near the answer comes
+
+
+async def break_even(
+    search: RateSearch,
+    families: Sequence[Family],
+    rate: float,
+    weigh: CostFunction,
+) -> float | None:
+    """The rate, about, at or below which the lightest colocated design is no heavier than any split one.
+
+    Looks downward from `rate`. Returns `rate` itself where splitting does not pay even there, and None where it
+    pays as far down as one machine of each phase is more than idle.
+    """
+    pays, step = search.grid.step(rate), search.grid.step(_RUNG)
+    if not await _splitting_pays(search, families, search.grid.rate(pays), weigh):
+        return rate
+    lowest = min(_idle(search, family) for family in families)
+    while True:
+        lower = pays - step
+        if lower < lowest:
+            return None
+        if not await _splitting_pays(search, families, search.grid.rate(lower), weigh):
+            break
+        pays = lower
+    close = max(1, search.grid.step(_CLOSE))
+    while pays - lower > close:
+        middle = (pays + lower) // 2
+        if await _splitting_pays(search, families, search.grid.rate(middle), weigh):
+            pays = middle
+        else:
+            lower = middle
+    return search.grid.rate(lower)
+
+
+async def _splitting_pays(
+    search: RateSearch, families: Sequence[Family], rate: float, weigh: CostFunction
+) -> bool:
+    """Whether some split design that keeps the SLO at `rate` is lighter than every colocated one that does."""
+    colocated = await asyncio.gather(
+        *(
+            cheapest(search, family, rate, _anything, _first_only(weigh))
+            for family in families
+            if not family.split
+        )
+    )
+    weights = [weigh(design)[0] for design in colocated if design is not None]
+    found = await asyncio.gather(
+        *(
+            _lighter(search, family, rate, weigh, min(weights, default=None))
+            for family in families
+            if family.split
+        )
+    )
+    return any(found)
+
+
+async def _lighter(
+    search: RateSearch, family: Family, rate: float, weigh: CostFunction, limit: float | None
+) -> bool:
+    if limit is None:  # no colocated design does it: any split one that does is lighter
+        return await cheapest(search, family, rate, _anything, weigh) is not None
+    lighter = frontier(family, lambda design: weigh(design)[0] < limit)
+    return bool(lighter) and await find_passing(search, lighter, rate) is not None
+
+
+def _anything(_: Design) -> bool:
+    """A budget would cut off large clusters; this is about small ones."""
+    return True
+
+
+def _first_only(weigh: CostFunction) -> CostFunction:
+    return lambda design: weigh(design)[:1]
+
+
+def _idle(search: RateSearch, family: Family) -> int:
+    return search.lowest(Design(family=family, counts=(1,) * len(family.kinds)))
+
+
+class Objective(StrEnum):
+    """Most requests per second within a budget, or least dollars or watts at a rate; or, with parallelism of its own
+    for each phase, most requests per second and accelerator (DistServe's goodput)."""
+
+    THROUGHPUT = "throughput"
+    COST = "cost"
+    POWER = "power"
+    GOODPUT = "goodput"
+
+    @property
+    def weigh(self) -> CostFunction:
+        """What designs are compared by at one rate: watts or accelerators where they count, else dollars."""
+        if self is Objective.GOODPUT:
+            return by_accelerators
+        return by_power if self is Objective.POWER else by_price

@@ -1,0 +1,133 @@
+"""The nodes of a Ray cluster and what they have.
+
+The way to a Ray cluster.
+"""
+
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from twofold.errors import ConfigurationError
+from twofold.security.network import TcpEndpoint
+
+_ACCELERATOR: Final = "accelerator_type:"  # how Ray writes an accelerator's type among the resources
+Bundle = Mapping[str, float]  # of each resource so much, always together and on one node
+
+
+class RayNode(msgspec.Struct, frozen=True, kw_only=True):
+    """One node that lives: its labels, and of each resource how much it has and how much of that is `free`."""
+
+    id: str
+    address: str
+    labels: dict[str, str] = {}
+    total: dict[str, float] = {}
+    free: dict[str, float] = {}
+
+    @property
+    def accelerator(self) -> str | None:
+        """The type of its accelerators as Ray calls it, such as H100; None where it knows none."""
+        named = (name.removeprefix(_ACCELERATOR) for name in self.total if name.startswith(_ACCELERATOR))
+        return next(named, None)
+
+    @property
+    def accelerators(self) -> int:
+        return int(self.total.get("GPU", 0))
+
+    def has_room(self, bundle: Bundle) -> bool:
+        return all(self.free.get(name, 0.0) >= amount for name, amount in bundle.items())
+
+
+def list_nodes(ray: Any, *, with_room: bool = False) -> tuple[RayNode, ...]:  # noqa: ANN401  (the module, which has no types)
+    """The nodes that live, in the order of their ids; what of them is free only `with_room`."""
+    free: dict[str, dict[str, float]] = {}
+    if with_room:
+        from ray._private.state import available_resources_per_node  # noqa: PLC0415  (an extra)
+
+        free = available_resources_per_node()
+    nodes = (
+        RayNode(
+            id=each["NodeID"],
+            address=each["NodeManagerAddress"],
+            labels=dict(each.get("Labels") or {}),
+            total=dict(each["Resources"]),
+            free=dict(free.get(each["NodeID"], {})),
+        )
+        for each in ray.nodes()
+        if each["Alive"]
+    )
+    return tuple(sorted(nodes, key=lambda node: node.id))
+
+
+AUTO_ADDRESS: Final = "auto"
+_PROBE_S: Final = 5.0
+
+
+def connect(address: str, what: str) -> Any:  # noqa: ANN401  (the module, which has no types)
+    """The `ray` module, connected, once for this process, to the cluster at `address`: HOST:PORT, `auto`,
+    `local`, or ray://HOST:PORT for Ray's client.
+
+    Raises ConfigurationError where Ray is not installed, which `what` needs, or where there is no cluster.
+    """
+    try:
+        import ray  # noqa: PLC0415  (an extra)
+    except ImportError as error:
+        raise ConfigurationError(
+            f"{what} needs Ray, which is not installed: pip install 'twofold[ray]'"
+        ) from error
+    if ray.is_initialized():  # by an earlier call
+        return ray
+    if address != AUTO_ADDRESS and ":" in address and "://" not in address:
+        _probe(address)
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+    except (ConnectionError, ImportError, ValueError, RuntimeError) as error:  # its client is another package
+        raise ConfigurationError(f"no Ray cluster at {address}: {_first_line(error)}") from error
+    return ray
+
+
+def head_endpoint(address: str) -> TcpEndpoint:
+    """Where the head of the cluster at `address` listens; `auto` is looked up as Ray does.
+
+    Raises ConfigurationError for what is no address, and where no cluster is known here.
+    """
+    found = _known_here() if address == AUTO_ADDRESS else address
+    if "://" in found:
+        raise ConfigurationError(
+            f"{found} is an address of Ray's client, which is not enough: write HOST:PORT of the cluster's head, on a "
+            "host that is part of the cluster (ray start --address HOST:PORT --num-cpus 0, if nothing is to run there)"
+        )
+    try:
+        return TcpEndpoint.parse(f"tcp://{found}", "the Ray cluster")
+    except ConfigurationError:
+        raise ConfigurationError(
+            f"{found!r} names no Ray cluster: write auto, or HOST:PORT of its head"
+        ) from None
+
+
+def _known_here() -> str:
+    """RAY_ADDRESS, else the cluster that was started last on this host (see the documentation of `ray.init`)."""
+    named = os.environ.get("RAY_ADDRESS")
+    file = Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray", "ray_current_cluster")  # noqa: S108  (Ray's place)
+    try:
+        return named or file.read_text().strip()
+    except OSError:
+        raise ConfigurationError(
+            "no Ray cluster is known here: name one with --ray-address HOST:PORT, or start one with ray start --head"
+        ) from None
+
+
+def _probe(address: str) -> None:
+    """Ray waits long for a cluster that is not there."""
+    head = head_endpoint(address)
+    try:
+        socket.create_connection((head.host.strip("[]"), head.port), _PROBE_S).close()
+    except OSError as error:
+        raise ConfigurationError(f"no Ray cluster at {address}: {error.strerror or error}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)

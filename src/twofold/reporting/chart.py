@@ -1,0 +1,107 @@
+"""A picture: what plotly.js is to draw, as plain data, and the look that all pictures share."""
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import msgspec
+
+from twofold.instance import Role
+
+Trace = dict[str, object]
+Layout = dict[str, object]
+
+# One colour for each phase in every picture; mixed is both. They differ for colour-blind eyes too.
+PHASE_COLOURS: Final = {Role.PREFILL: "#0072B2", Role.DECODE: "#E69F00", Role.MIXED: "#009E73"}
+# Colours that tell one run from another where several are compared: none of them is a phase's.
+RUN_COLOURS: Final = ("#332288", "#CC6677", "#117733", "#882255", "#56B4E9", "#999933", "#AA4499", "#555555")
+BOUND_COLOUR: Final = "#C00000"
+_GRID: Final = "#E5E5E5"
+_ROW_PX: Final = 280
+
+
+class ReportChart(msgspec.Struct, frozen=True, kw_only=True):
+    """Traces and layout as plotly.js takes them; `id` is unique on a page, `note` is a sentence below the title."""
+
+    id: str
+    title: str
+    traces: list[Trace]
+    layout: Layout
+    note: str = ""
+
+
+def run_colour(index: int) -> str:
+    return RUN_COLOURS[index % len(RUN_COLOURS)]
+
+
+def axis(title: str, **more: object) -> Layout:
+    """An axis with its title, which names the unit."""
+    return {
+        "title": {"text": title},
+        "gridcolor": _GRID,
+        "zeroline": False,
+        "ticks": "outside",
+        "automargin": True,
+        **more,
+    }
+
+
+def log_axis(title: str) -> Layout:
+    return axis(title, type="log", exponentformat="none", dtick=1)
+
+
+def grid(rows: int, columns: int, axes: Sequence[tuple[Layout, Layout]], **more: object) -> Layout:
+    """A layout of `rows` × `columns` plots, whose (x, y) axes come row by row."""
+    layout: Layout = {
+        "height": _ROW_PX * rows + 80,
+        "margin": {"l": 60, "r": 20, "t": 20, "b": 60},
+        "legend": {"orientation": "h", "y": 1.0, "yanchor": "bottom"},
+        "paper_bgcolor": "white",
+        "plot_bgcolor": "white",
+        "font": {"family": "system-ui, sans-serif", "size": 12},
+        "hovermode": "closest",
+        **more,
+    }
+    if rows * columns > 1:
+        layout["grid"] = {
+            "rows": rows,
+            "columns": columns,
+            "pattern": "independent",
+            "ygap": 0.3,
+            "xgap": 0.14,
+        }
+    for index, (x, y) in enumerate(axes):
+        layout[f"xaxis{suffix(index)}"] = x
+        layout[f"yaxis{suffix(index)}"] = y
+    return layout
+
+
+def on(plot: int) -> dict[str, object]:
+    """Where a trace goes: the plot of that number, counted from 0."""
+    return {"xaxis": f"x{suffix(plot)}", "yaxis": f"y{suffix(plot)}"}
+
+
+def suffix(plot: int) -> str:
+    """plotly numbers axes x, x2, x3, …"""
+    return "" if plot == 0 else str(plot + 1)
+
+
+def line(name: str, x: Iterable[float], y: Iterable[float], colour: str, **more: object) -> Trace:
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "name": name,
+        "x": rounded(x),
+        "y": rounded(y),
+        "line": {"color": colour, "width": 1.5},
+        **more,
+    }
+
+
+def labelled(run: str, text: str, runs: int) -> str:
+    """An axis title or a legend entry; where several runs are compared it names the run."""
+    return text if runs == 1 else f"{run}: {text}"
+
+
+def rounded(values: Iterable[float]) -> list[float]:
+    """Six digits are more than a picture shows, and keep the page small."""
+    return [float(f"{value:.6g}") for value in values]

@@ -1,0 +1,1 @@
+"""The cluster scheduler: pools, routes, forecasts."""

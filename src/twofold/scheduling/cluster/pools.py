@@ -1,0 +1,310 @@
+"""How much there is on an instance, apart from the instance: what reports carry, and what sums are made of.
+
+The pools of a cluster: which instances play which role now, and which of them has least of something.
+
+Finding the least loaded instance costs no more on a thousand instances than on ten: each measure that is asked for
+keeps a heap of the members, in which each knows where it is, so that one whose number changes finds its new place at
+the cost of the logarithm of their number.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Final
+
+from mypy_extensions import i64, mypyc_attr
+
+from twofold.instance import HeapEntry, InstanceLoad, Role
+from twofold.scheduling.cluster.forecast import ClusterForecast
+
+
+class LoadTotals:
+    """The numbers of an `InstanceLoad`, as they were at one moment."""
+
+    __slots__ = ("decodes", "pending_prefill_tokens", "prefills", "requests", "reserved_tokens")
+
+    def __init__(
+        self,
+        pending_prefill_tokens: int = 0,
+        reserved_tokens: int = 0,
+        prefills: int = 0,
+        decodes: int = 0,
+        requests: int = 0,
+    ) -> None:
+        self.pending_prefill_tokens = pending_prefill_tokens
+        self.reserved_tokens = reserved_tokens
+        self.prefills = prefills
+        self.decodes = decodes
+        self.requests = requests
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, LoadTotals)
+            and self.pending_prefill_tokens == other.pending_prefill_tokens
+            and self.reserved_tokens == other.reserved_tokens
+            and (self.prefills, self.decodes) == (other.prefills, other.decodes)
+            and self.requests == other.requests
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.pending_prefill_tokens, self.reserved_tokens, self.requests))
+
+    def __repr__(self) -> str:
+        return (
+            f"Amounts({self.pending_prefill_tokens}, {self.reserved_tokens}, {self.prefills}, {self.decodes}, "
+            f"{self.requests})"
+        )
+
+    def less(self, other: "LoadTotals") -> "LoadTotals":
+        """The difference of each number."""
+        return LoadTotals(
+            self.pending_prefill_tokens - other.pending_prefill_tokens,
+            self.reserved_tokens - other.reserved_tokens,
+            self.prefills - other.prefills,
+            self.decodes - other.decodes,
+            self.requests - other.requests,
+        )
+
+
+NO_LOAD = LoadTotals()
+
+
+def load_totals(load: InstanceLoad) -> LoadTotals:
+    """What there is on an instance now."""
+    return LoadTotals(
+        load.pending_prefill_tokens, load.reserved_tokens, load.prefills, load.decodes, load.requests
+    )
+
+
+def replace_totals(load: InstanceLoad, old: LoadTotals, new: LoadTotals) -> None:
+    """Count `new` on an instance in the place of `old`, which is part of what is counted there."""
+    load.pending_prefill_tokens += new.pending_prefill_tokens - old.pending_prefill_tokens
+    load.reserved_tokens += new.reserved_tokens - old.reserved_tokens
+    load.prefills += new.prefills - old.prefills
+    load.decodes += new.decodes - old.decodes
+    load.requests += new.requests - old.requests
+
+
+_PREFILL: Final = Role.PREFILL
+_DECODE: Final = Role.DECODE
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class LoadMeasure(ABC):
+    """How much there is of something on an instance."""
+
+    @abstractmethod
+    def of(self, load: InstanceLoad) -> int: ...
+
+    def __call__(self, load: InstanceLoad) -> int:
+        return self.of(load)
+
+
+class _PendingTokens(LoadMeasure):
+    def of(self, load: InstanceLoad) -> int:
+        return load.pending_prefill_tokens + load.decodes
+
+
+class _ReservedTokens(LoadMeasure):
+    def of(self, load: InstanceLoad) -> int:
+        return load.reserved_tokens
+
+
+class _Requests(LoadMeasure):
+    def of(self, load: InstanceLoad) -> int:
+        return load.requests
+
+
+# Tokens of work that wait: prompts to prefill, and one for each request that decodes.
+pending_tokens: Final = _PendingTokens()
+reserved_tokens: Final = _ReservedTokens()
+requests: Final = _Requests()
+
+
+class _Ranking:
+    """The members of a pool in a heap by one measure; among equals, those that joined first."""
+
+    def __init__(self, measure: LoadMeasure) -> None:
+        self.measure = measure
+        self.heap: list[HeapEntry] = []
+
+    def join(self, load: InstanceLoad) -> None:
+        standing = HeapEntry(load, self.measure.of(load), len(self.heap))
+        load.standings.append(standing)
+        self.heap.append(standing)
+        self._rise(standing)
+
+    def leave(self, standing: HeapEntry) -> None:
+        last = self.heap.pop()
+        if last is not standing:
+            last.position = standing.position
+            self.heap[last.position] = last
+            self._rise(last)
+            self._sink(last)
+
+    def changed(self, standing: HeapEntry) -> None:
+        """The member's number may be another now."""
+        number, before = self.measure.of(standing.load), standing.number
+        standing.number = number
+        if number < before:
+            self._rise(standing)
+        elif number > before:
+            self._sink(standing)
+
+    def _rise(self, standing: HeapEntry) -> None:
+        heap, at = self.heap, standing.position
+        while at > 0:
+            above = heap[(at - 1) >> 1]
+            if not _precedes(standing, above):
+                break
+            heap[at] = above
+            above.position, at = at, above.position
+        heap[at] = standing
+        standing.position = at
+
+    def _sink(self, standing: HeapEntry) -> None:
+        heap, at = self.heap, standing.position
+        size: i64 = len(heap)
+        while 2 * at + 1 < size:
+            below = heap[2 * at + 1]
+            if 2 * at + 2 < size:
+                other = heap[2 * at + 2]
+                if _precedes(other, below):
+                    below = other
+            if not _precedes(below, standing):
+                break
+            heap[at] = below
+            below.position, at = at, below.position
+        heap[at] = standing
+        standing.position = at
+
+
+def _precedes(one: HeapEntry, other: HeapEntry) -> bool:
+    if one.number != other.number:
+        return one.number < other.number
+    return one.load.place < other.load.place
+
+
+class Pool:
+    """Instances in the order in which they joined."""
+
+    def __init__(self) -> None:
+        self._members: dict[str, InstanceLoad] = {}
+        self._rankings: list[_Ranking] = []
+        self._joined = 0
+        self._in_turn: list[InstanceLoad] = []
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __iter__(self) -> Iterator[InstanceLoad]:
+        return iter(self._members.values())
+
+    def __contains__(self, instance_id: str) -> bool:
+        return instance_id in self._members
+
+    def add(self, load: InstanceLoad) -> None:
+        self._joined += 1
+        load.place = self._joined
+        self._members[load.id] = load
+        self._in_turn = []
+        for ranking in self._rankings:
+            ranking.join(load)
+
+    def remove(self, load: InstanceLoad) -> None:
+        del self._members[load.id]
+        self._in_turn = []
+        for number, standing in enumerate(load.standings):
+            self._rankings[number].leave(standing)
+        load.standings = []
+        load.place = 0
+
+    def changed(self, load: InstanceLoad) -> None:
+        """The numbers of a member are others now."""
+        for number, standing in enumerate(load.standings):
+            self._rankings[number].changed(standing)
+
+    def least(self, measure: LoadMeasure) -> InstanceLoad | None:
+        """The member with the least of `measure`, the one that joined first among equals; None if there is none."""
+        if not self._members:
+            return None
+        for ranking in self._rankings:
+            if ranking.measure is measure:
+                return ranking.heap[0].load
+        return self._ranking(measure).heap[0].load
+
+    def _ranking(self, measure: LoadMeasure) -> _Ranking:
+        """A ranking that was not asked for before."""
+        ranking = _Ranking(measure)
+        self._rankings.append(ranking)
+        for load in self._members.values():
+            ranking.join(load)
+        return ranking
+
+    def nth(self, number: int) -> InstanceLoad | None:
+        """Member `number`, counted round and round in the order in which they joined."""
+        if not self._members:
+            return None
+        if not self._in_turn:
+            self._in_turn = list(self._members.values())
+        return self._in_turn[number % len(self._in_turn)]
+
+
+class Pools:
+    """One pool per role; every instance is in the one of its role.
+
+    `forecast` is what is known besides, where somebody predicts; routers that go by it need it.
+    """
+
+    def __init__(self) -> None:
+        self.forecast: ClusterForecast | None = None
+        self.prefill, self.decode, self.mixed = Pool(), Pool(), Pool()
+        self._loads: dict[str, InstanceLoad] = {}
+
+    def __getitem__(self, role: Role) -> Pool:
+        if role is _PREFILL:
+            return self.prefill
+        return self.decode if role is _DECODE else self.mixed
+
+    def __iter__(self) -> Iterator[InstanceLoad]:
+        return iter(self._loads.values())
+
+    def get(self, instance_id: str) -> InstanceLoad | None:
+        return self._loads.get(instance_id)
+
+    def add(self, load: InstanceLoad) -> None:
+        self._loads[load.id] = load
+        self.enter(load)
+
+    def remove(self, instance_id: str) -> None:
+        load = self._loads.pop(instance_id)
+        self.pause(load)
+
+    def pause(self, load: InstanceLoad) -> None:
+        """Take an instance out of its pool, but remember it."""
+        if load.place:
+            self.leave(load)
+
+    def resume(self, load: InstanceLoad) -> None:
+        """Put an instance that was paused last in its pool."""
+        if not load.place:
+            self.enter(load)
+
+    def move(self, load: InstanceLoad, role: Role) -> None:
+        """Put an instance last in another pool; one that is paused will come back there."""
+        paused = not load.place
+        self.pause(load)
+        load.role = role
+        if not paused:
+            self.enter(load)
+
+    def enter(self, load: InstanceLoad) -> None:
+        """Put an instance last in the pool of its role; for those that divide pools, which do so here."""
+        self[load.role].add(load)
+
+    def leave(self, load: InstanceLoad) -> None:
+        """Take an instance out of the pool that it is in; see `enter`."""
+        self[load.role].remove(load)
+
+    def changed(self, load: InstanceLoad) -> None:
+        """The numbers of an instance are others now."""
+        self[load.role].changed(load)

@@ -1,0 +1,1 @@
+"""One instance's scheduler: queues, batches, KV reservation, preemption."""

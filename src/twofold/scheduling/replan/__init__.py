@@ -1,0 +1,1 @@
+"""Re-planning: traffic monitoring and new role splits."""

@@ -1,0 +1,323 @@
+"""How long outputs are when some of them have not ended yet.
+
+Those that have ended first are the short ones; to go by them alone would be to plan for shorter outputs than there
+are, most of all when a service is slow because they are long. What still runs says that its output is longer than what
+there is of it. The product-limit estimate (Kaplan and Meier, 1958) uses both.
+
+The traffic of a service, and whether it has shifted: more or fewer requests, longer or shorter prompts or outputs.
+
+What is tested are means over batches of requests, not the requests: arrivals that come in bursts, and lengths that
+vary by orders of magnitude, then make the means spread more, and the tests take the spread as they find it. Gaps
+between arrivals are compared as cube roots of their means, which are close to normal however bursty (Wilson and
+Hilferty, 1931), lengths as logarithms.
+
+Tests that are repeated for ever find something in the end. Every comparison is therefore made at a level that lets one
+comparison in all those of `false_alarm_s` seconds be as extreme by chance (Bonferroni): traffic that does not change
+then gives a false alarm every `false_alarm_s` seconds on average, or more rarely, because comparisons overlap.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from itertools import islice, pairwise
+from math import cbrt, exp, log
+from typing import Final
+
+import msgspec
+
+from twofold.scheduling.replan.change_point import WINDOWS, ChangePoint, MeanChange
+
+
+def estimate_output_lengths(ended: Sequence[int], running: Sequence[int], count: int) -> tuple[int, ...]:
+    """`count` output lengths in tokens, evenly spaced over the distribution that these outputs come from.
+
+    `ended` are whole outputs, at least one; `running` the tokens so far of those that go on. Beyond what has been seen
+    of any, outputs are taken to go on ending at the rate, per token, of the second half of what has.
+    """
+    steps, left = _survivors(sorted(ended), sorted(running))
+    longest = max(steps[-1][0], max(running, default=0))
+    ends_per_token = (
+        _ending(ended, running, longest // 2) or _ending(ended, running, 0) or 1.0 / (longest + 1)
+    )
+    found: list[int] = []
+    place = 0
+    for number in range(count):
+        share = 1.0 - (number + 0.5) / count  # of outputs that are longer than the one to be found
+        while place < len(steps) and steps[place][1] > share:
+            place += 1
+        if place < len(steps):
+            found.append(steps[place][0])
+        else:
+            found.append(longest + round(log(left / share) / ends_per_token))
+    return tuple(found)
+
+
+def _ending(ended: Sequence[int], running: Sequence[int], beyond: int) -> float:
+    """Ends per token, of the tokens that come after so many."""
+    made = sum(max(0, tokens - beyond) for tokens in (*ended, *running))
+    return sum(tokens > beyond for tokens in ended) / made if made else 0.0
+
+
+def _survivors(ended: list[int], running: list[int]) -> tuple[list[tuple[int, float]], float]:
+    """The share of outputs that are longer than each length that one of them has, and than the longest of these."""
+    steps: list[tuple[int, float]] = []
+    left, at_risk, going, place = 1.0, len(ended) + len(running), 0, 0
+    while place < len(ended):
+        length, first = ended[place], place
+        while going < len(running) and running[going] < length:
+            going += 1
+        while place < len(ended) and ended[place] == length:
+            place += 1
+        left *= 1.0 - (place - first) / (at_risk - first - going)
+        steps.append((length, left))
+    return steps, left
+
+
+BATCH: Final = 16  # requests whose mean is one number for the tests
+HOURS_100: Final = 360_000.0
+_KEPT: Final = (
+    WINDOWS[-1] + 1
+) * BATCH  # requests that are remembered one by one: as many as a shift may reach back
+_MOST_OPEN: Final = 8192  # requests that an output may be waited for behind
+_SETTLED: Final = 128  # requests since a shift that tell how it is now,
+_SETTLED_OUTPUTS: Final = 32  # and how many of them must have ended
+_OUTPUTS: Final = 512  # lengths that stand for those of all outputs
+_HIGHEST_LEVEL: Final = 1e-3
+_LEAST_ROOT: Final = 1e-3  # cube root of the seconds between requests that come all at once
+_VARIATION: Final = (0.1, 10.0)  # of gaps, squared: a few requests can look more extreme than any service is
+
+
+class Quantity(StrEnum):
+    """What is watched."""
+
+    RATE = "rate"
+    PROMPT = "prompt"
+    OUTPUT = "output"
+
+
+class TrafficShift(msgspec.Struct, frozen=True, kw_only=True):
+    """A quantity that is another since `requests` requests ago.
+
+    `before` and `after` are requests per second, or the geometric mean of tokens. `sigmas` says how sure that is (see
+    `MeanChange`).
+    """
+
+    quantity: Quantity
+    before: float
+    after: float
+    requests: int
+    sigmas: float
+
+    @property
+    def ratio(self) -> float:
+        return self.after / self.before
+
+
+class TrafficSample(msgspec.Struct, frozen=True, kw_only=True):
+    """`rate` requests a second, whose gaps vary by CV² = 1/`burstiness`, with prompts and outputs like these."""
+
+    rate: float
+    burstiness: float
+    prompt_tokens: tuple[int, ...]
+    output_tokens: tuple[int, ...]
+
+
+class _Stream:
+    """Batch means of one quantity. `tested` makes them close to normal, `natural` leads from there to its unit."""
+
+    def __init__(self, tested: Callable[[float], float], natural: Callable[[float], float]) -> None:
+        self.changes = ChangePoint()
+        self.open = 0  # requests in the batch that is not full yet
+        self._sum = 0.0
+        self._tested, self._natural = tested, natural
+
+    def add(self, number: float) -> bool:
+        """True if that made a batch full."""
+        self._sum += number
+        self.open += 1
+        if self.open < BATCH:
+            return False
+        self.changes.add(self._tested(self._sum / BATCH))
+        self._sum, self.open = 0.0, 0
+        return True
+
+    def ratio(self, change: MeanChange) -> float:
+        return self._natural(change.after) / self._natural(change.before)
+
+    def shift(self, quantity: Quantity, change: MeanChange) -> TrafficShift:
+        return TrafficShift(
+            quantity=quantity,
+            before=self._natural(change.before),
+            after=self._natural(change.after),
+            requests=change.numbers * BATCH + self.open,
+            sigmas=change.sigmas,
+        )
+
+
+class TrafficMonitor:
+    """Told of every request when it arrives and when it ends; says when the traffic is not what it was.
+
+    A shift by less than the factor `tolerance`, up or down, is not worth a plan of its own and is not reported. A
+    request costs a few additions, and every sixteenth some dozen comparisons; memory does not grow.
+
+    Outputs count in the order in which their requests arrived. In the order in which they end the short ones would
+    come first whenever more requests come than before, which would look like shorter outputs.
+    """
+
+    def __init__(self, tolerance: float = 1.25, false_alarm_s: float = HOURS_100) -> None:
+        self._tolerance, self._false_alarm_s = tolerance, false_alarm_s
+        self._streams = {
+            Quantity.RATE: _Stream(_cube_root, _rate),
+            Quantity.PROMPT: _Stream(_same, exp),
+            Quantity.OUTPUT: _Stream(_same, exp),
+        }
+        self._alarmed: set[Quantity] = set()
+        self._arrivals: deque[tuple[float, int]] = deque(maxlen=_KEPT)  # time, prompt tokens
+        self._outputs: deque[tuple[int, int]] = deque(maxlen=_KEPT)  # number of the request, output tokens
+        self._count = 0
+        self._ended: dict[int, int | None] = {}  # those whose outputs wait for one that arrived before them
+        self._next = 0  # the request whose output comes next
+
+    # -- what happens -----------------------------------------------------------------------------------------------
+
+    def arrived(self, prompt_tokens: int, now: float) -> int:
+        """A request; returns the number to tell its end by."""
+        if self._arrivals:
+            self._add(Quantity.RATE, now - self._arrivals[-1][0])
+        self._arrivals.append((now, prompt_tokens))
+        self._add(Quantity.PROMPT, log(max(1, prompt_tokens)))
+        number = self._count
+        self._count += 1
+        if self._count - self._next > _MOST_OPEN:
+            self._ended.setdefault(self._next, None)
+            self._release()
+        return number
+
+    def ended(self, number: int, output_tokens: int | None) -> None:
+        """A request ended; `output_tokens` is None where it did not end by itself."""
+        if number >= self._next:
+            self._ended[number] = output_tokens
+            self._release()
+
+    def _release(self) -> None:
+        while self._next in self._ended:
+            tokens = self._ended.pop(self._next)
+            if tokens is not None:
+                self._outputs.append((self._next, tokens))
+                self._add(Quantity.OUTPUT, log(max(1, tokens)))
+            self._next += 1
+
+    def _add(self, quantity: Quantity, number: float) -> None:
+        stream = self._streams[quantity]
+        if stream.add(number) and self._is_shift(stream, stream.changes.strongest()):
+            self._alarmed.add(quantity)
+
+    # -- what has shifted -------------------------------------------------------------------------------------------
+
+    @property
+    def alarmed(self) -> bool:
+        """Whether anything has shifted since it was accepted last."""
+        return len(self._alarmed) > 0
+
+    def shifts(self) -> list[TrafficShift]:
+        """All that has shifted and not back again, and since when; takes longer than everything else here."""
+        found: list[TrafficShift] = []
+        for quantity in Quantity:
+            if quantity in self._alarmed:
+                stream = self._streams[quantity]
+                change = stream.changes.located()
+                if change is not None and self._is_shift(stream, change):
+                    found.append(stream.shift(quantity, change))
+                else:
+                    self._alarmed.discard(quantity)
+        return found
+
+    def settled(self, shifts: Sequence[TrafficShift]) -> bool:
+        """Whether enough has come since the last of `shifts` to say what the traffic is now."""
+        since = self._since(shifts)
+        return self._count - since >= _SETTLED and len(self._ended_since(since)) >= _SETTLED_OUTPUTS
+
+    def traffic(self, shifts: Sequence[TrafficShift], made: Callable[[int], int]) -> TrafficSample | None:
+        """What has come since the last of `shifts`; None where too little has to say anything.
+
+        `made` says how many tokens a request has so far, by its number. Where hardly any outputs have ended since,
+        those from before have to do.
+        """
+        since = self._since(shifts)
+        arrivals = list(islice(self._arrivals, max(0, len(self._arrivals) - (self._count - since)), None))
+        ended = self._ended_since(since)
+        running = [
+            made(number) for number in range(max(since, self._next), self._count) if number not in self._ended
+        ]
+        if len(ended) < _SETTLED_OUTPUTS:
+            ended, running = [tokens for _, tokens in self._outputs], []
+        passed_s = arrivals[-1][0] - arrivals[0][0] if arrivals else 0.0
+        if passed_s <= 0.0 or not ended:
+            return None
+        gaps = [later - earlier for (earlier, _), (later, _) in pairwise(arrivals)]
+        return TrafficSample(
+            rate=len(gaps) / passed_s,
+            burstiness=1.0 / min(max(_squared_variation(gaps), _VARIATION[0]), _VARIATION[1]),
+            prompt_tokens=tuple(tokens for _, tokens in arrivals),
+            output_tokens=estimate_output_lengths(ended, running, _OUTPUTS),
+        )
+
+    def accept(self, shifts: Sequence[TrafficShift]) -> None:
+        """What has come since the last of `shifts` is from now on what everything is compared with."""
+        since = self._since(shifts)
+        came = self._count - since
+        for quantity, stream in self._streams.items():
+            numbers = (
+                sum(number >= since for number, _ in self._outputs) if quantity is Quantity.OUTPUT else came
+            )
+            stream.changes.restart(numbers // BATCH)
+        self._alarmed.clear()
+
+    def _is_shift(self, stream: _Stream, change: MeanChange | None) -> bool:
+        if change is None or change.chance > self._level():
+            return False
+        ratio = stream.ratio(change)
+        return max(ratio, 1.0 / ratio) >= self._tolerance
+
+    def _level(self) -> float:
+        """What the chance of a comparison must be below: as many are made in `false_alarm_s` as one in this many."""
+        if len(self._arrivals) < 2:
+            return 0.0
+        passed_s = self._arrivals[-1][0] - self._arrivals[0][0]
+        batches_s = BATCH * passed_s / (len(self._arrivals) - 1)
+        comparisons = len(self._streams) * len(WINDOWS)
+        return min(_HIGHEST_LEVEL, batches_s / (self._false_alarm_s * comparisons))
+
+    def _since(self, shifts: Sequence[TrafficShift]) -> int:
+        """The first request after the last of the shifts; without any the first that is remembered."""
+        since = self._count - len(self._arrivals)
+        for shift in shifts:
+            if shift.quantity is Quantity.OUTPUT:
+                back = min(shift.requests, len(self._outputs))
+                since = max(since, self._outputs[-back][0])
+            else:
+                since = max(since, self._count - shift.requests)
+        return since
+
+    def _ended_since(self, since: int) -> list[int]:
+        """The outputs of the requests from this one on, as far as they have ended."""
+        later = (tokens for number, tokens in self._ended.items() if number >= since and tokens is not None)
+        return [*(tokens for number, tokens in self._outputs if number >= since), *later]
+
+
+def _same(mean: float) -> float:
+    return mean
+
+
+def _cube_root(mean: float) -> float:
+    return cbrt(mean)
+
+
+def _rate(root: float) -> float:
+    """Requests per second, from the cube root of the seconds between them."""
+    return 1.0 / max(root, _LEAST_ROOT) ** 3
+
+
+def _squared_variation(gaps: Sequence[float]) -> float:
+    mean = sum(gaps) / len(gaps)
+    return sum((gap - mean) ** 2 for gap in gaps) / len(gaps) / mean**2

@@ -1,0 +1,262 @@
+"""The paths of a live service, as its workers measured them.
+
+What the stores of the hosts have, as the controller knows it.
+
+What routers of a live service predict by: the simulator's `ClusterForecast`, filled with what workers and stores say.
+"""
+
+import asyncio
+from collections.abc import Collection
+from math import inf
+from operator import attrgetter
+from pathlib import Path
+
+from twofold.cluster.profiles import instance_profiles
+from twofold.cluster.slots import instance_slots
+from twofold.engine.base import KvLayout
+from twofold.hardware.catalog import load_catalog
+from twofold.instance import InstanceLoad
+from twofold.kvcache.index import PrefixIndex
+from twofold.kvcache.sharding import UNSHARDED, Sharding, layer_traffic, plan_reshard
+from twofold.performance.base import PerformanceModel
+from twofold.performance.transfer import LinkSpeed, PrefillSpeed, TransferModel, reshard_path
+from twofold.scheduling.cluster.forecast import ClusterForecast, Prediction
+from twofold.scheduling.cluster.handoff_policy import TransferPaths
+from twofold.scheduling.cluster.router import Route
+from twofold.serving.config import ForecastConfig
+from twofold.serving.messages import BlocksChanged, LinkMeasured, Registered, StoreChanged, StoreFetch
+
+UNKNOWN_TOKENS = 512  # where nothing is measured yet: the crossover of Splitwise (section 6.2) on its H100s
+NEVER = 1 << 62
+UNKNOWN_BYTES_PER_S = 125e6  # a link between hosts that nobody measured: an ordinary one of 1 Gbit/s
+
+
+class MeasuredPaths(TransferPaths):
+    """Links by (source, target), prefill speeds by instance. What a lost instance measured stands until it is back."""
+
+    def __init__(self) -> None:
+        self.links: dict[tuple[str, str], LinkSpeed] = {}
+        self.prefills: dict[str, PrefillSpeed] = {}
+        self._layout: KvLayout | None = None
+        self._splits: dict[str, Sharding] = {}
+        self._crossovers: dict[str, int] = {}
+        self._transfers: dict[tuple[str, str], TransferModel] = {}
+        self._hosts: dict[str, str] = {}
+        self._into: dict[str, TransferModel] = {}
+        self._news = asyncio.Event()
+
+    def registered(self, message: Registered) -> None:
+        """A worker says how fast it prefills, if it does."""
+        memory = message.peer.memory
+        self._layout = memory.layout
+        self._splits[memory.instance] = memory.split
+        self._hosts[memory.instance] = message.peer.host
+        self._transfers.clear()
+        self._into.clear()
+        if message.prefill is not None:
+            self.prefills[memory.instance] = message.prefill
+            self._crossovers.clear()
+
+    def measured(self, message: LinkMeasured) -> None:
+        """A worker says what the link to a peer carries."""
+        pair = message.source, message.target
+        self.links[pair] = message.speed
+        self._news.set()
+        self._crossovers.pop(message.source, None)  # no other's: there are as many messages as pairs
+        self._transfers.pop(pair, None)
+        self._into.clear()
+
+    async def known(self, pairs: Collection[tuple[str, str]]) -> None:
+        """Wait until all these links are measured."""
+        for pair in pairs:
+            while pair not in self.links:
+                self._news.clear()
+                await self._news.wait()
+
+    def crossover(self, prefill: str) -> int:
+        """That of its slowest link: the shortest of all, so that no transfer stays visible without need."""
+        known = self._crossovers.get(prefill)
+        if known is None:
+            known = self._crossovers[prefill] = self._crossover(prefill)
+        return known
+
+    def transfer(self, prefill: str, decode: str) -> TransferModel | None:
+        pair = (prefill, decode)
+        link = self.links.get(pair)
+        if link is None or self._layout is None or not self.prefills:
+            return None
+        known = self._transfers.get(pair)
+        if known is None:
+            source, target = (self._splits.get(end, UNSHARDED) for end in pair)
+            known = self._transfers[pair] = _path(link, self._layout, source, target)
+        return known
+
+    def into(self, host: str) -> TransferModel | None:
+        """The slowest way that was measured between a host and others; None before any worker was there."""
+        known = self._into.get(host)
+        if known is None and self._layout is not None:
+            known = self._into[host] = self._way_into(host, self._layout)
+        return known
+
+    def prefill_s(self, prefill: str, tokens: int) -> float:
+        """What another measured does for one that was not: all run the same model."""
+        own = self.prefills.get(prefill)
+        speeds = self.prefills.values() if own is None else (own,)
+        return max((speed.seconds(tokens) for speed in speeds), default=0.0)
+
+    def summary(self) -> str:
+        """What was measured, in a line for people; empty where nothing was."""
+        if not self.links or not self.prefills:
+            return ""
+        slowest = min(self.links.values(), key=lambda link: link.bytes_per_s)
+        prefill = max(self.prefills.values(), key=lambda speed: speed.s_per_token)
+        crossovers = {self.crossover(source) for source, _ in self.links}
+        tokens = min(crossovers)
+        by_layer = f"by layer from {tokens:,} tokens" if tokens < NEVER else "never by layer"
+        return (
+            f"links carry {slowest.bytes_per_s / 1e9:.2g} GB/s at {slowest.overhead_s * 1e3:.2g} ms a transfer, "
+            f"a prefill takes {prefill.s_per_token * 1e3:.2g} ms a token: KV pays {by_layer}"
+        )
+
+    def _way_into(self, host: str, layout: KvLayout) -> TransferModel:
+        crossing = [
+            self.transfer(source, target)
+            for source, target in self.links
+            if (self._hosts.get(source) == host) != (self._hosts.get(target) == host)
+        ]
+        measured = [way for way in crossing if way is not None]
+        if measured:
+            return min(measured, key=attrgetter("bytes_per_s"))
+        unknown = LinkSpeed(overhead_s=0.0, bytes_per_s=UNKNOWN_BYTES_PER_S)
+        return unknown.transfer(layout.bytes_per_token, len(layout.layers))
+
+    def _crossover(self, prefill: str) -> int:
+        transfers = [self.transfer(source, target) for source, target in self.links if source == prefill]
+        found = [
+            NEVER if tokens is None else tokens
+            for transfer in transfers
+            if transfer is not None
+            for tokens in (transfer.crossover_tokens(lambda tokens: self.prefill_s(prefill, tokens)),)
+        ]
+        return min(found, default=UNKNOWN_TOKENS)
+
+
+def _path(link: LinkSpeed, layout: KvLayout, source: Sharding, target: Sharding) -> TransferModel:
+    """What the ranks of both ends make of a link between two of them."""
+    layers = layer_traffic(plan_reshard(source, target, layout.kv_heads), len(layout.layers))
+    per_head = [layout.head_bytes_per_block(layer) // layout.block_size for layer in range(len(layers))]
+    layer_bytes = [way.heads * each for way, each in zip(layers, per_head, strict=True)]
+    return reshard_path(link, layer_bytes, [way.pieces for way in layers])
+
+
+class HostStores:
+    """The blocks of each host's store, in whichever of its lives: another life begins with what it says that it has.
+
+    `index` has them by host.
+    """
+
+    def __init__(self) -> None:
+        self.index = PrefixIndex()
+        self._epochs: dict[str, int] = {}
+        self._addresses: dict[str, str | None] = {}
+
+    def changed(self, message: StoreChanged) -> None:
+        """Blocks have come and gone."""
+        if self._epochs.get(message.host) != message.epoch:
+            self._epochs[message.host] = message.epoch
+            self._addresses[message.host] = message.address
+            self.index.lost(message.host)
+        self.index.removed(message.host, message.removed)
+        self.index.stored(message.host, message.stored)
+
+    def lost(self, host: str) -> None:
+        """A host is gone, or out of reach, and nobody gets what its store has. If it comes back, only what is said then
+        is known."""
+        self.index.lost(host)
+
+    def address(self, host: str) -> str | None:
+        """Where the store of a host gives blocks to those of others; None where there is none, or it does not."""
+        return self._addresses.get(host)
+
+
+class LiveForecast:
+    """A worker finds what is in its engine's memory, and what is in the store of its host: the longer prefix of both.
+
+    The cache that it shares with others, and that others fetch from, is that store, which is called as its host is.
+    """
+
+    def __init__(self, config: ForecastConfig, block_tokens: int, paths: MeasuredPaths) -> None:
+        self._stores, self._paths = HostStores(), paths
+        self._models = _models(config)
+        self.forecast = ClusterForecast(self._stores.index, block_tokens)
+
+    # -- what happens -----------------------------------------------------------------------------------------------
+
+    def joined(self, load: InstanceLoad, host: str) -> None:
+        """A worker on `host` is there."""
+        load.cache = host
+        model = self._models.get(load.id) or next(iter(self._models.values()), None)
+        self.forecast.join(load.id, LivePrediction(load.id, host, model, self._paths, self._stores))
+
+    def lost(self, instance: str) -> None:
+        """A worker is gone, and with it what it had in its engine's memory."""
+        self.forecast.memories.lost(instance)
+
+    def blocks_changed(self, message: BlocksChanged) -> None:
+        """Blocks have come to the memory of a worker's engine, and gone."""
+        self.forecast.memories.removed(message.instance, message.removed)
+        self.forecast.memories.stored(message.instance, message.stored)
+
+    def store_changed(self, message: StoreChanged) -> None:
+        """Blocks have come to the store of a host, and gone."""
+        self._stores.changed(message)
+
+    def host_lost(self, host: str) -> None:
+        """Nobody can reach a host any more: nothing is fetched from it."""
+        self._stores.lost(host)
+
+    # -- what follows -----------------------------------------------------------------------------------------------
+
+    def fetch_of(self, route: Route) -> StoreFetch | None:
+        """What the store of the host where a request is prefilled is to bring there; nothing from where it cannot."""
+        fetch = route.fetch
+        address = None if fetch is None else self._stores.address(fetch.source)
+        if fetch is None or address is None:
+            return None
+        return StoreFetch(host=fetch.source, address=address, blocks=fetch.blocks)
+
+
+class LivePrediction(Prediction):
+    """Of one worker: its prefills by `model`, or by what it measured when it started.
+
+    What its host's store has is taken to be there at once: to copy it within a host's memory is nothing beside
+    computing it. From other stores it comes over the slowest link that was measured between its host and others.
+    """
+
+    def __init__(
+        self,
+        instance: str,
+        host: str,
+        model: PerformanceModel | None,
+        paths: MeasuredPaths,
+        stores: HostStores,
+    ) -> None:
+        self._instance, self._host = instance, host
+        self._model, self._paths, self._stores = model, paths, stores
+
+    def prefill_s(self, tokens: int, reused: int = 0) -> float:
+        if self._model is None:
+            return self._paths.prefill_s(self._instance, tokens - reused)
+        return self._model.prefill_s(tokens - reused, tokens * tokens - reused * reused)
+
+    def transfer_s(self, tokens: int) -> float:
+        way = None if self._stores.address(self._host) is None else self._paths.into(self._host)
+        return inf if way is None else way.serialized_s(tokens)
+
+
+def _models(config: ForecastConfig) -> dict[str, PerformanceModel]:
+    """By instance; another one, which joined from another host, is taken to be as fast as the first of these."""
+    if config.cluster is None:
+        return {}
+    kinds = instance_profiles(config.cluster, load_catalog([Path(file) for file in config.catalog]))
+    return {seat.name: seat.kind.model for seat in instance_slots(kinds)}

@@ -1,0 +1,199 @@
+"""Stop strings: found across token boundaries, and never shown to the client before they are ruled out.
+
+One choice of an answer: its tokens become text, end at a stop string and carry a finish reason.
+
+Log probabilities in the two formats of the API.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from twofold.request import FinishReason, TokenOutput
+from twofold.serving.gateway.responses import (
+    ChatLogprobs,
+    ChatTokenLogprob,
+    ChatTopLogprob,
+    CompletionLogprobs,
+)
+from twofold.serving.gateway.schemas import GenerationFields
+from twofold.serving.gateway.tokenizer import Detokenizer, TextTokenizer, TokenBytes, id_name
+
+
+class StopText(msgspec.Struct, frozen=True):
+    """Text that may be given out, and the stop string that ended it, if one did."""
+
+    text: str
+    stop: str | None = None
+
+
+class StopStrings:
+    """Watches one text for stop strings; the text may come in pieces of any size.
+
+    The stop string that is complete first ends the text; of two complete at the same character, the longer.
+    So the result depends on the text alone, not on how it was cut. Each stop string is matched by a
+    Knuth-Morris-Pratt automaton, which costs the same for every character whatever the stop strings are.
+    """
+
+    def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
+        """`include` keeps the stop string at the end of the text; the stop strings must not be empty."""
+        # Longest first, so that it wins over a shorter one complete at the same character.
+        self._automata = [
+            _Automaton(stop) for stop in sorted(set(stops), key=lambda stop: (-len(stop), stop))
+        ]
+        self._include = include
+        self._held = ""
+
+    def push(self, piece: str, *, armed: bool = True) -> StopText:
+        """Add a piece; while not `armed` no stop string may end in it, though one may begin in it."""
+        if not self._automata:
+            return StopText(piece)
+        text = self._held + piece
+        for end, char in enumerate(piece, start=len(self._held) + 1):
+            complete = [automaton for automaton in self._automata if automaton.advance(char)]
+            if complete and armed:
+                stop = complete[0].pattern
+                self._held = ""
+                return StopText(text[: end if self._include else end - len(stop)], stop)
+        keep = len(text) - max(automaton.matched for automaton in self._automata)
+        self._held = text[keep:]
+        return StopText(text[:keep])
+
+    def flush(self) -> str:
+        """The text held back, once it is known that no more will come."""
+        held, self._held = self._held, ""
+        return held
+
+
+class _Automaton:
+    """Knuth-Morris-Pratt: `matched` characters of `pattern` are the end of the text seen so far."""
+
+    __slots__ = ("_fallback", "matched", "pattern")
+
+    def __init__(self, pattern: str) -> None:
+        self.pattern = pattern
+        self.matched = 0
+        # _fallback[k]: the longest proper prefix of pattern that is also a suffix of its first k characters.
+        self._fallback = [0] * (len(pattern) + 1)
+        length = 0
+        for position in range(1, len(pattern)):
+            while length and pattern[position] != pattern[length]:
+                length = self._fallback[length]
+            length += pattern[position] == pattern[length]
+            self._fallback[position + 1] = length
+
+    def advance(self, char: str) -> bool:
+        """Take one character; True where the pattern ends with it."""
+        while self.matched and self.pattern[self.matched] != char:
+            self.matched = self._fallback[self.matched]
+        self.matched += self.pattern[self.matched] == char
+        if self.matched < len(self.pattern):
+            return False
+        self.matched = self._fallback[self.matched]
+        return True
+
+
+class Delta(msgspec.Struct, frozen=True, kw_only=True):
+    """What one token adds to choice `choice`.
+
+    `text` may be empty (half a character, the beginning of a stop string) or more than the token's own.
+    `offset` counts the characters that the tokens before this one decoded to.
+    """
+
+    choice: int
+    token: TokenOutput
+    text: str
+    offset: int
+    finish_reason: FinishReason | None
+
+
+class OutputProcessor:
+    """Turns the tokens of one generation into deltas."""
+
+    def __init__(
+        self, index: int, tokenizer: TextTokenizer | None, fields: GenerationFields, stops: tuple[str, ...]
+    ) -> None:
+        """Without a tokenizer the text stays empty and the tokens themselves are the answer."""
+        skip = fields.skip_special_tokens is not False
+        self._index = index
+        self._detokenizer = Detokenizer(tokenizer, skip_special_tokens=skip) if tokenizer else None
+        self._include_stop = bool(fields.include_stop_str_in_output)
+        self._stops = StopStrings(stops, include=self._include_stop)
+        self._min_tokens = fields.min_tokens or 0
+        self._tokens = 0
+
+    def push(self, token: TokenOutput) -> Delta:
+        """Add a token; the delta with a finish reason is the last, whether or not more tokens would come."""
+        self._tokens += 1
+        offset = self._detokenizer.characters if self._detokenizer else 0
+        found = self._stops.push(self._text_of(token), armed=self._tokens > self._min_tokens)
+        text, reason = found.text, token.finish_reason
+        if found.stop is not None:
+            reason = FinishReason.STOP
+        elif reason is not None:
+            text += self._stops.flush()
+        return Delta(choice=self._index, token=token, text=text, offset=offset, finish_reason=reason)
+
+    def _text_of(self, token: TokenOutput) -> str:
+        if self._detokenizer is None:
+            return ""
+        # The token that ends the output is a sign to us and not a part of the text.
+        silent = token.finish_reason is FinishReason.STOP and not self._include_stop
+        text = "" if silent else self._detokenizer.push(token.token_id)
+        return text if token.finish_reason is None else text + self._detokenizer.flush()
+
+
+# JSON has no infinity; the API writes this for a token of probability zero.
+LOWEST = -9999.0
+
+
+class LogprobFormat:
+    """Writes the log probabilities of deltas; one entry per token, the one that ends the output included."""
+
+    def __init__(self, names: TokenBytes | None) -> None:
+        """Without a tokenizer there are no `names`, and tokens are called by their ids."""
+        self._names = names
+
+    def completion(self, deltas: Sequence[Delta]) -> CompletionLogprobs:
+        return CompletionLogprobs(
+            text_offset=[delta.offset for delta in deltas],
+            token_logprobs=[_finite(delta.token.logprob) for delta in deltas],
+            tokens=[self._name(delta.token.token_id) for delta in deltas],
+            top_logprobs=[self._top(delta) for delta in deltas],
+        )
+
+    def chat(self, deltas: Sequence[Delta], top: int) -> ChatLogprobs:
+        return ChatLogprobs(content=[self._chat_token(delta, top) for delta in deltas])
+
+    def _top(self, delta: Delta) -> dict[str, float]:
+        """The alternatives, best first, and the chosen token; of two that share a name the better one."""
+        top: dict[str, float] = {}
+        for token_id, logprob in (*delta.token.top_logprobs, (delta.token.token_id, delta.token.logprob)):
+            top.setdefault(self._name(token_id), _finite(logprob))
+        return top
+
+    def _chat_token(self, delta: Delta, top: int) -> ChatTokenLogprob:
+        token = delta.token
+        return ChatTokenLogprob(
+            token=self._name(token.token_id),
+            logprob=_finite(token.logprob),
+            bytes=self._bytes(token.token_id),
+            top_logprobs=[
+                ChatTopLogprob(
+                    token=self._name(token_id), logprob=_finite(logprob), bytes=self._bytes(token_id)
+                )
+                for token_id, logprob in token.top_logprobs[:top]
+            ],
+        )
+
+    def _name(self, token_id: int) -> str:
+        return id_name(token_id) if self._names is None else self._names.name_of(token_id)
+
+    def _bytes(self, token_id: int) -> list[int] | None:
+        raw = None if self._names is None else self._names.bytes_of(token_id)
+        return None if raw is None else list(raw)
+
+
+def _finite(logprob: float | None) -> float:
+    """Written so that NaN comes out as LOWEST as well."""
+    return logprob if logprob is not None and logprob > LOWEST else LOWEST

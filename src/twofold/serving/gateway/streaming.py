@@ -1,0 +1,340 @@
+"""Ending work whose client has left.
+
+Several asynchronous generators as one, in the order in which their items come.
+
+Ending an answer whose time is over.
+
+What an answer has used so far, counted as its tokens come.
+
+Answers as streams of server-sent events.
+
+Running the generations of one request and answering with what they yield.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Coroutine, Sequence
+from contextlib import aclosing
+from typing import Protocol, TypeVar
+
+import msgspec
+from fastapi.responses import Response
+from msgspec import UNSET
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Receive, Scope, Send
+
+from twofold.errors import InstanceLostError
+from twofold.request import FinishReason
+from twofold.serving.controller.live_request import deadline_error
+from twofold.serving.controller.service import Service
+from twofold.serving.gateway.errors import error_response_for
+from twofold.serving.gateway.generations import PlannedChoice
+from twofold.serving.gateway.output import Delta
+from twofold.serving.gateway.responses import MaybeUsage, PromptTokensDetails, Usage
+from twofold.serving.gateway.schemas import StreamOptions
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+async def unless_disconnected(receive: Receive, work: Coroutine[None, None, T]) -> T:
+    """Await `work`; cancel it and raise ClientDisconnect where the client leaves first.
+
+    The request's body must have been read before, because this reads what comes after it. `work` has ended,
+    one way or the other, when this returns or raises.
+    """
+    working = asyncio.create_task(work)
+    leaving = asyncio.create_task(_disconnected(receive))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        raise ClientDisconnect
+    finally:
+        await _cancel(leaving)
+        await _cancel(working)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _cancel(task: "asyncio.Task[T]") -> None:
+    """Cancel a task and wait until it has ended."""
+    if task.done():
+        return
+    task.cancel()
+    await asyncio.wait((task,))
+    if not task.cancelled() and task.exception() is not None:
+        logger.error("an error while ending the work of a client that left", exc_info=task.exception())
+
+
+class _End(msgspec.Struct, frozen=True):
+    """A source is exhausted, or failed."""
+
+    error: Exception | None
+
+
+async def interleave(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
+    """Yield every item of every source; the first error ends all. Closing it closes every source first."""
+    if len(sources) == 1:  # the common case needs neither a task nor a queue
+        async with aclosing(sources[0]) as source:
+            async for item in source:
+                yield item
+        return
+    queue: asyncio.Queue[T | _End] = asyncio.Queue()
+    tasks = [asyncio.create_task(_pump(source, queue)) for source in sources]
+    try:
+        running = len(tasks)
+        while running:
+            arrived = await queue.get()
+            if not isinstance(arrived, _End):
+                yield arrived
+            elif arrived.error is not None:
+                raise arrived.error
+            else:
+                running -= 1
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _pump(source: AsyncGenerator[T, None], queue: "asyncio.Queue[T | _End]") -> None:
+    error: Exception | None = None
+    try:
+        async with aclosing(source):
+            async for item in source:
+                queue.put_nowait(item)
+    except Exception as caught:  # noqa: BLE001 it is raised again on the other side of the queue
+        error = caught
+    queue.put_nowait(_End(error))
+
+
+async def until_deadline(deadline_s: float | None, items: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
+    """Yield `items` up to a moment of the monotonic clock; then close them and raise RequestError (504).
+
+    To be iterated by one task.
+    """
+    alarm = None if deadline_s is None else _Alarm(deadline_s)
+    try:
+        async with aclosing(items):
+            async for item in items:
+                if alarm is None:
+                    yield item
+                    continue
+                alarm.waiting = False
+                yield item
+                alarm.waiting = True
+                if alarm.rang:
+                    alarm.ring_again()
+    except asyncio.CancelledError as error:
+        if alarm is None or not alarm.is_why():
+            raise
+        raise deadline_error() from error
+    finally:
+        if alarm is not None:
+            alarm.stop()
+
+
+class _Alarm:
+    """One timer for a whole answer, not one for each token. It cancels the task only where that waits for an item.
+
+    What it may not interrupt is the task's work with an item, which is not ours.
+    """
+
+    def __init__(self, deadline_s: float) -> None:
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101  (a coroutine runs in a task; tells the type checker so)
+        self.waiting, self.rang = True, False
+        self._task, self._cancelling, self._cancelled = task, task.cancelling(), False
+        left_s = max(0.0, deadline_s - time.monotonic())
+        self._timer: asyncio.Handle = asyncio.get_running_loop().call_later(left_s, self._ring)
+
+    def is_why(self) -> bool:
+        """Whether the task was cancelled by this alone; to be asked once."""
+        if not self._cancelled:
+            return False
+        self._cancelled = False
+        return self._task.uncancel() <= self._cancelling
+
+    def stop(self) -> None:
+        self._timer.cancel()
+        self.is_why()  # where something else was raised, nobody must take the cancellation for their own
+
+    def ring_again(self) -> None:
+        """It rang while nothing was waited for. What is there already, as the end of the items, comes all the same."""
+        self._timer = asyncio.get_running_loop().call_soon(self._ring)
+
+    def _ring(self) -> None:
+        self.rang = True
+        if self.waiting:
+            self._cancelled = True
+            self._task.cancel()
+
+
+class UsageCounter:
+    """Counts the tokens of one answer, whose choices are `planned`.
+
+    Each prompt counts once. What of it was found in a cache is what none of its choices computed, of those that
+    have begun.
+    """
+
+    def __init__(self, prompt_tokens: int, planned: Sequence[PlannedChoice]) -> None:
+        self._prompt_tokens = prompt_tokens
+        self._prompts = [each.prompt for each in planned]
+        self._completion_tokens = 0
+        self._cached: dict[int, int] = {}  # by prompt
+
+    def add(self, delta: Delta) -> None:
+        """A token was made."""
+        self._completion_tokens += 1
+        if delta.token.index == 0:
+            prompt, cached = self._prompts[delta.choice], delta.token.reused_tokens
+            self._cached[prompt] = min(cached, self._cached.get(prompt, cached))
+
+    @property
+    def usage(self) -> Usage:
+        """What has been used until now."""
+        return Usage(
+            prompt_tokens=self._prompt_tokens,
+            completion_tokens=self._completion_tokens,
+            total_tokens=self._prompt_tokens + self._completion_tokens,
+            prompt_tokens_details=PromptTokensDetails(cached_tokens=sum(self._cached.values())),
+        )
+
+
+DONE = b"data: [DONE]\n\n"
+# The last two keep proxies from collecting tokens before they pass them on.
+HEADERS = {
+    "content-type": "text/event-stream; charset=utf-8",
+    "cache-control": "no-cache",
+    "x-accel-buffering": "no",
+}
+
+
+def event(data: bytes) -> bytes:
+    """One event; `data` is JSON on one line."""
+    return b"data: " + data + b"\n\n"
+
+
+class EventStream(Response):
+    """Sends events as they come and ends with `[DONE]`, or with an error event and without it.
+
+    Nothing is sent before the first event is there, so an error before it is an ordinary HTTP error. The
+    events are closed when the stream has ended, for whatever reason; a client that leaves ends it at once.
+    """
+
+    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+        super().__init__(headers=HEADERS)
+        del self.headers["content-length"]
+        self._events = events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        del scope  # the same for every request
+        await unless_disconnected(receive, self._send_all(send))
+
+    async def _send_all(self, send: Send) -> None:
+        async with aclosing(self._events) as events:
+            first = await anext(events, b"")
+            await send(
+                {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+            )
+            await self._send(send, first)
+            try:
+                async for data in events:
+                    await self._send(send, data)
+            except Exception as error:  # noqa: BLE001 the status is sent already: this is how the client is told
+                last = event(msgspec.json.encode(error_response_for(error).body))
+            else:
+                last = DONE
+        await self._send(send, last, more=False)
+
+    @staticmethod
+    async def _send(send: Send, data: bytes, *, more: bool = True) -> None:
+        await send({"type": "http.response.body", "body": data, "more_body": more})
+
+
+class ResponseWriter(Protocol):
+    """How an endpoint writes its answer, as server-sent events or whole."""
+
+    def events(self, delta: Delta, usage: MaybeUsage) -> bytes:
+        """The events of one token."""
+        ...
+
+    def usage_event(self, usage: Usage) -> bytes:
+        """The event without choices that closes a stream."""
+        ...
+
+    def whole(self, choices: Sequence[Sequence[Delta]], usage: Usage) -> msgspec.Struct:
+        """The whole answer; the deltas of each choice are in the order of its tokens."""
+        ...
+
+
+async def respond(
+    service: Service,
+    request: Request,
+    planned: Sequence[PlannedChoice],
+    form: ResponseWriter,
+    *,
+    prompt_tokens: int,
+    options: StreamOptions | None,
+) -> Response:
+    """Run the generations and answer; raises what they raise, and ClientDisconnect.
+
+    `options` None means that the answer is wanted whole.
+    """
+    deltas = until_deadline(
+        planned[0].generation.deadline_s, interleave([generate_deltas(service, each) for each in planned])
+    )
+    count = UsageCounter(prompt_tokens, planned)
+    if options is not None:
+        return EventStream(_events(deltas, form, options, count))
+    choices = await unless_disconnected(request.receive, _collect(deltas, len(planned), count))
+    return Response(msgspec.json.encode(form.whole(choices, count.usage)), media_type="application/json")
+
+
+async def generate_deltas(service: Service, planned: PlannedChoice) -> AsyncGenerator[Delta, None]:
+    """The deltas of one choice; its generation is closed before the last of them is yielded."""
+    last = None
+    async with aclosing(service.generate(planned.generation)) as tokens:
+        async for token in tokens:
+            if token.finish_reason in (FinishReason.ABORT, FinishReason.ERROR):
+                break
+            delta = planned.choice.push(token)
+            if delta.finish_reason is not None:
+                if token.finish_reason is None:
+                    service.stop(planned.generation.request.id)
+                last = delta
+                break
+            yield delta
+    if last is None:
+        raise InstanceLostError("the generation ended before its last token")
+    yield last
+
+
+async def _collect(
+    deltas: AsyncGenerator[Delta, None], choices: int, count: UsageCounter
+) -> list[list[Delta]]:
+    collected: list[list[Delta]] = [[] for _ in range(choices)]
+    async with aclosing(deltas):
+        async for delta in deltas:
+            count.add(delta)
+            collected[delta.choice].append(delta)
+    return collected
+
+
+async def _events(
+    deltas: AsyncGenerator[Delta, None], form: ResponseWriter, options: StreamOptions, count: UsageCounter
+) -> AsyncGenerator[bytes, None]:
+    # OpenAI writes a null usage into every chunk but the last where the last one has it.
+    no_usage: MaybeUsage = None if options.include_usage else UNSET
+    async with aclosing(deltas):
+        async for delta in deltas:
+            count.add(delta)
+            usage = count.usage if options.continuous_usage_stats else no_usage
+            yield form.events(delta, usage)
+    if options.include_usage:
+        yield form.usage_event(count.usage)

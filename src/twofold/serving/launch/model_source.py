@@ -1,0 +1,83 @@
+"""Where a model is: a local directory, or a hub id that is fetched into the hub's own cache.
+
+What the gateway has to know of a model, without loading it.
+"""
+
+import hashlib
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+from twofold.errors import ModelError
+from twofold.serving.config import EngineConfig
+
+_WEIGHTS = {".safetensors", ".bin"}
+_SAMPLES, _SAMPLE_BYTES = 64, 4096
+
+
+def model_fingerprint(directory: Path) -> str:
+    """The same for the same model in whichever directory on whichever host, and another for any other.
+
+    Of config.json all is looked at; of each file of weights its size, its first MiB (where its tensors are described)
+    and samples from all over it, because reading all of it may take longer than everything else.
+    """
+    found = hashlib.blake2b((directory / "config.json").read_bytes(), digest_size=16)
+    for path in sorted(path for path in directory.iterdir() if path.suffix in _WEIGHTS):
+        size = path.stat().st_size
+        found.update(f"{path.name} {size}".encode())
+        with path.open("rb") as file:
+            found.update(file.read(1 << 20))
+            for sample in range(_SAMPLES):
+                file.seek(size * sample // _SAMPLES)
+                found.update(file.read(_SAMPLE_BYTES))
+    return found.hexdigest()
+
+
+def find_model(source: str) -> Path:
+    """The local directory of a model; raises ModelError when there is none and none can be fetched."""
+    path = Path(source).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ModelError(f"{path} has no config.json, so it is not a model directory")
+        return path.resolve()
+    if path.exists() or path.is_absolute() or source.startswith((".", "~")) or source.count("/") != 1:
+        raise ModelError(
+            f"there is no model directory {source}: make a small one with `twofold model create`"
+        )
+    from huggingface_hub import snapshot_download  # noqa: PLC0415  (slow, and needed for hub ids only)
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError  # noqa: PLC0415
+
+    try:
+        patterns = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+        return Path(snapshot_download(source, allow_patterns=patterns))
+    except (OSError, ValueError, HfHubHTTPError, HFValidationError) as error:
+        reason = str(error).splitlines()[0]
+        raise ModelError(f"{source} is no directory here, and the hub does not give it: {reason}") from error
+
+
+class ModelFacts(NamedTuple):
+    """Sizes in tokens, and the name that is the same wherever the model is the same."""
+
+    max_model_len: int
+    vocab_size: int
+    name: str
+
+
+def model_facts(engine: EngineConfig) -> ModelFacts:
+    """Of the model in the directory `engine.model`; raises ModelError or ConfigurationError."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # it is here
+    from transformers import AutoConfig  # noqa: PLC0415  (slow)
+
+    from twofold.engine.model_config import context_length  # noqa: PLC0415  (imports transformers too)
+
+    directory = Path(engine.model)
+    try:
+        config = AutoConfig.from_pretrained(directory).get_text_config(decoder=True)
+        # vLLM serves all positions that there are.
+        ours = engine.engine == "torch"
+        longest = context_length(config, str(directory)) if ours else int(config.max_position_embeddings)
+        vocab_size = int(config.vocab_size)
+    except (OSError, ValueError, AttributeError) as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise ModelError(f"{directory}: config.json does not say what is served: {reason}") from error
+    return ModelFacts(engine.context(longest), vocab_size, model_fingerprint(directory))

@@ -1,0 +1,227 @@
+"""From what the operator asked for to the workers of a service.
+
+From a cluster's description to the workers of a service.
+
+Workers of several ranks: who has how many, and whether KV can travel between them.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from twofold.cluster.cores import share_cores
+from twofold.cluster.profiles import instance_profiles
+from twofold.cluster.slots import instance_slots
+from twofold.cluster.spec import ClusterSpec
+from twofold.errors import ConfigurationError
+from twofold.hardware.catalog import Catalog
+from twofold.instance import Role
+from twofold.kvcache.sharding import UNSHARDED, Sharding
+from twofold.scheduling.batchers import CHUNKED, INLINED, WHOLE_PROMPTS
+from twofold.scheduling.routers import LIVE_ROUTERS
+from twofold.serving.config import AUTO, JoinTerms, ServiceConfig, TokenBudget, WorkerConfig
+from twofold.transport.registry import DEFAULT_TRANSPORT
+
+
+def plan_workers(
+    *,
+    prefill: int,
+    decode: int,
+    colocated: int,
+    chunked_prefill: bool,
+    max_num_batched_tokens: TokenBudget | None,
+    pin_cores: bool,
+    inlines: bool = False,
+    roles_move: bool = False,
+    others_join: bool = False,
+) -> tuple[WorkerConfig, ...]:
+    """Workers with their roles, batchers and cores; raises ConfigurationError for counts that cannot serve.
+
+    Where it `inlines`, whole prompts join decodes only in time. Where `roles_move`, every worker can do both phases at
+    any time, with Splitwise's batcher. Where `others_join`, other hosts may bring what is missing here.
+    """
+    if colocated and (prefill or decode):
+        raise ConfigurationError(
+            "--colocated excludes --prefill and --decode: a service is split or it is not"
+        )
+    if not colocated and not (prefill and decode) and not others_join:
+        raise ConfigurationError(
+            "a split service needs at least --prefill 1 and --decode 1 (or use --colocated N)"
+        )
+    counts = {Role.PREFILL: prefill, Role.DECODE: decode, Role.MIXED: colocated}
+    terms = join_terms(
+        colocated=colocated > 0,
+        chunked_prefill=chunked_prefill,
+        max_num_batched_tokens=max_num_batched_tokens,
+        inlines=inlines,
+        roles_move=roles_move,
+    )
+    workers = [
+        terms.worker(f"{role.value}-{i}", role) for role, count in counts.items() for i in range(count)
+    ]
+    return with_cores(workers, pin_cores=pin_cores)
+
+
+def join_terms(
+    *,
+    colocated: bool,
+    chunked_prefill: bool,
+    max_num_batched_tokens: TokenBudget | None,
+    inlines: bool = False,
+    roles_move: bool = False,
+) -> JoinTerms:
+    """The batchers of a service's workers, by their roles; raises ConfigurationError for a budget none can have."""
+    batchers = {Role.PREFILL: "prefill", Role.DECODE: "decode"}
+    if colocated:
+        whole = INLINED if inlines else "mixed"
+        batchers = {Role.MIXED: "chunked-prefill" if chunked_prefill and not inlines else whole}
+    if roles_move:
+        batchers = dict.fromkeys(Role, "splitwise")
+    if max_num_batched_tokens == AUTO and not any(batcher in WHOLE_PROMPTS for batcher in batchers.values()):
+        raise ConfigurationError(
+            "--max-num-batched-tokens auto is for workers that take whole prompts: leave out chunked prefill "
+            "(--no-enable-chunked-prefill) and the router splitwise, or give a number"
+        )
+    return JoinTerms(batchers=batchers, max_num_batched_tokens=max_num_batched_tokens)
+
+
+def with_cores(workers: Sequence[WorkerConfig], *, pin_cores: bool) -> tuple[WorkerConfig, ...]:
+    """The workers of one host, with equal shares of its cores to compute on."""
+    if not workers:
+        return ()
+    return tuple(
+        msgspec.structs.replace(worker, cores=share if pin_cores else (), threads=len(share))
+        for worker, share in zip(workers, share_cores(available_cores(), len(workers)), strict=True)
+    )
+
+
+def available_cores() -> list[int]:
+    """The cores that this process may use."""
+    return sorted(os.sched_getaffinity(0))
+
+
+def plan_cluster(spec: ClusterSpec, catalog: Catalog, *, pin_cores: bool) -> tuple[WorkerConfig, ...]:
+    """One worker for each instance, by the names that the simulator gives them.
+
+    Raises ConfigurationError for a cluster that cannot be, or that only a simulator can run.
+    """
+    check_servable(spec)
+    kinds = instance_profiles(spec, catalog)
+    seats = list(instance_slots(kinds))
+    return tuple(
+        WorkerConfig(
+            instance=seat.name,
+            role=seat.kind.pool.role,
+            batcher=seat.kind.batcher,
+            max_num_batched_tokens=seat.kind.max_num_batched_tokens,
+            cores=cores if pin_cores else (),
+            threads=len(cores),
+        )
+        for seat, cores in zip(seats, share_cores(available_cores(), len(seats)), strict=True)
+    )
+
+
+def check_servable(spec: ClusterSpec) -> None:
+    """Raise ConfigurationError for what the simulator can do and a service cannot."""
+    if spec.router not in LIVE_ROUTERS:
+        raise ConfigurationError(
+            f"the router {spec.router} is for simulations: serve with router {', '.join(LIVE_ROUTERS)}"
+        )
+    if spec.rules != "twofold":
+        raise ConfigurationError(
+            f"the rules {spec.rules} are those of a simulation: serve with rules twofold"
+        )
+    if any(pool.pipeline_parallel > 1 for pool in spec.pools):
+        raise ConfigurationError(
+            "pipelines are simulated only: serve instances of one stage (pipeline_parallel 1)"
+        )
+    if spec.inline_tbt_s is not None:
+        raise ConfigurationError(
+            "an emulated service does not inline prompts by expected times: leave out inline_tbt_s, or serve a model "
+            "with --inline-tbt"
+        )
+    if not isinstance(spec.cells, msgspec.UnsetType) or not isinstance(spec.control, msgspec.UnsetType):
+        raise ConfigurationError(
+            "cells and control are for simulations: a service has one controller, and each of its hosts is a cell"
+        )
+    if spec.failures:
+        raise ConfigurationError("failures are simulated only: a service is served without them")
+
+
+def with_splits(workers: Sequence[WorkerConfig], splits: Mapping[Role, Sharding]) -> tuple[WorkerConfig, ...]:
+    """The workers, each split as its role says; ranks are counted over all of them, where any is split."""
+    if all(split == UNSHARDED for split in splits.values()):
+        return tuple(workers)
+    divided, ranks = [], 0
+    for worker in workers:
+        split = splits.get(worker.role, UNSHARDED)
+        divided.append(msgspec.structs.replace(worker, split=split, first_rank=ranks))
+        ranks += split.ranks
+    return tuple(divided)
+
+
+def with_chunks(workers: Sequence[WorkerConfig], chunk: int | None) -> tuple[WorkerConfig, ...]:
+    """The workers; those that prefill on several stages compute prompts in chunks of at most so many tokens.
+
+    Raises ConfigurationError where there are none.
+    """
+    if chunk is None:
+        return tuple(workers)
+    chunked = [
+        msgspec.structs.replace(
+            worker, batcher="prefill-chunks", max_num_batched_tokens=chunk, measures_budget=False
+        )
+        if worker.batcher == "prefill" and worker.split.pipeline > 1
+        else worker
+        for worker in workers
+    ]
+    if not any(worker.batcher in CHUNKED for worker in chunked):
+        raise ConfigurationError(
+            f"--pipeline-chunk {chunk} is for workers that prefill on several stages: give --prefill-pp 2 or more, "
+            "and a router that leaves roles as they are"
+        )
+    return tuple(chunked)
+
+
+def check_splits(config: ServiceConfig) -> None:
+    """Raise ConfigurationError where workers that are split cannot be served, or cannot hand requests over.
+
+    Whether the model can be split like this is found out when it is loaded.
+    """
+    divided = [worker for worker in config.workers if worker.split != UNSHARDED]
+    if not divided:
+        return
+    first = divided[0]
+    if config.transport != DEFAULT_TRANSPORT:
+        raise ConfigurationError(
+            f"--transport {config.transport} moves whole blocks, so KV cannot travel {_pair(config, first)}: only "
+            f"{DEFAULT_TRANSPORT} moves the heads and layers of each rank"
+        )
+    if config.kv_checksums:
+        raise ConfigurationError(
+            f"--kv-checksums compares whole blocks, and {first.instance} ({first.split}) has none: leave it out"
+        )
+    if config.engine.swap_bytes is not None:
+        raise ConfigurationError(
+            f"--swap-space swaps whole blocks, and {first.instance} ({first.split}) has none: leave it out"
+        )
+    if config.journal_dir is not None and any(worker.batcher in CHUNKED for worker in divided):
+        raise ConfigurationError(
+            "--journal writes down one batch at a time, and --pipeline-chunk has several under way: leave one of them "
+            "out"
+        )
+    if config.engine.device.startswith("cuda:"):
+        raise ConfigurationError(
+            f"--device {config.engine.device} is one device, and each rank of {first.instance} ({first.split}) takes "
+            "one: write cuda"
+        )
+
+
+def _pair(config: ServiceConfig, divided: WorkerConfig) -> str:
+    """The first two workers between which a split matters."""
+    for source in config.workers:
+        for target in config.workers:
+            if source.role is Role.PREFILL and target.role is Role.DECODE and divided in {source, target}:
+                return f"from {source.instance} ({source.split}) to {target.instance} ({target.split})"
+    return f"from or to {divided.instance} ({divided.split})"

@@ -1,0 +1,319 @@
+"""The process of a host's store: answers clients, ends what dead ones had, and tells the controller what there is.
+
+The process of a host's store, from the configuration of the service.
+"""
+
+import hashlib
+import logging
+import os
+import secrets
+import selectors
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from math import inf
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from twofold.engine.base import KvLayout
+from twofold.errors import ConfigurationError
+from twofold.security.guard import Guard
+from twofold.security.key import read_key
+from twofold.security.network import HostNetwork
+from twofold.serving.config import STORE, ServiceConfig, StoreConfig
+from twofold.serving.controller.mailbox import Inbox, Outbox
+from twofold.serving.messages import StoreChanged, StoreStatus, StoreTier
+from twofold.serving.store.disk import DiskBlocks, DiskThread, blocks_on_disk
+from twofold.serving.store.manager import TIERS, DiskWrite, Requester, StoreGrant, StoreManager
+from twofold.serving.store.memory import SlotMemory
+from twofold.serving.store.messages import (
+    Commit,
+    FetchBlocks,
+    FetchResult,
+    HeldBlocks,
+    Hello,
+    LeasedSlots,
+    Load,
+    Lookup,
+    LookupResult,
+    Put,
+    Release,
+    StoreReply,
+    StoreRequest,
+    StoreResult,
+    ToStore,
+    Welcome,
+    blocks_at_once,
+)
+from twofold.serving.store.peering import Peering
+from twofold.serving.store.peers import BlockFetcher, BlockServer
+
+_LOOK_S = (
+    1.0  # a look at the inbox even if nothing says that it has something; and between two reports of status
+)
+
+Tell = Callable[[StoreChanged | StoreStatus], None]
+
+
+class StoreServer:
+    """One life of the store of `host`; `welcome` is what clients need to know of it, `tell` reaches the controller.
+
+    `peers` are the stores of other hosts, where there may be some.
+    """
+
+    def __init__(
+        self,
+        book: StoreManager,
+        mover: DiskThread | None,
+        inbox: Inbox[ToStore],
+        outbox: Outbox,
+        welcome: Welcome,
+        tell: Tell,
+        host: str,
+        peers: Peering | None = None,
+    ) -> None:
+        self._book, self._mover, self._peers = book, mover, peers
+        self._inbox, self._outbox = inbox, outbox
+        self._welcome, self._tell, self._host = welcome, tell, host
+        self._introduced = False
+        self._told: StoreStatus | None = None
+        self._told_s = 0.0
+        self._clients: dict[str, int] = {}  # the pidfd of each, by its inbox
+        self._selector = selectors.DefaultSelector()
+        mover_wakes = () if mover is None else (mover.fileno(),)
+        peers_wake = () if peers is None else peers.filenos()
+        for fileno in (inbox.fileno(), *mover_wakes, *peers_wake):
+            self._selector.register(fileno, selectors.EVENT_READ)
+
+    def run(self) -> None:
+        """Serve until the process ends."""
+        while True:
+            self.turn(_LOOK_S)
+
+    def turn(self, timeout_s: float) -> None:
+        """Wait until there is something to do, and do all that there is."""
+        for key, _ in self._selector.select(min(timeout_s, self._peers_s())):
+            if key.data is not None:
+                self._lose(key.data)
+        for message in self._inbox.drain():
+            self._handle(message)
+        if self._peers is not None:
+            self._peers.turn(time.monotonic())
+        if self._mover is not None:
+            self._take_moved(self._mover)
+            self._mover.begin(self._book.take_moves())
+        for granted in self._book.take_granted():
+            self._grant(granted)
+        self._answer_fetches()
+        self._tell_changes()
+        self._tell_status()
+
+    def status(self) -> StoreStatus:
+        """The accounts as they are now."""
+        tiers = {
+            name: StoreTier(
+                capacity=tier.capacity,
+                blocks=len(tier),
+                hits=tier.hits,
+                removals={reason.value: count for reason, count in tier.removals.items()},
+            )
+            for name, tier in zip(TIERS, self._book.tiers.tiers, strict=False)
+        }
+        size = self._welcome.block_bytes
+        moved = {way: blocks * size for way, blocks in self._book.moved.items()}
+        return StoreStatus(host=self._host, epoch=self._welcome.epoch, tiers=tiers, bytes_moved=moved)
+
+    def _tell_changes(self) -> None:
+        """The first time also that there are none: this life has nothing of what an earlier one had."""
+        stored, removed = self._book.take_changes()
+        if stored or removed or not self._introduced:
+            self._introduced = True
+            address = None if self._peers is None else self._peers.address
+            epoch = self._welcome.epoch
+            self._tell(
+                StoreChanged(host=self._host, epoch=epoch, stored=stored, removed=removed, address=address)
+            )
+
+    def _tell_status(self) -> None:
+        now = time.monotonic()
+        if now - self._told_s >= _LOOK_S and (status := self.status()) != self._told:
+            self._told, self._told_s = status, now
+            self._tell(status)
+
+    def close(self) -> None:
+        """What clients have of the memory stays theirs; the store knows nothing of it any more."""
+        for pidfd in self._clients.values():
+            os.close(pidfd)
+        self._selector.close()
+        if self._mover is not None:
+            self._mover.close()
+        if self._peers is not None:
+            self._peers.close()
+
+    def _handle(self, message: ToStore) -> None:
+        if isinstance(message, Hello):
+            self._meet(message)
+        elif message.epoch == self._welcome.epoch and message.client in self._clients:
+            self._asked(message)  # others are meant for an earlier life, or from somebody who is dead
+
+    def _asked(self, message: StoreRequest) -> None:
+        asker, now = (message.client, message.number), time.monotonic()
+        match message.what:
+            case Lookup(keys=keys):
+                blocks, in_memory = self._book.lookup(keys)
+                self._answer(asker, LookupResult(blocks, in_memory))
+            case Load(keys=keys):
+                self._book.load(asker, keys, now)
+            case Put(keys=keys, start=start):
+                self._book.put(asker, keys, start)
+            case Commit(blocks=blocks):
+                self._book.commit(asker, blocks, now)
+            case Release(slots=None):
+                self._book.end(asker)
+            case Release(slots=list() as slots):
+                self._book.release(asker, slots)
+            case FetchBlocks():
+                self._fetch(asker, message.what, now)
+
+    def _fetch(self, asker: Requester, what: FetchBlocks, now: float) -> None:
+        if self._peers is None:
+            self._answer(asker, FetchResult(self._book.lookup(what.keys)[0]))
+        else:
+            self._peers.fetch(asker, what, now)
+
+    def _peers_s(self) -> float:
+        """In how many seconds the time of a fetch is up."""
+        return inf if self._peers is None else self._peers.wait_s(time.monotonic())
+
+    def _answer_fetches(self) -> None:
+        for asker, blocks in () if self._peers is None else self._peers.take_done():
+            self._answer(asker, FetchResult(blocks))
+
+    def _meet(self, message: Hello) -> None:
+        """From here on the end of its process, that is of all its threads, is seen at once."""
+        if message.client not in self._clients:
+            try:
+                pidfd = os.pidfd_open(message.pid)
+            except ProcessLookupError:
+                return  # it is dead already
+            self._clients[message.client] = pidfd
+            self._selector.register(pidfd, selectors.EVENT_READ, data=message.client)
+        self._outbox.send(message.client, self._welcome)
+
+    def _lose(self, client: str) -> None:
+        pidfd = self._clients.pop(client)
+        self._selector.unregister(pidfd)
+        os.close(pidfd)
+        self._outbox.forget(client)
+        self._book.lose(client)
+        if self._peers is not None:
+            self._peers.lose(client)
+
+    def _take_moved(self, mover: DiskThread) -> None:
+        now = time.monotonic()
+        for move, checksum in mover.take():
+            if isinstance(move, DiskWrite):
+                self._book.written(move, done=checksum is not None)
+            else:
+                self._book.was_read(move, checksum, now)
+
+    def _grant(self, granted: StoreGrant) -> None:
+        if self._peers is not None and self._peers.granted(granted):
+            return
+        if granted.puts:
+            slots = {index: block.slot for index, block in granted.blocks.items()}
+            self._answer(granted.asker, LeasedSlots(slots, granted.last))
+        else:
+            self._answer(granted.asker, HeldBlocks(granted.blocks, granted.last))
+
+    def _answer(self, asker: Requester, what: StoreResult) -> None:
+        client, number = asker
+        self._outbox.send(client, StoreReply(epoch=self._welcome.epoch, number=number, what=what))
+
+
+log = logging.getLogger(__name__)
+
+LEAST_SLOTS = 8
+
+
+def check_store(config: StoreConfig, layout: KvLayout, available_bytes: int) -> None:
+    """Raises ConfigurationError where the memory is not there, or does not hold a few blocks."""
+    if config.memory_bytes > available_bytes:
+        raise ConfigurationError(
+            f"--kv-store-dram of {config.memory_bytes / 2**20:,.0f} MiB is more than the "
+            f"{available_bytes / 2**20:,.0f} MiB that this machine has left"
+        )
+    if config.memory_bytes < LEAST_SLOTS * layout.bytes_per_block:
+        least = -(-LEAST_SLOTS * layout.bytes_per_block // 2**20)
+        raise ConfigurationError(
+            f"--kv-store-dram of {config.memory_bytes / 2**20:,.1f} MiB holds fewer than {LEAST_SLOTS} blocks of KV: "
+            f"set it to at least {least}MiB"
+        )
+    if config.disk_dir is not None:
+        blocks_on_disk(config.disk_bytes, layout.bytes_per_block)
+
+
+def contents_of(model: str, layout: KvLayout) -> str:
+    """What blocks of KV mean: those of another model, or laid out otherwise, are of no use."""
+    return f"{model} {msgspec.json.encode(layout).decode()}"
+
+
+def run_store(config: ServiceConfig, model: str, layout: KvLayout) -> None:
+    """Be the store of this host until the process is ended; `model` names what the KV is of."""
+    store = config.store
+    assert store is not None  # noqa: S101  (there is no such process otherwise; tells the type checker)
+    threading.excepthook = _end_process
+    block_bytes, contents = layout.bytes_per_block, contents_of(model, layout)
+    disk = None
+    if store.disk_dir is not None:
+        disk = DiskBlocks(Path(store.disk_dir), store.disk_bytes, block_bytes, contents)
+    slots = store.memory_bytes // block_bytes
+    memory = SlotMemory.create("store", slots, block_bytes)
+    book = StoreManager(slots, 0 if disk is None else disk.capacity, config.engine.eviction)
+    for block in () if disk is None else disk.recovered():
+        book.recover(block.key, block.position)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    inbox: Inbox[ToStore] = Inbox(context, config.store_inbox, ToStore)
+    welcome = Welcome(
+        epoch=secrets.randbits(53),
+        pid=os.getpid(),
+        address=memory.address,
+        slots=slots,
+        block_bytes=block_bytes,
+    )
+    guard = None if config.network is None else Guard(context, read_key(Path(config.network.key_file)))
+    outside = Outbox(context, guard, f"{STORE} of {config.host}")
+    StoreServer(
+        book,
+        None if disk is None else DiskThread(disk, memory),
+        inbox,
+        Outbox(context),
+        welcome,
+        partial(outside.send, config.controller),
+        config.host,
+        None if config.network is None else peering(config.network, book, memory, contents),
+    ).run()
+
+
+def peering(network: HostNetwork, book: StoreManager, memory: SlotMemory, contents: str) -> Peering:
+    """The way to the stores of the other hosts of `network`; `contents`: see `contents_of`.
+
+    It has a context of its own: what that encrypts, nobody on this host waits for.
+    """
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    guard = Guard(context, read_key(Path(network.key_file)))
+    meaning = hashlib.blake2b(contents.encode(), digest_size=16).digest()
+    server = BlockServer(context, guard, network.address, memory, meaning)
+    fetcher = BlockFetcher(context, guard, memory, meaning)
+    return Peering(book, server, fetcher, blocks_at_once(memory.block_bytes))
+
+
+def _end_process(failed: threading.ExceptHookArgs) -> None:
+    """A store that lost a thread would leave questions without an answer: its next life does not."""
+    thread = failed.thread.name if failed.thread is not None else "a thread"
+    trace = (failed.exc_type, failed.exc_value or failed.exc_type(), failed.exc_traceback)
+    log.critical("%s failed", thread, exc_info=trace)
+    os._exit(1)

@@ -1,0 +1,166 @@
+"""Latencies of the last minutes, in bins of a few seconds: percentiles from histograms, in little memory."""
+
+import math
+from collections import deque
+from collections.abc import Iterable
+
+from twofold.serving.telemetry.snapshot import LatencySeries, LatencySummary, RecentSummary, ThroughputSeries
+from twofold.slo import Slo
+from twofold.timeline import Moment, Timeline
+
+# Classes of the histograms grow by this factor, so a percentile is right to 5%.
+_GROWTH = 1.1
+_PER_CLASS = 1 / math.log(_GROWTH)
+_OFFSET = 200  # keeps the numbers of classes positive, for latencies of nanoseconds too
+_SHORTEST_S = 1e-8
+RANKS = (0.5, 0.9, 0.99)
+
+
+class LatencyHistogram:
+    """Counts of latencies by class, and how many of them kept a bound."""
+
+    __slots__ = ("_found", "classes", "count", "within")
+
+    def __init__(self) -> None:
+        self._found: tuple[int, list[float | None]] = (-1, [])
+        self.classes: dict[int, int] = {}
+        self.count = 0
+        self.within = 0
+
+    def add(self, seconds: float, bound_s: float) -> None:
+        number = int(math.log(max(seconds, _SHORTEST_S)) * _PER_CLASS + _OFFSET)
+        self.classes[number] = self.classes.get(number, 0) + 1
+        self.count += 1
+        self.within += seconds <= bound_s
+
+    def percentiles(self) -> list[float | None]:
+        """The latency at each of the shares RANKS of the counts; None where nothing was counted."""
+        if self._found[0] != self.count:  # most bins change no more
+            self._found = (self.count, self._percentiles())
+        return self._found[1]
+
+    def _percentiles(self) -> list[float | None]:
+        if not self.count:
+            return [None] * len(RANKS)
+        found: list[float | None] = []
+        passed, classes = 0, iter(sorted(self.classes.items()))
+        number = 0
+        for rank in RANKS:
+            while passed < rank * self.count:
+                number, count = next(classes)
+                passed += count
+            found.append(float(f"{_GROWTH ** (number - _OFFSET + 0.5):.4g}"))
+        return found
+
+    @classmethod
+    def sum(cls, parts: Iterable["LatencyHistogram"]) -> "LatencyHistogram":
+        total = cls()
+        for part in parts:
+            total.count += part.count
+            total.within += part.within
+            for number, count in part.classes.items():
+                total.classes[number] = total.classes.get(number, 0) + count
+        return total
+
+
+class _Bin:
+    __slots__ = ("good", "itl", "requests", "tokens", "ttft")
+
+    def __init__(self) -> None:
+        self.ttft, self.itl = LatencyHistogram(), LatencyHistogram()
+        self.requests = self.good = self.tokens = 0
+
+
+class LatencyWindow:
+    """TTFT and ITL of the tokens, and ends of the requests, of the last `bins` times `bin_s` seconds.
+
+    Tokens count in the bin in which they came, also where that is found out later.
+    """
+
+    def __init__(self, slo: Slo, start_s: float, *, bin_s: float = 5.0, bins: int = 60) -> None:
+        self._slo, self._start_s, self._bin_s = slo, start_s, bin_s
+        self._ttft_bound_s = math.inf if slo.ttft_s is None else slo.ttft_s
+        self._itl_bound_s = math.inf if slo.tpot_s is None else slo.tpot_s
+        self._bins: deque[_Bin] = deque([_Bin()], maxlen=bins)
+        self._latest = 0
+        self._taken: dict[str, int] = {}
+
+    def take(self, timeline: Timeline) -> None:
+        """Count the tokens of a request that came since it was taken last."""
+        times, request_id = timeline.token_times_s, timeline.request.id
+        taken = self._taken.get(request_id, 0)
+        before_s = times[taken - 1] if taken else timeline.moments[Moment.ARRIVED]
+        bin_: _Bin | None = None
+        bin_end_s = -math.inf
+        for at_s in times[taken:]:
+            if at_s >= bin_end_s:
+                bin_ = self._bin(at_s)
+                bin_end_s = self._start_s + (int((at_s - self._start_s) / self._bin_s) + 1) * self._bin_s
+            if bin_ is not None:
+                bin_.tokens += 1
+                if taken:
+                    bin_.itl.add(at_s - before_s, self._itl_bound_s)
+                else:
+                    bin_.ttft.add(at_s - before_s, self._ttft_bound_s)
+            taken, before_s = taken + 1, at_s
+        self._taken[request_id] = taken
+
+    def end(self, timeline: Timeline, now: float, *, good: bool) -> None:
+        """Count the rest of a request that has ended, `good` meaning that it was served within the SLO."""
+        self.take(timeline)
+        del self._taken[timeline.request.id]
+        bin_ = self._bin(now)
+        if bin_ is not None:
+            bin_.requests += 1
+            bin_.good += good
+
+    def flow(self, now: float) -> ThroughputSeries:
+        self._bin(now)
+        bins = list(self._bins)
+        return ThroughputSeries(
+            bin_s=self._bin_s,
+            requests=[each.requests for each in bins],
+            good=[each.good for each in bins],
+            tokens=[each.tokens for each in bins],
+            ttft=_series(each.ttft for each in bins),
+            itl=_series(each.itl for each in bins),
+        )
+
+    def recent(self, now: float, window_s: float) -> RecentSummary:
+        """The bins that cover the last `window_s` seconds together, the one that is not over among them."""
+        self._bin(now)
+        bins = list(self._bins)[-math.ceil(window_s / self._bin_s) :]
+        covered_s = (len(bins) - 1) * self._bin_s + (now - self._start_s) % self._bin_s
+        requests, good = sum(each.requests for each in bins), sum(each.good for each in bins)
+        bounded = self._slo != Slo()
+        return RecentSummary(
+            window_s=covered_s,
+            requests=requests,
+            tokens_per_s=sum(each.tokens for each in bins) / max(covered_s, 1e-3),
+            good=good / requests if requests and bounded else None,
+            ttft=_summary(LatencyHistogram.sum(each.ttft for each in bins), self._ttft_bound_s),
+            itl=_summary(LatencyHistogram.sum(each.itl for each in bins), self._itl_bound_s),
+        )
+
+    def _bin(self, at_s: float) -> _Bin | None:
+        """The bin of a moment; None where it is too long ago."""
+        number = int((at_s - self._start_s) / self._bin_s)
+        while self._latest < number:
+            missing = number - self._latest
+            self._latest += max(1, missing - (self._bins.maxlen or 0))  # no more than there is room for
+            self._bins.append(_Bin())
+        age = self._latest - number
+        return self._bins[-1 - age] if age < len(self._bins) else None
+
+
+def _series(histograms: Iterable[LatencyHistogram]) -> LatencySeries:
+    points = [each.percentiles() for each in histograms]
+    p50, p90, p99 = ([point[k] for point in points] for k in range(len(RANKS)))
+    return LatencySeries(p50_s=p50, p90_s=p90, p99_s=p99)
+
+
+def _summary(histogram: LatencyHistogram, bound_s: float) -> LatencySummary:
+    p50, p90, p99 = histogram.percentiles()
+    known = histogram.count and bound_s != math.inf
+    within = histogram.within / histogram.count if known else None
+    return LatencySummary(count=histogram.count, p50_s=p50, p90_s=p90, p99_s=p99, within=within)

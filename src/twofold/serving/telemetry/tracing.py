@@ -1,0 +1,159 @@
+"""Traces: one OpenTelemetry span for each request and one below it for each stage, made when the request ends.
+
+Attributes follow the semantic conventions for generative AI (gen_ai.*, in development as of their release 1.41); what
+they have no name for is called twofold.*. Nothing of OpenTelemetry's SDK is imported unless traces are asked for.
+"""
+
+import os
+import time
+from urllib.parse import urlsplit
+
+from opentelemetry.context import Context
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
+from opentelemetry.trace import (
+    NonRecordingSpan,
+    SpanContext,
+    SpanKind,
+    StatusCode,
+    TraceFlags,
+    set_span_in_context,
+)
+
+import twofold
+from twofold.errors import ConfigurationError
+from twofold.request import FinishReason
+from twofold.serving.telemetry.context import RequestContext, TraceParent
+from twofold.serving.telemetry.snapshot import Stage, StageName, stages_of
+from twofold.timeline import Moment, Timeline
+
+PROVIDER = "twofold"
+_EXPORT_S = 5.0
+Attribute = str | int | float | list[str]
+
+
+def otlp_exporter(endpoint: str) -> SpanExporter:
+    """Sends spans to the OTLP/HTTP collector at `endpoint`, its base URL or the one of its traces.
+
+    Headers, certificates and compression are as the environment says (OTEL_EXPORTER_OTLP_*). Raises
+    ConfigurationError where `endpoint` is no URL.
+    """
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415 (slow)
+
+    url = urlsplit(endpoint)
+    if url.scheme not in {"http", "https"} or not url.netloc:
+        raise ConfigurationError(
+            f"--otlp-endpoint {endpoint!r} is no URL: write one as in http://localhost:4318"
+        )
+    traces = endpoint if url.path.endswith("/v1/traces") else f"{endpoint.rstrip('/')}/v1/traces"
+    return OTLPSpanExporter(endpoint=traces, timeout=_EXPORT_S)
+
+
+class Tracer:
+    """Writes the spans of ended requests; a thread of the SDK's sends them in batches."""
+
+    def __init__(self, model: str, exporter: SpanExporter) -> None:
+        self._model = model
+        self._ids = _GivenIds()
+        service = {} if "OTEL_SERVICE_NAME" in os.environ else {"service.name": PROVIDER}
+        resource = Resource.create({**service, "service.version": twofold.__version__})
+        self._provider = TracerProvider(id_generator=self._ids, resource=resource, shutdown_on_exit=False)
+        self._provider.add_span_processor(BatchSpanProcessor(exporter))
+        self._tracer = self._provider.get_tracer("twofold.serving", twofold.__version__)
+
+    def ended(
+        self, timeline: Timeline, context: RequestContext | None, span: TraceParent | None, now: float
+    ) -> None:
+        """A request ended at `now`; `span` is the one it was promised, if any."""
+        unix_ns = time.time_ns()
+
+        def ns(moment_s: float) -> int:
+            return unix_ns - int((now - moment_s) * 1e9)
+
+        self._ids.given = span
+        operation = "text_completion" if context is None else context.operation
+        request = self._tracer.start_span(
+            f"{operation} {self._model}",
+            context=_parent(context, span),
+            kind=SpanKind.SERVER,
+            attributes=_attributes(timeline, self._model, operation),
+            start_time=ns(timeline.moments[Moment.ARRIVED]),
+        )
+        self._ids.given = None
+        if timeline.finish_reason is FinishReason.ERROR:
+            request.set_status(StatusCode.ERROR)
+        within = set_span_in_context(request)
+        end_s = now
+        if timeline.complete:
+            end_s = timeline.moments.get(Moment.LAST_TOKEN, now)
+        for stage in stages_of(timeline, end_s):
+            part = self._tracer.start_span(
+                stage.name.value,
+                context=within,
+                attributes=_place(timeline, stage),
+                start_time=ns(stage.start_s),
+            )
+            part.end(ns(end_s if stage.end_s is None else stage.end_s))
+        request.end(ns(end_s))
+
+    def close(self) -> None:
+        """Send what there is, which takes some seconds at most."""
+        self._provider.shutdown()
+
+
+class _GivenIds(RandomIdGenerator):
+    """Random ids but for one span, whose id a client may have been told already."""
+
+    given: TraceParent | None = None
+
+    def generate_trace_id(self) -> int:
+        return super().generate_trace_id() if self.given is None else int(self.given.trace_id, 16)
+
+    def generate_span_id(self) -> int:
+        return super().generate_span_id() if self.given is None else int(self.given.span_id, 16)
+
+
+def _parent(context: RequestContext | None, span: TraceParent | None) -> Context:
+    """What OpenTelemetry calls a context: with the span above, or empty for the first span of a trace."""
+    above = None if context is None else context.parent
+    if context is not None and above is None and span != context.span:
+        above = context.span  # further answers to a request go below the first
+    if above is None:
+        return Context()
+    trace_id, span_id = int(above.trace_id, 16), int(above.span_id, 16)
+    remote = SpanContext(trace_id, span_id, is_remote=True, trace_flags=TraceFlags(above.flags))
+    return set_span_in_context(NonRecordingSpan(remote))
+
+
+def _attributes(timeline: Timeline, model: str, operation: str) -> dict[str, Attribute]:
+    request, reason = timeline.request, timeline.finish_reason
+    attributes: dict[str, Attribute] = {
+        "gen_ai.operation.name": operation,
+        "gen_ai.provider.name": PROVIDER,
+        "gen_ai.request.model": model,
+        "gen_ai.response.model": model,
+        "gen_ai.request.max_tokens": request.output_tokens,
+        "gen_ai.usage.input_tokens": request.prompt_tokens,
+        "gen_ai.usage.output_tokens": timeline.output_tokens,
+        "twofold.request.id": request.id,
+    }
+    if reason is not None:
+        attributes["gen_ai.response.finish_reasons"] = [reason.value]
+    if reason is FinishReason.ERROR:
+        attributes["error.type"] = "instance_lost"
+    if timeline.ttft_s is not None:
+        attributes["gen_ai.response.time_to_first_chunk"] = timeline.ttft_s
+    if timeline.prefill_instance is not None:
+        attributes["twofold.prefill.instance"] = timeline.prefill_instance
+    if timeline.decode_instance is not None:
+        attributes["twofold.decode.instance"] = timeline.decode_instance
+    return attributes
+
+
+def _place(timeline: Timeline, stage: Stage) -> dict[str, Attribute]:
+    """Where a stage took place."""
+    prefills = stage.name in {StageName.QUEUE, StageName.PREFILL}
+    instance = timeline.prefill_instance if prefills else timeline.decode_instance
+    return {} if instance is None else {"twofold.instance": instance}

@@ -1,0 +1,1 @@
+"""`twofold route`: vLLM servers of other operators as workers."""

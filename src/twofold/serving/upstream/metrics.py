@@ -1,0 +1,196 @@
+"""How a vLLM server is, read from its `/metrics`.
+
+What others than we have asked of a server: it is in the server's metrics, and not in our own accounts.
+"""
+
+import re
+from collections import defaultdict
+
+import msgspec
+
+from twofold.instance import InstanceLoad
+from twofold.scheduling.cluster.pools import Pools
+from twofold.scheduling.instance.status import InstanceStatus
+
+_LINE = re.compile(r"^vllm:(?P<name>\w+)\{(?P<labels>.*)\} (?P<value>\S+)$", re.MULTILINE)
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_USAGE, _CONFIG = "kv_cache_usage_perc", "cache_config_info"
+
+
+class PrefillTotals(msgspec.Struct, frozen=True):
+    """Of all prompts since a server began: seconds, tokens that were computed, and requests."""
+
+    seconds: float = 0.0
+    tokens: float = 0.0
+    requests: float = 0.0
+
+    @property
+    def token_s(self) -> float:
+        """Seconds of a token, where there are any."""
+        return self.seconds / self.tokens
+
+    def since(self, before: "PrefillTotals") -> "PrefillTotals":
+        """What has come since `before`; all of it where that was told by an earlier life of the server."""
+        if before.requests > self.requests:
+            return self
+        return PrefillTotals(
+            self.seconds - before.seconds, self.tokens - before.tokens, self.requests - before.requests
+        )
+
+
+class ServerMetrics(msgspec.Struct, frozen=True, kw_only=True):
+    """What is used of a server's metrics: sums over its engines, where it has several that are parallel in data.
+
+    Counts of requests and of KV blocks, of `block_tokens` tokens each, and of the `steps` that engines have made. The
+    mean prompt is that of all requests so far, 0 before there was one. An engine brings its metrics up to date with
+    each step, so they may be old ones where it makes none.
+    """
+
+    steps: int
+    running: int
+    waiting: int
+    blocks: int
+    used: float
+    block_tokens: int
+    mean_prompt: float
+    prefills: PrefillTotals
+
+    @property
+    def capacity_tokens(self) -> int | None:
+        """Tokens that it has room for; None where it does not say."""
+        return self.blocks * self.block_tokens or None
+
+    @property
+    def used_tokens(self) -> int:
+        return round(self.used * self.blocks * self.block_tokens)
+
+    @property
+    def status(self) -> InstanceStatus:
+        """The same in the words of our own instances."""
+        return InstanceStatus(
+            waiting=self.waiting,
+            running=self.running,
+            arriving=0,
+            handing_off=0,
+            lease_queue=0,
+            blocks_total=max(self.blocks, 1),
+            blocks_free=max(self.blocks, 1) - round(self.used * self.blocks),
+            blocks_in_flight=0,
+        )
+
+
+def read_metrics(text: str) -> ServerMetrics:
+    """What is not there counts as 0."""
+    sums: defaultdict[str, float] = defaultdict(float)
+    shares: list[float] = []
+    blocks, block_tokens = 0, 0
+    for line in _LINE.finditer(text):
+        name = line["name"]
+        if name == _USAGE:
+            shares.append(float(line["value"]))
+        elif name == _CONFIG:
+            labels = dict(_LABEL.findall(line["labels"]))
+            blocks += _number(labels.get("num_gpu_blocks"))
+            block_tokens = block_tokens or _number(labels.get("block_size"))
+        else:
+            sums[name] += float(line["value"])
+    return ServerMetrics(
+        steps=round(sums["iteration_tokens_total_count"]),
+        running=round(sums["num_requests_running"]),
+        waiting=round(sums["num_requests_waiting"]),
+        blocks=blocks,
+        used=sum(shares) / len(shares) if shares else 0.0,
+        block_tokens=block_tokens,
+        mean_prompt=_ratio(sums["request_prompt_tokens_sum"], sums["request_prompt_tokens_count"]),
+        prefills=PrefillTotals(
+            sums["request_prefill_time_seconds_sum"],
+            sums["request_prefill_kv_computed_tokens_sum"],
+            sums["request_prefill_kv_computed_tokens_count"],
+        ),
+    )
+
+
+def _ratio(total: float, count: float) -> float:
+    return total / count if count else 0.0
+
+
+def _number(text: str | None) -> int:
+    return int(text) if text is not None and text.isdecimal() else 0
+
+
+class ExternalLoad(msgspec.Struct, frozen=True):
+    """Requests of others: prompts that wait, requests that run, and the tokens of KV that they hold."""
+
+    waiting: int = 0
+    running: int = 0
+    mean_prompt: int = 0
+    kv_tokens: int = 0
+
+    @property
+    def requests(self) -> int:
+        return self.waiting + self.running
+
+    @property
+    def prompt_tokens(self) -> int:
+        return self.waiting * self.mean_prompt
+
+
+class ExternalLoads:
+    """Adds the work of others to the loads that routers go by, as if it had been placed by us.
+
+    A request of ours is on a server a little later than in our accounts, or a little longer; so only as many count as
+    foreign as two readings in a row say. An engine that has made no step in between has nothing to run, whatever it
+    said last.
+    """
+
+    def __init__(self, pools: Pools) -> None:
+        self._pools = pools
+        self._steps: dict[str, int] = {}
+        self._read: dict[str, ExternalLoad] = {}
+        self._added: dict[str, ExternalLoad] = {}
+
+    def read(self, instance: str, readings: ServerMetrics) -> None:
+        """A server has told how it is."""
+        load = self._pools.get(instance)
+        if load is None:
+            return
+        added, before = self._added.get(instance, ExternalLoad()), self._read.get(instance, ExternalLoad())
+        stands = self._steps.get(instance) == readings.steps
+        found = ExternalLoad() if stands else _foreign(readings, load, added)
+        self._steps[instance], self._read[instance] = readings.steps, found
+        self._put(load, added, _less(found, before))
+
+    def forget(self, instance: str) -> None:
+        """A server is gone, and whatever was on it."""
+        self._read.pop(instance, None)
+        load = self._pools.get(instance)
+        if load is not None:
+            self._put(load, self._added.get(instance, ExternalLoad()), ExternalLoad())
+
+    def _put(self, load: InstanceLoad, before: ExternalLoad, now: ExternalLoad) -> None:
+        self._added[load.id] = now
+        load.pending_prefill_tokens += now.prompt_tokens - before.prompt_tokens
+        load.prefills += now.waiting - before.waiting
+        load.decodes += now.running - before.running
+        load.requests += now.requests - before.requests
+        load.reserved_tokens += now.kv_tokens - before.kv_tokens
+        if load.place:
+            self._pools.changed(load)
+
+
+def _foreign(readings: ServerMetrics, load: InstanceLoad, added: ExternalLoad) -> ExternalLoad:
+    """What of the readings is not ours; `added` of the load is not ours either."""
+    ours = load.requests - added.requests
+    foreign = max(0, readings.running + readings.waiting - ours)
+    waiting = min(foreign, readings.waiting)
+    kv_tokens = max(0, readings.used_tokens - (load.reserved_tokens - added.kv_tokens)) if foreign else 0
+    return ExternalLoad(waiting, foreign - waiting, round(readings.mean_prompt), kv_tokens)
+
+
+def _less(one: ExternalLoad, other: ExternalLoad) -> ExternalLoad:
+    return ExternalLoad(
+        min(one.waiting, other.waiting),
+        min(one.running, other.running),
+        one.mean_prompt,
+        min(one.kv_tokens, other.kv_tokens),
+    )

@@ -1,0 +1,296 @@
+"""The service that the gateway sees: requests run on the servers of somebody else.
+
+A gateway in front of servers, from start to end.
+"""
+
+import asyncio
+import socket
+import time
+from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
+
+import aiohttp
+import zmq.asyncio
+
+from twofold.errors import RequestError
+from twofold.handoff import HandoffMode
+from twofold.instance import Role
+from twofold.request import Generation, TokenOutput
+from twofold.scheduling.admission.admission import Admission
+from twofold.scheduling.cluster.handoff_policy import FixedHandoff
+from twofold.scheduling.cluster.scheduler import ClusterScheduler
+from twofold.scheduling.routers import FIXED_ROLE_ROUTERS, FORECASTING_ROUTERS, ROUTERS
+from twofold.serving.controller.health import WorkerHealth
+from twofold.serving.controller.membership import WorkerRoles
+from twofold.serving.controller.progress import Progress
+from twofold.serving.controller.requests import Requests
+from twofold.serving.controller.service import PoolMember, ServedModel
+from twofold.serving.gateway.app import create_app
+from twofold.serving.gateway.server import HttpServer
+from twofold.serving.gateway.tokenizer import load_tokenizer
+from twofold.serving.launch.local_service import READ_GRACE_S, STOP_GRACE_S, HttpConfig
+from twofold.serving.telemetry.snapshot import ServiceSnapshot
+from twofold.serving.telemetry.telemetry import Telemetry
+from twofold.serving.upstream.client import VllmClient
+from twofold.serving.upstream.config import RouteConfig
+from twofold.serving.upstream.forecast import EarlyRejection, UpstreamForecast, UpstreamPromptKeys
+from twofold.serving.upstream.health import HealthProbe
+from twofold.serving.upstream.metrics import ServerMetrics
+from twofold.serving.upstream.requests import UpstreamRequests
+from twofold.serving.upstream.servers import Server, ServerRegistry
+from twofold.timeline import Recorder
+
+TICK_S = 0.2
+
+
+class RouteService:
+    """Implements `Service` with the parts of the controller that know requests, and servers for workers.
+
+    The context of the model, called `name` here, is the shortest that a server has.
+    """
+
+    def __init__(
+        self,
+        config: RouteConfig,
+        name: str,
+        servers: ServerRegistry,
+        cluster: ClusterScheduler,
+        admission: Admission,
+        telemetry: Telemetry,
+        names: UpstreamPromptKeys,
+        forecast: UpstreamForecast | None,
+    ) -> None:
+        self._config, self._name = config, name
+        self._cluster, self._forecast = cluster, forecast
+        self._servers, self._telemetry = servers, telemetry
+        self._recorder = recorder = Recorder(sinks=(telemetry.observe,))
+        self._roles = WorkerRoles(cluster, servers, move=config.router not in FIXED_ROLE_ROUTERS)
+        trust = WorkerHealth(cluster, servers, telemetry)
+        self._requests = Requests(
+            cluster,
+            admission,
+            servers,
+            trust,
+            telemetry,
+            recorder,
+            announces=True,  # room for the KV is the servers' business
+            recomputes=False,
+            overload=None,
+            replanning=None,
+            prompt_keys=names,
+            forecast=None,
+        )
+        progress = Progress(
+            self._requests, cluster, servers, trust, telemetry, recorder, overload=None, reuses=False
+        )
+        self._look = HealthProbe(
+            servers,
+            cluster,
+            trust,
+            telemetry,
+            timeout_s=config.probe_timeout_s,
+            on_come=self._come,
+            on_read=self._read,
+            on_lost=self._lost,
+        )
+        self._exchanges = UpstreamRequests(servers, self._requests, progress, self._look.trouble)
+        servers.runner = self._exchanges
+        cluster.on_move = telemetry.role
+        telemetry.admission(admission)
+        if forecast is not None:
+            cluster.pools.forecast = forecast.forecast
+            telemetry.forecast(cluster.pools, forecast.forecast)
+        self._ticking: asyncio.Task[None] | None = None
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to look for servers; to be called inside the running event loop."""
+        self._look.start()
+        self._ticking = asyncio.create_task(self._tick())
+
+    async def wait_ready(self) -> None:
+        """Wait until there are servers for both phases."""
+        await self._requests.opened()
+
+    def fail_all(self, reason: str) -> None:
+        """The service cannot go on."""
+        self._requests.fail_all(reason)
+
+    async def drain(self) -> None:
+        """Take no more requests, and wait until those that are here have ended."""
+        await self._requests.drain()
+
+    async def close(self) -> None:
+        """Ask nobody anything any more."""
+        self._look.stop()
+        if self._forecast is not None:
+            self._forecast.close()
+        if self._ticking is not None:
+            self._ticking.cancel()
+        await self._exchanges.close()
+
+    def _come(self, server: Server, readings: ServerMetrics) -> None:
+        load = self._cluster.pools.get(server.instance)
+        if self._forecast is not None and load is not None:
+            self._forecast.joined(server.config, load, readings)
+        self._requests.place_waiting()
+
+    def _read(self, instance: str, readings: ServerMetrics) -> None:
+        if self._forecast is not None:
+            self._forecast.read(instance, readings)
+
+    def _lost(self, instance: str, reason: str) -> None:
+        self._exchanges.lost(instance, reason)
+        self._requests.place_waiting()
+
+    async def _tick(self) -> None:
+        while True:
+            if self._look.model is None and self._roles.able and self._look.seen_all:
+                self._look.model = self._served_model()
+                self._requests.open()
+            self._requests.look()
+            await asyncio.sleep(TICK_S)
+
+    def _served_model(self) -> ServedModel:
+        cards = [server.card for server in self._servers.members.values() if server.card is not None]
+        return ServedModel(
+            name=self._name,
+            path=self._config.model,
+            max_model_len=min(card.max_model_len for card in cards),
+            vocab_size=self._config.vocab_size,
+            created=int(time.time()),
+        )
+
+    # -- Service, for the gateway ------------------------------------------------------------------------------------
+
+    @property
+    def model(self) -> ServedModel:
+        """What is served; known from when the service is ready on."""
+        if self._look.model is None:
+            raise RequestError("the service is starting", status=503, code="not_ready")
+        return self._look.model
+
+    def ready(self) -> bool:
+        """Whether a request would be placed at once: there are servers for both phases."""
+        return self._requests.taking and self._roles.able
+
+    def generate(self, generation: Generation) -> AsyncGenerator[TokenOutput, None]:
+        """Yield output tokens in order. Closing the generator early aborts the request on every server."""
+        return self._requests.generate(generation)
+
+    def stop(self, request_id: str) -> None:
+        """The client has all it asked for, found in the text: end the request as finished, not as aborted."""
+        self._requests.stop(request_id)
+
+    def pools(self) -> list[PoolMember]:
+        """Every server, with the role that it plays now."""
+        return self._roles.members(self._look.statuses)
+
+    def set_role(self, instance: str, role: Role) -> None:
+        """Let a server play another role from the next request on."""
+        self._roles.set(instance, role)
+        self._requests.place_waiting()
+
+    def replans(self) -> list[str]:
+        """Nobody re-plans servers that are somebody else's."""
+        return []
+
+    def metrics(self) -> bytes:
+        """Prometheus text exposition."""
+        return self._telemetry.exposition()
+
+    def snapshot(self) -> ServiceSnapshot:
+        """The service now and lately."""
+        return self._telemetry.snapshot(self._recorder.live)
+
+
+class RoutedGateway:
+    """Runs until it is told to stop. `on_progress` is called with what is happening at start-up."""
+
+    def __init__(
+        self,
+        config: RouteConfig,
+        http: HttpConfig,
+        listener: socket.socket,
+        on_progress: Callable[[str], None],
+        telemetry: Telemetry,
+    ) -> None:
+        self._config, self._http, self._listener = config, http, listener
+        self._on_progress, self._telemetry = on_progress, telemetry
+        self._stop = asyncio.Event()
+
+    def stop(self) -> None:
+        """End it; safe to call from a signal handler of the loop."""
+        self._stop.set()
+
+    async def run(self) -> None:
+        """Serve until `stop`; raises a UserError when it cannot start."""
+        tokenizer = await asyncio.to_thread(load_tokenizer, Path(self._config.model))
+        key = self._config.api_key
+        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        connector = aiohttp.TCPConnector(limit=0)
+        context = zmq.asyncio.Context()
+        try:
+            async with aiohttp.ClientSession(connector=connector, headers=headers) as session:
+                service = self._make_service(session, context)
+                service.start()
+                try:
+                    if await self._ready(service):
+                        app = create_app(service, tokenizer, keys=self._http.keys, limits=self._http.limits)
+                        grace_s = READ_GRACE_S
+                        await self._serve(
+                            service,
+                            HttpServer(app, self._listener, grace_s=grace_s, limits=self._http.limits),
+                        )
+                finally:
+                    await service.close()
+        finally:
+            context.destroy(linger=0)
+            self._listener.close()
+            await asyncio.to_thread(self._telemetry.close)
+
+    def _make_service(self, session: aiohttp.ClientSession, context: "zmq.asyncio.Context") -> RouteService:
+        config = self._config
+        # The decode server reads the KV from the prefill server once it is whole: that is what NixlConnector does.
+        cluster = ClusterScheduler(ROUTERS[config.router](), FixedHandoff(HandoffMode.PULL))
+        servers = ServerRegistry(
+            [
+                Server(each, VllmClient(session, each.url), config.max_restart_delay_s)
+                for each in config.servers
+            ]
+        )
+        limits, ttft_s = self._http.admission, config.early_ttft_s
+        admission = Admission(limits) if ttft_s is None else EarlyRejection(limits, cluster, ttft_s)
+        names = UpstreamPromptKeys()
+        return RouteService(
+            config,
+            self._http.served_model_name,
+            servers,
+            cluster,
+            admission,
+            self._telemetry,
+            names,
+            UpstreamForecast(context, names) if config.router in FORECASTING_ROUTERS else None,
+        )
+
+    async def _ready(self, service: RouteService) -> bool:
+        """Wait for servers; False if it is to stop first."""
+        self._on_progress("waiting for the servers")
+        ready = asyncio.create_task(service.wait_ready())
+        stopped = asyncio.create_task(self._stop.wait())
+        await asyncio.wait((ready, stopped), return_when=asyncio.FIRST_COMPLETED)
+        ready.cancel()
+        stopped.cancel()
+        return not self._stop.is_set()
+
+    async def _serve(self, service: RouteService, server: HttpServer) -> None:
+        await server.start()
+        host, port = self._listener.getsockname()[:2]
+        self._on_progress(f"ready on http://{host}:{port}")
+        await self._stop.wait()
+        try:
+            await asyncio.wait_for(service.drain(), STOP_GRACE_S)
+        except TimeoutError:
+            service.fail_all("the service was told to end before the answer did")
+        await server.stop()

@@ -1,0 +1,256 @@
+"""The main thread of a worker: batches, one after the other.
+
+The main thread of a worker whose stages have an iteration each.
+"""
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from twofold.batch import Batch, BatchItem
+from twofold.engine.base import Engine, OnLayer, PipelineEngine, Sampled, SequenceStep
+from twofold.request import Phase, TokenOutput
+from twofold.scheduling.instance.pipeline import PipelineScheduler
+from twofold.scheduling.instance.scheduler import InstanceScheduler
+from twofold.scheduling.instance.status import Outcome
+from twofold.scheduling.instance.swap_preemption import BlockCopy
+from twofold.serving.messages import PrefillStarted, StepDone
+from twofold.serving.worker.engines import HostSwapSpace
+from twofold.serving.worker.prefixes import LayerSync
+from twofold.serving.worker.state import WorkerState
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedBatch:
+    """A batch about to run, with what the engine needs of it, taken while the lock was held.
+
+    `reused` says of its prompts how many tokens were not to be computed, `layers` what there is to be done for them
+    with each layer, beside handing it off.
+    """
+
+    batch: Batch
+    steps: list[SequenceStep]
+    reused: dict[str, int]
+    handing_off: list[str]
+    layers: LayerSync | None
+    landed: list[Sequence[int]]
+    copies: list[BlockCopy]
+    now: float
+
+
+class BatchLoop:
+    """next_batch → engine.run → complete → tokens to the controller, until the worker is to end."""
+
+    def __init__(
+        self,
+        state: WorkerState,
+        scheduler: InstanceScheduler,
+        engine: Engine,
+        eos_token_ids: frozenset[int],
+        swap_space: HostSwapSpace | None = None,
+    ) -> None:
+        """`scheduler` is that of the state, which has the lock."""
+        self._state, self._scheduler = state, scheduler
+        self._engine, self._eos = engine, eos_token_ids
+        self._swap_space = swap_space
+
+    def run(self) -> None:
+        while (started := self._next_batch()) is not None:
+            self._prepare(started)
+            try:
+                waits = None if started.layers is None else started.layers.wait_for
+                sampled = self._engine.run(started.steps, self._on_layer(started), waits)
+            except Exception as error:
+                log.exception("%s could not run a batch", self._state.instance)
+                self._fail(started, f"{type(error).__name__} on {self._state.instance}")
+            else:
+                self._complete(started, sampled)
+
+    def _prepare(self, started: PreparedBatch) -> None:
+        self._state.landing.bring(started.landed)
+        if self._swap_space is not None and started.copies:
+            self._swap_space.copy(started.copies)
+        if started.layers is not None and any(step.copies for step in started.steps):
+            started.layers.wait_for_loads()
+
+    def _on_layer(self, started: PreparedBatch) -> OnLayer | None:
+        layers, handing_off = started.layers, started.handing_off
+        hand_off = partial(self._state.sender.layer_computed, handing_off) if handing_off else None
+        if layers is None:
+            return hand_off
+        if hand_off is None:
+            return layers.computed
+
+        def both(layer: int) -> None:
+            layers.computed(layer)
+            hand_off(layer)
+
+        return both
+
+    def _next_batch(self) -> PreparedBatch | None:
+        """Wait for work; None when the worker is to end."""
+        state = self._state
+        with state.changed:
+            while not state.closing:
+                now = time.monotonic()
+                batch = self._scheduler.next_batch(now)
+                if batch is not None:
+                    state.batches_started_s.append(now)
+                    self._announce(batch)
+                    copies = self._swapped()
+                    steps = [self._step(item) for item in batch.items]
+                    reused = self._reused(batch)
+                    handing_off = self._begin_handoffs(batch)
+                    layers, landed = state.prefixes.begin(batch), state.landing.take()
+                    return PreparedBatch(batch, steps, reused, handing_off, layers, landed, copies, now)
+                state.report_changes()
+                state.changed.wait()
+            return None
+
+    def _swapped(self) -> list[BlockCopy]:
+        """What is to be copied before the batch. Those that stood still may go on, so that others may begin."""
+        growth = self._scheduler.growth
+        if growth is None:
+            return []
+        self._state.grant()
+        return growth.take_copies()
+
+    def _announce(self, batch: Batch) -> None:
+        """Tell the controller of prompts that start, where it waits to hear of them."""
+        announced = self._state.announced
+        if announced:
+            for item in batch.items:
+                if item.request_id in announced:
+                    announced.remove(item.request_id)
+                    self._state.tell(PrefillStarted(request_id=item.request_id))
+
+    def _step(self, item: BatchItem) -> SequenceStep:
+        sequence, scheduler = self._state.sequences[item.request_id], self._scheduler
+        copy = scheduler.copy_of(item.request_id)
+        return SequenceStep(
+            request_id=item.request_id,
+            token_ids=sequence.slice(item.context_tokens, item.num_tokens),
+            start=item.context_tokens,
+            block_table=tuple(scheduler.blocks_of(item.request_id)),
+            sampling=sequence.sampling if item.samples else None,
+            output_index=sequence.generated,
+            copies=() if copy is None else (copy,),
+        )
+
+    def _reused(self, batch: Batch) -> dict[str, int]:
+        prompts = [item.request_id for item in batch.items if item.phase is Phase.PREFILL]
+        return {request_id: self._scheduler.reused_tokens(request_id) for request_id in prompts}
+
+    def _begin_handoffs(self, batch: Batch) -> list[str]:
+        """Requests whose prompt this batch completes and whose KV then travels."""
+        completed = [i.request_id for i in batch.items if i.phase is Phase.PREFILL and i.samples]
+        blocks_of = self._scheduler.blocks_of
+        return [rid for rid in completed if self._state.sender.begin(rid, blocks_of(rid))]
+
+    def _complete(self, started: PreparedBatch, sampled: list[Sampled | None]) -> None:
+        drawn = {
+            item.request_id: sample
+            for item, sample in zip(started.batch.items, sampled, strict=True)
+            if sample is not None
+        }
+        state, items = self._state, started.batch.items
+        with state.changed:
+            state.batches_started_s.popleft()
+            outcomes = self._scheduler.complete(started.batch, self._stopped(drawn))
+            tokens = [(o.request_id, self._token(o, drawn[o.request_id], started.reused)) for o in outcomes]
+            state.grant()
+            report = state.next_report()
+            state.tell_blocks()
+        state.tell(
+            StepDone(
+                instance=state.instance,
+                epoch=state.epoch,
+                started_s=started.now,
+                started=[i.request_id for i in items if i.context_tokens == started.reused.get(i.request_id)],
+                tokens=tokens,
+                status=report.status,
+                number=report.number,
+            )
+        )
+        for outcome in outcomes:
+            self._pass_on(outcome, drawn[outcome.request_id].token_id)
+
+    def _pass_on(self, outcome: Outcome, token_id: int) -> None:
+        """After the first token has left for the client, the sender learns whether to go on with the hand-off."""
+        sender, request_id = self._state.sender, outcome.request_id
+        if outcome.hands_off:
+            sending = sender.prefilled(request_id, token_id)
+        else:
+            sending = outcome.finish_reason is None or sender.cancel(request_id)
+        if not sending:
+            with self._state.changed:
+                self._scheduler.handed_off(request_id)
+
+    def _fail(self, started: PreparedBatch, reason: str) -> None:
+        """The engine could not run it (out of memory, say): its requests fail, others go on."""
+        if started.layers is not None:
+            started.layers.give_up()
+        batch = started.batch
+        with self._state.changed:
+            self._state.batches_started_s.popleft()
+            for item in batch.items:
+                self._state.fail(item.request_id, reason)
+            self._scheduler.complete(batch)
+            self._state.grant()
+
+    def _stopped(self, drawn: dict[str, Sampled]) -> set[str]:
+        sequences = self._state.sequences
+        return {
+            request_id
+            for request_id, sample in drawn.items()
+            if request_id in sequences and sequences[request_id].ends_with(sample.token_id, self._eos)
+        }
+
+    def _token(self, outcome: Outcome, sample: Sampled, reused: dict[str, int]) -> TokenOutput:
+        if outcome.finish_reason is not None or outcome.hands_off:
+            del self._state.sequences[outcome.request_id]
+        else:
+            self._state.sequences[outcome.request_id].append(sample.token_id)
+        return TokenOutput(
+            index=outcome.index,
+            token_id=sample.token_id,
+            logprob=sample.logprob,
+            top_logprobs=sample.top_logprobs,
+            finish_reason=outcome.finish_reason,
+            reused_tokens=reused.get(outcome.request_id, 0),
+        )
+
+
+class PipelinedBatchLoop(BatchLoop):
+    """The next iteration begins when the first stage is done with the last, as far as the scheduler has any.
+
+    The main thread begins them and computes on the first stage; the engine's own thread completes each when it has
+    passed all stages.
+    """
+
+    def __init__(
+        self,
+        state: WorkerState,
+        scheduler: PipelineScheduler,
+        engine: PipelineEngine,
+        eos_token_ids: frozenset[int],
+    ) -> None:
+        super().__init__(state, scheduler, engine, eos_token_ids)
+        self._pipeline = engine
+
+    def run(self) -> None:
+        while (started := self._next_batch()) is not None:
+            self._prepare(started)
+            self._pipeline.begin(started.steps, self._on_layer(started), partial(self._ended, started))
+        state = self._state
+        with state.changed:
+            state.changed.wait_for(lambda: not state.batches_started_s)
+
+    def _ended(self, started: PreparedBatch, sampled: list[Sampled | None]) -> None:
+        self._complete(started, sampled)
+        with self._state.changed:
+            self._state.changed.notify()

@@ -1,0 +1,283 @@
+"""What vLLM's connector asks of the worker and tells it, on the thread that runs vLLM.
+
+The main thread of a worker that runs vLLM: orders → one iteration of vLLM → tokens to the controller.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from vllm.v1.engine import EngineCoreOutput
+from vllm.v1.engine import FinishReason as VllmReason
+
+from twofold.engine.base import KvLayout
+from twofold.engine.torch.streams import LayerNotifier
+from twofold.engine.vllm.bridge import SettledTransfers
+from twofold.engine.vllm.core import VllmCore
+from twofold.engine.vllm.sampling import vllm_sampling
+from twofold.request import FinishReason, TokenOutput
+from twofold.serving.messages import PrefillStarted, StepDone
+from twofold.serving.worker.state import WorkerState
+from twofold.serving.worker.vllm.scheduler import VllmOrder, VllmRequest, VllmRequestState, VllmScheduler
+from twofold.transport.pooled import PooledTransport
+
+MakePool = Callable[[KvLayout, int], PooledTransport]
+NOTHING = SettledTransfers(set(), set())
+
+
+class WorkerBridge:
+    """First the memory of the engine is placed; the worker is there, and `bind` called, when the engine is."""
+
+    def __init__(self, make: MakePool) -> None:
+        self._make = make
+        self._transport: PooledTransport | None = None
+        self._bound: tuple[WorkerState, VllmScheduler] | None = None
+        self.started: list[str] = []  # prompts that started with the last iteration
+        self.settled = False  # whether the last iteration has told vLLM something
+
+    @property
+    def transport(self) -> PooledTransport:
+        assert self._transport is not None  # noqa: S101  (every engine places its cache when it is made)
+        return self._transport
+
+    def bind(self, state: WorkerState, instance: VllmScheduler) -> None:
+        self._bound = (state, instance)
+
+    # -- as `Ties` --------------------------------------------------------------------------------------------------
+
+    def place(self, layout: KvLayout, num_blocks: int) -> torch.Tensor:
+        self._transport = self._make(layout, num_blocks)
+        self._announcer = LayerNotifier(self._transport.engine_pool.device)
+        return self._transport.engine_pool.memory
+
+    def comes(self, request_id: str) -> bool:
+        if self._bound is None:
+            return False
+        state, instance = self._bound
+        with state.changed:
+            return instance.comes(request_id)
+
+    def allocated(self, request_id: str, blocks: Sequence[int]) -> None:
+        if self._bound is not None:
+            state, instance = self._bound
+            with state.changed:
+                instance.allocated(request_id, blocks)
+                state.grant()  # at once: the iteration that follows may be long
+
+    def starting(self, request_ids: Sequence[str]) -> None:
+        self.started = []
+        if self._bound is None:
+            return
+        state, instance = self._bound
+        with state.changed:
+            for request_id in request_ids:
+                held = instance.find(request_id)
+                if held is None or held.stage is not VllmRequestState.WAITING:
+                    continue
+                instance.starts(held)
+                self.started.append(request_id)
+                if request_id in state.announced:
+                    state.announced.remove(request_id)
+                    state.tell(PrefillStarted(request_id=request_id))
+
+    def completing(self, request_id: str, computed: int, blocks: Sequence[int]) -> bool:
+        if self._bound is None:
+            return False
+        state, instance = self._bound
+        with state.changed:
+            held = instance.find(request_id)
+            hands_off = held is not None and not held.decodes_here
+            complete = held is not None and computed >= held.request.prompt_tokens
+        return hands_off and complete and state.sender.begin(request_id, blocks)
+
+    def computed(self, request_ids: Sequence[str], layer: int) -> None:
+        if self._bound is not None:
+            tell = partial(self._bound[0].sender.layer_computed, request_ids, layer)
+            self._announcer.after(tell)
+
+    def holds(self, request_id: str) -> bool:
+        if self._bound is None:
+            return False
+        state, instance = self._bound
+        with state.changed:
+            return instance.holds(request_id)
+
+    def sending(self) -> bool:
+        return self._bound is not None and self._bound[1].sending
+
+    def settle(self) -> SettledTransfers:
+        if self._bound is None:
+            return NOTHING
+        state, instance = self._bound
+        with state.changed:
+            settled = instance.settle()
+        self.settled = bool(settled.sent or settled.received)
+        return settled
+
+
+class _Ended(NamedTuple):
+    """A prompt that was to be handed over, and whether it is: its first token may have been the last."""
+
+    request_id: str
+    first_token: int
+    hands_off: bool
+
+
+class VllmLoop:
+    """Runs vLLM for as long as it has something to do, and wakes it when it may have again."""
+
+    def __init__(
+        self,
+        state: WorkerState,
+        instance: VllmScheduler,
+        core: VllmCore,
+        ties: WorkerBridge,
+        eos_token_ids: frozenset[int],
+    ) -> None:
+        self._state, self._instance, self._core, self._ties = state, instance, core, ties
+        self._eos = eos_token_ids
+        self._idle = True  # the last iteration changed nothing, so the next one would not either
+        ties.bind(state, instance)
+
+    def run(self) -> None:
+        while (began := self._begin()) is not None:
+            outputs, ran = self._core.step()
+            self._idle = not ran and not self._ties.settled
+            self._account(outputs, began)
+
+    def _begin(self) -> float | None:
+        """Wait until there is something to run, and have vLLM know of all that is new; None when we are to end."""
+        state, instance = self._state, self._instance
+        with state.changed:
+            while not state.closing:
+                orders = instance.take_orders()
+                for order, request_id in orders:
+                    self._apply(order, request_id)
+                if self._core.busy and (orders or instance.unsettled or not self._idle):
+                    began = time.monotonic()
+                    state.batches_started_s.append(began)
+                    return began
+                state.report_changes()
+                state.changed.wait()
+        return None
+
+    def _apply(self, order: VllmOrder, request_id: str) -> None:
+        if order is VllmOrder.ABORT:
+            self._core.abort([request_id])
+            return
+        held = self._instance.find(request_id)
+        if held is None:  # aborted meanwhile
+            return
+        if order is VllmOrder.ADD:
+            self._add(held)
+        elif self._core.go_on_with(request_id, self._state.sequences[request_id].token_ids[-1]):
+            self._instance.go_on(held)
+
+    def _add(self, held: VllmRequest) -> None:
+        """Queue a request in vLLM. A prompt that is computed here is found by those that begin alike; one whose KV
+        comes from a peer is written over its blocks, so those must be its own: its salt is nobody else's."""
+        request, sequence = held.request, self._state.sequences[held.request.id]
+        output = request.output_tokens if held.decodes_here else 1
+        made = (
+            1 if held.source else 0
+        )  # of the output, elsewhere: all of it, perhaps, which is not known here
+        sampling = vllm_sampling(sequence.sampling, request.prompt_tokens, max(1, output - made), self._eos)
+        salt = request.id if held.source else sequence.cache_salt
+        keys = () if held.source else sequence.prefix_blocks
+        self._core.add(request.id, sequence.token_ids, sampling, salt, keys)
+
+    def _account(self, outputs: list[EngineCoreOutput], began: float) -> None:
+        state, tokens, ended = self._state, list[tuple[str, TokenOutput]](), list[_Ended]()
+        with state.changed:
+            state.batches_started_s.popleft()
+            self._core.prompt_blocks.tell(state.blocks)
+            for output in outputs:
+                held = self._instance.find(output.request_id)
+                if held is not None:  # it was not aborted while the iteration ran
+                    self._take(held, output, tokens, ended)
+            state.grant()
+            if not (tokens or self._ties.started):
+                state.report_changes()
+                return
+            report = state.next_report()
+            state.tell_blocks()
+        state.tell(
+            StepDone(
+                instance=state.instance,
+                epoch=state.epoch,
+                started_s=began,
+                started=self._ties.started,
+                tokens=tokens,
+                status=report.status,
+                number=report.number,
+            )
+        )
+        for each in ended:
+            self._pass_on(each)
+
+    def _take(
+        self,
+        held: VllmRequest,
+        output: EngineCoreOutput,
+        tokens: list[tuple[str, TokenOutput]],
+        ended: list[_Ended],
+    ) -> None:
+        """What an iteration made of a request; to be called with the lock held."""
+        request_id, state = held.request.id, self._state
+        if output.finish_reason in {VllmReason.ABORT, VllmReason.ERROR}:
+            state.fail(request_id, f"vLLM gave it up: {output.finish_reason}")
+            return
+        sequence, made = state.sequences[request_id], len(output.new_token_ids)
+        over = output.finish_reason is not None
+        hands_off = over and _hands_off(held, output)
+        for place, token_id in enumerate(output.new_token_ids):
+            ends = over and not hands_off and place == made - 1
+            token = _token(output, place, sequence.generated, _reason(output) if ends else None)
+            tokens.append((request_id, token))
+            sequence.append(token_id)
+        if over:
+            del state.sequences[request_id]
+            self._instance.ended(request_id)
+            if not held.decodes_here:
+                ended.append(_Ended(request_id, output.new_token_ids[-1], hands_off))
+
+    def _pass_on(self, prompt: _Ended) -> None:
+        """After the first token has left for the client, the sender learns whether to go on with the hand-off."""
+        sender, (request_id, first_token, hands_off) = self._state.sender, prompt
+        sending = sender.prefilled(request_id, first_token) if hands_off else sender.cancel(request_id)
+        if not sending:
+            with self._state.changed:
+                self._instance.handed_off(request_id)
+
+
+def _hands_off(held: VllmRequest, output: EngineCoreOutput) -> bool:
+    """Whether the first token of a prompt is the last only here."""
+    here_only = not held.decodes_here and output.finish_reason is VllmReason.LENGTH
+    return here_only and held.request.output_tokens > 1
+
+
+def _reason(output: EngineCoreOutput) -> FinishReason:
+    return FinishReason.STOP if output.finish_reason is VllmReason.STOP else FinishReason.LENGTH
+
+
+def _token(output: EngineCoreOutput, place: int, index: int, reason: FinishReason | None) -> TokenOutput:
+    """One of its new tokens, the output's `index`-th, with log probabilities where they were asked for.
+
+    vLLM gives those of the token itself first, and then the best.
+    """
+    logprob, top = None, tuple[tuple[int, float], ...]()
+    if output.new_logprobs is not None:
+        ids = output.new_logprobs.logprob_token_ids[place].tolist()
+        values = output.new_logprobs.logprobs[place].tolist()
+        logprob, top = values[0], tuple(zip(ids[1:], values[1:], strict=True))
+    stats = output.prefill_stats
+    return TokenOutput(
+        index=index,
+        token_id=output.new_token_ids[place],
+        logprob=logprob,
+        top_logprobs=top,
+        finish_reason=reason,
+        reused_tokens=0 if stats is None or index else stats.num_local_cached_tokens,
+    )

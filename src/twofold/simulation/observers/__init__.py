@@ -1,0 +1,1 @@
+"""Observers of a simulation: event log, Chrome trace, tables."""

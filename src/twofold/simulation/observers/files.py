@@ -1,0 +1,259 @@
+"""A file that an observer streams to, and that has its name only once it is complete.
+
+Everything that happened in a run, a line of JSON each: for tests that compare runs, and for reading.
+
+A table of the requests of a run, one row each, as a Parquet file.
+"""
+
+import os
+import weakref
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Final
+
+import msgspec
+
+from twofold.errors import ConfigurationError
+from twofold.instance import Role
+from twofold.simulation.observers.base import IterationRun, KvTransfer, QuietObserver
+from twofold.timeline import Moment, Timeline
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+_BUFFER: Final = 1 << 20
+
+
+class AtomicFile:
+    """Bytes written beside `path` and moved there by `commit`; what is not committed leaves no trace.
+
+    A device or a pipe at `path` is written to directly. Raises ConfigurationError wherever the place cannot be
+    written to: when it is made, and later if a disk is full.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        if self.path.is_dir():
+            raise ConfigurationError(f"{self.path} is a directory: name a file in it")
+        direct = self.path.exists() and not self.path.is_file()
+        self._target = self.path.resolve()
+        self._part = self._target if direct else _part(self._target)
+        try:
+            self._stream: IO[bytes] = self._part.open("wb", buffering=_BUFFER)
+        except OSError as error:
+            raise self._unwritable(error) from error
+        # An observer of a broken run is dropped, not closed: this runs then, or else when the program ends.
+        self._discard = weakref.finalize(self, _discard, self._stream, None if direct else self._part)
+
+    @property
+    def closed(self) -> bool:
+        return self._stream.closed
+
+    def write(self, data: bytes) -> None:
+        try:
+            self._stream.write(data)
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def commit(self) -> None:
+        """Give the file its name; nothing can be written after that."""
+        try:
+            self._stream.close()
+            if self._part != self._target:
+                self._part.replace(self._target)
+        except OSError as error:
+            self._discard()
+            raise self._unwritable(error) from error
+        self._discard.detach()
+
+    def _unwritable(self, error: OSError) -> ConfigurationError:
+        return ConfigurationError(f"{self.path} cannot be written: {error.strerror}")
+
+
+def _part(target: Path) -> Path:
+    return target.with_name(f".part-{os.getpid()}-{target.name}")
+
+
+def _discard(stream: IO[bytes], part: Path | None) -> None:
+    with suppress(OSError):  # it goes anyway
+        stream.close()
+    if part is not None:
+        part.unlink(missing_ok=True)
+
+
+_PS_PER_S: Final = 10**12
+
+Value = str | int | float | None | msgspec.Raw | dict[str, float]
+
+
+class EventLog:
+    """Lines in the order in which things ended; each begins with when (seconds) and which event.
+
+    Times of the simulator are written to the picosecond, which a float cannot hold for long; the moments of a
+    request are the floats of its timeline. Equal runs give equal bytes. The file has its name once the run is
+    over. Raises ConfigurationError if `path` cannot be written to.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self._file = AtomicFile(path)
+
+    def run(self, run: IterationRun) -> None:
+        self._line(
+            "run",
+            _seconds(run.end_ps),
+            instance=run.instance,
+            start_s=_seconds(run.start_ps),
+            iterations=run.iterations,
+            prefill_tokens=run.prefill_tokens,
+            prefill_sequences=run.prefill_sequences,
+            decode_sequences=run.decode_sequences,
+            context_tokens=run.context_tokens,
+            watts=run.watts,
+        )
+
+    def transfer(self, transfer: KvTransfer) -> None:
+        self._line(
+            "transfer",
+            _seconds(transfer.end_ps),
+            request=transfer.request_id,
+            source=transfer.source,
+            target=transfer.target,
+            start_s=_seconds(transfer.start_ps),
+            bytes=transfer.bytes,
+        )
+
+    def ended(self, timeline: Timeline) -> None:
+        request, moments = timeline.request, timeline.moments
+        self._line(
+            "ended",
+            max(moments.values(), default=request.arrival_s),
+            request=request.id,
+            arrival_s=request.arrival_s,
+            prompt_tokens=request.prompt_tokens,
+            output_tokens=timeline.output_tokens,
+            finish_reason=timeline.finish_reason,
+            prefill_instance=timeline.prefill_instance,
+            decode_instance=timeline.decode_instance,
+            preemptions=timeline.preemptions,
+            moments={moment.value: moments[moment] for moment in Moment if moment in moments},
+        )
+
+    def role(self, instance: str, role: Role, at_ps: int) -> None:
+        self._line("role", _seconds(at_ps), instance=instance, role=role)
+
+    def note(self, at_ps: int, kind: str, subject: str, detail: str) -> None:
+        self._line("note", _seconds(at_ps), kind=kind, subject=subject, detail=detail)
+
+    def close(self, at_ps: int) -> None:
+        self._line("close", _seconds(at_ps))
+        self._file.commit()
+
+    def _line(self, event: str, at_s: Value, **values: Value) -> None:
+        line: dict[str, Value] = {"at_s": at_s, "event": event, **values}
+        self._file.write(msgspec.json.encode(line) + b"\n")
+
+
+def _seconds(ps: int) -> msgspec.Raw:
+    """The decimal number itself: 1.000000000001, not the float beside it."""
+    whole, rest = divmod(ps, _PS_PER_S)
+    return msgspec.Raw(f"{whole}.{rest:012d}".rstrip("0").removesuffix("."))
+
+
+ROWS_PER_GROUP: Final = 10_000
+
+Row = tuple[str | float | None, ...]
+
+
+class ParquetTable(QuietObserver):
+    """A row for each request that ended, in that order; only the rows of one row group are held in memory.
+
+    Times are seconds, as `Timeline` defines them; what did not happen to a request is null. The file has its
+    name once the run is over. Raises ConfigurationError if `path` cannot be written to or pyarrow is missing.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        try:
+            from pyarrow import parquet  # noqa: PLC0415  (see above)
+        except ImportError as error:
+            raise ConfigurationError(
+                f"{path}: a Parquet table needs pyarrow, which is not here: pip install pyarrow"
+            ) from error
+        self._file = AtomicFile(path)
+        self._schema = _schema()
+        self._rows: list[Row] = []
+        self._writer = parquet.ParquetWriter(self._file, self._schema)
+        # Of a broken run nothing closes it: pyarrow would do so last, when the file under it is already gone.
+        weakref.finalize(self, self._writer.close)
+
+    def ended(self, timeline: Timeline) -> None:
+        self._rows.append(_row(timeline))
+        if len(self._rows) == ROWS_PER_GROUP:
+            self._flush()
+
+    def close(self, at_ps: int) -> None:  # noqa: ARG002  (the seam's argument)
+        if self._rows:
+            self._flush()
+        self._writer.close()
+        self._file.commit()
+
+    def _flush(self) -> None:
+        import pyarrow as pa  # noqa: PLC0415  (see above)
+
+        columns = [
+            pa.array(values, type=field.type)
+            for values, field in zip(zip(*self._rows, strict=True), self._schema, strict=True)
+        ]
+        self._rows.clear()
+        self._writer.write_table(pa.Table.from_arrays(columns, schema=self._schema))
+
+
+def _schema() -> "pa.Schema":
+    import pyarrow as pa  # noqa: PLC0415  (see above)
+
+    def always(name: str, kind: "pa.DataType") -> "pa.Field":
+        return pa.field(name, kind, nullable=False)
+
+    return pa.schema(
+        [
+            always("id", pa.string()),
+            always("arrival_s", pa.float64()),
+            always("prompt_tokens", pa.int64()),
+            always("output_tokens", pa.int64()),
+            pa.field("finish_reason", pa.string()),
+            pa.field("ttft_s", pa.float64()),
+            pa.field("tpot_s", pa.float64()),
+            pa.field("e2e_s", pa.float64()),
+            pa.field("queue_prefill_s", pa.float64()),
+            pa.field("prefill_s", pa.float64()),
+            pa.field("transfer_s", pa.float64()),
+            pa.field("visible_transfer_s", pa.float64()),
+            pa.field("queue_decode_s", pa.float64()),
+            pa.field("prefill_instance", pa.string()),
+            pa.field("decode_instance", pa.string()),
+            always("preemptions", pa.int64()),
+        ]
+    )
+
+
+def _row(timeline: Timeline) -> Row:
+    """In the order of the schema."""
+    request = timeline.request
+    return (
+        request.id,
+        request.arrival_s,
+        request.prompt_tokens,
+        timeline.output_tokens,
+        timeline.finish_reason,
+        timeline.ttft_s,
+        timeline.tpot_s,
+        timeline.e2e_s,
+        timeline.queue_prefill_s,
+        timeline.prefill_s,
+        timeline.transfer_s,
+        timeline.visible_transfer_s,
+        timeline.queue_decode_s,
+        timeline.prefill_instance,
+        timeline.decode_instance,
+        timeline.preemptions,
+    )

@@ -1,0 +1,62 @@
+"""The gaps between the tokens of each request, which a simulation otherwise counts for all of them together."""
+
+import math
+from bisect import bisect_right
+from heapq import nlargest
+
+from twofold.simulation.kernel import PS
+from twofold.simulation.observers.base import IterationRun, QuietObserver
+from twofold.timeline import Moment, Timeline
+
+_LONGEST = 0.1
+
+
+class TokenGaps(QuietObserver):
+    """TTFT and TBT of every completed request, in seconds, in the order in which they end.
+
+    TBT is Mooncake's (FAST'25, section 5.1): the mean of the longest tenth of the gaps between the tokens of a request,
+    at least of one; 0 where there is only one token. Gaps within a run of iterations are taken to be equal, as they are
+    but for the tokens that were added meanwhile.
+    It is for instances of one stage whose batchers give everyone who decodes a token in each iteration of decodes: a
+    request with fewer tokens than that raises RuntimeError.
+    """
+
+    def __init__(self) -> None:
+        self.latencies: list[tuple[float, float]] = []
+        self._ends: dict[str, list[float]] = {}  # of every iteration of decodes, by instance
+
+    def run(self, run: IterationRun) -> None:
+        if not run.decode_sequences:
+            return
+        ends = self._ends.setdefault(run.instance, [])
+        each = (run.end_ps - run.start_ps) / run.iterations
+        ends.extend((run.start_ps + each * number) / PS for number in range(1, run.iterations))
+        ends.append(run.end_ps / PS)
+
+    def ended(self, timeline: Timeline) -> None:
+        ttft_s = timeline.ttft_s
+        if timeline.complete and ttft_s is not None:
+            self.latencies.append((ttft_s, self._tbt_s(timeline)))
+
+    def share_within(self, ttft_s: float, tbt_s: float) -> float:
+        """Of the completed requests, those that keep both bounds; 0 where there are none."""
+        kept = sum(ttft <= ttft_s and tbt <= tbt_s for ttft, tbt in self.latencies)
+        return kept / len(self.latencies) if self.latencies else 0.0
+
+    def _tbt_s(self, timeline: Timeline) -> float:
+        if timeline.output_tokens < 2:
+            return 0.0
+        moments, ends = timeline.moments, self._ends[timeline.decode_instance or ""]
+        start = bisect_right(ends, moments[Moment.DECODE_STARTED])
+        stop = bisect_right(ends, moments[Moment.LAST_TOKEN])
+        if stop - start != timeline.output_tokens - 1:
+            raise RuntimeError(
+                f"request {timeline.request.id} has {timeline.output_tokens} tokens, but there were "
+                f"{stop - start} iterations of decodes while it decoded"
+            )
+        longest = max(1, math.ceil(_LONGEST * (stop - start)))
+        before, gaps = moments[Moment.FIRST_TOKEN], []
+        for end in ends[start:stop]:
+            gaps.append(end - before)
+            before = end
+        return sum(nlargest(longest, gaps)) / longest

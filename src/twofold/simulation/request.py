@@ -1,0 +1,102 @@
+"""A request under way in the simulator, in whole picoseconds."""
+
+from typing import Final
+
+from mypy_extensions import mypyc_attr
+
+from twofold.handoff import HandoffMode, Lease
+from twofold.request import FinishReason, Request
+from twofold.simulation.instance import VirtualInstance
+from twofold.simulation.kernel import PS
+from twofold.timeline import Moment, Timeline
+
+NEVER: Final = -1  # stands for a moment that has not come: an optional integer takes longer to write down
+
+
+@mypyc_attr(free_list_len=1)
+class SimulatedRequest:
+    """The moments of `twofold.timeline` as far as they have come, and what the driver must remember of a hand-off."""
+
+    __slots__ = (
+        "arrived",
+        "decode",
+        "decode_started",
+        "ended",
+        "first_layer",
+        "first_token",
+        "handoff_ended",
+        "handoff_started",
+        "id",
+        "last_token",
+        "layers_sent",
+        "lease",
+        "mode",
+        "number",
+        "output_tokens",
+        "preemptions",
+        "prefill",
+        "prefill_started",
+        "prompt_tokens",
+        "request",
+        "splits",
+    )
+
+    def __init__(
+        self,
+        request: Request,
+        number: int,
+        arrived: int,
+        prefill: VirtualInstance,
+        decode: VirtualInstance,
+        mode: HandoffMode | None,
+    ) -> None:
+        self.request = request
+        # Again what the request says, because they are asked for at every step.
+        self.id = request.id
+        self.prompt_tokens = request.prompt_tokens
+        self.output_tokens = request.output_tokens
+        self.number = number
+        self.arrived = arrived
+        self.prefill = prefill
+        self.decode = decode
+        self.splits = prefill is not decode
+        self.mode = mode
+        self.prefill_started = NEVER
+        self.first_layer = NEVER  # when the first layer of its prefill is computed
+        self.first_token = NEVER
+        self.handoff_started = NEVER
+        self.handoff_ended = NEVER
+        self.decode_started = NEVER
+        self.last_token = NEVER
+        # When the last byte was through, of a layer-wise hand-off that awaits the end of its prefill.
+        self.layers_sent = NEVER
+        self.preemptions = 0
+        self.lease: Lease | None = None
+        self.ended = False
+
+    def timeline(self, reason: FinishReason, output_tokens: int) -> Timeline:
+        """The same for those who look at requests from outside: seconds, under the names both worlds use."""
+        moments = (
+            (Moment.ARRIVED, self.arrived),
+            (Moment.ROUTED, self.arrived),
+            (Moment.PREFILL_STARTED, self.prefill_started),
+            (Moment.HANDOFF_STARTED, self.handoff_started),
+            (Moment.FIRST_TOKEN, self.first_token),
+            (Moment.HANDOFF_ENDED, self.handoff_ended),
+            (Moment.DECODE_STARTED, self.decode_started),
+            (Moment.LAST_TOKEN, self.last_token),
+        )
+        return Timeline(
+            self.request,
+            {moment: at / PS for moment, at in moments if at != NEVER},
+            output_tokens=output_tokens,
+            finish_reason=reason,
+            prefill_instance=self.prefill.name,
+            decode_instance=self.decode.name,
+            preemptions=self.preemptions,
+        )
+
+
+def refused_timeline(request: Request, arrived: int) -> Timeline:
+    """The timeline of a request that no instance could take."""
+    return Timeline(request, {Moment.ARRIVED: arrived / PS}, finish_reason=FinishReason.ERROR)

@@ -1,0 +1,201 @@
+"""A text file read line by line: numbered, decoded, unpacked where it is gzip, and never held whole.
+
+Reading csv: rows by column name, numbers with reasons, each error with its line.
+
+Reading jsonl: one object a line, checked against a msgspec type, errors with their line in plain words.
+"""
+
+import csv
+import gzip
+import math
+import re
+import stat
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import BufferedIOBase
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from twofold.errors import WorkloadError
+
+MAX_LINE_BYTES = (
+    16 * 2**20
+)  # no trace has such a line; without a bound one without line ends would fill memory
+GZIP_MAGIC = b"\x1f\x8b"
+
+
+@dataclass(slots=True)
+class ReadNotes:
+    """What a reader changed in the latest reading: `zero_outputs` outputs of length 0 were read as 1."""
+
+    zero_outputs: int = 0
+
+
+class Lines:
+    """The lines of one open file that are not blank; `number` is that of the latest, counted from 1."""
+
+    def __init__(self, path: Path, stream: BufferedIOBase, notes: ReadNotes) -> None:
+        self.path, self.notes, self.number = path, notes, 0
+        self._stream = stream
+
+    def __iter__(self) -> Iterator[str]:
+        while raw := self._read():
+            text = self._decode(raw).strip()
+            if text:
+                yield text
+
+    def error(self, reason: str) -> WorkloadError:
+        """An error about the latest line."""
+        return WorkloadError(str(self.path), reason, self.number)
+
+    def _read(self) -> bytes:
+        self.number += 1
+        try:
+            raw = self._stream.readline(MAX_LINE_BYTES)
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise self.error("the gzip data is damaged or cut off here") from error
+        except OSError as error:
+            raise self.error(f"cannot be read: {error.strerror or error}") from error
+        if len(raw) == MAX_LINE_BYTES:
+            raise self.error(f"the line is longer than {MAX_LINE_BYTES:,} bytes: this is not a trace")
+        return raw
+
+    def _decode(self, raw: bytes) -> str:
+        if b"\0" in raw:
+            raise self.error("this is a binary file, not a trace in csv or jsonl")
+        try:
+            return raw.decode("utf-8-sig" if self.number == 1 else "utf-8")
+        except UnicodeDecodeError as error:
+            raise self.error("this is not UTF-8 text; a trace is csv or jsonl, plain or gzip") from error
+
+
+@contextmanager
+def open_lines(path: Path, notes: ReadNotes | None = None) -> Iterator[Lines]:
+    """Open a text file, plain or gzip; raises WorkloadError where there is none."""
+    require_file(path)
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise WorkloadError(str(path), f"cannot be opened: {error.strerror}") from error
+    with file:
+        if not file.peek(2).startswith(GZIP_MAGIC):
+            yield Lines(path, file, notes or ReadNotes())
+            return
+        with gzip.GzipFile(fileobj=file) as unpacked:
+            yield Lines(path, unpacked, notes or ReadNotes())
+
+
+def require_file(path: Path) -> None:
+    """Raise WorkloadError unless `path` is a regular file: a trace may be read twice, so no pipe will do."""
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError as error:
+        raise WorkloadError(str(path), "there is no such file") from error
+    except (OSError, ValueError) as error:  # ValueError: a name that no file can have
+        raise WorkloadError(str(path), f"cannot be opened: {getattr(error, 'strerror', error)}") from error
+    if not stat.S_ISREG(mode):
+        raise WorkloadError(str(path), "a trace is a regular file, and this is not one")
+
+
+_WHOLE = re.compile(r"[+-]?[0-9]{1,30}")
+
+
+def csv_fields(lines: Lines, line: str) -> list[str]:
+    """The fields of one line. Each line is parsed alone: an open quote must not swallow those below it."""
+    try:
+        return [field.strip() for field in next(csv.reader((line,), strict=True))]
+    except csv.Error as error:
+        raise lines.error(f"not a csv line: {error}") from error
+
+
+def csv_rows(lines: Lines, columns: Sequence[str]) -> Iterator[list[str]]:
+    """The values of `columns`, in that order, of each row; other columns are ignored."""
+    texts = iter(lines)
+    header = csv_fields(lines, next(texts, ""))
+    missing = [column for column in columns if column not in header]
+    if missing:
+        raise lines.error(f"missing column {', '.join(missing)} (the header has {', '.join(header)})")
+    places = [header.index(column) for column in columns]
+    for text in texts:
+        fields = csv_fields(lines, text)
+        if len(fields) != len(header):
+            raise lines.error(f"{len(fields)} columns where the header has {len(header)}")
+        yield [fields[place] for place in places]
+
+
+def whole(lines: Lines, column: str, text: str) -> int:
+    """A whole number in decimal digits."""
+    if _WHOLE.fullmatch(text) is None:
+        raise lines.error(f"{column} is {text!r}, which is not a whole number")
+    return int(text)
+
+
+def seconds(lines: Lines, column: str, text: str) -> float:
+    """A time in seconds, finite and not negative."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise lines.error(f"{column} is {text!r}, which is not a number") from None
+    if not math.isfinite(value) or value < 0:
+        raise lines.error(f"{column} is {text!r}, which is not a time in seconds from 0 on")
+    return value
+
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+_MISSING = re.compile(r"Object missing required field `(?P<key>[^`]*)`")
+_WRONG = re.compile(r"Expected `(?P<wanted>[^`]*)`, got `(?P<found>[^`]*)` - at `\$\.?(?P<key>[^`]*)`")
+_NOT_AN_OBJECT = re.compile(r"Expected `object`, got `(?P<found>[^`]*)`")
+_RANGE = re.compile(r"(?:Number|Integer value) out of range - at `\$\.?(?P<key>[^`]*)`")
+_WORDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "a text",
+    "bool": "true or false",
+    "null": "null",
+    "array": "a list",
+    "object": "an object",
+}
+
+
+def json_rows(lines: Lines, kind: type[T]) -> Iterator[T]:
+    """Each line as a `kind`; keys it does not have are ignored."""
+    decoder = msgspec.json.Decoder(kind)
+    for line in lines:
+        try:
+            yield decoder.decode(line)
+        except msgspec.DecodeError as error:
+            raise lines.error(reason(str(error))) from error
+        except RecursionError as error:
+            raise lines.error("the JSON is nested too deeply for a trace") from error
+
+
+def json_keys(lines: Lines, line: str) -> tuple[str, ...]:
+    """The keys of the object on a line."""
+    try:
+        return tuple(msgspec.json.decode(line, type=dict[str, msgspec.Raw]))
+    except msgspec.DecodeError as error:
+        raise lines.error(reason(str(error))) from error
+
+
+def reason(message: str) -> str:
+    """What msgspec says of a line, in words that need no knowledge of it."""
+    if "truncated" in message:
+        return "the JSON is cut off"
+    if match := _MISSING.match(message):
+        return f'missing key "{match["key"]}"'
+    if match := _WRONG.match(message):
+        return f'"{match["key"]}" is {_words(match["found"])} where {_words(match["wanted"])} is expected'
+    if match := _NOT_AN_OBJECT.match(message):
+        return f"{_words(match['found'])} where a JSON object is expected"
+    if match := _RANGE.match(message):
+        return f'"{match["key"]}" is a number out of range'
+    return f"not valid JSON: {message.removeprefix('JSON is malformed: ')}"
+
+
+def _words(kind: str) -> str:
+    return " or ".join(_WORDS.get(part, part) for part in kind.split(" | "))

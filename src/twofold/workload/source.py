@@ -1,0 +1,199 @@
+"""Replaying a trace: which part of it, and how fast.
+
+Workloads by name, and the one entry point through which everything else gets its requests.
+"""
+
+import difflib
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from twofold.errors import ConfigurationError, WorkloadError
+from twofold.request import Request
+from twofold.workload.distributions import ARRIVALS, REPLAY, arrival_process, load_lengths, uniform_lengths
+from twofold.workload.rescale import (
+    first,
+    fit_lengths,
+    mean_rate,
+    require_positive,
+    retime,
+    scale_rate,
+    to_rate,
+    window,
+)
+from twofold.workload.rows import require_file
+from twofold.workload.trace import open_trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """A part of a trace at its own times, or at those times rescaled.
+
+    `start_s` is a moment of the trace as it is; it becomes 0. From there on at most `num_requests` are taken.
+    `rate_scale` makes arrivals that many times as frequent; `rate` scales them to that many requests per
+    second on average over the part that is taken. `duration_s` counts seconds of the result: together with
+    `rate` it takes the first `rate * duration_s` requests, otherwise those that arrive before it ends.
+    """
+
+    start_s: float = 0.0
+    duration_s: float | None = None
+    num_requests: int | None = None
+    rate: float | None = None
+    rate_scale: float | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be before anything is read."""
+        if self.rate is not None and self.rate_scale is not None:
+            raise ConfigurationError("give either a rate or a rate scale, not both")
+        if self.rate is not None:
+            require_positive("rate", self.rate)
+        if self.rate_scale is not None:
+            require_positive("rate scale", self.rate_scale)
+        window((), self.start_s, self.duration_s)
+        first((), self.num_requests)
+
+    def requests(self, reopen: Callable[[], Iterator[Request]]) -> Iterator[Request]:
+        """The requests, as a stream; `reopen` gives the whole trace, from its first request on, each time."""
+        if self.rate is not None:
+            scaled = to_rate(lambda: self._part(reopen), self.rate)
+        else:
+            scaled = scale_rate(self._part(reopen), self.rate_scale or 1.0)
+        return window(scaled, 0.0, self.duration_s)
+
+    def _part(self, reopen: Callable[[], Iterator[Request]]) -> Iterator[Request]:
+        count = self.num_requests
+        if self.rate is not None and self.duration_s is not None:
+            # A hair more, so that 0.1 requests/s for 30 s are three and not two.
+            fitting = max(1, math.floor(self.rate * self.duration_s * (1 + 1e-12)))
+            count = fitting if count is None else min(count, fitting)
+        return first(window(reopen(), self.start_s), count)
+
+
+# Each name is a file of quantiles in data/.
+NAMED: tuple[str, ...] = (
+    "azure-code",
+    "azure-conv",
+    "distserve-chat",
+    "distserve-code",
+    "distserve-summaries",
+)
+
+
+def is_named(spec: str) -> bool:
+    """Whether requests are generated, at any rate: a name of `NAMED`, or lengths for all of them as in 512+64."""
+    return spec in NAMED or uniform_lengths(spec) is not None
+
+
+def workload(
+    spec: str,
+    *,
+    rate: float | None = None,
+    num_requests: int | None = None,
+    duration_s: float | None = None,
+    arrival: str | None = None,
+    burstiness: float = 1.0,
+    seed: int = 0,
+    length_scale: float = 1.0,
+    max_model_len: int | None = None,
+    start_s: float = 0.0,
+) -> Iterator[Request]:
+    """The requests of a named workload or of a trace file, in order of arrival, as a stream.
+
+    `spec` is one of `NAMED`, lengths such as 512+64, else the path of a trace. A named workload is generated: it needs
+    `rate` (requests per second) and `num_requests` or `duration_s`, and arrives by `arrival` (poisson if None, gamma
+    if a `burstiness` other than 1 is given). A trace is replayed at its own times, rescaled to `rate` where
+    given; see `Replay` for `start_s`, `num_requests` and `duration_s`. With an `arrival` other than `trace`,
+    its lengths are used and its times are not; `rate` is then the trace's own if None. In both, lengths are
+    multiplied by `length_scale` and what is longer than `max_model_len` is then clipped (`fit_to_context`).
+    Equal arguments give equal requests.
+
+    Raises ConfigurationError at once for arguments that cannot be and WorkloadError for a missing file; a bad
+    line raises WorkloadError when the stream comes to it.
+    """
+    if is_named(spec):
+        if start_s:
+            raise ConfigurationError(f"{spec} is generated and begins at 0: a start is for trace files")
+        requests = generate(
+            spec,
+            rate=rate,
+            num_requests=num_requests,
+            duration_s=duration_s,
+            arrival=arrival,
+            burstiness=burstiness,
+            seed=seed,
+        )
+    else:
+        _require_known(spec)
+        part = Replay(start_s=start_s, duration_s=duration_s, num_requests=num_requests, rate=rate)
+        requests = _from_trace(lambda: open_trace(spec), part, arrival or REPLAY, burstiness, seed)
+    return fit_lengths(requests, length_scale, max_model_len)
+
+
+def generate(
+    name: str,
+    *,
+    rate: float | None,
+    num_requests: int | None = None,
+    duration_s: float | None = None,
+    arrival: str | None = None,
+    burstiness: float = 1.0,
+    seed: int = 0,
+) -> Iterator[Request]:
+    """Requests with the length distribution of a named workload; their ids count from 0."""
+    if not is_named(name):
+        raise ConfigurationError(f"workload {name!r} is not known{_hint(name)}; there are {', '.join(NAMED)}")
+    lengths = load_lengths(name)
+    if rate is None:
+        own = "as in 1.5"
+        if lengths.requests:
+            own = f"the service it comes from had {lengths.requests_per_s:.2f}"
+        raise ConfigurationError(f"{name} needs a rate in requests per second ({own})")
+    if num_requests is None and duration_s is None:
+        raise ConfigurationError(f"{name} has no end of its own: give a number of requests or a duration")
+    if arrival == REPLAY:
+        raise ConfigurationError(f"{name} has no arrival times of its own: use {', '.join(ARRIVALS)}")
+    process = arrival_process(arrival or ("poisson" if burstiness == 1 else "gamma"), rate, burstiness)
+    times, pairs = process.times(seed), lengths.sample(seed)
+    endless = (
+        Request(id=str(index), arrival_s=time, prompt_tokens=prompt, output_tokens=output)
+        for index, (time, (prompt, output)) in enumerate(zip(times, pairs, strict=False))
+    )
+    return window(first(endless, num_requests), 0.0, duration_s)
+
+
+def _from_trace(
+    reopen: Callable[[], Iterator[Request]], part: Replay, arrival: str, burstiness: float, seed: int
+) -> Iterator[Request]:
+    if arrival == REPLAY:
+        if burstiness != 1:
+            raise ConfigurationError(
+                f"a burstiness of {burstiness:g} needs gamma arrivals, not the trace's own"
+            )
+        return part.requests(reopen)
+    if arrival not in ARRIVALS:
+        raise ConfigurationError(
+            f"arrival process {arrival!r} is not one of {', '.join((REPLAY, *ARRIVALS))}"
+        )
+    own = part.rate or mean_rate(window(reopen(), part.start_s))
+    process = arrival_process(arrival, own or 1.0, burstiness)
+    timed = retime(window(reopen(), part.start_s), process.times(seed))
+    return window(first(timed, part.num_requests), 0.0, part.duration_s)
+
+
+def _require_known(spec: str) -> None:
+    """Raise ConfigurationError for a word that is neither a name nor a file; a path explains itself."""
+    try:
+        require_file(Path(spec))
+    except WorkloadError as error:
+        if "/" in spec or Path(spec).suffix:
+            raise
+        raise ConfigurationError(
+            f"workload {spec!r} is neither a trace file nor lengths as in 512+64 nor one of {', '.join(NAMED)}"
+            f"{_hint(spec)}"
+        ) from error
+
+
+def _hint(name: str) -> str:
+    near = difflib.get_close_matches(name, NAMED, n=1)
+    return f" (did you mean {near[0]}?)" if near else ""

@@ -1,0 +1,198 @@
+"""Count the source files that one request executes, live and simulated.
+
+    python tools/request_files.py [--list]
+
+The live request goes through `twofold serve --engine emulated` with one prefill and one decode worker, all processes
+together; the simulated one through `twofold.simulation` on the same cluster shape. A file counts when one of its
+functions is called between the request's arrival and its last token (modules that only execute at import do not).
+"""
+
+import argparse
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+LIVE_LIMIT = 60
+SIMULATED_LIMIT = 20
+_TRACER = """
+import os, signal, sys, threading
+_files, _on = set(), [False]
+_out = os.environ["TWOFOLD_TRACE_DIR"]
+def _profile(frame, event, arg):
+    if event == "call" and _on[0]:
+        _files.add(frame.f_code.co_filename)
+def _start(*_):
+    _files.clear()
+    _on[0] = True
+    open(os.path.join(_out, f"{os.getpid()}.on"), "w").close()
+def _stop(*_):
+    _on[0] = False
+    path = os.path.join(_out, f"{os.getpid()}.files")
+    with open(path + "~", "w") as file:
+        file.write("\\n".join(_files))
+    os.rename(path + "~", path)
+signal.signal(signal.SIGUSR1, _start)
+signal.signal(signal.SIGUSR2, _stop)
+threading.setprofile(_profile)
+sys.setprofile(_profile)
+"""
+
+
+def live(package: Path) -> dict[str, set[str]]:
+    """Files of `package` that one request executes in the gateway and the two workers, by process."""
+    import psutil  # noqa: PLC0415
+
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "sitecustomize.py").write_text(_TRACER)
+        port = _free_port()
+        command = [sys.executable, "-m", "twofold.cli.main", "serve", "--engine", "emulated", "--prefill", "1",
+                   "--decode", "1", "--cluster", str(_cluster_file(folder)), "--port", str(port)]  # fmt: skip
+        paths = [folder, str(package.parent), os.environ.get("PYTHONPATH", "")]
+        env = {**os.environ, "TWOFOLD_TRACE_DIR": folder, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+        service = subprocess.Popen(command, env=env, stderr=subprocess.DEVNULL)
+        try:
+            _wait(lambda: _healthy(port))
+            _ask(port)  # the first request also imports and caches
+            workers = [p for p in psutil.Process(service.pid).children(recursive=True) if not p.children()]
+            processes = {"gateway": service.pid, **{f"worker {n}": p.pid for n, p in enumerate(workers)}}
+            _signal(processes.values(), signal.SIGUSR1, folder, "on")
+            _ask(port)
+            _signal(processes.values(), signal.SIGUSR2, folder, "files")
+            return {
+                name: _ours(Path(folder, f"{pid}.files").read_text().splitlines(), package)
+                for name, pid in processes.items()
+            }
+        finally:
+            service.terminate()
+            service.wait()
+
+
+def simulated(package: Path) -> set[str]:
+    """Files of `package` that one request executes while the simulation's kernel runs."""
+    with tempfile.TemporaryDirectory() as folder:
+        trace = Path(folder, "one.csv")
+        trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:00:00.0000000,1000,20\n")
+        script = _SIMULATED.format(trace=str(trace))
+        run = subprocess.run(
+            [sys.executable, "-c", script],
+            env={**os.environ, "PYTHONPATH": f"{package.parent}:{os.environ.get('PYTHONPATH', '')}"},
+            check=True,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        return _ours(json.loads(run.stdout.splitlines()[-1]), package)
+
+
+_SIMULATED = """
+import json, sys
+from twofold.simulation import kernel
+files = set()
+run = kernel.Kernel.run
+def traced(self, *args, **kwargs):
+    sys.setprofile(lambda frame, event, arg: event == "call" and files.add(frame.f_code.co_filename))
+    try:
+        return run(self, *args, **kwargs)
+    finally:
+        sys.setprofile(None)
+kernel.Kernel.run = traced
+from twofold.cli.main import main
+sys.argv = ["twofold", "simulate", {trace!r}, "--cluster", "1xh100:prefill,1xh100:decode", "--model", "llama2-70b"]
+try:
+    main()
+except SystemExit as end:
+    assert not end.code, end.code
+print()
+print(json.dumps(sorted(files)))
+"""
+_CLUSTER = """
+model: llama2-70b
+pools:
+  - {machines: 1, machine: dgx-h100, role: prefill}
+  - {machines: 1, machine: dgx-h100, role: decode}
+"""
+
+
+def _cluster_file(folder: str) -> Path:
+    path = Path(folder, "cluster.yaml")
+    path.write_text(_CLUSTER)
+    return path
+
+
+def _ours(files: Iterable[str], package: Path) -> set[str]:
+    return {str(Path(file).relative_to(package)) for file in files if Path(file).is_relative_to(package)}
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _healthy(port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
+def _ask(port: int) -> None:
+    body = {
+        "model": "llama2-70b",
+        "prompt": list(range(300)),
+        "max_tokens": 8,
+        "stream": True,
+        "ignore_eos": True,
+    }
+    url = f"http://127.0.0.1:{port}/v1/completions"
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(url, json.dumps(body).encode(), headers)  # noqa: S310  (our own service)
+    with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310  (our own service)
+        if b"[DONE]" not in answer.read():
+            sys.exit("the service did not finish its answer")
+
+
+def _signal(pids: Iterable[int], number: int, folder: str, suffix: str) -> None:
+    for pid in pids:
+        os.kill(pid, number)
+        _wait(Path(folder, f"{pid}.{suffix}").exists)
+
+
+def _wait(happened: Callable[[], bool], timeout_s: float = 120.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not happened():
+        if time.monotonic() > deadline:
+            sys.exit("the service did not start, or a process of it did not answer")
+        time.sleep(0.05)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--list", action="store_true", help="print the files")
+    parser.add_argument("--package", type=Path, default=Path(__file__).parent.parent / "src" / "twofold")
+    arguments = parser.parse_args()
+    package = arguments.package.resolve()
+    processes = live(package)
+    every = set().union(*processes.values())
+    one = simulated(package)
+    by_process = ", ".join(f"{name} {len(files)}" for name, files in processes.items())
+    print(f"live: {len(every)} files of at most {LIVE_LIMIT} ({by_process})")
+    print(f"simulated: {len(one)} files of at most {SIMULATED_LIMIT}")
+    if arguments.list:
+        for name, files in [*processes.items(), ("simulated", one)]:
+            print(f"\n{name}\n  " + "\n  ".join(sorted(files)))
+    return int(len(every) > LIVE_LIMIT or len(one) > SIMULATED_LIMIT)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -154,7 +154,7 @@ def _ask(port: int) -> None:
     }
     url = f"http://127.0.0.1:{port}/v1/completions"
     headers = {"Content-Type": "application/json"}
-    request = urllib.request.Request(url, json.dumps(body).encode(), headers)  # noqa: S310  (our own service)
+    request = urllib.request.Request(url, json.dumps(body).encode(), headers)
     with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310  (our own service)
         if b"[DONE]" not in answer.read():
             sys.exit("the service did not finish its answer")

@@ -21,8 +21,10 @@ from pathlib import Path
 LIMIT = 0.03
 _PHRASES = (
     # pronoun chains
-    r"\b(?i:those|that|these|ones?|all|any|each|none|nothing|anything|everybody|somebody)"
-    r" (?:that|which|who|whose)\b",
+    (
+        r"\b(?i:those|that|these|ones?|all|any|each|none|nothing|anything|everybody|somebody)"
+        r" (?:that|which|who|whose)\b"
+    ),
     r"\b(?i:of|from|by|with|for|in|to|than|on|at|as) (?:what|whatever|whichever|whom)\b",
     r"\b(?i:nobody|somebody|who(?:so)?ever|whichever|whatever|wherever|how-manieth)\b",
     # a clause as the subject of a sentence that is no question
@@ -31,8 +33,10 @@ _PHRASES = (
     r"\b(?i:elsewhere|thereby|thereof|whereupon|whereby|beforehand|hitherto|any more)\b",
     # passive of saying, knowing, giving; programs that speak
     r"\b(?:is|are|was|were|be|been) (?:told|said|heard|asked|known|given|meant|wanted|had)\b",
-    r"\b(?:says?|said|tells?|hears?|asks?|knows?)"
-    r" (?:that|what|how|which|who|when|where|whether|so|it|nothing)\b",
+    (
+        r"\b(?:says?|said|tells?|hears?|asks?|knows?)"
+        r" (?:that|what|how|which|who|when|where|whether|so|it|nothing)\b"
+    ),
     r"\b(?:go|goes|going|went) by\b",
     r"\b(?:does|do|did|has|have) (?:so|likewise)\b",
 )

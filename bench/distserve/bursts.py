@@ -19,12 +19,12 @@ from rich.table import Table
 
 from twofold.cluster.profiles import instance_profiles
 from twofold.cluster.spec import ClusterSpec, PoolSpec
+from twofold.cluster.timing import PS
 from twofold.hardware.catalog import Catalog, load_catalog
 from twofold.instance import Role
 from twofold.request import Request
 from twofold.scheduling.instance.status import InstanceStatus
 from twofold.simulation.build import build_cluster
-from twofold.simulation.kernel import PS
 from twofold.simulation.observers.base import QuietObserver
 from twofold.simulation.statistics import RunStatistics
 from twofold.timeline import Timeline

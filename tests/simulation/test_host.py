@@ -4,9 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from twofold.cluster.timing import PS
 from twofold.performance.host_profile import ContentionFactors
 from twofold.simulation.host import Host, Task
-from twofold.simulation.kernel import PS, Event, EventOrder, Kernel
+from twofold.simulation.kernel import Event, EventOrder, Kernel
 
 
 class Done(Event):

@@ -3,8 +3,8 @@
 from hypothesis import given, settings
 
 from support.toy import clusters, pipelines, run, workloads
+from twofold.cluster.timing import PS
 from twofold.request import FinishReason
-from twofold.simulation.kernel import PS
 from twofold.timeline import Moment
 
 ORDERED = [

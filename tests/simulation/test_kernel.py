@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twofold.simulation.kernel import PS, EventOrder, Kernel, nearest, ps
+from twofold.cluster.timing import PS, nearest, ps
+from twofold.simulation.kernel import EventOrder, Kernel
 
 
 @given(

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from twofold.simulation.kernel import PS, Event, EventOrder, Kernel
+from twofold.cluster.timing import PS
+from twofold.simulation.kernel import Event, EventOrder, Kernel
 from twofold.simulation.network import MachineLink, VirtualNetwork
 
 

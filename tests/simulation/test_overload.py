@@ -9,6 +9,7 @@ from support.toy import CATALOG, ToyRun, clusters, pools, workloads
 from twofold.cluster.overload import overload_control
 from twofold.cluster.profiles import instance_profiles
 from twofold.cluster.spec import ClusterSpec
+from twofold.cluster.timing import PS
 from twofold.errors import ConfigurationError
 from twofold.instance import Role
 from twofold.request import FinishReason, Request
@@ -16,7 +17,6 @@ from twofold.scheduling.admission.ledger import InstanceCapacity, OverloadLedger
 from twofold.scheduling.admission.overload import OverloadControl
 from twofold.scheduling.overload import OVERLOADS, create_overload
 from twofold.scheduling.routers import FIXED_ROLE_ROUTERS
-from twofold.simulation.kernel import PS
 from twofold.simulation.overload import DECODE, PREFILL, SimulatedOverload, correlation
 from twofold.simulation.series import Series
 from twofold.simulation.simulate import simulate

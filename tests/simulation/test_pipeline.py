@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from support.toy import CATALOG, ToyModel, ToyRun, clusters, pipelines, run, workloads
 from twofold.cluster.profiles import instance_profiles
 from twofold.cluster.spec import ClusterSpec, PoolSpec
+from twofold.cluster.timing import PS
 from twofold.errors import ConfigurationError
 from twofold.instance import Role
 from twofold.performance.instance import LayersStage, Pipeline
 from twofold.request import Request
 from twofold.scheduling.instance.pipeline import PipelineScheduler
 from twofold.simulation import build as build_module
-from twofold.simulation.kernel import PS
 from twofold.simulation.observers.base import QuietObserver
 from twofold.simulation.pipeline import VirtualPipeline, pass_through
 from twofold.simulation.simulate import simulate

@@ -11,6 +11,7 @@ from support.toy import CATALOG, ToyModel, ToyRun, pools, workloads
 from twofold.cluster.file import parse_cluster
 from twofold.cluster.profiles import instance_profiles
 from twofold.cluster.spec import ClusterSpec
+from twofold.cluster.timing import PS
 from twofold.errors import ConfigurationError
 from twofold.instance import Role
 from twofold.planning.splits import SplitPlanner
@@ -24,7 +25,7 @@ from twofold.scheduling.replan.replanner import (
 )
 from twofold.scheduling.replan.split import RoleSplit
 from twofold.scheduling.replan.traffic import TrafficMonitor
-from twofold.simulation.kernel import PS, EventOrder
+from twofold.simulation.kernel import EventOrder
 from twofold.simulation.observers.base import QuietObserver
 from twofold.simulation.replanning import SimulatedReplanning, assign, require_movable
 from twofold.simulation.simulate import simulate

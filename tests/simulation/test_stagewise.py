@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 
 from support.toy import ToyModel, ToyRun, workloads
 from twofold.cluster.spec import ClusterSpec, InstanceFailure, PoolSpec
+from twofold.cluster.timing import PS
 from twofold.instance import Role
 from twofold.performance.instance import Pipeline
 from twofold.request import FinishReason, Request
-from twofold.simulation.kernel import PS
 from twofold.timeline import Moment
 
 

@@ -7,7 +7,7 @@ from twofold.cluster.profiles import InstanceProfile
 from twofold.cluster.rules import cluster_rules
 from twofold.cluster.spec import ClusterSpec, InstanceFailure, PoolSpec
 from twofold.cluster.swap_space import SwapCapacity
-from twofold.cluster.timing import Timing
+from twofold.cluster.timing import Timing, ps
 from twofold.hardware.catalog import load_catalog
 from twofold.instance import Role
 from twofold.performance.base import PerformanceModel
@@ -16,7 +16,6 @@ from twofold.performance.instance import Pipeline
 from twofold.request import Request
 from twofold.scheduling.batchers import BATCHERS, GROWING, UNPIPELINED
 from twofold.simulation.build import build_cluster
-from twofold.simulation.kernel import ps
 from twofold.simulation.observers.base import QuietObserver
 from twofold.simulation.statistics import RunStatistics, Sampler
 from twofold.slo import Slo

@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.fake_clock import FakeClock
+from twofold.cluster.timing import PS, ps
 from twofold.engine.emulated.prefills import LayerGroups, PrefillTimes
 from twofold.errors import ConfigurationError
 from twofold.performance.transfer import TransferModel
-from twofold.simulation.kernel import PS, ps
 from twofold.transport.emulated import EmulatedPort, EmulatedTransport
 
 KV_BYTES, BLOCK = 1_000_000, 16

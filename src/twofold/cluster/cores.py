@@ -1,4 +1,4 @@
-"""Which cores of a host the workers of a service get, and its gateway: the same live and simulated."""
+"""CPU cores of a host for workers and gateway, live and simulated."""
 
 from collections.abc import Iterable, Sequence
 
@@ -6,10 +6,10 @@ from twofold.instance import Role
 
 
 def share_cores(cores: Sequence[int], workers: int) -> list[tuple[int, ...]]:
-    """Equal shares for so many workers; with more workers than cores they take turns.
+    """Equal shares of the cores; with more workers than cores, workers share a core.
 
-    Dealt out there and back again: routers prefer the first among equals, and those who come first, prefill before
-    decode, should be the last to get company on their core.
+    Shared cores are assigned forwards and then backwards: routers prefer the first of equal instances, so the first
+    workers, prefill before decode, should be the last to share their core.
     """
     each = len(cores) // workers
     if each:
@@ -19,10 +19,10 @@ def share_cores(cores: Sequence[int], workers: int) -> list[tuple[int, ...]]:
 
 
 def gateway_cores(cores: Iterable[int], workers: Iterable[tuple[Role, Sequence[int]]]) -> tuple[int, ...]:
-    """Cores for the gateway: those that no decoding worker is pinned to, if there are any, else all.
+    """Cores for the gateway: those without a decode worker, or all cores if there are none.
 
-    Where the cores do not suffice for everybody it is prefill that shares: a few milliseconds taken from a
-    prompt are lost in its length, while the same taken from a decode step show as a gap in every stream.
+    Prefill workers share their cores first: a few milliseconds are lost in the length of a prompt, but show as a gap in
+    every stream of a decode worker.
     """
     everywhere = set(cores)
     decoding = {core for role, own in workers if role.decodes for core in own}

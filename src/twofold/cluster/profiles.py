@@ -7,7 +7,7 @@ from twofold.cluster.layout import Layout, check_shared_nodes, layout_of
 from twofold.cluster.rules import cluster_rules
 from twofold.cluster.spec import TOKEN_BUDGET, ClusterSpec, PoolSpec
 from twofold.cluster.swap_space import NONE, SwapCapacity, swap_space, swap_space_with
-from twofold.cluster.timing import Timing
+from twofold.cluster.timing import Timing, ps
 from twofold.cluster.validation import check_batchers, check_cells, check_spec
 from twofold.errors import ConfigurationError
 from twofold.hardware.catalog import Catalog
@@ -20,7 +20,6 @@ from twofold.performance.queueing import saturating_tokens
 from twofold.performance.registry import performance_model
 from twofold.scheduling.batchers import BATCHERS, CHUNKED, UNPIPELINED, WHOLE_PROMPTS
 from twofold.scheduling.routers import FIXED_ROLE_ROUTERS
-from twofold.simulation.kernel import ps
 
 _ROLE_BATCHERS = {Role.PREFILL: "prefill", Role.DECODE: "decode", Role.MIXED: "mixed"}
 _ENDLESS_TOKENS = 1 << 40

@@ -1,6 +1,7 @@
-"""Products of large integers.
+"""Durations and power of iterations in whole picoseconds and milliwatts, from a performance model.
 
-Durations and power of iterations in whole picoseconds and milliwatts, from a performance model.
+Times are integers, so sums of them are exact: a run of a thousand iterations ends at the same picosecond as a thousand
+single ones.
 """
 
 from collections.abc import Sequence
@@ -11,27 +12,44 @@ from mypy_extensions import mypyc_attr
 from twofold.performance.base import PerformanceModel
 from twofold.scheduling.instance.batch import RunningBatch
 from twofold.scheduling.instance.swap_preemption import BlockCopy
-from twofold.simulation.kernel import nearest, ps
 
+PS: Final = 10**12  # picoseconds in a second
+
+_PS: Final = 1e12
+# A float from here on has no fraction: adding it rounds to the nearest integer, halves to even, as `round` does.
+_INTEGERS: Final = 4503599627370496.0  # 2⁵²
 _HALF: Final = 30
 _LOW: Final = (1 << _HALF) - 1
+_MAX_PROMPT_TIMINGS: Final = 1 << 16
+
+
+def nearest(number: float) -> int:
+    """`round(number)`, but faster."""
+    return int(number + _INTEGERS - _INTEGERS) if 0.0 <= number < _INTEGERS else round(number)
+
+
+def ps(seconds: float) -> int:
+    """Seconds in whole picoseconds."""
+    return nearest(seconds * _PS)
 
 
 def product(large: int, small: int) -> int:
-    """`large * small`, both ≥ 0, exactly.
+    """`large * small` for factors ≥ 0.
 
-    Compiled code multiplies at the speed of the machine as long as both factors are below 2³⁰, which picoseconds
-    are not: so they are taken in two halves.
+    Compiled code multiplies at machine speed while both factors are below 2³⁰. Picoseconds are not, so they are
+    multiplied in two halves.
     """
     return ((large >> _HALF) * small << _HALF) + (large & _LOW) * small
 
 
-_MANY: Final = 1 << 16  # kinds of prompts whose times are kept
+def squares_of(tokens: int, context: int) -> int:
+    """(context + tokens)² − context²: the attention cost of a prompt chunk."""
+    return tokens * (tokens + 2 * context)
 
 
 @mypyc_attr(acyclic=True, free_list_len=1)
 class RunTiming:
-    """How iterations of one batch follow each other: the first takes `first_ps`, each later one `step_ps` more."""
+    """A run of equal iterations: the first takes `first_ps`, each later one `step_ps` more than the one before."""
 
     __slots__ = ("first_ps", "milliwatts", "step_ps")
 
@@ -41,17 +59,17 @@ class RunTiming:
         self.milliwatts = milliwatts
 
     def end_ps(self, iterations: int) -> int:
-        """Picoseconds until the end of that many (an arithmetic series)."""
+        """Picoseconds that `iterations` iterations take (an arithmetic series)."""
         if iterations == 1:
             return self.first_ps
         end = product(self.first_ps, iterations)
         return end + product(iterations * (iterations - 1) // 2, self.step_ps) if self.step_ps else end
 
     def under_way(self, elapsed_ps: int) -> int:
-        """Which iteration runs after `elapsed_ps`, counted from 1; one that ends just then is over."""
+        """The iteration that runs after `elapsed_ps`, counted from 1; one that ends just then has ended."""
         if not self.step_ps:
             return elapsed_ps // self.first_ps + 1
-        # Solves the series for the count; floats come close, integers decide.
+        # Solves the series for the count: floats come close, integers decide.
         half = self.first_ps / self.step_ps - 0.5
         count = int((half * half + 2.0 * elapsed_ps / self.step_ps) ** 0.5 - half)
         while count > 0 and self.end_ps(count) > elapsed_ps:
@@ -62,86 +80,73 @@ class RunTiming:
 
 
 class Timing:
-    """The pace of every kind of iteration; one serves all instances of the same kind.
+    """Run timings of every batch on instances of one profile.
 
-    What is asked of the performance model once per number of sequences is kept, in integers: the duration of an
-    iteration is then the same whether it is asked for alone or as the last of a run. `copy_ps` is what a block takes to
-    the memory of the host, or from there.
+    Results of the performance model are cached as integers by number of sequences, so an iteration takes the same time
+    alone and as part of a run. `copy_ps` is the time to copy a block to host memory, or back.
     """
 
     def __init__(self, model: PerformanceModel, copy_ps: int = 0) -> None:
         self.model = model
         self._copy_ps = copy_ps
         self.idle_mw = nearest(model.idle_w * 1e3)
-        # By number of sequences, as if they read nothing, and what each token that they read takes.
+        # By number of sequences: timing without context, and picoseconds per context token.
         self._decodes: dict[int, tuple[RunTiming, int]] = {}
         self._prompts: dict[int, RunTiming] = {}
         self._stages: tuple[Timing, Timing] | None = None
 
     def stages(self) -> "tuple[Timing, Timing]":
-        """Of the first stage of a pipeline, and of each of the others."""
+        """Timings of the first stage of a pipeline, and of each other stage."""
         if self._stages is None:
             self._stages = Timing(self.model.first_stage), Timing(self.model.later_stage)
         return self._stages
 
-    def pace(self, iteration: RunningBatch) -> RunTiming:
-        sequences, context = iteration.decode_sequences, iteration.context_tokens
-        if iteration.prefills:
-            return self.prompts(iteration.prefill_tokens, _squares(iteration), sequences, context)
+    def pace(self, batch: RunningBatch) -> RunTiming:
+        """The timing of a batch."""
+        sequences, context = batch.decode_sequences, batch.context_tokens
+        if batch.prefills:
+            squares = 0
+            for chunk in batch.prefills:
+                squares += squares_of(chunk.num_tokens, chunk.context_tokens)
+            return self.prompts(batch.prefill_tokens, squares, sequences, context)
         return self.decodes(sequences, context)
 
-    def after(self, copies: Sequence[BlockCopy], pace: RunTiming) -> RunTiming:
-        """The same iterations when these blocks are copied before the first of them."""
+    def after(self, copies: Sequence[BlockCopy], timing: RunTiming) -> RunTiming:
+        """The timing of a run whose first iteration waits for block copies."""
         if not copies:
-            return pace
-        return RunTiming(pace.first_ps + self.copying(copies), pace.step_ps, pace.milliwatts)
+            return timing
+        return RunTiming(timing.first_ps + self.copying(copies), timing.step_ps, timing.milliwatts)
 
     def copying(self, copies: Sequence[BlockCopy]) -> int:
-        """Picoseconds of copies, one after the other."""
+        """Picoseconds of consecutive block copies."""
         blocks = 0
         for copy in copies:
             blocks += copy.blocks
         return blocks * self._copy_ps
 
     def decodes(self, sequences: int, context: int) -> RunTiming:
-        """Of iterations in which `sequences` sequences, with `context` KV tokens in all, make a token each."""
+        """The timing of `sequences` decodes that read `context` KV tokens in all."""
         known = self._decodes.get(sequences)
         if known is None:
-            known = self._decodes[sequences] = self._decode(sequences)
-        reading_nothing, per_token = known
+            cost, watts = self.model.decode_cost(sequences), self.model.decode_w(sequences)
+            base = RunTiming(max(1, ps(cost.base_s)), 0, nearest(watts * 1e3))
+            known = self._decodes[sequences] = base, ps(cost.context_s)
+        without_context, per_token = known
         if not per_token:
-            return reading_nothing
-        first = reading_nothing.first_ps + per_token * context
-        return RunTiming(first, per_token * sequences, reading_nothing.milliwatts)
-
-    def _decode(self, sequences: int) -> tuple[RunTiming, int]:
-        cost, watts = self.model.decode_cost(sequences), self.model.decode_w(sequences)
-        return RunTiming(max(1, ps(cost.base_s)), 0, nearest(watts * 1e3)), ps(cost.context_s)
+            return without_context
+        first = without_context.first_ps + per_token * context
+        return RunTiming(first, per_token * sequences, without_context.milliwatts)
 
     def prompts(self, tokens: int, squares: int, sequences: int, context: int) -> RunTiming:
-        """Of an iteration with prompts in it, beside `sequences` decodes; see `PerformanceModel.mixed_s`."""
+        """The timing of a batch with prompts beside `sequences` decodes, see `PerformanceModel.mixed_s`."""
         if sequences:
             seconds = self.model.mixed_s(tokens, squares, sequences, context)
             return RunTiming(max(1, ps(seconds)), 0, nearest(self.model.prefill_w(tokens) * 1e3))
         known = self._prompts.get((squares << 24) + tokens)
         if known is None:
-            if len(self._prompts) > _MANY:
+            if len(self._prompts) > _MAX_PROMPT_TIMINGS:
                 self._prompts.clear()
             seconds, watts = self.model.prefill_s(tokens, squares), self.model.prefill_w(tokens)
-            known = self._prompts[(squares << 24) + tokens] = RunTiming(
-                max(1, ps(seconds)), 0, nearest(watts * 1e3)
-            )
+            known = RunTiming(max(1, ps(seconds)), 0, nearest(watts * 1e3))
+            self._prompts[(squares << 24) + tokens] = known
         return known
-
-
-def squares_of(tokens: int, context: int) -> int:
-    """(context + tokens)² − context²: what attention within a prompt, or a piece of it, costs."""
-    return tokens * (tokens + 2 * context)
-
-
-def _squares(iteration: RunningBatch) -> int:
-    """Σ((context + tokens)² − context²): what attention within the prompts costs."""
-    squares = 0
-    for part in iteration.prefills:
-        squares += squares_of(part.num_tokens, part.context_tokens)
-    return squares

@@ -14,7 +14,7 @@ Its rules, where they differ from those of `VirtualPipeline`:
 from collections import deque
 from typing import Final
 
-from twofold.cluster.timing import Timing
+from twofold.cluster.timing import Timing, ps
 from twofold.kvcache.allocator import BlockAllocator
 from twofold.kvcache.leases import LeaseTable
 from twofold.request import FinishReason
@@ -24,7 +24,7 @@ from twofold.scheduling.instance.kv_reservation import KvReservation
 from twofold.scheduling.instance.scheduler import InstanceScheduler
 from twofold.scheduling.instance.sequence import PrefillChunk, ScheduledSequence, SequenceQueue
 from twofold.simulation.instance import InstanceEnvironment, VirtualInstance
-from twofold.simulation.kernel import Event, EventOrder, Kernel, ps
+from twofold.simulation.kernel import Event, EventOrder, Kernel
 from twofold.simulation.site import Site
 
 _MOST_DECODE_TOKENS: Final = 50_000  # in a batch of decodes; each counts its context and the token it makes

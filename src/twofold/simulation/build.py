@@ -10,6 +10,7 @@ from twofold.cluster.profiles import InstanceProfile, with_host_profile
 from twofold.cluster.rules import ClusterRules, cluster_rules
 from twofold.cluster.slots import InstanceSlot, cells_of, instance_slots
 from twofold.cluster.spec import ClusterSpec, ControlSpec, InstanceFailure
+from twofold.cluster.timing import ps
 from twofold.compat.stagewise import StagewiseInstance, StagewiseScheduler
 from twofold.errors import ConfigurationError
 from twofold.hardware.catalog import Catalog
@@ -34,7 +35,7 @@ from twofold.simulation.controllers import ReplicatedControllers
 from twofold.simulation.handoffs import SimulatedHandoffs
 from twofold.simulation.hosting import Hosting
 from twofold.simulation.instance import VirtualInstance
-from twofold.simulation.kernel import EventOrder, Kernel, ps
+from twofold.simulation.kernel import EventOrder, Kernel
 from twofold.simulation.network import MachineLink, VirtualNetwork
 from twofold.simulation.observers.base import Observer
 from twofold.simulation.pipeline import VirtualPipeline

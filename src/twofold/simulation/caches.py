@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from twofold.cluster.spec import CacheSpec, ClusterSpec
+from twofold.cluster.timing import ps
 from twofold.errors import ConfigurationError
 from twofold.hardware.catalog import Catalog
 from twofold.kvcache.index import PrefixIndex
@@ -13,7 +14,6 @@ from twofold.performance.transfer import TransferModel
 from twofold.scheduling.cluster.forecast import ClusterForecast, ModelPrediction
 from twofold.scheduling.routers import FIXED_ROLE_ROUTERS, FORECASTING_ROUTERS
 from twofold.simulation.cluster import VirtualCluster
-from twofold.simulation.kernel import ps
 from twofold.simulation.network import MachineLink, VirtualNetwork
 from twofold.simulation.reuse import BLOCK_TOKENS, HostCache, PrefixReuse, make_cache
 from twofold.simulation.reuse_statistics import ReuseStatistics

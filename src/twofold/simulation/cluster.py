@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import inf
 from typing import Final
 
-from twofold.cluster.timing import RunTiming
+from twofold.cluster.timing import PS, RunTiming, ps
 from twofold.errors import WorkloadError
 from twofold.instance import Role
 from twofold.request import FinishReason, Request
@@ -13,7 +13,7 @@ from twofold.scheduling.instance.batch import RunningBatch, StepResult
 from twofold.scheduling.instance.scheduler import InstanceScheduler
 from twofold.simulation.handoffs import SimulatedHandoffs
 from twofold.simulation.instance import InstanceEnvironment, VirtualInstance
-from twofold.simulation.kernel import PS, Event, EventOrder, Kernel, ps
+from twofold.simulation.kernel import Event, EventOrder, Kernel
 from twofold.simulation.observers.base import IterationRun, Observer
 from twofold.simulation.overload import SimulatedOverload
 from twofold.simulation.request import NEVER, SimulatedRequest, refused_timeline

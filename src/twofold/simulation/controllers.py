@@ -9,6 +9,7 @@ alone, so by what there is.
 from collections.abc import Callable
 
 from twofold.cluster.spec import ControlSpec
+from twofold.cluster.timing import ps
 from twofold.handoff import HandoffMode
 from twofold.instance import InstanceLoad, Role
 from twofold.request import Request
@@ -21,7 +22,7 @@ from twofold.scheduling.cluster.shared import LoadReport, SharedCluster
 from twofold.scheduling.instance.kv_reservation import KvReservation
 from twofold.scheduling.routers.cells import CellRouter, CellSelector
 from twofold.scheduling.routers.draws import drawn
-from twofold.simulation.kernel import EventOrder, Kernel, ps
+from twofold.simulation.kernel import EventOrder, Kernel
 
 # Instances report one after another, not all at once: by this share of the time between two reports (the golden ratio,
 # whose multiples are spread evenly however many there are).

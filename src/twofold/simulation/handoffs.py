@@ -5,12 +5,13 @@ from typing import Final
 
 from mypy_extensions import mypyc_attr
 
+from twofold.cluster.timing import ps
 from twofold.handoff import HandoffMode
 from twofold.performance.transfer import TransferModel
 from twofold.scheduling.cluster.scheduler import ClusterScheduler
 from twofold.scheduling.instance.scheduler import InstanceScheduler
 from twofold.simulation.instance import VirtualInstance
-from twofold.simulation.kernel import Event, EventOrder, Kernel, ps
+from twofold.simulation.kernel import Event, EventOrder, Kernel
 from twofold.simulation.network import VirtualNetwork
 from twofold.simulation.observers.base import KvTransfer, Observer
 from twofold.simulation.request import NEVER, SimulatedRequest

@@ -7,9 +7,10 @@ do: more of them than cores, or a gateway beside them, and each takes longer whi
 from collections.abc import Sequence
 from typing import Final
 
+from twofold.cluster.timing import nearest
 from twofold.performance.host_profile import ContentionFactors
 from twofold.request import Phase
-from twofold.simulation.kernel import Event, Kernel, nearest
+from twofold.simulation.kernel import Event, Kernel
 
 _NONE: Final = ContentionFactors()
 

@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections import deque
 from collections.abc import Sequence
 
-from twofold.cluster.timing import RunTiming
+from twofold.cluster.timing import RunTiming, ps
 from twofold.performance.host_profile import COLD_AFTER_S, ContentionFactors, GatewayTimes
 from twofold.request import Phase, Request
 from twofold.scheduling.cluster.scheduler import ClusterScheduler
@@ -18,7 +18,7 @@ from twofold.scheduling.instance.scheduler import InstanceScheduler
 from twofold.simulation.cluster import VirtualCluster
 from twofold.simulation.host import Host, Task
 from twofold.simulation.instance import VirtualInstance
-from twofold.simulation.kernel import Event, EventOrder, Kernel, ps
+from twofold.simulation.kernel import Event, EventOrder, Kernel
 from twofold.simulation.observers.base import Observer
 from twofold.simulation.request import SimulatedRequest
 from twofold.simulation.site import Site

@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 
 from twofold.cluster.cores import gateway_cores, share_cores
+from twofold.cluster.timing import ps
 from twofold.instance import Role
 from twofold.performance.host_profile import HostProfile
 from twofold.scheduling.cluster.scheduler import ClusterScheduler
 from twofold.scheduling.instance.scheduler import InstanceScheduler
 from twofold.simulation.host import Host
 from twofold.simulation.hosted import HostedCluster, HostedInstance, SimulatedGateway
-from twofold.simulation.kernel import Kernel, ps
+from twofold.simulation.kernel import Kernel
 from twofold.simulation.observers.base import Observer
 from twofold.simulation.site import Site
 from twofold.simulation.statistics import RunStatistics

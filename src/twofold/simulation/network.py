@@ -1,6 +1,7 @@
 """Links: KV caches on their way between machines, sharing what the machines' networks can carry."""
 
-from twofold.simulation.kernel import Event, Kernel, nearest, ps
+from twofold.cluster.timing import nearest, ps
+from twofold.simulation.kernel import Event, Kernel
 
 _PS = 1e12
 

@@ -4,11 +4,11 @@ from math import sqrt
 
 import msgspec
 
+from twofold.cluster.timing import PS
 from twofold.request import Request
 from twofold.scheduling.admission.ledger import PlacedRequest
 from twofold.scheduling.admission.overload import OverloadControl
 from twofold.scheduling.cluster.router import Route
-from twofold.simulation.kernel import PS
 from twofold.simulation.series import Series
 
 PREFILL, DECODE = "load/prefill", "load/decode"

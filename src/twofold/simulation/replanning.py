@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from twofold.cluster.profiles import InstanceProfile
 from twofold.cluster.spec import ClusterSpec
+from twofold.cluster.timing import PS, ps
 from twofold.errors import ConfigurationError
 from twofold.instance import Role
 from twofold.request import Request
@@ -11,7 +12,7 @@ from twofold.scheduling.replan.replanner import ReplanDecision, Replanner, Repla
 from twofold.scheduling.replan.split import ReplanAction, ReplanStep, RoleSplit
 from twofold.scheduling.routers import FIXED_ROLE_ROUTERS, ROUTERS
 from twofold.simulation.cluster import VirtualCluster
-from twofold.simulation.kernel import PS, EventOrder, ps
+from twofold.simulation.kernel import EventOrder
 from twofold.simulation.observers.base import QuietObserver
 from twofold.timeline import Timeline
 

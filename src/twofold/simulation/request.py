@@ -4,10 +4,10 @@ from typing import Final
 
 from mypy_extensions import mypyc_attr
 
+from twofold.cluster.timing import PS
 from twofold.handoff import HandoffMode, Lease
 from twofold.request import FinishReason, Request
 from twofold.simulation.instance import VirtualInstance
-from twofold.simulation.kernel import PS
 from twofold.timeline import Moment, Timeline
 
 NEVER: Final = -1  # stands for a moment that has not come: an optional integer takes longer to write down

@@ -11,7 +11,7 @@ from operator import mul
 from typing import Final
 
 from twofold.cluster.spec import CacheSpec, cache_size_tokens
-from twofold.cluster.timing import RunTiming
+from twofold.cluster.timing import PS, RunTiming, nearest
 from twofold.errors import ConfigurationError
 from twofold.kvcache.cache import CacheObserver, PrefixCache, RemovalReason
 from twofold.kvcache.eviction import create_eviction
@@ -21,7 +21,7 @@ from twofold.performance.reuse import layer_wise
 from twofold.request import BlockKey
 from twofold.scheduling.cluster.router import PrefixFetch, Route
 from twofold.scheduling.instance.batch import RunningBatch
-from twofold.simulation.kernel import PS, Event, EventOrder, Kernel, nearest
+from twofold.simulation.kernel import Event, EventOrder, Kernel
 from twofold.simulation.network import MachineLink, VirtualNetwork
 from twofold.simulation.request import SimulatedRequest
 from twofold.simulation.reuse_statistics import ReuseStatistics

@@ -8,6 +8,7 @@ from twofold.cluster.profiles import InstanceProfile, instance_profiles
 from twofold.cluster.rules import cluster_rules
 from twofold.cluster.slots import machines_of
 from twofold.cluster.spec import ClusterSpec
+from twofold.cluster.timing import PS
 from twofold.errors import WorkloadError
 from twofold.hardware.catalog import Catalog
 from twofold.performance.base import PerformanceModel
@@ -15,7 +16,6 @@ from twofold.request import Request
 from twofold.simulation.build import build_cluster
 from twofold.simulation.cluster import VirtualCluster
 from twofold.simulation.histogram import Histogram
-from twofold.simulation.kernel import PS
 from twofold.simulation.observers.base import Observer
 from twofold.simulation.overload import SimulatedOverload
 from twofold.simulation.result import PoolResult, SimulationResult

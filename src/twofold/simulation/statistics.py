@@ -3,12 +3,11 @@
 from collections.abc import Sequence
 from typing import Final
 
-from twofold.cluster.timing import RunTiming
+from twofold.cluster.timing import PS, RunTiming, nearest
 from twofold.instance import Role
 from twofold.performance.base import PerformanceModel
 from twofold.scheduling.instance.sequence import ScheduledSequence
 from twofold.simulation.instance import VirtualInstance
-from twofold.simulation.kernel import PS, nearest
 from twofold.simulation.request import NEVER, SimulatedRequest
 from twofold.simulation.series import Series
 from twofold.simulation.tally import Tally

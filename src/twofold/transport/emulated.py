@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 import msgspec
 
+from twofold.cluster.timing import ps
 from twofold.engine.base import KvLayout
 from twofold.engine.emulated.prefills import Clock, PrefillTimes
 from twofold.handoff import Lease
-from twofold.simulation.kernel import ps
 from twofold.transport.base import Connection, MemoryDescriptor, check_layout, moved_bytes
 
 

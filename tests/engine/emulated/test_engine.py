@@ -9,14 +9,13 @@ from hypothesis import strategies as st
 from support.fake_clock import FakeClock
 from support.scheduled import request
 from support.toy import ToyModel
-from twofold.cluster.timing import Timing
+from twofold.cluster.timing import PS, Timing
 from twofold.engine.base import SequenceStep
 from twofold.engine.emulated.engine import EmulatedEngine, LatenessMonitor, RandomTokens
 from twofold.engine.emulated.prefills import LayerGroups, PrefillTimes
 from twofold.request import SamplingParams
 from twofold.scheduling.instance.batch import RunningBatch
 from twofold.scheduling.instance.sequence import ScheduledSequence
-from twofold.simulation.kernel import PS
 
 MODEL = ToyModel(4, 1, 7)
 MS = PS // 1000

@@ -9,12 +9,11 @@ import logging
 import math
 from collections.abc import Iterable, Sequence
 
-from twofold.cluster.timing import Timing, squares_of
+from twofold.cluster.timing import PS, Timing, squares_of
 from twofold.engine.base import KvLayout, OnLayer, Sampled, SequenceStep
 from twofold.engine.emulated.prefills import Clock, PrefillTimes
 from twofold.request import SamplingParams
 from twofold.scheduling.instance.swap_preemption import BlockCopy
-from twofold.simulation.kernel import PS
 
 _MASK = 2**64 - 1
 

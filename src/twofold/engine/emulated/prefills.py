@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Protocol
 
+from twofold.cluster.timing import PS
 from twofold.engine.base import KvLayout, LayerShape
-from twofold.simulation.kernel import PS
 
 
 class Clock(Protocol):

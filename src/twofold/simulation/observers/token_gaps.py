@@ -4,7 +4,7 @@ import math
 from bisect import bisect_right
 from heapq import nlargest
 
-from twofold.simulation.kernel import PS
+from twofold.cluster.timing import PS
 from twofold.simulation.observers.base import IterationRun, QuietObserver
 from twofold.timeline import Moment, Timeline
 

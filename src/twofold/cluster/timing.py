@@ -1,7 +1,7 @@
 """Durations and power of iterations in whole picoseconds and milliwatts, from a performance model.
 
-Times are integers, so sums of them are exact: a run of a thousand iterations ends at the same picosecond as a thousand
-single ones.
+Times are integers, so sums of them are exact: a run of a thousand iterations ends at the same picosecond as a
+thousand single ones.
 """
 
 from collections.abc import Sequence
@@ -82,8 +82,8 @@ class RunTiming:
 class Timing:
     """Run timings of every batch on instances of one profile.
 
-    Results of the performance model are cached as integers by number of sequences, so an iteration takes the same time
-    alone and as part of a run. `copy_ps` is the time to copy a block to host memory, or back.
+    Results of the performance model are cached as integers by number of sequences, so an iteration takes the same
+    time alone and as part of a run. `copy_ps` is the time to copy a block to host memory, or back.
     """
 
     def __init__(self, model: PerformanceModel, copy_ps: int = 0) -> None:

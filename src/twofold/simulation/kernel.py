@@ -1,7 +1,7 @@
 """The event kernel: a virtual clock in whole picoseconds and a queue of events.
 
-Events at the same time happen in order of their kind and subject (`order`), then in the order of scheduling. Equal inputs
-therefore give equal runs, no matter how many iterations an instance runs per event.
+Events at the same time happen in order of their kind and subject (`order`), then in the order of scheduling. Equal
+inputs therefore give equal runs, no matter how many iterations an instance runs per event.
 """
 
 from abc import ABC, abstractmethod
@@ -14,7 +14,8 @@ Action = Callable[[Any], None]
 
 
 class EventOrder:
-    """Kinds of events in the order in which they happen at the same time; each is added to a number of its subject."""
+    """Kinds of events in the order in which they happen at the same time; each is added to a number of its
+    subject."""
 
     COMPLETION: Final = 0
     TRANSFER: Final = 1 << 40
@@ -56,8 +57,8 @@ class _Call(Event):
 class Kernel:
     """Runs events in order of time.
 
-    Events are in a sorted list, the next one last. Up to many thousands of events, moving the end of the list costs less
-    than a heap, where comparisons take the time.
+    Events are in a sorted list, the next one last. Up to many thousands of events, moving the end of the list costs
+    less than a heap, where comparisons take the time.
     """
 
     def __init__(self) -> None:

@@ -36,7 +36,7 @@ def test_policies_become_flags():
     values = values_of(
         planned(
             PLAN
-            + "max_num_batched_tokens: saturating\nhandoff: pull\nmax_seqs: 99\nswap_space_bytes: 8000000000\n"
+            + "max_num_batched_tokens: saturating\nhandoff: pull\nmax_num_seqs: 99\nswap_space_bytes: 8000000000\n"
         )
     )
     serve = values.serve

@@ -190,7 +190,7 @@ def clusters(draw, swapping=False, failures=True):
         block_size=draw(st.sampled_from([1, 16])),
         contention=draw(st.booleans()),
         link_bytes_per_s=draw(st.sampled_from([1e8, 1e10, 4e11])),
-        cluster_rules=rule,
+        rules=rule,
         swap_space_bytes=draw(st.sampled_from([600, 2000, 10_000])) if swapping else None,
         failures=lost,
     )

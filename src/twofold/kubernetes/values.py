@@ -144,10 +144,10 @@ class WorkerValues(PodValues, frozen=True):
 
 
 class RoleValues(_Values, frozen=True):
-    prefill: Annotated[WorkerValues, Meta(description="WorkerValues that prefill.")] = WorkerValues(
+    prefill: Annotated[WorkerValues, Meta(description="Workers that prefill.")] = WorkerValues(
         replicas=1
     )
-    decode: Annotated[WorkerValues, Meta(description="WorkerValues that decode.")] = WorkerValues(replicas=1)
+    decode: Annotated[WorkerValues, Meta(description="Workers that decode.")] = WorkerValues(replicas=1)
     mixed: Annotated[
         WorkerValues,
         Meta(

@@ -41,7 +41,7 @@ def test_a_file_and_what_overrides_it(tmp_path):
     """The file says everything, a flag a little more."""
     file = tmp_path / "cluster.yaml"
     file.write_text(
-        "model: bloom-176b\npools:\n- {machines: 2, machine: dgx-h100, role: mixed}\ntoken_budget: 1024\n"
+        "model: bloom-176b\npools:\n- {machines: 2, machine: dgx-h100, role: mixed}\nmax_num_batched_tokens: 1024\n"
     )
     made = spec(None, file, model=None, max_num_seqs=64)
     assert (made.model, made.max_num_batched_tokens, made.max_num_seqs, made.pools[0].role) == (

@@ -65,7 +65,7 @@ def rates_chart(curves: Mapping[str, RateCurve], slo: Slo | SlowdownSlo) -> Repo
     layout = _taller(grid(1, 2, axes, shapes=_bounds(slo)))
     note = "Up to the highest rate at which each keeps the SLO."
     return ReportChart(
-        id="curves", title="LatencyPercentiles over rate", note=note, traces=traces, layout=layout
+        id="curves", title="Latency over rate", note=note, traces=traces, layout=layout
     )
 
 

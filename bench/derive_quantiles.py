@@ -2,7 +2,7 @@
 
     python bench/derive_quantiles.py TRACE NAME
 
-writes src/twofold/workload/data/NAME.json. The traces are those of the Azure Public Dataset of 2023.
+Writes src/twofold/workload/data/NAME.json. The traces are those of the Azure Public Dataset of 2023.
 """
 
 import argparse
@@ -25,13 +25,13 @@ CITATION = (
 
 
 def grid() -> npt.NDArray[np.float64]:
-    """Shares at which to take quantiles: even, and ever denser towards 1, where lengths grow steeply."""
+    """Probabilities of the quantiles: evenly spaced, and denser towards 1, where lengths grow steeply."""
     tail = 1 - np.geomspace(1e-2, 1e-4, 61)
     return np.unique(np.round(np.concatenate([np.linspace(0, 1, 401), tail]), 6))
 
 
 def derive(trace: Path, name: str) -> LengthDistribution:
-    """The distribution of the lengths in a trace."""
+    """Compute the length distribution of a trace."""
     requests = list(open_trace(trace))
     shares = grid()
 
@@ -62,7 +62,7 @@ def main() -> None:
     parser.add_argument("name")
     arguments = parser.parse_args()
     distribution = derive(arguments.trace, arguments.name)
-    # One line a field: the numbers stay readable and a new derivation gives a small difference.
+    # One line per field keeps diffs small.
     fields = (
         f'  "{key}": {msgspec.json.encode(value).decode()}'
         for key, value in msgspec.to_builtins(distribution).items()

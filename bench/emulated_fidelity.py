@@ -1,10 +1,10 @@
-"""How near an emulated service comes to its simulation: the same requests, cluster file and schedulers in both worlds.
+"""Compare an emulated service with its simulation on the same requests, cluster file and schedulers.
 
     python bench/emulated_fidelity.py [--cluster FILE] [--workload azure-conv] [--rate 4] [--duration 30]
 
-The service runs on this machine in real time, gateway and all, and is loaded as by `twofold bench`; the simulator
-runs the same requests. Latencies are then compared request by request. Besides, one request at a time shows what the
-service adds where nobody is in the way, and the processes' CPU time says what emulation costs.
+The service runs on this machine in real time and is loaded as by `twofold bench`; the simulator runs the same
+requests. Latencies are compared request by request. Sequential requests then show the overhead of the idle service,
+and the CPU time of its processes shows the cost of emulation.
 """
 
 import argparse
@@ -42,7 +42,7 @@ pools:
   - {machines: 2, machine: dgx-h100, role: decode}
 """
 METRICS = ("ttft_s", "tpot_s", "e2e_s")
-# Spans of a request that both worlds record, and what the service calls them among its metrics.
+# Request spans recorded in both worlds, with their names in the service's metrics.
 SPANS = {
     "queue_prefill_s": "request_queue_time_seconds",
     "ttft_s": "time_to_first_token_seconds",
@@ -53,7 +53,7 @@ IDLE_S = 5.0
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """CPU seconds per second: of one worker on average, and of gateway and controller; MB of all processes (PSS)."""
+    """CPU seconds per second of the mean worker and of gateway and controller; MB (PSS) of all processes."""
 
     worker: float
     gateway: float
@@ -61,16 +61,16 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True):
-    """Mean seconds of a part of a request's life: simulated, and as the controller of the service saw it."""
+    """Mean duration of a request phase in seconds: simulated, and recorded by the controller."""
 
     simulated: float
     live: float
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """One load in both worlds. `added_s` is live − simulated of the same request, by metric.
+    """One load, live and simulated. `added_s` is live − simulated for the same request, by metric.
 
-    `live` is what the client saw; `spans` leave out what lies between client and controller.
+    `live` is measured at the client; `spans` exclude the time between client and controller.
     """
 
     requests: int
@@ -81,7 +81,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """All of it; `ready_s` is from the start of the command to the first healthy answer."""
+    """All comparisons; `ready_s` is the time from starting the command to the first healthy response."""
 
     cluster: ClusterSpec
     instances: int
@@ -93,7 +93,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Processes:
-    """CPU time and memory of the service's processes: the children of this one and theirs."""
+    """CPU time and memory of the service's process tree."""
 
     def __init__(self) -> None:
         (self._gateway,) = psutil.Process().children()
@@ -103,7 +103,7 @@ class Processes:
 
     @contextmanager
     def measured(self) -> Iterator[list[Usage]]:
-        """Usage of what happens inside; it is in the list afterwards."""
+        """Measure the usage within the context; it is in the yielded list afterwards."""
         usage: list[Usage] = []
         began, before = time.monotonic(), self._seconds()
         yield usage
@@ -144,7 +144,7 @@ Totals = dict[str, tuple[float, float]]
 
 
 def _totals(url: str) -> Totals:
-    """Sum (seconds) and count of each span so far."""
+    """Cumulative sum (seconds) and count of each span."""
     values = dict(line.rsplit(" ", 1) for line in metrics(url).splitlines() if not line.startswith("#"))
 
     def value(name: str) -> float:
@@ -167,7 +167,7 @@ def _added(pairs: Sequence[tuple[Timeline, Timeline]], name: str) -> LatencyDist
 
 
 def one_by_one(count: int) -> list[Request]:
-    """Requests that never meet."""
+    """Requests that never overlap."""
     return [
         Request(id=f"alone-{i}", arrival_s=2.5 * i, prompt_tokens=200 * (i + 1), output_tokens=20)
         for i in range(count)
@@ -182,7 +182,7 @@ def run(spec: ClusterSpec, path: Path, requests: Sequence[Request], context: int
         endpoint, processes = asyncio.run(discover(url)), Processes()
         with processes.measured() as idle:
             time.sleep(IDLE_S)
-        compare(endpoint, spec, one_by_one(2))  # what happens the first time is of no interest
+        compare(endpoint, spec, one_by_one(2))  # warm-up
         alone = compare(endpoint, spec, one_by_one(8))
         with processes.measured() as busy:
             loaded = compare(endpoint, spec, requests)

@@ -1,10 +1,9 @@
-"""What does the torch engine cost over transformers' own forward pass? The same model in the same process.
+"""Overhead of the torch engine over transformers' own forward pass, with the same model in the same process.
 
-Three cases: a decode step of 1 and of 16 sequences with about 512 tokens of context each, and the prefill of
-1,024 tokens. The reference is the model with `sdpa` attention, a DynamicCache and `logits_to_keep=1`, then an
-argmax; ours is one `TorchEngine.run` over a cache whose blocks lie in random order. Both take turns, so that
-what else the machine does strikes both; the result is the median over rounds of the ratio of their times, 1.0
-where the engine costs nothing.
+Three cases: a decode step of 1 and of 16 sequences with about 512 tokens of context each, and a prefill of
+1,024 tokens. The reference is the model with `sdpa` attention, a DynamicCache and `logits_to_keep=1`, followed by
+argmax; ours is one `TorchEngine.run` over a cache with shuffled blocks. Both alternate, so that background load
+affects them equally. The result is the median over rounds of the ratio of their times; 1.0 means no overhead.
 
     python bench/engine_overhead.py [--model DIR] [--threads 1] [--rounds 25] [--json OUT]
 """
@@ -36,7 +35,7 @@ PREFILL = 1024
 BLOCK_SIZE = 16
 
 T = TypeVar("T")
-Timed = Callable[[], float]  # does its work once; returns the seconds that took
+Timed = Callable[[], float]  # runs the work once and returns its seconds
 
 
 class Case(msgspec.Struct, frozen=True):
@@ -49,7 +48,7 @@ class Case(msgspec.Struct, frozen=True):
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that was measured, and on what."""
+    """All measurements and the machine they ran on."""
 
     cpu: str
     cores: int
@@ -95,7 +94,7 @@ def _make_model(directory: Path) -> Path:
 
 
 def measure(directory: Path, threads: int, rounds: int) -> Result:
-    """Load the model twice, ours and theirs, and compare all cases."""
+    """Load the model for both implementations and compare all cases."""
     torch.set_num_threads(threads)
     loaded, load_s = _timed(lambda: load_model(directory))
     blocks = 16 * (CONTEXT + PREFILL) // BLOCK_SIZE
@@ -140,7 +139,7 @@ def _compare(name: str, ours: Timed, theirs: Timed, rounds: int) -> Case:
 
 
 def _engine_decode(engine: TorchEngine, vocab_size: int, batch: int) -> Timed:
-    """A decode step of `batch` sequences; their contexts are `CONTEXT` on average, all different."""
+    """A decode step of `batch` sequences; contexts differ and have the mean `CONTEXT`."""
     rng = random.Random(0)
     blocks = rng.sample(range(engine.num_blocks), engine.num_blocks)
     greedy = SamplingParams(max_tokens=PREFILL, temperature=0.0)

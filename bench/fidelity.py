@@ -1,10 +1,10 @@
-"""Whether the simulator says what the service does: four designs at three loads, live and simulated.
+"""Compare the simulator with the live service for four designs at three loads.
 
     python bench/fidelity.py MODEL [--profile FILE] [--requests 400] [--loads 0.4,0.9,2] [--json FILE]
 
-`twofold verify` for colocated 2, 1P+1D, 2P+1D and 1P+2D: light, near the knee and beyond it, each three times, and one
-line for each load at the end. Without --profile this host is measured before each of the four (`twofold calibrate
-live`), because the speed of a host that others share is not for long what it was.
+Runs `twofold verify` for colocated 2, 1P+1D, 2P+1D and 1P+2D: at light load, near the knee and beyond it, three times
+each, and prints one line per load. Without --profile, calibrates the host before each design (`twofold calibrate
+live`), because the speed of a shared host drifts.
 """
 
 import argparse
@@ -44,7 +44,7 @@ def question(design: ServiceDesign, flags: argparse.Namespace, profile: Path) ->
 
 
 def summary(comparisons: list[Comparison]) -> Table:
-    """Errors (and spreads) of all figures in percent, those that miss marked with a star."""
+    """Errors (and spreads) of all metrics in percent; misses are marked with a star."""
     names = [figure.name for figure in comparisons[0].figures()]
     table = Table(
         "", "requests/s", "host", *names, title="Error of the simulation (spread of the replays), %"

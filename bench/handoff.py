@@ -1,18 +1,17 @@
-"""What a user waits for after the first token: hand-offs at once, by layer, and as chosen, over links of two speeds.
+"""Hand-off time visible to the user after the first token: serialized, layer-wise and auto, at two link speeds.
 
     python bench/handoff.py [--model DIR] [--rounds 5] [--json OUT]
 
-Two network namespaces stand for two hosts, with a cable of 1 Gbit/s and then 200 Mbit/s between them (this needs
-root). On one a process prefills with the service's engine and hands off with its sender over NIXL and TCP; on the
-other one lends its memory. In each round every prompt length is handed off in both modes; figures are medians over
-the rounds. `chosen` is what the policy of that name makes of the link and the prefill as measured at the start: it is
-no further measurement, but one of the two others.
+Two network namespaces stand for two hosts, joined by a link of 1 Gbit/s and then 200 Mbit/s (needs root). One process
+prefills with the service's engine and hands off with its sender over NIXL and TCP; the other lends its memory. Each
+round hands off every prompt length in both modes; figures are medians over rounds. `auto` applies the policy of that
+name to the link and prefill speed measured at the start; it reuses the measurement of the mode that it picks.
 
-Last, on shared memory: by how many decode steps the second token of a split service comes later than that of a
-colocated one. Exits with 1 when the hand-offs do not do what they should:
+Last, measures over shared memory how many decode steps later a split service yields its second token than a colocated
+one. Exits with 1 unless:
 
-    by layer leaves no more than one layer's transfer + 10%, where computing a layer takes longer than sending it
-    what is chosen is never worse than the better of both by more than 5%
+    layer-wise leaves at most one layer's transfer + 10%, if computing a layer takes longer than sending it
+    auto is at most 5% worse than the better mode
 """
 
 import argparse
@@ -56,14 +55,14 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 
     tokens: int
     prefill_s: float
-    layer_s: float  # to send one layer
+    layer_s: float  # transfer time of one layer
     visible_s: dict[HandoffMode, float]
     chosen: HandoffMode
-    covered: bool  # computing a layer takes longer than sending it
+    covered: bool  # whether computing a layer takes longer than its transfer
 
     @property
     def hidden(self) -> bool:
-        """By layer leaves no more than the last layer, where that can be."""
+        """Whether layer-wise leaves at most the last layer visible; True if the link is too slow for that."""
         return not self.covered or self.visible_s[HandoffMode.LAYER_WISE] <= SLACK * self.layer_s
 
     @property
@@ -84,7 +83,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class End:
-    """A process on one of the hosts, and what it says."""
+    """A process on one host and its JSON output."""
 
     def __init__(self, hosts: TwoHosts, host: int, role: str, model: Path) -> None:
         cores = sorted(os.sched_getaffinity(0))
@@ -101,12 +100,12 @@ class End:
         )
 
     def say(self, message: msgspec.Struct) -> None:
-        assert self.process.stdin is not None  # noqa: S101  (asked for as a pipe above)
+        assert self.process.stdin is not None  # noqa: S101  (created as a pipe above)
         self.process.stdin.write(msgspec.json.encode(message).decode() + "\n")
         self.process.stdin.flush()
 
     def hear(self, kind: type[T]) -> T:
-        assert self.process.stdout is not None  # noqa: S101  (asked for as a pipe above)
+        assert self.process.stdout is not None  # noqa: S101  (created as a pipe above)
         line = self.process.stdout.readline()
         if not line:
             raise RuntimeError(f"one end is gone, with code {self.process.wait()}")
@@ -115,7 +114,7 @@ class End:
 
 @contextmanager
 def two_ends(hosts: TwoHosts, model: Path) -> Iterator[tuple[End, Facts]]:
-    """The prefill side, joined to the decode side, and what it measured."""
+    """The prefill side, connected to the decode side, and its startup measurements."""
     ends: list[End] = []
     try:
         for host, role in enumerate(("prefill", "decode")):
@@ -130,7 +129,7 @@ def two_ends(hosts: TwoHosts, model: Path) -> Iterator[tuple[End, Facts]]:
 
 
 def measure(hosts: TwoHosts, model: Path, bits_per_s: int, rounds: int) -> LinkReport:
-    """Rounds over a cable of this speed; each begins with another mode."""
+    """Rounds over a link of this speed; the first mode alternates."""
     hosts.limit(bits_per_s)
     seen: dict[tuple[int, HandoffMode], list[Seen]] = {}
     with two_ends(hosts, model) as (prefill, facts):
@@ -185,7 +184,7 @@ def table(link: LinkReport) -> Table:
 
 
 def mistakes(report: Report) -> list[str]:
-    """What does not hold of what should."""
+    """Sentences for the expectations that do not hold."""
     found = []
     for link in report.links:
         for each in link.cells:
@@ -207,7 +206,7 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     given = arguments()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwinds the stack, which ends the processes
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwind the stack to stop the processes
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="twofold-handoff-")))
         model = given.model or folder / "model"

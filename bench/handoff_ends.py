@@ -1,6 +1,6 @@
-"""The two ends of a hand-off, each a process on its own host: the decode side's memory, and the prefill side.
+"""The two ends of a hand-off, one process per host: decode-side memory and the prefill side.
 
-Started by `handoff.py`, which writes requests to their standard input and reads answers, JSON a line each.
+Started by `handoff.py`, which writes requests to stdin and reads replies from stdout, one JSON object per line.
 """
 
 import os
@@ -30,7 +30,7 @@ BLOCK_SIZE = 16
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """What the prefill side measured as a service does when it starts, and what a hand-off is made of."""
+    """Startup measurements of the prefill side, and the layer sizes of a hand-off."""
 
     link: LinkSpeed
     prefill: PrefillSpeed
@@ -39,14 +39,14 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True):
-    """Prefill a prompt and hand it off."""
+    """Request to prefill a prompt and hand it off."""
 
     tokens: int
     mode: HandoffMode
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds: of the prefill, of the hand-off in all, and of what was left of it after the first token."""
+    """Seconds of the prefill, of the whole hand-off, and of its part after the first token."""
 
     prefill_s: float
     transfer_s: float
@@ -54,7 +54,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def decode_end(model: Path, blocks: int, answers: TextIO) -> None:
-    """Lend memory until the standard input closes."""
+    """Lend memory until stdin closes."""
     layout = load_model(model, dtype="float32").layout(BLOCK_SIZE)
     transport = NixlTransport("decode-0", 1, layout, blocks, "cpu")
     _answer(answers, transport.descriptor)
@@ -62,14 +62,14 @@ def decode_end(model: Path, blocks: int, answers: TextIO) -> None:
 
 
 def prefill_end(model: Path, blocks: int, answers: TextIO) -> None:
-    """Learn of the decode side, say what was measured, then do as asked."""
+    """Connect to the decode side, print the startup measurements, then serve requests."""
     loaded = load_model(model, dtype="float32")
     transport = NixlTransport("prefill-0", 1, loaded.layout(BLOCK_SIZE), blocks, "cpu")
     engine = TorchEngine(loaded, transport.engine_pool)
     peer = msgspec.json.decode(sys.stdin.readline(), type=MemoryDescriptor)
     connection = transport.connect(peer)
     runs = Runs(engine, connection.write)
-    runs.once(Ask(tokens=blocks * BLOCK_SIZE, mode=HandoffMode.SERIALIZED))  # touches all memory
+    runs.once(Ask(tokens=blocks * BLOCK_SIZE, mode=HandoffMode.SERIALIZED))  # warm up all memory
     layout = engine.layout
     facts = Facts(
         link=link_speed(connection),
@@ -83,7 +83,7 @@ def prefill_end(model: Path, blocks: int, answers: TextIO) -> None:
 
 
 class Runs:
-    """Prefills with the engine of the service, hands off with its sender."""
+    """Prefills with the service's engine and hands off with its sender."""
 
     def __init__(self, engine: TorchEngine, write: Callable[[range, list[int], list[int]], int]) -> None:
         self._engine, self._write = engine, write
@@ -113,7 +113,7 @@ class Runs:
         began_s = time.perf_counter()
         (first,) = self._engine.run([step], lambda layer: self._sender.layer_computed(["r"], layer))
         token_s = time.perf_counter()
-        assert first is not None  # noqa: S101  (it was to be sampled; tells the type checker)
+        assert first is not None  # noqa: S101  (it is sampled; for the type checker)
         self._sender.prefilled("r", first.token_id)
         self._over.wait()
         return Seen(
@@ -141,7 +141,7 @@ def main() -> None:
     os.sched_setaffinity(0, {int(core)})
     torch.set_num_threads(1)
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print is no answer
+    os.dup2(2, 1)  # keep library output out of the replies
     {"prefill": prefill_end, "decode": decode_end}[role](Path(model), int(blocks), answers)
 
 

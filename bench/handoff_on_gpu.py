@@ -1,11 +1,11 @@
-"""What a user waits for after the first token where both workers compute on a GPU: every way of handing off.
+"""Hand-off time visible to the user after the first token with GPU workers, for every hand-off mode.
 
     python bench/handoff_on_gpu.py [--model DIR] [--device cuda:0] [--prompts 512 2048 8192] [--json OUT]
 
-A service of one prefill and one decode worker is started for each way, and one that is not split; `--device cuda:0`
-puts all on one GPU, `cuda` each on one of its own. One request at a time is sent: the figure is the median time from
-the first token to the second, less what that takes where nothing is handed off. Without --model one is made, with
-random weights: 16 layers as wide as those of Llama 3.1 8B, 2.9 billion parameters in bfloat16, 64 KiB of KV a token.
+Starts a service of one prefill and one decode worker per mode, and a colocated one. `--device cuda:0` puts all on one
+GPU, `cuda` puts each on its own. Requests are sequential; the result is the median time from the first token to the
+second, minus that of the colocated service. Without --model, creates a model with random weights: 16 layers of the
+width of Llama 3.1 8B, 2.9 billion parameters in bfloat16, 64 KiB of KV per token.
 """
 
 import argparse
@@ -36,7 +36,7 @@ SHAPE = {"hidden-size": 4096, "layers": 16, "heads": 32, "kv-heads": 8, "max-mod
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
-    """Medians of one service for one prompt length, in seconds: to the first token, from there to the second, later."""
+    """Medians of one service and prompt length in seconds: TTFT, first to second token, and later gaps."""
 
     service: str
     prompt_tokens: int
@@ -64,7 +64,7 @@ def measure(model: Path, service: str, given: argparse.Namespace) -> list[Seen]:
 
 
 def table(seen: list[Seen], device: str) -> Table:
-    """A row for each way; columns are prompt lengths."""
+    """One row per mode and one column per prompt length."""
     lengths = sorted({each.prompt_tokens for each in seen})
     plain = {each.prompt_tokens: each for each in seen if each.service == COLOCATED}
     drawn = Table(
@@ -91,7 +91,7 @@ def _step(seen: Seen) -> str:
 
 
 def device_name(device: str) -> str:
-    import torch  # noqa: PLC0415  (heavy, and only its name for the device is wanted)
+    import torch  # noqa: PLC0415  (slow import, needed for the device name only)
 
     return torch.cuda.get_device_name(device) if device.startswith("cuda") else device
 

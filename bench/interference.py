@@ -1,16 +1,16 @@
-"""Does prefill disturb decode? P99 inter-token time with long prompts arriving, relative to decode alone.
+"""Interference of prefill with decode: P99 inter-token time with long prompts arriving, relative to decode alone.
 
-Three services take turns on the same machine, with the same streams and the same long prompts:
+Three services alternate on the same machine, with the same streams and the same long prompts:
 
     split               --prefill 1 --decode 1
     colocated           --colocated 2 --no-enable-chunked-prefill
     colocated, chunked  --colocated 2 --enable-chunked-prefill
 
-A round measures each of them twice. Alone: `--streams` requests with short prompts decode. Disturbed: the
-same streams decode while long prompts arrive open loop, evenly spaced, at the rate that keeps one prefill
-worker busy for `--utilisation` of the time (taken from the quickest of three prefills on the idle split
-service, and the same for all). Gaps count from when every stream has its first token until the first of
-them ends. The result is the median over rounds of P99 disturbed / P99 alone.
+Each round measures each service twice. Alone: `--streams` requests with short prompts decode. Disturbed: the
+same streams decode while long prompts arrive open-loop, evenly spaced, at the rate that keeps one prefill
+worker busy for `--utilisation` of the time (from the fastest of three prefills on the idle split service).
+Gaps count from the time every stream has its first token until the first stream ends. The result is the
+median over rounds of P99 disturbed / P99 alone.
 
     python bench/interference.py [--model DIR] [--rounds 5] [--json OUT]
 """
@@ -46,7 +46,7 @@ SERVICES = {
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
-    """The load: lengths in tokens."""
+    """The load; lengths are in tokens."""
 
     rounds: int
     streams: int
@@ -59,7 +59,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Phase(msgspec.Struct, frozen=True, kw_only=True):
-    """What one phase showed: gaps between the tokens of the streams, TTFT of the long prompts (seconds)."""
+    """Results of one phase: gaps between the streams' tokens and TTFT of the long prompts, in seconds."""
 
     itl_s: LatencyDistribution
     gaps: int
@@ -79,7 +79,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """All of it; `prefill_s` is one long prefill on the idle split service."""
+    """All measurements; `prefill_s` is one long prefill on the idle split service."""
 
     setting: Setting
     prefill_s: float
@@ -96,7 +96,7 @@ class Subject:
         self._number = 0
 
     async def prefill_s(self) -> float:
-        """Seconds for one long prompt on the idle service, the quickest of three; warms it up as well."""
+        """Seconds of one long prompt on the idle service, the minimum of three; also warms it up."""
         timelines: list[Timeline] = []
         async with self._client(timelines) as client:
             for _ in range(3):
@@ -104,7 +104,7 @@ class Subject:
         return min(timeline.ttft_s or 0.0 for timeline in timelines)
 
     async def phase(self, name: str, spacing_s: float | None) -> Phase:
-        """Run the streams to their end, with a long prompt every `spacing_s` seconds unless that is None."""
+        """Run the streams to their end, with a long prompt every `spacing_s` seconds if given."""
         timelines: list[Timeline] = []
         async with self._client(timelines) as client, asyncio.TaskGroup() as tasks:
             replies = [Reply() for _ in range(self._setting.streams)]
@@ -120,7 +120,7 @@ class Subject:
                 )
                 for reply in replies
             ]
-            while not all(reply.chunk_times_s for reply in replies):  # noqa: ASYNC110 (a reply has no event)
+            while not all(reply.chunk_times_s for reply in replies):  # noqa: ASYNC110 (replies have no event)
                 await asyncio.sleep(0.005)
             if spacing_s is not None:
                 tasks.create_task(self._disturb(client, f"{name}/long", spacing_s, streams, tasks))
@@ -177,7 +177,7 @@ class Subject:
 
 
 async def measure(urls: dict[str, str], setting: Setting) -> Report:
-    """Calibrate on the split service, then run the rounds; each begins with another service."""
+    """Calibrate on the split service, then run the rounds; the order of services rotates."""
     subjects = {name: Subject(await discover(url), setting) for name, url in urls.items()}
     prefills = {name: await subject.prefill_s() for name, subject in subjects.items()}
     prefill_s = prefills["split"]
@@ -235,7 +235,7 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     given = arguments()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwinds the stack, which ends the services
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwind the stack to stop the services
     setting = Setting(**{name: getattr(given, name) for name in Setting.__struct_fields__})
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="twofold-interference-")))
@@ -244,7 +244,7 @@ def main() -> None:
             subprocess.run(
                 [sys.executable, "-m", "twofold.cli.main", "model", "create", str(model)], check=True
             )
-        cold = ["--no-prefix-caching"]  # a prompt may come again in the next round
+        cold = ["--no-prefix-caching"]  # prompts repeat in the next round
         urls = {name: stack.enter_context(served(model, [*flags, *cold])) for name, flags in SERVICES.items()}
         report = asyncio.run(measure(urls, setting))
     Console().print(table(report))

@@ -1,13 +1,12 @@
-"""Traffic turns from prompts to outputs and back: do workers that change roles serve more of it than any fixed split?
+"""Goodput of workers that change roles against every fixed split, when traffic shifts between prompts and outputs.
 
     python bench/moving_roles.py [--simulate-only] [--period 40] [--seed 0]
 
-Four machines. For a period most of the work is prompts, for the next it is outputs, then prompts again. The same
-requests go through Splitwise's router, which moves machines between the phases, and through every fixed split (join
-the shortest queue), in the simulator and then live on emulated machines: real gateway, controller, workers, queues,
-leases and hand-offs, with times from the performance model. Besides, sixteen long streams run all the time, one
-after the other; live, each must get the tokens that it got before the traffic began. Goodput: requests a second
-within the SLO, streams not counted.
+Four machines. For one period most work is prompts, for the next it is outputs, then prompts again. The same requests
+run with Splitwise's router, which moves machines between the phases, and with every fixed split (join the shortest
+queue), simulated and live on emulated machines with the real gateway, controller, workers and hand-offs. Sixteen long
+streams run throughout; live, each must produce the tokens that it produced before the traffic. Goodput is requests/s
+within the SLO, without the streams.
 """
 
 import argparse
@@ -53,7 +52,7 @@ RECOVERY_S = 10.0
 
 
 class Phase(msgspec.Struct, frozen=True):
-    """Requests per second, and their sizes on average."""
+    """Requests per second and their mean lengths."""
 
     rate: float
     prompt_tokens: int
@@ -65,7 +64,7 @@ OUTPUTS = Phase(5.0, 120, 220)
 
 
 class Ends(QuietObserver):
-    """Keeps the timeline of every request."""
+    """Collects the timeline of every request."""
 
     def __init__(self) -> None:
         self.timelines: list[Timeline] = []
@@ -75,7 +74,7 @@ class Ends(QuietObserver):
 
 
 def traffic(period_s: float, seed: int) -> Iterator[Request]:
-    """Prompts, outputs, prompts: Poisson arrivals, sizes uniform within half and one and a half of the average."""
+    """Prompts, outputs, prompts: Poisson arrivals, lengths uniform between 0.5 and 1.5 times the mean."""
     draw = random.Random(seed)
     now, number = 0.0, 0
     for place, phase in enumerate((PROMPTS, OUTPUTS, PROMPTS)):
@@ -92,7 +91,7 @@ def traffic(period_s: float, seed: int) -> Iterator[Request]:
 
 
 def streams(period_s: float) -> Iterator[Request]:
-    """When each of the streams begins again: `s-NUMBER-RUN`."""
+    """Repeated runs of each stream, with ids `s-NUMBER-RUN`."""
     for run in range(round(3 * period_s / STREAM_EVERY_S)):
         for number in range(STREAMS):
             at = (run + number / STREAMS) * STREAM_EVERY_S
@@ -114,7 +113,7 @@ def designs() -> dict[str, str]:
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """Shares of requests within the SLO: of all, of each period, and of those that came `RECOVERY_S` into it."""
+    """SLO attainment: of all requests, per period, and of arrivals at least `RECOVERY_S` into a period."""
 
     goodput: float
     all: float
@@ -123,7 +122,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 def judge(timelines: Sequence[Timeline], requests: Sequence[Request], period_s: float) -> Outcome:
-    counted = {request.id for request in requests}  # a simulation tells of the streams too
+    counted = {request.id for request in requests}  # the simulation's results include the streams
     met = {timeline.request.id for timeline in timelines if SLO.met_by(timeline)} & counted
 
     def share(begin: float, end: float) -> float:
@@ -147,7 +146,7 @@ def simulated(file: Path, requests: Sequence[Request], period_s: float) -> Outco
 
 
 async def stream(session: aiohttp.ClientSession, url: str, model: str, number: int) -> list[int]:
-    """The tokens of one long stream."""
+    """Output tokens of one long stream."""
     body = {
         "model": model,
         "prompt": [number + 3] * STREAM_PROMPT,
@@ -169,7 +168,7 @@ async def stream(session: aiohttp.ClientSession, url: str, model: str, number: i
 
 
 async def live(url: str, requests: Sequence[Request], period_s: float) -> tuple[Outcome, int]:
-    """The outcome, and how many streams were compared with what they were before the traffic."""
+    """The outcome, and the number of streams that were compared with their earlier tokens."""
     endpoint = await discover(url)
     lowest, vocabulary = token_range(endpoint.vocab_size)
     config = LoadConfig(

@@ -1,4 +1,4 @@
-"""By how much the second token of a split service comes later than that of a colocated one, on shared memory."""
+"""Delay of a split service's second token relative to a colocated one, over shared memory."""
 
 import asyncio
 import statistics
@@ -13,13 +13,13 @@ from twofold.bench.services import served
 from twofold.request import Request
 from twofold.timeline import Recorder, Timeline
 
-# Two workers each, so that a worker has as many cores in both.
+# Two workers each, so that every worker has the same number of cores.
 SERVICES = {"split": ["--prefill", "1", "--decode", "1"], "colocated": ["--colocated", "2"]}
 PROMPT_TOKENS, OUTPUT_TOKENS, TIMES = 512, 24, 4
 
 
 class SecondToken(msgspec.Struct, frozen=True, kw_only=True):
-    """Median seconds between the first token and the second, by service, and of a decode step of the split one."""
+    """Median seconds between the first and the second token by service, and of a decode step of the split one."""
 
     gap_s: dict[str, float]
     step_s: float
@@ -37,7 +37,7 @@ class SecondToken(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def second_token(model: Path, rounds: int) -> SecondToken:
-    """One request at a time; the services take turns, so that both see the same machine."""
+    """Measure with sequential requests; the services alternate, so both see the same machine."""
     gaps: dict[str, list[float]] = {name: [] for name in SERVICES}
     steps: list[float] = []
     for _ in range(max(1, rounds // 2)):
@@ -53,7 +53,7 @@ def second_token(model: Path, rounds: int) -> SecondToken:
 
 
 async def ask(url: str, prompt_tokens: int) -> list[Timeline]:
-    """Several requests, one after the other; the first one, which warms the service up, does not count."""
+    """Send several sequential requests; the first is a warm-up and not counted."""
     endpoint = await discover(url)
     lowest, vocabulary = token_range(endpoint.vocab_size)
     prompts, timelines = PromptMaker(seed=0, lowest=lowest, vocabulary=vocabulary), list[Timeline]()

@@ -1,12 +1,11 @@
-"""What serving costs besides computing: CPU time of gateway and controller, and routing decisions a second.
+"""Serving overhead besides model execution: CPU time of gateway and controller, and routing decisions per second.
 
     python bench/service_overhead.py [--decisions 40000] [--requests 200]
 
-Decisions: requests arrive at, move through and leave a cluster scheduler with 40 and with 1,000 instances, eight in
-each on average; a decision is one request's whole bookkeeping. Service: an emulated one with 40 instances, loaded
-with streams of one token and with long ones; the difference is what a token costs. CPU seconds are those of the one
-process that is gateway and controller. A fixed loop of plain Python is timed in the same run: machines differ, and
-its time says how this one compares.
+Decisions: requests pass through a cluster scheduler with 40 and with 1,000 instances that holds eight per instance on
+average; a decision is the bookkeeping of one request. Service: an emulated service with 40 instances runs streams of
+one token and long streams; the difference gives the cost per token. CPU seconds are of the process that holds gateway
+and controller. A fixed plain-Python loop is timed in the same run for comparison across machines.
 """
 
 import argparse
@@ -40,7 +39,7 @@ AT_ONCE = 40
 
 
 def rate_of(router: str, instances: int, decisions: int) -> float:
-    """Decisions per CPU second of a scheduler that holds eight requests for each instance."""
+    """Decisions per CPU second of a scheduler that holds eight requests per instance."""
     cluster = ClusterScheduler(ROUTERS[router](), FixedHandoff(HandoffMode.LAYER_WISE))
     for number in range(instances):
         role = Role.PREFILL if number % 2 else Role.DECODE
@@ -49,7 +48,7 @@ def rate_of(router: str, instances: int, decisions: int) -> float:
 
 
 async def streams(url: str, count: int, tokens: int) -> int:
-    """Tokens that came, in all."""
+    """Total number of tokens received."""
     endpoint = await discover(url)
     slots = asyncio.Semaphore(AT_ONCE)
     body = {
@@ -69,7 +68,7 @@ async def streams(url: str, count: int, tokens: int) -> int:
 
 
 def service_cost(requests: int) -> tuple[float, float]:
-    """CPU seconds of gateway and controller: of a request with one token, and of each further token."""
+    """CPU seconds of gateway and controller: per request with one token, and per further token."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "cluster.yaml"
         file.write_text(CLUSTER)
@@ -82,7 +81,7 @@ def service_cost(requests: int) -> tuple[float, float]:
                 after = gateway.cpu_times()
                 return after.user + after.system - before.user - before.system, came
 
-            cost(20, 5)  # what happens the first time is of no interest
+            cost(20, 5)  # warm-up
             short_s, short = cost(requests, 1)
             long_s, long = cost(requests // 2, LONG)
     each = short_s / requests

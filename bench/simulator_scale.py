@@ -1,12 +1,12 @@
-"""What does a simulated request cost, by the size of the cluster and the length of the workload?
+"""Cost of a simulated request by cluster size and workload length.
 
     python bench/simulator_scale.py [--quick] [--instances 10 40 1000] [--requests 10000 1000000] [--json OUT]
 
-Requests like those of the Azure conversation trace arrive at the same rate per instance (70/40 per second) at
-BLOOM-176B on DGX-H100, five prefill machines to three decode machines, under Twofold's own rules: fitted times,
-Splitwise's router, hand-off by size, contended links. Each case is a process of its own: CPU seconds of the event loop
-and of the generator that feeds it, and the most memory that the process ever held. Ratio: CPU time a request over that
-of 40 instances with as many requests.
+Requests like those of the Azure conversation trace arrive at a constant rate per instance (70/40 per second) at
+BLOOM-176B on DGX-H100, five prefill machines to three decode machines, with Twofold's own rules: fitted times,
+Splitwise's router, hand-off by size, contended links. Each case runs in its own process and reports CPU seconds of the
+event loop and of the request generator, and peak memory. The ratio is CPU time per request relative to 40 instances
+with as many requests.
 """
 
 import argparse
@@ -35,7 +35,7 @@ QUICK = (10, 40, 400), (5_000,)
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
-    """One run; the median TTFT shows that the load was the same."""
+    """One run; the median TTFT verifies that the load is the same."""
 
     instances: int
     requests: int
@@ -47,7 +47,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run(instances: int, requests: int) -> Case:
-    """Raises SystemExit where a request did not complete."""
+    """Run one case. Raises SystemExit if a request did not complete."""
     prefill = round(instances * 5 / 8)
     pools = tuple(
         PoolSpec(machines=machines, machine="dgx-h100", role=role)
@@ -74,7 +74,7 @@ def run(instances: int, requests: int) -> Case:
 
 
 def apart(instances: int, requests: int) -> Case:
-    """The same in a process of its own."""
+    """Run one case in its own process."""
     command = [sys.executable, __file__, "--case", str(instances), str(requests)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -1,12 +1,11 @@
-"""Does a service that runs for long keep what it should give back? Memory, files, threads and blocks under load.
+"""Soak test: leaks of memory, files, threads and blocks in a service under long load.
 
     python bench/soak.py [--minutes 30] [--share 0.9] [--model DIR] [--json OUT] [-- FLAGS of twofold serve]
 
-A service with a real model (--prefill 1 --decode 1 unless FLAGS say otherwise, which may also be
---engine emulated --cluster FILE) is loaded to capacity for a short time,
-as many requests at once as it gets through best, and then for `--minutes` with Poisson arrivals at `--share` of that
-rate. One client in ten leaves at a random moment. Every few seconds each process is looked at. Any error, any output of
-another length than was asked for, any worker that was started again, anything that grows: exit code 1.
+Runs a service with a real model (default --prefill 1 --decode 1; FLAGS may also be --engine emulated --cluster FILE).
+A short closed loop at the best concurrency measures its capacity, then Poisson arrivals run at `--share` of it for
+`--minutes`. One client in ten disconnects at a random time. Every process is sampled every few seconds. Exits with 1
+on any error, wrong output length, worker restart or growing resource.
 """
 
 import argparse
@@ -37,9 +36,9 @@ MEMORY, COUNTS = ("anonymous", "uss", "rss"), ("files", "sockets", "threads", "s
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that one process holds. `rest` is what it held at rest before and after the load.
+    """One resource of one process. `rest` is its value at rest before and after the load.
 
-    `uss` and `rss` have no verdict: they grow for other reasons than leaks (see `ProcessSample`).
+    `uss` and `rss` have no verdict, because they also grow without leaks (see `ProcessSample`).
     """
 
     process: str
@@ -50,7 +49,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """All of it. `ended` counts requests by how they ended, `held` the blocks that are held at rest."""
+    """All results. `ended` counts requests by outcome, `held` the blocks held at rest."""
 
     flags: list[str]
     minutes: float
@@ -104,7 +103,7 @@ async def soak(url: str, flags: list[str], given: argparse.Namespace) -> Report:
         watching.cancel()
         await asyncio.wait({watching})
         if not watching.cancelled():
-            watching.result()  # raises what it ended with
+            watching.result()  # re-raise its error
     after = await at_rest(sampler)
     restarts = [
         line for line in metrics(url).splitlines() if line.startswith("twofold:worker_restarts_total{")
@@ -141,7 +140,7 @@ def rows_of(loaded: list[Sample], before: Sample, after: Sample) -> list[Row]:
 
 def value_of(sample: ProcessSample, what: str) -> int:
     value = getattr(sample, what)
-    assert isinstance(value, int)  # noqa: S101  (a field of numbers; tells the type checker so)
+    assert isinstance(value, int)  # noqa: S101  (a numeric field; for the type checker)
     return value
 
 

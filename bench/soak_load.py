@@ -1,4 +1,4 @@
-"""The load of a soak: requests of many sizes, of which one client in ten does not wait for the end."""
+"""Load of the soak test: requests of many sizes, one tenth of which disconnect early."""
 
 import asyncio
 import random
@@ -17,17 +17,17 @@ AT_ONCE = 24
 
 
 class Load:
-    """Clients of one service. All that is random comes from one seed."""
+    """Clients of one service. All randomness comes from one seed."""
 
     def __init__(self, client: Client, prompts: PromptMaker, ends: dict[str, Timeline], seed: int) -> None:
         self._client, self._prompts, self._ends = client, prompts, ends
         self._draw = random.Random(seed)
         self._number = 0
-        self._stay_s = 1.0  # how long one who leaves may have stayed, at most
+        self._stay_s = 1.0  # maximum time until an early disconnect
         self.ended: Counter[str] = Counter()
 
     async def capacity(self, seconds: float) -> float:
-        """Requests that end in a second, those whose clients left among them, while AT_ONCE are always there."""
+        """Requests that end per second, including disconnects, with AT_ONCE always in flight."""
         over_s = time.monotonic() + seconds
         ended_s: list[float] = []
         stays: list[float] = []
@@ -41,12 +41,12 @@ class Load:
         async with asyncio.TaskGroup() as tasks:
             for _ in range(AT_ONCE):
                 tasks.create_task(keep_asking())
-        begin_s = over_s - 0.7 * seconds  # until then it fills up
+        begin_s = over_s - 0.7 * seconds  # ramp-up ends here
         self._stay_s = statistics.median(stays)
         return sum(begin_s <= at < over_s for at in ended_s) / (0.7 * seconds)
 
     async def run(self, rate_per_s: float, seconds: float) -> None:
-        """Poisson arrivals, and every answer; no more than a bounded number at once, so that none is refused."""
+        """Send Poisson arrivals and read every answer; bounded concurrency avoids rejections."""
         slots = asyncio.Semaphore(8 * AT_ONCE)
         due_s = time.monotonic()
         over_s = due_s + seconds
@@ -74,7 +74,7 @@ class Load:
         leaves = self._draw.random() < LEAVES
         body = self._client.body(request, self._prompts.prompt(request))
         sending = asyncio.create_task(self._client.send(request, body))
-        # Until the end at the latest, where it does not leave.
+        # Upper bound for requests that stay.
         await asyncio.wait({sending}, timeout=self._draw.uniform(0.0, 1.5 * self._stay_s) if leaves else None)
         if not sending.done():
             sending.cancel()

@@ -1,4 +1,4 @@
-"""What the processes of a service hold, sampled: memory, files, sockets, threads, shared memory segments."""
+"""Samples of a service's processes: memory, files, sockets, threads, shared memory segments."""
 
 import re
 from pathlib import Path
@@ -13,11 +13,11 @@ _BLOCKS = re.compile(r'^twofold:kv_cache_blocks\{instance="([^"]+)",state="([^"]
 
 
 class ProcessSample(msgspec.Struct, frozen=True, kw_only=True):
-    """One process: bytes, and counts; `segments` of shared memory it maps.
+    """One process: sizes in bytes, counts, and mapped shared memory `segments`.
 
-    `anonymous` is resident memory that is no file's and no segment's: what a leak would make grow. `uss` is what only
-    this process has, which changes when another that was forked from the same one writes a page; `rss` is all that is
-    resident, with every block of the KV cache from when it is first used on.
+    `anonymous` is resident memory that belongs to no file or segment; a leak makes it grow. `uss` is memory unique to
+    this process, which also changes when a forked sibling writes a page; `rss` is all resident memory, including KV
+    cache blocks from their first use on.
     """
 
     anonymous: int
@@ -30,7 +30,7 @@ class ProcessSample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
-    """All of a service at `at_s`, seconds since sampling began. `blocks_held` by instance, in flight ones included."""
+    """The whole service at `at_s` seconds since sampling began. `blocks_held` is by instance, with blocks in flight."""
 
     at_s: float
     processes: dict[str, ProcessSample]
@@ -38,7 +38,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sampler:
-    """Looks at the service that runs as process `pid` and answers at `url`."""
+    """Samples the service of process `pid` at `url`."""
 
     def __init__(self, pid: int, url: str, started_s: float) -> None:
         gateway = psutil.Process(pid)
@@ -48,7 +48,7 @@ class Sampler:
         self._url, self._started_s = url, started_s
 
     def look(self, now: float) -> Sample:
-        """Raises psutil.NoSuchProcess where one of the first processes is not there any more."""
+        """Take a sample. Raises psutil.NoSuchProcess if one of the initial processes has ended."""
         return Sample(
             at_s=now - self._started_s,
             processes={name: _look(process) for name, process in self._processes.items()},
@@ -57,7 +57,7 @@ class Sampler:
 
 
 def blocks_held(url: str) -> dict[str, int]:
-    """KV blocks that are not free, by instance."""
+    """KV blocks in use, by instance."""
     counts: dict[str, dict[str, int]] = {}
     for instance, state, value in _BLOCKS.findall(metrics(url)):
         counts.setdefault(instance, {})[state] = int(float(value))
@@ -82,11 +82,11 @@ def _look(process: psutil.Process) -> ProcessSample:
 def _is_socket(fd: Path) -> bool:
     try:
         return str(fd.readlink()).startswith("socket:")
-    except OSError:  # closed meanwhile
+    except OSError:  # closed in the meantime
         return False
 
 
 def _segments(pid: int) -> set[str]:
-    """Inodes of the segments that are mapped."""
+    """Inodes of the mapped segments."""
     lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
     return {line.split(maxsplit=5)[4] for line in lines if _SEGMENT.search(line)}

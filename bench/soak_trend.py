@@ -1,4 +1,4 @@
-"""Whether a series of samples grows: its slope, how sure that is, and a verdict by a stated rule."""
+"""Growth of a series of samples: slope, uncertainty, and a verdict by a fixed rule."""
 
 from collections.abc import Sequence
 from enum import StrEnum
@@ -26,7 +26,7 @@ class Verdict(StrEnum):
 
 
 class Trend(msgspec.Struct, frozen=True, kw_only=True):
-    """`start` and `end` are the means of the first and the last part; slope and its uncertainty are per hour."""
+    """`start` and `end` are the means of the first and the last part; slope and uncertainty are per hour."""
 
     start: float
     end: float
@@ -35,7 +35,7 @@ class Trend(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, times_s: Sequence[float], values: Sequence[float]) -> "Trend":
-        """Raises ValueError for fewer samples than parts."""
+        """Fit the trend. Raises ValueError for fewer samples than parts."""
         if len(values) < PARTS:
             raise ValueError(
                 f"{len(values)} samples are too few for {PARTS} parts: run for longer, or sample oftener"
@@ -59,7 +59,7 @@ class Trend(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def verdict_of(times_s: Sequence[float], values: Sequence[float]) -> Verdict:
-    """By the rule that `RULE` states. Raises ValueError for fewer samples than twice the parts."""
+    """Apply `RULE`. Raises ValueError for fewer samples than twice the parts."""
     half = len(values) // 2
     whole, late = Trend.of(times_s, values).verdict, Trend.of(times_s[half:], values[half:]).verdict
     return Verdict.STEPPED if whole is Verdict.GROWS and late is not Verdict.GROWS else whole

@@ -1,10 +1,11 @@
-"""SLO attainment over request rate, simulated beside live: figure 11 of DistServe (OSDI'24), on this host.
+"""SLO attainment over request rate, simulated and live: figure 11 of DistServe (OSDI'24), on this host.
 
     python bench/distserve/attainment.py MODEL [--profile FILE] [--requests 250] [--loads 0.4,0.7,0.9,1.1,1.4,2]
 
-A split service with a real model is loaded at six rates, multiples of the rate up to which its simulation keeps the SLO
-for nine in ten requests, each replayed `--replays` times. Without --profile the host is measured first (`twofold
-calibrate live`). Exits with 1 where the two are more than five points apart, beyond what two replays are.
+Loads a split service with a real model at six rates. Each rate is a multiple of the highest rate whose simulation
+keeps the SLO for 90% of requests, and is replayed `--replays` times. Without --profile, measures the host first
+(`twofold calibrate live`). Exits with 1 if simulated and live attainment differ by more than five points beyond the
+difference between two replays.
 """
 
 import argparse
@@ -23,7 +24,7 @@ from twofold.fidelity.service import ServiceDesign
 
 
 def attainments(comparisons: list[Comparison]) -> tuple[Table, bool]:
-    """The table, and whether all are near enough."""
+    """Return the table and whether every difference is within the tolerance."""
     table = Table(title="Share of requests within the SLO", title_justify="left")
     for heading in ("requests/s", "host", "simulated", "live", "points apart", "replays apart"):
         table.add_column(heading, justify="right")

@@ -1,12 +1,12 @@
-"""A burst of requests: where does it wait, and what does it cost those that were there?
+"""Simulate a burst of requests: where it queues, and what it costs the running requests.
 
     python bench/distserve/bursts.py [--burst 150] [--output-tokens 100 700] [--kv-tokens 40000] [--every 2] [--seed 0]
 
-llama2-70b on two DGX-H100, one for each phase, with little KV memory (`--kv-tokens` each), simulated. Two requests come
-each second for a minute, and after ten seconds `--burst` more within one. The same requests three times: KV written
-layer by layer into room that is taken when a request arrives; pulled when decode has room, so that prefill memory is
-the queue (DistServe, section 4.3); and pulled with decode memory that grows as it is used, the last to come swapped out
-over PCIe when there is none left. A line for every `--every` seconds of the second and third, and what came of all.
+Simulates llama2-70b on two DGX-H100, one per phase, with `--kv-tokens` of KV memory each. Two requests arrive per
+second for a minute, and `--burst` more within one second after ten seconds. Three hand-off policies run on the same
+requests: layer-wise writes into decode memory reserved at arrival; pull when decode has room, so that prefill memory
+is the queue (DistServe, section 4.3); and pull with decode memory allocated on demand, with the youngest requests
+swapped out over PCIe when it is full. Prints one line per `--every` seconds for the second and third, and a summary.
 """
 
 import argparse
@@ -36,7 +36,7 @@ POOLS = tuple(PoolSpec(machines=1, machine="dgx-h100", role=role) for role in (R
 
 
 class Ends(QuietObserver):
-    """Keeps the timeline of every request."""
+    """Collects the timeline of every request."""
 
     def __init__(self) -> None:
         self.timelines: list[Timeline] = []
@@ -46,7 +46,7 @@ class Ends(QuietObserver):
 
 
 class Watch(msgspec.Struct):
-    """One run: what both instances said now and then, the most of it at any event, and what came of the requests."""
+    """One run: periodic samples of both instances, their peak usage, and the request timelines."""
 
     every_s: float
     looks: list[tuple[float, InstanceStatus, InstanceStatus]] = []
@@ -63,12 +63,12 @@ class Watch(msgspec.Struct):
 
 
 def used(status: InstanceStatus) -> float:
-    """The share of KV blocks that are taken."""
+    """Share of KV blocks in use."""
     return 1 - status.blocks_free / status.blocks_total
 
 
 def requests(burst: int, output_tokens: tuple[int, int], seed: int) -> list[Request]:
-    """Poisson arrivals and a burst among them, in order."""
+    """Poisson arrivals with a burst, in order of arrival."""
     draw = random.Random(seed)
     arrivals = [BURST_AT_S + draw.random() for _ in range(burst)]
     now = draw.expovariate(RATE)
@@ -87,7 +87,7 @@ def requests(burst: int, output_tokens: tuple[int, int], seed: int) -> list[Requ
 
 
 def watch(spec: ClusterSpec, some: Sequence[Request], catalog: Catalog, every_s: float) -> Watch:
-    """Simulate, and look at the two instances before every event."""
+    """Simulate, sampling both instances before every event."""
     ends, seen = Ends(), Watch(every_s=every_s)
     statistics = RunStatistics(None, None, over_all_tokens=False)
     cluster = build_cluster(spec, catalog, instance_profiles(spec, catalog), statistics, [ends], 1 << 60)
@@ -101,7 +101,7 @@ def watch(spec: ClusterSpec, some: Sequence[Request], catalog: Catalog, every_s:
 
 
 def over_time(seen: Watch, title: str) -> Table:
-    """Where requests are, at each look."""
+    """Number of requests in each state per sample."""
     headings = (
         "s",
         "prompts wait",

@@ -1,14 +1,13 @@
-"""DistServe's claims beside simulation: rate per GPU and tightness of the SLO, against colocated serving.
+"""DistServe's claims in simulation: rate per GPU and SLO tightness against colocated serving.
 
     python bench/distserve/claims.py [--requests 1000] [--tolerance 0.05] [--only chat-13b]
 
-For every application of the paper (OSDI'24, table 1) the placement with the most goodput per GPU, on as many as the
-paper gave DistServe, and beside it colocated instances of the paper's parallelism: with mixed batches and with
-chunked prefill on the same engine, and as the paper's baseline, with prompts before decodes at the speed of vLLM as
-DistServe's authors measured it.
-*Rate* is the ratio of goodputs per GPU, the colocated design's in brackets. *Tighter* is how much smaller the SLO could
-be at the rate that the colocated design sustains. The example of the paper's figure 1 is one more row, at vLLM's speed
-for all. Models without published profiles are estimated (roofline) and say so.
+For each application of the paper (OSDI'24, table 1), finds the placement with the highest goodput per GPU, on at most
+as many GPUs as the paper's. It is compared with colocated instances of the paper's parallelism: with mixed batches,
+with chunked prefill, and as the paper's baseline (prefill first, at vLLM's speed as measured by DistServe's authors).
+*Rate* is the ratio of goodputs per GPU, with the colocated goodput in brackets. *Tighter* is how much smaller the SLO
+could be at the colocated design's maximum rate. One more row is the example of the paper's figure 1, at vLLM's speed
+for all designs. Models without published profiles use the roofline estimate and are marked.
 """
 
 import argparse
@@ -46,7 +45,7 @@ OWN, VLLM, ESTIMATED = "distserve-published", "distserve-published-vllm", "roofl
 
 
 class Application(msgspec.Struct, frozen=True):
-    """A row of the paper's table 1, and what it claims in section 6.2: (rate, tighter) against vLLM."""
+    """A row of the paper's table 1 with its claims of section 6.2: (rate, tighter) against vLLM."""
 
     name: str
     workload: str
@@ -61,7 +60,7 @@ class Application(msgspec.Struct, frozen=True):
 
 
 APPLICATIONS = (
-    # Figure 1 of the paper: 512 prompt and 64 output tokens on one GPU, and on two that prefill with one that decodes.
+    # Figure 1 of the paper: 512 prompt and 64 output tokens on one GPU, and on two prefill GPUs with one decode GPU.
     Application("figure 1", "512+64", "opt-13b", 0.4, 0.04, 3, 1, "2x 1,1 / 1,1", "2.1x (3.3 of 1.6)", VLLM),
     Application("chat-13b", "distserve-chat", "opt-13b", 0.25, 0.1, 3, 1, "2,1 / 1,1", "2.0-4.6x; 1.8-3.2x"),
     Application("chat-66b", "distserve-chat", "opt-66b", 2.5, 0.15, 8, 4, "4,1 / 2,2", "2.0-4.6x; 1.8-3.2x"),
@@ -96,7 +95,7 @@ def problem(one: Application, performance: str, requests: int) -> Problem:
 def colocated(
     what: Problem, tensor_parallel: int, ways: Sequence[tuple[str, int | None]], where: Where, grid: RateGrid
 ) -> list[SimulatedPlacement | None]:
-    """The goodput of one instance for each way to batch."""
+    """Goodput of one colocated instance per batching policy."""
     kind = what.instance(MACHINE, tensor_parallel)
     designs = [
         Design(family=Family(kinds=(kind,), batcher=batcher, max_num_batched_tokens=budget), counts=(1,))
@@ -116,7 +115,7 @@ def colocated(
 
 
 def tightest(what: Problem, design: Design, rate: float, where: Where, grid: RateGrid) -> float | None:
-    """The least multiple of the SLO that a design keeps at a rate."""
+    """Smallest SLO scale that a design meets at a rate."""
 
     async def one(search: RateSearch) -> float | None:
         return (await search.evaluate(Trial(design, rate))).slo_scale
@@ -134,7 +133,7 @@ def _search(what: Problem, where: Where, grid: RateGrid, ask: Callable[[RateSear
 
 
 def degrees(plan: PlacementPlan) -> str:
-    """`2,1 / 1,1` as the paper writes placements."""
+    """Parallelism as the paper writes it, for example `2,1 / 1,1`."""
     return " / ".join(
         f"{kind.tensor_parallel},{kind.pipeline_parallel}" for kind in plan.best.design.family.kinds
     )

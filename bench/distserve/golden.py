@@ -1,11 +1,11 @@
-"""Does `rules: distserve-published` say what DistServe's own simulator says?
+"""Compare `rules: distserve-published` with the output of DistServe's own simulator.
 
     python bench/distserve/golden.py [FILE …] [--slo-ms 200,100]
 
-Each FILE holds the output of that simulator by request, as golden/distserve under TWOFOLD_DATA does, which is what is
-compared by default. Its name says what was run: engine, model, tensor and pipeline parallelism of prefill and decode.
-Errors are relative and the largest over all requests; attainment is the share of requests that keep TTFT and TPOT
-jointly, at the SLO and at one half, three quarters, and one and a half of it.
+Each FILE holds that simulator's output per request; the default is golden/distserve under TWOFOLD_DATA. The file name
+gives engine, model, and tensor and pipeline parallelism of prefill and decode. Errors are relative, and the maximum
+over requests is printed. Attainment is the share of requests within TTFT and TPOT jointly, at 0.5, 0.75, 1 and 1.5
+times the SLO.
 """
 
 import argparse
@@ -35,7 +35,7 @@ SCALES = (0.5, 0.75, 1.0, 1.5)
 
 
 class Golden(msgspec.Struct, frozen=True):
-    """One request of their run; milliseconds."""
+    """One request of DistServe's run, in milliseconds."""
 
     arrival_ms: float
     prompt_len: int
@@ -45,7 +45,7 @@ class Golden(msgspec.Struct, frozen=True):
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """Largest relative errors over requests, and attainment by scale: (theirs, ours)."""
+    """Largest relative errors over requests, and attainment by SLO scale: (theirs, ours)."""
 
     requests: int
     ttft_error: float
@@ -64,7 +64,7 @@ class _Ends(QuietObserver):
 
 
 def cluster_of(name: str) -> ClusterSpec:
-    """The cluster that a file's name says was run."""
+    """Parse the cluster from a file name."""
     found = NAME.match(name)
     if found is None:
         raise SystemExit(f"{name} is not called golden-ENGINE-MODEL-TPPPTPPP-rRATE-N…")
@@ -87,7 +87,7 @@ def _pool(role: Role, degrees: str) -> PoolSpec:
 
 
 def compare(path: Path, slo_ms: tuple[float, float]) -> Comparison:
-    """Run what the file says, and compare it request by request."""
+    """Simulate the run of a file and compare it request by request."""
     theirs = [msgspec.convert(row, Golden) for row in json.loads(path.read_text())]
     requests = [
         Request(
@@ -117,7 +117,7 @@ def compare(path: Path, slo_ms: tuple[float, float]) -> Comparison:
 
 
 def attained(latencies: Sequence[tuple[float, float]], slo_ms: tuple[float, float], scale: float) -> float:
-    """The share within both bounds, each times `scale`."""
+    """Share of requests within both bounds, each multiplied by `scale`."""
     kept = [ttft <= scale * slo_ms[0] and tpot <= scale * slo_ms[1] for ttft, tpot in latencies]
     return sum(kept) / len(kept)
 

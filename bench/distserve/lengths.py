@@ -2,10 +2,9 @@
 
     python bench/distserve/lengths.py
 
-The paper (OSDI'24, figure 7) prints the mean prompt and output lengths of ShareGPT (chat), HumanEval (code) and
-LongBench (summaries). Its data sets are not here, so lengths are log-normal with these means. How much they spread
-about them is assumed: the coefficient of variation of each is below. Lengths are cut at what the OPT models of the
-paper can take.
+The paper (OSDI'24, figure 7) gives the mean prompt and output lengths of ShareGPT (chat), HumanEval (code) and
+LongBench (summaries). Lengths are log-normal with these means and an assumed coefficient of variation (below). They
+are truncated at the context length of the paper's OPT models.
 """
 
 import math
@@ -39,7 +38,7 @@ APPLICATIONS = (
 
 
 def quantiles(mean: float, variation: float, shares: list[float]) -> list[float]:
-    """Of a log-normal distribution, cut at `LONGEST`, whose mean after the cut is the one that is asked for."""
+    """Quantiles of a log-normal distribution truncated at `LONGEST`, with the given mean after truncation."""
     low, high = 0.1 * mean, 10.0 * mean
     for _ in range(60):
         middle = (low + high) / 2

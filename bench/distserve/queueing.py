@@ -1,20 +1,19 @@
-"""Do long simulations agree with the queueing formulas, and where do tensor and pipeline parallelism cross?
+"""Compare long simulations with queueing formulas, and find where tensor and pipeline parallelism cross.
 
     python bench/distserve/queueing.py [--requests 20000] [--recursion 12800000] [--prefill-ms 72.149] [--speedup 1.5]
 
-Prompts of one length arrive at random at one prefill instance that takes `--prefill-ms` for each: alone, as a
-pipeline of two equal stages, or with two accelerators in tensor parallelism that make it `--speedup` times quicker.
+Prompts of one length arrive at random at one prefill instance that takes `--prefill-ms` for each. It runs as a single
+stage, as a pipeline of two equal stages, or with tensor parallelism over two accelerators, `--speedup` times faster.
 
-Two things are compared with the formulas of twofold.performance.queueing. The *simulator* is Twofold's, with its
-schedulers and events, on `--requests` arrivals: too few, because in heavy traffic waits that follow each other are
-alike. The *recursion* is Lindley's, one line of arithmetic for each stage (the wait of a request is that of the one
-before it, plus its service, less the gap, and never less than nothing), on `--recursion` arrivals in independent
-parts, whose spread gives the standard error. On the simulator's arrivals the two agree, but for the 17 µs in which a
-pipeline's first stage sends activations to the second. So the recursion is a control variate: what the simulator found,
-plus what the recursion says that those few arrivals were off by, is what a simulation of all of them would find, and
-its error is that of the recursion.
+Two estimates are compared with the formulas of twofold.performance.queueing. The *simulator* is Twofold's, on
+`--requests` arrivals; these are too few, because waiting times are correlated in heavy traffic. The *recursion* is
+Lindley's, applied to each stage: W' = max(0, W + service - gap), on `--recursion` arrivals in independent parts, whose
+spread gives the standard error. On the same arrivals both agree, except for the 17 µs that the pipeline's first stage
+takes to send activations. The recursion therefore serves as a control variate for the simulator, and its error is the
+error of the result.
 
-The crossover is searched by bisection over the rate, with the same arrivals on both sides of each comparison."""
+The crossover is found by bisection over the rate, with the same arrivals for both sides of a comparison.
+"""
 
 import argparse
 import math
@@ -39,7 +38,9 @@ from twofold.simulation.simulate import simulate
 PROMPT = 512
 RATES = (2.0, 5.0, 8.0, 10.0)
 SHAPES = {"one instance": (1, 1), "pipeline of 2": (1, 2), "tensor of 2": (2, 1)}
-PARTS = 64  # of the recursion's arrivals; their means are spread as the mean of all is, eight times as wide
+PARTS = (
+    64  # independent parts of the recursion; a part's mean has eight times the standard error of the total
+)
 WITHIN = 0.005
 COLUMNS = (
     "instance", "requests/s", "formula", "simulator", "recursion", "on all", "± s.e.", "simulator on all", "off",
@@ -51,7 +52,7 @@ Means = Callable[[tuple[int, int], float], float]
 
 
 class Constant(PerformanceModel):
-    """A prompt takes what it takes; nothing is decoded."""
+    """Performance model with a constant prefill time and no decode."""
 
     def __init__(self, prefill_s: float) -> None:
         self.name = f"{prefill_s * 1e3:g} ms"
@@ -82,7 +83,7 @@ class Constant(PerformanceModel):
 
 
 class Simulator:
-    """One prefill instance under Twofold's simulator; `mean_s` is the mean TTFT of these arrivals."""
+    """One prefill instance in Twofold's simulator; `mean_s` is the mean TTFT of these arrivals."""
 
     def __init__(self, prefill_s: float, speedup: float, gaps: Gaps) -> None:
         def constant(model: Model, machine: Machine, tensor_parallel: int) -> PerformanceModel:  # noqa: ARG001
@@ -109,7 +110,7 @@ class Simulator:
         )
         result = simulate(spec, self._arrivals(rate), catalog=load_catalog(), series=False)
         mean_s = result.ttft_s.mean
-        assert mean_s is not None  # noqa: S101  (requests were made; tells the type checker)
+        assert mean_s is not None  # noqa: S101  (requests were made; for the type checker)
         return mean_s
 
     def _arrivals(self, rate: float) -> Iterator[Request]:
@@ -120,7 +121,7 @@ class Simulator:
 
 
 class Recursion:
-    """The same queue by Lindley's recursion, stage after stage."""
+    """The same queue by Lindley's recursion, stage by stage."""
 
     def __init__(self, prefill_s: float, speedup: float, gaps: Gaps) -> None:
         self._prefill_s, self._speedup, self._gaps = prefill_s, speedup, gaps
@@ -132,30 +133,30 @@ class Recursion:
         for _ in range(stages):
             waits = waiting_s(gaps, stage_s)
             total_s += float(waits.mean()) + stage_s
-            gaps = gaps + np.diff(waits, prepend=0.0)  # those between the ends of this stage
+            gaps = gaps + np.diff(waits, prepend=0.0)  # gaps between completions of this stage
         return total_s
 
 
 def waiting_s(gaps: Gaps, service_s: float) -> Gaps:
-    """Seconds that each request waits: W' = max(0, W + service − gap), a walk above its lowest point so far."""
+    """Waiting time of each request in seconds: W' = max(0, W + service − gap)."""
     walk = np.cumsum(service_s - gaps)
     return walk - np.minimum.accumulate(walk)
 
 
 def arrivals(generator: np.random.Generator, requests: int) -> Gaps:
-    """Poisson gaps at a rate of one, with a mean of exactly that: the rate is then what it is said to be."""
+    """Poisson gaps scaled to a mean of exactly 1."""
     gaps = generator.exponential(size=requests)
     found: Gaps = gaps / gaps.mean()
     return found
 
 
 def mean_and_error(values: list[float]) -> tuple[float, float]:
-    """The mean of independent parts and its standard error."""
+    """Mean of independent parts and its standard error."""
     return float(np.mean(values)), float(np.std(values, ddof=1)) / math.sqrt(len(values))
 
 
 def crossover(mean_s: Means, low: float, high: float) -> float:
-    """The rate at which pipeline and tensor parallelism have the same mean TTFT."""
+    """Rate at which pipeline and tensor parallelism have the same mean TTFT."""
     while high - low > 1e-3:
         rate = (low + high) / 2
         if mean_s(SHAPES["tensor of 2"], rate) < mean_s(SHAPES["pipeline of 2"], rate):

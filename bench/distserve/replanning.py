@@ -1,11 +1,11 @@
-"""The rate and the lengths of requests change at once: what does re-planning bring, and does it ever move without need?
+"""Benefit of re-planning under a sudden traffic change, and its rate of unnecessary decisions.
 
     python bench/distserve/replanning.py [--minutes 10] [--hours 1] [--seeds 3]
 
-Four machines, split for traffic of long prompts and short outputs. Half-way through, requests come nearly twice as
-often, with short prompts and long outputs. The same requests are simulated with fixed roles, with Splitwise's router,
-and with roles that are re-planned under either; the share of requests within the SLO is given per minute of arrival.
-Then traffic that does not change is simulated for hours: every decision there is one too many.
+Four machines are split for long prompts and short outputs. Half-way, the rate nearly doubles, with short prompts and
+long outputs. The same requests are simulated with fixed roles, with Splitwise's router, and with re-planned roles
+under either; the table gives SLO attainment per minute of arrival. Then stationary traffic is simulated for hours,
+where every decision is unnecessary.
 """
 
 import argparse
@@ -39,7 +39,7 @@ STATIONARY_RATES = (4.0, 8.0, 12.0)
 
 
 class Traffic(msgspec.Struct, frozen=True):
-    """Requests per second, and their sizes on average."""
+    """Requests per second and their mean lengths."""
 
     rate: float
     prompt_tokens: int
@@ -51,7 +51,7 @@ AFTER = Traffic(14.0, 400, 200)
 
 
 class Ends(QuietObserver):
-    """Keeps the timeline of every request."""
+    """Collects the timeline of every request."""
 
     def __init__(self) -> None:
         self.timelines: list[Timeline] = []
@@ -61,7 +61,7 @@ class Ends(QuietObserver):
 
 
 def requests(parts: Sequence[tuple[Traffic, float]], seed: int) -> Iterator[Request]:
-    """Poisson arrivals; sizes from a gamma distribution of shape 2 around the average (CV = 0.7)."""
+    """Poisson arrivals; lengths from a gamma distribution of shape 2 around the mean (CV = 0.7)."""
     draw = random.Random(seed)
     now, end, number = 0.0, 0.0, 0
     for traffic, duration_s in parts:
@@ -98,7 +98,7 @@ def served(
 
 
 def by_minute(timelines: Sequence[Timeline], minutes: int) -> list[float]:
-    """The share within the SLO of the requests that arrived in each minute."""
+    """SLO attainment of the requests that arrived in each minute."""
     came, met = [0] * minutes, [0] * minutes
     for timeline in timelines:
         minute = int(timeline.request.arrival_s // 60)
@@ -134,7 +134,7 @@ def step(minutes: int, seed: int, console: Console) -> None:
 
 
 def stationary(hours: float, seeds: int, console: Console) -> None:
-    """Count decisions where none is due."""
+    """Count decisions under stationary traffic."""
     table = Table(title=f"{hours:g} h of traffic that does not change", title_justify="left")
     for heading in ("requests/s", "seed", "requests", "decisions", "moves", "CPU s"):
         table.add_column(heading, justify="right")
@@ -151,7 +151,7 @@ def stationary(hours: float, seeds: int, console: Console) -> None:
 
 
 def delays(seeds: int, console: Console) -> None:
-    """When the step is decided on, over many seeds."""
+    """Delay from the traffic change to the decision, over many seeds."""
     half_s, found = 300.0, []
     for seed in range(seeds):
         wanted = list(requests(((BEFORE, half_s), (AFTER, 120.0)), 1000 + seed))

@@ -1,10 +1,10 @@
-"""How many prompts should go together? Batches up to the saturating length against shorter and longer ones.
+"""Compare prefill batches up to the saturation length with shorter and longer ones.
 
     python bench/distserve/saturation.py [--model opt-13b] [--requests 4000] [--seed 0]
 
-Prefill on a machine of A100s with the times of DistServe's simulator; Poisson arrivals at shares of the rate that full
-batches of L_m tokens would sustain, prompts as in a chat (log-normal, median 220 tokens, at most 2,048). L_m is the
-shortest prompt that is computed at 90% of the best rate (`performance/saturation.py`).
+Prefill on a machine of A100s with the times of DistServe's simulator. Arrivals are Poisson, at shares of the rate that
+full batches of L_m tokens sustain; prompts are chat-like (log-normal, median 220 tokens, at most 2,048). L_m is the
+shortest prompt that reaches 90% of the peak token rate (`performance/saturation.py`).
 """
 
 import argparse
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     catalog = load_catalog()
     kind = instance_profiles(cluster(given.model, SATURATING), catalog)[0]
     instances, mean = kind.instances, sum(r.prompt_tokens for r in requests(1.0, 4000, 0)) / 4000
-    together = round(kind.max_num_batched_tokens / mean)  # prompts of a batch
+    together = round(kind.max_num_batched_tokens / mean)  # prompts per batch
     best = instances * together / kind.model.prefill_s(round(together * mean), together * round(mean) ** 2)
     table = Table(
         title=f"mean / P90 TTFT in ms, {given.model}, L_m = {kind.max_num_batched_tokens} tokens",

@@ -1,11 +1,10 @@
-"""How often does the traffic watch see a shift that is none, and how soon one that is?
+"""Measure false alarms and detection delay of the traffic shift detector.
 
     python bench/distserve/shift_detection.py [--hours 1] [--seeds 10] [--trace FILE ...]
 
-Stationary traffic of several rates and burstinesses is watched for hours, with lengths of the Azure traces, and every
-alarm is counted; after one the watch goes on with what it has then. Then the rate, the prompts or the outputs double,
-or halve, after an hour: how many requests and seconds later is that an alarm? Traces, where given, are watched as they
-were recorded: what is found there may well be there.
+Stationary traffic of several rates and burstinesses, with lengths of the Azure traces, runs for hours, and every alarm
+is counted. Then the rate, the prompt length or the output length doubles or halves after an hour, and the delay to the
+alarm is measured in requests and seconds. Recorded traces, if given, are watched unchanged; their alarms may be true.
 """
 
 import argparse
@@ -22,7 +21,7 @@ from twofold.workload.distributions import load_lengths
 from twofold.workload.trace import open_trace
 
 RATES = (1.0, 10.0, 50.0)
-BURSTINESSES = (1.0, 0.25, 0.1)  # Poisson; gaps that vary by CV = 2; by CV = 3.2
+BURSTINESSES = (1.0, 0.25, 0.1)  # Poisson; gaps with CV = 2; with CV = 3.2
 STATIONARY_S, DEADLINE_S = 3600.0, 3600.0
 FACTORS = (2.0, 0.5)
 
@@ -35,7 +34,7 @@ def arrivals(rate: float, burstiness: float, seed: int) -> Iterator[float]:
 
 
 def false_alarms(rate: float, burstiness: float, name: str, hours: float, seed: int) -> int:
-    """Alarms in so many hours without any change."""
+    """Number of alarms over hours of stationary traffic."""
     watch, now, alarms = TrafficMonitor(), 0.0, 0
     for gap, (prompt, output) in zip(
         arrivals(rate, burstiness, seed), load_lengths(name).sample(seed), strict=False
@@ -53,7 +52,7 @@ def false_alarms(rate: float, burstiness: float, name: str, hours: float, seed: 
 def delay(
     quantity: Quantity, factor: float, rate: float, burstiness: float, seed: int
 ) -> tuple[int, float] | None:
-    """Requests and seconds from a step, an hour after the start, to the alarm; None if none comes within an hour."""
+    """Requests and seconds from a step after one hour to the alarm; None without an alarm within an hour."""
     watch, now, since = TrafficMonitor(), 0.0, 0
     lengths = load_lengths("azure-conv").sample(seed)
     for gap, (prompt, output) in zip(arrivals(rate, burstiness, seed), lengths, strict=False):
@@ -106,7 +105,7 @@ def steps(seeds: int) -> Table:
 
 
 def recorded(path: Path) -> Table:
-    """The alarms in a trace, as it was recorded."""
+    """Alarms in a recorded trace."""
     table = _table(path.name, ("at s", "what", "before", "after", "since requests", "sigmas"))
     watch = TrafficMonitor()
     for request in open_trace(path):

@@ -1,11 +1,11 @@
-"""What does one pass over a trace say of KV caches of every size, and do caches that are simulated agree?
+"""Hit rates of KV caches of every size from one pass over a trace, compared with simulated caches.
 
     python bench/mooncake/capacity.py [--trace traces/mooncake-conversation.jsonl] [--tokens 3000000] [--requests N]
 
-First the hit rates of LRU caches from one pass (`twofold.planning.capacity`), beside those of the cache that serves
-live, replayed at each capacity, with the CPU seconds of both. Then what a pool of all nodes finds against a cache of as
-much on each node by itself, to which requests come in turn: the comparison of Mooncake (FAST'25), for `--tokens` a
-node."""
+First compares LRU hit rates from one pass (`twofold.planning.capacity`) with the live cache replayed at each capacity,
+and the CPU seconds of both. Then compares one pool over all nodes with a separate cache per node under round-robin
+requests, as in Mooncake (FAST'25), with `--tokens` per node.
+"""
 
 import argparse
 import time
@@ -33,7 +33,7 @@ Prompts = Sequence[Sequence[BlockKey]]
 
 
 def replayed(prompts: Prompts, capacity: int) -> float:
-    """The share of blocks that requests find in a cache that is simulated."""
+    """Hit rate of requests in a simulated cache."""
     cache = PrefixCache(capacity, create_eviction("lru"))
     for prompt in prompts:
         count = cache.match(prompt)

@@ -1,20 +1,18 @@
-"""What do chunks on several stages at once do to the time to first token of a long prompt, and of a short one?
+"""Effect of chunked pipeline prefill on the TTFT of long and short prompts.
 
     OMP_NUM_THREADS=1 python bench/mooncake/chunked_pipeline.py [--model DIR] [--long 6144] [--short 512] [--chunk 768]
 
-Three services take turns with the same prompts, one prompt at a time: one stage, two stages, and two with chunks. A
-stage is a process with one thread, so two cores are needed, and nothing else on them. What is compared is TTFT relative
-to that of one stage: live the median of the ratios of prompts that were sent one after the other, and the same three in
-the simulator.
+Three services alternate with the same sequential prompts: one stage, two stages, and two stages with chunks. A stage
+is a process with one thread, so the host needs two idle cores. The result is TTFT relative to one stage: live as the
+median ratio of consecutive prompts, and simulated.
 
-The simulator's times are those of the engine that serves, fitted to iterations of many lengths and contexts: measured
-alone for stages that take turns, and while another process measures the same for stages that compute at once, because
-the cores of a host share its memory. Where others share the host its speed drifts: the engine runs the long prompt in
-each round as well, and what is simulated is a host as fast as that. On top of both worlds' prefill comes what the
-service takes for a prompt besides: the part of the one-stage service's short TTFT that its engine does not explain.
+The simulator's times are fitted to iterations of the serving engine: measured alone for alternating stages, and
+beside a second process for concurrent stages, because the cores of a host share its memory bandwidth. Each round also
+runs the long prompt on the engine, and the simulation is scaled to the drift. The service's overhead per prompt (the
+part of the one-stage service's short TTFT beyond the engine's time) is added in both worlds.
 
-Exits 1 where, in either world, a long prompt is not quicker with chunks or a short one takes over 5% longer, or where
-the two worlds are more than 15% apart.
+Exits with 1 if, live or simulated, a long prompt is not faster with chunks, a short one takes over 5% longer, or both
+worlds differ by more than 15%.
 """
 
 import argparse
@@ -65,8 +63,9 @@ SHORT, APART = 1.05, 0.15
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
-    """Lengths in tokens; `shorts` short prompts come after each long one. `boundary_gb_per_s` is what carries
-    activations between two processes of a host."""
+    """Lengths in tokens; `shorts` short prompts follow each long one. `boundary_gb_per_s` is the bandwidth for
+    activations between two processes of a host.
+    """
 
     long: int
     short: int
@@ -77,7 +76,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ttft(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds to the first token, and how many times as long as on one stage."""
+    """TTFT in seconds, and relative to one stage."""
 
     long_s: float
     short_s: float
@@ -99,7 +98,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def live(urls: Mapping[str, str], setting: Setting, engine: "Engine") -> dict[str, Ttft]:
-    """Over rounds, in each of which the services take turns prompt by prompt; the first is a warm-up."""
+    """Rounds in which the services alternate prompt by prompt; the first round is a warm-up."""
     async with AsyncExitStack() as stack:
         services = [await stack.enter_async_context(Asked.service(name, url)) for name, url in urls.items()]
         for number in range(setting.rounds + 1):
@@ -126,12 +125,12 @@ async def live(urls: Mapping[str, str], setting: Setting, engine: "Engine") -> d
 
 
 def paired(seconds: Sequence[float], of: Sequence[float]) -> float:
-    """The median of ratios of what was measured one after the other: a host's speed drifts less meanwhile."""
+    """Median ratio of consecutive measurements, which is robust to drift of the host's speed."""
     return statistics.median(mine / other for mine, other in zip(seconds, of, strict=True))
 
 
 class Asked:
-    """A service under measurement, and what it took for the first tokens of long and short prompts."""
+    """A service under measurement with its TTFTs of long and short prompts."""
 
     def __init__(self, name: str, client: Client, prompts: PromptMaker, timelines: list[Timeline]) -> None:
         self.name = name
@@ -148,7 +147,7 @@ class Asked:
             yield cls(name, client, PromptMaker(lowest=lowest, vocabulary=vocabulary), timelines)
 
     async def ttft_s(self, name: str, prompt_tokens: int) -> float:
-        """Of a prompt of its own, alone on the service."""
+        """TTFT of a fresh prompt on the idle service."""
         asked = request(name, prompt_tokens)
         outcome = await self._client.send(asked, self._client.body(asked, self._prompts.prompt(asked)))
         if outcome.error is not None:
@@ -157,7 +156,7 @@ class Asked:
 
 
 def request(name: str, prompt_tokens: int) -> Request:
-    """One that ends with its first token."""
+    """A request with one output token."""
     return Request(id=name, arrival_s=0.0, prompt_tokens=prompt_tokens, output_tokens=1)
 
 
@@ -165,7 +164,7 @@ def request(name: str, prompt_tokens: int) -> Request:
 
 
 class FirstTokens(QuietObserver):
-    """Keeps the TTFT of what ended."""
+    """Observer that collects the TTFT of finished requests."""
 
     def __init__(self) -> None:
         self.ttft_s: list[float] = []
@@ -175,9 +174,9 @@ class FirstTokens(QuietObserver):
 
 
 def simulated(times: PackedTimes, token_s: float, stages: int, chunk: int | None, prompt: int) -> float:
-    """TTFT of one prompt on an instance whose stages share the layers of an engine with these times.
+    """TTFT of one prompt on a pipelined instance with these engine times.
 
-    The machines are anybody's: their times are not used.
+    The machine type is arbitrary: its times are not used.
     """
     whole = PackedModel("the engine", times)
     first, later = LayersStage(whole, 1 / stages, 0.0), LayersStage(whole, 1 / stages, token_s)
@@ -217,7 +216,7 @@ def simulate_all(
     ways = {ONE: (alone, 1, None), TWO: (alone, 2, None), CHUNKED: (crowded, 2, setting.chunk)}
     seconds = {}
     for name, (times, stages, chunk) in ways.items():
-        # A prompt that is not cut is on one stage at a time.
+        # An unchunked prompt occupies one stage at a time.
         short = alone if setting.short <= setting.chunk else times
         seconds[name] = (
             besides_s + simulated(times, token_s, stages, chunk, setting.long),
@@ -236,7 +235,7 @@ def simulate_all(
 
 
 def measure_engine(directory: Path, longest: int) -> list[MeasuredIteration]:
-    """Iterations of one sequence, on one thread: of each the median of three, as live times are medians."""
+    """Times of single-sequence iterations on one thread, each the median of three."""
     engine, made = make_engine(directory, longest), list[MeasuredIteration]()
     for tokens, context in [*cells(longest), (longest // 2, 0), (longest, 0)]:
         step = new_step(tokens, context)
@@ -255,8 +254,8 @@ def measure_engine(directory: Path, longest: int) -> list[MeasuredIteration]:
 
 
 def make_engine(directory: Path, longest: int) -> "TorchEngine":
-    """On one thread, with memory for one prompt of `longest` tokens."""
-    import torch  # noqa: PLC0415  (in processes that measure only)
+    """Engine on one thread with memory for one prompt of `longest` tokens."""
+    import torch  # noqa: PLC0415  (imported in measuring processes only)
 
     from twofold.engine.torch.engine import TorchEngine  # noqa: PLC0415
     from twofold.engine.torch.loader import load_model  # noqa: PLC0415
@@ -268,7 +267,7 @@ def make_engine(directory: Path, longest: int) -> "TorchEngine":
 
 
 def new_step(tokens: int, context: int) -> SequenceStep:
-    """So many tokens of a prompt, after so many."""
+    """A prefill step of some tokens after a context of some tokens."""
     return SequenceStep("a", [7] * tokens, context, list(range(blocks_of(tokens + context))), None)
 
 
@@ -281,7 +280,7 @@ def cells(longest: int) -> list[tuple[int, int]]:
 
 
 class Engine:
-    """The engine in a process of its own, which runs the long prompt whenever it is told to."""
+    """The engine in its own process, which runs the long prompt on request."""
 
     def __init__(self, directory: Path, longest: int) -> None:
         self.seconds: list[float] = []
@@ -291,7 +290,7 @@ class Engine:
 
     def run(self) -> None:
         asked, answers = self._process.stdin, self._process.stdout
-        assert asked is not None  # noqa: S101  (it has pipes; tells the type checker so)
+        assert asked is not None  # noqa: S101  (created with pipes; for the type checker)
         assert answers is not None  # noqa: S101
         asked.write(b"\n")
         asked.flush()
@@ -305,7 +304,7 @@ class Engine:
 
 
 def run_engine(directory: Path, longest: int) -> None:
-    """Runs a prompt for each line that it is sent, and says how long it took."""
+    """Run a prompt for each line on stdin and print its duration."""
     step = new_step(longest, 0)
     engine = make_engine(directory, longest)
     for _ in sys.stdin:
@@ -319,7 +318,7 @@ def engine_command(what: str, directory: Path, longest: int) -> list[str]:
 
 
 def engine_times(directory: Path, longest: int, processes: int) -> PackedTimes:
-    """Fitted to what one of so many processes measured, all of them at once."""
+    """Performance model fitted to one of several processes that measure concurrently."""
     command = engine_command("--measure-engine", directory, longest)
     running = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(processes)]
     said = [process.communicate()[0] for process in running]
@@ -332,7 +331,7 @@ def engine_times(directory: Path, longest: int, processes: int) -> PackedTimes:
 
 
 def table(report: Report) -> Table:
-    """TTFT of each service relative to one stage, in both worlds."""
+    """TTFT of each service relative to one stage, live and simulated."""
     setting = report.setting
     drawn = Table(title=f"TTFT relative to {ONE}, chunks of {setting.chunk:,} tokens", title_justify="left")
     for heading in (
@@ -356,7 +355,7 @@ def table(report: Report) -> Table:
 
 
 def verdict(report: Report) -> tuple[list[str], bool]:
-    """What was to be shown, in sentences, and whether all of it was."""
+    """Sentences about each expectation, and whether all hold."""
     said, shown = [], True
     for world, ttft in (("live", report.live), ("simulated", report.simulated)):
         long, short = ttft[CHUNKED].long_ratio, ttft[CHUNKED].short_ratio
@@ -395,7 +394,7 @@ def main() -> int:
     if given.run_engine:
         run_engine(given.model, given.long)
         return 0
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwinds the stack, which ends the services
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwind the stack to stop the services
     setting = Setting(**{name: getattr(given, name) for name in Setting.__struct_fields__})
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="twofold-chunks-")))
@@ -421,7 +420,7 @@ def main() -> int:
 
 
 def services(setting: Setting) -> dict[str, Sequence[str]]:
-    """All unpinned: a worker's stages are to have a core each."""
+    """Services without CPU pinning: each stage needs its own core."""
     common = ["--no-pin-cores", "--kv-cache-memory-bytes", "256MiB"]
     chunks = ["--pipeline-chunk", str(setting.chunk)]
     return {
@@ -439,7 +438,7 @@ def made_model(directory: Path, setting: Setting) -> Path:
 
 
 def hidden_bytes(model: Path) -> int:
-    """Of one token's activations."""
+    """Bytes of one token's activations."""
     config = msgspec.json.decode((model / "config.json").read_bytes())
     named = config.get("dtype") or config.get("torch_dtype") or "float32"
     return int(config["hidden_size"]) * (4 if named == "float32" else 2)

@@ -1,13 +1,12 @@
-"""How fast the index of a thousand instances with millions of blocks says who has the longest prefix, and its size.
+"""Lookup speed and memory of a prefix index with a thousand instances and millions of blocks.
 
     python bench/mooncake/index.py [--instances 1000] [--blocks 2000000]
 
-Prompts are made as those of conversations are: each begins with a document, or a history, and goes on with blocks of
-its own. Documents are on instances the more the more often they are used (Zipf: the first on 64 of them), and each
-prompt's own blocks on one, until so many blocks are known. Then prompts are looked up whose document is drawn alike,
-and prompts that nobody has sent. What is asked is made before the clock starts. A fixed loop of plain Python is timed
-in the same run, as in reuse.py, because machines differ. CPU seconds are those of this process; memory is what its
-resident set grew by, keys and all.
+Prompts are like conversations: each begins with a shared document and continues with its own blocks. Documents are
+replicated by popularity (Zipf, up to 64 instances), and each prompt's own blocks are on one instance. The index is
+filled to `--blocks`, then queried with known prompts (same document distribution) and unknown prompts, generated
+before the clock starts. A fixed plain-Python loop is timed in the same run for comparison across machines. CPU seconds
+are of this process; memory is the growth of its resident set, including the keys.
 """
 
 import argparse
@@ -29,14 +28,14 @@ from twofold.request import BlockKey
 DOCUMENT_BLOCKS, OWN_BLOCKS = 24, 8
 MOST_COPIES = 64
 QUESTIONS = 20_000
-CHUNK = 1_000  # prompts that are stored between two looks at the clock
+CHUNK = 1_000  # prompts stored per timing interval
 
 Prompt = list[BlockKey]
 Where = tuple[str, Prompt]
 
 
 class Prompts:
-    """Documents that prompts begin with, and the instances that have them; all is drawn with a seed."""
+    """Shared documents and the instances that hold them, drawn with a seed."""
 
     def __init__(self, documents: int, instances: int) -> None:
         self._draw = random.Random(0)
@@ -45,11 +44,11 @@ class Prompts:
         self._weights = list(accumulate(1 / rank for rank in range(1, documents + 1)))
 
     def fresh(self, blocks: int) -> Prompt:
-        """Keys that nobody has."""
+        """Keys that no instance holds."""
         return [self._draw.randbytes(KEY_BYTES) for _ in range(blocks)]
 
     def known(self) -> Prompt:
-        """A prompt whose document is known, and whose end is not."""
+        """A prompt with a known document and an unknown end."""
         (document,) = self._draw.choices(self._documents, cum_weights=self._weights)
         return document + self.fresh(OWN_BLOCKS)
 
@@ -57,19 +56,19 @@ class Prompts:
         return self._draw.choice(self._names)
 
     def documents(self) -> Iterator[Where]:
-        """Each, on each of the instances that have it."""
+        """Each document on each instance that holds it."""
         most = min(MOST_COPIES, len(self._names))
         for rank, document in enumerate(self._documents, start=1):
             for name in self._draw.sample(self._names, max(1, most // rank)):
                 yield name, document
 
     def conversations(self, count: int) -> list[Where]:
-        """Prompts that one instance has to their ends."""
+        """Prompts that one instance holds completely."""
         return [(self.instance(), self.known()) for _ in range(count)]
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
-    """Something done `times` times in `cpu_s`, to so many `blocks` in all."""
+    """An operation repeated `times` times in `cpu_s`, with `blocks` in total."""
 
     what: str
     times: int
@@ -78,7 +77,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fill(index: PrefixIndex, prompts: Prompts, blocks: int) -> tuple[Work, list[Where]]:
-    """Until so many blocks are known; returns what that took, and some of what was stored."""
+    """Fill the index to a number of blocks; return the work and some of the stored prompts."""
 
     def store(stored: list[Where]) -> None:
         for name, keys in stored:
@@ -96,7 +95,7 @@ def fill(index: PrefixIndex, prompts: Prompts, blocks: int) -> tuple[Work, list[
 
 
 def ask(what: str, questions: list[Prompt], answer: Callable[[Prompt], int]) -> Work:
-    """`answer` says how many blocks of a prompt were found."""
+    """Time lookups; `answer` returns the number of matched blocks of a prompt."""
     found = [0]
 
     def work() -> None:
@@ -110,7 +109,7 @@ def ask(what: str, questions: list[Prompt], answer: Callable[[Prompt], int]) -> 
 
 
 def measure(index: PrefixIndex, prompts: Prompts, stored: list[Where]) -> list[Work]:
-    """Every kind of question, and what makes blocks go."""
+    """Time every kind of lookup and of removal."""
     known = [prompts.known() for _ in range(QUESTIONS)]
     strangers = [prompts.fresh(DOCUMENT_BLOCKS + OWN_BLOCKS) for _ in range(QUESTIONS)]
     name = prompts.instance()

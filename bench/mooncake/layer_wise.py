@@ -1,17 +1,15 @@
-"""Does a prompt whose beginning is loaded, and whose end is stored, take as long as the longest of the three alone?
+"""Time of a prompt with a loaded prefix and a stored suffix, against the longest of load, compute and store alone.
 
     python bench/mooncake/layer_wise.py [--lengths 1024 2048 4096] [--shares 0.5 0.9] [--throttle GB/s]
 
-In one process runs what a worker runs: engine, scheduler, and its way to the store of its host, which is a process
-beside it. The beginning of a prompt is in the store and not in the engine; its end is computed and put. Measured are
-the load, the computation (of the same prompt, its beginning in the engine's memory) and the store, each by itself, and
-then all of them layer by layer: from when the prompt comes until all of it is in the store. The first token has to be
-that of the computation by itself.
+One process runs a worker's engine, scheduler and connection to the host's store process. The prompt's prefix is in
+the store and not in the engine; its suffix is computed and stored. Load, computation (with the prefix in the engine's
+memory) and store are measured alone, then overlapped layer by layer, from the prompt's arrival until its KV is stored.
+The first token must equal that of the computation alone.
 
-Memory is far quicker than a CPU computes, so each case is measured twice: as it is, and with copies slowed down (to
-`--throttle`, or so that loading takes as long as computing). Loads and stores are slowed down alike. Medians over the
-rounds; exits with 1 unless each case is within 10% of the longest of the three, and of what
-`performance/layer_wise.py` says.
+Copies are far faster than CPU compute, so each case runs twice: as is, and with throttled copies (to `--throttle`, or
+so that loading takes as long as computing). Figures are medians over rounds. Exits with 1 unless each case is within
+10% of the longest of the three and of the prediction of `performance/layer_wise.py`.
 """
 
 import argparse
@@ -64,11 +62,11 @@ from twofold.transport.shared_memory import SharedMemoryTransport
 GOAL = 0.1
 BLOCK = 16
 MODEL = ModelSpec(hidden_size=256, layers=32, heads=4, kv_heads=2, max_model_len=8192)
-STORE_PROMPTS = 8  # of the longest: the store has so much memory
+STORE_PROMPTS = 8  # store capacity in longest prompts
 
 
 class Lanes(msgspec.Struct, kw_only=True):
-    """One case, a time for each round. `bytes_per_s` is what copies were slowed down to, if they were."""
+    """One case with one time per round. `bytes_per_s` is the copy throttle, if any."""
 
     layers: int
     prompt_tokens: int
@@ -80,12 +78,12 @@ class Lanes(msgspec.Struct, kw_only=True):
     overlapped_s: list[float] = []
 
     def over_longest(self) -> float:
-        """The time of all of them layer by layer, over that of the one that takes longest."""
+        """Overlapped time relative to the longest single operation."""
         lanes = zip(self.load_s, self.compute_s, self.store_s, strict=True)
         return _ratio(self.overlapped_s, [max(lane) for lane in lanes])
 
     def over_predicted(self) -> float:
-        """The same over what the model of it says."""
+        """Overlapped time relative to the model's prediction."""
         lanes = zip(self.load_s, self.compute_s, self.store_s, strict=True)
         return _ratio(self.overlapped_s, [layer_wise(self.layers, *lane) for lane in lanes])
 
@@ -98,12 +96,12 @@ def _ratio(times: Sequence[float], others: Sequence[float]) -> float:
 
 
 class Throttled:
-    """A copier that takes at least as long as `bytes_per_s` allows, where that is not None."""
+    """A copier limited to `bytes_per_s`, unless that is None."""
 
     def __init__(self, copier: BlockCopier, bytes_per_layer: int) -> None:
         self.layers, self.span = copier.layers, copier.span
         self.bytes_per_s: float | None = None
-        self._copier, self._bytes = copier, bytes_per_layer  # of one block
+        self._copier, self._bytes = copier, bytes_per_layer  # per block and layer
 
     def read(self, memory: SlotMemory, layer: int, slots: Sequence[int], blocks: Sequence[int]) -> None:
         self._take(partial(self._copier.read, memory, layer, slots, blocks), len(blocks))
@@ -120,12 +118,12 @@ class Throttled:
 
 
 class Answer(Outbox):
-    """Takes what a worker says to its controller, and ends its run with the first token."""
+    """Receives the worker's messages to its controller and ends its run at the first token."""
 
     token_id = reused_tokens = 0
     ends: Callable[[], None]
 
-    def send(self, address: str, message: Message) -> None:  # noqa: ARG002  (there is nobody)
+    def send(self, address: str, message: Message) -> None:  # noqa: ARG002  (no receiver)
         if isinstance(message, StepDone) and message.tokens:
             _, token = message.tokens[0]
             self.token_id, self.reused_tokens = token.token_id, token.reused_tokens
@@ -133,7 +131,7 @@ class Answer(Outbox):
 
 
 class Worker:
-    """What a worker runs, with room for `tokens` tokens, driven one prompt at a time. Without a store it has none."""
+    """A worker with room for `tokens` tokens, driven one prompt at a time; the store is optional."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], model: LoadedModel, tokens: int) -> None:
         layout, blocks = model.layout(BLOCK), tokens // BLOCK
@@ -141,7 +139,7 @@ class Worker:
         pool = transport.engine_pool
         for layer in range(len(layout.layers)):
             for part in (pool.keys(layer), pool.values(layer)):
-                part.zero_()  # page faults come now
+                part.zero_()  # page faults happen here
         self.shared = PrefixBlockAllocator(blocks, BLOCK, create_eviction("lru"))
         leases = LeaseTable(self.shared, "prefill-0", 1, 10.0)
         self.copier = Throttled(PoolCopier(pool), layout.layer_bytes_per_block(0))
@@ -163,12 +161,12 @@ class Worker:
         self._prompts = 0
 
     def use(self, client: StoreClient) -> None:
-        """Load from this store, and put there."""
+        """Load from and store to this store."""
         self.state.prefixes = StoredPrefixes(self.state, self._scheduler, self.shared, client, self.copier)
         self.state.prefixes.start()
 
     def prefill(self, tokens: list[int], keys: Sequence[bytes]) -> float:
-        """Seconds from when a prompt comes until its first token is there and all that is to be put is."""
+        """Seconds from a prompt's arrival until its first token exists and its KV is stored."""
         state, began_s = self.state, time.perf_counter()
         self._prompts += 1
         request = Request(
@@ -196,7 +194,7 @@ class Worker:
 
 
 class Bench:
-    """One worker that has the beginnings of prompts in its memory, and one that finds them in the store."""
+    """One worker with prompt prefixes in its memory and one that loads them from the store."""
 
     def __init__(self, model: LoadedModel, client: StoreClient, longest: int) -> None:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -207,7 +205,7 @@ class Bench:
         self._fill_store(longest)
 
     def measure(self, prompt_tokens: int, share: float, rounds: int, throttle: float | None) -> list[Lanes]:
-        """As it is, and with copies slowed down to `throttle` bytes a second, or so that loading takes its time."""
+        """As is, and with copies throttled to `throttle` bytes/s or to the compute time."""
         reused = int(prompt_tokens * share) // BLOCK * BLOCK
         begin, begin_keys = self._tokens(reused), self._keys(reused)
         self._has.prefill(begin, begin_keys)
@@ -222,7 +220,7 @@ class Bench:
             if slowed:
                 moved = reused * self._model.layout(BLOCK).bytes_per_token
                 lanes.bytes_per_s = throttle or moved / statistics.median(found[0].compute_s)
-            for number in range(rounds + 1):  # the first one warms up
+            for number in range(rounds + 1):  # the first is a warm-up
                 times = self._round(begin, begin_keys, prompt_tokens - reused, lanes.bytes_per_s)
                 if number:
                     for all_times, taken_s in zip(
@@ -235,7 +233,7 @@ class Bench:
     def _round(
         self, begin: list[int], begin_keys: Sequence[bytes], rest: int, bytes_per_s: float | None
     ) -> tuple[float, float, float, float]:
-        """Loading, computing and storing by themselves, and together. In the store the beginning has other keys."""
+        """Load, compute and store alone, then overlapped. The prefix has other keys in the store."""
         has, loads = self._has, self._loads
         blocks = self._blocks(begin_keys)
         stored_keys, end, end_keys = self._keys(len(begin)), self._tokens(rest), self._keys(rest)
@@ -259,14 +257,14 @@ class Bench:
         return load_s, compute_s, store_s, overlapped_s
 
     def _blocks(self, keys: Sequence[bytes]) -> Sequence[int]:
-        """Where the worker that has a prompt has it; it stays there, as nobody else asks for memory."""
+        """Block ids of a prompt in the worker that holds it; without other requests they stay."""
         grant, _ = self._has.shared.borrow("bench", keys)
         blocks = tuple(self._has.shared.blocks_of(grant))
         self._has.shared.release(grant)
         return blocks
 
     def _fill_store(self, longest: int) -> None:
-        """Page faults come now."""
+        """Touch the store's memory, so that page faults happen before the measurement."""
         blocks = range(longest // BLOCK)
         for _ in range(STORE_PROMPTS + 1):
             self._client.store(self._keys(longest), self._has.copier, blocks)
@@ -285,7 +283,7 @@ def _timed(act: Callable[[], object]) -> float:
 
 
 def running_client(stack: ExitStack, folder: Path, model: LoadedModel, longest: int) -> StoreClient:
-    """A client of a store that runs until the stack is unwound."""
+    """A store client that runs until the stack is unwound."""
     layout = model.layout(BLOCK)
     config = ServiceConfig(
         engine=EngineConfig(model="none"),
@@ -342,8 +340,8 @@ def arguments() -> argparse.Namespace:
 
 def main() -> int:
     given = arguments()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwinds the stack, which ends the store
-    torch.set_num_threads(1)  # the other core is for copies
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwind the stack to stop the store
+    torch.set_num_threads(1)  # leaves the other core to copies
     throttle = None if given.throttle is None else given.throttle * 1e9
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="twofold-layers-")))

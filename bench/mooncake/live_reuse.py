@@ -1,10 +1,10 @@
-"""TTFT of prompts whose beginning is in the KV cache of a live service, as a share of that of cold ones.
+"""TTFT of prompts with a cached prefix on a live service, relative to cold prompts.
 
     python bench/mooncake/live_reuse.py [--model DIR] [--lengths 1024 2048] [-- FLAGS OF twofold serve]
 
-In each round a prompt is sent that shares nothing with any before it, and then for each share the beginning of a prompt
-and that prompt. One request at a time. Medians over the rounds; prompts of which 95% are cached are to take at most 20%
-of the time of cold ones.
+Each round sends a prompt without a shared prefix, then for each share a prefix and a prompt that starts with it.
+Requests are sequential and figures are medians over rounds. Prompts with 95% cached should take at most 20% of the
+cold TTFT.
 """
 
 import argparse
@@ -35,19 +35,19 @@ GOAL_SHARE, GOAL_RATIO = 0.95, 0.2
 
 
 class Reuse(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds to the first token of prompts of so many tokens: of cold ones, and by the share that was cached."""
+    """TTFTs in seconds for one prompt length: of cold prompts, and by cached share."""
 
     prompt_tokens: int
     cold_s: list[float]
     warm_s: dict[float, list[float]]
 
     def ratio(self, share: float) -> float:
-        """Median of those, over the median of cold ones."""
+        """Median TTFT of a cached share relative to the median of cold prompts."""
         return statistics.median(self.warm_s[share]) / statistics.median(self.cold_s)
 
 
 class Asker:
-    """Sends one prompt after the other, each made of tokens that were not drawn before."""
+    """Sends sequential prompts of fresh random tokens."""
 
     def __init__(self, client: Client, timelines: list[Timeline], vocabulary: int | None) -> None:
         self._client, self._timelines = client, timelines
@@ -69,7 +69,7 @@ class Asker:
 
 
 async def measure(url: str, lengths: list[int], rounds: int) -> list[Reuse]:
-    """The first round warms the service up, and is not counted."""
+    """Run all rounds; the first one is a warm-up."""
     endpoint, timelines = await discover(url), list[Timeline]()
     found = [Reuse(prompt_tokens=n, cold_s=[], warm_s={share: [] for share in SHARES}) for n in lengths]
     async with Client(endpoint, Recorder([timelines.append]), ClientConfig()) as client:
@@ -120,7 +120,7 @@ def arguments() -> argparse.Namespace:
 
 def main() -> int:
     given = arguments()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwinds the stack, which ends the service
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwind the stack to stop the service
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="twofold-reuse-")))
         model = given.model or folder / "model"

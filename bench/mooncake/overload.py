@@ -1,18 +1,17 @@
-"""Twice the traffic that a trace had, on 8 prefill and 8 decode machines: whom does each overload rule refuse?
+"""Requests rejected by each overload rule at twice a trace's rate, on 8 prefill and 8 decode machines.
 
     python bench/mooncake/overload.py [--trace FILE] [--speed 2] [--slo ttft=30,tpot=0.1] [--only early]
 
-Mooncake (arXiv 2407.00079, section 7) published 4,183 refusals for its baseline, 3,771 for early rejection and 3,589
-for early rejection by prediction, of 23,000 requests that are not public. Here: LLaMA2-70B on machines of 8 A100, as
-measured, and the conversation trace. It says who was refused and when, what was prefilled in vain, what those who were
-served felt, and how the loads of the two phases went: the mean, by how much they swing, and how they go together.
-Exits 1 where one of these does not hold:
+Mooncake (arXiv 2407.00079, section 7) reports 4,183 rejections for its baseline, 3,771 for early rejection and 3,589
+for early rejection by prediction, of 23,000 requests that are not public. This script uses LLaMA2-70B on machines of
+8 A100 and the conversation trace. It reports rejections by stage, wasted prefills, latencies of served requests, and
+mean, fluctuation and correlation of both phases' loads. Exits with 1 unless:
 
-- the baseline refuses more than early rejection, and that more than early rejection by prediction
-- both loads swing less over time with prediction than without (standard deviation)
-- early rejection prefills fewer prompts in vain than the baseline, and with prediction no more than without; each that
-  is, its decode instance refused when asked again
-- nine in ten of those who are served are within the SLO, in TTFT and in TPOT
+- the baseline rejects more than early rejection, which rejects more than early rejection by prediction
+- both loads fluctuate less with prediction than without (standard deviation)
+- early rejection wastes fewer prefills than the baseline, and with prediction no more than without; every wasted
+  prefill was rejected by its decode instance
+- 90% of served requests are within the SLO, in TTFT and in TPOT
 """
 
 import argparse
@@ -58,8 +57,8 @@ def cluster(given: argparse.Namespace) -> ClusterSpec:
 
 
 def late(result: SimulationResult) -> int:
-    """Those who are refused with their prompt computed."""
-    assert result.overload is not None  # noqa: S101  (tells the type checker)
+    """Requests that were rejected after their prefill."""
+    assert result.overload is not None  # noqa: S101  (for the type checker)
     return sum(count for why, count in result.overload.refusals.items() if why.endswith("-after-prefill"))
 
 
@@ -68,7 +67,7 @@ def loads_of(result: SimulationResult) -> tuple[Series, Series]:
 
 
 def swing(series: Series) -> float:
-    """The standard deviation of a load over time."""
+    """Standard deviation of a load over time."""
     return statistics.pstdev([mean for _, mean, _ in series.points()])
 
 
@@ -94,7 +93,7 @@ def row(name: str, result: SimulationResult) -> list[str]:
 
 
 def failures(results: dict[str, SimulationResult], slo: Slo) -> Iterator[str]:
-    """What does not hold, a sentence each."""
+    """One sentence per expectation that does not hold."""
     order = ("baseline", "early", "predicted")
     for more, fewer in pairwise(order):
         one, other = results[more].rejected, results[fewer].rejected

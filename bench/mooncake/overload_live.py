@@ -1,16 +1,15 @@
-"""A live service with twice the traffic that it can serve: who is taken is served in time, others are told at once.
+"""Overload control of a live service at twice its capacity: SLO attainment of admitted requests, and rejection latency.
 
     python bench/mooncake/overload_live.py MODEL [--profile FILE] [--rule predicted] [--load 2] [--requests 300]
 
-A service of real workers (1P+1D) on this host. What it can serve is the highest rate at which nine requests in ten are
-within the SLO, in the simulation of its profile, which is measured first unless it is given (`twofold calibrate live`).
-The requests are those of a workload, open loop, at `--load` times that rate; clients, gateway and workers share the
-cores of the host.
-Exits 1 where one of these does not hold:
+A service of real workers (1P+1D) on this host. Its capacity is the highest rate at which 90% of requests are within
+the SLO in the simulation of its profile, measured first unless given (`twofold calibrate live`). Requests of a
+workload are sent open-loop at `--load` times that rate; clients, gateway and workers share the host's cores. Exits
+with 1 unless:
 
-- at least 90% of the requests that are taken are within the SLO, as their clients see it
-- nine in ten refusals are answered within 50 ms of being sent
-- the median error of predicted times to the first token, as the service counts it, is at most 15%
+- at least 90% of admitted requests are within the SLO, measured at the client
+- 90% of rejections are answered within 50 ms
+- the median error of predicted TTFT, from the service's metrics, is at most 15%
 """
 
 import argparse
@@ -43,15 +42,15 @@ from twofold.slo import Slo
 from twofold.timeline import Recorder, Timeline
 from twofold.workload.source import workload
 
-# More prompt tokens at once are hardly quicker here, and who begins with others waits for all of them.
+# Larger batches are hardly faster here, and each request waits for its whole batch.
 DESIGN = ServiceDesign(prefill=1, decode=1, max_num_batched_tokens=512)
 KV, SEQS = "1GiB", 64
-WARM_UP = 20  # requests that come one after the other, so that nothing of the first moments is counted
+WARM_UP = 20  # sequential warm-up requests
 AT_ONCE_S, IN_TIME, MEDIAN_ERROR = 0.05, 0.9, 0.15
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """How a request was answered, after so many seconds."""
+    """Result of a request and its latency in seconds."""
 
     error: str | None
     detail: str | None
@@ -59,7 +58,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class Load:
-    """Requests at their times; `timelines` are those of all that were sent."""
+    """Requests with their arrival times; `timelines` are those of all sent requests."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -89,7 +88,7 @@ class Load:
 
 
 def median_error(exposition: str) -> float | None:
-    """The upper bound of the bucket that the median is in."""
+    """Upper bound of the histogram bucket that contains the median."""
     name = "twofold:ttft_prediction_error_ratio"
     counts = [
         (float(line.split('le="')[1].split('"')[0]), float(line.split()[-1]))
@@ -101,7 +100,7 @@ def median_error(exposition: str) -> float | None:
 
 
 def failures(load: Load, slo: Slo, error: float | None) -> Iterator[str]:
-    """What does not hold, a sentence each."""
+    """One sentence per expectation that does not hold."""
     taken = [line for line in load.timelines if line.output_tokens]
     refused = [each for each in load.answers if each.error in {"HTTP 429", "HTTP 400"}]
     others = Counter(each.error for each in load.answers if each.error and each not in refused)

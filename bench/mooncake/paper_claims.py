@@ -1,19 +1,19 @@
-"""Mooncake's claims beside simulation: throughput within the SLO, against colocated serving.
+"""Mooncake's claims in simulation: throughput within the SLO against colocated serving.
 
     python bench/mooncake/paper_claims.py [--only 16k] [--requests 400] [--trace-requests 4000] [--jobs 2]
 
-Three tables, of `systems.py` in the `settings.py` of the papers:
+Three tables, of `systems.py` with the `settings.py` of the papers:
 
-- `arxiv`, `l-eval`, `16k` to `128k`: the highest rate at which P90 of TTFT and of TBT keep the SLO, of 3P+1D and 2P+2D
-  against four colocated machines. The SLO is the paper's: 10 times the TTFT and 5 times the TBT at its lowest rate, the
-  mean of its three systems. TBT is the time per output token of a request.
-- `trace`: the conversation trace at 10P+10D against 20 machines, 30 s and 0.1 s: the highest rate of replay, and the
-  share of requests that keep both bounds, as recorded and at as many prompt tokens per second as the paper had.
+- `arxiv`, `l-eval`, `16k` to `128k`: the highest rate at which P90 TTFT and P90 TBT meet the SLO, for 3P+1D and 2P+2D
+  against four colocated machines. The SLO is the paper's: 10 times the TTFT and 5 times the TBT at its lowest rate,
+  averaged over its three systems. TBT is the time per output token of a request.
+- `trace`: the conversation trace at 10P+10D against 20 machines, with 30 s and 0.1 s: the highest replay rate, and the
+  share of requests within both bounds, as recorded and at the paper's prompt tokens per second.
 - `fast25`: the same trace on 16 machines, as recorded: the share of requests within 30 s and 100, 200 or 300 ms,
   where TBT is the mean of the longest tenth of a request's gaps.
 
-A cell has the rate, and which bound is missed at the next. Then each claim of direction; exits 1 where one does not
-hold and `EXPLAINED` does not say why.
+A cell gives the rate and the bound that is missed at the next rate. The claims about directions follow; exits with 1
+if one does not hold and `EXPLAINED` gives no reason.
 """
 
 import argparse
@@ -43,11 +43,11 @@ from twofold.workload.rescale import mean_rate, scale_rate
 from twofold.workload.trace import open_trace
 
 TTFT_MULTIPLE, TBT_MULTIPLE = 10.0, 5.0  # section 2
-SPAN = 20.0  # a run lasts so many TTFT bounds: a queue that grows is then seen to
+SPAN = 20.0  # run length in TTFT bounds, long enough to detect a growing queue
 ALONE = 150  # requests at the lowest rate
 TRACE_SLO = Slo(ttft_s=30.0, tpot_s=0.1)
 TBT_BOUNDS_S = (0.1, 0.2, 0.3)
-CLEARLY = 1.01  # what more requests are at least, where nearly all are within the bounds
+CLEARLY = 1.01  # minimum ratio for "more requests" when nearly all are within the bounds
 NAME = "mooncake-conversation.jsonl"
 CHUNKED, EQUIPPED, PREFIX, INLINED = "chunked", "chunked, caches", "vLLM, prefix caching", "inlined, caches"
 
@@ -58,12 +58,12 @@ FAST25 = {
     PREFIX: (0.151, 0.344, 0.560),
     CHUNKED: (0.094, 0.288, 0.554),
 }
-# The real requests of the arXiv paper, which are not public: 23,000 in an hour, of 7,955 prompt tokens on average.
+# The arXiv paper's requests are not public: 23,000 in an hour, with 7,955 prompt tokens on average.
 PAPER_TOKENS_PER_S = 23_000 * 7_955 / 3_600
 # Shares within 0.1 s per token, of figure 13 (arXiv).
 RECORDED = {"10P+10D": 0.997, VLLM: 0.570}
 
-# Claims that do not hold here, and why.
+# Claims that do not hold here, with the reason.
 _CHUNKS = (
     "With vLLM 0.5.1 most iterations with a chunk in them took over 200 ms. Here chunks cost what their tokens do, and "
     "decodes beside them what they add: none takes 200 ms, and both systems keep the bound."
@@ -72,7 +72,7 @@ EXPLAINED = {"fast25, 200 ms, chunks": _CHUNKS, "fast25, 300 ms, chunks": _CHUNK
 
 
 class Share(msgspec.Struct, frozen=True):
-    """Of all requests, those within each bound of TBT."""
+    """Shares of all requests within each TBT bound."""
 
     shares: tuple[float, ...]
     cpu_s: float
@@ -82,7 +82,7 @@ class Share(msgspec.Struct, frozen=True):
 
 
 def generated_systems(setting: Setting) -> dict[str, ClusterSpec]:
-    """The paper's three first."""
+    """The systems, starting with the paper's three."""
     alone = setting.individually
     return {
         SPLIT: mooncake(3, 1),
@@ -94,7 +94,7 @@ def generated_systems(setting: Setting) -> dict[str, ClusterSpec]:
 
 
 def bounds(setting: Setting) -> Slo:
-    """Multiples of the P90s at the lowest rate, mean over the paper's systems."""
+    """SLO bounds: multiples of the P90s at the lowest rate, averaged over the paper's systems."""
     specs = generated_systems(setting)
     arriving = requests(setting, setting.lowest, ALONE)
     results = [run(specs[name], arriving) for name in setting.published]
@@ -150,7 +150,7 @@ def search_trace(system: str, path: Path, count: int, grid: RateGrid) -> Found:
 
 
 def within_at(system: str, path: Path, count: int, rate: float | None) -> Share:
-    """The share of requests that keep both bounds of `TRACE_SLO`, at a rate or (None) as recorded."""
+    """Share of requests within both bounds of `TRACE_SLO`, at a rate or (None) as recorded."""
     arriving = trace(path)[:count]
     if rate is not None:
         arriving = list(scale_rate(arriving, rate / (mean_rate(arriving) or 1.0)))
@@ -159,13 +159,13 @@ def within_at(system: str, path: Path, count: int, rate: float | None) -> Share:
 
 
 def paper_rate(path: Path, count: int) -> float:
-    """Where this trace asks for as many prompt tokens per second as the paper's did."""
+    """Replay rate at which the trace has the paper's prompt tokens per second."""
     replayed = trace(path)[:count]
     return PAPER_TOKENS_PER_S * len(replayed) / sum(request.prompt_tokens for request in replayed)
 
 
 def effective(system: str, path: Path, count: int) -> Share:
-    """The shares that keep 30 s and each of `TBT_BOUNDS_S`, by the longest tenth of gaps."""
+    """Shares within 30 s and each of `TBT_BOUNDS_S`, by the longest tenth of gaps."""
     gaps = TokenGaps()
     arriving = trace(path)[:count]
     result = simulate(
@@ -180,7 +180,7 @@ def effective(system: str, path: Path, count: int) -> Share:
 
 # -- tables and claims ---------------------------------------------------------------------------------------------
 
-Claim = tuple[str, str, bool]  # its name, what it says with the numbers, whether it holds
+Claim = tuple[str, str, bool]  # name, statement with numbers, whether it holds
 
 
 def table_of(title: str, *headings: str) -> Table:
@@ -191,7 +191,7 @@ def table_of(title: str, *headings: str) -> Table:
 
 
 def times(one: Found, other: Found) -> float:
-    """How many times the rate of the other; infinite where that keeps the SLO at none."""
+    """Ratio of two rates; infinite if the other meets the SLO at none."""
     return (one.rate or 0.0) / other.rate if other.rate else math.inf
 
 
@@ -229,7 +229,7 @@ def trace_claims(found: Mapping[str, Found], shares: Mapping[str, Share]) -> Ite
 
 
 def fast25_claims(shares: Mapping[str, Share]) -> Iterator[Claim]:
-    """Against whole prompts, which were the paper's best baseline, and against chunks."""
+    """Claims against whole prompts, the paper's best baseline, and against chunked prefill."""
     for place, bound_s in enumerate(TBT_BOUNDS_S):
         for what, others in (("whole prompts", (VLLM, PREFIX)), ("chunks", (CHUNKED,))):
             ours, best = (_best(shares, names, place) for names in (("8P+8D",), others))
@@ -245,7 +245,7 @@ def _best(shares: Mapping[str, Share], names: Sequence[str], place: int) -> floa
 
 
 class Work:
-    """What is asked of the worker processes, and where the answers are told."""
+    """Job of the worker processes and its result key."""
 
     def __init__(self, pool: ProcessPoolExecutor, given: argparse.Namespace, console: Console) -> None:
         self._pool, self._given, self._console = pool, given, console

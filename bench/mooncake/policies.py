@@ -1,15 +1,14 @@
-"""Who prefills what? Mooncake's Conductor against random, load balance and local prefixes on its conversation trace.
+"""Mooncake's Conductor against random, load-balancing and local-prefix routing on its conversation trace.
 
     python bench/mooncake/policies.py [TRACE] [--machine dgx-a100] [--room "3000000 tokens"] [--instances 8]
 
-Eight instances prefill and eight decode, each a machine of its own, with the model of `--model`, whose layers, width
-and KV heads are those of the paper's (LLaMA2-70B) and whose context is long enough for the trace; times are those of
-the roofline. Each instance that prefills keeps KV of prompts in the memory of its machine. The link of a machine
-carries 100 GB/s, the paper's 800 Gb/s, for hand-offs and for blocks on their way between caches.
+Eight prefill and eight decode instances, one machine each. The `--model` has the layers, width and KV heads of the
+paper's (LLaMA2-70B) and a context long enough for the trace; times are roofline estimates. Each prefill instance
+caches prompt KV in its machine's memory. A machine's link carries 100 GB/s, the paper's 800 Gb/s, for hand-offs and
+for transfers between caches.
 
-The table has TTFT, what of all blocks was found where the prompt was prefilled and what came from another cache, the
-share of the prompts that the busiest instance got, and to how many caches the ten most used blocks came. Then each
-claim, and whether it holds; the exit status is 1 where one does not.
+The table gives TTFT, the shares of blocks found locally and in another cache, the busiest instance's share of prompts,
+and the replication of the ten hottest blocks. The claims follow; exits with 1 if one does not hold.
 """
 
 import argparse
@@ -31,8 +30,8 @@ from twofold.simulation.simulate import simulate
 from twofold.workload.trace import open_trace
 
 NAME = "mooncake-conversation.jsonl"
-POLICIES = ("random", "load", "local-prefix", "conductor")  # the slowest first
-MARGIN = 0.05  # by which each is to be quicker than the one before it
+POLICIES = ("random", "load", "local-prefix", "conductor")  # slowest first
+MARGIN = 0.05  # required improvement over the previous policy
 MOST, WIDE = 0.20, 0.5
 LINK_BYTES_PER_S = 100e9
 HEADINGS = (
@@ -65,7 +64,7 @@ def cluster(router: str, given: argparse.Namespace) -> ClusterSpec:
 
 
 def claims(results: dict[str, SimulationResult]) -> Iterator[tuple[str, bool]]:
-    """What is claimed, with the numbers, and whether it holds."""
+    """Each claim with its numbers and whether it holds."""
     means = {policy: result.ttft_s.mean or 0.0 for policy, result in results.items()}
     for slower, quicker in pairwise(POLICIES):
         gain = 1.0 - means[quicker] / means[slower]

@@ -1,4 +1,4 @@
-"""The highest rate at which nine in ten requests keep each bound of an SLO, by simulation."""
+"""Search by simulation for the highest rate at which 90% of requests meet each bound of an SLO."""
 
 from collections.abc import Callable, Sequence
 
@@ -12,11 +12,11 @@ from twofold.simulation.result import SimulationResult
 from twofold.simulation.simulate import simulate
 from twofold.slo import Slo
 
-_HOPELESS = 0.01  # of the rate that a search starts from
+_HOPELESS = 0.01  # give-up threshold relative to the starting rate
 
 
 class Found(msgspec.Struct, frozen=True):
-    """The highest rate within the SLO (None: there is none), and the bound that is missed at the next one."""
+    """Highest rate within the SLO (None if there is none), and the bound that is missed at the next rate."""
 
     rate: float | None
     bound: str
@@ -29,7 +29,7 @@ class Found(msgspec.Struct, frozen=True):
 def search(
     spec: ClusterSpec, arriving: Callable[[float], Sequence[Request]], slo: Slo, start: float, grid: RateGrid
 ) -> Found:
-    """Of a cluster, where `arriving` gives the requests at a rate."""
+    """Search for a cluster; `arriving` returns the requests at a rate."""
     spent = 0.0
 
     def misses(rate: float) -> str:
@@ -47,7 +47,7 @@ def run(spec: ClusterSpec, arriving: Sequence[Request], slo: Slo | None = None) 
 
 
 def missed(result: SimulationResult, slo: Slo) -> str:
-    """The bound that P90 does not keep, or an empty string. TBT is the time per output token of a request."""
+    """The bound that P90 misses, or an empty string. TBT is the time per output token of a request."""
     for name, histogram, bound_s in (
         ("TTFT", result.ttft_s, slo.ttft_s),
         ("TBT", result.tpot_s, slo.tpot_s),
@@ -59,7 +59,7 @@ def missed(result: SimulationResult, slo: Slo) -> str:
 
 
 def highest(misses: Callable[[float], str], start: float, grid: RateGrid) -> tuple[float | None, str]:
-    """The highest rate of the grid at which nothing is missed, and what is at the next: steps grow, then halve."""
+    """Highest passing rate of the grid and the miss at the next one: steps grow, then halve."""
     step, stride = grid.step(start), grid.stride
     kept: int | None = None
     lost: tuple[int, str] | None = None

@@ -1,13 +1,12 @@
-"""TTFT of prompts on a second host: computed there, brought from the first host's store, and found in its own.
+"""TTFT of prompts on a second host: computed there, fetched from the first host's store, and cached in its own.
 
     python bench/mooncake/remote_blocks.py [--model DIR] [--lengths 1024 4000] [--rounds 5] [--bits-per-s N]
 
-Each host has a worker and a store, and prompts go to one and the other in turn (serve_fetching.py). Both are this
-machine: they speak over TCP with the cluster key, with --bits-per-s over a cable between network namespaces that
-carries no more (needs root). In each round a prompt is computed on the first host and comes to the second, which
-brings it; and once more when others have taken its place in the memory of the second's engine, which is small. Exits
-with 1 unless all answers to a prompt have the same tokens, and the last of them finds every block without one being
-brought.
+Each host has a worker and a store, and prompts alternate between them (serve_fetching.py). Both hosts are this
+machine: they use TCP with the cluster key, with --bits-per-s over a rate-limited link between network namespaces
+(needs root). In each round a prompt is computed on the first host and then sent to the second, which fetches it; and
+once more after other prompts have evicted it from the second engine's small memory. Exits with 1 unless all answers to
+a prompt have the same tokens and the last one finds every block without a fetch.
 """
 
 import argparse
@@ -43,7 +42,7 @@ PROGRAM = Path(__file__).with_name("serve_fetching.py")
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What came of a prompt: seconds to the first token, the tokens, and how many of the prompt's were cached."""
+    """TTFT in seconds, output tokens, and number of cached prompt tokens."""
 
     ttft_s: float
     tokens: list[int]
@@ -51,7 +50,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds to the first token on the second host, and what was not as it should be."""
+    """TTFTs on the second host in seconds, and the failed expectations."""
 
     prompt_tokens: int
     cold_s: list[float]
@@ -61,7 +60,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Service:
-    """A service of two hosts, as its clients see it."""
+    """Client of a service on two hosts."""
 
     def __init__(self, url: str, session: aiohttp.ClientSession, model: str) -> None:
         self._url, self._session, self._model = url, session, model
@@ -94,13 +93,13 @@ class Service:
         return Answer(ttft_s, tokens, cached)
 
     def count(self, name: str, **labels: str) -> float:
-        """A metric, of all hosts if none is named."""
+        """Value of a metric, summed over hosts unless one is given."""
         lines = re.findall(rf"^twofold:{name}{{(.*)}} (\S+)$", metrics(self._url), re.MULTILINE)
         wanted = [f'{label}="{value}"' for label, value in labels.items()]
         return sum(float(value) for found, value in lines if all(each in found for each in wanted))
 
     async def until(self, name: str, least: float, **labels: str) -> None:
-        """Wait until a metric is there: stores tell theirs once a second."""
+        """Wait until a metric reaches a value; stores report once a second."""
         end_s = time.monotonic() + WAIT_S
         while await asyncio.to_thread(self.count, name, **labels) < least:
             if time.monotonic() > end_s:
@@ -109,7 +108,7 @@ class Service:
 
 
 class Rounds:
-    """Prompts of one length, each made of tokens drawn anew."""
+    """Prompts of one length, each of fresh random tokens."""
 
     def __init__(self, service: Service, prompt_tokens: int, vocabulary: int, block_bytes: int) -> None:
         self._service, self._block_bytes = service, block_bytes
@@ -117,7 +116,7 @@ class Rounds:
         self.found = Found(prompt_tokens=prompt_tokens, cold_s=[], remote_s=[], local_s=[], wrong=[])
 
     async def run(self, rounds: int) -> None:
-        """The first round warms the service up, and its times are not counted."""
+        """Run all rounds; the first one is a warm-up."""
         for number in range(rounds + 1):
             cold_s, remote_s, local_s = await self._round()
             if number:
@@ -126,7 +125,7 @@ class Rounds:
                 self.found.local_s.append(local_s)
 
     async def _round(self) -> tuple[float, float, float]:
-        """Requests go to the first and the second host in turn."""
+        """Requests alternate between the first and the second host."""
         service, prompt = self._service, self._prompt()
         first = await self._computed(prompt, FIRST)
         hits = service.count("kv_store_hits_total", host=SECOND)
@@ -140,7 +139,7 @@ class Rounds:
         local = await service.ask(prompt)
         await service.until(
             "kv_store_hits_total", hits + blocks + 1, host=SECOND
-        )  # the engine may have some yet
+        )  # the engine may still hold some
         again = service.count("kv_store_bytes_total", host=SECOND, way="peer_read") - brought
         self._check("tokens differ", first.tokens == remote.tokens == local.tokens)
         self._check("not all was cached", remote.cached == local.cached == blocks * BLOCK)
@@ -152,11 +151,11 @@ class Rounds:
         return cold.ttft_s, remote.ttft_s, local.ttft_s
 
     def _prompt(self) -> list[int]:
-        """It ends within a block, as the last token is computed in any case."""
+        """A prompt that ends within a block, because the last token is always computed."""
         return [self._draw.randrange(10, self._vocabulary) for _ in range(self.found.prompt_tokens - 1)]
 
     async def _computed(self, prompt: list[int], host: str) -> Answer:
-        """Ask, and wait until the host's store has what was computed."""
+        """Send a prompt and wait until the host's store holds its KV."""
         before = self._service.count("kv_store_bytes_total", host=host, way="stored")
         answer = await self._service.ask(prompt)
         more = len(prompt) // BLOCK * self._block_bytes
@@ -170,7 +169,7 @@ class Rounds:
 
 @contextmanager
 def running(model: Path, folder: Path, flags: list[str], store: str, hosts: TwoHosts | None) -> Iterator[str]:
-    """A service of both hosts; yields its URL."""
+    """Run a service on both hosts; yields its URL."""
     addresses = ("127.0.0.1", "127.0.0.1") if hosts is None else hosts.addresses
     key, port = folder / "cluster.key", free_port()
     controller, url = f"tcp://{addresses[0]}:{free_port()}", f"http://127.0.0.1:{port}"
@@ -192,7 +191,7 @@ def running(model: Path, folder: Path, flags: list[str], store: str, hosts: TwoH
                 stdin=subprocess.DEVNULL,
             )
             stack.callback(stop, process)
-            # Workers compute on all cores of their host: those of two hosts that are one would wait for each other.
+            # Workers use all cores of their host; two hosts on one machine would compete.
             os.sched_setaffinity(process.pid, {sorted(os.sched_getaffinity(0))[-host]})
             processes.append(process)
         if not wait_ready(processes[0], url):
@@ -236,7 +235,7 @@ def arguments() -> argparse.Namespace:
 
 def main() -> int:
     given = arguments()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwinds the stack, which ends the service
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwind the stack to stop the service
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="twofold-remote-")))
         model = given.model or folder / "model"
@@ -262,7 +261,7 @@ def main() -> int:
 def of_length(
     model: Path, folder: Path, config: dict[str, Any], length: int, rounds: int, hosts: TwoHosts | None
 ) -> Found:
-    """In a service whose engines have room for one such prompt, and whose stores for some."""
+    """Measure one length with engines that hold one such prompt and stores that hold several."""
     heads = config["num_attention_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
     kv_heads = config.get("num_key_value_heads") or heads
@@ -278,7 +277,7 @@ def of_length(
         str(length + BLOCK),
         *memory,
     ]
-    store = str(8 * blocks * block_bytes)  # what a round needs, and more
+    store = str(8 * blocks * block_bytes)  # more than a round needs
     with running(model, folder, flags, store, hosts) as url:
         return asyncio.run(measure(url, length, rounds, config["vocab_size"], block_bytes))
 

@@ -1,11 +1,11 @@
-"""Hit rates of one cache on a trace, by size and eviction rule, beside those that were published; and what they cost.
+"""Hit rates of one cache on a trace by capacity and eviction policy, beside published ones, and their CPU cost.
 
     python bench/mooncake/reuse.py [TRACE] [--eviction lru] [--capacity 1000 3000]
 
-TRACE is any that names prefix blocks; without it the conversation trace of Mooncake under TWOFOLD_DATA, for which the
-figures of FIGURES are known. The cache is `kvcache.cache.PrefixCache`, which simulated instances and the live store
-have too. CPU seconds are those of this process, reading the trace not counted. A fixed loop of plain Python is timed in
-the same run: machines differ, and a block costs as much as so many of its turns.
+TRACE needs prefix blocks; the default is Mooncake's conversation trace under TWOFOLD_DATA, whose published figures are
+in FIGURES. The cache is `kvcache.cache.PrefixCache`, shared by simulated instances and the live store. CPU seconds are
+of this process, without reading the trace. A fixed plain-Python loop is timed in the same run, so that costs can be
+compared across machines.
 """
 
 import argparse
@@ -26,8 +26,8 @@ from twofold.request import Request
 from twofold.workload.trace import open_trace
 
 NAME = "mooncake-conversation.jsonl"
-HIGHEST = 36.64  # percent of all blocks came before
-FIGURES = {  # percent of all blocks that hit, by rule and capacity in blocks
+HIGHEST = 36.64  # percent of repeated blocks
+FIGURES = {  # hit rate in percent, by policy and capacity in blocks
     "lru": {
         1_000: 4.45,
         3_000: 6.50,

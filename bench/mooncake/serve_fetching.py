@@ -1,9 +1,9 @@
-"""`twofold serve` that has each prompt brought from the host whose store has most of it, whatever that costs.
+"""`twofold serve` that fetches each prompt from the host whose store holds most of it, at any cost.
 
     python bench/mooncake/serve_fetching.py FLAGS OF twofold serve
 
-For tests and benchmarks of the way between stores: which worker a prompt goes to is the router's to say, for example
-to each in turn. What is worth it, `--router conductor` says.
+For tests and benchmarks of transfers between stores. The router chooses the worker, for example round robin;
+`--router conductor` fetches only when it pays.
 """
 
 import sys
@@ -21,11 +21,11 @@ LIMIT_S = 60.0
 
 
 class Told:
-    """What workers and stores have said of themselves."""
+    """Registrations of workers and stores."""
 
     def __init__(self) -> None:
-        self._hosts: dict[str, str] = {}  # of each instance
-        self._stores: dict[str, StoreChanged] = {}  # the last that each of them said
+        self._hosts: dict[str, str] = {}  # by instance
+        self._stores: dict[str, StoreChanged] = {}  # latest message by store
         self._blocks: dict[str, set[BlockKey]] = {}
 
     def registered(self, message: Registered) -> None:
@@ -40,7 +40,7 @@ class Told:
         self._blocks[message.host].update(message.stored)
 
     def fetch(self, instance: str, keys: Sequence[BlockKey]) -> StoreFetch | None:
-        """From where more of these blocks is than on the host of the instance."""
+        """Source with more of these blocks than the host of the instance."""
         own = self._leading(self._hosts[instance], keys)
         best = max(self._stores.values(), key=lambda store: self._leading(store.host, keys), default=None)
         if best is None or best.address is None or self._leading(best.host, keys) <= own:
@@ -54,7 +54,7 @@ class Told:
 
 
 def listen(told: Told) -> None:
-    """Hear what workers and stores say, and tell workers what to bring."""
+    """Observe messages of workers and stores, and add fetches to prefill messages."""
     register, handle, send = WorkerRegistry.register, MessageDispatcher.handle, WorkerRegistry.send
 
     def registering(self: WorkerRegistry, message: Registered, now: float) -> None:

@@ -1,7 +1,7 @@
-"""The generated workloads of Mooncake's section 8.1 (arXiv 2407.00079v3, table 2), and what its figures say of each.
+"""Generated workloads of Mooncake's section 8.1 (arXiv 2407.00079v3, table 2), with published figures.
 
-`published` has the highest rate at which P90 of TTFT and of TBT are within the SLO, among the rates that the paper
-tried: read off the curves of figures 11 and 12, which its PDF has as vectors.
+`published` has the highest rate at which P90 TTFT and P90 TBT are within the SLO among the rates that the paper
+tested, read from the vector curves of figures 11 and 12.
 """
 
 import random
@@ -14,16 +14,16 @@ from twofold.workload.distributions import arrival_process
 from twofold.workload.rescale import BLOCK_TOKENS
 
 SPLIT, EVEN, VLLM = "3P+1D", "2P+2D", "vLLM"
-_FAR = 1 << 20  # blocks of a prompt at most: what keeps the names of different ones apart
-# Groups that prompts come of: the first prompt of each is computed, as a rule, before the next one comes.
+_FAR = 1 << 20  # maximum blocks of a prompt, so that block ids do not collide
+# Concurrent groups: the first prompt of each is usually computed before the next one arrives.
 _RECENT = 50
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
-    """Poisson arrivals of equal sizes; rates are requests/s, `lowest` the first of the paper's.
+    """Poisson arrivals of equal sizes; rates are requests/s, and `lowest` is the paper's first rate.
 
-    About `prompts_each` prompts have their first `shared_tokens` in common, a different beginning for each such group.
-    With `individually` the paper's vLLM serves one request after the other; then it keeps what it computed, too.
+    About `prompts_each` prompts share their first `shared_tokens`; each such group has its own prefix. With
+    `individually` the paper's vLLM serves one request at a time and then also keeps what it computed.
     """
 
     name: str
@@ -60,7 +60,7 @@ SETTINGS = (
         published={SPLIT: 3.0, EVEN: 1.5, VLLM: 2.5},
         claim="1.2×",
     ),
-    # Documents of 37 whole blocks, about each of which eight questions are asked: 87% of all tokens are repeated.
+    # Documents of 37 full blocks with eight questions each: 87% of all tokens are repeated.
     Setting(
         name="l-eval",
         prompt_tokens=19_019,
@@ -97,7 +97,7 @@ def requests(setting: Setting, rate: float, count: int, seed: int = 0) -> list[R
 
 
 def _groups(prompts_each: int, count: int, seed: int) -> list[int]:
-    """Of which group each prompt is: one in so many begins another, the others are of any of the last."""
+    """Group of each prompt: some prompts start a new group, the others join a recent one."""
     chance, groups, begun = random.Random(seed), [], 0
     for _ in range(count):
         if not begun or chance.random() * prompts_each < 1.0:

@@ -1,12 +1,12 @@
-"""Kills the store of a host again and again, in the middle of puts and of gets, and looks at every block that is read.
+"""Crash test of a host's store: kill it during puts and gets and verify every block that is read.
 
     python bench/mooncake/store_crash.py --rounds 100
 
-Some clients, each a process, do what workers do: load the beginning of a prompt from the store, compute the rest (here:
-fill in what belongs to each block's key), and put that. Every block that was loaded is compared, byte by byte, with
-what belongs to its key. The store is killed (SIGKILL) while a client is known to be in a put, or in a get, in turn, and
-started again; every few rounds a client is killed as well. Over all lives the disk may never take more than its
-capacity, and what it has is read at the end and compared. Exits with 1 unless everything is as it should be.
+Several client processes behave like workers: load a prompt's prefix from the store, compute the rest (fill in the
+pattern of each block's key) and put it. Every loaded block is compared byte by byte with its key's pattern. The store
+is killed (SIGKILL) while a client is in a put or a get, alternately, and restarted; every few rounds a client is
+killed too. Disk usage must stay within the capacity across restarts, and the disk's final contents are verified. Exits
+with 1 on any failure.
 """
 
 import argparse
@@ -35,14 +35,14 @@ from twofold.serving.store.server import contents_of, run_store
 
 LAYOUT = KvLayout((LayerShape(4, 64, 64),) * 8, block_size=16, dtype="float32", itemsize=4)
 MEMORY_BLOCKS, DISK_BLOCKS = 64, 192
-PROMPTS, PROMPT_BLOCKS, SHARED_BLOCKS = 24, 24, 8  # all prompts begin alike
+PROMPTS, PROMPT_BLOCKS, SHARED_BLOCKS = 24, 24, 8  # prompts share a prefix
 WAIT_S = 60.0
 
 IDLE, GETS, PUTS = 0, 1, 2
 
 
 class Tally(Structure):
-    """What a client does now, and what it has done; in shared memory, written by the client alone."""
+    """State and counters of a client, in shared memory that only the client writes."""
 
     _fields_ = [
         ("doing", c_long),
@@ -52,7 +52,7 @@ class Tally(Structure):
         ("stored", c_long),
         ("torn", c_long),
         ("damaged", c_long),
-        ("broken_gets", c_long),  # in the middle of which the store died
+        ("broken_gets", c_long),  # interrupted by the store's death
         ("broken_puts", c_long),
     ]
 
@@ -70,7 +70,7 @@ def main() -> None:
 
 
 class Crashes:
-    """The store and its clients, and who kills them."""
+    """Runs the store and its clients, and kills them."""
 
     def __init__(self, directory: Path, rounds: int, clients: int, seed: int) -> None:
         self._directory, self._rounds = directory, rounds
@@ -88,7 +88,7 @@ class Crashes:
             ),
         )
         self._tallies: Any = [self._context.RawValue(Tally) for _ in range(clients)]
-        self._done: list[Tally] = []  # of clients that were killed
+        self._done: list[Tally] = []  # tallies of killed clients
         self._lives = 0
         self._most_bytes = 0
         self._back_s: list[float] = []
@@ -131,7 +131,7 @@ class Crashes:
         return process
 
     def _replace_client(self, clients: list[ForkServerProcess], place: int) -> None:
-        """Kill it in the middle of a put: its slots have to be free for others."""
+        """Kill a client during a put: its slots must become free for others."""
         _until(lambda: self._tallies[place].doing == PUTS)
         clients[place].kill()
         clients[place].join()
@@ -142,7 +142,7 @@ class Crashes:
     # -- the right moment ---------------------------------------------------------------------------------------
 
     def _let_work(self) -> None:
-        """Until the store is used again, by everybody."""
+        """Wait until every client uses the store again."""
         before, began_s = [(t.loaded, t.stored) for t in self._tallies], time.monotonic()
         _until(
             lambda: all(
@@ -155,7 +155,7 @@ class Crashes:
         time.sleep(self._draw.uniform(0.0, 0.1))
 
     def _catch(self, what: int) -> None:
-        """Wait until a client does this, and then for some part of what it takes."""
+        """Wait until a client is in this operation, then for a random part of its duration."""
         _until(lambda: any(tally.doing == what for tally in self._tallies))
         until_s = time.monotonic() + self._draw.uniform(0.0, 0.003)
         while time.monotonic() < until_s:
@@ -172,7 +172,7 @@ class Crashes:
             name: sum(getattr(t, name) for t in (*self._tallies, *self._done)) for name, *_ in Tally._fields_
         }
         store = self._config.store
-        assert store is not None  # noqa: S101  (made above; tells the type checker)
+        assert store is not None  # noqa: S101  (created above; for the type checker)
         whole, recovered = read_all(Path(self._directory / "disk"), store.disk_bytes)
         print(f"store killed             {kills[GETS]} times during a get, {kills[PUTS]} times during a put")
         print(f"broken off by that       {total['broken_gets']} gets, {total['broken_puts']} puts")
@@ -210,7 +210,7 @@ def _until(happens: Callable[[], bool], pause_s: float = 0.0) -> None:
 
 
 def use(directory: str, life: int, tally: Tally) -> None:
-    """Requests, one after the other, until this process is killed."""
+    """Issue requests one after the other until this process is killed."""
     torch.set_num_threads(1)
     draw = random.Random(life)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -233,7 +233,7 @@ def use(directory: str, life: int, tally: Tally) -> None:
         stored = client.store(keys, copier, blocks)
         tally.doing = IDLE
         tally.broken_puts += epoch is not None and client.epoch != epoch
-        # What it has to answer with, however much of it was loaded.
+        # Expected contents, independent of the loaded share.
         tally.torn += sum(not holds(pool, block, keys[block]) for block in blocks)
         tally.loaded, tally.stored = tally.loaded + count, tally.stored + stored
         tally.computed += PROMPT_BLOCKS - count
@@ -246,7 +246,7 @@ def key_of(prompt: int, index: int) -> bytes:
 
 
 def pattern(key: bytes, layer: int) -> torch.Tensor:
-    """What a layer of a block has: numbers that no other block or layer has, each its own."""
+    """Contents of a block's layer: numbers unique to the block and layer."""
     size = LAYOUT.layer_bytes_per_block(layer) // 8
     return torch.arange(size) + (int.from_bytes(key[:2], "big") * len(LAYOUT.layers) + layer) * size
 
@@ -269,7 +269,7 @@ def holds(pool: KvPool, block: int, key: bytes) -> bool:
 
 
 def read_all(directory: Path, capacity_bytes: int) -> tuple[int, int]:
-    """How many of the blocks on the disk are what belongs to their keys, and how many there are."""
+    """Number of blocks on disk with the right contents, and number of all blocks."""
     disk = DiskBlocks(directory, capacity_bytes, LAYOUT.bytes_per_block, contents_of("crash", LAYOUT))
     into = memoryview(bytearray(LAYOUT.bytes_per_block))
     whole = 0

@@ -1,7 +1,7 @@
-"""The systems that Mooncake's papers compare, and colocated ones that are stronger, as clusters to simulate.
+"""The systems compared in Mooncake's papers, and stronger colocated ones, as simulated clusters.
 
-A machine is a DGX-A100 (the papers' A800 but for NVLink) with one instance of LLaMA2-70B on its 8 accelerators and a
-link of 100 GB/s (800 Gb/s). Times are the roofline's, because nobody published any of prompts that long.
+A machine is a DGX-A100 (the papers' A800 except for NVLink) with one LLaMA2-70B instance on its 8 accelerators and a
+link of 100 GB/s (800 Gb/s). Times are roofline estimates, because no measurements of such long prompts are published.
 """
 
 from msgspec.structs import replace
@@ -10,15 +10,15 @@ from twofold.cluster.spec import TOKEN_BUDGET, CacheSpec, ClusterSpec, PoolSpec
 from twofold.instance import Role
 
 MACHINE, MODEL = "dgx-a100", "llama2-70b"
-CHUNK_TOKENS = 512  # of vLLM's chunked prefill then
-HOST = CacheSpec(dram="3000000 tokens")  # the paper's, in the memory of a machine
-# What an accelerator has cached needs no loading, and shares its memory with what is served: about a third is left.
+CHUNK_TOKENS = 512  # vLLM's chunk size at the time
+HOST = CacheSpec(dram="3000000 tokens")  # the paper's cache in a machine's DRAM
+# Blocks cached on accelerators need no loading but share memory with running requests; about a third remains.
 OWN = CacheSpec(dram="1000000 tokens", dram_bytes_per_s=1e15)
 BASE = ClusterSpec(pools=(), model=MODEL, performance="roofline", link_bytes_per_s=100e9)
 
 
 def mooncake(prefill: int, decode: int) -> ClusterSpec:
-    """Phases on machines of their own, the Conductor, and caches in the memory of those that prefill."""
+    """Split phases, the Conductor, and prefix caches in the memory of prefill machines."""
     pools = tuple(
         PoolSpec(machines=machines, machine=MACHINE, role=role)
         for machines, role in ((prefill, Role.PREFILL), (decode, Role.DECODE))
@@ -27,9 +27,9 @@ def mooncake(prefill: int, decode: int) -> ClusterSpec:
 
 
 def vllm(machines: int, *, individually: bool = False, prefix_caching: bool = False) -> ClusterSpec:
-    """The papers' baseline: whole prompts before decodes, which stand still meanwhile.
+    """The papers' baseline: whole prompts before decodes, which stall meanwhile.
 
-    Requests go to the instance with the fewest pending tokens. `individually` has each serve one after the other.
+    Requests go to the instance with the fewest pending tokens. With `individually` each serves one request at a time.
     """
     return replace(
         BASE,
@@ -41,7 +41,7 @@ def vllm(machines: int, *, individually: bool = False, prefix_caching: bool = Fa
 
 
 def chunked(machines: int, *, caches: bool = False) -> ClusterSpec:
-    """Prompts in chunks beside decodes; with `caches` also all else that Mooncake has: the caches and the Conductor."""
+    """Chunked prefill mixed with decodes; with `caches` also Mooncake's caches and Conductor."""
     return replace(
         BASE,
         pools=(_both(machines, "chunked-prefill"),),
@@ -52,7 +52,7 @@ def chunked(machines: int, *, caches: bool = False) -> ClusterSpec:
 
 
 def inlined(machines: int, tbt_s: float) -> ClusterSpec:
-    """Whole prompts beside decodes where an iteration may take that long, with the caches and the Conductor."""
+    """Whole prompts mixed with decodes if the iteration stays short enough, with caches and the Conductor."""
     return replace(
         BASE,
         pools=(_both(machines, "inlined"),),

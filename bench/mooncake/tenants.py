@@ -1,15 +1,15 @@
-"""Can a tenant tell from the time of an answer that another has sent the same prompt? On a live service.
+"""Timing side channel between tenants of a live service: whether TTFT reveals another tenant's prompts.
 
     python bench/mooncake/tenants.py [--pairs 200] [--tokens 1024] [-- FLAGS OF twofold serve]
 
-Two API keys. In each pair tenant B asks for a prompt that tenant A has asked for just before, and for one that nobody
-has asked for; before that, A has asked for another of the same length, so that both come at the same moment of the
-service's life. Which of the two goes first is drawn. As a control A asks for its own prompt again.
+Two API keys. In each pair tenant B sends a prompt that tenant A has just sent, and a fresh prompt; A sends another
+prompt of the same length before the fresh one, so that both follow the same load. Their order is random. As a control,
+A repeats its own prompt.
 
-The two times of a pair are compared by a permutation test: were it all the same, each could as well be the other. The
-statistic is the sum of the differences of their ranks among all times, which a few slow answers do not move. Exits with
-1 if that finds a difference between B's two kinds of prompts (p below 0.01), or none in the control, or if an answer to
-B says that a token was cached. `--counters` looks at what answers say alone.
+The two times of a pair are compared by a permutation test: under the null hypothesis they are exchangeable. The
+statistic is the sum of differences of ranks, which is robust to outliers. Exits with 1 if the test finds a difference
+between B's two kinds of prompts (p below 0.01) or none in the control, or if an answer to B reports cached tokens.
+`--counters` checks the reported counts only.
 """
 
 import argparse
@@ -37,20 +37,20 @@ from twofold.request import Request
 from twofold.timeline import Recorder, Timeline
 
 KEYS = ("tenant-a", "tenant-b")
-WARM_UP = 3  # pairs that are not counted
+WARM_UP = 3  # uncounted pairs
 PERMUTATIONS = 20_000
-CHANCE = 0.01  # so often a difference is found where there is none
+CHANCE = 0.01  # significance level
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds to the first token, and how many tokens of the prompt were cached."""
+    """TTFT in seconds and number of cached prompt tokens."""
 
     ttft_s: float
     cached_tokens: int
 
 
 class Pair(msgspec.Struct, frozen=True, kw_only=True):
-    """B's answers to a prompt that A had sent, and to one that nobody had; and A's to its own once more."""
+    """B's answers to a prompt sent by A and to a fresh one, and A's answer to its own prompt repeated."""
 
     sent: Answer
     unsent: Answer
@@ -58,7 +58,7 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tenant:
-    """Sends one prompt after the other, with a key of its own."""
+    """Sends sequential prompts with its own API key."""
 
     def __init__(self, client: Client, timelines: list[Timeline]) -> None:
         self._client, self._timelines = client, timelines
@@ -75,7 +75,7 @@ class Tenant:
 
 
 async def measure(url: str, tokens: int, pairs: int) -> list[Pair]:
-    """One request at a time."""
+    """Run all pairs, one request at a time."""
     endpoint = await discover(url, api_key=KEYS[0])
     draw, (low, end) = random.Random(0), token_range(endpoint.vocab_size)
 
@@ -103,10 +103,10 @@ async def measure(url: str, tokens: int, pairs: int) -> list[Pair]:
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """What the pairs of two kinds of times say: `p` of the permutation test, and by how much the first is the shorter.
+    """Result for two kinds of times: `p` of the permutation test, and the difference of the medians.
 
-    `told` is how often one of each kind, drawn at random, would be told apart by taking the shorter for the first
-    (0.5: by guessing). `median_s` is the median difference of a pair, and `error_s` its standard error.
+    `told` is the probability that the shorter of two random times, one of each kind, is of the first kind (0.5:
+    indistinguishable). `median_s` is the median difference within a pair, `error_s` its standard error.
     """
 
     p: float
@@ -116,7 +116,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compare(first_s: list[float], second_s: list[float]) -> Comparison:
-    """Two-sided, by random changes of sign of the differences of ranks; ties share the mean of their ranks."""
+    """Two-sided test by random sign changes of rank differences; ties share their mean rank."""
     first, second = np.array(first_s), np.array(second_s)
     _, place, counts = np.unique(np.concatenate([first, second]), return_inverse=True, return_counts=True)
     ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]
@@ -138,7 +138,7 @@ def compare(first_s: list[float], second_s: list[float]) -> Comparison:
 
 
 def tables(found: list[Pair]) -> tuple[Table, Table, list[Comparison]]:
-    """The distributions, and what the tests say of them."""
+    """Print the distributions and the test results."""
     kinds = {
         "B, a prompt that A sent": [pair.sent for pair in found],
         "B, a prompt that nobody sent": [pair.unsent for pair in found],
@@ -150,7 +150,7 @@ def tables(found: list[Pair]) -> tuple[Table, Table, list[Comparison]]:
     for name, answers in kinds.items():
         ttft_s = [answer.ttft_s for answer in answers]
         whole = LatencyDistribution.of(ttft_s)
-        assert whole is not None  # noqa: S101  (there is at least one pair; tells the type checker)
+        assert whole is not None  # noqa: S101  (there is at least one pair; for the type checker)
         p10 = float(np.percentile(ttft_s, 10))
         cells = [seconds(value) for value in (p10, whole.p50, whole.p90, whole.p99, whole.mean)]
         times.add_row(name, *cells, f"{sum(answer.cached_tokens for answer in answers):,}")
@@ -166,7 +166,7 @@ def tables(found: list[Pair]) -> tuple[Table, Table, list[Comparison]]:
 
 
 def counters_right(found: list[Pair], tokens: int) -> bool:
-    """B is never told of a cached token, and A of nearly all of its own."""
+    """Whether B sees no cached tokens and A sees nearly all of its own."""
     strangers = [answer.cached_tokens for pair in found for answer in (pair.sent, pair.unsent)]
     return not any(strangers) and all(pair.own.cached_tokens >= tokens // 2 for pair in found)
 
@@ -186,7 +186,7 @@ def arguments() -> argparse.Namespace:
 
 def main() -> int:
     given = arguments()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwinds the stack, which ends the service
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwind the stack to stop the service
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="twofold-tenants-")))
         model = given.model or folder / "model"

@@ -1,12 +1,11 @@
-"""How fast each transport moves KV between two processes of this machine, in one run.
+"""Speed of each transport for KV between two processes of this machine, in one run.
 
     python bench/mooncake/transports.py [--rounds 7] [--json OUT]
 
-One process lends its memory, the other writes the KV of prompts into it, layer by layer as hand-offs do, and reads it
-back: blocks that are neighbours on both sides, and blocks of which none are. Figures are medians over the rounds; each
-round takes all transports in turn. Transports for several hosts are told that there are two; their way is loopback
-then, so what is compared is what they cost the two processes. Those whose extra is not installed are left out. Exits
-with 1 where what was read back is not what was written.
+One process lends its memory; the other writes prompt KV into it layer by layer, like a hand-off, and reads it back.
+Blocks are contiguous on both sides, or none are adjacent. Figures are medians over rounds, each of which uses every
+transport. Transports between hosts run over loopback, so the result is their cost for both processes. Transports
+without their extra installed are skipped. Exits with 1 if the data read differs from the data written.
 """
 
 import argparse
@@ -33,7 +32,7 @@ from twofold.security.network import HostNetwork
 from twofold.transport.base import Connection, MemoryDescriptor
 from twofold.transport.pooled import PooledTransport, load_transport
 
-# As in a model of 8 billion parameters, but with fewer layers: 64 KiB a block and layer.
+# Sizes of an 8B model with fewer layers: 64 KiB per block and layer.
 LAYOUT = KvLayout(layers=(LayerShape(8, 128, 128),) * 4, block_size=16, dtype="bfloat16", itemsize=2)
 BLOCKS = 512
 PROMPTS = (512, 4096)
@@ -47,7 +46,7 @@ WAYS = {
 
 
 class Case(msgspec.Struct, frozen=True):
-    """The KV of a prompt, in neighbouring blocks or in every other one."""
+    """KV of a prompt in contiguous blocks or in every other block."""
 
     tokens: int
     apart: int
@@ -72,7 +71,7 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make(way: str, role: str, key: Path) -> PooledTransport:
-    """This end of a way; its library reads the settings when it starts."""
+    """This end of a transport; its library reads the environment at creation."""
     name, settings = WAYS[way]
     os.environ.update(settings)
     network = HostNetwork(host=role, address="127.0.0.1", key_file=str(key), controller="tcp://127.0.0.1:1")
@@ -84,7 +83,7 @@ def make(way: str, role: str, key: Path) -> PooledTransport:
 
 
 def lend(way: str, key: Path) -> None:
-    """Until the standard input closes."""
+    """Lend memory until stdin closes."""
     transport = make(way, "decode", key)
     blocks = tuple(range(BLOCKS))
     transport.granted(
@@ -96,12 +95,12 @@ def lend(way: str, key: Path) -> None:
 
 @contextmanager
 def joined(way: str, key: Path) -> Iterator[tuple[PooledTransport, Connection]]:
-    """Our end, joined to one in another process. Raises ConfigurationError where the way is not installed."""
+    """Our end, connected to one in another process. Raises ConfigurationError if the transport is not installed."""
     transport = make(way, "prefill", key)
     command = [sys.executable, __file__, "--lend", way, str(key)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as lender:
         try:
-            assert lender.stdout is not None  # noqa: S101  (asked for as a pipe above)
+            assert lender.stdout is not None  # noqa: S101  (created as a pipe above)
             peer = msgspec.json.decode(lender.stdout.readline(), type=MemoryDescriptor)
             connection = transport.connect(peer)
             for layer in range(len(LAYOUT.layers)):
@@ -115,11 +114,11 @@ def joined(way: str, key: Path) -> Iterator[tuple[PooledTransport, Connection]]:
 
 
 def measure(way: str, case: Case, transport: PooledTransport, connection: Connection) -> Figure:
-    """One prompt written, timed, and read back to where it was."""
+    """Write one prompt, timed, and read it back to its place."""
     blocks, layers = case.blocks, range(len(LAYOUT.layers))
     parts = [part for layer in layers for part in transport.engine_pool.block_rows(layer)]
     for part in parts:
-        part[blocks] += 1  # what was written before is nothing to read back
+        part[blocks] += 1  # change the data, so that stale contents are detected
     sent = [part[blocks] for part in parts]
     began_s = time.perf_counter()
     moved = sum(connection.write(range(layer, layer + 1), blocks, blocks) for layer in layers)
@@ -176,7 +175,7 @@ def main() -> None:
         for number in range(given.rounds + 1):
             for way, (transport, connection) in ends.items():
                 found = [measure(way, case, transport, connection) for case in CASES]
-                figures += found if number else []  # the first round touches all memory
+                figures += found if number else []  # the first round is a warm-up
     Console(width=140).print(table(figures))
     if given.json is not None:
         given.json.write_bytes(msgspec.json.format(msgspec.json.encode(figures), indent=2))

@@ -1,13 +1,13 @@
-"""What does routing cost by the number of instances: decisions, reports that are applied, and memory?
+"""Routing cost by number of instances: decisions, applied load reports, and memory.
 
     python bench/scale/decisions.py [--instances 100 1000 10000] [--decisions 20000]
 
-Requests arrive at, move through and leave a cluster scheduler, with eight in each instance on average, as in
-service_overhead.py: a decision is one request's whole bookkeeping. A quarter of the instances prefill. Cells have a
-hundred instances each. The routers that predict are given a cache that knows of no block, and a round number of
-seconds for each token: what is timed is the choice. A report is the load of one instance, told to a controller that
-goes by reports. CPU seconds are those of this process; memory is what its resident set grew by, before any
-request came. A plain loop is timed in the same run: machines differ, and turns are what they have in common.
+Requests pass through a cluster scheduler that holds eight per instance on average, as in service_overhead.py; a
+decision is the bookkeeping of one request. A quarter of the instances prefill, and a cell has a hundred instances.
+Routers that predict get an empty cache index and a constant time per token, so only the decision is timed. A report is
+the load of one instance, applied by a controller that uses reports. CPU seconds are of this process; memory is the
+growth of its resident set before the first request. A plain loop is timed in the same run for comparison across
+machines.
 """
 
 import argparse
@@ -35,7 +35,7 @@ from twofold.scheduling.routers.conductor import Conductor
 INSTANCES = (100, 1_000, 10_000)
 CELL = 100
 HELD = 8
-SLOW = 200_000  # decisions of a router that looks at every instance, times instances: it is asked less often
+SLOW = 200_000  # limit on decisions × instances for routers that scan all instances
 KNOWN: dict[str, Callable[[], Router]] = {
     **{name: ROUTERS[name] for name in ("jsq", "two-choices", "splitwise", "cells:jsq", "conductor")},
     "cells of conductor": lambda: CellRouter(Conductor()),
@@ -44,7 +44,7 @@ BY_LAYER = FixedHandoff(HandoffMode.LAYER_WISE)
 
 
 class Proportional(Prediction):
-    """A hundred microseconds a token."""
+    """Performance prediction of 100 µs per token."""
 
     def prefill_s(self, tokens: int, reused: int = 0) -> float:
         return (tokens - reused) * 1e-4
@@ -54,7 +54,7 @@ class Proportional(Prediction):
 
 
 def populate(cluster: ClusterScheduler, instances: int) -> None:
-    """A quarter of them prefill; each hundred are a cell, with both phases."""
+    """Add instances: a quarter prefill, and each hundred form a cell with both phases."""
     prediction = Proportional()
     forecast = cluster.pools.forecast = ClusterForecast(PrefixIndex(), 512)
     for number in range(instances):
@@ -65,7 +65,7 @@ def populate(cluster: ClusterScheduler, instances: int) -> None:
 
 
 def rate_of(name: str, instances: int, decisions: int) -> float:
-    """Decisions per CPU second of a scheduler that holds `HELD` requests for each instance; fewer if it is slow."""
+    """Decisions per CPU second of a scheduler that holds `HELD` requests per instance; fewer decisions if slow."""
     cluster, held = ClusterScheduler(KNOWN[name](), BY_LAYER), HELD * instances
     populate(cluster, instances)
     if name == "conductor":
@@ -74,11 +74,11 @@ def rate_of(name: str, instances: int, decisions: int) -> float:
 
 
 def reports_per_s(name: str, instances: int, reports: int) -> float:
-    """Reports per CPU second that a controller applies, from all instances in turn, as their load changes."""
+    """Applied reports per CPU second, from all instances in turn with changing loads."""
     cluster = SharedCluster(ROUTERS[name](), BY_LAYER)
     populate(cluster, instances)
     for request in some_requests(20):
-        cluster.arrive(request, 0.0)  # so that instances are ranked
+        cluster.arrive(request, 0.0)  # build the ranking
     names = [load.id for load in cluster.pools]
     draw, nothing = random.Random(0), LoadTotals()
     made = [
@@ -94,7 +94,7 @@ def reports_per_s(name: str, instances: int, reports: int) -> float:
 
 
 def bytes_per_instance(name: str, instances: int) -> float:
-    """Memory of an instance in the accounts, its rankings included."""
+    """Memory per instance in the cluster state, including rankings."""
     process = psutil.Process()
     before = process.memory_info().rss
     cluster = ClusterScheduler(KNOWN[name](), BY_LAYER)

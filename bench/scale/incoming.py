@@ -1,14 +1,14 @@
-"""What does one controller take in: messages of workers, requests and tokens per CPU second, by number of workers?
+"""Throughput of one controller: worker messages, requests and tokens per CPU second, by number of workers.
 
     python bench/scale/incoming.py [--workers 40 100 400] [--messages 40000]
 
-The controller is that of a live service, with its fleet, telemetry and watch, in this process; the workers are sockets
-of another one, which says over them what workers say, as fast as it can: none computes. So what is timed is the
-controller alone, without HTTP, and without waiting. When all workers have come each is told of all (`Peers`), and again
-when one comes back. A request is all that happens to one until its hand-off has ended: prompt and reservation go out, a
-lease there and back, first token and hand-off come in. Then its tokens come with those of others, `--batch` to an
-iteration. CPU seconds are those of this process, ZeroMQ's threads included. A plain loop is timed in the same run.
-Bytes are those of frames, for a model of 32 layers. At last sockets are opened until there are no more.
+The controller of a live service, with its worker registry, telemetry and health monitor, runs in this process. The
+workers are sockets of another process that sends their messages as fast as it can without computing. Only the
+controller is timed, without HTTP and without waiting. Registration is timed too, including the `Peers` messages to all
+workers. A request covers everything until the end of its hand-off: prompt, reservation, lease, first token and
+hand-off. Its tokens then arrive with those of others, `--batch` per iteration. CPU seconds are of this process with
+ZeroMQ's threads. A plain loop is timed in the same run. Bytes are frame sizes for a model of 32 layers. Last, sockets
+are opened up to the system's limit.
 """
 
 import argparse
@@ -45,11 +45,11 @@ from twofold.serving.telemetry.telemetry import Telemetry
 
 WORKERS = Path(__file__).with_name("talking_workers.py")
 MOST_SOCKETS = 4_000
-PATIENCE_S = 300.0  # for the workers' process to say all that it was asked to
+PATIENCE_S = 300.0  # timeout for the workers' process to send all ordered messages
 
 
 class CountedInbox(Inbox[ToController]):
-    """Knows how many messages have come."""
+    """Inbox that counts received messages."""
 
     count = 0
 
@@ -60,7 +60,7 @@ class CountedInbox(Inbox[ToController]):
 
 
 class NoOrders:
-    """Nobody is started or killed here."""
+    """Process control stub that starts and kills nothing."""
 
     def start_worker(self, instance: str) -> None: ...
 
@@ -70,7 +70,7 @@ class NoOrders:
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """CPU seconds that something took, so many times."""
+    """CPU seconds of an operation and its number of repetitions."""
 
     what: str
     times: int
@@ -78,7 +78,7 @@ class Measured(msgspec.Struct, frozen=True):
 
 
 class Scene:
-    """A controller, and the process of its workers."""
+    """A controller and the process of its workers."""
 
     def __init__(self, directory: Path, workers: int) -> None:
         context = new_context()
@@ -102,25 +102,25 @@ class Scene:
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, text=True)
 
     def order(self, text: str) -> None:
-        assert self._process.stdin is not None  # noqa: S101  (asked for as a pipe above)
+        assert self._process.stdin is not None  # noqa: S101  (created as a pipe above)
         self._process.stdin.write(text + "\n")
         self._process.stdin.flush()
 
     async def timed(self, what: str, order: str, messages: int, times: int) -> Measured:
-        """What it takes to hear so many messages that follow from an order, which was `times` of something."""
+        """Time to receive the messages that an order causes; the order covers `times` operations."""
         began, end = time.process_time(), self.inbox.count + messages
         self.order(order)
         await until(lambda: self.inbox.count >= end)
         return Measured(what, times, time.process_time() - began)
 
     async def idle(self, seconds: float) -> Measured:
-        """What it takes to look after workers that say nothing, for a second."""
+        """CPU time of one second with silent workers."""
         began = time.process_time()
         await asyncio.sleep(seconds)
         return Measured("nothing, for a second", 1, (time.process_time() - began) / seconds)
 
     async def requests(self, count: int, tokens: int, batch: int) -> tuple[Measured, Measured]:
-        """Requests until their hand-offs are over, then all their tokens."""
+        """Run requests through their hand-offs, then all their tokens."""
         began, before = time.process_time(), self.inbox.count
         self.order(f"requests {count}")
         tasks = [asyncio.create_task(self._follow(number, tokens)) for number in range(count)]
@@ -190,7 +190,7 @@ async def measure(workers: int, messages: int, batches: list[int]) -> list[Measu
 
 
 def sizes(workers: int) -> list[tuple[str, int]]:
-    """Bytes of frames."""
+    """Frame sizes in bytes."""
     peer = registered(1, "ipc:///run/user/1000/twofold/decode-1.sock")
     tokens = [(f"chatcmpl-{number:032x}.1", outputs(5, 9)) for number in range(32)]
     step = StepDone(
@@ -207,7 +207,7 @@ def sizes(workers: int) -> list[tuple[str, int]]:
 
 
 def sockets(context: zmq.Context[zmq.Socket[bytes]]) -> str:
-    """Opens connections to inboxes as a controller has them, until there are no more."""
+    """Open connections to a controller's inboxes until the system's limit is reached."""
     most, why = MOST_SOCKETS, "nobody tried more"
     with tempfile.TemporaryDirectory() as directory:
         outbox, before = Outbox(context), len(list(Path("/proc/self/fd").iterdir()))

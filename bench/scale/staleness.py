@@ -1,23 +1,23 @@
-"""What do loads that are known late cost: by how late, by router, and by the number of controllers?
+"""Cost of stale load information, by delay, router and number of controllers.
 
     python bench/scale/staleness.py [--instances 1000] [--seconds 15] [--reports 0 0.01 0.1 1 10] [--json OUT]
     python bench/scale/staleness.py --controllers 1 4 16 64 --reports 0.2 1 [--instances 1000]
 
-Requests with the lengths of the Azure conversation trace arrive as Poisson does, `--rate` a second for each instance,
-at BLOOM-176B on DGX-H100, two prefill machines to three decode machines (twofold.simulation, fitted times, hand-off by
-size). Instances say what they have every so many seconds, each at a time of its own, and at once with 0. The policies:
+Poisson arrivals with the lengths of the Azure conversation trace, `--rate` per second and instance, at BLOOM-176B on
+DGX-H100, two prefill machines to three decode machines (twofold.simulation, fitted times, hand-off by size). Instances
+report their load periodically, each at its own offset, or immediately with 0. The policies:
 
-    jsq, reports        the least loaded instance by the last reports, and nothing else
-    jsq, + sent         what was sent since counts besides
-    jsq, + own          the controller follows its own requests (a live controller does)
-    two, reports        the less loaded of two that are drawn, by the last reports
-    two, + own          likewise, with its own requests followed
-    cells, reports      two levels: the lighter of two cells by the last reports, the least loaded instance in it
-    cells, + own        likewise, with its own requests followed
-    random              nobody looks at anything
+    jsq, reports        the least loaded instance by the last reports
+    jsq, + sent         also counts requests sent since the report
+    jsq, + own          the controller tracks its own requests (as a live controller does)
+    two, reports        the less loaded of two random instances, by the last reports
+    two, + own          the same, with own requests tracked
+    cells, reports      the lighter of two random cells by the last reports, then its least loaded instance
+    cells, + own        the same, with own requests tracked
+    random              no load information
 
-Goodput is the share of requests with TTFT and TPOT within the SLO. With `--controllers` requests are dealt among so
-many, who tell each other nothing.
+Goodput is the share of requests with TTFT and TPOT within the SLO. With `--controllers`, requests are distributed over
+independent controllers.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""The process of the workers of incoming.py: sockets that say what workers say, as fast as they can; none computes."""
+"""Worker process of incoming.py: sockets that send worker messages as fast as possible without computing."""
 
 import sys
 from collections import defaultdict
@@ -70,7 +70,7 @@ def outputs(index: int, last: int) -> TokenOutput:
 
 
 class Workers:
-    """Says what it is asked to on its standard input: a kind of message, and how many of it."""
+    """Sends the messages ordered on stdin: a kind of message and a count per line."""
 
     def __init__(self, directory: Path, count: int) -> None:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -85,14 +85,14 @@ class Workers:
             push.connect(f"ipc://{directory}/controller.sock")
         self._count = count
         self._numbers = [0] * count
-        self._decoding: dict[str, tuple[int, int]] = {}  # where each request decodes, and its last token
+        self._decoding: dict[str, tuple[int, int]] = {}  # decode worker and last token of each request
         self._decoder: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
 
     def say(self, number: int, message: Message) -> None:
         self._pushes[number].send(ENCODE(message))
 
     def follow(self) -> None:
-        """Until there are no more orders."""
+        """Serve orders until stdin closes."""
         for line in sys.stdin:
             kind, *numbers = line.split()
             getattr(self, kind)(*map(int, numbers))
@@ -105,7 +105,7 @@ class Workers:
         self.say(0, registered(0, self.inbox))
 
     def links(self) -> None:
-        """Every prefill worker has measured its link to every decode worker."""
+        """Send link measurements of every prefill worker to every decode worker."""
         speed = LinkSpeed(overhead_s=1e-4, bytes_per_s=1e9)
         for source in range(0, self._count, 4):
             for target in range(self._count):
@@ -128,13 +128,13 @@ class Workers:
             )
 
     def steps(self, count: int) -> None:
-        """Iterations that bring no token: of prompts in chunks."""
+        """Send iterations without tokens, as of chunked prefill."""
         for turn in range(count):
             number = turn % self._count
             self.say(number, self._step(number, []))
 
     def requests(self, count: int) -> None:
-        """Room, the prompt and the hand-off of each, as soon as they are asked for."""
+        """Answer each reservation, prompt and hand-off immediately."""
         while count:
             message = self._decoder.decode(self._pull.recv())
             if isinstance(message, Prefill) and message.target is not None:
@@ -163,10 +163,10 @@ class Workers:
         self.say(prefill, report)
 
     def tokens(self, batch: int) -> None:
-        """All that is left of every request, `batch` of them to an iteration."""
+        """Send all remaining tokens of every request, `batch` per iteration."""
         on: dict[int, list[str]] = defaultdict(list)
         last = 0
-        for request_id, (decode, last) in self._decoding.items():  # noqa: B007  (all have the same last)
+        for request_id, (decode, last) in self._decoding.items():  # noqa: B007  (all have the same last token)
             on[decode].append(request_id)
         for index in range(1, last + 1):
             for decode, ids in on.items():

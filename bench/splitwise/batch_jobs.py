@@ -1,4 +1,4 @@
-"""Batch jobs (section 6 of the paper): the most that a cluster gets done when nobody waits, so without SLOs."""
+"""Batch jobs (section 6 of the paper): maximum throughput of a cluster without SLOs."""
 
 from designs import KINDS, family, paper_set, power_units
 from show import split_name, table, times
@@ -18,7 +18,7 @@ _HEADER = (
     "tokens/s per power unit",
     "tokens/s per TDP kW",
 )
-_OVERLOAD = 1.5  # times what no queueing can make a design do: so there is always work
+_OVERLOAD = 1.5  # multiple of the maximum throughput, so that there is always work
 
 
 def batch_jobs(settings: Settings, catalog: Catalog, workload: str) -> None:

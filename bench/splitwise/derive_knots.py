@@ -2,9 +2,9 @@
 
     python bench/splitwise/derive_knots.py [PROFILE]
 
-writes src/twofold/performance/data/splitwise-published.toml: for each pair, the medians of prompt_time and token_time
-of all rows with the same prompt_size × batch_size, in seconds and to the last digit, so that lines between them give
-what its interpolation gives. Rows that a fit would drop are kept: SplitwiseSim keeps them.
+Writes src/twofold/performance/data/splitwise-published.toml: for each pair, the medians of prompt_time and token_time
+of all rows with the same prompt_size × batch_size, in seconds with all digits. Linear interpolation between them
+equals SplitwiseSim's. Outliers are kept, as SplitwiseSim keeps them.
 """
 
 import argparse
@@ -22,7 +22,7 @@ DATE = "2023-11"
 
 
 def knots(rows: Sequence[ProfileRow]) -> list[str]:
-    """The lines of one pair."""
+    """Curves of one pair."""
     groups: dict[int, list[ProfileRow]] = defaultdict(list)
     for row in rows:
         groups[row.prompt_size * row.batch_size].append(row)

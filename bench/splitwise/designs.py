@@ -1,4 +1,4 @@
-"""The designs and the claims of Splitwise (ISCA'24, section 6), as data."""
+"""Designs and claims of Splitwise (ISCA'24, section 6) as data."""
 
 from typing import Final
 
@@ -10,15 +10,17 @@ from twofold.planning.design import Allows, Design, Family, MachineKind
 H100: Final = "dgx-h100"
 A100: Final = "dgx-a100"
 CAPPED: Final = "dgx-h100-pcap"
-# What 40 DGX-H100 draw, in the power units of the paper's notebooks, and cost an hour; the paper's iso-power and
-# iso-cost clusters are the largest within that.
+# Power of 40 DGX-H100 in the units of the paper's notebooks, and their cost per hour; the paper's iso-power and
+# iso-cost clusters are the largest within these budgets.
 H100_MACHINES: Final = 40
 
 WORKLOADS: Final = ("conv", "code")
 
 
 class Kind(msgspec.Struct, frozen=True, kw_only=True):
-    """A family of the paper by its name; one machine makes a baseline, in which every machine runs both phases."""
+    """A design family of the paper by name; one machine type makes a baseline in which every machine runs both
+    phases.
+    """
 
     name: str
     machines: tuple[str, ...]
@@ -38,7 +40,7 @@ KINDS: Final = (BASELINE_A100, BASELINE_H100, AA, HH, HA, HHCAP)
 
 
 class PaperSet(msgspec.Struct, frozen=True, kw_only=True):
-    """Clusters of equal power, or of equal cost, tuned for one workload: machines per kind."""
+    """Clusters of equal power or cost, tuned for one workload: machines per design kind."""
 
     name: str
     workload: str
@@ -101,25 +103,25 @@ def paper_set(name: str, workload: str) -> PaperSet:
 
 
 def family(kind: Kind, catalog: Catalog, mixed_batcher: str) -> Family:
-    """The planner's family of a kind; `mixed_batcher` is how the machines of a baseline batch."""
+    """The planner's family of a kind; `mixed_batcher` is the batching policy of a baseline."""
     kinds = tuple(machine_kind(name, catalog) for name in kind.machines)
     return Family(kinds=kinds, batcher=None if kind.split else mixed_batcher)
 
 
 def machine_kind(name: str, catalog: Catalog) -> MachineKind:
-    """A machine as the planner sees it."""
+    """A machine as the planner's machine kind."""
     machine = catalog.machine(name)
     return MachineKind(name=machine.name, price_per_h=machine.price_per_h, tdp_w=machine.tdp_w)
 
 
 def power_units(design: Design, catalog: Catalog) -> float:
-    """Power as the notebooks of the paper count it."""
+    """Power in the units of the paper's notebooks."""
     units = (count * (catalog.machine(kind.name).power_units or 0.0) for kind, count in design.parts())
     return round(sum(units), 6)
 
 
 def within(name: str, catalog: Catalog) -> Allows:
-    """Whether a design is no more than 40 DGX-H100 in what the set holds equal."""
+    """Whether a design is within the power or cost of 40 DGX-H100, whichever the set fixes."""
     h100 = catalog.machine(H100)
     if name == "iso-cost":
         return lambda design: design.price_per_h <= H100_MACHINES * h100.price_per_h

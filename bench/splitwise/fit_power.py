@@ -1,10 +1,10 @@
-"""Fit the shares of TDP that twofold.performance.power uses to the power columns of the Splitwise profile.
+"""Fit the TDP shares of twofold.performance.power to the power columns of the Splitwise profile.
 
     python bench/splitwise/fit_power.py [PROFILE]
 
-writes src/twofold/performance/data/power.toml. Only A100 rows have power. Decode: average_power of short prompts, in
-which decode is nearly all of a run. Prefill: peak_power of one prompt, over the decode of the same pair; prompts
-whose peak is that of any run (tensor parallelism 2, always at TDP) say nothing of saturation.
+Writes src/twofold/performance/data/power.toml. Only A100 rows have power. Decode uses average_power of short prompts,
+whose runs are mostly decode. Prefill uses peak_power of one prompt minus the decode power of the same pair; prompts
+with the peak of any run (tensor parallelism 2, always at TDP) carry no information about saturation.
 """
 
 import argparse
@@ -26,7 +26,7 @@ SATURATIONS = range(256, 4097, 64)
 
 
 def fit_decode(pairs: Sequence[Pair]) -> tuple[Floats, float]:
-    """(decode, memory, sequence) and the mean relative error of the shares they give."""
+    """(decode, memory, sequence) and the mean relative error of the resulting shares."""
     lines, shares = [], []
     for pair in pairs:
         alone_s = min(one.token_time for one in pair.kept) / 1e3
@@ -45,7 +45,7 @@ def fit_decode(pairs: Sequence[Pair]) -> tuple[Floats, float]:
 
 
 def fit_prefill(pairs: Sequence[Pair]) -> tuple[int, float]:
-    """From how many tokens prefill draws TDP, and the mean relative error of the shares that gives."""
+    """Number of tokens at which prefill reaches TDP, and the mean relative error of the resulting shares."""
     points = []
     for pair in pairs:
         base = decode_power(pair.kept)

@@ -1,9 +1,9 @@
-"""Fit the constants of the roofline to all measured pairs, and its error to each pair left out.
+"""Fit the roofline constants to all measured pairs, and compute leave-one-out errors.
 
     python bench/splitwise/fit_roofline.py [PROFILE]
 
-writes src/twofold/performance/data/roofline.toml. Decode is linear in its constants; prefill is not, and is fitted by
-the method of Levenberg and Marquardt on the logarithms of what exceeds the peak, so no efficiency exceeds 1.
+Writes src/twofold/performance/data/roofline.toml. Decode is linear in its constants. Prefill is nonlinear and is
+fitted by Levenberg-Marquardt on the logarithms of the time above the peak, so no efficiency exceeds 1.
 """
 
 import argparse
@@ -31,7 +31,7 @@ START = np.array([1e-4, 0.5, 2.0, 0.2])  # prefill launch, extra compute, extra 
 
 
 def fit(pairs: Sequence[Pair]) -> RooflineConstants:
-    """The constants that predict these pairs best."""
+    """Constants that predict these pairs best."""
     launch, step, memory, sequence, kv = fit_decode(pairs)
     floors = [
         needs.layers * launch + needs.steps * step + needs.weights_s * (1 + memory)
@@ -68,7 +68,7 @@ def fit_decode(pairs: Sequence[Pair]) -> list[float]:
 def fit_prefill(pairs: Sequence[Pair], floors: Sequence[float]) -> list[float]:
     """Launch per layer beyond decode's, extra compute and all-reduce time, share of long batches.
 
-    Attention is taken to be as efficient as the rest: the profile cannot tell it from the cost of long batches.
+    Attention has the efficiency of the rest: the profile cannot separate it from the cost of long batches.
     """
     lines = []
     for pair, floor in zip(pairs, floors, strict=True):
@@ -95,7 +95,7 @@ def fit_prefill(pairs: Sequence[Pair], floors: Sequence[float]) -> list[float]:
 
 
 def minimise(errors: Callable[[Floats], Floats], start: Floats) -> Floats:
-    """The positive x that makes the sum of squared errors least, by damped Gauss-Newton steps in log x."""
+    """Positive x that minimizes the sum of squared errors, by damped Gauss-Newton steps in log x."""
     at, damping = np.log(start), 1e-2
     now = errors(np.exp(at))
     for _ in range(200):
@@ -113,7 +113,7 @@ def minimise(errors: Callable[[Floats], Floats], start: Floats) -> Floats:
 
 
 def left_out(pairs: Sequence[Pair]) -> list[LeftOut]:
-    """Each pair's error under the constants of the others."""
+    """Error of each pair under the constants fitted to the others."""
     return [_error(pair, fit([other for other in pairs if other is not pair])) for pair in pairs]
 
 

@@ -1,4 +1,4 @@
-"""What the paper's abstract claims, under the published timing and under the corrected one."""
+"""Claims of the paper's abstract under the published and the corrected timing."""
 
 import asyncio
 
@@ -24,10 +24,10 @@ _A100_MACHINES = 70
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
-    """A kind against a baseline of a fixed number of machines.
+    """A kind against a baseline with a fixed number of machines.
 
-    The split may be any that costs at most `price` and draws at most `power` times what `against` does, and is
-    no more power than 40 DGX-H100.
+    The split costs at most `price` and draws at most `power` times the budget of `against`, within the power of 40
+    DGX-H100.
     """
 
     text: str
@@ -68,7 +68,7 @@ _HEADER = ("claim", "workload", "timing", "cluster", "req/s", "baseline", "req/s
 
 
 def headlines(settings: Settings, catalog: Catalog) -> None:
-    """Print the claims, each for both workloads and both timings."""
+    """Print the claims for both workloads and both timings."""
     rows = []
     for workload in WORKLOADS:
         for timing in timings(settings, catalog).values():

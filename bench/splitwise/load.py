@@ -1,4 +1,4 @@
-"""Latency over load (figure 16 of the paper): percentiles of each cluster of a design set, rate by rate."""
+"""Latency over load (figure 16 of the paper): percentiles of each cluster of a design set by rate."""
 
 from collections.abc import Sequence
 

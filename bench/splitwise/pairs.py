@@ -1,4 +1,4 @@
-"""The pairs of the Splitwise profile that were measured, with what the catalog knows of them."""
+"""Measured pairs of the Splitwise profile with their catalog entries."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +13,7 @@ MACHINES = {"a100-80gb": "dgx-a100", "h100-80gb": "dgx-h100"}  # the capped rows
 
 
 class Pair(msgspec.Struct, frozen=True, kw_only=True):
-    """One model on one machine at one tensor parallelism, and what was measured of it."""
+    """Measurements of one model on one machine at one tensor parallelism."""
 
     model: Model
     machine: Machine
@@ -22,7 +22,7 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measured_pairs(profile: Path) -> Iterator[Pair]:
-    """In the order of their names."""
+    """All pairs, sorted by name."""
     catalog = load_catalog()
     rows = read_profile(profile)
     for model, hardware, tensor_parallel in sorted({row.pair for row in rows if row.hardware in MACHINES}):

@@ -1,4 +1,4 @@
-"""Where the scripts of this folder read the Splitwise profile, and where they write what they derive from it."""
+"""Paths of the Splitwise profile and of the data files derived from it."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Provisioning (figure 12 of the paper): which numbers of prefill and decode machines keep the nine SLOs at a rate."""
+"""Provisioning (figure 12 of the paper): numbers of prefill and decode machines that meet the nine SLOs at a rate."""
 
 import asyncio
 from collections.abc import Sequence
@@ -27,9 +27,9 @@ def provisioning(
     decode: Sequence[int],
     html: Path | None,
 ) -> None:
-    """Print the plane for each timing: the worst of the nine slow-downs over its bound, so 1 or less keeps all.
+    """Print the plane for each timing: the worst ratio of slow-down to bound, so 1 or less meets all nine.
 
-    `*` marks the frontier: one machine fewer of either kind, and a SLO is missed. With `html`, draw the planes.
+    `*` marks the frontier, where one machine fewer of either kind misses an SLO. With `html`, draw the planes.
     """
     kind = next(each for each in KINDS if each.split and each.name.lower().endswith(f"-{kind_name.lower()}"))
     planes: dict[str, Plane] = {}
@@ -86,7 +86,7 @@ def _cell(plane: Plane, first: int, second: int) -> str:
 
 
 def _on_frontier(plane: Plane, first: int, second: int) -> bool:
-    """No neighbour of the plane with fewer machines of one kind keeps the SLOs."""
+    """Whether every neighbour with fewer machines of one kind misses an SLO."""
     prefill, decode = _axes(plane)
     fewer = [(each, second) for each in prefill if each < first][-1:]
     fewer += [(first, each) for each in decode if each < second][-1:]
@@ -94,7 +94,7 @@ def _on_frontier(plane: Plane, first: int, second: int) -> bool:
 
 
 def _worst(told: Evaluation) -> float:
-    """Of the nine bounds; a run that was ended early has missed one by more than it shows."""
+    """Worst ratio of the nine bounds; a run that was stopped early misses one by more than shown."""
     ratios = [
         check.value / check.bound for check in told.checks if check.value is not None and not check.at_least
     ]
@@ -102,8 +102,8 @@ def _worst(told: Evaluation) -> float:
 
 
 def _page(planes: dict[str, Plane], title: str) -> str:
-    """A page of its own with a picture per timing."""
-    import plotly.graph_objects as go  # noqa: PLC0415  (only where a picture is asked for)
+    """A standalone page with one picture per timing."""
+    import plotly.graph_objects as go  # noqa: PLC0415  (needed for pictures only)
     from plotly.subplots import make_subplots  # noqa: PLC0415
 
     figure = make_subplots(cols=len(planes), subplot_titles=list(planes))

@@ -1,4 +1,4 @@
-"""The three reference runs of SplitwiseSim: what each is for it, and for Twofold."""
+"""The three SplitwiseSim reference runs, configured for SplitwiseSim and for Twofold."""
 
 import os
 from pathlib import Path
@@ -9,11 +9,11 @@ from twofold.cluster.spec import PoolSpec
 from twofold.instance import Role
 
 ROOT = Path(__file__).parents[2]
-_MACHINES = 40  # all of them H100
+_MACHINES = 40  # all H100
 
 
 class ReferenceRun(msgspec.Struct, frozen=True, kw_only=True):
-    """8,502 requests at 70 per second on 40 machines; without `prefill` all of them are mixed."""
+    """8,502 requests at 70 per second on 40 machines; all are mixed without `prefill`."""
 
     name: str
     trace: str
@@ -36,7 +36,7 @@ class ReferenceRun(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def overrides(self) -> list[str]:
-        """The same for SplitwiseSim."""
+        """Configuration overrides for SplitwiseSim."""
         cluster = ["cluster=half_half", "cluster.servers.0.count=0", f"cluster.servers.1.count={_MACHINES}"]
         if not self.prefill:
             return [*cluster, "start_state=baseline", "applications.0.scheduler=token_jsq"]

@@ -1,4 +1,4 @@
-"""The results of Splitwise (ISCA'24) again: under its simulator's timing, and under a corrected one.
+"""Reproduce the results of Splitwise (ISCA'24) under its simulator's timing and under a corrected one.
 
     python bench/splitwise/reproduce.py [--minutes 2] [--jobs 2] [--store FILE]          headlines and design sets
     python bench/splitwise/reproduce.py --headlines | --sets                             one of the two
@@ -6,11 +6,11 @@
     python bench/splitwise/reproduce.py --load [--workload conv] [--rates 40 60 80]      figure 16
     python bench/splitwise/reproduce.py --batch | --robustness                           batch jobs, other workloads
 
-`published`: SplitwiseSim's interpolated times and its rules, which give its results request by request. `corrected`:
-times fitted to the same profile, and Twofold's rules. Slow-downs are multiples of a DGX-A100 under the same timing;
-all nine bounds must hold, and every request must complete. Splits are tuned by the planner, within the power (in the
-paper's units) or the cost of 40 DGX-H100. Rates are on a grid of `--tolerance`; each is simulated for `--minutes`. With
-`--store`, what was simulated is kept there and not simulated again.
+`published`: SplitwiseSim's interpolated times and rules, which reproduce its results request by request. `corrected`:
+times fitted to the same profile, and Twofold's rules. Slow-downs are relative to a DGX-A100 under the same timing; all
+nine bounds must hold, and every request must complete. Splits are tuned by the planner within the power (in the
+paper's units) or the cost of 40 DGX-H100. Rates are on a grid of `--tolerance`, each simulated for `--minutes`.
+`--store` caches simulation results.
 """
 
 import argparse

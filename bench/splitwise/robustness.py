@@ -1,4 +1,4 @@
-"""Robustness (section 6 of the paper): clusters that were tuned for one workload, under the other."""
+"""Robustness (section 6 of the paper): clusters tuned for one workload under the other."""
 
 import asyncio
 
@@ -12,8 +12,9 @@ _HEADER = ("cluster", "workload", "tuned for it", "req/s", "tuned for the other"
 
 
 def robustness(settings: Settings, catalog: Catalog) -> None:
-    """Print a table for each timing: the paper's iso-power splits under the published one, the planner's under the
-    corrected one."""
+    """Print a table per timing: the paper's iso-power splits under the published one, the planner's under the
+    corrected one.
+    """
     for timing in timings(settings, catalog).values():
         own: dict[str, dict[str, Found]] = {}
         for workload in WORKLOADS:

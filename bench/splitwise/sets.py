@@ -1,4 +1,4 @@
-"""The design sets of the paper's section 6: how many requests per second each cluster takes within the nine SLOs."""
+"""Design sets of the paper's section 6: requests per second of each cluster within the nine SLOs."""
 
 import asyncio
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from twofold.planning.design import Design
 
 
 class Column(msgspec.Struct, frozen=True, kw_only=True):
-    """One timing: each kind with the split of the paper (None where it has none), and with the best of the budget."""
+    """One timing: each kind with the paper's split (None without one) and with the best split within the budget."""
 
     paper: dict[str, Found]
     tuned: dict[str, Found]
@@ -31,7 +31,7 @@ def design_sets(settings: Settings, catalog: Catalog) -> None:
 
 
 def model_errors(settings: Settings, catalog: Catalog) -> None:
-    """Print what the times rest on."""
+    """Print the errors of the performance models."""
     for timing in timings(settings, catalog).values():
         with study(timing, "conv", settings, catalog) as searches:
             print(f"\nModels of the {timing.name} timing:\n")
@@ -49,7 +49,7 @@ async def _column(searches: Study, each: PaperSet) -> Column:
 
 
 async def _tuned(searches: Study, each: PaperSet, kind: Kind) -> Found:
-    """A baseline has nothing to tune: it keeps the paper's number of machines."""
+    """The tuned design; a baseline keeps the paper's number of machines."""
     if not kind.split:
         return await searches.capacity(kind, each.counts[kind.name])
     return await searches.tuned(kind, each.name)

@@ -1,4 +1,4 @@
-"""Tables as text that is Markdown as well, and progress on standard error."""
+"""Tables as Markdown text, and progress on stderr."""
 
 import sys
 from collections.abc import Iterable, Sequence
@@ -23,17 +23,17 @@ def table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> N
 
 
 def progress(what: str) -> None:
-    """Say what is done, for whoever waits."""
+    """Print a progress message."""
     print(what, file=sys.stderr, flush=True)
 
 
 def times(value: float, base: float) -> str:
-    """`1.40×`, or a dash where there is nothing to divide by."""
+    """A ratio as `1.40×`, or a dash for a division by zero."""
     return f"{value / base:.2f}×" if base else "—"
 
 
 def percent(value: float, base: float) -> str:
-    """The difference: `−19%`."""
+    """A relative difference as `−19%`."""
     return f"{value / base - 1:+.0%}".replace("-", "−")
 
 

@@ -1,12 +1,12 @@
-"""How much CPU time does a simulation take, compared with SplitwiseSim on the same runs?
+"""CPU time of a simulation compared with SplitwiseSim on the same runs.
 
     python bench/splitwise/speed.py CHECKOUT [--python PYTHON] [--rounds 3] [--json OUT]
 
-CHECKOUT is a clone of https://github.com/Mutinifni/splitwise-sim, PYTHON an interpreter that has what it imports. Both
-run the three reference runs in turn, each in a process of its own, `--rounds` times. Event loop: CPU seconds from the
-first event to the last, without reading the trace or writing results. Process: everything, from the start of the
-interpreter. Twofold keeps no series over time there, as SplitwiseSim keeps none; what they cost is printed beside.
-Every round checks that both completed every request, and at the same times. Medians over rounds.
+CHECKOUT is a clone of https://github.com/Mutinifni/splitwise-sim, PYTHON an interpreter with its dependencies. Both
+run the three reference runs alternately, each in its own process, `--rounds` times. Event loop: CPU seconds from the
+first event to the last, without reading the trace or writing results. Process: everything from interpreter start.
+Twofold records no time series, like SplitwiseSim; their cost is printed separately. Every round checks that both
+completed every request at the same times. Figures are medians over rounds.
 """
 
 import argparse
@@ -36,7 +36,7 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Round(msgspec.Struct, frozen=True, kw_only=True):
-    """One run by each, and how far apart the times of a request were at most, relatively."""
+    """One run of each simulator, and the largest relative difference between request times."""
 
     splitwise_sim: Cost
     twofold: Cost
@@ -66,7 +66,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compare(run: ReferenceRun, checkout: Path, python: str) -> Round:
-    """Raises SystemExit where a run fails, loses a request or differs."""
+    """Compare one reference run. Raises SystemExit if a run fails, loses a request or differs."""
     with tempfile.TemporaryDirectory() as folder:
         theirs = _cost(
             [
@@ -80,7 +80,7 @@ def compare(run: ReferenceRun, checkout: Path, python: str) -> Round:
         )
         table = Path(folder) / "ours.csv"
         driver = [sys.executable, str(HERE / "twofold_driver.py"), run.name]
-        # The table is written by a run of its own, which is not timed.
+        # A separate, untimed run writes the table.
         _cost([*driver, "--table", str(table)])
         ours, with_series = _cost(driver), _cost([*driver, "--series"])
         requests, worst = _differences(Path(folder) / "detailed" / "0.csv", table)

@@ -1,11 +1,11 @@
-"""Run SplitwiseSim once, from a checkout of it, and say what the run cost.
+"""Run SplitwiseSim once from a checkout and print the cost of the run.
 
     PYTHON_OF_SPLITWISE_SIM bench/splitwise/splitwise_sim_driver.py CHECKOUT TRACE FOLDER OVERRIDE...
 
-CHECKOUT is a clone of https://github.com/Mutinifni/splitwise-sim, TRACE a csv of its format, FOLDER where it writes
-its output (detailed/0.csv has a row for each request) and the overrides are those of its run.py. Needs what its
-modules import (hydra-core, numpy, pandas, scipy, networkx, requests) and nothing of Twofold. Prints one line of JSON:
-CPU seconds of its event loop alone, without reading the trace and without writing results, and of the process.
+CHECKOUT is a clone of https://github.com/Mutinifni/splitwise-sim, TRACE a csv of its format, FOLDER the output folder
+(detailed/0.csv has a row per request), and the overrides are those of its run.py. Needs SplitwiseSim's dependencies
+(hydra-core, numpy, pandas, scipy, networkx, requests) and nothing of Twofold. Prints one line of JSON: CPU seconds of
+the event loop, without reading the trace and writing results, and of the process.
 """
 
 import argparse
@@ -25,8 +25,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict  # type: ignore[import-no
 
 
 def configuration(checkout: Path, trace: Path, folder: Path, overrides: list[str]) -> DictConfig:
-    """Its configuration as its run.py would compose it, without its launcher (Ray)."""
-    OmegaConf.register_new_resolver("eval", eval)  # as its run.py does
+    """Compose the configuration like SplitwiseSim's run.py, without its launcher (Ray)."""
+    OmegaConf.register_new_resolver("eval", eval)  # like its run.py
     configs = folder / "configs"
     shutil.copytree(checkout / "configs", configs, dirs_exist_ok=True)
     top = OmegaConf.load(configs / "config.yaml")
@@ -40,7 +40,7 @@ def configuration(checkout: Path, trace: Path, folder: Path, overrides: list[str
             return_hydra_config=True,
         )
     with open_dict(whole):
-        whole.hydra.runtime.cwd = str(checkout)  # where its modules look for their data
+        whole.hydra.runtime.cwd = str(checkout)  # base path of its modules' data
         whole.hydra.runtime.output_dir = str(folder)
     HydraConfig.instance().set_config(whole)
     with open_dict(whole):
@@ -49,7 +49,7 @@ def configuration(checkout: Path, trace: Path, folder: Path, overrides: list[str
 
 
 class Simulator(Protocol):
-    """What is needed of its simulator."""
+    """Interface of SplitwiseSim's simulator that is used here."""
 
     save_results: Callable[[], None]
 
@@ -57,12 +57,12 @@ class Simulator(Protocol):
 
 
 def simulator(config: DictConfig) -> Simulator:
-    """Its simulator, put together as its run.py does."""
+    """Build the simulator like SplitwiseSim's run.py."""
     # Modules of the checkout.
     import initialize  # type: ignore[import-not-found]  # noqa: PLC0415
     from simulator import TraceSimulator  # type: ignore[import-not-found]  # noqa: PLC0415
 
-    # The repositories stay referenced by their own modules once they are made.
+    # Their modules keep references to the repositories.
     for make in (
         initialize.init_hardware_repo,
         initialize.init_model_repo,
@@ -110,7 +110,7 @@ def main() -> None:
     config = configuration(checkout, trace, folder, args.overrides)
     random.seed(config.seed)
     made = simulator(config)
-    save, made.save_results = made.save_results, lambda: None  # results are written outside of what is timed
+    save, made.save_results = made.save_results, lambda: None  # write results outside the timed section
     began = time.process_time()
     made.run()
     event_loop = time.process_time() - began

@@ -1,4 +1,4 @@
-"""What a design takes, under the published timing and under the corrected one, by the planner's search."""
+"""Capacity of designs under the published and the corrected timing, by the planner's search."""
 
 import asyncio
 from collections.abc import Iterator, Sequence
@@ -25,7 +25,7 @@ from twofold.slo import SPLITWISE
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True):
-    """A way to time and to run clusters; `mixed_batchers` are the ways in which a baseline may batch."""
+    """Performance models and rules of a simulation; `mixed_batchers` are the batching policies of a baseline."""
 
     name: str
     template: ClusterSpec
@@ -33,7 +33,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """How much to simulate, and where."""
+    """Simulated duration, search tolerance and cache file."""
 
     minutes: float = 2.0
     jobs: int = 1
@@ -43,7 +43,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     traces: Path | None = None
 
     def workload(self, name: str) -> WorkloadArguments:
-        """`conv` or `code`: the lengths of the Azure traces of 2023 and Poisson arrivals, as in the paper."""
+        """`conv` or `code`: the lengths of the 2023 Azure traces with Poisson arrivals, as in the paper."""
         if self.traces is None:
             return WorkloadArguments(workload=f"azure-{name}", duration_s=60 * self.minutes)
         path = self.traces / f"azure-2023-{name}.csv"
@@ -51,7 +51,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
-    """A design with the most requests per second at which it keeps the nine SLOs (0 where it never does)."""
+    """A design with its highest rate within the nine SLOs (0 if there is none)."""
 
     design: Design
     rate: float
@@ -72,7 +72,7 @@ def timings(settings: Settings, catalog: Catalog) -> dict[str, Timing]:
 
 
 def problem_of(timing: Timing, workload: str, settings: Settings, catalog: Catalog) -> Problem:
-    """What designs are tried with: the nine SLOs, against a DGX-A100 under the same timing."""
+    """The planning problem: the nine SLOs relative to a DGX-A100 under the same timing."""
     return Problem(
         template=timing.template,
         workload=settings.workload(workload),
@@ -82,7 +82,7 @@ def problem_of(timing: Timing, workload: str, settings: Settings, catalog: Catal
 
 
 class Study:
-    """Searches for one timing and one workload; what was simulated once is not simulated again."""
+    """Searches for one timing and one workload; caches simulation results."""
 
     def __init__(self, timing: Timing, problem: Problem, search: RateSearch) -> None:
         self.timing, self.problem, self.search = timing, problem, search
@@ -91,23 +91,23 @@ class Study:
         return Design(family=self._families(kind)[0], counts=tuple(counts))
 
     async def capacity(self, kind: Kind, counts: Sequence[int]) -> Found:
-        """Of a given number of machines; of a baseline, with the way to batch that takes most."""
+        """Capacity of a given number of machines; a baseline uses its best batching policy."""
         designs = [Design(family=each, counts=tuple(counts)) for each in self._families(kind)]
         found = await asyncio.gather(*(self.search.highest(design) for design in designs))
         return max(map(self._found, found), key=lambda each: each.rate)
 
     async def tuned(self, kind: Kind, equal: str) -> Found:
-        """Of the best split that is no more power, or cost, than 40 DGX-H100."""
+        """Best split within the power or cost of 40 DGX-H100."""
         return await self.best(kind, within(equal, self.problem.catalog))
 
     async def best(self, kind: Kind, allows: Allows) -> Found:
-        """Of the best split that is allowed."""
+        """Best split that satisfies the constraint."""
         frontiers = [frontier(each, allows) for each in self._families(kind)]
         found = await asyncio.gather(*(most_throughput(self.search, designs) for designs in frontiers))
         return max(map(self._found, found), key=lambda each: each.rate)
 
     def errors(self) -> list[str]:
-        """How far the models behind the results are from measurements, in a line per machine."""
+        """Model errors relative to measurements, one line per machine."""
         lines = []
         for machine in (A100, H100, CAPPED):
             model = self.problem.performance(machine_kind(machine, self.problem.catalog))
@@ -133,7 +133,7 @@ class Study:
 
 @contextmanager
 def study(timing: Timing, workload: str, settings: Settings, catalog: Catalog) -> Iterator[Study]:
-    """Workers that simulate live as long as the context."""
+    """A study whose worker processes run until the context ends."""
     problem = problem_of(timing, workload, settings, catalog)
     with _store(settings) as store, LocalExecutor(problem, settings.jobs) as executor:
         evaluator = Evaluator(executor, store, Keys(problem).of)

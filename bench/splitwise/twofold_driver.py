@@ -1,4 +1,4 @@
-"""Run one of the reference runs once with Twofold and say what it cost, as splitwise_sim_driver.py does.
+"""Run one of the reference runs once with Twofold and print its cost, like splitwise_sim_driver.py.
 
 python bench/splitwise/twofold_driver.py NAME [--series] [--table CSV]
 """
@@ -20,7 +20,7 @@ from twofold.workload.source import workload
 
 
 class Ended(QuietObserver):
-    """Keeps the latencies of every request."""
+    """Collects the latencies of every request."""
 
     def __init__(self) -> None:
         self.rows: list[tuple[str, float | None, float | None]] = []
@@ -40,7 +40,7 @@ def main() -> None:
     run = next(run for run in RUNS if run.name == args.name)
     catalog = load_catalog()
     spec = splitwise_sim(run.pools, catalog=catalog)
-    requests = list(workload(str(run.trace_path)))  # read before the clock of the event loop starts
+    requests = list(workload(str(run.trace_path)))  # read before timing the event loop
     ended = Ended() if args.table else None
     result = simulate(spec, requests, catalog=catalog, observers=[ended] if ended else [], series=args.series)
     if result.completed != len(requests):

@@ -1,4 +1,4 @@
-"""Simulations to their end, several at a time: for figures that need more than whether the SLOs are kept."""
+"""Complete simulations, several in parallel, for figures beyond SLO attainment."""
 
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -31,7 +31,7 @@ class Whole(msgspec.Struct, frozen=True):
 
 
 class _Ends(QuietObserver):
-    """When requests ended, and with how many tokens."""
+    """End times and output lengths of requests."""
 
     def __init__(self) -> None:
         self.ends: list[tuple[float, int]] = []
@@ -42,7 +42,7 @@ class _Ends(QuietObserver):
 
 
 def run_all(jobs: Sequence[Job], processes: int) -> list[Whole]:
-    """In the order of the jobs."""
+    """Run the jobs; results are in the order of the jobs."""
     with ProcessPoolExecutor(processes, mp_context=get_context("forkserver")) as pool:
         return list(pool.map(run, jobs))
 
@@ -63,7 +63,7 @@ def run(job: Job) -> Whole:
 
 
 def _in_the_middle(ends: Sequence[tuple[float, int]]) -> tuple[float, float]:
-    """(tokens, requests) per second from a quarter to three quarters of the requests: neither filling nor draining."""
+    """(tokens, requests) per second between the first and third quartile of requests, without ramp-up and drain."""
     first, last = len(ends) // 4, 3 * len(ends) // 4
     seconds = ends[last - 1][0] - ends[first - 1][0] if first else 0.0
     if seconds <= 0:

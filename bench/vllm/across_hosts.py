@@ -1,4 +1,4 @@
-"""A vLLM whose phases run on two hosts with a slow cable between them: by its own connector, or by Twofold."""
+"""vLLM split over two hosts with a slow link, with its own connector or with Twofold."""
 
 import os
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ SPLITS = (NIXL, *MODES)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcrossHosts:
-    """Prefill runs where this process does, decode on the other host; each has its own half of the cores."""
+    """Prefill runs in this process's namespace and decode on the other host; each has half of the cores."""
 
     hosts: TwoHosts
     stock: StockVllm
@@ -28,7 +28,7 @@ class AcrossHosts:
     folder: Path
 
     def start(self, split: str, processes: Processes) -> str:
-        """The URL of one of SPLITS when it is ready."""
+        """Start one of SPLITS and return its URL when it is ready."""
         if split == NIXL:
             places = (self._place(0), self._place(1))
             return self.stock.proxied(processes, check_proxy(self.proxy), places)
@@ -58,13 +58,13 @@ class AcrossHosts:
         join = ["join", controller, *joint, "--model", str(self.stock.model), "--decode", "1"]
         join += ["--name", "decode-host", "--address", there.address]
         for host, (place, command) in enumerate(((here, serve), (there, join))):
-            # Its workers compute on all cores that they may use: those of two hosts that are one would share them.
+            # Workers use all allowed cores; two hosts on one machine would compete.
             whole = ["taskset", "--cpu-list", self._cores(host), *place.enter, *TWOFOLD, *command]
             processes.start(command[0], whole, {**self.stock.environment, **place.environment})
         return ready(processes, Place(), port)
 
     def _place(self, host: int) -> Place:
-        """NIXL is to take the cable, although memory would be nearer."""
+        """Forces NIXL to use the link instead of shared memory."""
         network = {"UCX_TLS": "tcp", "UCX_NET_DEVICES": self.hosts.devices[host]}
         return Place(
             address=self.hosts.addresses[host], enter=self.hosts.command(host, []), environment=network

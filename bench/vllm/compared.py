@@ -1,4 +1,4 @@
-"""The systems that are compared: each a few processes on the same cores, behind one URL."""
+"""The compared systems: each is a few processes on the same cores behind one URL."""
 
 import sys
 from collections.abc import Callable
@@ -15,7 +15,7 @@ TWOFOLD = [sys.executable, "-m", "twofold.cli.main"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What all systems share."""
+    """Settings shared by all systems."""
 
     stock: StockVllm
     max_model_len: int
@@ -25,7 +25,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """`start` gives the URL of what is ready."""
+    """`start` starts the system and returns its URL when it is ready."""
 
     title: str
     start: Callable[[Setting, Processes], str]

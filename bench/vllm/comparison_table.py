@@ -1,4 +1,4 @@
-"""What was measured, as tables for the terminal and as Markdown."""
+"""Results as tables for the terminal and as Markdown."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -6,7 +6,7 @@ from compared import SYSTEMS
 from outside_client import Measured
 from rich.table import Table
 
-ATTAINED = 0.9  # the share that DistServe (OSDI'24) asks of a rate
+ATTAINED = 0.9  # required attainment, as in DistServe (OSDI'24)
 NAMES = (
     "system",
     "requests/s",
@@ -21,7 +21,7 @@ NAMES = (
 
 
 def rows(results: Mapping[str, Sequence[Measured]]) -> Iterable[list[str]]:
-    """A row for each system and rate; answers are compared with those of the first system at the same rate."""
+    """One row per system and rate; answers are compared with those of the first system at the same rate."""
     first = next((results[name] for name in SYSTEMS if name in results), [])
     answers = {each.rate: each.answers for each in first}
     for name in SYSTEMS:
@@ -42,7 +42,7 @@ def rows(results: Mapping[str, Sequence[Measured]]) -> Iterable[list[str]]:
 
 
 def sustained(measured: Sequence[Measured]) -> float | None:
-    """The highest of the rates at which, as at all lower ones, nine in ten requests met the SLO."""
+    """Highest rate up to which 90% of requests met the SLO at every rate."""
     best = None
     for each in sorted(measured, key=lambda each: each.rate):
         if each.attainment < ATTAINED:
@@ -61,7 +61,7 @@ def terminal(results: Mapping[str, Sequence[Measured]], title: str) -> Table:
 
 
 def markdown(results: Mapping[str, Sequence[Measured]], title: str) -> str:
-    """The same table, and what each system sustains."""
+    """The table in Markdown, with the sustained rate of each system."""
     lines = [title, "", _line(NAMES), _line(["---", *["---:"] * (len(NAMES) - 1)])]
     lines += [_line(row) for row in rows(results)]
     lines += ["", f"Highest of these rates at which at least {ATTAINED:.0%} of requests met the SLO:", ""]

@@ -1,12 +1,12 @@
-"""vLLM colocated, vLLM split by its NixlConnector, vLLM split by Twofold and Twofold's torch engine, side by side.
+"""Compare vLLM colocated, vLLM split by its NixlConnector, vLLM split by Twofold, and Twofold's torch engine.
 
     python bench/vllm/four_way.py --proxy FILE [--only SYSTEM …] [--rates 0.5 1 1.5] [--seconds 30] [--json OUT]
 
-Each system runs on the same cores, has the same small model in float32 and no prefix caching, and is alone on the
-machine while it is measured. The client is `vllm bench serve`: prompts and outputs of lengths that are drawn evenly,
-Poisson arrivals, greedy; for one rate every system is sent the same requests at the same times. Run it with a Python
-that has vLLM and Twofold (docs/comparison.md). What is measured is written after each system; with --only, systems
-that are in the file already stay in it. Exits with 1 when a system does not start or answers less than all requests.
+Each system runs alone on the same cores, with the same small model in float32 and without prefix caching. The client
+is `vllm bench serve` with uniformly distributed lengths, Poisson arrivals and greedy sampling; at one rate every
+system receives the same requests at the same times. Run it with a Python that has vLLM and Twofold
+(docs/comparison.md). Results are written after each system; with --only, earlier results of other systems are kept.
+Exits with 1 if a system does not start or leaves a request unanswered.
 """
 
 import argparse
@@ -32,7 +32,7 @@ ALL_CORES = sorted(os.sched_getaffinity(0))
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """All that one run says; `machine` and `load` tell whether two of them may be put together."""
+    """Results of one run; `machine` and `load` determine whether two reports can be merged."""
 
     machine: str
     cores: int
@@ -41,7 +41,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def machine() -> str:
-    """The processor, as the kernel names it."""
+    """Name of the processor from the kernel."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
             return line.split(":", 1)[1].strip()
@@ -71,7 +71,7 @@ def arguments() -> argparse.Namespace:
 
 
 def kept(path: Path, report: Report) -> Report:
-    """`report` with the systems that an earlier run wrote; raises ConfigurationError if that was another setting."""
+    """`report` with the systems of an earlier report; raises ConfigurationError if its settings differ."""
     if not path.exists():
         return report
     before = msgspec.json.decode(path.read_bytes(), type=Report)
@@ -84,7 +84,7 @@ def kept(path: Path, report: Report) -> Report:
 def rates(
     setting: Setting, system: str, given: argparse.Namespace, report: Report, logs: Path
 ) -> list[Measured]:
-    """All rates of one system, which is started for it and ended after it."""
+    """Measure all rates of one system, started and stopped for it."""
     found = []
     began_s = time.monotonic()
     with Processes(logs) as processes:
@@ -101,7 +101,7 @@ def rates(
 
 
 def client_cores(cores: int) -> list[int]:
-    """Those that the systems leave to it; the same as theirs if they leave none."""
+    """Cores that the systems leave free; the same cores if they leave none."""
     return ALL_CORES[cores:] or ALL_CORES[:cores]
 
 
@@ -116,7 +116,7 @@ def title(report: Report) -> str:
 
 
 def run(given: argparse.Namespace, folder: Path) -> tuple[Report, list[str]]:
-    """Every system in turn; those that failed are named, and do not keep the others from being measured."""
+    """Measure every system in turn and report failed ones at the end."""
     load = Load(
         prompt_tokens=tuple(given.prompts),
         output_tokens=tuple(given.outputs),
@@ -135,7 +135,7 @@ def run(given: argparse.Namespace, folder: Path) -> tuple[Report, list[str]]:
         flags=("--max-model-len", str(MAX_MODEL_LEN)),
         threads=cores,
     )
-    os.sched_setaffinity(0, ALL_CORES[:cores])  # what is started from here on has them from us
+    os.sched_setaffinity(0, ALL_CORES[:cores])  # inherited by child processes
     setting = Setting(stock=stock, max_model_len=MAX_MODEL_LEN, proxy=given.proxy, transport=given.transport)
     wrong = []
     for system in given.only or SYSTEMS:

@@ -1,4 +1,4 @@
-"""What comparisons have around them: the model, what is said meanwhile, and how they end."""
+"""Common frame of the comparisons: model, progress messages and exit status."""
 
 import signal
 import subprocess
@@ -21,7 +21,7 @@ def say(what: str) -> None:
 
 
 def made(model: Path | None, folder: Path, *flags: str) -> Path:
-    """The model, or a small one made on the spot."""
+    """The model, or a small one created for the run."""
     if model is None:
         model = folder / "model"
         subprocess.run([*TWOFOLD, "model", "create", str(model), *flags], check=True)
@@ -29,8 +29,8 @@ def made(model: Path | None, folder: Path, *flags: str) -> Path:
 
 
 def concluded(name: str, run: Callable[[Path], tuple[T, list[str]]], show: Callable[[T], None]) -> NoReturn:
-    """Let `run` measure in a folder of its own, show that, say what was wrong, and exit: with 1 if anything was."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwinds the stack, which ends the processes
+    """Run `run` in a temporary folder, print its result and problems, and exit with 1 if there are any."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwind the stack to stop the processes
     with tempfile.TemporaryDirectory(prefix=f"twofold-{name}-") as folder:
         try:
             report, wrong = run(Path(folder))

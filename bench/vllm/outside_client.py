@@ -1,4 +1,4 @@
-"""`vllm bench serve` as the client: nobody here wrote it. It sends requests at a Poisson rate, and judges answers."""
+"""`vllm bench serve` as an independent client: Poisson arrivals and SLO attainment."""
 
 import hashlib
 import os
@@ -12,14 +12,14 @@ from stock_vllm import SERVED_NAME, VLLM, StockVllm
 from twofold.errors import ConfigurationError
 
 WARM_UPS = 3
-# Characters of an answer that are compared, from its end: vLLM puts the prompt in front of it where that ends within a
-# character, and greedy answers that part do not come together again.
+# Number of compared characters at the end of an answer: vLLM prepends the prompt if it ends within a
+# character, and greedy answers that diverge stay different.
 COMPARED = 64
-SETTLE_S = 600.0  # for the client to start, and for the last answers of a system that is behind
+SETTLE_S = 600.0  # timeout for client startup and delayed answers
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """What is sent: lengths are drawn evenly from these ranges; what counts as good, in seconds."""
+    """Uniform ranges of lengths, and the SLO in seconds."""
 
     prompt_tokens: tuple[int, int]
     output_tokens: tuple[int, int]
@@ -33,7 +33,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """What the client says of one rate; latencies in milliseconds, as it gives them."""
+    """The client's results at one rate; latencies are in milliseconds."""
 
     rate: float
     sent: int
@@ -47,16 +47,16 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     p99_tpot_ms: float
     p50_itl_ms: float
     p99_itl_ms: float
-    answers: list[str]  # a digest of how each ends, in the order in which they were asked for
+    answers: list[str]  # digest of the end of each answer, in request order
 
     @property
     def attainment(self) -> float:
-        """Share of the requests that were answered within the SLO."""
+        """Share of requests answered within the SLO."""
         return self.goodput * self.duration_s / self.sent
 
 
 class _Result(msgspec.Struct, frozen=True, kw_only=True):
-    """What we read of the client's file."""
+    """Fields of the client's result file."""
 
     completed: int
     duration: float
@@ -74,9 +74,9 @@ class _Result(msgspec.Struct, frozen=True, kw_only=True):
 def measure(
     url: str, stock: StockVllm, load: Load, rate: float, folder: Path, cores: Sequence[int]
 ) -> Measured:
-    """Run the client once, on these cores, in `folder`.
+    """Run the client once on these cores in `folder`.
 
-    Raises ConfigurationError, with what it said, if it fails or does not come to an end.
+    Raises ConfigurationError with its output if it fails or does not end.
     """
     result, log = folder / "client.json", folder / "client.log"
     result.unlink(missing_ok=True)
@@ -153,7 +153,7 @@ def _measured(result: _Result, rate: float, sent: int) -> Measured:
 
 
 def _lengths(load: Load) -> list[str]:
-    """The client takes a middle and how far from it lengths may be, as a share."""
+    """Mean and relative half-width of a range, as the client expects them."""
     (prompt, prompt_share), (output, output_share) = (
         ((low + high) / 2, (high - low) / (high + low))
         for low, high in (load.prompt_tokens, load.output_tokens)

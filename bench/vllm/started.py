@@ -1,4 +1,4 @@
-"""The processes of one system: each with a log, awaited until it answers, ended whatever happens."""
+"""Processes of one system: log files, readiness checks and guaranteed termination."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ LAST_LINES = 25
 
 
 class Processes:
-    """A context: whatever was started in it is ended when it is left, the last first."""
+    """Context manager that ends its processes on exit, in reverse order."""
 
     def __init__(self, logs: Path) -> None:
         self._logs = logs
@@ -38,9 +38,9 @@ class Processes:
             _end(process)
 
     def start(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Its output goes to `name`.log.
+        """Start a process that logs to `name`.log.
 
-        It leads a group of its own, so that none of its children outlives it, and is told to end if this process dies.
+        It leads its own process group, so that its children end with it, and it ends if this process dies.
         """
         with self._log(name).open("wb") as log:
             process = subprocess.Popen(
@@ -54,7 +54,7 @@ class Processes:
         self._started.append((name, process))
 
     def wait(self, url: str) -> None:
-        """Until `url` answers; raises ConfigurationError, with what it said, when one of them ends instead."""
+        """Wait until `url` responds; raises ConfigurationError with the log if a process ends first."""
         deadline_s = time.monotonic() + START_S
         while not _answers(url):
             for name, process in self._started:
@@ -84,5 +84,5 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
     with suppress(subprocess.TimeoutExpired):
         process.wait(STOP_S)
     with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)  # what is left of its group, and itself
+        os.killpg(process.pid, signal.SIGKILL)  # the process and the rest of its group
     process.wait()

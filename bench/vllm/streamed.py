@@ -1,4 +1,4 @@
-"""One streamed completion at a time, and when its first tokens came."""
+"""Sequential streamed completions with the times of their first tokens."""
 
 import time
 
@@ -11,7 +11,7 @@ PATIENCE_S = 300.0
 
 
 class Streamed(msgspec.Struct, frozen=True):
-    """When the first and the second token came, in seconds since the request was sent, and all tokens."""
+    """Times of the first and the second token in seconds since sending, and all tokens."""
 
     first_s: float
     second_s: float
@@ -27,7 +27,7 @@ class _Chunk(msgspec.Struct, frozen=True):
 
 
 async def ask(url: str, model: str, prompt: list[int], max_tokens: int) -> Streamed:
-    """Greedy, over a connection of its own. Raises ConfigurationError if it is not answered whole."""
+    """Send a greedy request over its own connection. Raises ConfigurationError if the answer is incomplete."""
     try:
         return await _ask(url, model, prompt, max_tokens)
     except (aiohttp.ClientError, TimeoutError) as error:

@@ -1,14 +1,13 @@
-"""How much later the second token comes when vLLM is split over two hosts: by its own connector, and by Twofold.
+"""Delay of the second token when vLLM is split over two hosts, by its own connector and by Twofold.
 
     python bench/vllm/visible_transfer.py --proxy FILE [--lengths 256 … 4096] [--bits-per-s N] [--rounds 5] [--only …]
 
-Two network namespaces stand for two hosts, with a cable between them that carries no more than --bits-per-s (needs
-root). A colocated vLLM stays up; beside it, one after the other, vLLM split by its NixlConnector and its example
-proxy, and Twofold's vLLM workers with each way of handing off. In each round and for each prompt length both are asked
-the same, in turns; what is visible of a transfer is by how much the second token of the split one comes later. One
-request at a time; figures are medians over the rounds, of which the first is not counted. Every server computes a
-prompt with half of the cores. Exits with 1 when a system fails, when greedy tokens differ from the colocated one's,
-or when layer-wise leaves no less than vLLM's own connector at a length.
+Two network namespaces stand for two hosts, joined by a link of --bits-per-s (needs root). A colocated vLLM runs all
+the time; beside it run, one after the other, vLLM split by its NixlConnector and example proxy, and Twofold's vLLM
+workers with each hand-off mode. For each round and prompt length both get the same sequential requests, alternately;
+the visible transfer is the delay of the split one's second token. Figures are medians over rounds after a warm-up.
+Every server computes a prompt with half of the cores. Exits with 1 if a system fails, if greedy tokens differ from the
+colocated ones, or if layer-wise is not faster than vLLM's connector at a length.
 """
 
 import argparse
@@ -38,7 +37,7 @@ BEST = "layer-wise"
 
 
 class Pair(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds until the second token of the same request to both."""
+    """Seconds until the second token of the same request on both."""
 
     split: str
     prompt_tokens: int
@@ -59,13 +58,13 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return [each for each in self.pairs if (each.split, each.prompt_tokens) == (split, length)]
 
     def visible_s(self, split: str, length: int) -> float | None:
-        """The median; None where it was not measured."""
+        """The median; None if not measured."""
         found = self.of(split, length)
         return statistics.median(each.visible_s for each in found) if found else None
 
 
 async def compare(urls: dict[str, str], split: str, given: argparse.Namespace) -> list[Pair]:
-    """All rounds of one split service beside the colocated one."""
+    """Run all rounds of one split service beside the colocated one."""
     draw, pairs = random.Random(given.seed), list[Pair]()
     for number in range(given.rounds + 1):
         for length in given.lengths:
@@ -85,7 +84,7 @@ async def compare(urls: dict[str, str], split: str, given: argparse.Namespace) -
 
 
 def measure(across: AcrossHosts, given: argparse.Namespace, report: Report) -> Iterator[str]:
-    """Every split service in turn, beside the colocated one; yields what went wrong with those that failed."""
+    """Run every split service beside the colocated one; yields the failures."""
     with Processes(logs(across.folder, given, "colocated")) as colocated:
         url = across.stock.colocated(colocated, threads=max(1, across.stock.threads // 2))
         for split in given.only or SPLITS:
@@ -101,7 +100,7 @@ def measure(across: AcrossHosts, given: argparse.Namespace, report: Report) -> I
 
 
 def kept(given: argparse.Namespace) -> list[Pair]:
-    """With --only, what an earlier run over such a cable measured of the others."""
+    """With --only, results of the other systems from an earlier run at the same link speed."""
     if not given.only or not given.json.exists():
         return []
     before = msgspec.json.decode(given.json.read_bytes(), type=Report)
@@ -132,7 +131,7 @@ def table(report: Report, lengths: list[int]) -> Table:
 
 
 def mistakes(report: Report, lengths: list[int]) -> Iterator[str]:
-    """What does not hold of what should."""
+    """Sentences for the expectations that do not hold."""
     for each in report.pairs:
         if not each.same:
             yield f"{each.split}: tokens of a prompt of {each.prompt_tokens:,} are not the colocated one's"
@@ -157,14 +156,14 @@ def arguments() -> argparse.Namespace:
 
 
 def run(given: argparse.Namespace, folder: Path) -> tuple[Report, list[str]]:
-    """Raises UserError where there are no namespaces, or no vLLM."""
+    """Raises UserError without network namespaces or vLLM."""
     longest = max(given.lengths) + 2 * OUTPUT
     model = made(given.model, folder, "--max-model-len", str(longest))
     given.vocabulary = msgspec.json.decode((model / "config.json").read_bytes())["vocab_size"]
     stock = StockVllm(
         model=model,
         environment=vllm_environment(folder),
-        # Prompts are computed whole by all of them.
+        # No system chunks prompts.
         flags=("--max-model-len", str(longest), "--max-num-batched-tokens", str(longest)),
         threads=len(os.sched_getaffinity(0)),
     )

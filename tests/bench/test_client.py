@@ -1,4 +1,4 @@
-"""Whatever an endpoint does, a request ends once: with its tokens, or with a reason."""
+"""Every request ends once, with its tokens or with a failure reason, for any endpoint behaviour."""
 
 import asyncio
 
@@ -14,7 +14,7 @@ REQUEST = Request(id="r", arrival_s=0.0, prompt_tokens=3, output_tokens=4)
 
 
 def send(scripted, config=None, prompt="hello", api_key=None):
-    """Send one request; its timelines (exactly one is expected) and its outcome."""
+    """Send one request; return its only timeline and its outcome."""
     timelines = []
 
     async def run():
@@ -27,8 +27,8 @@ def send(scripted, config=None, prompt="hello", api_key=None):
     return timelines[0], outcome
 
 
-def test_a_good_reply_is_recorded_token_by_token():
-    """As many tokens as were asked for, in order, and TTFT <= E2E."""
+def test_records_each_token_of_a_successful_reply():
+    """Token count and order are right, and TTFT <= E2E."""
     with endpoint() as scripted:
         timeline, outcome = send(scripted)
     assert outcome.error is None
@@ -38,8 +38,8 @@ def test_a_good_reply_is_recorded_token_by_token():
     assert 0 < timeline.ttft_s <= timeline.e2e_s
 
 
-def test_the_body_asks_for_exactly_what_the_workload_says():
-    """Prompt ids, max_tokens, usage, no early stop, and the key as a bearer token."""
+def test_request_body_matches_the_workload():
+    """Prompt ids, max_tokens, usage, ignore_eos, and the key as a bearer token."""
     with endpoint() as scripted:
         send(scripted, ClientConfig(temperature=0.5), prompt=[5, 6, 7], api_key="secret")
     body = scripted.bodies[0]
@@ -50,8 +50,8 @@ def test_the_body_asks_for_exactly_what_the_workload_says():
     assert scripted.headers[0]["Authorization"] == "Bearer secret"
 
 
-def test_the_server_knows_the_length_of_the_prompt():
-    """Usage corrects the prompt's length, which for words is only a guess."""
+def test_prompt_length_is_taken_from_usage():
+    """The length of a text prompt is only an estimate until then."""
     with endpoint(lambda _: [Send(chunk() + chunk("", "stop") + usage(9, 1) + DONE)]) as scripted:
         timeline, _ = send(scripted)
     assert timeline.request.prompt_tokens == 9
@@ -59,7 +59,7 @@ def test_the_server_knows_the_length_of_the_prompt():
 
 
 def test_several_tokens_in_a_chunk_are_counted_from_usage():
-    """Two chunks, six tokens: six times, of which two differ at most."""
+    """Two chunks with six tokens give six times, at most two of them distinct."""
     with endpoint(
         lambda _: [Send(chunk("abc")), Send(chunk("def", "length") + usage(3, 6) + DONE)]
     ) as scripted:
@@ -83,7 +83,6 @@ def test_several_tokens_in_a_chunk_are_counted_from_usage():
     ],
 )
 def test_failures_have_a_reason(steps, reason):
-    """Each way to fail ends the request as an error under its own name."""
     with endpoint(lambda _: steps) as scripted:
         timeline, outcome = send(scripted, ClientConfig(timeout_s=1.0) if reason == "timeout" else None)
     assert outcome.error == reason
@@ -91,31 +90,28 @@ def test_failures_have_a_reason(steps, reason):
     assert timeline.finish_reason is FinishReason.ERROR
 
 
-def test_what_the_server_says_of_an_error_is_kept():
-    """The message of an error response and of an error event reach the outcome."""
+def test_server_error_messages_reach_the_outcome():
+    """From error responses and from error events."""
     with endpoint(lambda _: [Refuse(400, b'{"error": {"message": "prompt too long"}}')]) as scripted:
         assert send(scripted)[1].detail == "prompt too long"
     with endpoint(lambda _: [Send(event(error={"message": "worker lost"}))]) as scripted:
         assert send(scripted)[1].detail == "worker lost"
 
 
-def test_a_connection_that_breaks_after_done_has_lost_nothing():
-    """[DONE] ends the reply, whatever happens to the connection after it."""
+def test_a_disconnect_after_done_is_not_an_error():
     with endpoint(lambda _: [Send(chunk("x", "length")), Send(DONE), Drop()]) as scripted:
         timeline, outcome = send(scripted)
     assert outcome.error is None
     assert timeline.output_tokens == 1
 
 
-def test_nobody_listening_is_a_failed_request():
-    """A server that went away fails the request, not the client."""
+def test_a_refused_connection_fails_the_request():
     with endpoint() as scripted:
         pass
     assert send(scripted)[1].error == "cannot connect"
 
 
-def test_a_chat_sends_a_message():
-    """With --chat the prompt is a user message and the deltas are the tokens."""
+def test_chat_sends_the_prompt_as_a_user_message():
     deltas = [
         event(choices=[{"delta": delta}])
         for delta in ({"role": "assistant"}, {"content": "a"}, {"content": "b"})

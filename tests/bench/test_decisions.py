@@ -1,10 +1,10 @@
-"""A cluster that is asked for decisions has as many requests all the time, and each goes its whole way."""
+"""The decision benchmark keeps a constant number of requests in the cluster."""
 
 from twofold.bench.decisions import decisions_per_s, some_requests
 
 
 class Counted:
-    """A cluster scheduler that has room for all, and knows how far each request is."""
+    """Cluster scheduler stub that places every request and records its phase."""
 
     def __init__(self):
         self.stages, self.most = {}, 0
@@ -26,8 +26,8 @@ class Counted:
         assert self.stages.pop(request_id) == "handed off"
 
 
-def test_the_oldest_leaves_before_the_next_comes():
-    """So that the work of a decision does not depend on how many are taken."""
+def test_the_oldest_request_leaves_before_the_next_arrives():
+    """So the cost of a decision does not depend on how many are measured."""
     cluster = Counted()
     assert decisions_per_s(cluster, 20, held=5) > 0
     assert cluster.most == 5

@@ -1,4 +1,4 @@
-"""An endpoint is found, or one sentence says why not."""
+"""Endpoint discovery, and one clear error for each failure."""
 
 import asyncio
 
@@ -13,8 +13,8 @@ def find(url, model=None, api_key=None):
     return asyncio.run(discover(url, model, api_key))
 
 
-def test_the_first_model_and_its_sizes_are_taken():
-    """Without --model the first served model is meant, with the limits the server tells."""
+def test_uses_the_first_served_model_by_default():
+    """With the sizes that the server lists."""
     cards = [{"id": "one", "max_model_len": 128, "vocab_size": 300}, {"id": "two"}]
     with endpoint(models=cards) as scripted:
         found = find(scripted.url)
@@ -22,36 +22,34 @@ def test_the_first_model_and_its_sizes_are_taken():
         assert find(scripted.url, "two").max_model_len is None
 
 
-def test_a_model_that_is_not_served_is_named_with_those_that_are():
-    """The sentence says what would be right."""
+def test_unserved_model_error_lists_the_served_models():
     with endpoint() as scripted, pytest.raises(ConfigurationError, match="serves scripted, not other"):
         find(scripted.url, "other")
 
 
-def test_a_server_without_a_list_is_taken_at_its_word():
-    """Some gateways have no /v1/models: --model is then needed, and enough."""
+def test_servers_without_a_model_list_need_an_explicit_model():
+    """Some gateways have no /v1/models."""
     with endpoint(models_status=404) as scripted:
         assert find(scripted.url, "mine").model == "mine"
         with pytest.raises(ConfigurationError, match="HTTP 404"):
             find(scripted.url)
 
 
-def test_a_refused_key_is_said():
-    """401 is about the key, not about the model."""
+def test_a_rejected_api_key_is_reported():
+    """HTTP 401 is reported as a key error, not as a missing model."""
     with endpoint(models_status=401) as scripted, pytest.raises(ConfigurationError, match="API key"):
         find(scripted.url, "mine")
 
 
-def test_nobody_there():
-    """A closed port is one sentence."""
+def test_an_unreachable_endpoint_is_a_configuration_error():
     with endpoint() as scripted:
         pass
     with pytest.raises(ConfigurationError, match="no OpenAI endpoint can be reached"):
         find(scripted.url)
 
 
-def test_base_urls():
-    """A trailing /v1 or slash is harmless; anything but HTTP is refused."""
+def test_normalizes_base_urls():
+    """A trailing /v1 or slash is dropped; other schemes than HTTP are rejected."""
     assert root_url("http://a:1/v1/") == root_url("http://a:1/") == "http://a:1"
     for wrong in ("localhost:8000", "ftp://a", "", "http://"):
         with pytest.raises(ConfigurationError):

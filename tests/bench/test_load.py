@@ -1,4 +1,4 @@
-"""The load is open: requests leave when they are due, and every one of them is accounted for."""
+"""The load is open-loop: requests leave when due, and each of them is accounted for."""
 
 import asyncio
 
@@ -13,7 +13,7 @@ from twofold.timeline import Moment
 
 
 def trace(count, gap_s=0.0, output_tokens=3):
-    """Requests whose prompt length tells which one they are, starting at an hour that is not zero."""
+    """Requests whose prompt length is their number, with a first arrival after 0."""
     return [
         Request(id=str(n), arrival_s=3600 + n * gap_s, prompt_tokens=10 + n, output_tokens=output_tokens)
         for n in range(count)
@@ -42,11 +42,10 @@ def in_order_of_sending(result):
 
 
 def test_every_request_is_sent_in_order_and_answered():
-    """Sent in the order of arrival, all completed, with the tokens that were asked for."""
     with endpoint() as scripted:
         result = load(scripted, trace(20, gap_s=0.005))
     assert [timeline.request.id for timeline in in_order_of_sending(result)] == [str(n) for n in range(20)]
-    # Each on a connection of its own: which one the server reads first is nobody's promise.
+    # Separate connections, so the server may read them in any order.
     assert sorted(len(body["prompt"]) for body in scripted.bodies) == [10 + n for n in range(20)]
     assert len(result.timelines) == len(result.outcomes) == len(result.send_lags_s) == 20
     assert all(timeline.output_tokens == 3 for timeline in result.timelines)
@@ -56,7 +55,7 @@ def test_every_request_is_sent_in_order_and_answered():
 
 
 def test_requests_do_not_leave_before_they_are_due():
-    """Gaps between sends are at least the trace's, up to what the sender had been late by."""
+    """Gaps between sends are at least the trace's, minus the sender's earlier lag."""
     with endpoint() as scripted:
         result = load(scripted, trace(8, gap_s=0.02))
     sent_s = [timeline.moments[Moment.ARRIVED] - result.started_s for timeline in in_order_of_sending(result)]
@@ -64,8 +63,8 @@ def test_requests_do_not_leave_before_they_are_due():
     assert all(lag >= 0 for lag in result.send_lags_s)
 
 
-def test_the_next_request_does_not_wait_for_an_answer():
-    """No reply begins before all ten requests are there, so a closed loop would never end."""
+def test_requests_do_not_wait_for_earlier_replies():
+    """The server replies after ten requests have arrived; a closed loop would hang."""
     in_flight = []
 
     def script(body):
@@ -79,8 +78,7 @@ def test_the_next_request_does_not_wait_for_an_answer():
     assert max(in_flight) == 10
 
 
-def test_max_concurrency_caps_what_is_in_flight():
-    """Never more than two at a time, two where there are two to send, and still all of them."""
+def test_max_concurrency_caps_requests_in_flight():
     in_flight = []
     with endpoint(lambda body: [UntilAsked(2), Pause(0.01), *obedient(body)]) as scripted:
         result = load(
@@ -94,7 +92,7 @@ def test_max_concurrency_caps_what_is_in_flight():
 
 
 def test_failures_are_counted_and_do_not_stop_the_rest():
-    """Every third request is refused; the others complete."""
+    """Every third request is rejected; the others complete."""
 
     def script(body):
         return [Refuse(429)] if len(body["prompt"]) % 3 == 0 else obedient(body)
@@ -107,8 +105,8 @@ def test_failures_are_counted_and_do_not_stop_the_rest():
     assert finished.count(FinishReason.ERROR) == 3
 
 
-def test_stopping_keeps_what_was_measured():
-    """After two completions the run is stopped: two completed, the hanging rest aborted, none lost."""
+def test_stopping_keeps_the_completed_requests():
+    """Stopping after two completions aborts the others and loses none."""
 
     def script(body):
         return obedient(body) if len(body["prompt"]) < 12 else [Send(chunk()), Hang()]
@@ -124,32 +122,30 @@ def test_stopping_keeps_what_was_measured():
 
 
 def test_warmup_is_sent_first_and_not_measured():
-    """Three more requests reach the server than are measured."""
     with endpoint() as scripted:
         result = load(scripted, trace(4), warmup=3)
     assert len(scripted.bodies) == 7
     assert sorted(timeline.request.id for timeline in result.timelines) == ["0", "1", "2", "3"]
 
 
-def test_a_warmup_that_fails_throughout_ends_the_run():
-    """An endpoint that answers nothing is a mistake in the set-up, and is said before the load starts."""
+def test_a_failed_warmup_ends_the_run():
+    """It raises before the load starts."""
     with endpoint(lambda _: [Refuse(400)]) as scripted, pytest.raises(ConfigurationError, match="HTTP 400"):
         load(scripted, trace(4), warmup=2)
 
 
-def test_nothing_to_send():
-    """An empty workload gives an empty result."""
+def test_an_empty_workload_gives_an_empty_result():
     with endpoint() as scripted:
         result = load(scripted, [])
     assert result.timelines == []
     assert result.duration_s == 0.0
 
 
-def test_records_tell_each_request_in_the_order_of_sending():
-    """Relative times, counts and errors of each request."""
+def test_records_are_in_sending_order():
+    """With relative times, counts and errors."""
 
     def script(body):
-        # The first is the last to end.
+        # The first request ends last.
         kinds = {10: [UntilAsked(3), *obedient(body)], 11: [Send(chunk()), Drop()]}
         return kinds.get(len(body["prompt"]), obedient(body))
 

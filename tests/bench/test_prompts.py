@@ -1,4 +1,4 @@
-"""Prompts have the wanted length, repeat with their seed and share prefixes only where they should."""
+"""Prompts have the requested length, are reproducible, and share only the requested prefixes."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +13,7 @@ def ask(name="a", prompt_tokens=40, blocks=()):
 
 @given(length=st.integers(1, 3000), blocks=st.lists(st.integers(0, 9), max_size=6), seed=st.integers(0, 99))
 def test_token_prompts_have_the_exact_length_and_stay_in_range(length, blocks, seed):
-    """Every prompt has prompt_tokens ids, all within [lowest, vocabulary), whatever its blocks."""
+    """All ids are in [lowest, vocabulary), with any prefix blocks."""
     maker = PromptMaker(seed=seed, lowest=10, vocabulary=20)
     ids = maker.token_ids(ask(prompt_tokens=length, blocks=tuple(blocks)))
     assert len(ids) == length
@@ -21,20 +21,19 @@ def test_token_prompts_have_the_exact_length_and_stay_in_range(length, blocks, s
 
 
 def test_same_seed_and_request_give_the_same_prompt():
-    """A run can be repeated token by token; another seed gives other tokens."""
+    """Another seed gives other tokens."""
     assert PromptMaker(seed=3).prompt(ask()) == PromptMaker(seed=3).prompt(ask())
     assert PromptMaker(seed=3).prompt(ask()) != PromptMaker(seed=4).prompt(ask())
 
 
 def test_requests_share_no_prefix_by_default():
-    """Of many prompts no two begin with the same block of 16 tokens, so nothing can be reused by accident."""
+    """No two prompts begin with the same block of 16 tokens, so there is no accidental reuse."""
     maker = PromptMaker()
     starts = {tuple(maker.token_ids(ask(str(number)))[:16]) for number in range(500)}
     assert len(starts) == 500
 
 
 def test_equal_blocks_give_equal_tokens_and_the_rest_differs():
-    """Prompts with a common prefix of blocks share exactly those blocks."""
     maker = PromptMaker(block_tokens=32)
     one = maker.token_ids(ask("one", 100, (7, 8, 1)))
     two = maker.token_ids(ask("two", 100, (7, 8, 2)))
@@ -44,13 +43,13 @@ def test_equal_blocks_give_equal_tokens_and_the_rest_differs():
 
 
 def test_a_prompt_that_ends_inside_a_block_is_the_start_of_that_block():
-    """The last block of a trace's prompt may be partial, and is still a prefix of the whole block."""
+    """The last block of a trace's prompt may be partial and is a prefix of the whole block."""
     maker = PromptMaker(block_tokens=32)
     assert maker.token_ids(ask("one", 40, (7, 8))) == maker.token_ids(ask("two", 64, (7, 8)))[:40]
 
 
 def test_text_prompts_have_one_word_per_token():
-    """Words stand for tokens, and their prefixes are shared by the same rule."""
+    """Prefixes are shared by the same rule."""
     maker = PromptMaker(form=PromptForm.TEXT, block_tokens=16)
     one, two = (str(maker.prompt(ask(name, 20, (5,)))).split() for name in ("one", "two"))
     assert len(one) == len(two) == 20
@@ -59,14 +58,14 @@ def test_text_prompts_have_one_word_per_token():
 
 
 def test_token_range_fits_small_vocabularies():
-    """A tiny vocabulary still leaves ids to draw, and never the lowest ones."""
+    """A tiny vocabulary still leaves ids to draw, without the lowest ones."""
     assert token_range(300) == (150, 300)
     assert token_range(50_000) == (256, 50_000)
     assert token_range(None) == (256, 1024)
 
 
-def test_blocks_may_be_named_by_hashes():
-    """As those of a live service are."""
+def test_block_names_may_be_hashes():
+    """As in requests of a live service."""
     maker = PromptMaker(block_tokens=32)
     one, two = (maker.token_ids(ask(name, 64, (b"same", name.encode()))) for name in ("one", "two"))
     assert one[:32] == two[:32]

@@ -1,4 +1,4 @@
-"""Tokens are counted as the server counts them, and each has a time that was seen."""
+"""Token counts follow the server's usage, and token times are observed chunk times."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,26 +13,24 @@ def reply_of(*choices: StreamChoice, tokens=None):
     return reply
 
 
-def test_a_closing_notice_is_no_token_without_usage():
-    """A last chunk that brings only the finish reason is not counted."""
+def test_a_final_chunk_with_only_a_finish_reason_is_no_token():
     reply = reply_of(StreamChoice("a"), StreamChoice("b"), StreamChoice("", finish_reason="length"))
     assert reply.token_times_s() == [0.0, 1.0]
 
 
-def test_a_last_token_without_text_counts_when_usage_says_so():
-    """The end-of-sequence token has no text, and usage knows that it was a token."""
+def test_a_final_token_without_text_counts_by_usage():
+    """The end-of-sequence token has no text, but usage counts it."""
     reply = reply_of(StreamChoice("a"), StreamChoice("b"), StreamChoice("", finish_reason="stop"), tokens=3)
     assert reply.token_times_s() == [0.0, 1.0, 2.0]
 
 
-def test_chunks_without_text_give_way_when_usage_counts_fewer():
+def test_empty_chunks_are_dropped_when_usage_counts_fewer_tokens():
     """An empty opening chunk must not pass for the first token."""
     reply = reply_of(StreamChoice(""), StreamChoice("a"), StreamChoice("b", finish_reason="length"), tokens=2)
     assert reply.token_times_s() == [1.0, 2.0]
 
 
-def test_chat_roles_are_no_tokens():
-    """The chunk that opens a chat message carries a role only."""
+def test_chat_role_chunks_are_no_tokens():
     reply = reply_of(
         StreamChoice(delta=StreamDelta(role="assistant")),
         StreamChoice(delta=StreamDelta(content="a")),
@@ -43,7 +41,7 @@ def test_chat_roles_are_no_tokens():
 
 @given(chunks=st.integers(1, 30), extra=st.integers(0, 100))
 def test_packed_chunks_keep_first_last_and_every_gap(chunks, extra):
-    """With more tokens than chunks there is a time for each token, and the gaps seen are all still there."""
+    """With more tokens than chunks, each token has a time and all observed gaps remain."""
     reply = reply_of(*[StreamChoice("a")] * chunks, tokens=chunks + extra)
     times = reply.token_times_s()
     assert len(times) == chunks + extra
@@ -51,8 +49,8 @@ def test_packed_chunks_keep_first_last_and_every_gap(chunks, extra):
     assert times == sorted(times)
 
 
-def test_finish_reasons():
-    """A length is a length, anything else a stop; without either or [DONE] the reply is not complete."""
+def test_maps_finish_reasons():
+    """Every reason other than length is a stop; without a reason and [DONE] the reply is incomplete."""
     assert reply_of(StreamChoice("a", finish_reason="length")).finish == "length"
     assert reply_of(StreamChoice("a", finish_reason="tool_calls")).finish == "stop"
     assert not reply_of(StreamChoice("a")).complete

@@ -1,4 +1,4 @@
-"""Events come out of a stream whole, however it is cut, and say what the bench needs."""
+"""The event splitter yields whole events for any cut of the stream, and decodes the fields of the bench."""
 
 from itertools import pairwise
 
@@ -12,7 +12,6 @@ STREAM = b'data: {"a": 1}\n\n: a comment\r\ndata:{"b": 2}\r\n\r\nevent: x\ndata:
 
 @given(cuts=st.lists(st.integers(0, len(STREAM)), max_size=20))
 def test_cuts_do_not_change_the_events(cuts):
-    """The network may cut a stream anywhere."""
     edges = [0, *sorted(cuts), len(STREAM)]
     splitter = EventSplitter()
     data = [part for start, end in pairwise(edges) for part in splitter.feed(STREAM[start:end])]
@@ -26,15 +25,15 @@ def test_a_last_line_without_newline_is_not_lost():
     assert splitter.close() == [b"[DONE]"]
 
 
-def test_errors_are_found_in_each_of_their_forms():
-    """OpenAI's object, a plain string and a bare message all count as errors; null does not."""
+def test_recognizes_every_form_of_error():
+    """OpenAI's object, a string and a bare message are errors; null is not."""
     assert decode_event(b'{"error": {"message": "full", "code": 503}}').error_message == "full"
     assert decode_event(b'{"error": "full"}').error_message == "full"
     assert decode_event(b'{"object": "error", "message": "full"}').error_message == "full"
     assert decode_event(b'{"choices": [], "error": null}').error_message is None
 
 
-def test_text_is_seen_in_completions_and_chats():
+def test_recognizes_output_text():
     """Text, content and reasoning are output; a role is not."""
     lines = (
         b'{"choices": [{"text": "x"}]}',

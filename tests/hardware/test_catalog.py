@@ -1,4 +1,4 @@
-"""The catalog holds the published figures, says where they are from, and can be extended and corrected."""
+"""The catalog holds published figures with their sources, and files can extend and correct it."""
 
 import os
 
@@ -22,7 +22,7 @@ def catalog():
 
 @pytest.fixture
 def write(tmp_path):
-    """Writes a catalog file and returns its path."""
+    """Write a catalog file and return its path."""
 
     def path(text, name="mine.toml"):
         (tmp_path / name).write_text(text)
@@ -36,8 +36,7 @@ def every(catalog):
     return [item for kind in kinds for item in kind.values()]
 
 
-def test_every_entry_says_where_it_is_from(catalog):
-    """Source and date beside each figure; the key is the name."""
+def test_every_entry_has_source_date_and_name(catalog):
     for item in every(catalog):
         assert len(item.source) > 10
         assert len(item.date) in {7, 10}
@@ -54,8 +53,8 @@ def test_every_entry_says_where_it_is_from(catalog):
         ("dgx-h100-pcap", 38.0, 7140, 2800, 400e9, 3.352e12, 0.7 * 44),
     ],
 )
-def test_machines_of_splitwise(catalog, name, price, tdp, idle, network, bandwidth, units):
-    """Table I of the paper and the configuration of its simulator, per machine of eight."""
+def test_splitwise_machines_match_the_paper(catalog, name, price, tdp, idle, network, bandwidth, units):
+    """Table I of the paper and the configuration of its simulator, per machine of eight GPUs."""
     machine = catalog.machine(name)
     assert (machine.price_per_h, machine.tdp_w, machine.idle_w) == (price, tdp, idle)
     assert machine.network_bytes_per_s == network
@@ -65,7 +64,7 @@ def test_machines_of_splitwise(catalog, name, price, tdp, idle, network, bandwid
 
 
 def test_power_cap_is_half_of_an_h100(catalog):
-    """350 W of 700 W; the cap is the machine's, so the accelerator keeps its own TDP."""
+    """350 W of 700 W; the cap belongs to the machine, so the accelerator keeps its TDP."""
     capped = catalog.machine("h100-pcap")
     assert capped.power_cap * capped.accelerator.tdp_w == 350
     assert catalog.machine("h100").power_cap == 1.0
@@ -79,8 +78,8 @@ def test_iso_power_and_iso_cost_of_splitwise(catalog):
     assert 86 * a100.price_per_h == pytest.approx(40 * h100.price_per_h, rel=0.01)
 
 
-def test_network_is_that_of_all_nics(catalog):
-    """KV of 512 tokens of bloom takes about the 5 ms at which the paper sees layer-wise begin to pay."""
+def test_network_bandwidth_sums_all_nics(catalog):
+    """Transferring the KV of 512 bloom tokens takes about 5 ms, where the paper's layer-wise transfer starts to pay."""
     size = 512 * catalog.model("bloom-176b").kv_bytes_per_token
     assert size / 1e9 == pytest.approx(2.06, abs=0.01)
     assert size / catalog.machine("dgx-h100").network_bytes_per_s == pytest.approx(5e-3, rel=0.05)
@@ -102,28 +101,27 @@ def test_network_is_that_of_all_nics(catalog):
     ],
 )
 def test_kv_bytes_follow_from_the_architecture(catalog, name, kv_bytes):
-    """Grouped-query and latent attention need much less than hidden size would say."""
+    """Grouped-query and latent attention need far less than the hidden size suggests."""
     assert catalog.model(name).kv_bytes_per_token == kv_bytes
 
 
-def test_bloom_weighs_what_splitwise_sim_says(catalog):
-    """Its memory for KV follows from this number; other dense models weigh two bytes a parameter."""
+def test_bloom_weight_matches_splitwise_sim(catalog):
+    """Its KV memory follows from this number; other dense models take two bytes per parameter."""
     assert catalog.model("bloom-176b").weight_bytes == 329_000_000_000
     for model in catalog.models.values():
         if model.name not in {"bloom-176b", "deepseek-v3"}:
             assert model.weight_bytes == 2 * model.parameters
 
 
-def test_active_parameters_are_the_published_ones(catalog):
-    """3.3B of 30B, 22B of 235B, 37B of 671B; all of a dense model."""
+def test_active_parameters_match_published_figures(catalog):
+    """3.3B of 30B, 22B of 235B, 37B of 671B; dense models use all."""
     billions = {"qwen3-30b-a3b": 3.35, "qwen3-235b-a22b": 22.2, "deepseek-v3": 37.55}
     for model in catalog.models.values():
         expected = billions.get(model.name, model.parameters / 1e9)
         assert model.active_parameters / 1e9 == pytest.approx(expected, rel=0.01)
 
 
-def test_what_is_there(catalog):
-    """The names that documents and tests of others rely on."""
+def test_contains_the_documented_names(catalog):
     assert set(ACCELERATORS) <= set(catalog.accelerators)
     assert all(catalog.accelerator(name).name == name for name in ACCELERATORS)
     assert {"mi300x", "l40s"} <= {machine.accelerator.name for machine in catalog.machines.values()}
@@ -132,15 +130,15 @@ def test_what_is_there(catalog):
     assert {"ethernet-100g", "nvlink", "pcie4", "pcie5"} <= set(catalog.links)
 
 
-def test_tiers_are_priced_by_what_renting_them_adds(catalog):
-    """The differences of three instances of EC2: $0.24/h for 64 GiB, $0.365/h for 3,750 GB."""
+def test_tier_prices_match_ec2_differences(catalog):
+    """Differences between three EC2 instances: $0.24/h for 64 GiB, $0.365/h for 3,750 GB."""
     assert catalog.tier("dram").price_per_gb_h == pytest.approx(0.24 / (64 * 2**30 / 1e9), rel=1e-3)
     assert catalog.tier("nvme").price_per_gb_h == pytest.approx(0.365 / 3750, rel=1e-3)
     assert catalog.tier("dram").bytes_per_s > catalog.tier("nvme").bytes_per_s
 
 
 def test_short_names(catalog):
-    """`h100` is the dgx-h100, and so for every dgx."""
+    """`h100` means dgx-h100, likewise for every DGX machine."""
     for name in ("a100", "h100", "h100-pcap", "h200", "b200"):
         assert catalog.machine(name) is catalog.machine(f"dgx-{name}")
 
@@ -160,22 +158,21 @@ def test_short_names(catalog):
         ("model", "meta-llama/Llama-3.1-8B", "nor a name of the catalog (did you mean llama-3.1-8b?)"),
     ],
 )
-def test_unknown_names_get_a_hint_and_the_list(catalog, kind, name, message):
-    """One sentence with the nearest name and all of them."""
+def test_unknown_names_get_a_suggestion_and_the_list(catalog, kind, name, message):
     with pytest.raises(ConfigurationError) as error:
         getattr(catalog, kind)(name)
     assert message in str(error.value)
 
 
-def test_a_file_changes_some_fields(write):
-    """The price of a machine without the rest of it; the source then says so."""
+def test_a_file_overrides_single_fields(write):
+    """The source of the changed entry names the file."""
     machine = load_catalog([write("[machines.dgx-h100]\nprice_per_h = 20\n")]).machine("h100")
     assert (machine.price_per_h, machine.tdp_w) == (20.0, 10200)
     assert "mine.toml: machines.dgx-h100; the rest: Splitwise" in machine.source
 
 
 def test_a_file_adds_entries(write):
-    """Sections of a user's file are those of the package; integers may be written 80e9 and dates bare."""
+    """Integers may be written 80e9 and dates without quotes."""
     mine = write(
         """
         [accelerators.x1]
@@ -204,13 +201,13 @@ def test_a_file_adds_entries(write):
 
 
 def test_changed_accelerators_change_their_machines(write):
-    """A machine names its accelerator, so it has what the accelerator has at last."""
+    """Machines resolve their accelerator after all files are merged."""
     mine = write("[accelerators.h100-80gb]\nmemory_bytes_per_s = 1e12\n")
     assert load_catalog([mine]).machine("h100").accelerator.memory_bytes_per_s == 1e12
 
 
 def test_later_files_win(write, monkeypatch):
-    """Package, then the environment in order, then the files given."""
+    """The order is package, environment variable, then the given files."""
     paths = [write(f"[links.pcie4]\nlatency_s = {n}\n", f"{n}.toml") for n in (1, 2, 3)]
     monkeypatch.setenv("TWOFOLD_CATALOG", os.pathsep.join([str(paths[0]), "", str(paths[1])]))
     assert load_catalog().link("pcie4").latency_s == 2.0
@@ -225,12 +222,12 @@ def test_later_files_win(write, monkeypatch):
         ("[machine.x]\n", "section 'machine' is not known (did you mean machines?)"),
         ("machines = 3\n", "machines must hold a table for each name"),
         ("[machines]\nx = 3\n", "machines.x must be a table of fields"),
-        ("[machines.dgx-h100]\nprice = 3\n", "machines.dgx-h100: field price: there is no such field"),
+        ("[machines.dgx-h100]\nprice = 3\n", "machines.dgx-h100: field price: unknown field"),
         ("[machines.dgx-h100]\nprice_per_hour = 3\n", "did you mean price_per_h?"),
-        ('[machines.dgx-h100]\nname = "x"\n', "field name: there is no such field"),
+        ('[machines.dgx-h100]\nname = "x"\n', "field name: unknown field"),
         ('[machines.dgx-h100]\nprice_per_h = "3"\n', "field price_per_h: expected float, got str"),
         ("[machines.dgx-h100]\nprice_per_h = -3\n", "field price_per_h: expected float >= 0"),
-        ("[machines.dgx-h100]\nprice_per_h = inf\n", "field price_per_h: inf is not a number"),
+        ("[machines.dgx-h100]\nprice_per_h = inf\n", "field price_per_h: must be finite, not inf"),
         ("[machines.dgx-h100]\ncount = 1.5\n", "field count: expected int, got float"),
         ("[machines.dgx-h100]\npower_cap = 50\n", "field power_cap: expected float <= 1"),
         ('[machines.dgx-h100]\naccelerator = "h10"\n', "field accelerator: accelerator 'h10' is not known"),
@@ -238,13 +235,12 @@ def test_later_files_win(write, monkeypatch):
         ("[machines.mine]\ncount = 8\n", "machines.mine: missing required field accelerator"),
         ('[links.mine]\nbytes_per_s = 1\nlatency_s = 0\ndate = "2025"\n', "missing required field source"),
         ("[models.llama2-70b]\nkv_heads = 7\n", "field kv_heads: 64 heads cannot share 7 KV heads"),
-        ("[models.llama2-70b]\nactive_parameters = 70e9\n", "field active_parameters: there cannot be more"),
+        ("[models.llama2-70b]\nactive_parameters = 70e9\n", "field active_parameters: must be at most"),
         ("[machines.x\n", "is not TOML"),
         ("a = 1\na = 2\n", "is not TOML"),
     ],
 )
-def test_mistakes_name_file_entry_and_field(write, text, message):
-    """One sentence that can be acted on."""
+def test_errors_name_file_entry_and_field(write, text, message):
     path = write(text)
     with pytest.raises(ConfigurationError) as error:
         load_catalog([path])
@@ -253,8 +249,8 @@ def test_mistakes_name_file_entry_and_field(write, text, message):
     assert "\n" not in str(error.value)
 
 
-def test_files_that_cannot_be_read(tmp_path):
-    """A missing file, a directory and no text."""
+def test_rejects_unreadable_files(tmp_path):
+    """A missing file, a directory and binary data."""
     binary = tmp_path / "binary.toml"
     binary.write_bytes(b"\xff\xfe\x00")
     for path, message in (

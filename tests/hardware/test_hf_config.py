@@ -1,4 +1,4 @@
-"""Models from a directory with a config.json have the sizes that their makers publish."""
+"""Models read from a config.json have the sizes that their makers publish."""
 
 import json
 
@@ -95,7 +95,7 @@ CONFIGS = {
     "qwen3-235b-a22b": qwen3_moe(94, 4096, 64, 12_288, 1536),
     "deepseek-v3": DEEPSEEK_V3,
 }
-# Parameters of other families, as Transformers counts them (tied ones once).
+# Parameters of other families as counted by Transformers (tied ones once).
 GEMMA2_9B = llama(42, 3584, 16, 8, 14_336, 256_000, 8192, model_type="gemma2", head_dim=256)
 MIXTRAL = llama(32, 4096, 32, 8, 14_336, 32_000, 32_768, model_type="mixtral")
 QWEN2_7B = llama(28, 3584, 28, 4, 18_944, 152_064, 32_768, model_type="qwen2")
@@ -133,7 +133,7 @@ COUNTS = [
 
 @pytest.fixture
 def directory(tmp_path):
-    """Writes a config.json and returns its directory."""
+    """Write a config.json and return its directory."""
 
     def write(config, name="mine"):
         (tmp_path / name).mkdir()
@@ -144,30 +144,28 @@ def directory(tmp_path):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_the_catalog_says_what_config_json_says(directory, name):
-    """Each model of the catalog, counted anew from the published file."""
+def test_catalog_models_match_their_config_json(directory, name):
     catalog = load_catalog()
     read, known = catalog.model(str(directory(CONFIGS[name], name))), catalog.model(name)
-    # The two whose weights the catalog takes from elsewhere; see their source.
+    # Two models whose catalog weights have another source.
     apart = {"source", "date"} | ({"weight_bytes"} if name in {"bloom-176b", "deepseek-v3"} else set())
     for field in set(read.__struct_fields__) - apart:
         assert getattr(read, field) == getattr(known, field), field
     assert read.kv_bytes_per_token == known.kv_bytes_per_token
 
 
-def test_every_model_of_the_catalog_is_counted_here():
-    """So that a new one is not left out above."""
+def test_every_catalog_model_is_covered():
+    """Guards against leaving a new model out of the test above."""
     assert set(CONFIGS) == set(load_catalog().models)
 
 
 @pytest.mark.parametrize(("config", "parameters"), COUNTS)
-def test_parameters_of_other_families(directory, config, parameters):
-    """The numbers of their model cards."""
+def test_parameter_counts_match_model_cards(directory, config, parameters):
     assert read_model(directory(config)).parameters == parameters
 
 
-def test_source_and_types(directory):
-    """The file is the source; float32 weights and KV take four bytes; without a type it is two."""
+def test_source_and_dtype_sizes(directory):
+    """The source is the file; float32 weights and KV take four bytes; the default is two."""
     path = directory(CONFIGS["llama-3.1-8b"] | {"torch_dtype": "float32"})
     model = read_model(path)
     assert (model.source, model.name) == (str(path / "config.json"), "mine")
@@ -177,8 +175,8 @@ def test_source_and_types(directory):
     assert read_model(directory(untyped, "untyped")).kv_dtype_bytes == 2
 
 
-def test_quantized_weights(directory):
-    """Their index, their files or their bits, in this order; the KV cache keeps its type."""
+def test_quantized_weight_sizes(directory):
+    """Taken from the index, else from the files, else from the bits; the KV cache keeps its dtype."""
     four_bits = {"quantization_config": {"quant_method": "awq", "bits": 4}}
     path = directory(CONFIGS["llama-3.1-8b"] | four_bits)
     assert read_model(path).weight_bytes == 8_030_261_248 // 2
@@ -190,14 +188,13 @@ def test_quantized_weights(directory):
     assert (model.weight_bytes, model.dtype_bytes, model.kv_dtype_bytes) == (5_500_000_000, 1, 2)
 
 
-def test_a_directory_made_by_transformers(tiny_model_dir):
-    """What `save_pretrained` writes is read."""
+def test_reads_a_directory_saved_by_transformers(tiny_model_dir):
     for arch in ("llama", "qwen3", "gpt2", "opt", "mixtral", "gemma2"):
         directory = tiny_model_dir(arch)
         files = list(directory.glob("model*.safetensors"))
         model = load_catalog().model(str(directory))
         stored = sum(path.stat().st_size for path in files)
-        # The header of the file is the difference; tied weights are stored once.
+        # Difference: the file header; tied weights are stored once.
         assert 0 <= stored - model.weight_bytes < 0.2 * stored
 
 
@@ -213,11 +210,10 @@ def test_a_directory_made_by_transformers(tiny_model_dir):
         ({"num_attention_heads": 30}, "30 heads cannot share 8 KV heads evenly"),
         ({"hidden_size": 16}, "a hidden size of 16 is too small for 32 heads"),
         ({"torch_dtype": "float1"}, "dtype 'float1' is not known"),
-        ({"quantization_config": {"quant_method": "x"}}, "does not say to how many bits"),
+        ({"quantization_config": {"quant_method": "x"}}, "has no number of bits"),
     ],
 )
-def test_mistakes_name_file_and_field(directory, change, message):
-    """One sentence of the right kind."""
+def test_errors_name_file_and_field(directory, change, message):
     path = directory(CONFIGS["llama-3.1-8b"] | change)
     with pytest.raises(ModelError) as error:
         read_model(path)
@@ -225,8 +221,8 @@ def test_mistakes_name_file_and_field(directory, change, message):
     assert str(path) in str(error.value)
 
 
-def test_directories_that_are_no_models(tmp_path):
-    """Nothing there, no JSON, and JSON of another kind."""
+def test_rejects_directories_without_a_model(tmp_path):
+    """A missing config.json, invalid JSON, and JSON that is not an object."""
     with pytest.raises(ModelError, match=r"has no config\.json, so it is not a model directory"):
         read_model(tmp_path)
     for content in (b"{", b"[]", b"\xff"):

@@ -1,4 +1,4 @@
-"""Arrival processes have the rate and the spread they promise, never run backwards and repeat with their seed."""
+"""Arrival processes: rate, spread, order and reproducibility."""
 
 from itertools import islice, pairwise
 
@@ -15,7 +15,7 @@ RATES = st.floats(1e-3, 1e6)
 
 @given(name=st.sampled_from(list(ARRIVALS)), rate=RATES, seed=st.integers(0, 2**64))
 def test_times_never_decrease_and_repeat_with_their_seed(name, rate, seed):
-    """Whatever the process, rate and seed; over the border of a chunk, too."""
+    """Holds for every process, rate and seed, also across a chunk boundary."""
     times = list(islice(arrival_process(name, rate).times(seed), 1500))
     assert times == list(islice(arrival_process(name, rate).times(seed), 1500))
     assert times[0] >= 0
@@ -23,8 +23,8 @@ def test_times_never_decrease_and_repeat_with_their_seed(name, rate, seed):
 
 
 @given(shape=st.floats(1e-3, 1e3), seed=st.integers(0, 99))
-def test_gamma_of_any_burstiness_never_decreases(shape, seed):
-    """Very bursty gaps may be 0, but never less."""
+def test_gamma_times_never_decrease_at_extreme_burstiness(shape, seed):
+    """Very bursty gaps may be 0, but never negative."""
     times = list(islice(Gamma(2.0, shape).times(seed), 100))
     assert all(before <= after for before, after in pairwise(times))
 
@@ -39,21 +39,20 @@ def test_gamma_of_any_burstiness_never_decreases(shape, seed):
         (Gamma(4.0, 4.0), 0.5),
     ],
 )
-def test_mean_and_spread_of_gaps(process, spread):
-    """The gaps have the mean 1/rate and the coefficient of variation 1/sqrt(burstiness)."""
+def test_gaps_have_the_expected_mean_and_variation(process, spread):
+    """The mean is 1/rate and the coefficient of variation is 1/sqrt(burstiness)."""
     gaps = np.diff([*islice(process.times(1), 40_000)])
     assert gaps.mean() == pytest.approx(0.25, rel=0.03)
     assert gaps.std() / gaps.mean() == pytest.approx(spread, rel=0.03, abs=1e-6)
 
 
 def test_constant_arrivals_begin_at_zero_and_do_not_drift():
-    """The millionth request is where it belongs, to the last bit."""
+    """The millionth arrival time is exact to the last bit."""
     assert next(islice(Constant(10.0).times(0), 1_000_000, None)) == 100_000.0
     assert next(Constant(10.0).times(0)) == 0.0
 
 
-def test_seeds_differ():
-    """Another seed gives other times."""
+def test_different_seeds_give_different_times():
     assert next(Poisson(1.0).times(1)) != next(Poisson(1.0).times(2))
 
 
@@ -61,22 +60,22 @@ def test_seeds_differ():
     ("name", "rate", "burstiness", "message"),
     [
         ("uniform", 1.0, 1.0, "'uniform' is not one of poisson, gamma, constant"),
-        ("poisson", 0.0, 1.0, "the rate is 0, and it takes a positive number"),
-        ("poisson", -1.0, 1.0, "the rate is -1"),
-        ("poisson", float("nan"), 1.0, "the rate is nan"),
-        ("constant", float("inf"), 1.0, "the rate is inf"),
-        ("gamma", 1.0, 0.0, "the burstiness is 0"),
-        ("gamma", 1.0, float("inf"), "the burstiness is inf"),
+        ("poisson", 0.0, 1.0, "positive number of requests per second, not 0"),
+        ("poisson", -1.0, 1.0, "positive number of requests per second, not -1"),
+        ("poisson", float("nan"), 1.0, "positive number of requests per second, not nan"),
+        ("constant", float("inf"), 1.0, "positive number of requests per second, not inf"),
+        ("gamma", 1.0, 0.0, "the burstiness must be a positive number, not 0"),
+        ("gamma", 1.0, float("inf"), "the burstiness must be a positive number, not inf"),
         ("poisson", 1.0, 0.5, "a burstiness of 0.5 needs gamma arrivals, not poisson"),
     ],
 )
-def test_impossible_processes_are_refused(name, rate, burstiness, message):
-    """One sentence says what is wrong, before anything is drawn."""
+def test_rejects_invalid_process_parameters(name, rate, burstiness, message):
+    """The error names the wrong parameter and is raised before any time is drawn."""
     with pytest.raises(ConfigurationError, match=message):
         arrival_process(name, rate, burstiness)
 
 
-def test_negative_seed_is_refused_at_once():
-    """The mistake shows when the times are asked for, not when the first one is taken."""
-    with pytest.raises(ConfigurationError, match="the seed is -1"):
+def test_rejects_a_negative_seed_immediately():
+    """`times` raises when it is called, not at the first arrival."""
+    with pytest.raises(ConfigurationError, match="the seed must be at least 0, not -1"):
         Poisson(1.0).times(-1)

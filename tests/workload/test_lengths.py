@@ -1,4 +1,4 @@
-"""The named workloads' lengths are those of the traces they come from."""
+"""Length distributions of the named workloads match their source traces."""
 
 import sys
 from itertools import islice, pairwise
@@ -16,7 +16,7 @@ PUBLISHED = {"azure-code": ((1469, 2048), (13, 28)), "azure-conv": ((1020, 1155)
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_generated_lengths_have_the_published_median_and_mean(name):
-    """The quantiles' own mean is within 1% of the trace's, and what is drawn within 4% (or one token)."""
+    """The mean of the quantiles is within 1% of the trace's, that of samples within 4% or one token."""
     lengths = load_lengths(name)
     for quantiles, (_, mean) in zip(
         (lengths.prompt_tokens, lengths.output_tokens), PUBLISHED[name], strict=True
@@ -32,8 +32,8 @@ def test_generated_lengths_have_the_published_median_and_mean(name):
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_generated_lengths_stay_within_the_trace(name):
-    """No prompt or output is shorter or longer than any that was seen, and they are not correlated."""
+def test_generated_lengths_stay_within_the_observed_range(name):
+    """Prompt and output lengths are also uncorrelated."""
     lengths = load_lengths(name)
     drawn = np.array(list(islice(lengths.sample(0), 50_000)))
     assert drawn.min(axis=0).tolist() == [lengths.prompt_tokens[0], lengths.output_tokens[0]]
@@ -43,7 +43,7 @@ def test_generated_lengths_stay_within_the_trace(name):
 
 @pytest.mark.parametrize("name", NAMED)
 def test_data_names_its_source(name):
-    """Each file says where it comes from, under which licence, and holds a distribution."""
+    """Every data file names its source and licence and holds a valid distribution."""
     lengths = load_lengths(name)
     assert lengths.name == name
     source, licence, paper = ("Azure LLM inference trace 2023", "CC-BY", "Splitwise")
@@ -66,23 +66,23 @@ def test_data_names_its_source(name):
         ("distserve-summaries", 1738.3, 90.7),
     ],
 )
-def test_lengths_of_distserve_have_the_means_of_the_paper(name, prompt, output):
-    """Within 3%, after the cut at what its models can take."""
+def test_distserve_lengths_have_the_means_of_the_paper(name, prompt, output):
+    """Within 3%, after clipping to the context length of the paper's models."""
     drawn = np.array(list(islice(load_lengths(name).sample(0), 50_000)))
     assert drawn.mean(axis=0).tolist() == pytest.approx([prompt, output], rel=0.03)
     assert drawn.max() <= 2048
 
 
-def test_lengths_may_be_all_alike():
-    """As 512+64 says; anything else is no such workload."""
+def test_fixed_lengths_are_written_as_prompt_plus_output():
+    """`512+64` gives fixed lengths; other strings are not parsed as lengths."""
     assert set(islice(load_lengths("512+64").sample(0), 100)) == {(512, 64)}
     assert not is_named("512+")
     assert not is_named("0+64")
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_data_is_what_the_script_derives(name, monkeypatch):
-    """Derived again from the trace, the quantiles are the committed ones."""
+def test_committed_quantiles_equal_the_derived_ones(name, monkeypatch):
+    """Running the derivation script on the trace reproduces the data files."""
     trace = public_trace(f"azure-2023-{name.removeprefix('azure-')}.csv")
     monkeypatch.syspath_prepend(str(Path(ROOT) / "bench"))
     import derive_quantiles

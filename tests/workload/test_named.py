@@ -1,4 +1,4 @@
-"""One call gives the requests of a named workload or of a trace, and says at once what cannot be."""
+"""`workload()` builds requests from named workloads and traces and rejects invalid arguments immediately."""
 
 from itertools import pairwise
 
@@ -28,7 +28,7 @@ def trace(tmp_path):
     arrival=st.sampled_from([None, "poisson", "gamma", "constant"]),
 )
 def test_same_seed_gives_the_same_requests(name, seed, rate, arrival):
-    """A workload is a function of its arguments; its times never decrease and its ids count."""
+    """Equal arguments give equal requests, with ordered times and consecutive ids."""
     one, two = (
         list(workload(name, rate=rate, num_requests=20, arrival=arrival, seed=seed)) for _ in range(2)
     )
@@ -38,7 +38,7 @@ def test_same_seed_gives_the_same_requests(name, seed, rate, arrival):
 
 
 def test_lengths_do_not_depend_on_arrivals():
-    """Two arrival processes and rates are compared on the same prompts."""
+    """Runs with different arrival processes or rates use the same prompts."""
     lengths = [
         [
             (r.prompt_tokens, r.output_tokens)
@@ -50,39 +50,38 @@ def test_lengths_do_not_depend_on_arrivals():
 
 
 def test_duration_ends_a_generated_workload():
-    """Requests arrive before the end; constant arrivals are exactly rate times duration."""
+    """Requests arrive before the end; constant arrivals number exactly rate times duration."""
     requests = list(workload("azure-code", rate=4.0, duration_s=10.0, arrival="constant"))
     assert len(requests) == 40
     assert all(request.arrival_s < 10.0 for request in workload("azure-code", rate=4.0, duration_s=10.0))
 
 
-def test_burstiness_alone_means_gamma():
-    """As in vLLM's benchmark, a burstiness is enough to ask for gamma arrivals."""
+def test_burstiness_implies_gamma_arrivals():
+    """As in vLLM's serving benchmark."""
     options = {"rate": 2.0, "num_requests": 30, "burstiness": 0.3}
     assert list(workload("azure-code", **options)) == list(workload("azure-code", arrival="gamma", **options))
 
 
-def test_lengths_are_scaled_and_fit(trace):
-    """Both kinds of workload come in a model's context."""
+def test_lengths_are_scaled_and_clipped_to_the_context(trace):
+    """Applies to named workloads and to traces."""
     for spec, rate in (("azure-conv", 1.0), (trace, None)):
         requests = list(workload(spec, rate=rate, num_requests=10, length_scale=0.5, max_model_len=64))
         assert all(request.prompt_tokens + request.output_tokens <= 64 for request in requests)
 
 
 def test_trace_is_replayed_at_its_own_times(trace):
-    """Without options a trace comes as it is."""
     assert [request.arrival_s for request in workload(trace)] == [float(index) for index in range(10)]
 
 
 def test_trace_is_rescaled_to_a_rate(trace):
-    """A rate changes the times of a trace and keeps their pattern."""
+    """A rate scales the arrival times and keeps their pattern."""
     requests = list(workload(trace, rate=4.0, start_s=2.0))
     assert [request.id for request in requests] == list("23456789")
     assert mean_rate(requests) == pytest.approx(4.0)
 
 
-def test_trace_lengths_with_other_arrivals(trace):
-    """Lengths come from the trace and times from the process, at the trace's own rate unless one is given."""
+def test_trace_lengths_combine_with_an_arrival_process(trace):
+    """The rate defaults to the trace's own."""
     own = list(workload(trace, arrival="constant"))
     assert [request.arrival_s for request in own] == [float(index) for index in range(10)]
     faster = list(workload(trace, arrival="constant", rate=2.0, start_s=1.0, duration_s=2.0))
@@ -107,38 +106,45 @@ def test_trace_lengths_with_other_arrivals(trace):
         (
             "azure-code",
             {"num_requests": 1},
-            r"azure-code needs a rate .* \(the service it comes from had 2.57\)",
+            r"azure-code needs a rate .* \(its trace has 2.57\)",
         ),
         ("azure-code", {"rate": 1.0}, "give a number of requests or a duration"),
-        ("azure-code", {"rate": 1.0, "num_requests": 1, "arrival": "trace"}, "no arrival times of its own"),
+        ("azure-code", {"rate": 1.0, "num_requests": 1, "arrival": "trace"}, "has no arrival times"),
         ("azure-code", {"rate": 1.0, "num_requests": 1, "arrival": "pareto"}, "'pareto' is not one of"),
-        ("azure-code", {"rate": 1.0, "num_requests": 1, "start_s": 5.0}, "a start is for trace files"),
-        ("azure-code", {"rate": 1.0, "num_requests": 1, "seed": -1}, "the seed is -1"),
-        ("azure-code", {"rate": 1.0, "num_requests": 0}, "the number of requests is 0"),
-        ("azure-code", {"rate": 1.0, "duration_s": -1.0}, "the duration is -1"),
-        ("azure-code", {"rate": 1.0, "num_requests": 1, "length_scale": 0.0}, "the length scale is 0"),
-        ("azure-code", {"rate": 1.0, "num_requests": 1, "max_model_len": 0}, "the context is 0 tokens"),
+        ("azure-code", {"rate": 1.0, "num_requests": 1, "start_s": 5.0}, "only trace files take a start"),
+        ("azure-code", {"rate": 1.0, "num_requests": 1, "seed": -1}, "the seed must be at least 0, not -1"),
+        ("azure-code", {"rate": 1.0, "num_requests": 0}, "the number of requests must be at least 1, not 0"),
+        ("azure-code", {"rate": 1.0, "duration_s": -1.0}, "the duration must be a positive number, not -1"),
+        (
+            "azure-code",
+            {"rate": 1.0, "num_requests": 1, "length_scale": 0.0},
+            "the length scale must be a positive number, not 0",
+        ),
+        (
+            "azure-code",
+            {"rate": 1.0, "num_requests": 1, "max_model_len": 0},
+            "the context must be at least 2 tokens, not 0",
+        ),
     ],
 )
-def test_mistakes_show_at_the_call(spec, options, message):
-    """No request has to be taken for a mistake to show."""
+def test_rejects_invalid_arguments_at_the_call(spec, options, message):
+    """Errors are raised before any request is read."""
     with pytest.raises(ConfigurationError, match=message):
         workload(spec, **options)
 
 
-def test_trace_mistakes_show_at_the_call(trace):
-    """The same for trace files."""
-    with pytest.raises(WorkloadError, match=r"none\.csv: there is no such file"):
+def test_rejects_invalid_trace_arguments_at_the_call(trace):
+    with pytest.raises(WorkloadError, match=r"none\.csv: no such file"):
         workload("none.csv")
     with pytest.raises(ConfigurationError, match="trace, poisson, gamma, constant"):
         workload(trace, arrival="pareto")
     with pytest.raises(ConfigurationError, match="needs gamma arrivals, not the trace's own"):
         workload(trace, burstiness=0.5)
-    with pytest.raises(ConfigurationError, match="the duration is 0"):
+    with pytest.raises(ConfigurationError, match="the duration must be a positive number, not 0"):
         workload(trace, arrival="poisson", duration_s=0.0)
 
 
-def test_unknown_name_is_refused_with_a_near_one():
-    """`generate` knows names only, not files."""
+def test_unknown_name_suggests_the_nearest():
+    """`generate` accepts names only, not files."""
     with pytest.raises(ConfigurationError, match=r"'azure-convs' is not known \(did you mean azure-conv\?\)"):
         generate("azure-convs", rate=1.0, num_requests=1)

@@ -1,4 +1,4 @@
-"""Rescaling keeps order and counts, reaches the rate exactly, and always fits the context."""
+"""Rescaling keeps order and counts, reaches the exact rate and fits the context."""
 
 from itertools import pairwise
 
@@ -26,7 +26,7 @@ TEN = [ask(index, float(index), 100, 10) for index in range(10)]
 
 @given(request_lists(min_size=2), st.floats(1e-3, 1e4))
 def test_rescaled_rate_is_exact(requests, rate):
-    """The mean rate becomes the one asked for, and nothing but the times changes."""
+    """Only the arrival times change."""
     assume(requests[-1].arrival_s > 1e-3)
     scaled = list(to_rate(lambda: iter(requests), rate))
     assert mean_rate(scaled) == pytest.approx(rate, rel=1e-9)
@@ -34,17 +34,17 @@ def test_rescaled_rate_is_exact(requests, rate):
     assert all(before.arrival_s <= after.arrival_s for before, after in pairwise(scaled))
 
 
-def test_rate_of_one_request_or_of_a_single_moment():
-    """One request has no rate to change; many at one moment cannot be given one."""
+def test_rescaling_one_request_or_simultaneous_arrivals():
+    """A single request stays unchanged; simultaneous arrivals raise an error."""
     assert mean_rate([]) is None
     assert list(to_rate(lambda: iter([ask()]), 5.0)) == [ask()]
-    with pytest.raises(ConfigurationError, match="all requests arrive at the same moment"):
+    with pytest.raises(ConfigurationError, match="all requests arrive at the same time"):
         to_rate(lambda: iter([ask(0), ask(1)]), 5.0)
 
 
 @given(request_lists(blocks=BLOCKS), st.integers(2, 2**20))
 def test_fit_to_context_always_fits(requests, limit):
-    """Prompt and output together stay within the context, each has a token, and what fits is not touched."""
+    """Prompt plus output is within the context, each has at least one token, and shorter requests are unchanged."""
     fitted = list(fit_to_context(requests, limit))
     for before, after in zip(requests, fitted, strict=True):
         assert after.prompt_tokens + after.output_tokens <= limit
@@ -56,21 +56,19 @@ def test_fit_to_context_always_fits(requests, limit):
 
 
 def test_clipping_keeps_the_proportion_of_prompt_to_output():
-    """A request of three parts prompt to one part output stays one."""
     (clipped,) = fit_to_context([ask(prompt_tokens=3000, output_tokens=1000)], 100)
     assert (clipped.prompt_tokens, clipped.output_tokens) == (75, 25)
 
 
 @given(request_lists(blocks=BLOCKS), st.floats(1e-6, 2.0))
 def test_scaled_lengths_are_proportional_and_at_least_one(requests, factor):
-    """Each length is multiplied and rounded; none vanishes."""
     for before, after in zip(requests, scale_lengths(requests, factor), strict=True):
         assert after.prompt_tokens == max(1, round(before.prompt_tokens * factor))
         assert after.output_tokens == max(1, round(before.output_tokens * factor))
 
 
-def test_prefix_blocks_follow_the_prompt():
-    """A block id stays where its 512 tokens still lie whole inside the prompt, and goes where they do not."""
+def test_resizing_a_prompt_keeps_its_whole_prefix_blocks():
+    """A block id stays while its 512 tokens lie inside the prompt."""
     request = ask(prompt_tokens=1300, prefix_blocks=(7, 8, 9))
     half, same, double = (next(scale_lengths([request], factor)) for factor in (0.5, 1.0, 2.0))
     assert half.prefix_blocks == (7,)
@@ -87,13 +85,13 @@ def test_lengths_are_scaled_before_they_are_clipped():
 
 
 def test_window_is_half_open_and_begins_at_zero():
-    """From start on, before start + duration; the start becomes 0."""
+    """The window is [start, start + duration), and start becomes 0."""
     part = list(window(TEN, 3.0, 2.0))
     assert [(r.id, r.arrival_s) for r in part] == [("3", 0.0), ("4", 1.0)]
 
 
 def test_window_and_first_stop_reading():
-    """No request beyond the part is asked for, so a part of an endless stream ends."""
+    """Taking part of an endless stream ends: no later request is read."""
     endless = (ask(index, float(index)) for index in iter(int, None))
     assert len(list(first(endless, 3))) == 3
     source = iter(TEN)
@@ -102,23 +100,22 @@ def test_window_and_first_stop_reading():
 
 
 def test_replay_with_rate_and_duration_takes_as_many_as_fit():
-    """Ten seconds at 0.5/s are the first five requests, spread to exactly that rate."""
+    """Ten seconds at 0.5/s take the first five requests, spread to exactly that rate."""
     part = list(Replay(rate=0.5, duration_s=10.0).requests(lambda: iter(TEN)))
     assert [r.id for r in part] == list("01234")
     assert mean_rate(part) == pytest.approx(0.5)
     assert part[-1].arrival_s < 10.0
 
 
-def test_replay_measures_the_part_that_is_taken():
-    """The rate holds for the requests that are replayed, not for those before and after them."""
+def test_replay_rate_is_measured_over_the_selected_part():
     uneven = [*TEN, *(ask(10 + index, 10 + index / 100) for index in range(10))]
     part = list(Replay(start_s=5.0, num_requests=5, rate=7.0).requests(lambda: iter(uneven)))
     assert [r.id for r in part] == list("56789")
     assert mean_rate(part) == pytest.approx(7.0)
 
 
-def test_replay_duration_counts_seconds_of_the_result():
-    """Twice as fast, four seconds hold eight seconds of the trace."""
+def test_replay_duration_is_measured_after_scaling():
+    """At twice the rate, four seconds hold eight seconds of the trace."""
     part = list(Replay(rate_scale=2.0, duration_s=4.0).requests(lambda: iter(TEN)))
     assert [r.id for r in part] == list("01234567")
     assert part[-1].arrival_s == 3.5
@@ -128,25 +125,25 @@ def test_replay_duration_counts_seconds_of_the_result():
     ("options", "message"),
     [
         ({"rate": 1.0, "rate_scale": 1.0}, "either a rate or a rate scale"),
-        ({"rate": 0.0}, "the rate is 0"),
-        ({"rate_scale": -1.0}, "the rate scale is -1"),
-        ({"start_s": -1.0}, "the start is -1 s"),
-        ({"start_s": float("nan")}, "the start is nan s"),
-        ({"duration_s": 0.0}, "the duration is 0"),
-        ({"num_requests": 0}, "the number of requests is 0"),
+        ({"rate": 0.0}, "the rate must be a positive number, not 0"),
+        ({"rate_scale": -1.0}, "the rate scale must be a positive number, not -1"),
+        ({"start_s": -1.0}, "the start must be at least 0 s, not -1"),
+        ({"start_s": float("nan")}, "the start must be at least 0 s, not nan"),
+        ({"duration_s": 0.0}, "the duration must be a positive number, not 0"),
+        ({"num_requests": 0}, "the number of requests must be at least 1"),
     ],
 )
-def test_impossible_parts_are_refused(options, message):
-    """One sentence, before anything is read."""
+def test_rejects_invalid_windows(options, message):
+    """The error is raised before anything is read."""
     with pytest.raises(ConfigurationError, match=message):
         Replay(**options)
 
 
 @pytest.mark.parametrize("factor", [0.0, -1.0, float("nan"), float("inf")])
-def test_impossible_factors_are_refused(factor):
-    """Scaling takes a positive number, and a context has room for a prompt and an output token."""
+def test_rejects_invalid_factors(factor):
+    """Scale factors are positive, and a context holds at least two tokens."""
     for scale in (scale_rate, scale_lengths):
-        with pytest.raises(ConfigurationError, match="takes a positive number"):
+        with pytest.raises(ConfigurationError, match="must be a positive number"):
             scale(TEN, factor)
-    with pytest.raises(ConfigurationError, match="the context is 1 tokens"):
+    with pytest.raises(ConfigurationError, match="the context must be at least 2 tokens, not 1"):
         fit_to_context(TEN, 1)

@@ -1,4 +1,4 @@
-"""A summary in one pass equals the one numpy makes of the whole."""
+"""The one-pass summary equals numpy's on the whole trace."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from twofold.workload.summary import summarise
 
 @given(request_lists())
 def test_length_quantiles_equal_numpys(requests):
-    """Counted lengths give the quantiles, mean and bounds that the list of them would."""
+    """Also the mean and the bounds."""
     lengths = [request.prompt_tokens for request in requests]
     summary = summarise(requests).prompt_tokens
     assert [summary.p50, summary.p90, summary.p99] == pytest.approx(np.quantile(lengths, [0.5, 0.9, 0.99]))
@@ -18,27 +18,27 @@ def test_length_quantiles_equal_numpys(requests):
     assert (summary.min, summary.max, summary.total) == (min(lengths), max(lengths), sum(lengths))
 
 
-def test_spread_of_gaps():
-    """Gaps of 1 and 3 seconds have the mean 2 and the deviation 1."""
+def test_gap_variation():
+    """Gaps of 1 and 3 seconds have mean 2 and standard deviation 1."""
     summary = summarise([ask(0, 0.0), ask(1, 1.0), ask(2, 4.0)])
     assert (summary.duration_s, summary.requests_per_s, summary.gap_cv) == (4.0, 0.5, 0.5)
 
 
-def test_values_that_do_not_exist_are_none():
-    """One request has no rate, no gaps and, without blocks, no reuse; nor do requests at one moment."""
+def test_undefined_values_are_none():
+    """One request has no rate, no gaps and, without blocks, no reuse; simultaneous requests have no rate."""
     for requests in ([ask()], [ask(0), ask(1)]):
         summary = summarise(requests)
         assert (summary.requests_per_s, summary.gap_cv, summary.highest_reuse) == (None, None, None)
 
 
-def test_highest_reuse_is_what_an_endless_cache_would_hit():
-    """Of five blocks three are new."""
+def test_highest_reuse_is_the_hit_rate_of_an_infinite_cache():
+    """Three of five blocks are new."""
     summary = summarise([ask(0, prefix_blocks=(0, 1)), ask(1, prefix_blocks=(0, 1, 2))])
     assert (summary.prefix_blocks, summary.distinct_prefix_blocks) == (5, 3)
     assert summary.highest_reuse == pytest.approx(0.4)
 
 
-def test_nothing_cannot_be_summarised():
-    """An empty stream is a mistake of the caller: readers refuse empty traces."""
+def test_rejects_an_empty_stream():
+    """The readers already reject empty traces, so this is a programming error."""
     with pytest.raises(ValueError, match="no request"):
         summarise([])

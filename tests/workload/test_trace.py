@@ -1,4 +1,4 @@
-"""Formats are found from content, every bad line is named with its reason, and the public traces give known facts."""
+"""Trace formats are detected, bad lines are reported with their number, and the public traces give known figures."""
 
 import gzip
 
@@ -37,8 +37,8 @@ def complaint(path, format_name=None):
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_format_is_found_from_content(write, name):
-    """A file says by its header or keys which format it has, also packed and with a byte-order mark."""
+def test_format_is_detected_from_content(write, name):
+    """By header or keys, also with gzip or a byte-order mark."""
     content = EXAMPLES[name].encode()
     assert detect_format(write(content)).name == name
     assert detect_format(write(gzip.compress(content, mtime=0))).name == name
@@ -54,20 +54,20 @@ def test_format_is_found_from_content(write, name):
         ("twofold", ask("a", 0.5, 3, 2, (9,))),
     ],
 )
-def test_one_line_is_one_request(write, name, expected):
-    """Each field lands where it belongs; formats with relative times keep them, the others begin at 0."""
+def test_reads_every_field_of_each_format(write, name, expected):
+    """Formats with relative times keep them; the others start at 0."""
     assert list(open_trace(write(EXAMPLES[name]), name)) == [expected]
 
 
 def test_azure_times_keep_their_seven_digits_and_offsets(write):
-    """Times are differences to the first, exact to 100 ns, over midnight, with or without offset and fraction."""
+    """Times are exact to 100 ns, also across midnight and with or without offset and fraction."""
     rows = "2023-12-31 23:59:59.9999999,1,1\n2024-01-01 00:00:00,1,1\n2024-01-01 01:00:00.5+01:00,1,1\n"
     times = [r.arrival_s for r in open_trace(write("TIMESTAMP,ContextTokens,GeneratedTokens\n" + rows))]
     assert times == [0.0, 1e-7, 0.5000001]
 
 
 def test_columns_are_found_by_name(write):
-    """Order and extra columns do not matter, nor do spaces, blank lines, quotes and Windows line ends."""
+    """Column order, extra columns, spaces, blank lines, quotes and CRLF do not matter."""
     content = (
         ' GeneratedTokens , Extra,TIMESTAMP,ContextTokens\r\n\r\n"10",x,2023-11-16 18:17:03,"4808"\r\n\r\n'
     )
@@ -75,7 +75,7 @@ def test_columns_are_found_by_name(write):
 
 
 def test_output_of_length_zero_is_read_as_one_and_counted(write):
-    """A request that was cut off still prefilled its prompt, and prefill ends in a token."""
+    """A request that was cut off was still prefilled, and prefill ends in a token."""
     notes = ReadNotes()
     path = write(MOONCAKE + MOONCAKE.replace('"output_length": 5', '"output_length": 0'))
     assert [request.output_tokens for request in open_trace(path, notes=notes)] == [5, 1]
@@ -89,7 +89,7 @@ def test_output_of_length_zero_is_read_as_one_and_counted(write):
     [
         ("", ": the file is empty"),
         ("\n\n", ": the file is empty"),
-        (AZURE.splitlines()[0], ": the trace holds no request"),
+        (AZURE.splitlines()[0], ": the trace has no requests"),
         (
             "TIMESTAMP,ContextTokens\n",
             ":1: missing column GeneratedTokens (it looks like the azure format)",
@@ -160,7 +160,7 @@ def test_output_of_length_zero_is_read_as_one_and_counted(write):
         (SPLITWISE + "8,2,0,one,1,1,1\n", ":3: arrival_timestamp is 'one', which is not a number"),
         (
             SPLITWISE + "8,2,0,1.0,4,1,1\n",
-            ":3: batch_size is 4, and only rows of one request are understood",
+            ":3: batch_size is 4, and only rows of one request are supported",
         ),
         (
             TWOFOLD + TWOFOLD.replace("0.5", "-0.5"),
@@ -174,28 +174,25 @@ def test_output_of_length_zero_is_read_as_one_and_counted(write):
         (gzip.compress(AZURE.encode(), mtime=0)[:-12], ":2: the gzip data is damaged or cut off here"),
     ],
 )
-def test_bad_line_is_named_with_its_reason(write, content, expected):
-    """What is wrong is said in one sentence, with the number of the line it is on."""
+def test_bad_line_is_reported_with_number_and_reason(write, content, expected):
     assert complaint(write(content)) == expected
 
 
 def test_unknown_content_names_the_known_formats(write):
-    """A csv of something else is refused with what would be understood."""
     message = complaint(write("name,age\nx,3\n"))
     assert message.startswith(":1: no known trace format begins like this (azure: TIMESTAMP, ContextTokens")
 
 
-def test_forced_format_that_does_not_fit_says_what_is_missing(write):
-    """Where the user names the format, the complaint is about that one."""
+def test_wrong_explicit_format_reports_missing_columns(write):
+    """The error refers to the format that the user gave."""
     assert complaint(write(AZURE), "splitwise").startswith(":1: missing column request_id, arrival_timestamp")
     assert complaint(write(AZURE), "twofold").startswith(":1: not valid JSON")
 
 
-def test_missing_file_directory_and_unknown_format_are_refused_at_once(tmp_path):
-    """Nothing has to be read for these mistakes to show."""
-    with pytest.raises(WorkloadError, match="there is no such file"):
+def test_rejects_missing_files_directories_and_unknown_formats_immediately(tmp_path):
+    with pytest.raises(WorkloadError, match="no such file"):
         open_trace(tmp_path / "none.csv")
-    with pytest.raises(WorkloadError, match="a trace is a regular file"):
+    with pytest.raises(WorkloadError, match="not a regular file"):
         open_trace(tmp_path)
     with pytest.raises(WorkloadError, match="cannot be opened"):
         open_trace("x" * 5000)
@@ -204,7 +201,7 @@ def test_missing_file_directory_and_unknown_format_are_refused_at_once(tmp_path)
 
 
 def test_reading_is_lazy(write):
-    """A bad line far down does not keep the requests above it from being read."""
+    """A bad line does not prevent reading the requests above it."""
     requests = open_trace(write(AZURE + "bad\n"))
     assert next(requests).prompt_tokens == 4808
     with pytest.raises(WorkloadError):
@@ -219,7 +216,7 @@ def test_reading_is_lazy(write):
     ],
 )
 def test_azure_traces_have_the_published_lengths(name, requests, prompt, output):
-    """Median and mean lengths are those of the Splitwise paper, section 3."""
+    """Median and mean lengths of the Splitwise paper, section 3."""
     summary = summarise(open_trace(public_trace(name)))
     assert summary.requests == requests
     assert (summary.prompt_tokens.p50, round(summary.prompt_tokens.mean)) == prompt
@@ -227,7 +224,7 @@ def test_azure_traces_have_the_published_lengths(name, requests, prompt, output)
 
 
 def test_mooncake_trace_has_the_published_reuse():
-    """Counts of the Mooncake conversation trace: blocks, distinct blocks and the highest reuse they allow."""
+    """Blocks, distinct blocks and highest reuse of the Mooncake conversation trace."""
     summary = summarise(open_trace(public_trace("mooncake-conversation.jsonl")))
     assert summary.requests == 12031
     assert (summary.duration_s, summary.prompt_tokens.p50) == (3536.999, 6909)
@@ -237,7 +234,7 @@ def test_mooncake_trace_has_the_published_reuse():
 
 
 def test_splitwise_trace_keeps_its_own_times():
-    """SplitwiseSim's trace begins after its first gap and has 8,502 requests at 70/s."""
+    """SplitwiseSim's trace starts after its first gap and has 8,502 requests at 70/s."""
     requests = list(open_trace(public_trace("splitwise-code-70rps-2min.csv")))
     assert len(requests) == 8502
     assert (requests[0].arrival_s, requests[-1].id) == (0.011369635830901571, "8501")

@@ -1,4 +1,4 @@
-"""What is written can be read back, up to what the format carries; a failure leaves no half file."""
+"""Written traces read back equal, up to the losses of the format; a failure leaves no partial file."""
 
 import gzip
 import tempfile
@@ -26,8 +26,8 @@ def round_trip(requests, name):
 
 
 @given(request_lists(ids=st.text(), blocks=BLOCKS))
-def test_own_format_loses_nothing(requests):
-    """Every field of every request comes back as it was, times to the last bit."""
+def test_twofold_format_is_lossless(requests):
+    """Times are equal to the last bit."""
     written, back = round_trip(requests, "twofold")
     assert back == requests
     assert written.losses(FORMATS["twofold"]) == []
@@ -35,13 +35,12 @@ def test_own_format_loses_nothing(requests):
 
 @given(request_lists(ids=CSV_IDS))
 def test_splitwise_keeps_all_but_prefix_blocks(requests):
-    """Ids and times survive csv, quotes, commas and all."""
+    """Ids with quotes and commas, and times, survive csv."""
     assert round_trip(requests, "splitwise")[1] == requests
 
 
 @given(request_lists())
 def test_azure_keeps_lengths_and_times_to_100_ns(requests):
-    """Times come back to within half a step of the format, and lengths exactly."""
     _, back = round_trip(requests, "azure")
     times = [request.arrival_s for request in back]
     assert times == pytest.approx([request.arrival_s for request in requests], abs=0.6e-7)
@@ -52,7 +51,6 @@ def test_azure_keeps_lengths_and_times_to_100_ns(requests):
 
 @given(request_lists(blocks=BLOCKS))
 def test_mooncake_keeps_blocks_and_times_to_a_millisecond(requests):
-    """Whole milliseconds, as the original has them; blocks and lengths exactly."""
     _, back = round_trip(requests, "mooncake")
     for before, after in zip(requests, back, strict=True):
         assert after == msgspec.structs.replace(before, arrival_s=round(before.arrival_s * 1000) / 1000)
@@ -62,15 +60,14 @@ def test_mooncake_keeps_blocks_and_times_to_a_millisecond(requests):
     ("trace", "name"),
     [("azure-2023-code.csv", "azure"), ("mooncake-conversation.jsonl", "mooncake")],
 )
-def test_public_traces_survive_their_own_format(trace, name, tmp_path):
-    """Written in the format they came in, the public traces come back equal, and nothing is reported lost."""
+def test_public_traces_round_trip_in_their_own_format(trace, name, tmp_path):
+    """No losses are reported."""
     requests = list(open_trace(public_trace(trace)))
     assert write_trace(requests, tmp_path / "out", FORMATS[name]).losses(FORMATS[name]) == []
     assert list(open_trace(tmp_path / "out")) == requests
 
 
-def test_losses_are_said_plainly(tmp_path):
-    """Each kind of loss is one sentence with how many requests it concerns."""
+def test_losses_are_reported_with_counts(tmp_path):
     requests = [ask("x", 0.0, prefix_blocks=(1,)), ask(1, 0.0005)]
     azure, mooncake = (
         write_trace(requests, tmp_path / name, FORMATS[name]).losses(FORMATS[name])
@@ -86,8 +83,8 @@ def test_losses_are_said_plainly(tmp_path):
     ]
 
 
-def test_failure_leaves_what_was_there(tmp_path):
-    """An error halfway keeps the earlier file and leaves nothing beside it."""
+def test_failure_keeps_the_existing_file(tmp_path):
+    """It leaves no temporary file beside it."""
     path = tmp_path / "trace.jsonl"
     path.write_text("before")
 
@@ -101,8 +98,8 @@ def test_failure_leaves_what_was_there(tmp_path):
     assert path.read_text() == "before"
 
 
-def test_gz_is_packed_and_repeatable(tmp_path):
-    """A name in .gz is packed, without the time of day in it: equal requests give equal bytes."""
+def test_gz_output_is_compressed_and_reproducible(tmp_path):
+    """The gzip header holds no timestamp."""
     one, two = tmp_path / "one.jsonl.gz", tmp_path / "two.jsonl.gz"
     for path in (one, two):
         write_trace([ask()], path, FORMATS["twofold"])
@@ -111,8 +108,8 @@ def test_gz_is_packed_and_repeatable(tmp_path):
     assert list(open_trace(one)) == [ask()]
 
 
-def test_link_is_followed(tmp_path):
-    """What a link points to is replaced, and the link stays one."""
+def test_symlinks_are_followed(tmp_path):
+    """The target is replaced and the symlink stays."""
     (tmp_path / "real").write_text("before")
     (tmp_path / "link").symlink_to(tmp_path / "real")
     write_trace([ask()], tmp_path / "link", FORMATS["twofold"])
@@ -120,8 +117,7 @@ def test_link_is_followed(tmp_path):
     assert list(open_trace(tmp_path / "real")) == [ask()]
 
 
-def test_device_is_written_to_and_not_replaced():
-    """/dev/null stays a device."""
+def test_devices_are_written_in_place():
     assert write_trace([ask()], "/dev/null", FORMATS["twofold"]).requests == 1
     assert Path("/dev/null").is_char_device()
 
@@ -136,16 +132,15 @@ def test_device_is_written_to_and_not_replaced():
         ("out", ask(0, 1e15), "azure"),
     ],
 )
-def test_what_cannot_be_written_is_refused(tmp_path, place, request_, name):
-    """A place or a request that cannot be written is the user's mistake, not a crash."""
+def test_rejects_unwritable_paths_and_requests(tmp_path, place, request_, name):
     with pytest.raises(ConfigurationError):
         write_trace([request_], tmp_path / place, FORMATS[name])
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ["mooncake", "twofold"])
-def test_hashes_of_a_live_service_become_numbers(name):
-    """Traces number blocks: equal hashes get equal numbers, and others do not."""
+def test_block_hashes_are_written_as_numbers(name):
+    """Equal hashes give equal numbers."""
     keys = tuple(prefix_keys(range(8), 2))
     blocks = [
         request.prefix_blocks

@@ -1,1 +1,1 @@
-"""A load generator for any OpenAI endpoint, and what committed benches share."""
+"""Load generator for OpenAI endpoints, and utilities shared by the benchmarks."""

@@ -1,10 +1,6 @@
-"""Server-sent events of a streamed completion: cut out of the bytes as they come, and decoded.
+"""Streaming client for OpenAI endpoints that records token times.
 
-The client shares its cores with the server it measures, so only the fields named here are decoded.
-
-A reply: what one streamed completion has said so far, and when its tokens came.
-
-The client: sends one request to an OpenAI endpoint, streams the reply and records when its tokens came.
+The client shares its cores with the measured server, so only the fields below are decoded.
 """
 
 import asyncio
@@ -26,7 +22,7 @@ DONE = b"[DONE]"
 
 
 class StreamDelta(msgspec.Struct, frozen=True):
-    """The new part of a chat message."""
+    """New part of a chat message."""
 
     role: str | None = None
     content: str | None = None
@@ -39,7 +35,7 @@ class StreamDelta(msgspec.Struct, frozen=True):
 
 
 class StreamChoice(msgspec.Struct, frozen=True):
-    """The new part of a completion; `text` for /v1/completions, `delta` for /v1/chat/completions."""
+    """New part of a completion; `text` for /v1/completions, `delta` for /v1/chat/completions."""
 
     text: str | None = None
     delta: StreamDelta | None = None
@@ -47,7 +43,7 @@ class StreamChoice(msgspec.Struct, frozen=True):
 
     @property
     def opens_chat(self) -> bool:
-        """Whether this says who speaks, and nothing else."""
+        """Whether this chunk only sets the role."""
         return self.delta is not None and self.delta.role is not None and not self.delta.has_text
 
     @property
@@ -56,13 +52,11 @@ class StreamChoice(msgspec.Struct, frozen=True):
 
 
 class StreamPromptDetails(msgspec.Struct, frozen=True):
-    """What became of the tokens of a prompt."""
-
     cached_tokens: int | None = None
 
 
 class StreamUsage(msgspec.Struct, frozen=True):
-    """Tokens as the server counts them."""
+    """Token counts reported by the server."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -70,7 +64,7 @@ class StreamUsage(msgspec.Struct, frozen=True):
 
     @property
     def cached_tokens(self) -> int:
-        """Tokens of the prompt that were not computed; 0 where the server does not say."""
+        """Prompt tokens found in a cache; 0 if the server does not report them."""
         details = self.prompt_tokens_details
         return 0 if details is None else details.cached_tokens or 0
 
@@ -82,16 +76,16 @@ class StreamErrorBody(msgspec.Struct, frozen=True):
 
 
 class StreamEvent(msgspec.Struct, frozen=True):
-    """One event of a stream, or the whole body of an error."""
+    """One event of a stream, or the body of an error response."""
 
     choices: list[StreamChoice] | None = None
     usage: StreamUsage | None = None
     error: StreamErrorBody | str | None = None
-    message: str | None = None  # where some servers put it in an error that has no `error` object
+    message: str | None = None  # used by some servers without an `error` object
 
     @property
     def error_message(self) -> str | None:
-        """What went wrong, if this event says that something did."""
+        """Error message of this event, if it is an error."""
         if self.error is None:
             return self.message
         return self.error if isinstance(self.error, str) else self.error.message or "no message"
@@ -101,25 +95,25 @@ decode_event = msgspec.json.Decoder(StreamEvent).decode
 
 
 class EventSplitter:
-    """Cuts a stream of bytes into the data of its events, however the network has cut the stream."""
+    """Splits a byte stream into event data, for any fragmentation of the stream."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, received: bytes) -> list[bytes]:
-        """The data of every line that is now complete. (A JSON event is always one `data:` line.)"""
+        """Return the data of every completed line. (A JSON event is always one `data:` line.)"""
         lines = (self._rest + received).split(b"\n")
         self._rest = lines.pop()
         return [line[5:].strip() for line in lines if line.startswith(b"data:")]
 
     def close(self) -> list[bytes]:
-        """What is left when the stream ends without a newline."""
+        """Return the remaining data if the stream ends without a newline."""
         return self.feed(b"\n")
 
 
 @dataclass(slots=True)
 class Reply:
-    """Chunks of a stream with their times (seconds), and what the server says of the whole."""
+    """Chunks of a streamed completion with their times in seconds, and the server's usage."""
 
     chunk_times_s: list[float] = field(default_factory=list)
     chunk_has_text: list[bool] = field(default_factory=list)
@@ -129,7 +123,7 @@ class Reply:
     done: bool = False
 
     def add(self, choice: StreamChoice, now: float) -> None:
-        """Take in a chunk; the role that opens a chat is no token, but an empty text may be one."""
+        """Record a chunk; a role-only chunk of a chat is not a token, but a chunk with empty text may be one."""
         has_text = choice.has_text
         if not choice.opens_chat or choice.finish_reason is not None:
             self.chunk_times_s.append(now)
@@ -143,16 +137,16 @@ class Reply:
 
     @property
     def finish(self) -> FinishReason:
-        """The server's finish reason in Twofold's words; whatever is not a length is a stop."""
+        """The server's finish reason; every reason but length maps to STOP."""
         return FinishReason.LENGTH if self.finish_reason == "length" else FinishReason.STOP
 
     def token_times_s(self) -> list[float]:
-        """When each output token came; there are as many as `usage` says, where the server sends it.
+        """Times of the output tokens, as many as `usage` counts, if the server sends it.
 
-        A chunk counts as one token, except a last one that brings nothing but the finish reason. Where usage
-        counts fewer tokens, chunks without text brought none. Where it counts more, chunks brought several:
-        these have one time, so their gaps are zero, and the first and last time and every gap between chunks
-        stay as they were seen. It does not matter for the gaps which chunk is taken to have brought more.
+        A chunk counts as one token, except a last one that has only a finish reason. If usage counts fewer tokens,
+        chunks without text are dropped. If it counts more, chunks had several tokens: these share one time, so the
+        first and last time and every gap between chunks stay as observed. The gaps do not depend on which chunk is
+        assumed to have more.
         """
         times = self.chunk_times_s
         without_notice = times[:-1] if self.ends_with_notice else times
@@ -168,11 +162,11 @@ class Reply:
         return [times[token * len(times) // tokens] for token in range(tokens)] if times else []
 
 
-_NO_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=None)  # one clock for all of it: `timeout_s`
+_NO_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=None)  # `timeout_s` covers the whole request
 
 
 class RequestFailedError(TwofoldError):
-    """A request came to nothing; `reason` is the same for all that failed alike, `detail` tells this one."""
+    """A failed request; `reason` is the failure category, `detail` describes this failure."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(f"{reason}: {detail}")
@@ -180,7 +174,7 @@ class RequestFailedError(TwofoldError):
 
 
 class RequestOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """How a request ended, besides its timeline. `chunks` counts the events that brought output."""
+    """Outcome of a request, besides its timeline. `chunks` counts the events with output."""
 
     request_id: str
     chunks: int
@@ -189,7 +183,7 @@ class RequestOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClientConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What every request asks for. `timeout_s` bounds a request from sending it to its last byte."""
+    """Options of every request. `timeout_s` bounds a request from sending to its last byte."""
 
     timeout_s: float = 600.0
     temperature: float = 0.0
@@ -218,7 +212,7 @@ class Client:
         await self._session.close()
 
     def body(self, request: Request, prompt: list[int] | str) -> bytes:
-        """The JSON to send; made apart from sending so that a load generator can do it ahead of time."""
+        """Encode the JSON body; separate from `send` so that a load generator can do it ahead of time."""
         fields: dict[str, object] = {
             "model": self._endpoint.model,
             "max_tokens": request.output_tokens,
@@ -235,12 +229,10 @@ class Client:
         return msgspec.json.encode(fields)
 
     async def send(self, request: Request, body: bytes, reply: Reply | None = None) -> RequestOutcome:
-        """Send a request and stream its reply to the end; the recorder gets its timeline, whatever happens.
+        """Send a request, stream its reply and record its timeline.
 
-        A caller that wants to watch the stream while it runs passes the `reply` to fill.
-
-        Nothing that an endpoint or a network does raises here: it ends the request with an error. Only
-        cancellation does, and then the request ends as aborted.
+        Pass a `reply` to watch the stream while it runs. Endpoint and network failures never raise; they end the
+        request with an error. Cancellation raises and ends the request as aborted.
         """
         reply = reply or Reply()
         reason, failure = FinishReason.ABORT, None
@@ -266,7 +258,7 @@ class Client:
     def _record(self, timeline: Timeline, reply: Reply, reason: FinishReason) -> None:
         request = timeline.request
         if reply.usage is not None and reply.usage.prompt_tokens > 0:
-            # The server knows the length of a prompt of words; only it does.
+            # Only the server knows the token count of a text prompt.
             timeline.request = msgspec.structs.replace(request, prompt_tokens=reply.usage.prompt_tokens)
         for token_time_s in reply.token_times_s():
             self._recorder.token(request.id, token_time_s)
@@ -282,7 +274,7 @@ class Client:
         except aiohttp.ClientConnectorError as error:
             raise RequestFailedError("cannot connect", str(error)) from error
         except (aiohttp.ClientError, ConnectionError) as error:
-            if not reply.done:  # a connection that breaks after [DONE] has lost nothing
+            if not reply.done:  # a disconnect after [DONE] is harmless
                 raise RequestFailedError("disconnected", str(error) or type(error).__name__) from error
         if not reply.complete:
             raise RequestFailedError("incomplete stream", "the stream ended before the reply did")
@@ -317,7 +309,7 @@ def _take(data: bytes, now: float, reply: Reply) -> None:
 
 
 def _error_text(body: bytes) -> str:
-    """What an error response says, in whichever of the usual forms it says it."""
+    """Message of an error response in any of the usual forms."""
     with suppress(msgspec.DecodeError):
         event: StreamEvent = decode_event(body)
         if event.error_message is not None:

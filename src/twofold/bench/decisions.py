@@ -1,7 +1,4 @@
-"""CPU seconds, and a plain loop to hold them against: machines differ, and its turns are what they have in common.
-
-What routing costs: requests arrive at, move through and leave a cluster scheduler that holds many.
-"""
+"""Routing cost: CPU time of a cluster scheduler that holds a constant number of requests."""
 
 import random
 import time
@@ -15,14 +12,14 @@ TURNS = 1_000_000
 
 
 def cpu_of(work: Callable[[], object]) -> float:
-    """CPU seconds of this process."""
+    """CPU seconds of `work` in this process."""
     began = time.process_time()
     work()
     return time.process_time() - began
 
 
 def loop() -> int:
-    """A million turns of a plain loop."""
+    """A million iterations of a plain Python loop, as a speed reference between machines."""
     total = 0
     for number in range(TURNS):
         total += number & 7
@@ -30,7 +27,7 @@ def loop() -> int:
 
 
 def some_requests(count: int) -> list[Request]:
-    """Of prompts and outputs of all lengths up to 4,000 and 500 tokens; the same every time."""
+    """Reproducible requests with uniform lengths of up to 4,000 prompt and 500 output tokens."""
     draw = random.Random(0)  # noqa: S311
     return [
         Request(
@@ -41,7 +38,7 @@ def some_requests(count: int) -> list[Request]:
 
 
 def decisions_per_s(cluster: ClusterScheduler, decisions: int, *, held: int) -> float:
-    """Decisions per CPU second of an empty cluster that is first given `held` requests, which it then always has.
+    """Routing decisions per CPU second of a cluster that holds `held` requests throughout.
 
     A decision is all bookkeeping of one request.
     """

@@ -1,4 +1,4 @@
-"""An endpoint: an OpenAI-compatible server as the bench sees it, found by asking for its models."""
+"""Discovery of an OpenAI-compatible endpoint and its models."""
 
 import aiohttp
 import msgspec
@@ -9,7 +9,7 @@ _PATIENCE_S = 30.0
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """Where to send requests. Sizes are None where the server does not tell them."""
+    """Where to send requests. Sizes are None if the server does not report them."""
 
     base_url: str
     model: str
@@ -40,10 +40,10 @@ def authorization(api_key: str | None) -> dict[str, str]:
 
 
 async def discover(base_url: str, model: str | None = None, api_key: str | None = None) -> Endpoint:
-    """Ask `base_url` what it serves; the first model unless `model` names one.
+    """Query the models of `base_url`; selects the first unless `model` names one.
 
-    Raises ConfigurationError where nobody answers, the key is refused or the model is not served there. A
-    server without a list of models is taken at its word if `model` is given.
+    Raises ConfigurationError if the server is unreachable, rejects the key or does not serve the model. For a server
+    without a model list, `model` is required and not checked.
     """
     root = root_url(base_url)
     status, body = await _get(f"{root}/v1/models", api_key)

@@ -1,7 +1,4 @@
-"""An open-loop load: requests leave when they are due, whether or not earlier ones have been answered.
-
-A record: one request of a run as a line of the JSON report.
-"""
+"""Open-loop load: requests leave when they are due, independent of earlier replies."""
 
 import asyncio
 import time
@@ -23,9 +20,8 @@ from twofold.timeline import Moment, Recorder, Timeline
 class LoadConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How to load an endpoint.
 
-    `max_concurrency` caps the requests in flight, which makes the loop closed where the cap is reached.
-    `warmup` requests of the first one's size are sent, and answered, before anything is measured. `api_key`
-    is kept out of what `msgspec.json` writes only if the caller keeps it out.
+    `max_concurrency` caps the requests in flight; at the cap the loop is closed. `warmup` requests of the first one's
+    size are sent and answered before the measurement. Callers that serialize this struct must exclude `api_key`.
     """
 
     endpoint: Endpoint
@@ -38,7 +34,7 @@ class LoadConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(slots=True)
 class LoadCounts:
-    """How far a load has come."""
+    """Progress of a load."""
 
     sent: int = 0
     done: int = 0
@@ -47,11 +43,11 @@ class LoadCounts:
 
 @dataclass(slots=True)
 class LoadResult:
-    """What a load measured: timelines and outcomes in the order in which the requests ended.
+    """Timelines and outcomes in the order in which the requests ended.
 
-    An aborted request has a timeline and no outcome. `send_lags_s` is how long after its due time each
-    request left: a slow client or a full `max_concurrency` shows here, and only here,
-    since the timelines start when the requests leave. Times are seconds of time.monotonic().
+    An aborted request has a timeline and no outcome. `send_lags_s` is the delay of each request after its due time,
+    caused by a slow client or a full `max_concurrency`; timelines do not contain it, because they start when requests
+    leave. Times are seconds of time.monotonic().
     """
 
     timelines: list[Timeline] = field(default_factory=list)
@@ -67,12 +63,12 @@ class LoadResult:
 
     @property
     def errors(self) -> dict[str, str]:
-        """The reason of each failed request, by request id."""
+        """The failure reason of each failed request, by request id."""
         return {outcome.request_id: outcome.error for outcome in self.outcomes if outcome.error is not None}
 
     @property
     def packed_tokens(self) -> int:
-        """Output tokens that shared a chunk with an earlier one, so that the gap between the two is zero."""
+        """Output tokens that shared a chunk with an earlier one, so that the gap between them is zero."""
         chunks = {outcome.request_id: outcome.chunks for outcome in self.outcomes if outcome.error is None}
         return sum(
             max(0, timeline.output_tokens - chunks.get(timeline.request.id, timeline.output_tokens))
@@ -90,11 +86,11 @@ async def run_load(
     stop: asyncio.Event | None = None,
     on_change: OnChange | None = None,
 ) -> LoadResult:
-    """Send `requests` at their arrival times, counted from the first one's, and wait for all replies.
+    """Send `requests` at their arrival times, relative to the first one's, and wait for all replies.
 
-    Setting `stop` ends the load early: what is in flight is aborted and the result is `interrupted`.
-    `on_change` is called whenever a request has left or ended. Raises ConfigurationError where the warm-up
-    gets no answer; requests that fail later are part of the result.
+    Setting `stop` ends the load early: requests in flight are aborted and the result is `interrupted`. `on_change` is
+    called whenever a request has left or ended. Raises ConfigurationError if every warm-up request fails; later
+    failures are part of the result.
     """
     result = LoadResult()
     recorder = Recorder([result.timelines.append])
@@ -114,12 +110,12 @@ async def _until_done(sending: asyncio.Task[None], stop: asyncio.Event | None, r
         stopping.cancel()
         if not sending.done():
             sending.cancel()
-        with suppress(asyncio.CancelledError):  # ours: it was asked for just above
+        with suppress(asyncio.CancelledError):  # cancelled above
             await sending
 
 
 class _Load:
-    """One run: the sender and the tasks it has started."""
+    """One run: the sender and its tasks."""
 
     def __init__(
         self, config: LoadConfig, client: Client, result: LoadResult, on_change: OnChange | None
@@ -161,7 +157,7 @@ class _Load:
 
     async def _warm_up(self, like: Request) -> None:
         names = [f"warmup-{number}" for number in range(self._config.warmup)]
-        # No prefix blocks: a warm-up must not leave in a cache what the run then finds there.
+        # No prefix blocks: a warm-up must not fill caches for the run.
         samples = [msgspec.structs.replace(like, id=name, prefix_blocks=()) for name in names]
         outcomes = await asyncio.gather(
             *(self._client.send(sample, self._body(sample)) for sample in samples)
@@ -179,7 +175,10 @@ class _Load:
 
 
 class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Times in seconds; `sent_s` counts from the start of the run, token times from `sent_s`."""
+    """One request in the JSON report.
+
+    Times are in seconds; `sent_s` counts from the start of the run, token times from `sent_s`.
+    """
 
     id: str
     sent_s: float
@@ -196,7 +195,7 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def records(result: LoadResult) -> list[RequestRecord]:
-    """One record per request, in the order in which they were sent."""
+    """One record per request, in the order of sending."""
     outcomes = {outcome.request_id: outcome for outcome in result.outcomes}
     made = []
     for timeline in result.timelines:

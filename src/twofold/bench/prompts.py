@@ -1,7 +1,7 @@
-"""Prompts of a wanted length: token ids for endpoints that take them, words for those that do not.
+"""Prompts of a given length as token ids or as words.
 
-Two prompts share no prefix unless their requests name the same `prefix_blocks`: a block id always gives the
-same tokens, so that what a trace says about reuse is true of the prompts as well.
+Two prompts share a prefix only if their requests name the same `prefix_blocks`: a block id always gives the same
+tokens, so the prefix reuse of a trace holds for its prompts.
 """
 
 from enum import StrEnum
@@ -14,7 +14,7 @@ import numpy.typing as npt
 from twofold.request import BlockKey, Request
 from twofold.workload.rescale import BLOCK_TOKENS
 
-# Short, common words: most tokenizers know each of them, with the space before it, as one token.
+# Short, common words: with a leading space, each is one token in most tokenizers.
 _TEXT = (
     "time year people way day man thing woman life child world school state family student group country "
     "problem hand part place case week company system program question work government number night point "
@@ -30,15 +30,15 @@ WORDS = tuple(_TEXT.split())
 class PromptForm(StrEnum):
     """How a prompt is written into a request."""
 
-    TOKENS = "tokens"  # a list of token ids: its length is exact
-    TEXT = "text"  # words: its length is what the endpoint's tokenizer makes of it, about one token a word
+    TOKENS = "tokens"  # a list of token ids with the exact length
+    TEXT = "text"  # words; about one token each, depending on the endpoint's tokenizer
 
 
 class PromptMaker(msgspec.Struct, frozen=True, kw_only=True):
-    """Writes prompts; the same seed and request give the same prompt.
+    """Generates prompts; the same seed and request give the same prompt.
 
-    Token ids are drawn from [`lowest`, `vocabulary`): the default range holds plain tokens in every large
-    vocabulary and keeps clear of the special ones at either end. A prefix block has `block_tokens` tokens.
+    Token ids are drawn from [`lowest`, `vocabulary`): the default range holds plain tokens in every large vocabulary
+    and avoids special tokens at either end. A prefix block has `block_tokens` tokens.
     """
 
     form: PromptForm = PromptForm.TOKENS
@@ -78,7 +78,7 @@ def _name(block: BlockKey) -> int | str:
 
 
 def token_range(vocabulary: int | None) -> tuple[int, int]:
-    """The range of ids that is safe in a vocabulary of this size; the defaults where it is unknown."""
+    """Range of safe ids in a vocabulary of this size; the defaults if unknown."""
     if vocabulary is None:
         return 256, 1024
     return min(256, vocabulary // 2), vocabulary

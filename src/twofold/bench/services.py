@@ -1,4 +1,4 @@
-"""Services for a demonstration or a benchmark: started through the command line, ended whatever happens."""
+"""Run `twofold serve` as a child process for demonstrations and benchmarks."""
 
 import signal
 import socket
@@ -21,7 +21,7 @@ STOP_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class ServedProcess:
-    """A service that is ready: its base URL, and the process of its gateway and controller."""
+    """A ready service: its base URL and the pid of its gateway and controller."""
 
     url: str
     pid: int
@@ -29,17 +29,16 @@ class ServedProcess:
 
 @contextmanager
 def served(model: Path | None, flags: Sequence[str]) -> Iterator[str]:
-    """`served_process`, for those who need its URL only."""
+    """Like `served_process`, but yields the URL only."""
     with served_process(model, flags) as process:
         yield process.url
 
 
 @contextmanager
 def served_process(model: Path | None, flags: Sequence[str]) -> Iterator[ServedProcess]:
-    """Run `twofold serve MODEL FLAGS…` on a free port until the caller is done with it.
+    """Run `twofold serve MODEL FLAGS…` on a free port for the duration of the context.
 
-    An emulated service has no MODEL. Raises ConfigurationError, with what the service said, when it ends instead of
-    getting ready.
+    An emulated service has no MODEL. Raises ConfigurationError with the service's log if it ends during startup.
     """
     port = free_port()
     what = [] if model is None else [str(model)]
@@ -57,7 +56,7 @@ def served_process(model: Path | None, flags: Sequence[str]) -> Iterator[ServedP
 
 
 def free_port() -> int:
-    """A port that nobody listens on just now."""
+    """A currently unused TCP port."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return int(listener.getsockname()[1])
 
@@ -69,7 +68,7 @@ def metrics(url: str) -> str:
 
 
 def wait_ready(process: "subprocess.Popen[str] | subprocess.Popen[bytes]", url: str) -> bool:
-    """Wait until the service answers as healthy; False if its process ends first."""
+    """Wait until the service is healthy; False if its process ends first."""
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
         if process.poll() is not None:
@@ -89,7 +88,7 @@ def _healthy(url: str) -> bool:
 
 
 def stop(process: "subprocess.Popen[str] | subprocess.Popen[bytes]") -> None:
-    """Ctrl-C, and force if that is not enough; its workers end with it either way."""
+    """Send SIGINT, and kill the process if it does not end in time."""
     if process.poll() is None:
         process.send_signal(signal.SIGINT)
     try:

@@ -1,1 +1,1 @@
-"""What machines, links and models there are, as data: TOML files with a source and a date beside each figure."""
+"""Hardware catalog: accelerators, machines, links, storage tiers and models."""

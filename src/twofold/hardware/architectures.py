@@ -1,6 +1,4 @@
-"""The config.json of a Hugging Face model directory, read field by field.
-
-How many parameters a model has, from its config.json: one function per family of architectures.
+"""Parameter counts from a Hugging Face config.json: one function per family of architectures.
 
 Each count equals that of the model which Transformers builds from the same file.
 """
@@ -14,10 +12,10 @@ from twofold.errors import ModelError
 
 
 class ConfigJson:
-    """What the file says. Fields go by the first of several names that is there, since model families differ."""
+    """A parsed config.json. Lookups take several names, because field names differ between model families."""
 
     def __init__(self, directory: Path) -> None:
-        """Raises ModelError where there is no config.json or it is not an object."""
+        """Raises ModelError if config.json is missing or not an object."""
         self.path = directory / "config.json"
         try:
             self._raw = msgspec.json.decode(self.path.read_bytes(), type=dict[str, object])
@@ -32,14 +30,14 @@ class ConfigJson:
         return ModelError(f"{self.path}: {reason}")
 
     def number(self, *names: str, default: int | None = None) -> int:
-        """A whole number of at least 1, or `default` where no name is there; without one that is an error."""
+        """The first of `names` as an integer of at least 1; missing fields give `default` or raise ModelError."""
         value = self.maybe(*names)
         if value is None and default is None:
             raise self.refuse(f"field {names[0]} is missing")
         return value if value is not None else default or 0
 
     def maybe(self, *names: str) -> int | None:
-        """A whole number of at least 1; None where no name is there, or it says null."""
+        """The first of `names` as an integer of at least 1; None if all are missing or null."""
         for name in names:
             value = self._raw.get(name)
             if value is None:
@@ -61,7 +59,7 @@ class ConfigJson:
         return default
 
     def numbers(self, name: str) -> list[int]:
-        """A list of whole numbers; empty where it is not there."""
+        """A list of integers; empty if missing."""
         value = self._raw.get(name)
         return [each for each in value if isinstance(each, int)] if isinstance(value, list) else []
 
@@ -71,7 +69,7 @@ class ConfigJson:
 
 
 class Architecture(msgspec.Struct, frozen=True, kw_only=True):
-    """The sizes that the catalog keeps of a model; `active` are the parameters that one token passes through."""
+    """Model sizes for the catalog; `active` are the parameters that one token passes through."""
 
     layers: int
     hidden_size: int
@@ -101,7 +99,7 @@ def bloom(config: ConfigJson) -> Architecture:
 
 
 def opt(config: ConfigJson) -> Architecture:
-    """OPT: two positions more than tokens; the 350m projects a smaller embedding and norms after each block."""
+    """OPT: two more positions than tokens; the 350m projects a smaller embedding and norms after each block."""
     hidden = config.number("hidden_size")
     width = config.number("word_embed_proj_dim", default=hidden)
     positions = config.number("max_position_embeddings")
@@ -112,7 +110,7 @@ def opt(config: ConfigJson) -> Architecture:
 
 
 def llama(config: ConfigJson) -> Architecture:
-    """Llama and its kind: grouped-query attention and a gated feed-forward layer, or experts of them."""
+    """Llama-like models: grouped-query attention and a gated feed-forward layer or experts."""
     hidden, heads = config.number("hidden_size"), config.number("num_attention_heads")
     kv_heads = config.number("num_key_value_heads", default=heads)
     kind = config.text("model_type", default="")
@@ -140,7 +138,7 @@ def llama(config: ConfigJson) -> Architecture:
 
 
 def deepseek(config: ConfigJson) -> Architecture:
-    """DeepSeek V2 and V3: latent attention (arXiv 2405.04434, section 2.1), experts that some layers share."""
+    """DeepSeek V2 and V3: latent attention (arXiv 2405.04434, section 2.1), shared and routed experts."""
     hidden, heads = config.number("hidden_size"), config.number("num_attention_heads")
     latent, rope = config.number("kv_lora_rank"), config.number("qk_rope_head_dim")
     plain, value = config.number("qk_nope_head_dim"), config.number("v_head_dim")
@@ -169,7 +167,7 @@ def deepseek(config: ConfigJson) -> Architecture:
 def _multi_head(
     config: ConfigJson, hidden: int, inner: int, outside: int, max_context: int | None
 ) -> Architecture:
-    """Multi-head attention and two feed-forward matrices, all with biases, two norms a layer; `outside` is the rest."""
+    """Multi-head attention and two feed-forward matrices with biases, two norms per layer; `outside` is the rest."""
     layers = config.number("num_hidden_layers", "n_layer")
     heads = config.number("num_attention_heads", "n_head")
     layer = 4 * hidden * hidden + 4 * hidden + 2 * hidden * inner + inner + hidden + 4 * hidden
@@ -186,7 +184,7 @@ def _multi_head(
 
 
 def _feed_forward(config: ConfigJson, hidden: int, layers: int) -> tuple[int, int]:
-    """(parameters, those a token passes through) of the gated feed-forward matrices of all layers."""
+    """(parameters, active parameters) of the gated feed-forward matrices of all layers."""
     inner = config.number("intermediate_size")
     gated = 3 * hidden * inner
     if config.flag("mlp_bias", default=False):
@@ -203,7 +201,7 @@ def _feed_forward(config: ConfigJson, hidden: int, layers: int) -> tuple[int, in
 
 
 def _is_sparse(config: ConfigJson, index: int) -> bool:
-    """Whether this layer has experts rather than one feed-forward matrix."""
+    """Whether a layer has experts instead of one feed-forward matrix."""
     if index < (config.maybe("first_k_dense_replace") or 0) or index in config.numbers("mlp_only_layers"):
         return False
     return (index + 1) % config.number("decoder_sparse_step", default=1) == 0 and (
@@ -211,7 +209,7 @@ def _is_sparse(config: ConfigJson, index: int) -> bool:
     )
 
 
-# What config.json may leave out because its family says it.
+# Family defaults of values that config.json may omit.
 _HEAD_DIMS = {"gemma2": 256, "qwen3": 128}
 
 ARCHITECTURES: dict[str, Callable[[ConfigJson], Architecture]] = {

@@ -1,8 +1,6 @@
-"""Files of the catalog: TOML with a table per accelerator, machine, link, tier or model.
+"""The catalog of accelerators, machines, links, tiers and models, read from TOML files with sources.
 
-An entry is kept as it was written until all files are read, because a later one may change a field of it.
-
-The catalog: accelerators, machines, links, tiers and models by name, from data files with a source for each.
+Entries stay raw until all files are merged, because a later file may override single fields.
 """
 
 import datetime as dt
@@ -34,13 +32,13 @@ KINDS: dict[str, type[msgspec.Struct]] = {
 
 
 class CatalogEntry(msgspec.Struct, frozen=True):
-    """The fields of one table, and the place that people find it at."""
+    """The fields of one table and its location for error messages."""
 
     where: str
     fields: dict[str, object]
 
     def changed_by(self, later: "CatalogEntry") -> "CatalogEntry":
-        """This entry with the fields of a later one, which names its file as source unless it states one."""
+        """Override fields; the source then names the later file unless it states one."""
         source = f"{later.where}; the rest: {self.fields.get('source')}"
         return CatalogEntry(later.where, {**self.fields, "source": source, **later.fields})
 
@@ -52,7 +50,7 @@ Sections = Mapping[str, Mapping[str, CatalogEntry]]
 
 
 def read_file(path: Path) -> Sections:
-    """The entries of a user's file; raises ConfigurationError for what cannot be read or is not of the catalog."""
+    """Read the entries of a user's file; raises ConfigurationError."""
     try:
         text = path.read_bytes().decode()
     except OSError as error:
@@ -63,7 +61,7 @@ def read_file(path: Path) -> Sections:
 
 
 def read_text(text: str, name: str) -> Sections:
-    """The entries of a file with this content; `name` is what the file is called in complaints."""
+    """Parse the entries of a file; `name` identifies it in errors."""
     try:
         raw = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -75,7 +73,7 @@ def read_text(text: str, name: str) -> Sections:
 
 
 def merge_sections(earlier: Sections, later: Sections) -> Sections:
-    """Both; an entry of the later file changes the fields it names of an earlier one with its name."""
+    """Merge entries; fields of the later file override those of an earlier entry with the same name."""
     return {
         section: {
             **earlier[section],
@@ -89,22 +87,22 @@ def merge_sections(earlier: Sections, later: Sections) -> Sections:
 
 
 def build_entry(name: str, entry: CatalogEntry, kind: type[T]) -> T:
-    """The value that an entry describes; raises ConfigurationError with file, entry and field if it describes none."""
+    """Convert an entry to its type; raises ConfigurationError with file, entry and field."""
     known = [field for field in kind.__struct_fields__ if field != "name"]
     for field in entry.fields:
         if field not in known:
-            raise entry.refuse(field, f"there is no such field{suggestion(field, known)}")
+            raise entry.refuse(field, f"unknown field{suggestion(field, known)}")
     try:
         return msgspec.convert({"name": name, **entry.fields}, kind)
     except msgspec.ValidationError as error:
         place, what = explain_validation(error)
-        if not place:  # a field that is not there has no place of its own: the reason names it
+        if not place:  # missing fields are named in the reason
             raise ConfigurationError(f"{entry.where}: {what}") from error
         raise entry.refuse(place, what) from error
 
 
 def _entries(section: str, tables: object, name: str) -> dict[str, CatalogEntry]:
-    """The tables of one section."""
+    """Read the tables of one section."""
     place = f"catalog {name}"
     if not isinstance(tables, dict):
         raise ConfigurationError(
@@ -122,10 +120,10 @@ def _entries(section: str, tables: object, name: str) -> dict[str, CatalogEntry]
 
 
 def _plain(entry: CatalogEntry, field: str, value: object) -> object:
-    """A value as TOML has it, made what was meant: 80e9 is an integer, and 2024-06-01 may be written bare."""
+    """Normalize a TOML value: 80e9 becomes an integer, and an unquoted date becomes text."""
     if isinstance(value, float):
         if not math.isfinite(value):
-            raise entry.refuse(field, f"{value} is not a number to reckon with")
+            raise entry.refuse(field, f"must be finite, not {value}")
         return int(value) if value.is_integer() else value
     return value.isoformat() if isinstance(value, dt.date) else value
 
@@ -135,7 +133,7 @@ _FAMILY: Final = "dgx-"
 
 
 class Catalog(msgspec.Struct, frozen=True, kw_only=True):
-    """All that is known by name. Names that are not known raise ConfigurationError with the nearest and all of them."""
+    """All entries by name. Lookups of unknown names raise ConfigurationError with a suggestion and the known names."""
 
     accelerators: dict[str, Accelerator]
     machines: dict[str, Machine]
@@ -150,7 +148,7 @@ class Catalog(msgspec.Struct, frozen=True, kw_only=True):
             raise unknown_name("accelerator", name, self.accelerators) from None
 
     def machine(self, name: str) -> Machine:
-        """A machine by its name, or `dgx-x` by the name `x`."""
+        """Look up a machine by its name; `x` also finds `dgx-x`."""
         for full in (name, f"{_FAMILY}{name}"):
             if full in self.machines:
                 return self.machines[full]
@@ -170,9 +168,9 @@ class Catalog(msgspec.Struct, frozen=True, kw_only=True):
             raise unknown_name("tier", name, self.tiers) from None
 
     def model(self, name: str) -> Model:
-        """A model by its name, or of a directory that holds a Hugging Face config.json.
+        """Look up a model by its name, or read a directory with a Hugging Face config.json.
 
-        Raises ModelError for a directory that cannot be understood.
+        Raises ModelError for an unsupported directory.
         """
         if name in self.models:
             return self.models[name]
@@ -180,7 +178,7 @@ class Catalog(msgspec.Struct, frozen=True, kw_only=True):
         if name and directory.is_dir():
             return read_model(directory)
         owner, slash, last = name.rpartition("/")
-        if slash:  # a path, or a name as model hubs write it: the last part is what may be near
+        if slash:  # a path or hub name: suggest by its last part
             hint = suggestion(last, self.models)
             raise ConfigurationError(
                 f"model {owner}/{last} is neither a directory with a config.json nor a name of the catalog{hint}"
@@ -189,10 +187,10 @@ class Catalog(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load_catalog(extra: Sequence[Path] = ()) -> Catalog:
-    """The catalog of the package, changed and extended by files: those of the environment variable
-    TWOFOLD_CATALOG, then `extra`, in order. A table of a later file may name only the fields that it changes.
+    """Load the package's catalog, extended by the files of TWOFOLD_CATALOG and then of `extra`, in order.
 
-    Raises ConfigurationError with file, entry and field for a file that cannot be read or understood.
+    A table of a later file may contain only the fields that it overrides. Raises ConfigurationError with file, entry
+    and field for invalid files.
     """
     sections = _package()
     for path in (*_environment(), *extra):
@@ -217,7 +215,7 @@ def load_catalog(extra: Sequence[Path] = ()) -> Catalog:
 
 @cache
 def _package() -> Sections:
-    """The entries of the files that come with the package."""
+    """The entries of the package's data files."""
     folder = files("twofold.hardware").joinpath("data")
     sections: Sections = {section: {} for section in KINDS}
     for section in KINDS:
@@ -233,7 +231,7 @@ def _environment() -> list[Path]:
 
 
 def _equipped(entry: CatalogEntry, accelerators: Mapping[str, CatalogEntry]) -> CatalogEntry:
-    """A machine's entry with its accelerator in place of the accelerator's name."""
+    """A machine's entry with the accelerator's name replaced by its fields."""
     name = entry.fields.get("accelerator")
     if name is None:
         return entry
@@ -247,9 +245,9 @@ def _equipped(entry: CatalogEntry, accelerators: Mapping[str, CatalogEntry]) -> 
 
 
 def _checked(model: Model, entry: CatalogEntry) -> Model:
-    """The model, if its figures can all be true at once."""
+    """Validate the consistency of a model's figures."""
     if model.heads % model.kv_heads:
         raise entry.refuse("kv_heads", f"{model.heads} heads cannot share {model.kv_heads} KV heads evenly")
     if model.active_parameters > model.parameters:
-        raise entry.refuse("active_parameters", "there cannot be more of them than parameters")
+        raise entry.refuse("active_parameters", "must be at most the number of parameters")
     return model

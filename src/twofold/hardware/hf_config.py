@@ -1,4 +1,4 @@
-"""A model of the catalog from a Hugging Face model directory, without loading it."""
+"""Catalog models from Hugging Face model directories, without loading weights."""
 
 import datetime as dt
 from pathlib import Path
@@ -10,7 +10,7 @@ from twofold.hardware.specs import Model
 from twofold.hardware.suggestions import unknown_name
 
 _DTYPE_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1}
-_USUAL_BYTES = 2  # of a value where config.json leaves the type open: half precision, as it would be served
+_USUAL_BYTES = 2  # default dtype: half precision
 
 
 class _IndexMetadata(msgspec.Struct):
@@ -22,10 +22,10 @@ class _Index(msgspec.Struct):
 
 
 def read_model(directory: Path) -> Model:
-    """The model of a directory with a config.json; its name is the directory's.
+    """Read the model of a directory with a config.json; its name is the directory's.
 
-    Weights are counted at the type that config.json names; those of a quantized model at their size on disk, or
-    by its bits where they are not there. Raises ModelError for a file that is missing, broken or of another kind.
+    Weights count at config.json's dtype; quantized weights at their size on disk, or by their bits if they are not
+    there. Raises ModelError for a missing, broken or unsupported file.
     """
     config = ConfigJson(directory)
     kind = config.text("model_type", default="")
@@ -58,7 +58,7 @@ def read_model(directory: Path) -> Model:
 
 
 def _value_bytes(config: ConfigJson) -> int:
-    """Bytes of a value of the KV cache, and of a weight that is not quantized."""
+    """Bytes of a KV cache value and of an unquantized weight."""
     name = config.text("dtype", "torch_dtype", default="")
     if name and name not in _DTYPE_BYTES:
         raise config.refuse(str(unknown_name("dtype", name, _DTYPE_BYTES)))
@@ -66,7 +66,7 @@ def _value_bytes(config: ConfigJson) -> int:
 
 
 def _quantized_bytes(config: ConfigJson, directory: Path, parameters: int) -> int | None:
-    """Bytes of quantized weights; None for weights that are not."""
+    """Bytes of quantized weights; None for unquantized ones."""
     quantization = config.table("quantization_config")
     if quantization is None:
         return None
@@ -76,17 +76,17 @@ def _quantized_bytes(config: ConfigJson, directory: Path, parameters: int) -> in
     bits = 8 if quantization.get("quant_method") == "fp8" else quantization.get("bits")
     if not isinstance(bits, int) or bits < 1:
         raise config.refuse(
-            "the weights are quantized and are not there, and quantization_config does not say to how many bits"
+            "the weights are quantized and missing, and quantization_config has no number of bits"
         )
     return -(-parameters * bits // 8)
 
 
 def _stored_bytes(directory: Path) -> int:
-    """Bytes of the weights on disk, as their index says or as the files have; 0 where there are none."""
+    """Bytes of the weights on disk, from their index or the file sizes; 0 without weights."""
     index = directory / "model.safetensors.index.json"
     try:
         return round(msgspec.json.decode(index.read_bytes(), type=_Index).metadata.total_size)
-    except (OSError, msgspec.DecodeError):  # without an index that says it, the files themselves do
+    except (OSError, msgspec.DecodeError):  # no usable index: sum the file sizes
         return sum(path.stat().st_size for path in directory.glob("model*.safetensors"))
 
 

@@ -1,9 +1,4 @@
-"""Numbers of the catalog with the bounds they must keep; a file that breaks one is refused, not believed.
-
-Accelerators, machines, links and tiers: what can be bought, what it can do, what it costs and what it draws.
-
-Models as planning sees them: sizes that decide memory, compute and what a hand-off must carry.
-"""
+"""Accelerators, machines, links, storage tiers and models: capacity, speed, price and power."""
 
 from typing import Annotated
 
@@ -19,8 +14,8 @@ Text = Annotated[str, msgspec.Meta(min_length=1)]
 class Accelerator(msgspec.Struct, frozen=True, kw_only=True):
     """One GPU. FLOP/s are dense bf16 peaks; bandwidths are bytes per second; power is in watts.
 
-    `interconnect_bytes_per_s` is what it can send to its neighbours in the machine, in one direction: half of
-    what data sheets print, which add both.
+    `interconnect_bytes_per_s` is the bandwidth to its neighbours in the machine in one direction: half of the data
+    sheet's value, which adds both directions.
     """
 
     name: Text
@@ -34,12 +29,11 @@ class Accelerator(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """A server of `count` equal accelerators.
+    """A server with `count` identical accelerators.
 
-    `network_bytes_per_s` is what the whole machine can send (and receive) at once: all of its NICs together.
-    `price_per_h` is in US dollars. `tdp_w` is what a data centre must provision; `idle_w` what it draws when no
-    batch runs. `power_cap` is the share of an accelerator's TDP that it is capped to (1.0: not capped).
-    `power_units` is the machine's power as the notebooks of SplitwiseSim count it, where they do.
+    `network_bytes_per_s` is the bandwidth of all NICs together, in each direction. `price_per_h` is in US dollars.
+    `tdp_w` is the provisioned power and `idle_w` the draw without load. `power_cap` caps accelerators to this share of
+    their TDP (1.0: uncapped). `power_units` is the machine's power in the units of SplitwiseSim's notebooks, if known.
     """
 
     name: Text
@@ -60,7 +54,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True):
-    """A kind of connection, in one direction. `latency_s` is the fixed cost of starting a transfer."""
+    """A link type, in one direction. `latency_s` is the fixed cost of starting a transfer."""
 
     name: Text
     bytes_per_s: Positive
@@ -70,9 +64,9 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StorageTier(msgspec.Struct, frozen=True, kw_only=True):
-    """What KV caches can be kept in beside accelerators. A GB is 10^9 bytes, prices are in US dollars.
+    """Storage for KV caches outside accelerators. A GB is 10^9 bytes, prices are in US dollars.
 
-    `bytes_per_s` is what one machine can read of it, into all its accelerators together.
+    `bytes_per_s` is the read bandwidth of one machine, summed over its accelerators.
     """
 
     name: Text
@@ -85,9 +79,9 @@ class StorageTier(msgspec.Struct, frozen=True, kw_only=True):
 class Model(msgspec.Struct, frozen=True, kw_only=True):
     """The architecture of a decoder-only transformer.
 
-    `weight_bytes` is all that must be resident; `active_parameters` are those a token passes through (fewer
-    than `parameters` for a mixture of experts). `kv_latent_dims` is set for latent attention (DeepSeek): the
-    compressed vector and its rotary key that are cached per layer instead of keys and values per head.
+    `weight_bytes` is the resident size; `active_parameters` are those that a token passes through (fewer than
+    `parameters` for a mixture of experts). `kv_latent_dims` is set for latent attention (DeepSeek): the compressed
+    vector and its rotary key that are cached per layer instead of keys and values per head.
     """
 
     name: Text

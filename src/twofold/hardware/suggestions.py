@@ -1,4 +1,4 @@
-"""What a user wrote wrongly, as one sentence: names that nobody knows, and values that do not fit."""
+"""User-facing errors for unknown names and invalid values."""
 
 import difflib
 import re
@@ -12,7 +12,7 @@ _PLACE = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<place>.*)`)?", re.DOTALL)
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """` (did you mean h100?)`, or nothing where no known name is like it."""
+    """` (did you mean h100?)`, or an empty string if no known name is similar."""
     by_lower = {each.lower(): each for each in known}
     found = difflib.get_close_matches(name.lower(), by_lower, n=1)
     return f" (did you mean {by_lower[found[0]]}?)" if found else ""
@@ -21,14 +21,14 @@ def suggestion(name: str, known: Iterable[str]) -> str:
 def unknown_name(
     kind: str, name: str, known: Iterable[str], *, also: Iterable[str] = ()
 ) -> ConfigurationError:
-    """The error for a name that is not among `known`; `also` are names that may be meant and are not listed."""
+    """Create the error for a name that is not in `known`; `also` are accepted aliases that the error does not list."""
     names = sorted(known)
     hint = suggestion(name, (*names, *also))
     return ConfigurationError(f"{kind} {name!r} is not known{hint}; there are {', '.join(names)}")
 
 
 def explain_validation(error: msgspec.ValidationError) -> tuple[str, str]:
-    """(place, what is wrong there) of a value that does not fit its type; place is empty for the whole."""
+    """Split a validation error into (place, reason); place is empty for the whole value."""
     found = _PLACE.fullmatch(str(error))
     place, what = (found["place"] or "", found["what"]) if found else ("", str(error))
     what = what.replace("`", "").replace("Object ", "").replace("object", "table")

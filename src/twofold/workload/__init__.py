@@ -1,1 +1,1 @@
-"""Requests to plan, simulate and serve with: traces, generators, arrival processes."""
+"""Workloads: trace formats, length distributions, arrival processes and rescaling."""

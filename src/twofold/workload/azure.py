@@ -1,8 +1,8 @@
 """The Azure LLM inference traces: csv with TIMESTAMP, ContextTokens and GeneratedTokens.
 
-A timestamp has up to nine fractional digits (the 2023 traces have seven) and may name its offset from UTC, as
-those of 2024 do. Arrival times count from the first request. What is written counts from 1970-01-01, since a
-request does not know its date, in steps of 100 ns. Source: Azure Public Dataset, AzureLLMInferenceDataset.
+A timestamp has up to nine fractional digits and an optional UTC offset (2024 traces have one). Arrival times count
+from the first request. Written times count from 1970-01-01 in steps of 100 ns, because requests have no date.
+Source: Azure Public Dataset, AzureLLMInferenceDataset.
 """
 
 import re
@@ -46,15 +46,15 @@ def encode(_index: int, request: Request) -> str:
 
 
 def _nanoseconds(lines: Lines, text: str) -> int:
-    """Nanoseconds since 1970, in whole numbers: a float would round the traces' 100 ns away."""
+    """Integer nanoseconds since 1970: a float would round the traces' 100 ns steps."""
     match = _TIME.fullmatch(text)
     if match is None:
         raise lines.error(f"TIMESTAMP is {text!r}, which is not a time such as 2023-11-16 18:17:03.9799600")
     try:
-        # A time without an offset is taken as UTC: only differences count.
+        # Times without an offset are treated as UTC; only differences matter.
         moment = datetime.fromisoformat(match[1] + (match[3] or "+00:00"))
     except ValueError as error:
-        raise lines.error(f"TIMESTAMP is {text!r}, which is no time of any day: {error}") from error
+        raise lines.error(f"TIMESTAMP is {text!r}, an invalid time: {error}") from error
     return (moment - _EPOCH) // _SECOND * 10**9 + int((match[2] or "").ljust(9, "0"))
 
 

@@ -1,15 +1,8 @@
-"""Randomness of generated workloads: one independent stream for each thing that is drawn.
+"""Arrival processes and length distributions of generated workloads.
 
-Apart, they do not disturb each other: another arrival process leaves the lengths of a seed as they are.
-
-Arrival processes: when requests arrive, as endless streams of seconds from 0 on, drawn as they are needed.
-
-A replayed trace has times of its own and needs no process; its name among the processes is `trace`.
-
-Length distributions: how long the prompts and outputs of a service are, by quantiles of its trace.
-
-Prompt and output lengths are drawn independently, because in the traces at hand they are close to
-uncorrelated (Azure 2023: Pearson's r is 0.00 for code and -0.11 for conversation).
+Each random quantity has its own stream, so that another arrival process leaves the lengths of a seed unchanged.
+Prompt and output lengths are drawn independently: in the Azure 2023 traces Pearson's r is 0.00 for code and -0.11
+for conversation.
 """
 
 import math
@@ -30,7 +23,7 @@ from twofold.errors import ConfigurationError
 
 
 class RandomStream(IntEnum):
-    """What is drawn; the values are part of what a seed means and do not change."""
+    """Random quantities of a workload. The values are part of a seed's meaning and must not change."""
 
     ARRIVALS = 0
     PROMPTS = 1
@@ -38,32 +31,32 @@ class RandomStream(IntEnum):
 
 
 def generator(seed: int, stream: RandomStream) -> Generator:
-    """The random numbers of one stream of a seed; raises ConfigurationError for a negative seed."""
+    """Create the random generator of one stream; raises ConfigurationError for a negative seed."""
     if seed < 0:
-        raise ConfigurationError(f"the seed is {seed}, and seeds are whole numbers from 0 on")
+        raise ConfigurationError(f"the seed must be at least 0, not {seed}")
     return Generator(PCG64((seed, stream)))
 
 
 REPLAY = "trace"
-_CHUNK = 1024  # gaps drawn at once; the numbers are the same whatever it is
+_CHUNK = 1024  # samples drawn at once; does not affect the values
 
 
 class ArrivalProcess(Protocol):
-    """Says when requests arrive."""
+    """Generates arrival times."""
 
     def times(self, seed: int) -> Iterator[float]:
-        """Arrival times in seconds, never decreasing, without end; the same seed gives the same times."""
+        """Infinite non-decreasing arrival times in seconds; equal seeds give equal times."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """One request every 1/`rate` seconds, the first at 0; nothing is drawn."""
+    """One request every 1/`rate` seconds, the first at 0."""
 
     rate: float
 
-    def times(self, seed: int) -> Iterator[float]:  # noqa: ARG002 - a process takes a seed, also this one
-        # Divided anew each time: a running sum would drift.
+    def times(self, seed: int) -> Iterator[float]:  # noqa: ARG002
+        # A running sum would drift.
         return (index / self.rate for index in count())
 
 
@@ -81,7 +74,7 @@ class Poisson:
 class Gamma:
     """Gamma distributed gaps with a mean of 1/`rate` seconds and the shape `burstiness`.
 
-    1 is Poisson, less is burstier, more is steadier; the gaps vary by CV = 1/sqrt(burstiness). This is the
+    1 is Poisson, smaller values are burstier; the coefficient of variation of the gaps is 1/sqrt(burstiness). Same as
     `--burstiness` of vLLM's serving benchmark.
     """
 
@@ -101,22 +94,20 @@ ARRIVALS: dict[str, Callable[[float, float], ArrivalProcess]] = {
 
 
 def arrival_process(name: str, rate: float, burstiness: float = 1.0) -> ArrivalProcess:
-    """The process of that name at `rate` requests per second; raises ConfigurationError."""
+    """Create the process of that name at `rate` requests per second; raises ConfigurationError."""
     if name not in ARRIVALS:
         raise ConfigurationError(f"arrival process {name!r} is not one of {', '.join(ARRIVALS)}")
     if not (rate > 0 and math.isfinite(rate)):
-        raise ConfigurationError(
-            f"the rate is {rate:g}, and it takes a positive number of requests per second"
-        )
+        raise ConfigurationError(f"the rate must be a positive number of requests per second, not {rate:g}")
     if not (burstiness > 0 and math.isfinite(burstiness)):
-        raise ConfigurationError(f"the burstiness is {burstiness:g}, and it takes a positive number")
+        raise ConfigurationError(f"the burstiness must be a positive number, not {burstiness:g}")
     if burstiness != 1 and name != "gamma":
         raise ConfigurationError(f"a burstiness of {burstiness:g} needs gamma arrivals, not {name}")
     return ARRIVALS[name](rate, burstiness)
 
 
 def _sums(seed: int, draw: Callable[[Generator], list[float]]) -> Iterator[float]:
-    """Running sums of gaps, drawn a chunk at a time. The seed is checked now, not at the first gap."""
+    """Cumulative sums of gaps, drawn in chunks. A bad seed raises immediately, not at the first gap."""
     random = generator(seed, RandomStream.ARRIVALS)
 
     def times() -> Iterator[float]:
@@ -133,11 +124,10 @@ _UNIFORM = re.compile(r"([1-9]\d{0,6})\+([1-9]\d{0,6})")
 
 
 class LengthDistribution(msgspec.Struct, frozen=True, kw_only=True):
-    """Quantiles of the prompt and output lengths of a trace, and where they come from.
+    """Quantiles of the prompt and output lengths of a trace, and their source.
 
-    A share `probabilities[i]` of the trace's requests is at most `prompt_tokens[i]` long, and likewise for
-    outputs; the first and last values are the shortest and the longest. `requests` and `requests_per_s`
-    describe the trace.
+    A share `probabilities[i]` of the trace's requests is at most `prompt_tokens[i]` long, likewise for outputs; the
+    first and last values are the minimum and the maximum. `requests` and `requests_per_s` describe the trace.
     """
 
     name: str
@@ -153,7 +143,7 @@ class LengthDistribution(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: list[float]
 
     def sample(self, seed: int) -> Iterator[tuple[int, int]]:
-        """Pairs (prompt tokens, output tokens) without end; the same seed gives the same pairs."""
+        """Infinite pairs (prompt tokens, output tokens); equal seeds give equal pairs."""
         prompts, outputs = generator(seed, RandomStream.PROMPTS), generator(seed, RandomStream.OUTPUTS)
 
         def pairs() -> Iterator[tuple[int, int]]:
@@ -167,14 +157,14 @@ class LengthDistribution(msgspec.Struct, frozen=True, kw_only=True):
         return pairs()
 
     def _draw(self, random: np.random.Generator, quantiles: list[float]) -> list[int]:
-        """Lengths by the inverse of the distribution, linear between the quantiles."""
+        """Sample by inverse transform with linear interpolation between quantiles."""
         drawn = np.interp(random.random(_CHUNK), self.probabilities, quantiles)
         lengths: list[int] = np.rint(drawn).astype(np.int64).tolist()
         return lengths
 
 
 def uniform_lengths(spec: str) -> LengthDistribution | None:
-    """`512+64`: every prompt has 512 tokens and every output 64. None for what is not written so."""
+    """Parse fixed lengths such as `512+64` (prompt and output tokens); None if `spec` has another form."""
     found = _UNIFORM.fullmatch(spec)
     if found is None:
         return None
@@ -196,7 +186,7 @@ def uniform_lengths(spec: str) -> LengthDistribution | None:
 
 @cache
 def load_lengths(name: str) -> LengthDistribution:
-    """The distribution that is kept under this name in the package, or that the name describes."""
+    """Load a distribution of the package by name, or parse fixed lengths."""
     uniform = uniform_lengths(name)
     if uniform is not None:
         return uniform

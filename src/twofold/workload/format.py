@@ -1,12 +1,12 @@
-"""A trace format: how a file of requests is recognised, read and written, and what it cannot carry.
+"""A trace format: detection, reading and writing, and the fields that it supports.
 
-Rules that hold in every format:
+Rules for every format:
 
 - One line is one request, in order of arrival; blank lines are skipped.
-- A prompt has at least one token: a length of 0 is an error, and so is a negative one.
-- An output of length 0 is read as 1, because prefill always ends in a first token: such lines are requests
-  that were cut off, and the work of their prompt was done all the same. `ReadNotes.zero_outputs` counts them.
-- Nothing is guessed: a number that is missing, not finite or not whole is an error with its line.
+- A prompt has at least one token; shorter lengths are errors.
+- An output of length 0 is read as 1, because prefill always produces a first token: such requests were cut off after
+  their prefill. `ReadNotes.zero_outputs` counts them.
+- Missing, non-finite and fractional numbers are errors that name their line.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,17 +15,16 @@ from dataclasses import dataclass
 from twofold.request import Request
 from twofold.workload.rows import Lines
 
-MAX_TOKENS = 2**31 - 1  # beyond it a number in a trace is a mistake
+MAX_TOKENS = 2**31 - 1  # larger numbers in a trace are errors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceFormat:
-    """One format; everything about it is in the file that makes it.
+    """One trace format.
 
-    `keys` are the columns or JSON keys by which it is recognised and without which it cannot be read. `read`
-    yields the requests of a file from its first line on; `encode` writes the request at an index as one line
-    without its end, below `header` where there is one. `resolution_s` is the step to which arrival times are
-    rounded when they are written, 0 where they are kept or no step can be told from the noise of a float.
+    `keys` are the required columns or JSON keys, also used for detection. `read` yields the requests of a file;
+    `encode` formats the request at an index as one line, below `header` if there is one. `resolution_s` is the step
+    to which written arrival times are rounded; 0 if they are exact or the step is below float precision.
     """
 
     name: str
@@ -40,14 +39,14 @@ class TraceFormat:
 
 
 def prompt_length(lines: Lines, name: str, tokens: int) -> int:
-    """Check the prompt length that field `name` of the latest line gives."""
+    """Validate the prompt length in field `name` of the current line."""
     if tokens < 1:
         raise lines.error(f"{name} is {tokens}, and a prompt has at least one token")
     return _bounded(lines, name, tokens)
 
 
 def output_length(lines: Lines, name: str, tokens: int) -> int:
-    """Check the output length that field `name` of the latest line gives; 0 is read as 1."""
+    """Validate the output length in field `name` of the current line; 0 is read as 1."""
     if tokens < 0:
         raise lines.error(f"{name} is {tokens}, and an output has no negative length")
     if tokens == 0:
@@ -63,7 +62,7 @@ def _bounded(lines: Lines, name: str, tokens: int) -> int:
 
 
 def block_numbers(request: Request) -> tuple[int, ...]:
-    """The prefix blocks of a request as the numbers that traces have; of a hash its first eight bytes make one."""
+    """Prefix blocks of a request as integers; hashes are truncated to their first eight bytes."""
     return tuple(
         block if isinstance(block, int) else int.from_bytes(block[:8]) for block in request.prefix_blocks
     )

@@ -1,8 +1,8 @@
 """The Mooncake traces: jsonl with timestamp (ms), input_length, output_length and hash_ids.
 
-`hash_ids` names the prompt's blocks of 512 tokens; an id stands for a block and everything before it.
-Traces without them are read as well. Arrival times count from the first request and are written in whole
-milliseconds, as the original has them. Source: the trace release of Mooncake, FAST'25.
+`hash_ids` names the prompt's blocks of 512 tokens; an id identifies a block and everything before it. The field is
+optional. Arrival times count from the first request and are written in whole milliseconds, like the original.
+Source: the trace release of Mooncake, FAST'25.
 """
 
 from collections.abc import Iterator

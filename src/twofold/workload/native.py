@@ -1,4 +1,4 @@
-"""Twofold's own format: jsonl, one `Request` a line with its fields under their own names, nothing lost."""
+"""Twofold's own lossless format: jsonl with one `Request` per line."""
 
 import math
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from twofold.workload.rows import Lines, json_rows
 
 
 class TwofoldRow(msgspec.Struct, omit_defaults=True):
-    """One line: the fields of `Request`, without the prefix blocks where there are none."""
+    """One line: the fields of `Request`; empty prefix blocks are omitted."""
 
     id: str
     arrival_s: float

@@ -1,7 +1,7 @@
-"""Changing a workload while it streams: its times, its lengths, and which part of it is taken.
+"""Streaming transformations of a workload: times, lengths and the part that is taken.
 
-When a prompt changes its length, its prefix blocks of 512 tokens that still lie whole inside it keep their
-ids and the others are dropped: an id stands for the very tokens of a full block and everything before it.
+A resized prompt keeps the ids of its prefix blocks (512 tokens) that still lie whole inside it and drops the others,
+because an id identifies the exact tokens of a full block and everything before it.
 """
 
 import math
@@ -13,25 +13,25 @@ from msgspec.structs import replace
 from twofold.errors import ConfigurationError
 from twofold.request import Request
 
-BLOCK_TOKENS = 512  # of the Mooncake trace's hash_ids; see Request.prefix_blocks
+BLOCK_TOKENS = 512  # block size of Mooncake's hash_ids; see Request.prefix_blocks
 
 
 def require_positive(name: str, value: float) -> None:
     """Raise ConfigurationError unless `value` is finite and above 0."""
     if not (value > 0 and math.isfinite(value)):
-        raise ConfigurationError(f"the {name} is {value:g}, and it takes a positive number")
+        raise ConfigurationError(f"the {name} must be a positive number, not {value:g}")
 
 
 def scale_rate(requests: Iterable[Request], factor: float) -> Iterator[Request]:
-    """Arrivals `factor` times as frequent: every time is divided by it."""
+    """Divide every arrival time by `factor`, which multiplies the rate."""
     require_positive("rate scale", factor)
     return (replace(request, arrival_s=request.arrival_s / factor) for request in requests)
 
 
 def mean_rate(requests: Iterable[Request]) -> float | None:
-    """Requests per second between the first arrival and the last, which is the inverse of the mean gap.
+    """Requests per second between the first and the last arrival, the inverse of the mean gap.
 
-    None for fewer than two requests; infinite where all arrive at once.
+    None for fewer than two requests; infinite if all arrive at once.
     """
     first = last = None
     gaps = -1
@@ -45,26 +45,29 @@ def mean_rate(requests: Iterable[Request]) -> float | None:
 
 
 def to_rate(reopen: Callable[[], Iterator[Request]], rate: float) -> Iterator[Request]:
-    """Times scaled so that `mean_rate` becomes `rate`. `reopen` gives the same requests each time: it is
-    called once to measure and once to stream. Raises ConfigurationError where all arrive at once."""
+    """Scale times so that `mean_rate` becomes `rate`.
+
+    `reopen` returns the same requests each time; it is called once to measure and once to stream. Raises
+    ConfigurationError if all requests arrive at once.
+    """
     require_positive("rate", rate)
     current = mean_rate(reopen())
     if current is None:
         return reopen()
     if math.isinf(current):
-        raise ConfigurationError("all requests arrive at the same moment, so no scaling gives them a rate")
+        raise ConfigurationError("all requests arrive at the same time, so they cannot be scaled to a rate")
     return scale_rate(reopen(), rate / current)
 
 
 def retime(requests: Iterable[Request], times_s: Iterable[float]) -> Iterator[Request]:
-    """The same requests at other times, in order; ends with the shorter of the two."""
+    """Replace the arrival times in order; ends with the shorter of the two."""
     return (replace(request, arrival_s=time) for request, time in zip(requests, times_s, strict=False))
 
 
 def window(requests: Iterable[Request], start_s: float, duration_s: float | None = None) -> Iterator[Request]:
-    """The requests that arrive from `start_s` on and before `start_s + duration_s`; `start_s` becomes 0."""
+    """Requests that arrive in [`start_s`, `start_s + duration_s`); `start_s` becomes 0."""
     if not (start_s >= 0 and math.isfinite(start_s)):
-        raise ConfigurationError(f"the start is {start_s:g} s, and it takes a time from 0 on")
+        raise ConfigurationError(f"the start must be at least 0 s, not {start_s:g} s")
     if duration_s is not None:
         require_positive("duration", duration_s)
     return _window(requests, start_s, math.inf if duration_s is None else start_s + duration_s)
@@ -81,12 +84,12 @@ def _window(requests: Iterable[Request], start_s: float, end_s: float) -> Iterat
 def first(requests: Iterable[Request], count: int | None) -> Iterator[Request]:
     """The first `count` requests, or all of them for None."""
     if count is not None and count < 1:
-        raise ConfigurationError(f"the number of requests is {count}, and it takes at least 1")
+        raise ConfigurationError(f"the number of requests must be at least 1, not {count}")
     return islice(requests, count)
 
 
 def scale_lengths(requests: Iterable[Request], factor: float) -> Iterator[Request]:
-    """Every prompt and output `factor` times as long, rounded, and at least 1 token."""
+    """Multiply every prompt and output length by `factor`, rounded, at least 1 token."""
     require_positive("length scale", factor)
     return (
         resize(
@@ -99,20 +102,20 @@ def scale_lengths(requests: Iterable[Request], factor: float) -> Iterator[Reques
 
 
 def fit_to_context(requests: Iterable[Request], max_model_len: int) -> Iterator[Request]:
-    """Requests of at most `max_model_len` tokens, prompt and output together, each at least 1.
+    """Clip requests to `max_model_len` tokens, prompt and output together, each at least 1.
 
-    Those that fit are left alone. The others are clipped: prompt and output shrink in the same proportion, so
-    that a request keeps its character. To bring a long trace into a short context, scale its lengths first.
+    Shorter requests are unchanged. In longer ones, prompt and output shrink by the same factor, which keeps their
+    proportion. To fit a long trace into a short context, scale its lengths first.
     """
     if max_model_len < 2:
-        raise ConfigurationError(f"the context is {max_model_len} tokens, and a request takes at least 2")
+        raise ConfigurationError(f"the context must be at least 2 tokens, not {max_model_len}")
     return (_clipped(request, max_model_len) for request in requests)
 
 
 def fit_lengths(
     requests: Iterable[Request], length_scale: float, max_model_len: int | None
 ) -> Iterator[Request]:
-    """Lengths scaled, then clipped to a context where one is given."""
+    """Scale lengths, then clip them to a context if given."""
     scaled = iter(requests) if length_scale == 1 else scale_lengths(requests, length_scale)
     return scaled if max_model_len is None else fit_to_context(scaled, max_model_len)
 
@@ -121,7 +124,7 @@ def _clipped(request: Request, limit: int) -> Request:
     whole = request.prompt_tokens + request.output_tokens
     if whole <= limit:
         return request
-    # Rounded down, both together stay within the limit; a part that becomes 0 leaves room for its 1.
+    # Rounding down keeps the sum within the limit and leaves room for the minimum of 1.
     prompt, output = (
         max(1, part * limit // whole) for part in (request.prompt_tokens, request.output_tokens)
     )
@@ -129,7 +132,7 @@ def _clipped(request: Request, limit: int) -> Request:
 
 
 def resize(request: Request, prompt_tokens: int, output_tokens: int) -> Request:
-    """The request with other lengths, and the prefix blocks that are still true of it."""
+    """The request with new lengths and the prefix blocks that are still valid."""
     blocks = request.prefix_blocks
     if prompt_tokens != request.prompt_tokens:
         blocks = blocks[: min(prompt_tokens, request.prompt_tokens) // BLOCK_TOKENS]

@@ -1,9 +1,4 @@
-"""A text file read line by line: numbered, decoded, unpacked where it is gzip, and never held whole.
-
-Reading csv: rows by column name, numbers with reasons, each error with its line.
-
-Reading jsonl: one object a line, checked against a msgspec type, errors with their line in plain words.
-"""
+"""Reading of csv and jsonl files, plain or gzip, with errors that name the line."""
 
 import csv
 import gzip
@@ -22,21 +17,19 @@ import msgspec
 
 from twofold.errors import WorkloadError
 
-MAX_LINE_BYTES = (
-    16 * 2**20
-)  # no trace has such a line; without a bound one without line ends would fill memory
+MAX_LINE_BYTES = 16 * 2**20  # bounds memory for files without line ends
 GZIP_MAGIC = b"\x1f\x8b"
 
 
 @dataclass(slots=True)
 class ReadNotes:
-    """What a reader changed in the latest reading: `zero_outputs` outputs of length 0 were read as 1."""
+    """Corrections of the last reading: `zero_outputs` outputs of length 0 were read as 1."""
 
     zero_outputs: int = 0
 
 
 class Lines:
-    """The lines of one open file that are not blank; `number` is that of the latest, counted from 1."""
+    """Non-blank lines of an open file; `number` is the current line, counted from 1."""
 
     def __init__(self, path: Path, stream: BufferedIOBase, notes: ReadNotes) -> None:
         self.path, self.notes, self.number = path, notes, 0
@@ -49,7 +42,7 @@ class Lines:
                 yield text
 
     def error(self, reason: str) -> WorkloadError:
-        """An error about the latest line."""
+        """Create an error about the current line."""
         return WorkloadError(str(self.path), reason, self.number)
 
     def _read(self) -> bytes:
@@ -75,7 +68,7 @@ class Lines:
 
 @contextmanager
 def open_lines(path: Path, notes: ReadNotes | None = None) -> Iterator[Lines]:
-    """Open a text file, plain or gzip; raises WorkloadError where there is none."""
+    """Open a text file, plain or gzip; raises WorkloadError if it is missing."""
     require_file(path)
     try:
         file = path.open("rb")
@@ -90,22 +83,22 @@ def open_lines(path: Path, notes: ReadNotes | None = None) -> Iterator[Lines]:
 
 
 def require_file(path: Path) -> None:
-    """Raise WorkloadError unless `path` is a regular file: a trace may be read twice, so no pipe will do."""
+    """Raise WorkloadError unless `path` is a regular file: a trace may be read twice, so pipes are not supported."""
     try:
         mode = path.stat().st_mode
     except FileNotFoundError as error:
-        raise WorkloadError(str(path), "there is no such file") from error
-    except (OSError, ValueError) as error:  # ValueError: a name that no file can have
+        raise WorkloadError(str(path), "no such file") from error
+    except (OSError, ValueError) as error:  # ValueError: invalid file name
         raise WorkloadError(str(path), f"cannot be opened: {getattr(error, 'strerror', error)}") from error
     if not stat.S_ISREG(mode):
-        raise WorkloadError(str(path), "a trace is a regular file, and this is not one")
+        raise WorkloadError(str(path), "not a regular file")
 
 
 _WHOLE = re.compile(r"[+-]?[0-9]{1,30}")
 
 
 def csv_fields(lines: Lines, line: str) -> list[str]:
-    """The fields of one line. Each line is parsed alone: an open quote must not swallow those below it."""
+    """Split one line. Lines are parsed separately, so that an open quote does not swallow the next ones."""
     try:
         return [field.strip() for field in next(csv.reader((line,), strict=True))]
     except csv.Error as error:
@@ -113,7 +106,7 @@ def csv_fields(lines: Lines, line: str) -> list[str]:
 
 
 def csv_rows(lines: Lines, columns: Sequence[str]) -> Iterator[list[str]]:
-    """The values of `columns`, in that order, of each row; other columns are ignored."""
+    """Yield the values of `columns`, in that order, of each row; other columns are ignored."""
     texts = iter(lines)
     header = csv_fields(lines, next(texts, ""))
     missing = [column for column in columns if column not in header]
@@ -128,14 +121,14 @@ def csv_rows(lines: Lines, columns: Sequence[str]) -> Iterator[list[str]]:
 
 
 def whole(lines: Lines, column: str, text: str) -> int:
-    """A whole number in decimal digits."""
+    """Parse a decimal integer."""
     if _WHOLE.fullmatch(text) is None:
         raise lines.error(f"{column} is {text!r}, which is not a whole number")
     return int(text)
 
 
 def seconds(lines: Lines, column: str, text: str) -> float:
-    """A time in seconds, finite and not negative."""
+    """Parse a finite, non-negative time in seconds."""
     try:
         value = float(text)
     except ValueError:
@@ -163,7 +156,7 @@ _WORDS = {
 
 
 def json_rows(lines: Lines, kind: type[T]) -> Iterator[T]:
-    """Each line as a `kind`; keys it does not have are ignored."""
+    """Decode each line as a `kind`; unknown keys are ignored."""
     decoder = msgspec.json.Decoder(kind)
     for line in lines:
         try:
@@ -175,7 +168,7 @@ def json_rows(lines: Lines, kind: type[T]) -> Iterator[T]:
 
 
 def json_keys(lines: Lines, line: str) -> tuple[str, ...]:
-    """The keys of the object on a line."""
+    """Keys of the JSON object on a line."""
     try:
         return tuple(msgspec.json.decode(line, type=dict[str, msgspec.Raw]))
     except msgspec.DecodeError as error:
@@ -183,7 +176,7 @@ def json_keys(lines: Lines, line: str) -> tuple[str, ...]:
 
 
 def reason(message: str) -> str:
-    """What msgspec says of a line, in words that need no knowledge of it."""
+    """Rewrite a msgspec error for users."""
     if "truncated" in message:
         return "the JSON is cut off"
     if match := _MISSING.match(message):

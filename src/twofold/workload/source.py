@@ -1,7 +1,4 @@
-"""Replaying a trace: which part of it, and how fast.
-
-Workloads by name, and the one entry point through which everything else gets its requests.
-"""
+"""Requests of named workloads and trace files by one function."""
 
 import difflib
 import math
@@ -28,12 +25,12 @@ from twofold.workload.trace import open_trace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """A part of a trace at its own times, or at those times rescaled.
+    """A part of a trace at its own times, or rescaled.
 
-    `start_s` is a moment of the trace as it is; it becomes 0. From there on at most `num_requests` are taken.
-    `rate_scale` makes arrivals that many times as frequent; `rate` scales them to that many requests per
-    second on average over the part that is taken. `duration_s` counts seconds of the result: together with
-    `rate` it takes the first `rate * duration_s` requests, otherwise those that arrive before it ends.
+    `start_s` is a time of the original trace and becomes 0. At most `num_requests` are taken from there. `rate_scale`
+    multiplies the arrival rate; `rate` scales to that many requests per second on average over the part. `duration_s`
+    counts seconds after scaling: together with `rate` it takes the first `rate * duration_s` requests, otherwise those
+    that arrive before it ends.
     """
 
     start_s: float = 0.0
@@ -43,7 +40,7 @@ class Replay:
     rate_scale: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be before anything is read."""
+        """Validate the fields before anything is read."""
         if self.rate is not None and self.rate_scale is not None:
             raise ConfigurationError("give either a rate or a rate scale, not both")
         if self.rate is not None:
@@ -54,7 +51,7 @@ class Replay:
         first((), self.num_requests)
 
     def requests(self, reopen: Callable[[], Iterator[Request]]) -> Iterator[Request]:
-        """The requests, as a stream; `reopen` gives the whole trace, from its first request on, each time."""
+        """Stream the requests; each call of `reopen` returns the whole trace from its first request."""
         if self.rate is not None:
             scaled = to_rate(lambda: self._part(reopen), self.rate)
         else:
@@ -64,13 +61,13 @@ class Replay:
     def _part(self, reopen: Callable[[], Iterator[Request]]) -> Iterator[Request]:
         count = self.num_requests
         if self.rate is not None and self.duration_s is not None:
-            # A hair more, so that 0.1 requests/s for 30 s are three and not two.
+            # Tolerance for float error, so that 0.1 requests/s for 30 s give three requests.
             fitting = max(1, math.floor(self.rate * self.duration_s * (1 + 1e-12)))
             count = fitting if count is None else min(count, fitting)
         return first(window(reopen(), self.start_s), count)
 
 
-# Each name is a file of quantiles in data/.
+# Each name is a quantile file in data/.
 NAMED: tuple[str, ...] = (
     "azure-code",
     "azure-conv",
@@ -81,7 +78,7 @@ NAMED: tuple[str, ...] = (
 
 
 def is_named(spec: str) -> bool:
-    """Whether requests are generated, at any rate: a name of `NAMED`, or lengths for all of them as in 512+64."""
+    """Whether requests are generated: a name of `NAMED`, or fixed lengths such as 512+64."""
     return spec in NAMED or uniform_lengths(spec) is not None
 
 
@@ -98,22 +95,21 @@ def workload(
     max_model_len: int | None = None,
     start_s: float = 0.0,
 ) -> Iterator[Request]:
-    """The requests of a named workload or of a trace file, in order of arrival, as a stream.
+    """Stream the requests of a named workload or of a trace file, in order of arrival.
 
-    `spec` is one of `NAMED`, lengths such as 512+64, else the path of a trace. A named workload is generated: it needs
-    `rate` (requests per second) and `num_requests` or `duration_s`, and arrives by `arrival` (poisson if None, gamma
-    if a `burstiness` other than 1 is given). A trace is replayed at its own times, rescaled to `rate` where
-    given; see `Replay` for `start_s`, `num_requests` and `duration_s`. With an `arrival` other than `trace`,
-    its lengths are used and its times are not; `rate` is then the trace's own if None. In both, lengths are
-    multiplied by `length_scale` and what is longer than `max_model_len` is then clipped (`fit_to_context`).
-    Equal arguments give equal requests.
+    `spec` is one of `NAMED`, fixed lengths such as 512+64, or the path of a trace. A named workload is generated: it
+    needs `rate` (requests per second) and `num_requests` or `duration_s`, and arrives by `arrival` (default poisson,
+    or gamma with a `burstiness` other than 1). A trace is replayed at its own times, rescaled to `rate` if given; see
+    `Replay` for `start_s`, `num_requests` and `duration_s`. With an `arrival` other than `trace`, only its lengths
+    are used; `rate` then defaults to the trace's own. In both cases, lengths are multiplied by `length_scale` and
+    clipped to `max_model_len` (`fit_to_context`). Equal arguments give equal requests.
 
-    Raises ConfigurationError at once for arguments that cannot be and WorkloadError for a missing file; a bad
-    line raises WorkloadError when the stream comes to it.
+    Invalid arguments raise ConfigurationError and a missing file raises WorkloadError immediately; a bad line raises
+    WorkloadError when the stream reaches it.
     """
     if is_named(spec):
         if start_s:
-            raise ConfigurationError(f"{spec} is generated and begins at 0: a start is for trace files")
+            raise ConfigurationError(f"{spec} is generated and begins at 0: only trace files take a start")
         requests = generate(
             spec,
             rate=rate,
@@ -140,19 +136,19 @@ def generate(
     burstiness: float = 1.0,
     seed: int = 0,
 ) -> Iterator[Request]:
-    """Requests with the length distribution of a named workload; their ids count from 0."""
+    """Requests with the length distribution of a named workload; ids count from 0."""
     if not is_named(name):
         raise ConfigurationError(f"workload {name!r} is not known{_hint(name)}; there are {', '.join(NAMED)}")
     lengths = load_lengths(name)
     if rate is None:
         own = "as in 1.5"
         if lengths.requests:
-            own = f"the service it comes from had {lengths.requests_per_s:.2f}"
+            own = f"its trace has {lengths.requests_per_s:.2f}"
         raise ConfigurationError(f"{name} needs a rate in requests per second ({own})")
     if num_requests is None and duration_s is None:
-        raise ConfigurationError(f"{name} has no end of its own: give a number of requests or a duration")
+        raise ConfigurationError(f"{name} is endless: give a number of requests or a duration")
     if arrival == REPLAY:
-        raise ConfigurationError(f"{name} has no arrival times of its own: use {', '.join(ARRIVALS)}")
+        raise ConfigurationError(f"{name} has no arrival times: use {', '.join(ARRIVALS)}")
     process = arrival_process(arrival or ("poisson" if burstiness == 1 else "gamma"), rate, burstiness)
     times, pairs = process.times(seed), lengths.sample(seed)
     endless = (
@@ -182,7 +178,7 @@ def _from_trace(
 
 
 def _require_known(spec: str) -> None:
-    """Raise ConfigurationError for a word that is neither a name nor a file; a path explains itself."""
+    """Raise ConfigurationError for a word that is neither a name nor a file; paths keep their WorkloadError."""
     try:
         require_file(Path(spec))
     except WorkloadError as error:

@@ -1,8 +1,8 @@
-"""The traces of SplitwiseSim: csv with an arrival_timestamp in seconds, prompt_size and token_size.
+"""SplitwiseSim's traces: csv with an arrival_timestamp in seconds, prompt_size and token_size.
 
-Its times are relative already and are kept as they are. Every row is one request (a `batch_size` other than 1
-is an error). What is written carries the values its trace generator writes: request_type 2 (LLM inference),
-application_id 0, batch_size 1. Source: SplitwiseSim's trace generator.
+Times are relative and kept unchanged. Every row is one request; a `batch_size` other than 1 is an error. Written rows
+have the constants of its trace generator: request_type 2 (LLM inference), application_id 0, batch_size 1.
+Source: SplitwiseSim's trace generator.
 """
 
 import csv
@@ -21,7 +21,7 @@ COLUMNS = ("request_id", "arrival_timestamp", "batch_size", "prompt_size", "toke
 def read(lines: Lines) -> Iterator[Request]:
     for name, arrival, batch, prompt, output in csv_rows(lines, COLUMNS):
         if whole(lines, "batch_size", batch) != 1:
-            raise lines.error(f"batch_size is {batch}, and only rows of one request are understood")
+            raise lines.error(f"batch_size is {batch}, and only rows of one request are supported")
         yield Request(
             id=name,
             arrival_s=seconds(lines, "arrival_timestamp", arrival),

@@ -1,4 +1,4 @@
-"""What a trace amounts to: counts, times, lengths and how much of its prompts could be reused."""
+"""Summary of a trace: counts, times, lengths and potential prefix reuse."""
 
 import math
 from bisect import bisect_right
@@ -12,7 +12,7 @@ from twofold.request import BlockKey, Request
 
 
 class LengthSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """Lengths in tokens; the quantiles are exact, linear between neighbours as numpy's are."""
+    """Lengths in tokens; quantiles are exact with linear interpolation, like numpy's."""
 
     total: int
     min: int
@@ -24,12 +24,12 @@ class LengthSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TraceSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """A trace in numbers.
+    """Statistics of a trace; None if undefined.
 
-    `duration_s` runs from the first arrival to the last and `requests_per_s` is the inverse of the mean gap.
-    `gap_cv` is the standard deviation of the gaps over their mean: 1 for Poisson arrivals, more for burstier
-    ones; gamma arrivals vary as much with a burstiness of 1 / gap_cv². None where there is no value.
-    `highest_reuse` is the share of prefix blocks that came before: what an endless cache would hit.
+    `duration_s` runs from the first arrival to the last and `requests_per_s` is the inverse of the mean gap. `gap_cv`
+    is the standard deviation of the gaps over their mean: 1 for Poisson arrivals, higher for burstier ones; gamma
+    arrivals with a burstiness of 1 / gap_cv² vary as much. `highest_reuse` is the share of repeated prefix blocks:
+    the hit rate of an infinite cache.
     """
 
     requests: int
@@ -44,7 +44,7 @@ class TraceSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LengthCounter:
-    """Lengths counted by value: as small as the longest of them, however many there are."""
+    """Counts lengths by value; memory is bounded by the number of distinct lengths."""
 
     def __init__(self) -> None:
         self.counts: Counter[int] = Counter()
@@ -60,7 +60,7 @@ class LengthCounter:
 
 
 class GapStatistics:
-    """Mean and spread of the gaps between arrivals, in one pass (Welford's recurrence)."""
+    """Mean and variation of the gaps between arrivals in one pass (Welford's recurrence)."""
 
     def __init__(self) -> None:
         self.count, self.mean_s, self._squares, self._latest = 0, 0.0, 0.0, math.nan
@@ -80,9 +80,9 @@ class GapStatistics:
 
 
 def summarise(requests: Iterable[Request]) -> TraceSummary:
-    """Read a stream of requests to its end; raises ValueError where there is none.
+    """Summarize a stream of requests; raises ValueError if it is empty.
 
-    Memory grows with the number of distinct lengths and distinct prefix blocks, not with that of requests.
+    Memory grows with the number of distinct lengths and prefix blocks, not of requests.
     """
     prompts, outputs, gaps = LengthCounter(), LengthCounter(), GapStatistics()
     distinct: set[BlockKey] = set()
@@ -110,7 +110,7 @@ def summarise(requests: Iterable[Request]) -> TraceSummary:
 
 
 def _quantile(values: list[int], below: list[int], share: float) -> float:
-    """The quantile of counted values: `below[i]` of them are at most `values[i]`, which ascend."""
+    """Quantile of counted values: `below[i]` of them are at most `values[i]`, in ascending order."""
     place = share * (below[-1] - 1)
     low, high = (_at(values, below, rank) for rank in (math.floor(place), math.ceil(place)))
     return low + (high - low) * (place % 1)

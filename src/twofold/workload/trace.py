@@ -1,7 +1,4 @@
-"""Traces of any known format: which one a file has, and its requests as a stream.
-
-Writing a trace: whole or not at all, and with a word about what its format cannot carry.
-"""
+"""Traces of any supported format: detection, streaming reads and atomic writes."""
 
 import gzip
 import os
@@ -32,11 +29,11 @@ FORMATS: dict[str, TraceFormat] = {
 def open_trace(
     path: str | Path, format_name: str | None = None, notes: ReadNotes | None = None
 ) -> Iterator[Request]:
-    """The requests of a trace, one at a time; memory does not grow with the file.
+    """Stream the requests of a trace; memory does not grow with the file.
 
-    The file is looked at now (a missing one raises here) and read as the iterator is. `format_name` is one of
-    `FORMATS`, found from the content if None. `notes` learns what the reader changed. Raises WorkloadError
-    with file, line and reason at the first bad line, and ConfigurationError for an unknown format.
+    A missing file raises immediately; lines are read by the iterator. `format_name` is one of `FORMATS`, detected
+    from the content if None. `notes` receives the corrections of the reader. Raises WorkloadError with file, line and
+    reason at the first bad line, and ConfigurationError for an unknown format.
     """
     file = Path(path)
     require_file(file)
@@ -45,14 +42,14 @@ def open_trace(
 
 
 def find_format(name: str) -> TraceFormat:
-    """The format of that name; raises ConfigurationError where there is none."""
+    """Look up a format by name; raises ConfigurationError."""
     if name not in FORMATS:
         raise ConfigurationError(f"trace format {name!r} is not one of {', '.join(FORMATS)}")
     return FORMATS[name]
 
 
 def detect_format(path: str | Path) -> TraceFormat:
-    """The format of a file by its header or by the keys of its first object; raises WorkloadError."""
+    """Detect the format of a file from its header or the keys of its first object; raises WorkloadError."""
     with open_lines(Path(path)) as lines:
         line = next(iter(lines), None)
         if line is None:
@@ -66,7 +63,7 @@ def detect_format(path: str | Path) -> TraceFormat:
 
 
 def _unknown(found: set[str], noun: str) -> str:
-    """Why no format fits: what the nearest one misses, or all there are where none is near."""
+    """Reason why no format matches: the columns that the nearest one misses, or all formats."""
     nearest = max(FORMATS.values(), key=lambda candidate: len(found & set(candidate.keys)))
     missing = [key for key in nearest.keys if key not in found]
     if len(missing) < len(nearest.keys):
@@ -88,12 +85,12 @@ def _read(path: Path, chosen: TraceFormat, notes: ReadNotes) -> Iterator[Request
             latest = request.arrival_s
             yield request
     if latest is None:
-        raise WorkloadError(str(path), "the trace holds no request")
+        raise WorkloadError(str(path), "the trace has no requests")
 
 
 @dataclass(slots=True)
 class WriteResult:
-    """What was written: how many requests, and how many of them lost what the format does not carry."""
+    """Number of requests written, and of requests that lost a field which the format does not support."""
 
     requests: int = 0
     lost_ids: int = 0
@@ -101,7 +98,7 @@ class WriteResult:
     rounded: int = 0
 
     def losses(self, target: TraceFormat) -> list[str]:
-        """One sentence for each kind of loss; empty where nothing was lost."""
+        """One sentence for each kind of loss."""
         step_ms = target.resolution_s * 1e3
         sentences = {
             f"no prefix blocks: {self.lost_prefix_blocks:,} requests lost theirs": self.lost_prefix_blocks,
@@ -112,10 +109,10 @@ class WriteResult:
 
 
 def write_trace(requests: Iterable[Request], path: str | Path, target: TraceFormat) -> WriteResult:
-    """Write requests to `path` (gzip where its name ends in .gz) in the format `target`.
+    """Write requests to `path` (gzip if its name ends in .gz) in the format `target`.
 
-    The file appears under its name only when it is complete; an error on the way leaves what was there.
-    Raises ConfigurationError where the place cannot be written to or a request cannot be said in the format.
+    The file is replaced atomically; on an error the old file stays. Raises ConfigurationError if the path is not
+    writable or a request cannot be represented in the format.
     """
     written = WriteResult()
     with _replacing(Path(path)) as file:
@@ -133,13 +130,13 @@ def _count(written: WriteResult, index: int, request: Request, target: TraceForm
     written.lost_prefix_blocks += not target.keeps_prefix_blocks and bool(request.prefix_blocks)
     if target.resolution_s:
         steps = request.arrival_s / target.resolution_s
-        # A time that is a whole number of steps is not quite one as a float: a thousandth of a step is noise.
+        # Tolerance of a thousandth of a step for float error.
         written.rounded += abs(steps - round(steps)) > 1e-3
 
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[BufferedIOBase]:
-    """A file that takes the place of `path` when all went well, and vanishes when it did not."""
+    """Open a temporary file that replaces `path` on success and is deleted on failure."""
     try:
         if _special(path):
             with _opened(path, "ab", packed=path.suffix == ".gz") as file:
@@ -158,7 +155,7 @@ def _replacing(path: Path) -> Iterator[BufferedIOBase]:
 
 
 def _special(path: Path) -> bool:
-    """Whether no file may take this place: /dev/stdout, wherever that leads, a pipe or a folder."""
+    """Whether `path` cannot be replaced: a device such as /dev/stdout, a pipe or a directory."""
     return path.is_relative_to("/dev") or (path.exists() and not path.is_file())
 
 
@@ -168,6 +165,6 @@ def _opened(place: Path, mode: Literal["ab", "wb"], *, packed: bool) -> Iterator
         if not packed:
             yield file
             return
-        # No name and no time inside: the same requests give the same bytes.
+        # No file name and time in the header, so equal requests give equal bytes.
         with gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0) as unpacked:
             yield unpacked

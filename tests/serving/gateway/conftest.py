@@ -1,4 +1,4 @@
-"""A gateway on a socket, in front of a scripted service."""
+"""A gateway on a socket in front of a scripted service."""
 
 import json
 
@@ -10,14 +10,14 @@ from support.scripted_service import ScriptedService
 
 @pytest.fixture(scope="module")
 def client():
-    """A client of a gateway whose service improvises; for tests that leave nothing behind."""
+    """Client of a shared gateway whose service generates pseudo-random tokens."""
     with running_gateway(ScriptedService()) as client:
         yield client
 
 
 @pytest.fixture
 def complete(client):
-    """Ask for a completion with these fields; the model and a prompt are filled in."""
+    """Request a completion with these fields; model and prompt have defaults."""
 
     def ask(**fields):
         return client.post("/v1/completions", json={"model": "tiny", "prompt": "The fox", **fields})
@@ -27,7 +27,7 @@ def complete(client):
 
 @pytest.fixture
 def chat(client):
-    """Ask for a chat completion with these fields; the model and a message are filled in."""
+    """Request a chat completion with these fields; model and messages have defaults."""
     message = {"role": "user", "content": "Hello"}
 
     def ask(**fields):
@@ -38,7 +38,7 @@ def chat(client):
 
 @pytest.fixture
 def events():
-    """The data of every event of a stream; the last is `[DONE]` where it ended well."""
+    """Data of every event of a stream; the last is `[DONE]` if it succeeded."""
 
     def read(response):
         assert response.headers["content-type"].startswith("text/event-stream")

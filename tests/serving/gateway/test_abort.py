@@ -1,4 +1,4 @@
-"""Clients that leave: every generation behind them is aborted, whenever it happens."""
+"""A client disconnect aborts every generation of its request."""
 
 import json
 import socket
@@ -10,7 +10,7 @@ from support.scripted_service import Gate, ScriptedService
 
 
 def send(client, **fields):
-    """Ask on a bare socket, which can be closed at any moment."""
+    """Send a request on a bare socket that can be closed at any time."""
     body = json.dumps({"model": "tiny", "prompt": "The", "max_tokens": 100, **fields}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
     sock = socket.create_connection((client.base_url.host, client.base_url.port), timeout=120)
@@ -21,8 +21,8 @@ def send(client, **fields):
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("tokens", [0, 5])
-def test_leaving(stream, n, tokens, caplog):
-    """Before the first token and after some, streaming or not, one choice or several: no error is logged."""
+def test_a_disconnect_aborts_every_generation(stream, n, tokens, caplog):
+    """Before and after the first token, streaming or not, with one or several choices; no error is logged."""
     service = ScriptedService(lambda _: [*[5] * tokens, Gate()])
     with running_gateway(service) as client:
         sock = send(client, stream=stream, n=n)
@@ -38,8 +38,7 @@ def test_leaving(stream, n, tokens, caplog):
     assert caplog.records == []
 
 
-def test_leaving_in_the_middle_of_the_body(caplog):
-    """A client that leaves before it has asked starts nothing, and leaves no error in the log."""
+def test_a_disconnect_within_the_body_starts_nothing(caplog):
     service = ScriptedService()
     with running_gateway(service) as client:
         with socket.create_connection((client.base_url.host, client.base_url.port)) as sock:
@@ -49,8 +48,7 @@ def test_leaving_in_the_middle_of_the_body(caplog):
     assert caplog.records == []
 
 
-def test_one_choice_that_fails_ends_the_others():
-    """With several choices, the failure of one aborts the rest."""
+def test_a_failed_choice_aborts_the_others():
 
     def script(generation):
         return [OSError("broken")] if generation.request.id.split("-")[-2] == "1" else [Gate()]
@@ -62,8 +60,8 @@ def test_one_choice_that_fails_ends_the_others():
         service.wait_until(lambda service: len(service.aborted) == 3)
 
 
-def test_the_first_token_is_not_kept_waiting():
-    """The first token reaches the client while the second is still to come."""
+def test_tokens_are_streamed_immediately():
+    """The first token reaches the client before the second is generated."""
     gate = Gate()
     service = ScriptedService(lambda _: [40, gate, 41])
     with running_gateway(service) as client:
@@ -75,8 +73,8 @@ def test_the_first_token_is_not_kept_waiting():
             assert list(lines)[-2:] == ["data: [DONE]", ""]
 
 
-def test_a_server_that_stops_ends_its_answers():
-    """When the grace of stopping is over, running answers are cancelled and their generations aborted."""
+def test_stopping_the_server_aborts_running_answers():
+    """After the grace period, running answers are cancelled."""
     service = ScriptedService(lambda _: [5, Gate()])
     with running_gateway(service) as client:
         sock = send(client, stream=True)

@@ -1,4 +1,4 @@
-"""Paths, keys, ids and limits of the whole gateway."""
+"""Paths, request ids, errors and limits of the gateway."""
 
 import json
 import re
@@ -15,8 +15,7 @@ ASK = {"model": "tiny", "prompt": "The", "max_tokens": 1}
 
 
 @pytest.mark.parametrize("path", ["/", "/v1", "/v1/nothing", "/v1/models/", "/docs", "/v1/completions/"])
-def test_unknown_paths(client, path):
-    """An unknown path is a 404 in the error JSON."""
+def test_unknown_paths_are_404(client, path):
     response = client.get(path)
     assert response.status_code == 404
     assert response.json()["error"]["type"] == "invalid_request_error"
@@ -25,23 +24,21 @@ def test_unknown_paths(client, path):
 @pytest.mark.parametrize(
     ("method", "path"), [("GET", "/v1/completions"), ("POST", "/v1/models"), ("PUT", "/health")]
 )
-def test_wrong_methods(client, method, path):
-    """A wrong method is a 405 that says which is right."""
+def test_wrong_methods_are_405(client, method, path):
+    """The Allow header names the right methods."""
     response = client.request(method, path)
     assert response.status_code == 405
     assert response.headers["allow"]
     assert response.json()["error"]["code"] == "method_not_allowed"
 
 
-def test_models(client):
-    """The one model, listed and alone."""
+def test_lists_the_served_model(client):
     (card,) = client.get("/v1/models").json()["data"]
     assert (card["id"], card["object"], card["max_model_len"]) == ("tiny", "model", 256)
     assert client.get("/v1/models/tiny").json() == card
 
 
-def test_operations(client):
-    """Metrics as Prometheus reads them, and the version."""
+def test_serves_metrics_and_version(client):
     metrics = client.get("/metrics")
     assert metrics.headers["content-type"].startswith("text/plain; version=0.0.4")
     assert "scripted_requests_total" in metrics.text
@@ -49,7 +46,7 @@ def test_operations(client):
 
 
 def test_health_follows_the_service():
-    """Healthy means ready to serve."""
+    """200 when the service is ready, else 503."""
     service = ScriptedService()
     with running_gateway(service) as client:
         assert [client.get(path).status_code for path in ("/health", "/ping")] == [200, 200]
@@ -58,8 +55,8 @@ def test_health_follows_the_service():
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/health", "/nothing"])
-def test_request_id(client, path):
-    """The client's id comes back, and one that could do harm is replaced."""
+def test_echoes_safe_request_ids(client, path):
+    """Unsafe ids are replaced by new ones."""
     given = client.post(path, json=ASK, headers={"x-request-id": "my-id.1"})
     assert given.headers["x-request-id"] == "my-id.1"
     ids = {
@@ -70,8 +67,8 @@ def test_request_id(client, path):
     assert all(len(each) == 32 for each in ids)
 
 
-def test_trace_context(client):
-    """A client's trace goes on, and one without is told which it is in."""
+def test_continues_the_clients_trace(client):
+    """Without a traceparent header, a new trace starts."""
     trace = "0af7651916cd43dd8448eb211c80319c"
     given = client.post(
         "/v1/completions", json=ASK, headers={"traceparent": f"00-{trace}-b7ad6b7169203331-01"}
@@ -81,8 +78,8 @@ def test_trace_context(client):
     assert re.fullmatch(r"00-[0-9a-f]{32}-[0-9a-f]{16}-01", new)
 
 
-def test_request_id_names_the_answer():
-    """The answer's id has the client's in it; every generation has an id of its own all the same."""
+def test_answer_id_contains_the_request_id():
+    """Generation ids are unique even for equal request ids."""
     service = ScriptedService()
     with running_gateway(service) as client:
         for _ in range(2):
@@ -91,8 +88,8 @@ def test_request_id_names_the_answer():
     assert len({generation.request.id for generation in service.started}) == 4
 
 
-def test_body_limit():
-    """A body over the limit is refused, whether or not its length is announced."""
+def test_rejects_large_bodies():
+    """With and without Content-Length."""
     with running_gateway(ScriptedService(), limits=RequestLimits(body_bytes=1000)) as client:
         big = b'{"model": "tiny", "prompt": "' + b"a" * 2000 + b'"}'
         for content in (big, iter([big[:500], big[500:1500], big[1500:]])):
@@ -102,8 +99,8 @@ def test_body_limit():
         assert client.post("/v1/completions", json=ASK).status_code == 200
 
 
-def test_unexpected_errors(caplog):
-    """An error nobody foresaw is a 500 in the error JSON, told to the log, and the next request is served."""
+def test_unexpected_errors_are_500_and_logged(caplog):
+    """The next request is served."""
     service = ScriptedService()
     service.metrics = lambda: 1 / 0
     with running_gateway(service) as client:
@@ -114,8 +111,7 @@ def test_unexpected_errors(caplog):
     assert "ZeroDivisionError" in caplog.text
 
 
-def test_many_clients_at_once():
-    """Streams that run side by side do not mix."""
+def test_concurrent_streams_do_not_mix():
     with running_gateway(ScriptedService(delay_s=0.001)) as client:
         body = {"model": "tiny", "prompt": "The", "max_tokens": 20, "seed": 4}
         alone = client.post("/v1/completions", json=body).json()["choices"][0]["text"]

@@ -15,8 +15,8 @@ def ask(client, messages, **fields):
     return client.post("/v1/chat/completions", json={"model": "tiny", "messages": messages, **fields})
 
 
-def test_answer(chat):
-    """The whole answer in OpenAI's shape, as long as the context allows."""
+def test_answer_has_openais_form(chat):
+    """The output is as long as the context allows."""
     answer = chat().json()
     assert answer["id"].startswith("chatcmpl-")
     assert answer["object"] == "chat.completion"
@@ -26,8 +26,8 @@ def test_answer(chat):
     assert answer["usage"]["total_tokens"] == 256
 
 
-def test_stream_equals_whole(chat, events):
-    """A stream, put together, is the whole answer; each choice begins with its role."""
+def test_stream_equals_the_whole_answer(chat, events):
+    """The stream of each choice starts with its role."""
     fields = {
         "max_completion_tokens": 50,
         "max_tokens": 9,
@@ -54,7 +54,7 @@ def test_stream_equals_whole(chat, events):
 
 
 def test_logprob_bytes_join_to_the_text():
-    """The bytes of the tokens are those of the text, half characters included."""
+    """Also for tokens that hold part of a character."""
     said = byte_level().backend.encode("café 😀 世界").ids
     with running_gateway(ScriptedService(lambda _: [*said, EOS])) as client:
         choice = ask(client, HELLO, logprobs=True).json()["choices"][0]
@@ -65,8 +65,8 @@ def test_logprob_bytes_join_to_the_text():
     assert all(entry["top_logprobs"] == [] for entry in entries)
 
 
-def test_prompt_is_the_template_s():
-    """The model's own template makes the prompt, and special tokens in it become what they are."""
+def test_prompt_follows_the_chat_template():
+    """Special tokens in the template's text are encoded as such."""
     service = ScriptedService()
     messages = [
         {"role": "developer", "content": "Be brief."},
@@ -84,8 +84,8 @@ def test_prompt_is_the_template_s():
     assert EOS in service.started[0].prompt_token_ids
 
 
-def test_long_prompts_are_encoded_off_the_loop():
-    """A long prompt is the same prompt as a short one, tokenized in a thread."""
+def test_long_prompts_are_tokenized_in_a_thread():
+    """The token ids are the same."""
     service = ScriptedService(model=served_model(max_model_len=50000))
     text = "The quick brown fox. " * 1000
     with running_gateway(service) as client:

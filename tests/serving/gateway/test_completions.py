@@ -14,7 +14,7 @@ def ids_of(text):
 
 
 def say(text, more=()):
-    """A script whose model says `text` and then the tokens `more`."""
+    """A script whose model generates `text` and then the tokens `more`."""
     return lambda _: [*ids_of(text), *more]
 
 
@@ -22,8 +22,8 @@ def ask(client, **fields):
     return client.post("/v1/completions", json={"model": "tiny", "prompt": "The fox", **fields})
 
 
-def test_answer(complete):
-    """The whole answer in OpenAI's shape, of 16 tokens unless told otherwise."""
+def test_answer_has_openais_form(complete):
+    """With 16 output tokens by default."""
     answer = complete().json()
     assert answer["id"].startswith("cmpl-")
     assert (answer["object"], answer["model"]) == ("text_completion", "tiny")
@@ -38,16 +38,14 @@ def test_answer(complete):
     }
 
 
-def test_default_max_tokens_gives_way(complete):
-    """The default of 16 tokens is cut where the context has less left."""
+def test_default_max_tokens_is_clipped_to_the_context(complete):
     assert complete(prompt=[5] * 250).json()["usage"]["completion_tokens"] == 6
 
 
 @pytest.mark.parametrize(
     "fields", [{}, {"n": 3}, {"logprobs": 2}, {"stop": ["e", " t"]}, {"return_token_ids": True}]
 )
-def test_stream_equals_whole(complete, events, fields):
-    """A stream, put together, is the answer that is given whole."""
+def test_stream_equals_the_whole_answer(complete, events, fields):
     fields = {"max_tokens": 60, "seed": 5, "prompt": ["The", "fox"], **fields}
     whole = complete(**fields).json()
     *chunks, usage, done = events(complete(**fields, stream=True, stream_options={"include_usage": True}))
@@ -64,8 +62,8 @@ def test_stream_equals_whole(complete, events, fields):
             assert [each for part in mine for each in part["logprobs"][key]] == choice["logprobs"][key]
 
 
-def test_a_chunk_per_token(complete, events):
-    """Every token has its chunk, with the running usage where it is asked for."""
+def test_streams_one_chunk_per_token(complete, events):
+    """With running usage if requested."""
     options = {"continuous_usage_stats": True}
     chunks = events(complete(max_tokens=9, stream=True, stream_options=options))[:-1]
     assert [chunk["usage"]["completion_tokens"] for chunk in chunks] == list(range(1, 10))
@@ -73,7 +71,7 @@ def test_a_chunk_per_token(complete, events):
 
 
 def test_cached_tokens_count_once_per_prompt(events):
-    """Of each prompt what no choice of it had to compute, whole and in a stream."""
+    """The count is the minimum over the choices of the prompt, in streams too."""
     reused = [4, 3, 2, 5]
 
     def script(generation):
@@ -89,7 +87,7 @@ def test_cached_tokens_count_once_per_prompt(events):
         assert events(stream)[-2]["usage"] == whole["usage"]
 
 
-def test_choices_of_prompts(complete):
+def test_choices_do_not_depend_on_other_prompts(complete):
     """Choice i of a prompt has seed + i, alone or in a list, and index prompt * n + i."""
     fields = {"seed": 7, "max_tokens": 20, "n": 2}
     listed = complete(prompt=["The", "fox"], **fields).json()
@@ -104,8 +102,8 @@ def test_choices_of_prompts(complete):
     assert listed["usage"]["prompt_tokens"] == prompt_tokens
 
 
-def test_kinds_of_prompt(complete):
-    """Text and its token ids, alone or in a list, are the same prompt."""
+def test_text_and_token_ids_are_the_same_prompt(complete):
+    """Alone or in a list."""
     ids = ids_of("The fox")
     texts = {
         complete(prompt=prompt, seed=1).json()["choices"][0]["text"]
@@ -114,8 +112,8 @@ def test_kinds_of_prompt(complete):
     assert len(texts) == 1
 
 
-def test_seeds_at_random():
-    """Without a seed every prompt gets its own; with one it stays within 63 bits."""
+def test_random_seeds_per_prompt():
+    """Given seeds are reduced to 63 bits."""
     service = ScriptedService()
     with running_gateway(service) as client:
         ask(client, prompt=[[5], [5]])
@@ -125,8 +123,7 @@ def test_seeds_at_random():
     assert (minus_one, wrapped) == (2**63 - 1, 0)
 
 
-def test_what_the_service_is_asked():
-    """Every sampling field arrives."""
+def test_passes_every_sampling_field_to_the_service():
     service = ScriptedService()
     fields = {"temperature": 0, "top_p": 0.5, "top_k": -1, "min_tokens": 2, "ignore_eos": True}
     with running_gateway(service) as client:
@@ -140,8 +137,8 @@ def test_what_the_service_is_asked():
     assert service.started[1].prompt_token_ids == [byte_level().bos_token_id]
 
 
-def test_stop_string_across_tokens():
-    """The text ends before the stop string, the generation is ended, tokens up to there are counted."""
+def test_stop_strings_match_across_tokens():
+    """The text ends before the stop string, the generation stops, and tokens up to it count in usage."""
     service = ScriptedService(say("The quick brown fox jumps over the lazy dog.", [5] * 50))
     with running_gateway(service) as client:
         answer = ask(client, stop=["fox ju", "zzz"], max_tokens=100).json()
@@ -158,15 +155,14 @@ def test_stop_string_across_tokens():
 
 
 def test_min_tokens_delays_stop_strings():
-    """A stop string within the first min_tokens tokens is no stop."""
+    """A stop string within the first min_tokens tokens is ignored."""
     with running_gateway(ScriptedService(say("the the the", [EOS]))) as client:
         tokens = len(ids_of("the"))
         answer = ask(client, stop="the", min_tokens=tokens).json()
     assert answer["choices"][0]["text"] == "the "
 
 
-def test_end_of_sequence_is_silent():
-    """The token that ends the output is counted and not shown, whether or not it is special."""
+def test_the_stop_token_is_counted_but_not_shown():
     with running_gateway(ScriptedService(say("the dog", [EOS]))) as client:
         answer = ask(client, skip_special_tokens=False).json()
         shown = ask(client, skip_special_tokens=False, include_stop_str_in_output=True).json()
@@ -179,8 +175,8 @@ def test_end_of_sequence_is_silent():
     )
 
 
-def test_logprobs():
-    """One entry per token; the chosen token is among the alternatives; offsets lead to each token's text."""
+def test_completion_logprobs():
+    """One entry per token; alternatives include the chosen token; offsets point to each token's text."""
     script = [
         TokenOutput(
             index=0, token_id=ids_of("the")[0], logprob=-0.5, top_logprobs=((3, -0.1), (4, float("-inf")))
@@ -210,8 +206,8 @@ def test_logprobs():
         (OSError("secret detail"), 500, "server_error"),
     ],
 )
-def test_errors_before_the_first_token(stream, error, status, kind, caplog):
-    """An error before the first token is an HTTP error, of a stream as well; the service goes on."""
+def test_errors_before_the_first_token_are_http_errors(stream, error, status, kind, caplog):
+    """For streams too; the service stays healthy."""
     with running_gateway(ScriptedService(lambda _: [error])) as client:
         response = ask(client, stream=stream, n=2)
         assert client.get("/health").status_code == 200
@@ -222,8 +218,8 @@ def test_errors_before_the_first_token(stream, error, status, kind, caplog):
 
 
 @pytest.mark.parametrize("error", [InstanceLostError("gone"), OSError("secret detail")])
-def test_errors_after_the_first_token(error, events, caplog):
-    """A stream that fails ends with an error event, and without [DONE]."""
+def test_errors_after_the_first_token_end_the_stream(error, events, caplog):
+    """The stream ends with an error event and without [DONE]."""
     with running_gateway(ScriptedService(lambda _: [5, 6, error])) as client:
         *chunks, last = events(ask(client, stream=True))
         assert ask(client).status_code in (500, 503)
@@ -234,14 +230,14 @@ def test_errors_after_the_first_token(error, events, caplog):
 @pytest.mark.parametrize(
     "script", [[5], [5, TokenOutput(index=1, token_id=5, finish_reason=FinishReason.ERROR)]]
 )
-def test_generation_without_an_end(script):
-    """A generation that stops without its last token is never passed off as a whole answer."""
+def test_a_truncated_generation_is_an_error(script):
+    """A generation without a last token is never returned as a complete answer."""
     with running_gateway(ScriptedService(lambda _: script)) as client:
         assert ask(client).status_code == 503
 
 
-def test_without_a_tokenizer():
-    """A model without a tokenizer takes token ids and answers with them."""
+def test_token_ids_without_a_tokenizer():
+    """A model without a tokenizer takes and returns token ids."""
     with running_gateway(ScriptedService(model=served_model(vocab_size=10)), tokenizer=False) as client:
         answer = ask(client, prompt=[1, 2], return_token_ids=True, logprobs=0, max_tokens=3).json()[
             "choices"

@@ -1,4 +1,4 @@
-"""The dashboard, as it is served and as a browser shows it."""
+"""The dashboard over HTTP and in a browser."""
 
 import asyncio
 import re
@@ -27,7 +27,7 @@ def shifted(moments, by):
 
 
 def busy_service():
-    """A service with a past: three instances, one of them lost, and some requests."""
+    """A service with some history: three instances, one lost, and several requests."""
     service, now = ScriptedService(), time.monotonic()
     history = service.history
     for name, role in {"prefill-0": Role.PREFILL, "prefill-1": Role.PREFILL, "decode-0": Role.DECODE}.items():
@@ -46,16 +46,15 @@ def busy_service():
 
 
 def test_viewers_share_a_snapshot():
-    """The service is looked at once a second, however many ask."""
+    """The service takes one snapshot a second for any number of viewers."""
     service, now = ScriptedService(), 0.0
     dashboard = Dashboard(service, clock=lambda: now)
-    for now in (0.0, 0.5, 0.99, 1.0, 1.5):  # noqa: B007 the clock reads it
+    for now in (0.0, 0.5, 0.99, 1.0, 1.5):  # noqa: B007 read by the clock
         msgspec.json.decode(dashboard.data().body, type=ServiceSnapshot)
     assert service.looks == 2
 
 
-def test_its_data_needs_the_key():
-    """The page does not: it has to ask for it."""
+def test_data_needs_an_api_key_and_the_page_does_not():
     with running_gateway(ScriptedService(), keys=KeyRing([ApiKey("watcher", "secret")])) as client:
         assert client.get("/dashboard").status_code == 200
         assert client.get("/dashboard/data").status_code == 401
@@ -63,8 +62,8 @@ def test_its_data_needs_the_key():
         assert answer.json()["model"] == "tiny"
 
 
-def test_the_page_needs_nothing_from_outside(client):
-    """It names no other place, and its policy would refuse one."""
+def test_the_page_loads_no_external_assets(client):
+    """Its content security policy forbids them."""
     answer = client.get("/dashboard")
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
     assert "default-src 'none'" in answer.headers["content-security-policy"]
@@ -73,8 +72,8 @@ def test_the_page_needs_nothing_from_outside(client):
 
 
 @needs_chromium
-def test_a_browser_shows_it():
-    """Pools, phases, events and requests, with words for those who do not see the drawings."""
+def test_a_browser_renders_the_dashboard():
+    """Pools, phases, events and requests, with text alternatives for drawings."""
 
     async def look(url):
         async with browsing(chromium()) as page:
@@ -105,8 +104,8 @@ def test_a_browser_shows_it():
 
 
 @needs_chromium
-def test_a_browser_before_the_first_request():
-    """Nothing to show is said, not drawn."""
+def test_a_browser_renders_an_idle_service():
+    """Empty panels show a text."""
 
     async def look(url):
         async with browsing(chromium()) as page:
@@ -121,8 +120,7 @@ def test_a_browser_before_the_first_request():
 
 
 @needs_chromium
-def test_a_browser_with_a_key_and_a_service_that_goes():
-    """The key is asked for until it is right; a service that has gone is missed."""
+def test_a_browser_prompts_for_the_key_and_reports_a_lost_service():
 
     async def look(url, stop):
         async with browsing(chromium()) as page:

@@ -1,4 +1,4 @@
-"""Answers end at their deadline, and nothing else does."""
+"""`until_deadline` ends the wait for an item and nothing else."""
 
 import asyncio
 import time
@@ -13,7 +13,7 @@ SOON = 0.05
 
 
 class Items:
-    """An asynchronous generator of `ready` numbers that then waits for ever, or ends."""
+    """An asynchronous generator of `ready` numbers that then waits forever or ends."""
 
     def __init__(self, ready, *, ends=False):
         self.ready, self.ends, self.closed = ready, ends, False
@@ -40,14 +40,13 @@ def soon():
     return time.monotonic() + SOON
 
 
-def test_no_deadline():
-    """All items come."""
+def test_without_a_deadline_all_items_come():
     assert asyncio.run(read(Items(3, ends=True), None)) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("ready", [0, 2])
-def test_the_wait_for_an_item_ends(ready):
-    """With a 504; the items are closed, and the task is not left cancelled."""
+def test_the_deadline_ends_the_wait_for_an_item(ready):
+    """It raises a 504, closes the generator and leaves the task uncancelled."""
 
     async def check():
         items, got = Items(ready), []
@@ -56,14 +55,14 @@ def test_the_wait_for_an_item_ends(ready):
         assert raised.value.status == 504
         assert (got, items.closed) == (list(range(ready)), True)
         assert asyncio.current_task().cancelling() == 0
-        await asyncio.sleep(0)  # a cancellation that is still to come would come here
+        await asyncio.sleep(0)  # a pending cancellation would arrive here
 
     asyncio.run(check())
 
 
 @pytest.mark.parametrize("ends", [True, False])
 def test_work_with_an_item_is_not_interrupted(ends):
-    """A deadline that passes meanwhile ends the next wait; where there is none, the answer is whole."""
+    """A deadline during that work ends the next wait, if there is one."""
 
     async def check():
         items, deadline_s, got = Items(1, ends=ends), soon(), []
@@ -82,8 +81,8 @@ def test_work_with_an_item_is_not_interrupted(ends):
     asyncio.run(check())
 
 
-def test_a_task_that_is_cancelled_is_cancelled():
-    """The client has left: that is no deadline."""
+def test_other_cancellations_pass_through():
+    """A client disconnect is not reported as a deadline."""
 
     async def check():
         items = Items(0)
@@ -97,13 +96,12 @@ def test_a_task_that_is_cancelled_is_cancelled():
     asyncio.run(check())
 
 
-def test_cancelled_at_the_same_moment():
-    """Where both happen the cancellation wins: somebody waits for it."""
+def test_cancellation_wins_over_a_simultaneous_deadline():
 
     async def check():
         task = asyncio.create_task(read(Items(0), soon()))
         await asyncio.sleep(0)
-        time.sleep(2 * SOON)  # noqa: ASYNC251 (the timer is due, and has not rung)
+        time.sleep(2 * SOON)  # noqa: ASYNC251 (makes the timer due before the loop runs it)
         asyncio.get_running_loop().call_soon(task.cancel)
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -111,8 +109,8 @@ def test_cancelled_at_the_same_moment():
     asyncio.run(check())
 
 
-def test_an_error_of_the_items_stays_theirs():
-    """Also where it comes on account of the deadline."""
+def test_errors_of_the_generator_pass_through():
+    """Also an error raised while the deadline cancels it."""
 
     async def items():
         try:

@@ -19,10 +19,10 @@ def detokenize(tokenizer, token_ids, skip):
 
 
 @given(kinds, st.data(), st.booleans())
-def test_pieces_join_to_the_whole(kind, data, skip):
-    """Any tokens, half characters and special ones among them: joined pieces equal the library's decoding.
+def test_pieces_join_to_the_librarys_decoding(kind, data, skip):
+    """For any tokens, including partial characters and special tokens.
 
-    With byte fallback it holds for whole characters only: see the Detokenizer.
+    With byte fallback this holds for whole characters only; see Detokenizer.
     """
     tokenizer = KINDS[kind]()
     ids = st.integers(0, tokenizer.backend.get_vocab_size() - 1)
@@ -35,8 +35,7 @@ def test_pieces_join_to_the_whole(kind, data, skip):
 
 
 @given(kinds, st.text(max_size=30))
-def test_text_survives(kind, text):
-    """Text that is encoded and streamed back comes back in whole characters."""
+def test_text_round_trips_in_whole_characters(kind, text):
     tokenizer = KINDS[kind]()
     token_ids = tokenizer.backend.encode(text, add_special_tokens=False).ids
     _, pieces = detokenize(tokenizer, token_ids, skip=True)
@@ -46,8 +45,8 @@ def test_text_survives(kind, text):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_half_a_character_waits(kind):
-    """The bytes of a character are held back until the last of them, and given up as U+FFFD at the end."""
+def test_partial_characters_are_held_back(kind):
+    """Until their last byte, or as U+FFFD at the end."""
     tokenizer = KINDS[kind]()
     token_ids = [tokenizer.backend.token_to_id(piece) for piece in pieces_of_smile(kind)]
     assert detokenize(tokenizer, token_ids, skip=True)[1] == ["", "", "", "😀", ""]
@@ -59,12 +58,12 @@ def test_half_a_character_waits(kind):
 def pieces_of_smile(kind):
     if kind == "byte_fallback":
         return [f"<0x{byte:02X}>" for byte in "😀".encode()]
-    alphabet = {0xF0: "ð", 0x9F: "Ł", 0x98: "ĺ", 0x80: "Ģ"}  # as GPT-2 writes these bytes
+    alphabet = {0xF0: "ð", 0x9F: "Ł", 0x98: "ĺ", 0x80: "Ģ"}  # GPT-2's characters for these bytes
     return [alphabet[byte] for byte in "😀".encode()]
 
 
-def test_unknown_ids_say_nothing():
-    """An id beyond the tokenizer's vocabulary (padding of the model's) adds no text and breaks nothing."""
+def test_ids_beyond_the_vocabulary_add_no_text():
+    """Padded vocabularies have such ids."""
     tokenizer = byte_level()
     hello = tokenizer.backend.encode("he").ids
     assert "".join(detokenize(tokenizer, [5000, *hello, 5001], skip=True)[1]) == "he"

@@ -1,4 +1,4 @@
-"""Work that ends when its client leaves."""
+"""`unless_disconnected` cancels work when its client disconnects."""
 
 import asyncio
 
@@ -16,8 +16,7 @@ async def leaves():
     return {"type": "http.disconnect"}
 
 
-def test_work_that_finishes_wins():
-    """The result of the work comes through, and so does its error."""
+def test_returns_the_result_or_error_of_the_work():
 
     async def good():
         return 7
@@ -30,8 +29,8 @@ def test_work_that_finishes_wins():
         asyncio.run(unless_disconnected(never, bad()))
 
 
-def test_a_client_that_leaves_ends_the_work():
-    """The work is cancelled, and has ended when ClientDisconnect is raised."""
+def test_a_disconnect_cancels_the_work():
+    """The work has ended before ClientDisconnect is raised."""
     ended = []
 
     async def work():
@@ -45,8 +44,7 @@ def test_a_client_that_leaves_ends_the_work():
     assert ended == [True]
 
 
-def test_cancelling_ends_the_work():
-    """A server that cancels the answer ends the work behind it."""
+def test_cancellation_cancels_the_work():
     ended = []
 
     async def scenario():
@@ -69,8 +67,7 @@ def test_cancelling_ends_the_work():
     assert ended == [True]
 
 
-def test_an_error_while_ending_is_logged(caplog):
-    """What goes wrong after the client left is told to the log, the only one left to tell."""
+def test_an_error_after_a_disconnect_is_logged(caplog):
 
     async def work():
         try:

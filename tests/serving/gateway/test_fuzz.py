@@ -1,4 +1,4 @@
-"""Whatever is sent, the answer is an answer or an error that says what was wrong: never a 500."""
+"""No request body leads to a 500."""
 
 import json
 
@@ -38,7 +38,7 @@ names = {
 @given(st.data())
 @settings(max_examples=150)
 def test_any_fields(client, data):
-    """Fields of the right names with values of any kind."""
+    """Known field names with values of any type."""
     path = data.draw(st.sampled_from(sorted(names)))
     body = {"model": "tiny", **data.draw(st.fixed_dictionaries({}, optional=tame[path]))}
     body |= data.draw(st.dictionaries(st.sampled_from(names[path]), values, max_size=2))
@@ -51,5 +51,5 @@ def test_any_fields(client, data):
 @given(st.binary(max_size=50))
 @settings(max_examples=50)
 def test_any_bytes(client, body):
-    """Bytes that may not even be JSON."""
+    """Bodies that may not be JSON."""
     assert client.post("/v1/completions", content=body).status_code == 400

@@ -1,4 +1,4 @@
-"""Several generators as one."""
+"""Merging several asynchronous generators."""
 
 import asyncio
 from contextlib import aclosing
@@ -27,16 +27,14 @@ async def collect(generator):
 
 
 @pytest.mark.parametrize("sizes", [[3], [2, 0, 5], [1] * 50])
-def test_every_item_comes_once(sizes):
-    """No item of any source is lost or repeated."""
+def test_yields_every_item_once(sizes):
     closed = []
     items = asyncio.run(collect(interleave([count(size, closed) for size in sizes])))
     assert sorted(items) == sorted(number for size in sizes for number in range(size))
     assert sorted(closed) == sorted(sizes)
 
 
-def test_an_error_ends_all():
-    """The error of one source comes out, and every other source is closed."""
+def test_an_error_closes_all_sources():
 
     async def scenario():
         closed = []
@@ -51,7 +49,7 @@ def test_an_error_ends_all():
 
 @pytest.mark.parametrize("sources", [1, 3])
 def test_closing_closes_the_sources(sources):
-    """When aclose returns, every source has run its finally."""
+    """Every source has run its finally block when aclose returns."""
 
     async def scenario():
         closed = []

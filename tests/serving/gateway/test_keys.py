@@ -1,4 +1,4 @@
-"""API keys: who is let in, under which name, and that the key itself is nowhere to be seen."""
+"""API keys: authorization, key names, key files, and secrecy of the keys."""
 
 import logging
 
@@ -12,7 +12,7 @@ from twofold.serving.gateway.keys import ApiKey, KeyRing, read_keys
 from twofold.serving.launch.local_service import HttpConfig
 
 ASK = {"model": "tiny", "prompt": "The", "max_tokens": 1}
-SECRET = "sk-very-secret"  # noqa: S105 that it is one is the point
+SECRET = "sk-very-secret"  # noqa: S105 a fake secret
 RING = KeyRing([ApiKey("alice", SECRET), ApiKey("bob", "other", KeyLimits(max_concurrent=2))])
 
 
@@ -30,8 +30,8 @@ def guarded(service):
 @pytest.mark.parametrize(
     "header", [None, SECRET, "Bearer wrong", "Basic sk-very-secret", "Bearer", "Bearer sécret".encode()]
 )
-def test_wrong_keys(guarded, header):
-    """Everything under /v1 needs a key; a wrong one is not told from none."""
+def test_rejects_wrong_and_missing_keys_alike(guarded, header):
+    """For every path under /v1."""
     headers = {} if header is None else {"authorization": header}
     for response in (
         guarded.post("/v1/completions", json=ASK, headers=headers),
@@ -46,34 +46,32 @@ def test_wrong_keys(guarded, header):
     ("header", "name"),
     [(f"Bearer {SECRET}", "alice"), (f"bearer {SECRET}", "alice"), ("Bearer other", "bob")],
 )
-def test_right_keys(guarded, service, header, name):
-    """The name of the key goes with the generation."""
+def test_the_key_name_is_passed_with_the_generation(guarded, service, header, name):
     response = guarded.post("/v1/completions", json=ASK, headers={"authorization": header})
     assert response.status_code == 200
     assert service.started[-1].key == name
 
 
-def test_what_operators_ask_for_needs_no_key(guarded):
-    """Health and metrics are for probes that carry none."""
+def test_health_and_metrics_need_no_key(guarded):
+    """Probes send none."""
     assert guarded.get("/health").status_code == 200
     assert guarded.get("/metrics").status_code == 200
 
 
-def test_without_keys_nobody_has_a_name(client):
-    """A key that nobody asked for is ignored."""
+def test_keys_are_ignored_when_none_are_configured(client):
     assert client.post("/v1/completions", json=ASK, headers={"authorization": "Bearer x"}).status_code == 200
 
 
-def test_more_at_once_than_the_key_may_ever_have(guarded):
-    """To come again later would not help, so it is a 400."""
+def test_more_generations_than_the_keys_limit_are_400(guarded):
+    """A retry would not help."""
     response = guarded.post(
         "/v1/completions", json={**ASK, "n": 3}, headers={"authorization": "Bearer other"}
     )
     assert (response.status_code, response.json()["error"]["param"]) == (400, "n")
 
 
-def test_the_secret_is_nowhere(guarded, service, caplog):
-    """Not in the log, not in an error, not in /metrics, not in what Python shows of the objects."""
+def test_the_secret_is_never_shown(guarded, service, caplog):
+    """Not in logs, errors, /metrics or reprs."""
     caplog.set_level(logging.DEBUG)
     right = {"authorization": f"Bearer {SECRET}"}
     said = [
@@ -101,8 +99,8 @@ def keys_file(tmp_path):
     return write
 
 
-def test_a_file_of_keys(keys_file):
-    """Limits may be left out, or be none; comments and empty lines are skipped; flags come first."""
+def test_reads_a_key_file(keys_file):
+    """Limits are optional, comments and empty lines are skipped, and keys from flags come first."""
     path = keys_file("# who  key\n\nalice sk-1\nbob\tsk-2 4\ncarol sk-3 - 60\n")
     ring = read_keys([SECRET], path)
     assert ring.limits == {
@@ -114,8 +112,7 @@ def test_a_file_of_keys(keys_file):
     assert ring.find("Bearer sk-3").name == "carol"
 
 
-def test_no_keys_at_all():
-    """Then nobody is asked for one."""
+def test_no_keys_mean_no_key_ring():
     assert read_keys([], None) is None
 
 
@@ -128,27 +125,25 @@ def test_no_keys_at_all():
         ("al/ice topsecret", ":1: expected"),
         ("alice topsecret 0", "positive number"),
         ("alice topsecret 1.5", "positive number"),
-        ("alice topsecret\nalice sk-2", "name 'alice' already"),
-        ("alice topsecret\nbob topsecret", "the same key"),
+        ("alice topsecret\nalice sk-2", "duplicate key name 'alice'"),
+        ("alice topsecret\nbob topsecret", "duplicate key"),
         ("alice topsécret", "printable ASCII"),
     ],
 )
-def test_a_wrong_file(keys_file, text, said):
-    """One sentence with file and line, and never the key."""
+def test_key_file_errors_name_the_line_and_hide_the_key(keys_file, text, said):
     path = keys_file(text)
     with pytest.raises(ConfigurationError, match=said) as refused:
         read_keys([], path)
     assert "secret" not in str(refused.value)
 
 
-def test_a_missing_file(tmp_path):
-    """Said by name."""
+def test_a_missing_key_file_is_reported_by_name(tmp_path):
     with pytest.raises(ConfigurationError, match="cannot be read"):
         read_keys([], tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize("secret", ["", "two words", "sécret"])
-def test_a_key_no_header_can_carry(secret):
-    """Refused at the start, not with the first request."""
+def test_rejects_keys_that_no_header_can_carry(secret):
+    """At startup, not at the first request."""
     with pytest.raises(ConfigurationError, match="printable ASCII"):
         read_keys([secret], None)

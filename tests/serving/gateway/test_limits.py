@@ -1,4 +1,4 @@
-"""Bounds on what one client may send: headers, body, prompt."""
+"""Limits on headers, bodies and prompts."""
 
 import socket
 
@@ -18,14 +18,14 @@ def client():
 
 
 def exchange(client, *parts):
-    """Send bytes as they are; the status, the head and the rest. The last request asks for the connection to close."""
+    """Send raw bytes; return status, head and rest. The last request must ask to close the connection."""
     address = (client.base_url.host, client.base_url.port)
     with socket.create_connection(address, timeout=120) as sock:
         try:
             for part in parts:
                 sock.sendall(part)
         except (BrokenPipeError, ConnectionResetError):
-            pass  # it has heard enough
+            pass  # the server closed early
         received = b""
         while data := sock.recv(65536):
             received += data
@@ -40,22 +40,22 @@ LINE = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
     "parts",
     [
         (LINE + b"X: " + b"a" * 3000 + b"\r\n\r\n",),
-        # In one piece: what is still under way when the server closes may take its answer with it.
+        # Sent at once: data in flight when the server closes could reset the connection and lose the response.
         (LINE + b"X: 1\r\n" * 1000 + b"\r\n",),
         (LINE + b"A" * 3000 + b": 1\r\n\r\n",),
         (b"GET /" + b"a" * 3000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",),
     ],
 )
-def test_too_many_headers(client, parts):
-    """One long, many short, a long name, a long path: 431, in the error JSON."""
+def test_rejects_large_headers(client, parts):
+    """One long, many short, a long name and a long path: 431 in the error JSON."""
     status, head, body = exchange(client, *parts)
     assert status == 431
     assert b"application/json" in head
     assert '"headers_too_large"' in body
 
 
-def test_headers_that_never_end(client):
-    """Refused while they still come, so what is held is bounded."""
+def test_rejects_endless_headers_while_they_arrive(client):
+    """So the buffered size is bounded."""
     address = (client.base_url.host, client.base_url.port)
     with socket.create_connection(address, timeout=120) as sock:
         sock.sendall(LINE + b"X: ")
@@ -64,8 +64,8 @@ def test_headers_that_never_end(client):
     assert client.get("/health").status_code == 200
 
 
-def test_headers_within_the_bound(client):
-    """They count for each request alone, bodies not at all, whatever the way they are cut."""
+def test_header_limit_is_per_request_and_excludes_the_body(client):
+    """For any split of the bytes into packets."""
     body = b'{"model": "tiny", "prompt": [1], "max_tokens": 1, "user": "' + b"u" * 5000 + b'"}'
     post = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
     big = LINE + b"X: " + b"a" * 1800 + b"\r\n\r\n"
@@ -75,8 +75,8 @@ def test_headers_within_the_bound(client):
         assert rest.count("HTTP/1.1 200") == 1
 
 
-def test_what_is_no_http(client):
-    """A 400 in the error JSON as well."""
+def test_invalid_http_is_400(client):
+    """In the error JSON."""
     status, _, body = exchange(client, b"\x16\x03\x01 hello\r\n\r\n")
     assert status == 400
     assert '"invalid_http"' in body
@@ -92,8 +92,8 @@ def test_what_is_no_http(client):
         ({"prompt": "The quick brown fox jumps over"}, 400),
     ],
 )
-def test_long_prompts(client, fields, status):
-    """Characters before tokenizing, tokens after."""
+def test_rejects_long_prompts(client, fields, status):
+    """By characters before tokenization, by tokens after it."""
     response = client.post("/v1/completions", json={"model": "tiny", "max_tokens": 1, **fields})
     assert response.status_code == status
     if status == 400:
@@ -102,8 +102,8 @@ def test_long_prompts(client, fields, status):
 
 
 @pytest.mark.parametrize("content", ["a" * 41, "The quick brown fox"])
-def test_long_messages(client, content):
-    """The template's tokens count, too."""
+def test_rejects_long_messages(client, content):
+    """Tokens of the chat template count too."""
     body = {"model": "tiny", "messages": [{"role": "user", "content": content}]}
     response = client.post("/v1/chat/completions", json=body)
     assert response.status_code == 400

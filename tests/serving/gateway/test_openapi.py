@@ -1,4 +1,4 @@
-"""The gateway does what its description says: requests made from it, answers held against it."""
+"""The gateway conforms to its OpenAPI description, by requests generated from it."""
 
 import pytest
 import schemathesis
@@ -17,29 +17,28 @@ OPERATIONS = [
     for path, operations in openapi("tiny", keys=True)["paths"].items()
     for method, operation in operations.items()
     for mode in GenerationMode
-    # Where nothing is asked for, nothing can be wrong.
+    # Paths without parameters have no invalid requests.
     if mode is GenerationMode.POSITIVE or {"parameters", "requestBody"} & operation.keys()
 ]
-# What no schema can say: that prompt and output fit the context, or that stream_options come with stream.
+# Constraints beyond JSON schema: the context length, and stream_options only with stream.
 NOT_SAID = [checks.positive_data_acceptance]
 
 
 @pytest.fixture(scope="module")
 def description():
-    """Of a gateway that asks for a key, in front of a model with a short context and little to say."""
+    """Description of a gateway with an API key and a model with a short context."""
     service = ScriptedService(model=served_model(max_model_len=32))
     app = create_app(service, byte_level(), keys=KeyRing([ApiKey("fuzz", "secret")]))
     return schemathesis.openapi.from_asgi("/openapi.json", app)
 
 
-def test_it_is_openapi(description):
-    """The description is valid by OpenAPI's own schema."""
+def test_the_description_is_valid_openapi(description):
     description.validate()
 
 
 @pytest.mark.parametrize(("path", "method", "mode"), OPERATIONS)
-def test_answers_are_as_described(description, path, method, mode):
-    """Right requests and wrong ones: never a 5xx but for time that is over, and no undocumented status or body."""
+def test_responses_match_the_description(description, path, method, mode):
+    """Valid and invalid requests give no 5xx besides 504, and no undocumented status or body."""
 
     @given(description[path][method].as_strategy(generation_mode=mode))
     @settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))

@@ -12,7 +12,7 @@ from twofold.serving.gateway.server import HttpServer
 
 
 def test_starts_and_stops():
-    """Connections are taken from start to stop, and the signal handlers are the caller's throughout."""
+    """It accepts connections from start to stop and never changes signal handlers."""
 
     async def scenario():
         sock = socket.create_server(("127.0.0.1", 0))
@@ -25,21 +25,19 @@ def test_starts_and_stops():
         writer.close()
         await server.stop()
         await server.wait()
-        with pytest.raises(OSError):  # noqa: PT011 which one depends on the system
+        with pytest.raises(OSError):  # noqa: PT011 the type depends on the system
             await asyncio.open_connection(*address)
 
     asyncio.run(scenario())
 
 
-def test_cannot_start():
-    """A socket that cannot be served on is told at start."""
+def test_start_fails_on_an_unusable_socket():
     sock = socket.create_server(("127.0.0.1", 0))
     sock.close()
     with pytest.raises(ConfigurationError, match="could not be started"):
         asyncio.run(HttpServer(FastAPI(), sock).start())
 
 
-def test_stopping_what_never_started():
-    """Stopping a server that was not started does nothing."""
+def test_stopping_before_start_does_nothing():
     with socket.create_server(("127.0.0.1", 0)) as sock:
         asyncio.run(HttpServer(FastAPI(), sock).stop())

@@ -1,4 +1,4 @@
-"""Stop strings."""
+"""Stop string matching."""
 
 from itertools import pairwise
 
@@ -17,7 +17,7 @@ def pieces_of(text, cuts):
 
 
 def naive(text, stop_strings, include, unarmed=0):
-    """Look at ever longer beginnings of the whole text."""
+    """Reference: search ever longer prefixes of the whole text."""
     for end in range(unarmed + 1, len(text) + 1):
         for stop in sorted(stop_strings, key=len, reverse=True):
             if text[:end].endswith(stop):
@@ -37,35 +37,31 @@ def run(pieces, stop_strings, include, unarmed_pieces=0):
 
 
 @given(texts, stops, st.lists(st.integers(0, 50)), st.booleans())
-def test_pieces_do_not_matter(text, stop_strings, cuts, include):
-    """However the text is cut, the result is that of searching it whole."""
+def test_result_does_not_depend_on_the_pieces(text, stop_strings, cuts, include):
     shown, stop = run(pieces_of(text, cuts), stop_strings, include)
     assert ("".join(shown), stop) == naive(text, stop_strings, include)
 
 
 @given(texts, texts, stops, st.lists(st.integers(0, 50)), st.booleans())
-def test_unarmed_text_ends_nothing(before, after, stop_strings, cuts, include):
-    """A stop string may begin in text that comes before min_tokens, but not end in it."""
+def test_stop_strings_may_start_before_min_tokens(before, after, stop_strings, cuts, include):
+    """But they do not end there."""
     early = pieces_of(before, cuts)
     shown, stop = run([*early, *pieces_of(after, cuts)], stop_strings, include, len(early))
     assert ("".join(shown), stop) == naive(before + after, stop_strings, include, len(before))
 
 
 @given(texts, stops, st.lists(st.integers(0, 50)))
-def test_nothing_shown_is_taken_back(text, stop_strings, cuts):
-    """What was shown at any moment is a beginning of the final text."""
+def test_emitted_text_is_a_prefix_of_the_result(text, stop_strings, cuts):
     shown, _ = run(pieces_of(text, cuts), stop_strings, include=False)
     final = naive(text, stop_strings, include=False)[0]
     assert all(final.startswith("".join(shown[:count])) for count in range(len(shown)))
 
 
-def test_holds_back_no_more_than_it_must():
-    """Only the end of the text that a stop string may begin with is held back."""
+def test_holds_back_only_partial_matches():
     watcher = StopStrings(["END"])
     assert [watcher.push(piece).text for piece in ("one E", "N", " two EN")] == ["one ", "", "EN two "]
     assert watcher.flush() == "EN"
 
 
-def test_longest_of_two_complete_at_once():
-    """Of two stop strings complete at the same character, the longer one counts."""
+def test_the_longest_of_two_simultaneous_matches_wins():
     assert run(["xabc"], ["bc", "abc"], include=False) == (["x"], "abc")

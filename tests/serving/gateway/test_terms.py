@@ -1,4 +1,4 @@
-"""Priority and timeout: where they may be said, and what goes with the generation."""
+"""Priority, timeout, rejection and cache retention of requests."""
 
 import pytest
 
@@ -40,16 +40,16 @@ def left(generation):
         ({"timeout": 8}, "9", 8),
     ],
 )
-def test_timeouts(client, service, path, body, fields, header, seconds):
-    """The field, the header or the shorter of both; without either the service's own."""
+def test_timeout_from_field_and_header(client, service, path, body, fields, header, seconds):
+    """The shorter one wins; without either the service default applies."""
     headers = {} if header is None else {"X-Request-Timeout": header}
     assert client.post(path, json={**body, **fields}, headers=headers).status_code == 200
     assert left(service.started[-1]) == seconds
 
 
 @pytest.mark.parametrize("priority", [None, -3, 7])
-def test_priority(client, service, priority):
-    """vLLM's field; none is 0."""
+def test_priority_field(client, service, priority):
+    """The default is 0, as in vLLM."""
     assert client.post("/v1/completions", json={**ASK, "priority": priority}).status_code == 200
     assert service.started[-1].priority == (priority or 0)
 
@@ -68,16 +68,16 @@ def test_priority(client, service, priority):
         ({}, "1e9", "X-Request-Timeout"),
     ],
 )
-def test_wrong_terms(client, fields, header, param):
-    """A 400 that names the field or the header."""
+def test_rejects_invalid_timeouts_and_priorities(client, fields, header, param):
+    """The 400 names the field or the header."""
     headers = {} if header is None else {"X-Request-Timeout": header}
     response = client.post("/v1/completions", json={**ASK, **fields}, headers=headers)
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)
 
 
 @pytest.mark.parametrize("n", [1, 2])
-def test_time_over_before_the_first_token(n):
-    """A 504, and the generations are aborted."""
+def test_timeout_before_the_first_token_is_504(n):
+    """The generations are aborted."""
     service = ScriptedService(lambda _: [Gate()])
     with running_gateway(service) as client:
         response = client.post("/v1/completions", json={**ASK, "n": n, "timeout": 0.05})
@@ -85,8 +85,8 @@ def test_time_over_before_the_first_token(n):
         service.wait_until(lambda service: len(service.aborted) == n)
 
 
-def test_time_over_in_the_middle_of_a_stream(events):
-    """The tokens that were in time come, then an error event, and no `[DONE]`."""
+def test_timeout_within_a_stream_ends_with_an_error_event(events):
+    """Without `[DONE]`."""
     service = ScriptedService(lambda _: [40, 41, Gate()])
     with running_gateway(service) as client:
         body = {**ASK, "max_tokens": 9, "stream": True, "timeout": 0.5}
@@ -100,8 +100,7 @@ def test_time_over_in_the_middle_of_a_stream(events):
 @pytest.mark.parametrize(
     "reason", [reason for reason in RefusalReason if reason is not RefusalReason.BEYOND_SLO]
 )
-def test_refused(stream, reason):
-    """A 429 in OpenAI's form whose Retry-After is the one computed."""
+def test_rejection_is_429_with_retry_after(stream, reason):
     service = ScriptedService(lambda _: [rejection_error(Refusal(reason, 17))])
     with running_gateway(service) as client:
         response = client.post("/v1/completions", json={**ASK, "stream": stream})
@@ -112,8 +111,7 @@ def test_refused(stream, reason):
     assert "17 s" in error["message"]
 
 
-def test_refused_for_good():
-    """What no wait would help is a 400, and promises nothing."""
+def test_permanent_rejection_is_400_without_retry_after():
     service = ScriptedService(lambda _: [rejection_error(Refusal(RefusalReason.BEYOND_SLO, 17))])
     with running_gateway(service) as client:
         response = client.post("/v1/completions", json=ASK)
@@ -122,8 +120,8 @@ def test_refused_for_good():
     assert response.json()["error"]["code"] == "beyond_slo"
 
 
-def test_every_reason_has_a_sentence():
-    """A new reason without one would be a KeyError in the middle of overload."""
+def test_every_refusal_reason_has_a_message():
+    """A missing message would raise KeyError under overload."""
     assert all(isinstance(rejection_error(Refusal(reason, 1)), RequestError) for reason in RefusalReason)
 
 
@@ -142,7 +140,6 @@ def test_every_reason_has_a_sentence():
         ({"prompt_cache_options": {"ttl": "2h"}}, 3600),
     ],
 )
-def test_how_long_a_prompt_is_to_be_kept(client, service, path, body, fields, seconds):
-    """As long as is asked for, and not longer than may be."""
+def test_cache_retention_is_capped(client, service, path, body, fields, seconds):
     assert client.post(path, json=body | fields).status_code == 200
     assert service.started[-1].request.retain_s == seconds

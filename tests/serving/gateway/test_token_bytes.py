@@ -1,4 +1,4 @@
-"""The bytes and names of tokens."""
+"""Bytes and names of tokens."""
 
 import pytest
 from hypothesis import given
@@ -8,8 +8,7 @@ from support.tokenizers_for_tests import byte_fallback, byte_level
 
 
 @given(st.lists(st.integers(2, 399), max_size=30))
-def test_bytes_join_to_the_text(token_ids):
-    """The bytes of byte-level tokens, joined, are the bytes of the text."""
+def test_byte_level_bytes_join_to_the_text(token_ids):
     tokenizer = byte_level()
     raw = b"".join(tokenizer.bytes.bytes_of(token_id) or b"" for token_id in token_ids)
     assert raw.decode(errors="replace") == tokenizer.decode(token_ids, skip_special_tokens=False)
@@ -26,19 +25,18 @@ def test_bytes_join_to_the_text(token_ids):
     ],
 )
 def test_byte_fallback_tokens(piece, raw, name):
-    """Bytes, words with the space before them, and special tokens."""
+    """Bytes, words with a leading space, and special tokens."""
     tokens = byte_fallback().bytes
     token_id = byte_fallback().backend.token_to_id(piece)
     assert (tokens.bytes_of(token_id), tokens.name_of(token_id)) == (raw, name)
 
 
 def test_added_token_stands_for_itself():
-    """An added token is not written in the byte-level alphabet."""
+    """Added tokens do not use the byte-level alphabet."""
     tokenizer = byte_level()
     assert tokenizer.bytes.bytes_of(tokenizer.backend.token_to_id("<tool call>")) == b"<tool call>"
 
 
-def test_unknown_id_is_named_by_number():
-    """An id without a token has no bytes, and its number for a name."""
+def test_unknown_ids_are_named_by_number():
     tokens = byte_level().bytes
     assert (tokens.bytes_of(9999), tokens.name_of(9999)) == (None, "token_id:9999")

@@ -1,4 +1,4 @@
-"""Loading tokenizers, and what must not be loaded with them."""
+"""Loading tokenizers."""
 
 import subprocess
 import sys
@@ -22,26 +22,23 @@ sys.exit("torch" in sys.modules)
 """
 
 
-def test_no_torch():
-    """Neither the gateway nor its tokenizer imports torch, which the process of the gateway cannot afford."""
+def test_gateway_and_tokenizer_do_not_import_torch():
     subprocess.run([sys.executable, "-c", PROBE, byte_level_dir()], check=True)
 
 
-def test_directory_without_a_tokenizer(tmp_path):
-    """No tokenizer is no error."""
+def test_a_missing_tokenizer_is_no_error(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     assert load_tokenizer(tmp_path) is None
 
 
-def test_broken_tokenizer(tmp_path):
-    """A tokenizer that cannot be read is told in one sentence that names the directory."""
+def test_a_broken_tokenizer_error_names_the_directory(tmp_path):
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(ModelError, match=str(tmp_path)):
         load_tokenizer(tmp_path)
 
 
-def test_truncation_is_switched_off(tmp_path):
-    """A tokenizer saved with truncation still reads whole prompts."""
+def test_disables_truncation(tmp_path):
+    """A tokenizer saved with truncation still encodes whole prompts."""
     tokenizer = Tokenizer.from_file(str(byte_level_dir() / "tokenizer.json"))
     tokenizer.enable_truncation(2)
     tokenizer.enable_padding(length=9)
@@ -49,8 +46,7 @@ def test_truncation_is_switched_off(tmp_path):
     assert len(load_tokenizer(tmp_path).backend.encode("a b c d").ids) == 6
 
 
-def test_no_chat_template():
-    """A model that cannot chat says what to do instead."""
+def test_a_missing_chat_template_points_to_completions():
     tokenizer = load_tokenizer(byte_fallback_dir())
     with pytest.raises(RequestError, match="/v1/completions"):
         tokenizer.render_chat([], add_generation_prompt=True, template_kwargs={})

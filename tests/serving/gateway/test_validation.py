@@ -1,4 +1,4 @@
-"""What is refused, and how: always the error JSON of OpenAI, naming the field."""
+"""Rejected requests: always OpenAI's error JSON with the name of the field."""
 
 import pytest
 
@@ -11,7 +11,7 @@ def refused(response, status=400, param=None):
     assert set(error) == {"message", "type", "param", "code"}
     assert error["type"] == "invalid_request_error"
     assert error["message"]
-    # A place inside the field, as in prompt[3], names the field too.
+    # The place may be inside the field, as in prompt[3].
     assert param is None or (error["param"] or "").startswith(param), error
     return error
 
@@ -42,8 +42,7 @@ def refused(response, status=400, param=None):
         *[("model", value) for value in (None, 5, [])],
     ],
 )
-def test_wrong_values(complete, field, value):
-    """A value of the wrong type or out of its range."""
+def test_rejects_wrong_types_and_values(complete, field, value):
     refused(complete(**{field: value}), param=field)
 
 
@@ -51,14 +50,12 @@ def test_wrong_values(complete, field, value):
     ("prompt", "param"),
     [([-1], "prompt[0]"), ([[1, -1]], "prompt[0][1]"), ([True], "prompt[0]"), ([1.5], "prompt[0]")],
 )
-def test_wrong_inside_the_prompt(complete, prompt, param):
-    """The place inside a list is named."""
+def test_errors_name_the_place_within_a_list(complete, prompt, param):
     refused(complete(prompt=prompt), param=param)
 
 
 @pytest.mark.parametrize("missing", ["model", "prompt"])
-def test_missing_fields(client, missing):
-    """Both required fields are required."""
+def test_rejects_missing_required_fields(client, missing):
     body = {"model": "tiny", "prompt": "a"}
     del body[missing]
     refused(client.post("/v1/completions", json=body), param=missing)
@@ -85,14 +82,14 @@ def test_missing_fields(client, missing):
         ("presence_penalty", False),
     ],
 )
-def test_unsupported_fields(complete, chat, field, value):
-    """What would be lost by ignoring it is refused by both endpoints."""
+def test_rejects_unsupported_fields(complete, chat, field, value):
+    """On both endpoints; ignoring them would change the answer."""
     assert refused(complete(**{field: value}), param=field)["code"] == "unsupported_parameter"
     refused(chat(**{field: value}), param=field)
 
 
-def test_neutral_values_are_taken(complete, chat):
-    """The defaults that clients spell out, null everywhere, and fields nobody knows."""
+def test_accepts_neutral_values_of_unsupported_fields(complete, chat):
+    """Explicit defaults, null, and unknown fields."""
     neutral = {"presence_penalty": 0, "frequency_penalty": 0.0, "logit_bias": None, "tools": [], "user": "me"}
     for ask in (complete, chat):
         answer = ask(**neutral, best_of=2, n=2, max_tokens=2, response_format={"type": "text"}, nonsense=[1])
@@ -115,25 +112,23 @@ def test_neutral_values_are_taken(complete, chat):
     ],
     ids=range(9),
 )
-def test_malformed_json(client, body):
-    """A body that is not JSON, however odd."""
+def test_rejects_malformed_json(client, body):
     refused(client.post("/v1/completions", content=body))
 
 
 @pytest.mark.parametrize("body", [b"null", b"[]", b"1", b'"text"', b"true"])
-def test_json_that_is_no_object(client, body):
-    """A body that is JSON but no object."""
+def test_rejects_json_that_is_not_an_object(client, body):
     assert "object" in refused(client.post("/v1/chat/completions", content=body))["message"]
 
 
-def test_unknown_model(complete, chat, client):
-    """A model that is not served is not found, wherever it is asked for."""
+def test_an_unknown_model_is_404(complete, chat, client):
+    """On every path that names a model."""
     for response in (complete(model="other"), chat(model="other"), client.get("/v1/models/other")):
         assert refused(response, 404, "model")["code"] == "model_not_found"
 
 
-def test_context_length(complete, chat):
-    """Prompt and output must fit together; the message has the numbers."""
+def test_rejects_requests_beyond_the_context(complete, chat):
+    """The message contains the token counts."""
     error = refused(complete(prompt=[5] * 200, max_tokens=57), param="max_tokens")
     assert error["code"] == "context_length_exceeded"
     assert all(number in error["message"] for number in ("256", "200", "57", "257"))
@@ -157,11 +152,11 @@ def test_context_length(complete, chat):
         ([{"role": "user", "content": [{"type": "image_url"}]}], "messages[0].content[0].type"),
         ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].text"),
         ([{"role": "assistant", "content": "a", "tool_calls": [{}]}], "messages[0].tool_calls"),
-        ([{"role": "assistant", "content": "a"}], "messages"),  # the template of this model refuses it
+        ([{"role": "assistant", "content": "a"}], "messages"),  # rejected by this model's template
     ],
 )
-def test_wrong_messages(chat, messages, param):
-    """The message and the part of it that is wrong are named."""
+def test_rejects_invalid_messages(chat, messages, param):
+    """The error names the message and its invalid part."""
     refused(chat(messages=messages), param=param)
 
 
@@ -175,11 +170,10 @@ def test_wrong_messages(chat, messages, param):
         ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs"),
     ],
 )
-def test_wrong_chat_fields(chat, fields, param):
-    """Fields that only the chat endpoint has."""
+def test_rejects_invalid_chat_fields(chat, fields, param):
     refused(chat(**fields), param=param)
 
 
-def test_too_many_generations(complete):
-    """n times the number of prompts is bounded."""
+def test_limits_the_number_of_generations(complete):
+    """n times the number of prompts."""
     refused(complete(prompt=[[1]] * 17, n=128), param="n")

@@ -1,1 +1,1 @@
-"""The HTTP gateway: the OpenAI API in front of a `twofold.serving.controller.service.Service`."""
+"""The HTTP gateway: the OpenAI API in front of a `Service`."""

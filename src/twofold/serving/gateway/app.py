@@ -1,7 +1,4 @@
-"""The dashboard: one page without outside assets, and the JSON that it is drawn from.
-
-The application: every path of the gateway.
-"""
+"""The application: all routes of the gateway, and the dashboard."""
 
 import base64
 import hashlib
@@ -31,12 +28,12 @@ from twofold.serving.gateway.openapi import openapi
 from twofold.serving.gateway.responses import Health, ModelCard, ModelList, Version
 from twofold.serving.gateway.tokenizer import TextTokenizer
 
-# However many look, the service is looked at this often at most.
+# Minimum seconds between two snapshots, for any number of viewers.
 PERIOD_S = 1.0
 
 
 class Dashboard:
-    """Serves the page and its data; all viewers share one snapshot a second."""
+    """Serves the dashboard page and its data; viewers share one snapshot per second."""
 
     def __init__(self, service: Service, clock: Callable[[], float] = time.monotonic) -> None:
         self._service, self._clock = service, clock
@@ -62,7 +59,7 @@ class Dashboard:
 
 
 def _policy(page: str) -> str:
-    """Nothing runs, and nothing is loaded, but what is in the page."""
+    """Content security policy that allows only the page's own scripts and styles."""
     hashes = {
         tag: " ".join(
             f"'sha256-{_hash(text)}'" for text in re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
@@ -89,9 +86,9 @@ def create_app(
     keys: KeyRing | None,
     limits: RequestLimits | None = None,
 ) -> FastAPI:
-    """The gateway to `service`; without a tokenizer it takes prompts of token ids only.
+    """Create the gateway to `service`; without a tokenizer it accepts token id prompts only.
 
-    One of `keys`, where there are some, is needed for everything under /v1, for the pools and the dashboard's data.
+    If there are `keys`, one is required for paths under /v1, /pools and the dashboard's data.
     """
     gateway = Gateway(service=service, tokenizer=tokenizer, limits=limits or RequestLimits())
     app = FastAPI(openapi_url=None, redirect_slashes=False)
@@ -105,7 +102,7 @@ def create_app(
 
 
 def _add_api(app: FastAPI, gateway: Gateway) -> None:
-    """The OpenAI API. The bodies are read by hand: `schemas.py` says how strictly."""
+    """Add the OpenAI API. Handlers decode the bodies themselves; see `schemas.py`."""
     app.add_route("/v1/completions", partial(complete, gateway), methods=["POST"])
     app.add_route("/v1/chat/completions", partial(chat, gateway), methods=["POST"])
 
@@ -120,14 +117,14 @@ def _add_api(app: FastAPI, gateway: Gateway) -> None:
 
 
 class RoleChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What `POST /pools` takes."""
+    """Body of `POST /pools`."""
 
     instance: str
     role: Role
 
 
 def _add_operations(app: FastAPI, service: Service, limits: RequestLimits, *, keys: bool) -> None:
-    """What operators and their tools ask for."""
+    """Add health, metrics, pools, version and API description."""
 
     @app.get("/health")
     @app.api_route("/ping", methods=["GET", "POST"])
@@ -161,7 +158,6 @@ def _add_operations(app: FastAPI, service: Service, limits: RequestLimits, *, ke
 
 
 def _add_dashboard(app: FastAPI, dashboard: Dashboard) -> None:
-    """What operators look at."""
 
     @app.get("/dashboard")
     async def page() -> Response:

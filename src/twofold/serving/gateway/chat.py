@@ -1,7 +1,4 @@
-"""From the `messages` field to what a chat template takes.
-
-`POST /v1/chat/completions`.
-"""
+"""`POST /v1/chat/completions`."""
 
 from collections.abc import Sequence
 
@@ -37,13 +34,13 @@ from twofold.serving.gateway.responses import (
 from twofold.serving.gateway.schemas import ChatFields, ContentPart, InputMessage
 from twofold.serving.gateway.streaming import event, respond
 
-# Most templates know only the older name: OpenAI renamed the system role to developer, with the same meaning.
+# OpenAI renamed the system role to developer; most templates support the old name only.
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 UNSUPPORTED_PARTS = ("tool_calls", "function_call", "audio", "refusal", "tool_call_id")
 
 
 def template_messages(messages: Sequence[InputMessage]) -> list[dict[str, str]]:
-    """Plain role-and-content messages; raises RequestError on anything but text in a role of `ROLES`."""
+    """Convert messages for the chat template; raises RequestError unless they are text in a role of `ROLES`."""
     if not messages:
         raise RequestError("messages: the list is empty; send at least one message", param="messages")
     return [_template_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
@@ -63,7 +60,7 @@ def _template_message(message: InputMessage, place: str) -> dict[str, str]:
 
 
 def _text(content: str | list[ContentPart] | None, place: str) -> str:
-    """The text; several parts become lines, as they do in vLLM."""
+    """Text of a message; several parts are joined by newlines, as in vLLM."""
     if content is None:
         raise RequestError(f"{place}: it is missing; send a string or a list of text parts", param=place)
     if isinstance(content, str):
@@ -83,7 +80,7 @@ def _part_text(part: ContentPart, place: str) -> str:
 
 
 async def chat(gateway: Gateway, request: Request) -> Response:
-    """Answer one request; raises RequestError, InstanceLostError and ClientDisconnect."""
+    """Handle one request; raises RequestError, InstanceLostError and ClientDisconnect."""
     fields = await read_struct(request, ChatFields, gateway.limits.body_bytes)
     check_fields(gateway, fields, prompts=1)
     arrival = arrival_of(request)
@@ -103,16 +100,16 @@ async def chat(gateway: Gateway, request: Request) -> Response:
 
 
 def wanted_logprobs(fields: ChatFields) -> int | None:
-    """How many alternatives are asked for; None where no log probabilities are."""
+    """Number of requested alternatives; None without log probabilities."""
     if fields.logprobs:
         return fields.top_logprobs or 0
     if fields.top_logprobs is not None:
-        raise RequestError("top_logprobs: send logprobs: true with it", param="top_logprobs")
+        raise RequestError("top_logprobs: requires logprobs: true", param="top_logprobs")
     return None
 
 
 async def encode_messages(gateway: Gateway, fields: ChatFields) -> list[int]:
-    """The prompt's token ids; special tokens are the template's to write unless asked for."""
+    """Token ids of the prompt. Special tokens come from the template unless requested."""
     tokenizer = gateway.require_tokenizer("messages")
     messages = template_messages(fields.messages)
     check_length(gateway, sum(len(message["content"]) for message in messages), "messages")
@@ -123,15 +120,13 @@ async def encode_messages(gateway: Gateway, fields: ChatFields) -> list[int]:
         template_kwargs=fields.chat_template_kwargs or {},
     )
     if not token_ids:
-        raise RequestError(
-            "messages: the model's chat template made an empty prompt of them", param="messages"
-        )
+        raise RequestError("messages: the model's chat template renders an empty prompt", param="messages")
     check_tokens(gateway, len(token_ids), "messages")
     return token_ids
 
 
 class ChatWriter:
-    """Writes chat completions."""
+    """Formats chat completions."""
 
     def __init__(self, answer: ResponseSpec, fields: ChatFields, logprobs: LogprobFormat) -> None:
         self._answer = answer
@@ -143,7 +138,7 @@ class ChatWriter:
         data = event(self._encode(self._chunk([self._chunk_choice(delta)], usage)))
         if delta.token.index > 0:
             return data
-        # The stream of a choice begins by saying whose words follow.
+        # The first chunk of a choice sets the role.
         role = ChatChunkChoice(
             index=delta.choice,
             delta=ChatDelta(role="assistant", content=""),

@@ -1,7 +1,4 @@
-"""From the `prompt` field to token ids.
-
-`POST /v1/completions`.
-"""
+"""`POST /v1/completions`."""
 
 from collections.abc import Sequence
 
@@ -29,7 +26,7 @@ from twofold.serving.gateway.streaming import event, respond
 async def encode_prompts(
     gateway: Gateway, prompts: Sequence[str | list[int]], *, add_special_tokens: bool
 ) -> list[list[int]]:
-    """One list of token ids per prompt; raises RequestError where any of them cannot be used."""
+    """One list of token ids per prompt; raises RequestError if any of them is invalid."""
     texts = [each for each in prompts if isinstance(each, str)]
     if texts:
         encoded = await encode_texts(gateway, texts, add_special_tokens=add_special_tokens)
@@ -41,7 +38,7 @@ async def encode_prompts(
 
 
 def split_prompts(prompt: Prompt) -> list[str | list[int]]:
-    """The prompts in the field, which is a text, a list of token ids or a list of either: all of one kind."""
+    """Split the field into prompts: a text, a list of token ids, or a list of either kind."""
     if isinstance(prompt, str):
         return [prompt]
     if not prompt:
@@ -69,13 +66,13 @@ async def encode_texts(
         return encoded
     if tokenizer.bos_token_id is None:
         raise RequestError(
-            "prompt: a text is empty, and this model has no token that begins one", param="prompt"
+            "prompt: a text is empty, and this model has no beginning-of-sequence token", param="prompt"
         )
     return [token_ids or [tokenizer.bos_token_id] for token_ids in encoded]
 
 
 def check_length(gateway: Gateway, characters: int, field: str) -> None:
-    """Refuse what is too long, or cannot fit however it is tokenized, before the time for that is spent."""
+    """Reject texts that are too long or cannot fit the context, before tokenization."""
     most = gateway.limits.prompt_characters
     if most is not None and characters > most:
         raise RequestError(
@@ -95,7 +92,7 @@ def check_length(gateway: Gateway, characters: int, field: str) -> None:
 
 
 def check_tokens(gateway: Gateway, tokens: int, field: str) -> None:
-    """Refuse a prompt over the limit, if there is one."""
+    """Reject prompts over the token limit."""
     most = gateway.limits.prompt_tokens
     if most is not None and tokens > most:
         raise RequestError(
@@ -119,7 +116,7 @@ DEFAULT_MAX_TOKENS = 16
 
 
 async def complete(gateway: Gateway, request: Request) -> Response:
-    """Answer one request; raises RequestError, InstanceLostError and ClientDisconnect."""
+    """Handle one request; raises RequestError, InstanceLostError and ClientDisconnect."""
     fields = await read_struct(request, CompletionFields, gateway.limits.body_bytes)
     texts_or_ids = split_prompts(fields.prompt)
     check_fields(gateway, fields, len(texts_or_ids))
@@ -144,7 +141,7 @@ async def complete(gateway: Gateway, request: Request) -> Response:
 
 
 class CompletionWriter:
-    """Writes text completions."""
+    """Formats text completions."""
 
     def __init__(self, answer: ResponseSpec, fields: CompletionFields, logprobs: LogprobFormat) -> None:
         self._answer = answer
@@ -171,7 +168,7 @@ class CompletionWriter:
         )
 
     def _choice(self, deltas: Sequence[Delta]) -> CompletionChoice:
-        """One choice; the deltas, at least one, are its tokens or the next of them."""
+        """Format one choice from at least one of its deltas."""
         wanted = self._fields.logprobs is not None
         return CompletionChoice(
             index=deltas[0].choice,

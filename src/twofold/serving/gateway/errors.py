@@ -1,4 +1,4 @@
-"""From exceptions to the error JSON of the OpenAI API."""
+"""Conversion of exceptions to the error JSON of the OpenAI API."""
 
 import logging
 from http import HTTPStatus
@@ -12,12 +12,12 @@ from twofold.errors import InstanceLostError, RequestError
 
 logger = logging.getLogger(__name__)
 
-# What a client should wait where nothing is known; short, because another instance may be free already.
+# Default Retry-After in seconds; short, because another instance may be free already.
 RETRY_AFTER_S = "1"
 
 
 class ErrorDetail(msgspec.Struct, frozen=True, kw_only=True):
-    """The inside of `{"error": …}`."""
+    """Value of `error` in the error JSON."""
 
     message: str
     type: str
@@ -30,7 +30,7 @@ class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ErrorResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """An error as the client gets it: the HTTP status, the body and further headers."""
+    """An error response: HTTP status, body and additional headers."""
 
     status: int
     body: ErrorBody
@@ -43,19 +43,17 @@ class ErrorResponse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def error_response_for(error: Exception) -> ErrorResponse:
-    """What the client is told about `error`; one that nobody foresaw is logged and told as a plain 500."""
+    """Convert an exception; unexpected ones are logged and become a 500 without details."""
     if isinstance(error, RequestError):
         return error_response(
             error.status, str(error), param=error.param, code=error.code, retry_after_s=error.retry_after_s
         )
     if isinstance(error, InstanceLostError):
         return error_response(
-            503, str(error) or "the instance that held the request is gone", code="instance_lost"
+            503, str(error) or "the instance that ran the request was lost", code="instance_lost"
         )
     logger.error("unexpected error while answering a request", exc_info=error)
-    return error_response(
-        500, "the server met an unexpected error; its log has the details", code="internal_error"
-    )
+    return error_response(500, "unexpected error; see the server's log", code="internal_error")
 
 
 def error_response(
@@ -84,12 +82,12 @@ def _type_of(status: int) -> str:
 
 
 async def answer_error(_request: Request, error: Exception) -> Response:
-    """The handler of every error that Twofold raises on purpose."""
+    """Exception handler for TwofoldError."""
     return error_response_for(error).response()
 
 
 async def answer_http_error(request: Request, error: Exception) -> Response:
-    """The handler of what routing refuses: an unknown path or a wrong method."""
+    """Exception handler for unknown paths and wrong methods."""
     if not isinstance(error, HTTPException):
         raise TypeError(f"expected an HTTPException, got {type(error).__name__}")
     reason = HTTPStatus(error.status_code).phrase

@@ -1,9 +1,4 @@
-"""What the gateway takes on for one HTTP request.
-
-Reading a request body into a typed struct, strictly.
-
-What every endpoint of the gateway works with.
-"""
+"""State shared by all endpoints: service, tokenizer and limits; and reading of request bodies."""
 
 import re
 from dataclasses import dataclass
@@ -19,13 +14,12 @@ from twofold.serving.gateway.tokenizer import TextTokenizer
 
 
 class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Upper bounds on one HTTP request.
+    """Limits on one HTTP request.
 
-    `header_bytes` bounds the request line and all headers together. `prompt_characters` and `prompt_tokens` bound
-    each prompt, where the model's context is not bound enough; `choices` bounds `n`; `generations` bounds `n` times
-    the number of prompts; `stop_characters` bounds the length of each stop string. A request that names no timeout
-    has `timeout_s` seconds to be answered in, and none may name more than `longest_timeout_s`. A prompt is
-    kept for `longest_retention_s` at most, whatever is asked for.
+    `header_bytes` covers the request line and all headers. `prompt_characters` and `prompt_tokens` limit each prompt in
+    addition to the model's context; `choices` limits `n`; `generations` limits `n` times the number of prompts;
+    `stop_characters` limits each stop string. `timeout_s` is the default timeout and `longest_timeout_s` the maximum.
+    Prompts stay cached for at most `longest_retention_s`.
     """
 
     header_bytes: int = 64 * 1024
@@ -48,7 +42,7 @@ _MISSING = re.compile(r"^Object missing required field `(?P<name>[^`]+)`")
 
 
 async def read_struct(request: Request, kind: type[T], max_bytes: int) -> T:
-    """Read the whole body and decode it as `kind`; raises RequestError (400 or 413) and ClientDisconnect."""
+    """Read the body and decode it as `kind`; raises RequestError (400 or 413) and ClientDisconnect."""
     body = await read_body(request, max_bytes)
     try:
         return msgspec.json.decode(body, type=kind)
@@ -59,7 +53,7 @@ async def read_struct(request: Request, kind: type[T], max_bytes: int) -> T:
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes:
-    """The body, of which no more than `max_bytes` are ever held; a longer one is refused (413)."""
+    """Read the body, buffering at most `max_bytes`; raises RequestError (413) for larger ones."""
     announced = request.headers.get("content-length", "")
     if announced.isdecimal() and int(announced) > max_bytes:
         raise _too_large(max_bytes)
@@ -73,12 +67,12 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
 
 def _too_large(max_bytes: int) -> RequestError:
     return RequestError(
-        f"the body is larger than the {max_bytes} bytes taken here", status=413, code="request_too_large"
+        f"the body exceeds the limit of {max_bytes} bytes", status=413, code="request_too_large"
     )
 
 
 def _field_error(message: str) -> RequestError:
-    """A type error in the user's words: the field first, then what was expected and what came."""
+    """Rewrite a type error for users: the field, then the expected and the actual type."""
     found = _PLACE.search(message)
     place = found["place"] if found else ""
     reason = _PLACE.sub("", message)
@@ -96,28 +90,28 @@ def _field_error(message: str) -> RequestError:
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """The service behind the gateway, the tokenizer of its model (if it has one) and the limits."""
+    """The service, the tokenizer of its model (optional) and the limits."""
 
     service: Service
     tokenizer: TextTokenizer | None
     limits: RequestLimits
 
     def check_model(self, name: str) -> None:
-        """Raise RequestError (404) where another model is asked for than the one served."""
+        """Raise RequestError (404) unless `name` is the served model."""
         served = self.service.model.name
         if name != served:
             raise RequestError(
-                f"model: {name!r} is not served here; {served!r} is",
+                f"model: {name!r} is not served here; use {served!r}",
                 param="model",
                 status=404,
                 code="model_not_found",
             )
 
     def require_tokenizer(self, field: str) -> TextTokenizer:
-        """The tokenizer, for a request whose `field` cannot do without."""
+        """Return the tokenizer, which `field` needs; raises RequestError without one."""
         if self.tokenizer is None:
             raise RequestError(
-                f"{field}: this model has no tokenizer, so only prompts of token ids are taken", param=field
+                f"{field}: this model has no tokenizer, so prompts must be token ids", param=field
             )
         return self.tokenizer
 

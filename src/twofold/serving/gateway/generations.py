@@ -1,11 +1,4 @@
-"""For how long a request wants its prompt kept: what OpenAI calls prompt caching, as it is meant here.
-
-From request fields to how the next token is picked.
-
-The terms of a request: on whose behalf, how urgent, until when it is of use, and for how long its prompt may be.
-
-From prompts and fields to the generations that answer one HTTP request.
-"""
+"""From request fields to the generations of one HTTP request."""
 
 import math
 import secrets
@@ -23,7 +16,7 @@ from twofold.serving.gateway.middleware import arrival_of
 from twofold.serving.gateway.output import OutputProcessor
 from twofold.serving.gateway.schemas import GenerationFields, StreamOptions, refuse_unsupported
 
-# OpenAI wrote the first as the second until 2026, and clients still do. Both mean: as long as there is room.
+# "in-memory" is OpenAI's spelling until 2026. Both spellings mean: until evicted.
 RETENTIONS: Final = {"in_memory": 0.0, "in-memory": 0.0, "24h": 24 * 3600.0}
 MODES: Final = ("implicit",)
 
@@ -31,15 +24,15 @@ _UNITS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def retention_s(fields: GenerationFields, longest_s: float) -> float:
-    """Seconds for which the prompt is to be kept, at most `longest_s`; 0 asks for nothing.
+    """Seconds to keep the prompt cached, at most `longest_s`; 0 without a request for it.
 
-    Of `prompt_cache_retention` and `prompt_cache_options.ttl` the longer counts. Raises RequestError.
+    The longer of `prompt_cache_retention` and `prompt_cache_options.ttl` applies. Raises RequestError.
     """
     wanted_s = 0.0
     if fields.prompt_cache_retention is not None:
         if fields.prompt_cache_retention not in RETENTIONS:
             raise RequestError(
-                f"prompt_cache_retention: {fields.prompt_cache_retention!r} is none of in_memory and 24h",
+                f"prompt_cache_retention: must be in_memory or 24h, not {fields.prompt_cache_retention!r}",
                 param="prompt_cache_retention",
                 code="invalid_value",
             )
@@ -48,13 +41,13 @@ def retention_s(fields: GenerationFields, longest_s: float) -> float:
     if options is not None:
         if options.mode is not None and options.mode not in MODES:
             raise RequestError(
-                "prompt_cache_options.mode: not supported by this service, which keeps every full block of a prompt; "
+                "prompt_cache_options.mode: not supported by this service, which caches every full block of a prompt; "
                 "leave it out or send implicit",
                 param="prompt_cache_options.mode",
                 code="unsupported_parameter",
             )
         if options.ttl is not None:
-            ttl = options.ttl.strip()  # the pattern lets a last newline through
+            ttl = options.ttl.strip()  # the pattern allows a trailing newline
             wanted_s = max(wanted_s, int(ttl[:-1]) * _UNITS[ttl[-1]])
     return min(wanted_s, longest_s)
 
@@ -66,7 +59,7 @@ _SEED_MASK = (1 << SEED_BITS) - 1
 def sampling_of(
     fields: GenerationFields, model: ServedModel, *, max_tokens: int, logprobs: int | None
 ) -> SamplingParams:
-    """Raises RequestError where a value fits its type but not the model or another field."""
+    """Build the sampling parameters; raises RequestError for values that conflict with the model or other fields."""
     min_tokens = fields.min_tokens or 0
     if min_tokens > max_tokens:
         raise RequestError(
@@ -77,7 +70,7 @@ def sampling_of(
         max_tokens=max_tokens,
         temperature=1.0 if fields.temperature is None else fields.temperature,
         top_p=1.0 if fields.top_p is None else fields.top_p,
-        # Keeping more tokens than there are is keeping all of them.
+        # A top_k above the vocabulary size keeps all tokens.
         top_k=min(max(fields.top_k or 0, 0), model.vocab_size),
         min_tokens=min_tokens,
         ignore_eos=bool(fields.ignore_eos),
@@ -97,12 +90,12 @@ def stop_token_ids_of(fields: GenerationFields, model: ServedModel) -> tuple[int
 
 
 def base_seed(seed: int | None) -> int:
-    """The seed of choice 0 of a prompt: the user's, or a random one where the user gave none."""
+    """Seed of a prompt's choice 0: the user's, or a random one."""
     return secrets.randbits(SEED_BITS) if seed is None else seed & _SEED_MASK
 
 
 def choice_seed(base: int, choice: int) -> int:
-    """The seed of choice `choice` of a prompt; stays within 63 bits, so a negative seed is a large one."""
+    """Seed of a prompt's choice `choice`, reduced to 63 bits."""
     return (base + choice) & _SEED_MASK
 
 
@@ -110,9 +103,10 @@ TIMEOUT_HEADER = "X-Request-Timeout"
 
 
 class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """`key` is the API key's name (empty: none), `priority` vLLM's, `deadline_s` on the monotonic clock.
+    """Scheduling options of a request.
 
-    Its prompt is to be kept for `retain_s` seconds for those that begin alike, and have the same `cache_salt`.
+    `key` is the API key's name (empty: none), `priority` is vLLM's, and `deadline_s` is on the monotonic clock. The
+    prompt stays cached for `retain_s` seconds and is shared with requests of the same `cache_salt` only.
     """
 
     key: str
@@ -125,7 +119,7 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
 def request_options(
     gateway: Gateway, request: HttpRequest, fields: GenerationFields, prompts: int
 ) -> RequestOptions:
-    """Raises RequestError on a timeout or a retention that is none, and on more generations than the key may have."""
+    """Read the options; raises RequestError for invalid timeouts and retentions, and beyond the key's limits."""
     arrival = arrival_of(request)
     if arrival.key is not None:
         _check_key(arrival.key, (fields.n or 1) * prompts)
@@ -139,7 +133,7 @@ def request_options(
 
 
 def _timeout_s(gateway: Gateway, request: HttpRequest, fields: GenerationFields) -> float:
-    """The shorter of the field and the header; the service's own where there is neither."""
+    """The shorter of the field and the header, or the default timeout."""
     wanted = []
     if fields.timeout is not None:
         wanted.append(("timeout", fields.timeout))
@@ -170,23 +164,23 @@ def _seconds(text: str) -> float:
 
 
 def _check_key(key: ApiKey, generations: int) -> None:
-    """A request that could never be taken whole is wrong, not early."""
+    """Reject a request that exceeds the key's limits even on its own."""
     for most, what in (
         (key.limits.max_concurrent, "at once"),
-        (key.limits.requests_per_minute, "in a minute"),
+        (key.limits.requests_per_minute, "per minute"),
     ):
         if most is not None and generations > most:
             raise RequestError(
-                f"n: this request makes {generations} generations, but this API key may have {most} {what}",
+                f"n: {generations} generations exceed this API key's limit of {most} {what}",
                 param="n",
             )
 
 
 class ResponseSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What an answer says besides its text: its id, when it was made (unix seconds) and for whom it is.
+    """Metadata of a response and options of its generations.
 
-    `arrival_s` is on the monotonic clock; `max_tokens` None means whatever of the context is left, and
-    `capped_tokens` is a bound that gives way where the context is shorter. `terms` go with every generation.
+    `created` is in unix seconds and `arrival_s` on the monotonic clock. `max_tokens` None means the rest of the
+    context; `capped_tokens` is a default that shrinks to the context.
     """
 
     id: str
@@ -199,7 +193,7 @@ class ResponseSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlannedChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """One generation, of the `prompt`-th prompt from 0 on, and the choice that its tokens become."""
+    """A generation for prompt number `prompt`, and the processor of its output."""
 
     generation: Generation
     choice: OutputProcessor
@@ -207,14 +201,12 @@ class PlannedChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_fields(gateway: Gateway, fields: GenerationFields, prompts: int) -> None:
-    """Raise RequestError on what can be told wrong before the `prompts` prompts are tokenized."""
+    """Raise RequestError on fields that are invalid independent of the tokenized prompts."""
     gateway.check_model(fields.model)
     n, limits = fields.n or 1, gateway.limits
     refuse_unsupported(fields, n)
     if fields.stream_options is not None and not fields.stream:
-        raise RequestError(
-            "stream_options: they are for streams only; send stream: true with them", param="stream_options"
-        )
+        raise RequestError("stream_options: requires stream: true", param="stream_options")
     if n > limits.choices:
         raise RequestError(f"n: {n} is more than the limit of {limits.choices}", param="n")
     if n * prompts > limits.generations:
@@ -246,10 +238,9 @@ def stop_strings(fields: GenerationFields, limits: RequestLimits) -> tuple[str, 
 def plan(
     gateway: Gateway, fields: GenerationFields, answer: ResponseSpec, prompts: list[list[int]]
 ) -> list[PlannedChoice]:
-    """`n` generations per prompt, in the order of their choices: prompt by prompt.
+    """Create `n` generations per prompt, ordered by prompt.
 
-    Choice i of every prompt is sampled with seed + i, so that a prompt gives the same choices alone and in
-    a list.
+    Choice i of every prompt is sampled with seed + i, so a prompt gives the same choices alone and in a list.
     """
     n = fields.n or 1
     stops = stop_strings(fields, gateway.limits)
@@ -289,7 +280,7 @@ def _generation(
 ) -> Generation:
     terms = answer.terms
     request = Request(
-        # The client may choose the answer's id, and may choose the same one twice; this one must be unique.
+        # Clients may reuse request ids, so the generation's id has a random suffix.
         id=f"{answer.id}-{index}-{secrets.token_hex(16)}",
         arrival_s=answer.arrival_s,
         prompt_tokens=len(token_ids),
@@ -308,5 +299,5 @@ def _generation(
 
 
 def stream_options(fields: GenerationFields) -> StreamOptions | None:
-    """How to stream; None where the answer is wanted whole."""
+    """Stream options, or None for an answer without streaming."""
     return (fields.stream_options or StreamOptions()) if fields.stream else None

@@ -1,6 +1,6 @@
-"""API keys: known by name everywhere, and kept as digests, so that there is no secret here to give away.
+"""API keys, stored as digests, and their configuration.
 
-API keys from flags and from a file with a key on each line: `name key [max_concurrent] [requests_per_minute]`.
+A key file has one key per line: `name key [max_concurrent] [requests_per_minute]`.
 """
 
 import hmac
@@ -16,7 +16,7 @@ _SCHEME = "bearer "
 
 
 class ApiKey:
-    """One key: its name, which may be logged, and what it may ask for. The key itself is not kept."""
+    """One key: its name, which may be logged, its limits and the digest of its secret."""
 
     __slots__ = ("_digest", "limits", "name")
 
@@ -29,12 +29,12 @@ class ApiKey:
         return f"ApiKey({self.name!r})"
 
     def opens(self, digest: bytes) -> bool:
-        """Whether this is the digest of the key; takes as long for any other."""
+        """Compare a digest with the key's in constant time."""
         return hmac.compare_digest(digest, self._digest)
 
 
 class KeyRing:
-    """The keys of a service, at least one; their names and their secrets are unique."""
+    """The keys of a service, at least one, with unique names and secrets."""
 
     def __init__(self, keys: Sequence[ApiKey]) -> None:
         self._keys = tuple(keys)
@@ -48,11 +48,11 @@ class KeyRing:
 
     @property
     def limits(self) -> dict[str, KeyLimits]:
-        """What each may ask for, by name."""
+        """Limits of each key by name."""
         return {key.name: key.limits for key in self._keys}
 
     def find(self, authorization: str) -> ApiKey | None:
-        """The key in the value of an Authorization header, `Bearer KEY`; looks at every key, found or not."""
+        """Find the key of an Authorization header, `Bearer KEY`; always compares every key."""
         scheme, secret = authorization[: len(_SCHEME)], authorization[len(_SCHEME) :]
         digest = _digest(secret.strip())
         found = None
@@ -67,12 +67,12 @@ def _digest(secret: str) -> bytes:
 
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
-_KEY = re.compile(r"[!-~]+")  # what a header can carry
+_KEY = re.compile(r"[!-~]+")  # characters allowed in a header value
 _UNLIMITED = "-"
 
 
 def read_keys(secrets: Sequence[str], file: Path | None) -> KeyRing | None:
-    """The keys given one by one (named key-1, key-2 …) and those of the file; None where there are none at all.
+    """Read keys from flags (named key-1, key-2 …) and from a file; None if there are none.
 
     Raises ConfigurationError, which never quotes a key.
     """
@@ -80,11 +80,11 @@ def read_keys(secrets: Sequence[str], file: Path | None) -> KeyRing | None:
     taken: set[str] = set()
     for place, name, secret, limits in _entries(secrets, file):
         if not _KEY.fullmatch(secret):
-            raise ConfigurationError(f"{place}: an API key is made of printable ASCII without spaces")
+            raise ConfigurationError(f"{place}: an API key must be printable ASCII without spaces")
         if name in {key.name for key in keys}:
-            raise ConfigurationError(f"{place}: there is a key of the name {name!r} already")
+            raise ConfigurationError(f"{place}: duplicate key name {name!r}")
         if secret in taken:
-            raise ConfigurationError(f"{place}: the same key was given before")
+            raise ConfigurationError(f"{place}: duplicate key")
         taken.add(secret)
         keys.append(ApiKey(name, secret, limits))
     return KeyRing(keys) if keys else None

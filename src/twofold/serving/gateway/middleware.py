@@ -1,7 +1,7 @@
-"""Around every request: its id, the moment it arrived, the API key, and an answer whatever goes wrong.
+"""Request ids, arrival times, API key checks and error responses around every request.
 
-Written against ASGI itself: Starlette's own base class for middleware puts a queue between a stream and
-its client, which costs time per token and hides that the client has left.
+Implemented as pure ASGI: Starlette's BaseHTTPMiddleware puts a queue between stream and client, which costs time per
+token and hides disconnects.
 """
 
 import re
@@ -23,9 +23,9 @@ _SAFE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
 class Arrival(msgspec.Struct, frozen=True, kw_only=True):
-    """`monotonic_s` is the time of arrival on the monotonic clock, `created` in unix seconds.
+    """Arrival of a request: `monotonic_s` on the monotonic clock, `created` in unix seconds.
 
-    `key` is the API key it came with; None where none is asked for.
+    `key` is its API key; None if no keys are configured or needed.
     """
 
     request_id: str
@@ -35,7 +35,7 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def arrival_of(request: Request) -> Arrival:
-    """What the middleware noted when the request came."""
+    """Return the arrival that the middleware stored in the request's scope."""
     arrival = request.scope[ARRIVAL]
     if not isinstance(arrival, Arrival):
         raise TypeError(f"the scope holds {arrival!r} where an Arrival belongs")
@@ -43,7 +43,7 @@ def arrival_of(request: Request) -> Arrival:
 
 
 class RequestMiddleware:
-    """The middleware; where there are API keys, one is needed for what `_KEYED` names and all under /v1."""
+    """ASGI middleware; if there are API keys, paths in `_KEYED` and under /v1 require one."""
 
     def __init__(self, app: ASGIApp, keys: KeyRing | None) -> None:
         self._app = app
@@ -84,7 +84,7 @@ class RequestMiddleware:
         try:
             await self._app(scope, receive, send_with_id)
         except ClientDisconnect:
-            return  # whatever there was to say, nobody is there to hear it
+            return  # no client to respond to
         except Exception as error:
             if started:
                 raise
@@ -96,6 +96,6 @@ def _is_protected(path: str) -> bool:
 
 
 def _request_id(headers: Headers) -> str:
-    """The client's own id where it is safe to repeat in headers and logs, or a new one."""
+    """The client's X-Request-Id if it is safe for headers and logs, else a new id."""
     given = headers.get("x-request-id", "")
     return given if _SAFE_ID.fullmatch(given) else uuid.uuid4().hex

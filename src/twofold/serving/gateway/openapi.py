@@ -1,7 +1,4 @@
-"""The bodies of the API as JSON schemas, from the types that they are read into and written from.
-
-The gateway described as OpenAPI 3.1. A test sends what the description allows and holds the answers against it.
-"""
+"""The gateway's OpenAPI 3.1 description, generated from the request and response types."""
 
 from collections.abc import Sequence
 
@@ -43,7 +40,7 @@ _STRUCTS = (
     Version,
 )
 _PREFIX = "#/components/schemas/"
-_NOT_SUPPORTED = "Not supported: only values that ask for nothing."
+_NOT_SUPPORTED = "Not supported: accepts neutral values only."
 
 
 def reference(kind: type) -> Json:
@@ -51,7 +48,7 @@ def reference(kind: type) -> Json:
 
 
 def schemas(model: str) -> Json:
-    """Every struct by name, narrowed to what is taken where its type says less; `model` is the one served."""
+    """Schemas of all structs by name, narrowed to the accepted values; `model` is the served one."""
     _, made = msgspec.json.schema_components(
         _STRUCTS, schema_hook=_anything, ref_template=f"{_PREFIX}{{name}}"
     )
@@ -60,7 +57,7 @@ def schemas(model: str) -> Json:
         fields["model"] = {"const": model}
         fields["prompt_cache_retention"] = {"enum": [None, *RETENTIONS]}
         for name in UnsupportedFields.__struct_fields__:
-            if name != "best_of":  # any number, as long as it is that of `n`
+            if name != "best_of":  # must equal `n`
                 fields[name] = {"enum": [None, *NEUTRAL.get(name, ())], "description": _NOT_SUPPORTED}
     made["PromptCacheOptions"]["properties"]["mode"] = {"enum": [None, *MODES]}
     made["ChatFields"]["properties"]["messages"]["minItems"] = 1
@@ -78,42 +75,42 @@ def schemas(model: str) -> Json:
 
 def _anything(kind: type) -> Json:
     if kind is object:
-        return {"description": "Anything."}  # msgspec takes an empty schema for none
+        return {"description": "Anything."}  # msgspec treats an empty schema as missing
     raise NotImplementedError(f"{kind} has no place in a body")
 
 
 _ERRORS = {
     400: "The request is wrong; `param` names the field.",
     401: "The API key is missing or wrong.",
-    404: "The model is not here.",
+    404: "The model does not exist.",
     413: "The body is too large.",
-    429: "Too much is asked for just now; the same request would be taken after `Retry-After` seconds.",
+    429: "The service is overloaded; retry after `Retry-After` seconds.",
     431: "The headers are too large.",
-    500: "Something went wrong that nobody foresaw.",
+    500: "An unexpected error occurred.",
     503: "The service is not ready, or lost the request.",
     504: "The request was not answered within its timeout.",
 }
 _REQUEST_ID: Json = {
-    "description": "The client's X-Request-Id where it is safe to repeat, or a new one.",
+    "description": "The client's X-Request-Id if it is valid, else a new id.",
     "required": True,
     "schema": {"type": "string"},
 }
 _RETRY_AFTER: Json = {
-    "description": "Seconds after which to try again.",
+    "description": "Seconds to wait before a retry.",
     "required": True,
     "schema": {"type": "integer", "minimum": 1},
 }
 _TIMEOUT: Json = {
     "name": TIMEOUT_HEADER,
     "in": "header",
-    "description": "Seconds in which the request is to be answered; the field `timeout` says the same.",
+    "description": "Timeout of the request in seconds, like the field `timeout`.",
     "schema": {"type": "number", "exclusiveMinimum": 0},
 }
 _MODEL: Json = {"name": "model", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
 
 
 def openapi(model: str, *, keys: bool) -> Json:
-    """The description of a gateway to `model`; `keys` tells whether the paths under /v1 ask for one."""
+    """Describe a gateway to `model`; `keys` adds bearer authorization to the paths under /v1."""
     components: Json = {"schemas": schemas(model)}
     if keys:
         components["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
@@ -126,7 +123,7 @@ def openapi(model: str, *, keys: bool) -> Json:
 
 
 def _api(*, keys: bool) -> Json:
-    """The paths under /v1."""
+    """Paths under /v1."""
     paths: dict[str, tuple[str, Json]] = {
         "/v1/completions": ("post", _generates("completions", CompletionFields, Completion, Completion)),
         "/v1/chat/completions": ("post", _generates("chat", ChatFields, ChatCompletion, ChatChunk)),
@@ -142,7 +139,7 @@ def _api(*, keys: bool) -> Json:
 
 
 def _operations() -> Json:
-    """What operators and their tools ask for."""
+    """Paths for operators and monitoring."""
     text: Json = {"text/plain": {"schema": {"type": "string"}}}
     this: Json = {"application/json": {"schema": {"type": "object"}}}
     return {
@@ -155,7 +152,7 @@ def _operations() -> Json:
 
 
 def _generates(name: str, body: type, whole: type, chunk: type) -> Json:
-    """An operation that answers whole, or with server-sent events of chunks."""
+    """An operation that responds with a whole answer or with server-sent events of chunks."""
     stream: Json = {
         "type": "string",
         "description": f"Every event is a {chunk.__name__}; the last is [DONE].",
@@ -178,17 +175,17 @@ def _describes(name: str, summary: str, answer: type, *, errors: Sequence[int] =
 
 
 def _health(name: str) -> Json:
-    """The only operation whose no has the form of its yes."""
-    operation = _describes(name, "200 when a request would be served, else 503", Health)
+    """A health check: the 503 has the same body type as the 200."""
+    operation = _describes(name, "200 if ready, else 503", Health)
     responses = _responses(operation)
     responses["503"] = responses["200"]
     return operation
 
 
 def _operation(name: str, summary: str, answers: Json, *, errors: Sequence[int] = ()) -> Json:
-    """What every operation has: the request's id, its errors and those that may befall any request."""
+    """Common parts of an operation: request id header, its errors and the errors of every request."""
     responses: Json = {
-        "200": {"description": "As asked.", "headers": {"X-Request-Id": _REQUEST_ID}, "content": answers}
+        "200": {"description": "Success.", "headers": {"X-Request-Id": _REQUEST_ID}, "content": answers}
     }
     for status in (*errors, 431, 500):
         responses[str(status)] = _error(status)
@@ -203,7 +200,9 @@ def _responses(operation: Json) -> Json:
 
 
 def _error(status: int) -> Json:
-    headers: Json = {} if status == 431 else {"X-Request-Id": _REQUEST_ID}  # refused before it is a request
+    headers: Json = (
+        {} if status == 431 else {"X-Request-Id": _REQUEST_ID}
+    )  # rejected before the request id is read
     if status in (429, 503):
         headers["Retry-After"] = _RETRY_AFTER
     content = {"application/json": {"schema": reference(ErrorBody)}}

@@ -1,9 +1,4 @@
-"""Stop strings: found across token boundaries, and never shown to the client before they are ruled out.
-
-One choice of an answer: its tokens become text, end at a stop string and carry a finish reason.
-
-Log probabilities in the two formats of the API.
-"""
+"""Output processing: tokens to text, stop strings, finish reasons and log probabilities."""
 
 from collections.abc import Sequence
 
@@ -21,23 +16,23 @@ from twofold.serving.gateway.tokenizer import Detokenizer, TextTokenizer, TokenB
 
 
 class StopText(msgspec.Struct, frozen=True):
-    """Text that may be given out, and the stop string that ended it, if one did."""
+    """Text to emit, and the stop string that ended it, if any."""
 
     text: str
     stop: str | None = None
 
 
 class StopStrings:
-    """Watches one text for stop strings; the text may come in pieces of any size.
+    """Searches one text for stop strings; the text may arrive in pieces of any size.
 
-    The stop string that is complete first ends the text; of two complete at the same character, the longer.
-    So the result depends on the text alone, not on how it was cut. Each stop string is matched by a
-    Knuth-Morris-Pratt automaton, which costs the same for every character whatever the stop strings are.
+    The earliest completed stop string ends the text; the longest wins if several complete at the same character. The
+    result depends on the text only, not on its pieces. Each stop string has a Knuth-Morris-Pratt automaton, so the
+    cost per character is constant. Text that may be part of a stop string is held back.
     """
 
     def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
-        """`include` keeps the stop string at the end of the text; the stop strings must not be empty."""
-        # Longest first, so that it wins over a shorter one complete at the same character.
+        """`include` keeps the stop string at the end of the text. Stop strings must not be empty."""
+        # Longest first, so that the longest of several simultaneous matches wins.
         self._automata = [
             _Automaton(stop) for stop in sorted(set(stops), key=lambda stop: (-len(stop), stop))
         ]
@@ -45,7 +40,7 @@ class StopStrings:
         self._held = ""
 
     def push(self, piece: str, *, armed: bool = True) -> StopText:
-        """Add a piece; while not `armed` no stop string may end in it, though one may begin in it."""
+        """Add a piece. If not `armed`, a stop string may start in it but not end in it."""
         if not self._automata:
             return StopText(piece)
         text = self._held + piece
@@ -60,13 +55,13 @@ class StopStrings:
         return StopText(text[:keep])
 
     def flush(self) -> str:
-        """The text held back, once it is known that no more will come."""
+        """Return the text held back at the end of the output."""
         held, self._held = self._held, ""
         return held
 
 
 class _Automaton:
-    """Knuth-Morris-Pratt: `matched` characters of `pattern` are the end of the text seen so far."""
+    """Knuth-Morris-Pratt: the last `matched` characters of the text are a prefix of `pattern`."""
 
     __slots__ = ("_fallback", "matched", "pattern")
 
@@ -83,7 +78,7 @@ class _Automaton:
             self._fallback[position + 1] = length
 
     def advance(self, char: str) -> bool:
-        """Take one character; True where the pattern ends with it."""
+        """Add one character; True if the pattern ends with it."""
         while self.matched and self.pattern[self.matched] != char:
             self.matched = self._fallback[self.matched]
         self.matched += self.pattern[self.matched] == char
@@ -94,10 +89,10 @@ class _Automaton:
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True):
-    """What one token adds to choice `choice`.
+    """Contribution of one token to choice `choice`.
 
-    `text` may be empty (half a character, the beginning of a stop string) or more than the token's own.
-    `offset` counts the characters that the tokens before this one decoded to.
+    `text` may be empty (incomplete character, start of a stop string) or longer than the token's text. `offset` is the
+    number of characters decoded from the tokens before it.
     """
 
     choice: int
@@ -108,12 +103,12 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OutputProcessor:
-    """Turns the tokens of one generation into deltas."""
+    """Turns the tokens of one generation into deltas: detokenization and stop strings."""
 
     def __init__(
         self, index: int, tokenizer: TextTokenizer | None, fields: GenerationFields, stops: tuple[str, ...]
     ) -> None:
-        """Without a tokenizer the text stays empty and the tokens themselves are the answer."""
+        """Without a tokenizer the text stays empty, and the answer has token ids only."""
         skip = fields.skip_special_tokens is not False
         self._index = index
         self._detokenizer = Detokenizer(tokenizer, skip_special_tokens=skip) if tokenizer else None
@@ -123,7 +118,7 @@ class OutputProcessor:
         self._tokens = 0
 
     def push(self, token: TokenOutput) -> Delta:
-        """Add a token; the delta with a finish reason is the last, whether or not more tokens would come."""
+        """Add a token; a delta with a finish reason is the last, even if the model would continue."""
         self._tokens += 1
         offset = self._detokenizer.characters if self._detokenizer else 0
         found = self._stops.push(self._text_of(token), armed=self._tokens > self._min_tokens)
@@ -137,21 +132,21 @@ class OutputProcessor:
     def _text_of(self, token: TokenOutput) -> str:
         if self._detokenizer is None:
             return ""
-        # The token that ends the output is a sign to us and not a part of the text.
+        # The stop token is not part of the text.
         silent = token.finish_reason is FinishReason.STOP and not self._include_stop
         text = "" if silent else self._detokenizer.push(token.token_id)
         return text if token.finish_reason is None else text + self._detokenizer.flush()
 
 
-# JSON has no infinity; the API writes this for a token of probability zero.
+# JSON has no infinity; OpenAI's API uses this value for probability zero.
 LOWEST = -9999.0
 
 
 class LogprobFormat:
-    """Writes the log probabilities of deltas; one entry per token, the one that ends the output included."""
+    """Formats log probabilities of deltas, with one entry per token including the stop token."""
 
     def __init__(self, names: TokenBytes | None) -> None:
-        """Without a tokenizer there are no `names`, and tokens are called by their ids."""
+        """Without `names`, tokens are named by their ids."""
         self._names = names
 
     def completion(self, deltas: Sequence[Delta]) -> CompletionLogprobs:
@@ -166,7 +161,7 @@ class LogprobFormat:
         return ChatLogprobs(content=[self._chat_token(delta, top) for delta in deltas])
 
     def _top(self, delta: Delta) -> dict[str, float]:
-        """The alternatives, best first, and the chosen token; of two that share a name the better one."""
+        """Alternatives, best first, and the chosen token; the first of equal names is kept."""
         top: dict[str, float] = {}
         for token_id, logprob in (*delta.token.top_logprobs, (delta.token.token_id, delta.token.logprob)):
             top.setdefault(self._name(token_id), _finite(logprob))
@@ -195,5 +190,5 @@ class LogprobFormat:
 
 
 def _finite(logprob: float | None) -> float:
-    """Written so that NaN comes out as LOWEST as well."""
+    """Replace missing, NaN and low values by LOWEST."""
     return logprob if logprob is not None and logprob > LOWEST else LOWEST

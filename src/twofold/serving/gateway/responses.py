@@ -1,4 +1,4 @@
-"""The response bodies of the API. Null is written where OpenAI writes it; UNSET fields are left out."""
+"""Response bodies of the API. Fields are null where OpenAI sends null; UNSET fields are omitted."""
 
 from typing import Literal
 
@@ -8,13 +8,13 @@ MaybeTokenIds = list[int] | UnsetType
 
 
 class PromptTokensDetails(Struct, frozen=True, kw_only=True):
-    """`cached_tokens` of the prompts were in a cache, and not computed."""
+    """`cached_tokens` of the prompts were found in a cache."""
 
     cached_tokens: int
 
 
 class Usage(Struct, frozen=True, kw_only=True):
-    """Tokens: each prompt counts once, however many choices it has."""
+    """Token counts; each prompt counts once for any number of choices."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -41,7 +41,7 @@ class CompletionChoice(Struct, frozen=True, kw_only=True):
 
 
 class Completion(Struct, frozen=True, kw_only=True):
-    """A whole answer and a chunk of a stream alike."""
+    """A whole answer or a chunk of a stream."""
 
     id: str
     object: Literal["text_completion"] = "text_completion"

@@ -1,9 +1,7 @@
-"""Fields this service cannot honour: any but their neutral values are refused, never ignored.
+"""Request bodies of the API with strict types: no numbers in strings, no booleans for numbers, no NaN.
 
-The request bodies of the API, typed strictly: no number in a string, no boolean for a number, no NaN.
-
-Null means the default everywhere but in the required fields. Fields that are named nowhere here are ignored;
-`unsupported.py` refuses the ones whose meaning would be lost by that.
+Null means the default in every optional field. Unknown fields are ignored; unsupported fields that would change the
+answer are rejected unless they have a neutral value.
 """
 
 from typing import Annotated
@@ -15,7 +13,7 @@ from twofold.errors import RequestError
 
 
 class UnsupportedFields(msgspec.Struct, frozen=True, kw_only=True):
-    """They are read only to be refused where they would change the answer."""
+    """Known but unsupported fields, decoded to reject values that would change the answer."""
 
     allowed_token_ids: object = None
     audio: object = None
@@ -53,14 +51,14 @@ class UnsupportedFields(msgspec.Struct, frozen=True, kw_only=True):
     web_search_options: object = None
 
 
-# Values, besides null, under which a field asks for nothing that is not done anyway.
+# Values besides null that have no effect on the answer.
 NEUTRAL: dict[str, tuple[object, ...]] = {
     "bad_words": ([],),
     "continue_final_message": (False,),
     "documents": ([],),
     "echo": (False,),
     "frequency_penalty": (0,),
-    "function_call": ("none", "auto"),  # with no functions both mean: write text
+    "function_call": ("none", "auto"),  # without functions both mean text
     "functions": ([],),
     "length_penalty": (1,),
     "logit_bias": ({},),
@@ -79,7 +77,7 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
 
 
 def refuse_unsupported(fields: UnsupportedFields, n: int) -> None:
-    """Raise RequestError on the first field that asks for something this service does not do."""
+    """Raise RequestError on the first unsupported field with a value that is not neutral."""
     for name in UnsupportedFields.__struct_fields__:
         value = getattr(fields, name)
         neutral = (n,) if name == "best_of" else NEUTRAL.get(name, ())
@@ -110,21 +108,21 @@ Prompt = str | list[str | TokenId | list[TokenId]]
 
 
 class StreamOptions(Struct, frozen=True, kw_only=True):
-    """Usage in a last chunk of its own (`include_usage`) or in every chunk (`continuous_usage_stats`)."""
+    """Send usage in a final chunk (`include_usage`) or in every chunk (`continuous_usage_stats`)."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
 
 
 class PromptCacheOptions(Struct, frozen=True, kw_only=True):
-    """What of a prompt is to be kept (`mode`), and for how long at least (`ttl`: 30m, say)."""
+    """Which part of a prompt to cache (`mode`), and the minimum retention (`ttl`, for example 30m)."""
 
     mode: str | None = None
     ttl: Ttl | None = None
 
 
 class GenerationFields(UnsupportedFields, frozen=True, kw_only=True):
-    """What both endpoints take; names and meanings are OpenAI's and vLLM's."""
+    """Fields of both endpoints, with the names and meanings of OpenAI and vLLM."""
 
     model: str
     max_tokens: Count | None = None
@@ -152,7 +150,7 @@ class GenerationFields(UnsupportedFields, frozen=True, kw_only=True):
 
 
 class CompletionFields(GenerationFields, frozen=True, kw_only=True):
-    """The body of `POST /v1/completions`."""
+    """Body of `POST /v1/completions`."""
 
     prompt: Prompt
     logprobs: TopLogprobs | None = None
@@ -164,7 +162,7 @@ class ContentPart(Struct, frozen=True, kw_only=True):
 
 
 class InputMessage(Struct, frozen=True, kw_only=True):
-    """One chat message; the last five fields come from clients that send an assistant's message back."""
+    """One chat message; clients send the last five fields when they return an assistant's message."""
 
     role: str
     content: str | list[ContentPart] | None = None
@@ -177,7 +175,7 @@ class InputMessage(Struct, frozen=True, kw_only=True):
 
 
 class ChatFields(GenerationFields, frozen=True, kw_only=True):
-    """The body of `POST /v1/chat/completions`."""
+    """Body of `POST /v1/chat/completions`."""
 
     messages: list[InputMessage]
     max_completion_tokens: Count | None = None

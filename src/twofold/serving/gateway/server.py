@@ -1,7 +1,4 @@
-"""HTTP on a connection, with a bound on headers and with errors in the form that the API gives them.
-
-The gateway's HTTP server, on a socket that is bound already and on a loop that runs already.
-"""
+"""The gateway's HTTP server: uvicorn on a bound socket in a running loop, with a header limit."""
 
 import asyncio
 import contextlib
@@ -19,13 +16,13 @@ from twofold.serving.gateway.gateway import RequestLimits
 
 
 class _HeadTooLargeError(Exception):
-    """Ends the parsing of a request whose head is over the bound."""
+    """Stops the parser when the request head exceeds the limit."""
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """Refuses a request whose request line and headers together exceed `header_bytes`; make one with `bounded`.
+    """Rejects requests whose request line and headers exceed `header_bytes`; see `bounded`.
 
-    The parser itself takes any number of headers and a header of any length.
+    The parser itself has no limit. Errors use the API's error JSON.
     """
 
     header_bytes: int
@@ -36,7 +33,7 @@ class BoundedProtocol(HttpToolsProtocol):
     _parsed = 0
 
     def data_received(self, data: bytes) -> None:
-        # What came while the head was incomplete belongs to it; the bytes in which it begins are counted as parsed.
+        # Data received while the head is incomplete belongs to it; its first bytes are counted when parsed.
         if self._in_head:
             self._received += len(data)
         super().data_received(data)
@@ -62,14 +59,14 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     def send_400_response(self, msg: str) -> None:
-        """Called where the bytes are no HTTP, and for what is too large."""
+        """Called for invalid HTTP and for large headers."""
         if self._too_large:
             most = self.header_bytes
             refused = error_response(
-                431, f"the headers are larger than the {most} bytes taken here", code="headers_too_large"
+                431, f"the headers exceed the limit of {most} bytes", code="headers_too_large"
             )
         else:
-            refused = error_response(400, msg or "this is not HTTP", code="invalid_http")
+            refused = error_response(400, msg or "invalid HTTP", code="invalid_http")
         body = msgspec.json.encode(refused.body)
         head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(
             body
@@ -85,28 +82,28 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 def bounded(header_bytes: int) -> type[BoundedProtocol]:
-    """The protocol with its bound: the server makes instances of it with arguments of its own."""
+    """Create the protocol class for a limit, because uvicorn instantiates the class itself."""
     return type("BoundedProtocol", (BoundedProtocol,), {"header_bytes": header_bytes})
 
 
-# How often to look whether the server is up; it offers nothing to wait on.
+# Poll interval for startup; uvicorn has no event for it.
 _POLL_S = 0.01
-# Longer than the pauses of usual clients, so that few of them meet a connection as it closes.
+# Longer than usual client pauses, so that few requests hit a closing connection.
 KEEP_ALIVE_S = 65
 
 
 class HttpServer:
-    """Serves an application until told to stop. Signals are the caller's business.
+    """Serves an application until stopped, without changing signal handlers.
 
     server = HttpServer(app, bound_socket)
-    await server.start()          # returns when connections are taken
-    await server.stop()           # running answers may end, within `grace_s`
+    await server.start()          # returns when connections are accepted
+    await server.stop()           # running answers may end within `grace_s`
     """
 
     def __init__(
         self, app: ASGIApp, sock: socket.socket, *, grace_s: int = 30, limits: RequestLimits | None = None
     ) -> None:
-        """After `grace_s` seconds of stopping, running answers are cancelled. Of `limits`, it takes `header_bytes`."""
+        """`grace_s` seconds after stopping, running answers are cancelled. Uses `header_bytes` of `limits`."""
         self._socket = sock
         self._task: asyncio.Task[None] | None = None
         self._server = _Server(
@@ -124,7 +121,7 @@ class HttpServer:
         )
 
     async def start(self) -> None:
-        """Raises ConfigurationError where the server cannot be started."""
+        """Start serving; raises ConfigurationError on failure."""
         self._task = asyncio.create_task(self._server.serve(sockets=[self._socket]))
         while not self._server.started:
             if self._task.done():
@@ -137,10 +134,10 @@ class HttpServer:
             await asyncio.shield(self._task)
 
     async def stop(self) -> None:
-        """Take no more connections, let running answers end and wait for that."""
+        """Stop accepting connections and wait for running answers."""
         self._server.should_exit = True
         await self.wait()
-        # The server cancels what is left when the grace is over, but does not wait for it.
+        # uvicorn cancels remaining tasks after the grace period but does not wait for them.
         cancelled = set(self._server.server_state.tasks)
         if cancelled:
             await asyncio.wait(cancelled)
@@ -149,5 +146,5 @@ class HttpServer:
 class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave the process's signal handlers alone."""
+        """Leave the process's signal handlers unchanged."""
         yield

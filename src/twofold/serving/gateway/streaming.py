@@ -1,15 +1,4 @@
-"""Ending work whose client has left.
-
-Several asynchronous generators as one, in the order in which their items come.
-
-Ending an answer whose time is over.
-
-What an answer has used so far, counted as its tokens come.
-
-Answers as streams of server-sent events.
-
-Running the generations of one request and answering with what they yield.
-"""
+"""Running the generations of a request and sending their output, whole or as server-sent events."""
 
 import asyncio
 import logging
@@ -39,10 +28,9 @@ T = TypeVar("T")
 
 
 async def unless_disconnected(receive: Receive, work: Coroutine[None, None, T]) -> T:
-    """Await `work`; cancel it and raise ClientDisconnect where the client leaves first.
+    """Await `work`; cancel it and raise ClientDisconnect if the client disconnects first.
 
-    The request's body must have been read before, because this reads what comes after it. `work` has ended,
-    one way or the other, when this returns or raises.
+    The request's body must already be read. `work` has ended when this function returns or raises.
     """
     working = asyncio.create_task(work)
     leaving = asyncio.create_task(_disconnected(receive))
@@ -68,18 +56,18 @@ async def _cancel(task: "asyncio.Task[T]") -> None:
     task.cancel()
     await asyncio.wait((task,))
     if not task.cancelled() and task.exception() is not None:
-        logger.error("an error while ending the work of a client that left", exc_info=task.exception())
+        logger.error("error while cancelling the work of a disconnected client", exc_info=task.exception())
 
 
 class _End(msgspec.Struct, frozen=True):
-    """A source is exhausted, or failed."""
+    """End or failure of a source."""
 
     error: Exception | None
 
 
 async def interleave(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
-    """Yield every item of every source; the first error ends all. Closing it closes every source first."""
-    if len(sources) == 1:  # the common case needs neither a task nor a queue
+    """Merge generators in order of arrival; the first error ends all. Closing it closes every source."""
+    if len(sources) == 1:  # fast path without task and queue
         async with aclosing(sources[0]) as source:
             async for item in source:
                 yield item
@@ -108,15 +96,15 @@ async def _pump(source: AsyncGenerator[T, None], queue: "asyncio.Queue[T | _End]
         async with aclosing(source):
             async for item in source:
                 queue.put_nowait(item)
-    except Exception as caught:  # noqa: BLE001 it is raised again on the other side of the queue
+    except Exception as caught:  # noqa: BLE001 raised again at the other end of the queue
         error = caught
     queue.put_nowait(_End(error))
 
 
 async def until_deadline(deadline_s: float | None, items: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
-    """Yield `items` up to a moment of the monotonic clock; then close them and raise RequestError (504).
+    """Yield `items` until a time of the monotonic clock; then close them and raise RequestError (504).
 
-    To be iterated by one task.
+    Must be iterated by a single task.
     """
     alarm = None if deadline_s is None else _Alarm(deadline_s)
     try:
@@ -140,21 +128,21 @@ async def until_deadline(deadline_s: float | None, items: AsyncGenerator[T, None
 
 
 class _Alarm:
-    """One timer for a whole answer, not one for each token. It cancels the task only where that waits for an item.
+    """One timer per answer, not per token. It cancels the task only while the task waits for an item.
 
-    What it may not interrupt is the task's work with an item, which is not ours.
+    The caller's work with an item must not be interrupted.
     """
 
     def __init__(self, deadline_s: float) -> None:
         task = asyncio.current_task()
-        assert task is not None  # noqa: S101  (a coroutine runs in a task; tells the type checker so)
+        assert task is not None  # noqa: S101  (for the type checker)
         self.waiting, self.rang = True, False
         self._task, self._cancelling, self._cancelled = task, task.cancelling(), False
         left_s = max(0.0, deadline_s - time.monotonic())
         self._timer: asyncio.Handle = asyncio.get_running_loop().call_later(left_s, self._ring)
 
     def is_why(self) -> bool:
-        """Whether the task was cancelled by this alone; to be asked once."""
+        """Whether only this timer cancelled the task; call once."""
         if not self._cancelled:
             return False
         self._cancelled = False
@@ -162,10 +150,10 @@ class _Alarm:
 
     def stop(self) -> None:
         self._timer.cancel()
-        self.is_why()  # where something else was raised, nobody must take the cancellation for their own
+        self.is_why()  # after another error, the cancellation must not propagate
 
     def ring_again(self) -> None:
-        """It rang while nothing was waited for. What is there already, as the end of the items, comes all the same."""
+        """Handle a timeout that fired outside a wait. Items that are already available still come first."""
         self._timer = asyncio.get_running_loop().call_soon(self._ring)
 
     def _ring(self) -> None:
@@ -176,10 +164,9 @@ class _Alarm:
 
 
 class UsageCounter:
-    """Counts the tokens of one answer, whose choices are `planned`.
+    """Counts the tokens of one answer.
 
-    Each prompt counts once. What of it was found in a cache is what none of its choices computed, of those that
-    have begun.
+    Each prompt counts once. Its cached tokens are the minimum over its choices that have started.
     """
 
     def __init__(self, prompt_tokens: int, planned: Sequence[PlannedChoice]) -> None:
@@ -189,7 +176,7 @@ class UsageCounter:
         self._cached: dict[int, int] = {}  # by prompt
 
     def add(self, delta: Delta) -> None:
-        """A token was made."""
+        """Count a token."""
         self._completion_tokens += 1
         if delta.token.index == 0:
             prompt, cached = self._prompts[delta.choice], delta.token.reused_tokens
@@ -197,7 +184,7 @@ class UsageCounter:
 
     @property
     def usage(self) -> Usage:
-        """What has been used until now."""
+        """Usage so far."""
         return Usage(
             prompt_tokens=self._prompt_tokens,
             completion_tokens=self._completion_tokens,
@@ -207,7 +194,7 @@ class UsageCounter:
 
 
 DONE = b"data: [DONE]\n\n"
-# The last two keep proxies from collecting tokens before they pass them on.
+# The last two keep proxies from buffering tokens.
 HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
     "cache-control": "no-cache",
@@ -216,15 +203,15 @@ HEADERS = {
 
 
 def event(data: bytes) -> bytes:
-    """One event; `data` is JSON on one line."""
+    """Format one event; `data` is JSON on one line."""
     return b"data: " + data + b"\n\n"
 
 
 class EventStream(Response):
-    """Sends events as they come and ends with `[DONE]`, or with an error event and without it.
+    """Sends events as they come, then `[DONE]`, or an error event on failure.
 
-    Nothing is sent before the first event is there, so an error before it is an ordinary HTTP error. The
-    events are closed when the stream has ended, for whatever reason; a client that leaves ends it at once.
+    The response starts with the first event, so earlier errors are ordinary HTTP errors. The generator is closed at
+    the end of the stream; a client disconnect ends it immediately.
     """
 
     def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
@@ -246,7 +233,7 @@ class EventStream(Response):
             try:
                 async for data in events:
                     await self._send(send, data)
-            except Exception as error:  # noqa: BLE001 the status is sent already: this is how the client is told
+            except Exception as error:  # noqa: BLE001 the status is already sent, so the error becomes an event
                 last = event(msgspec.json.encode(error_response_for(error).body))
             else:
                 last = DONE
@@ -258,18 +245,18 @@ class EventStream(Response):
 
 
 class ResponseWriter(Protocol):
-    """How an endpoint writes its answer, as server-sent events or whole."""
+    """Formats an endpoint's answer, whole or as server-sent events."""
 
     def events(self, delta: Delta, usage: MaybeUsage) -> bytes:
-        """The events of one token."""
+        """Format the events of one token."""
         ...
 
     def usage_event(self, usage: Usage) -> bytes:
-        """The event without choices that closes a stream."""
+        """Format the final event of a stream, which has usage and no choices."""
         ...
 
     def whole(self, choices: Sequence[Sequence[Delta]], usage: Usage) -> msgspec.Struct:
-        """The whole answer; the deltas of each choice are in the order of its tokens."""
+        """Build the whole answer; the deltas of each choice are in token order."""
         ...
 
 
@@ -282,9 +269,9 @@ async def respond(
     prompt_tokens: int,
     options: StreamOptions | None,
 ) -> Response:
-    """Run the generations and answer; raises what they raise, and ClientDisconnect.
+    """Run the generations and respond; raises their errors and ClientDisconnect.
 
-    `options` None means that the answer is wanted whole.
+    With `options` None the answer is sent whole.
     """
     deltas = until_deadline(
         planned[0].generation.deadline_s, interleave([generate_deltas(service, each) for each in planned])
@@ -297,7 +284,7 @@ async def respond(
 
 
 async def generate_deltas(service: Service, planned: PlannedChoice) -> AsyncGenerator[Delta, None]:
-    """The deltas of one choice; its generation is closed before the last of them is yielded."""
+    """Yield the deltas of one choice; its generation is closed before the last one is yielded."""
     last = None
     async with aclosing(service.generate(planned.generation)) as tokens:
         async for token in tokens:
@@ -329,7 +316,7 @@ async def _collect(
 async def _events(
     deltas: AsyncGenerator[Delta, None], form: ResponseWriter, options: StreamOptions, count: UsageCounter
 ) -> AsyncGenerator[bytes, None]:
-    # OpenAI writes a null usage into every chunk but the last where the last one has it.
+    # With include_usage, OpenAI sends a null usage in every chunk but the last.
     no_usage: MaybeUsage = None if options.include_usage else UNSET
     async with aclosing(deltas):
         async for delta in deltas:

@@ -1,9 +1,4 @@
-"""The bytes a token stands for, also where they are only a part of a character.
-
-The model's own tokenizer: text and chat messages to token ids, and the pieces that go back to text.
-
-Token ids to text as they come, holding back what is not yet a whole character.
-"""
+"""The model's tokenizer: encoding of text and chat messages, and incremental decoding."""
 
 import asyncio
 import inspect
@@ -25,12 +20,12 @@ if TYPE_CHECKING:
 
 
 _BYTE_FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-# Any text does: it only keeps the decoder from treating the token as the first of a text.
+# Arbitrary text that keeps the decoder from treating the token as the first one.
 _ANCHOR = "a"
 
 
 class TokenBytes:
-    """Looks up the bytes of token ids and a printable name for each."""
+    """Maps token ids to their bytes, which may be part of a character, and to printable names."""
 
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -42,14 +37,14 @@ class TokenBytes:
         self._known: dict[int, bytes | None] = {}
 
     def bytes_of(self, token_id: int) -> bytes | None:
-        """The bytes of a token; None for an id without one (padding of the vocabulary)."""
+        """Bytes of a token; None for an id without one (vocabulary padding)."""
         if token_id not in self._known:
             piece = self._tokenizer.id_to_token(token_id)
             self._known[token_id] = None if piece is None else self._decode(piece)
         return self._known[token_id]
 
     def name_of(self, token_id: int) -> str:
-        """The token's text; for one that is no whole text its bytes, as in `bytes:\\xe4\\xb8`."""
+        r"""Text of a token; incomplete characters are written as bytes, for example `bytes:\\xe4\\xb8`."""
         raw = self.bytes_of(token_id)
         if raw is None:
             return id_name(token_id)
@@ -72,12 +67,12 @@ class TokenBytes:
 
 
 def id_name(token_id: int) -> str:
-    """What a token is called where its text is not known."""
+    """Name of a token whose text is unknown."""
     return f"token_id:{token_id}"
 
 
 def _kinds(decoder: object) -> set[str]:
-    """The `type` of a serialized decoder and of the decoders inside it."""
+    """The `type` of a serialized decoder and of all nested decoders."""
     if isinstance(decoder, list):
         return set().union(*map(_kinds, decoder))
     if not isinstance(decoder, dict):
@@ -86,7 +81,7 @@ def _kinds(decoder: object) -> set[str]:
 
 
 def _byte_level(piece: str) -> bytes:
-    """Undo the byte-level alphabet; a piece with other characters in it stands for itself."""
+    """Decode the byte-level alphabet; pieces with other characters are plain text."""
     alphabet = _byte_alphabet()
     if all(char in alphabet for char in piece):
         return bytes(alphabet[char] for char in piece)
@@ -95,7 +90,7 @@ def _byte_level(piece: str) -> bytes:
 
 @cache
 def _byte_alphabet() -> dict[str, int]:
-    """The alphabet of byte-level BPE (GPT-2): printable bytes stand for themselves, others for U+0100 on."""
+    """Alphabet of byte-level BPE (GPT-2): printable bytes map to themselves, others to U+0100 and up."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     alphabet = {chr(byte): byte for byte in printable}
     others = (byte for byte in range(0x100) if byte not in set(printable))
@@ -107,7 +102,7 @@ TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.model", "vocab.json", "vo
 
 
 def load_tokenizer(model_dir: Path) -> "TextTokenizer | None":
-    """The tokenizer of a model directory; None where it has none. Raises ModelError on a broken one."""
+    """Load the tokenizer of a model directory; None if there is none. Raises ModelError if it is broken."""
     fast = (model_dir / "tokenizer.json").is_file()
     if not fast and not any((model_dir / name).is_file() for name in TOKENIZER_FILES):
         return None
@@ -115,13 +110,13 @@ def load_tokenizer(model_dir: Path) -> "TextTokenizer | None":
 
     try:
         loaded = PreTrainedTokenizerFast.from_pretrained(model_dir) if fast else _converted(model_dir)
-    except Exception as error:  # the library raises bare Exceptions, and its own kinds vary by version
+    except Exception as error:  # the library raises bare Exceptions
         raise ModelError(f"{model_dir}: the tokenizer cannot be read: {error}") from error
     return TextTokenizer(loaded)
 
 
 def _converted(model_dir: Path) -> "PreTrainedTokenizerFast":
-    """A tokenizer in an older format. Kept apart because AutoTokenizer imports torch."""
+    """Load a tokenizer in an older format. Separate because AutoTokenizer imports torch."""
     from transformers import AutoTokenizer  # noqa: PLC0415
 
     loaded = AutoTokenizer.from_pretrained(model_dir)
@@ -131,10 +126,10 @@ def _converted(model_dir: Path) -> "PreTrainedTokenizerFast":
 
 
 class TextTokenizer:
-    """Encodes and decodes with the library's fast tokenizer; safe to call from several threads."""
+    """Encodes and decodes with the library's fast tokenizer; thread-safe."""
 
     def __init__(self, tokenizer: "PreTrainedTokenizerFast", *, inline_characters: int = 8192) -> None:
-        """More text than `inline_characters` at once is encoded in a thread, so that it stalls no stream."""
+        """Texts longer than `inline_characters` are encoded in a thread, so that they stall no stream."""
         self._tokenizer = tokenizer
         self._inline_characters = inline_characters
         self.backend: tokenizers.Tokenizer = tokenizer.backend_tokenizer
@@ -142,7 +137,7 @@ class TextTokenizer:
         self.backend.no_padding()
         self.bos_token_id: int | None = tokenizer.bos_token_id
         self.bytes = TokenBytes(self.backend)
-        # No token covers more characters of a text than its entry in the vocabulary has.
+        # A token covers at most as many characters as its vocabulary entry.
         self.longest_token = max(map(len, self.backend.get_vocab()), default=1)
         self._template_parameters = frozenset(inspect.signature(tokenizer.apply_chat_template).parameters)
 
@@ -160,7 +155,7 @@ class TextTokenizer:
         add_special_tokens: bool,
         template_kwargs: dict[str, object],
     ) -> list[int]:
-        """Render the messages with the model's chat template and encode them; raises RequestError."""
+        """Render messages with the model's chat template and encode them; raises RequestError."""
 
         def work() -> list[int]:
             text = self.render_chat(
@@ -177,15 +172,13 @@ class TextTokenizer:
         add_generation_prompt: bool,
         template_kwargs: dict[str, object],
     ) -> str:
-        """The prompt text the model's chat template makes of `messages`; raises RequestError."""
+        """Render messages with the model's chat template; raises RequestError."""
         if self._tokenizer.chat_template is None:
             raise RequestError("this model has no chat template; send a prompt to /v1/completions instead")
         reserved = self._template_parameters.intersection(template_kwargs)
         if reserved:
             name = min(reserved)
-            raise RequestError(
-                f"chat_template_kwargs: {name} is not the template's to set", param="chat_template_kwargs"
-            )
+            raise RequestError(f"chat_template_kwargs: {name} is reserved", param="chat_template_kwargs")
         try:
             return str(
                 self._tokenizer.apply_chat_template(
@@ -196,9 +189,9 @@ class TextTokenizer:
                 )
             )
         except (TemplateError, TypeError, ValueError) as error:
-            # A template refuses what its model was not trained on, such as two user messages in a row.
+            # Templates reject unexpected message sequences, such as two user messages in a row.
             raise RequestError(
-                f"messages: the model's chat template refused them: {error}", param="messages"
+                f"messages: rejected by the model's chat template: {error}", param="messages"
             ) from error
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
@@ -217,11 +210,11 @@ class TextTokenizer:
 
 
 class Detokenizer:
-    """One output's text; the pieces joined equal the tokenizer's decoding of all its tokens.
+    """Incremental detokenizer: the joined pieces equal the tokenizer's decoding of all tokens.
 
-    There is one exception. Where a tokenizer falls back to bytes, as that of Llama 2 does, and a run of
-    bytes is not UTF-8, the library turns the whole run into U+FFFD. Here the characters before the first
-    wrong byte are kept, because they were given out before it came.
+    With byte fallback (as in Llama 2) there is one exception. For a run of bytes that is not UTF-8, the library
+    replaces the whole run by U+FFFD. The characters before the first invalid byte are kept here, because they were
+    already sent.
     """
 
     def __init__(self, tokenizer: TextTokenizer, *, skip_special_tokens: bool = True) -> None:
@@ -229,23 +222,23 @@ class Detokenizer:
         self._skip = skip_special_tokens
         self._stream = tokenizer.stream(skip_special_tokens=skip_special_tokens)
         self._token_ids: list[int] = []
-        self._spoken = 0  # how many of them are in the pieces given out
+        self._spoken = 0  # number of tokens in the emitted pieces
         self._pieces: list[str] = []
         self.characters = 0
 
     def push(self, token_id: int) -> str:
-        """Add a token; returns the text that is whole with it, often one token's, sometimes none."""
+        """Add a token; return the text that it completes, which may be empty."""
         self._token_ids.append(token_id)
         try:
             piece = self._stream.step(self._tokenizer.backend, token_id)
-        except Exception:  # noqa: BLE001 the library raises no narrower kind
-            # The decoder rewrote text already given out (a few clean up spaces backwards): go on from here.
+        except Exception:  # noqa: BLE001 the library raises bare Exceptions
+            # The decoder changed text already emitted (some clean up spaces backwards): restart here.
             self._stream = self._tokenizer.stream(skip_special_tokens=self._skip)
             piece = self._stream.step(self._tokenizer.backend, token_id)
         return self._give(piece or "")
 
     def flush(self) -> str:
-        """The rest of the text: bytes that never became a character come out as U+FFFD."""
+        """Return the remaining text; incomplete characters become U+FFFD."""
         if self._spoken == len(self._token_ids):
             return ""
         given = "".join(self._pieces)

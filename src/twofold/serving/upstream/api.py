@@ -1,7 +1,7 @@
-"""vLLM's completions API, as far as it is used: what is asked, and what comes back (vLLM 0.32, `entrypoints/openai`).
+"""vLLM's completions API (vLLM 0.32, `entrypoints/openai`).
 
-Prompts and outputs are token ids both ways. What a request leaves open is said all the same, because a server fills
-it in from the `generation_config.json` of its model, and two servers may have two of those.
+Prompts and outputs are token ids. Every sampling field is sent explicitly, because servers take defaults from their
+model's `generation_config.json`, which may differ between servers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from twofold.request import FinishReason, Generation, TokenOutput
 T = TypeVar("T")
 KvParams = Mapping[str, object]
 
-# A prefill whose KV somebody will fetch (vLLM's `NixlConnector`).
+# Prefill with KV for a remote decode (vLLM's `NixlConnector`).
 REMOTE_DECODE: KvParams = {"do_remote_decode": True, "do_remote_prefill": False}
 
 _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
@@ -23,25 +23,25 @@ _NAMED = "token_id:"
 
 
 class ServerError(TwofoldError):
-    """A server says, in an answer that had begun well, that it cannot go on with this request."""
+    """A server reports an error in the body of a successful response."""
 
 
 class LogProbs(msgspec.Struct, frozen=True):
-    """Of each token; the names are `token_id:N` because `return_tokens_as_token_ids` asks for that."""
+    """Per token; names are `token_id:N` because of `return_tokens_as_token_ids`."""
 
     token_logprobs: list[float | None] = []
     top_logprobs: list[dict[str, float] | None] = []
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """The next tokens of an output, or all of them."""
+    """All or the next tokens of an output."""
 
     token_ids: list[int] | None = None
     logprobs: LogProbs | None = None
     finish_reason: str | None = None
 
     def outputs(self, first_index: int) -> list[TokenOutput]:
-        """Its tokens, of which the first is the output's `first_index`-th; raises ServerError on another ending."""
+        """Convert to token outputs, numbered from `first_index`; raises ServerError for unknown finish reasons."""
         tokens, logprobs = self.token_ids or [], self.logprobs or LogProbs()
         if self.finish_reason is not None and self.finish_reason not in _FINISH:
             raise ServerError(f"the output ended with {self.finish_reason!r}")
@@ -66,7 +66,7 @@ class ErrorBody(msgspec.Struct, frozen=True):
 
 
 class Completion(msgspec.Struct, frozen=True):
-    """A whole answer, or one event of a stream."""
+    """A whole response, or one event of a stream."""
 
     choices: list[Choice] = []
     error: ErrorBody | None = None
@@ -74,7 +74,7 @@ class Completion(msgspec.Struct, frozen=True):
 
     @property
     def reused_tokens(self) -> int:
-        """Tokens of the prompt that a prefill for somebody else found in its server's cache."""
+        """Cached prompt tokens of a remote prefill."""
         cached = (self.kv_transfer_params or {}).get("remote_prefill_cached_tokens")
         return cached if isinstance(cached, int) else 0
 
@@ -83,18 +83,18 @@ _decoder = msgspec.json.Decoder(Completion)
 
 
 def read(data: bytes) -> Completion:
-    """Raises ServerError on an error, and on what is no answer at all."""
+    """Decode a completion; raises ServerError for errors and malformed data."""
     try:
         answer = _decoder.decode(data)
     except msgspec.DecodeError as error:
-        raise ServerError(f"what it said is no completion: {data[:200]!r} ({error})") from error
+        raise ServerError(f"not a completion: {data[:200]!r} ({error})") from error
     if answer.error is not None:
         raise ServerError(answer.error.message)
     return answer
 
 
 def error_text(body: bytes) -> str:
-    """What an answer that is not a 200 says."""
+    """Message of a response that is not a 200."""
     try:
         error = _decoder.decode(body).error
     except msgspec.DecodeError:
@@ -111,7 +111,7 @@ def body(
     max_tokens: int | None = None,
     kv: KvParams | None = None,
 ) -> bytes:
-    """The JSON of `POST /v1/completions` for `generation`, or for its first `max_tokens` tokens."""
+    """Encode `POST /v1/completions` for `generation`, or for its first `max_tokens` tokens."""
     sampling = generation.sampling
     tokens = sampling.max_tokens if max_tokens is None else max_tokens
     fields: dict[str, object] = {
@@ -145,10 +145,10 @@ def body(
 
 
 def refused_body(model: str, kv: KvParams) -> bytes:
-    """A decode that its server refuses, and thereby tells the prefill server that nobody will fetch that KV.
+    """A decode request that the server rejects, so that the prefill server releases the KV.
 
-    vLLM does so for every decode that it does not take (`notify_kv_transfer_request_rejected`). Without it the KV
-    stays until its lease ends: 30 s, unless `kv_lease_duration` says otherwise.
+    vLLM notifies the prefill server of every rejected decode (`notify_kv_transfer_request_rejected`). Otherwise the KV
+    stays until its lease ends: 30 s unless `kv_lease_duration` is set.
     """
     fields = {"model": model, "prompt": [0], "max_tokens": 1 << 30, "kv_transfer_params": kv}
     return msgspec.json.encode(fields)
@@ -159,7 +159,7 @@ def _at(values: Sequence[T | None], place: int) -> T | None:
 
 
 def _top(named: dict[str, float] | None) -> tuple[tuple[int, float], ...]:
-    """Best first; vLLM also names the chosen token where it is not among the best."""
+    """Alternatives, best first; vLLM adds the chosen token if it is not among the best."""
     known = [
         (int(name.removeprefix(_NAMED)), value)
         for name, value in (named or {}).items()

@@ -1,4 +1,4 @@
-"""What `twofold route` is told of the servers behind it."""
+"""Configuration of `twofold route`."""
 
 from collections.abc import Sequence
 
@@ -12,9 +12,9 @@ _EVENTS = ("events", "replay")
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """A vLLM server: what it is called here, its address and, where they are known, those of its KV events.
+    """A vLLM server: instance name, role, address and optional addresses of its KV events.
 
-    `events` publishes what comes to its prefix cache and goes; `replay` repeats what was published before.
+    `events` publishes changes of the prefix cache; `replay` repeats earlier events.
     """
 
     instance: str
@@ -25,11 +25,11 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RouteConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """A service in front of servers. `model` is the directory of its tokenizer and its configuration.
+    """A gateway in front of servers. `model` is the directory of the tokenizer and the model's config.
 
-    A server that says nothing for `probe_timeout_s` seconds counts as lost; one that fails again and again is left
-    alone for `max_restart_delay_s` at most. `api_key` is what the servers ask for. With `early_ttft_s` requests are
-    refused whose first token is predicted later.
+    A server that does not respond within `probe_timeout_s` seconds counts as lost; a failing one is left alone for at
+    most `max_restart_delay_s`. `api_key` is sent to the servers. With `early_ttft_s`, requests with a later predicted
+    first token are rejected.
     """
 
     model: str
@@ -44,7 +44,7 @@ class RouteConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_servers(role: Role, texts: Sequence[str]) -> tuple[ServerConfig, ...]:
-    """Servers of one role, each written `URL[,events=ADDRESS[,replay=ADDRESS]]`; raises ConfigurationError."""
+    """Parse servers of one role, each `URL[,events=ADDRESS[,replay=ADDRESS]]`; raises ConfigurationError."""
     return tuple(_parse(f"{role.value}-{number}", role, text) for number, text in enumerate(texts))
 
 
@@ -58,12 +58,12 @@ def _parse(instance: str, role: Role, text: str) -> ServerConfig:
         name, _, address = part.partition("=")
         if name not in _EVENTS or not address.startswith(("tcp://", "ipc://")) or "*" in address:
             raise ConfigurationError(
-                f"{text!r}: after the address come events=tcp://HOST:PORT and replay=tcp://HOST:PORT, "
-                f"where KV events are published, not {part!r}"
+                f"{text!r}: expected events=tcp://HOST:PORT or replay=tcp://HOST:PORT "
+                f"after the address, not {part!r}"
             )
         addresses[name] = address
     if "replay" in addresses and "events" not in addresses:
-        raise ConfigurationError(f"{text!r}: replay is for a server with events: give its events too")
+        raise ConfigurationError(f"{text!r}: replay needs the address of events too")
     return ServerConfig(
         instance=instance,
         role=role,

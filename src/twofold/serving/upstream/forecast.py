@@ -1,9 +1,4 @@
-"""What the blocks of prompts are called here, and in the events of vLLM's prefix caches: the same.
-
-What routers predict by: how fast servers are, by their metrics, and what they have cached, by their events.
-
-Early rejection: who would wait too long for a first token is told so at once (Mooncake section 7.2).
-"""
+"""TTFT prediction for servers: prefill speed from their metrics, cached prefixes from their events."""
 
 import secrets
 from math import ceil, inf
@@ -26,10 +21,10 @@ from twofold.serving.upstream.metrics import PrefillTotals, ServerMetrics
 
 
 class UpstreamPromptKeys:
-    """Names the full blocks of prompts, of `block_tokens` tokens each; of none before that is known.
+    """Computes block keys and cache salts of prompts; without keys until `block_tokens` is known.
 
-    vLLM keeps prompts apart by their `cache_salt` alone. So each API key has one, which follows from a secret of this
-    start: a key finds what it has asked itself. Where no keys are asked for, the salt is the client's own, or none.
+    vLLM separates prompts by `cache_salt` only. Each API key therefore gets a salt derived from a secret of this
+    process, so that keys do not share cached prefixes. Without API keys, the client's salt is used unchanged.
     """
 
     def __init__(self) -> None:
@@ -37,7 +32,7 @@ class UpstreamPromptKeys:
         self._secret = secrets.token_bytes(32)
 
     def name(self, generation: Generation) -> Generation:
-        """The same with the keys of its prompt's blocks, and with the salt that the servers are to be given."""
+        """Return the generation with its prompt's block keys and the salt for the servers."""
         salt = self._salt(generation)
         blocks: tuple[bytes, ...] = ()
         if self.block_tokens:
@@ -52,17 +47,17 @@ class UpstreamPromptKeys:
         return tenant_salt(generation.cache_salt, secret=own).hex()
 
 
-# Prompts of fewer tokens, those of a server that decodes above all (it computes the last one), say what a request takes
-# by itself and nothing of a token.
+# Shorter prompts, mostly those of a decode server (it computes one token), measure the overhead per request and not
+# the time per token.
 LEAST_TOKENS = 64
-MEMORY_TOKENS = 16384  # what was computed before counts as no more than these
-NOMINAL_S = 1e-3  # of a prompt token, before any server has computed one: only which is faster matters
+MEMORY_TOKENS = 16384  # maximum weight of earlier measurements
+NOMINAL_S = 1e-3  # per prompt token until the first measurement; only ratios matter
 
 
 class UpstreamForecast:
-    """Fills a `ClusterForecast` for servers, once the first of them has said how large its blocks are.
+    """Maintains a `Forecast` for servers, once the first of them has reported its block size.
 
-    Each server finds what is in its own cache and nothing else: nobody can ask them to fetch from each other.
+    Each server finds only blocks of its own cache: servers do not fetch from each other.
     """
 
     def __init__(self, context: "zmq.asyncio.Context", names: UpstreamPromptKeys) -> None:
@@ -72,7 +67,7 @@ class UpstreamForecast:
         self._feeds: dict[str, EventFeed] = {}
 
     def joined(self, server: ServerConfig, load: InstanceLoad, readings: ServerMetrics) -> None:
-        """A server is there, perhaps not for the first time."""
+        """Register a server, also after a restart."""
         self.forecast.block_tokens = self._names.block_tokens = (
             self._names.block_tokens or readings.block_tokens
         )
@@ -83,7 +78,7 @@ class UpstreamForecast:
             feed.start()
 
     def read(self, instance: str, readings: ServerMetrics) -> None:
-        """A server has told how it is."""
+        """Update a server's prefill speed from its metrics."""
         self._speeds.read(instance, readings.prefills)
 
     def close(self) -> None:
@@ -92,14 +87,14 @@ class UpstreamForecast:
 
 
 class PrefillSpeeds:
-    """Seconds of a prompt token on each server, queues not counted, as it is of late."""
+    """Recent seconds per prompt token of each server, without queueing."""
 
     def __init__(self) -> None:
         self._read: dict[str, PrefillTotals] = {}
         self._counted: dict[str, PrefillTotals] = {}
 
     def read(self, instance: str, told: PrefillTotals) -> None:
-        """A server tells of its prompts so far."""
+        """Update from a server's cumulative totals."""
         new = told.since(self._read.get(instance, PrefillTotals()))
         self._read[instance] = told
         if new.requests <= 0 or new.tokens < LEAST_TOKENS * new.requests:
@@ -111,7 +106,7 @@ class PrefillSpeeds:
         )
 
     def of(self, instance: str) -> float:
-        """What it is on one server; while that has computed none, what it is on the others on average."""
+        """Seconds per token of a server; the mean of the others until it has prefilled."""
         counted = self._counted.get(instance)
         if counted is not None:
             return counted.token_s
@@ -120,7 +115,7 @@ class PrefillSpeeds:
 
 
 class ServerPrediction(Prediction):
-    """Of one server: so many seconds for each token that it has to compute."""
+    """Prediction for one server: constant seconds per computed token."""
 
     def __init__(self, instance: str, speeds: PrefillSpeeds) -> None:
         self._instance, self._speeds = instance, speeds
@@ -133,7 +128,7 @@ class ServerPrediction(Prediction):
 
 
 class _Blocks:
-    """What one server has, in the index that routers ask."""
+    """Applies the cache events of one server to the prefix index."""
 
     def __init__(self, instance: str, index: PrefixIndex, block_tokens: int) -> None:
         self._instance, self._index = instance, index
@@ -145,7 +140,7 @@ class _Blocks:
             self._apply(change)
 
     def forget(self) -> None:
-        """Nobody knows what it has."""
+        """Drop all blocks after missed events."""
         self._known = BlockKeyMap(self._block_tokens)
         self._index.lost(self._instance)
 
@@ -158,10 +153,10 @@ class _Blocks:
 
 
 class EarlyRejection(Admission):
-    """Refuses a request whose first token is predicted later than `ttft_s` seconds after it is placed.
+    """Rejects requests with a predicted TTFT over `ttft_s` seconds (Mooncake section 7.2).
 
-    The router predicts, so it must be one that does (`FORECASTING_ROUTERS`). Of decodes nothing is predicted: nobody
-    knows how fast the servers of somebody else decode how many together.
+    Needs a router that predicts (`FORECASTING_ROUTERS`). Decode is not predicted, because the decode speed of external
+    servers is unknown.
     """
 
     def __init__(self, limits: AdmissionLimits, cluster: ClusterScheduler, ttft_s: float) -> None:

@@ -1,4 +1,4 @@
-"""Asks every server how it is, again and again: it comes, goes, comes back on trial, and says how much it has to do."""
+"""Periodic health probes of every server: availability, recovery and load."""
 
 import asyncio
 import logging
@@ -21,11 +21,10 @@ PERIOD_S = 1.0
 
 
 class HealthProbe:
-    """One task for each server, from `start` to `stop`.
+    """One probe task per server, from `start` to `stop`.
 
-    `on_come` is called when a server may be given requests, `on_read` with what it says of itself, and `on_lost` with
-    why it does not answer. Once the service has said what it serves (`model`), a server that cannot serve that is left
-    out.
+    `on_come` is called when a server becomes usable, `on_read` with its metrics, and `on_lost` with the reason when it
+    fails a probe. Once `model` is set, servers that cannot serve it are skipped.
     """
 
     def __init__(
@@ -50,7 +49,7 @@ class HealthProbe:
         self.statuses: dict[str, InstanceStatus] = {}
 
     def start(self) -> None:
-        """To be called inside the running event loop."""
+        """Call inside the running event loop."""
         self._tasks = [asyncio.create_task(self._watch(each)) for each in self._servers.members.values()]
 
     def stop(self) -> None:
@@ -59,11 +58,11 @@ class HealthProbe:
 
     @property
     def seen_all(self) -> bool:
-        """Whether every server was looked at once."""
+        """Whether every server has been probed once."""
         return not self._unseen
 
     def trouble(self, instance: str, reason: str) -> bool:
-        """A server does not do what it should: it is left alone for a while. False if that was known."""
+        """Mark a failing server as down for a while; False if it already was."""
         if not self._servers.went(instance, reason):
             return False
         self._others.forget(instance)
@@ -78,7 +77,7 @@ class HealthProbe:
                 await self._look_at(server)
             except UnavailableError as error:
                 self.trouble(server.instance, str(error))
-                self._on_lost(server.instance, str(error))  # some may count on it although that was known
+                self._on_lost(server.instance, str(error))  # attempts may have started meanwhile
             self._unseen.discard(server.instance)
             left_s = server.start_s - time.monotonic()
             await asyncio.sleep(left_s if 0 < left_s < PERIOD_S else PERIOD_S)
@@ -103,12 +102,12 @@ class HealthProbe:
         try:
             check(server.instance, card, self._servers.card, self.model)
         except ConfigurationError as error:
-            if self._refused.get(instance) != str(error):  # said once
+            if self._refused.get(instance) != str(error):  # logged once
                 self._refused[instance] = str(error)
-                log.error("%s", error)  # noqa: TRY400  (one sentence about a server, not a fault of ours)
+                log.error("%s", error)  # noqa: TRY400  (a server's configuration, no traceback needed)
             return
         if self._servers.came(instance, card):
-            log.info("%s is %s", instance, server.config.url)
+            log.info("%s is up at %s", instance, server.config.url)
             self._cluster.add_instance(instance, server.role, readings.capacity_tokens)
             self._telemetry.role(instance, server.role)
             self._trust.tell(instance)
@@ -119,14 +118,14 @@ class HealthProbe:
 
 
 def check(instance: str, card: ServerModel, other: ServerModel | None, model: ServedModel | None) -> None:
-    """Raises ConfigurationError where a server has another model than an `other` one, or too short a context."""
+    """Raise ConfigurationError if a server has another model than `other`, or too short a context."""
     if other is not None and card.id != other.id:
         raise ConfigurationError(
-            f"{instance} serves {card.id!r} and others serve {other.id!r}: start all with one --served-model-name, "
-            "for one model"
+            f"{instance} serves {card.id!r} and others serve {other.id!r}: start all servers with the same model "
+            "and --served-model-name"
         )
     if model is not None and card.max_model_len < model.max_model_len:
         raise ConfigurationError(
-            f"{instance} has a context of {card.max_model_len} tokens, and {model.max_model_len} were promised: "
-            "start it with a longer one, or twofold route again"
+            f"{instance} has a context of {card.max_model_len} tokens, less than this service's "
+            f"{model.max_model_len}: restart it with a longer one, or restart twofold route"
         )

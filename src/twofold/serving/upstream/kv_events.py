@@ -1,9 +1,7 @@
-"""vLLM's events of its prefix cache: what came and what went, in our names (vLLM 0.32, `distributed/kv_events.py`).
+"""vLLM's KV cache events over ZeroMQ, translated to prefix keys (vLLM 0.32, `distributed/kv_events.py`).
 
-vLLM names a block by a hash that nobody else can compute. But an event of stored blocks has their tokens, and the hash
-of the block before the first: from these follow the keys that prompts have here.
-
-The events of one server's prefix cache, in order, over ZeroMQ; what was missed is asked for again.
+vLLM identifies a block by a hash that cannot be recomputed. But an event for stored blocks contains their tokens and
+the hash of the parent block, and the prompt's block keys follow from these.
 """
 
 import asyncio
@@ -19,16 +17,16 @@ from twofold.serving.upstream.config import ServerConfig
 
 BlockHash = bytes | int
 
-# Memory that an engine computes on; blocks in others would have to be loaded.
+# Engine memory; blocks in other media would have to be loaded first.
 _ENGINE = ("GPU", None)
 
 
 class _Event(msgspec.Struct, frozen=True, tag=True):
-    """Fields that are not named here are ignored."""
+    """Unknown fields are ignored."""
 
 
 class BlockStored(_Event, frozen=True):
-    """Blocks one after the other, the first of them after `parent_block_hash`, or at the beginning of a prompt."""
+    """Consecutive blocks after `parent_block_hash`, or at the start of a prompt if it is None."""
 
     block_hashes: list[BlockHash]
     parent_block_hash: BlockHash | None
@@ -41,11 +39,11 @@ class BlockStored(_Event, frozen=True):
 
     @property
     def plain(self) -> bool:
-        """Text for the model alone, in the engine's memory; of a model with layers of several kinds, the first kind."""
+        """Whether the blocks are base-model text in engine memory; for hybrid models, of the first group."""
         return self.medium in _ENGINE and self.lora_name is None and not self.group_idx
 
     def salt(self) -> str | None:
-        """The `cache_salt` of a prompt that begins here; None where other things than text are in its hash."""
+        """The `cache_salt` of a prompt's first block; None if its hash contains anything else than text."""
         extra = (self.extra_keys or [None])[0] or []
         if not extra:
             return ""
@@ -63,14 +61,14 @@ class AllBlocksCleared(_Event, frozen=True):
 
 
 class EventBatch(msgspec.Struct, frozen=True, array_like=True):
-    """What one step of an engine changed."""
+    """Changes of one engine step."""
 
     ts: float
     events: list[BlockStored | BlockRemoved | AllBlocksCleared]
 
 
 class CacheChanges(msgspec.Struct, frozen=True):
-    """Keys of blocks that went and that came, in that order; `cleared`: all that were known went before."""
+    """Keys of removed, then of stored blocks; `cleared` first removes all known blocks."""
 
     cleared: bool = False
     removed: Sequence[bytes] = ()
@@ -81,12 +79,12 @@ _decoder = msgspec.msgpack.Decoder(EventBatch)
 
 
 def decode(payload: bytes) -> EventBatch:
-    """Raises msgspec.MsgspecError on what is no batch of events."""
+    """Decode a batch; raises msgspec.MsgspecError for other data."""
     return _decoder.decode(payload)
 
 
 class BlockKeyMap:
-    """The blocks of one server's prefix cache, by vLLM's names and by ours."""
+    """Prefix keys of the blocks in one server's cache, by vLLM's block hashes."""
 
     def __init__(self, block_tokens: int) -> None:
         self._block_tokens = block_tokens
@@ -96,7 +94,7 @@ class BlockKeyMap:
         return len(self._keys)
 
     def follow(self, batch: EventBatch) -> list[CacheChanges]:
-        """What a batch changed, in order."""
+        """Apply a batch and return its changes in order."""
         return [self._change(event) for event in batch.events]
 
     def _change(self, event: BlockStored | BlockRemoved | AllBlocksCleared) -> CacheChanges:
@@ -111,7 +109,7 @@ class BlockKeyMap:
         return CacheChanges(stored=self._store(event))
 
     def _store(self, event: BlockStored) -> list[bytes]:
-        """Nothing where the blocks are not ours to use, or come after one that nobody told us of."""
+        """Keys of stored blocks; empty for blocks that are unusable or have an unknown parent."""
         key = self._before(event)
         if key is None or event.block_size != self._block_tokens or not event.plain:
             return []
@@ -136,10 +134,10 @@ _END = (-1).to_bytes(8, "big", signed=True)
 
 
 class EventFeed:
-    """Follows a server from `start` to `stop`. `on_events` gets each batch, `on_gap` is called where some are lost.
+    """Receives the KV events of a server between `start` and `stop`.
 
-    Batches are numbered from 0 on in each life of a server. A feed that begins in the middle, or misses some, asks
-    `replay` for them; without it the blocks of which nothing was heard are not known.
+    `on_events` gets each batch and `on_gap` is called when some are lost. Batches are numbered from 0 since the
+    server's start. Missed batches are requested from the `replay` address, if there is one.
     """
 
     def __init__(
@@ -155,7 +153,7 @@ class EventFeed:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """To be called inside the running event loop."""
+        """Call inside the running event loop."""
         self._task = asyncio.create_task(self._run())
 
     def stop(self) -> None:
@@ -163,7 +161,7 @@ class EventFeed:
             self._task.cancel()
 
     async def _run(self) -> None:
-        assert self._config.events is not None  # noqa: S101  (there is no feed without)
+        assert self._config.events is not None  # noqa: S101  (feeds are created for servers with events)
         with self._context.socket(zmq.SUB) as socket:
             socket.setsockopt(zmq.LINGER, 0)
             socket.subscribe(b"")
@@ -174,7 +172,7 @@ class EventFeed:
                     await self._take(int.from_bytes(frames[1], "big"), frames[2])
 
     async def _take(self, number: int, payload: bytes) -> None:
-        if number < self._next:  # it was started again
+        if number < self._next:  # the server restarted
             self._on_gap()
             self._next = 0
         if number > self._next:
@@ -183,7 +181,7 @@ class EventFeed:
             self._read(number, payload)
 
     async def _catch_up(self, number: int) -> None:
-        """Have the batches before this one; where some cannot be had, what was known may be wrong."""
+        """Replay the batches before `number`; report a gap if some are unavailable."""
         missed = [] if self._config.replay is None else await self._replayed(self._config.replay)
         for each, payload in missed:
             if self._next == each < number:
@@ -193,7 +191,7 @@ class EventFeed:
             self._on_gap()
 
     async def _replayed(self, address: str) -> list[tuple[int, bytes]]:
-        """What the server still has of the batches from the next one on."""
+        """Request the batches from the next one on that the server still has."""
         found: list[tuple[int, bytes]] = []
         with self._context.socket(zmq.DEALER) as socket:
             socket.setsockopt(zmq.LINGER, 0)
@@ -204,7 +202,7 @@ class EventFeed:
                     while (frames := await socket.recv_multipart())[-2] != _END:
                         found.append((int.from_bytes(frames[-2], "big"), frames[-1]))
             except TimeoutError:
-                log.warning("%s does not repeat events at %s", self._config.instance, address)
+                log.warning("%s: no replay of events from %s", self._config.instance, address)
         return found
 
     def _read(self, number: int, payload: bytes) -> None:
@@ -212,7 +210,7 @@ class EventFeed:
         try:
             batch = decode(payload)
         except msgspec.MsgspecError as error:
-            log.warning("%s publishes something else than KV events: %s", self._config.instance, error)
+            log.warning("%s published invalid KV events: %s", self._config.instance, error)
             self._on_gap()
             return
         self._on_events(batch)

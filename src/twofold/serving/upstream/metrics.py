@@ -1,7 +1,4 @@
-"""How a vLLM server is, read from its `/metrics`.
-
-What others than we have asked of a server: it is in the server's metrics, and not in our own accounts.
-"""
+"""Metrics of vLLM servers, and the load that other clients put on them."""
 
 import re
 from collections import defaultdict
@@ -18,7 +15,7 @@ _USAGE, _CONFIG = "kv_cache_usage_perc", "cache_config_info"
 
 
 class PrefillTotals(msgspec.Struct, frozen=True):
-    """Of all prompts since a server began: seconds, tokens that were computed, and requests."""
+    """Totals over all prefills since server start: seconds, computed tokens and requests."""
 
     seconds: float = 0.0
     tokens: float = 0.0
@@ -26,11 +23,11 @@ class PrefillTotals(msgspec.Struct, frozen=True):
 
     @property
     def token_s(self) -> float:
-        """Seconds of a token, where there are any."""
+        """Seconds per computed token."""
         return self.seconds / self.tokens
 
     def since(self, before: "PrefillTotals") -> "PrefillTotals":
-        """What has come since `before`; all of it where that was told by an earlier life of the server."""
+        """Difference to earlier totals; the totals themselves if the server restarted in between."""
         if before.requests > self.requests:
             return self
         return PrefillTotals(
@@ -39,11 +36,11 @@ class PrefillTotals(msgspec.Struct, frozen=True):
 
 
 class ServerMetrics(msgspec.Struct, frozen=True, kw_only=True):
-    """What is used of a server's metrics: sums over its engines, where it has several that are parallel in data.
+    """Parsed metrics of a server, summed over its data-parallel engines.
 
-    Counts of requests and of KV blocks, of `block_tokens` tokens each, and of the `steps` that engines have made. The
-    mean prompt is that of all requests so far, 0 before there was one. An engine brings its metrics up to date with
-    each step, so they may be old ones where it makes none.
+    Counts of requests, of KV blocks with `block_tokens` tokens each, and of engine `steps`. `mean_prompt` is over all
+    requests so far, 0 before the first. Engines update their metrics with each step, so those of an idle engine are
+    stale.
     """
 
     steps: int
@@ -57,7 +54,7 @@ class ServerMetrics(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def capacity_tokens(self) -> int | None:
-        """Tokens that it has room for; None where it does not say."""
+        """Capacity of the KV cache in tokens; None if unknown."""
         return self.blocks * self.block_tokens or None
 
     @property
@@ -66,7 +63,7 @@ class ServerMetrics(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def status(self) -> InstanceStatus:
-        """The same in the words of our own instances."""
+        """Convert to the status of an instance."""
         return InstanceStatus(
             waiting=self.waiting,
             running=self.running,
@@ -80,7 +77,7 @@ class ServerMetrics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_metrics(text: str) -> ServerMetrics:
-    """What is not there counts as 0."""
+    """Parse vLLM's Prometheus metrics; missing ones count as 0."""
     sums: defaultdict[str, float] = defaultdict(float)
     shares: list[float] = []
     blocks, block_tokens = 0, 0
@@ -119,7 +116,7 @@ def _number(text: str | None) -> int:
 
 
 class ExternalLoad(msgspec.Struct, frozen=True):
-    """Requests of others: prompts that wait, requests that run, and the tokens of KV that they hold."""
+    """Load of other clients: waiting and running requests, and their KV tokens."""
 
     waiting: int = 0
     running: int = 0
@@ -136,11 +133,11 @@ class ExternalLoad(msgspec.Struct, frozen=True):
 
 
 class ExternalLoads:
-    """Adds the work of others to the loads that routers go by, as if it had been placed by us.
+    """Adds load that other clients put on a server to the loads that routers compare.
 
-    A request of ours is on a server a little later than in our accounts, or a little longer; so only as many count as
-    foreign as two readings in a row say. An engine that has made no step in between has nothing to run, whatever it
-    said last.
+    Requests appear in a server's metrics a little later than in ours, and stay a little longer, so the external load
+    is the minimum of two consecutive readings. An engine without a step in between has nothing to run, despite its
+    metrics.
     """
 
     def __init__(self, pools: Pools) -> None:
@@ -150,7 +147,7 @@ class ExternalLoads:
         self._added: dict[str, ExternalLoad] = {}
 
     def read(self, instance: str, readings: ServerMetrics) -> None:
-        """A server has told how it is."""
+        """Update the external load of a server."""
         load = self._pools.get(instance)
         if load is None:
             return
@@ -161,7 +158,7 @@ class ExternalLoads:
         self._put(load, added, _less(found, before))
 
     def forget(self, instance: str) -> None:
-        """A server is gone, and whatever was on it."""
+        """Remove the external load of a lost server."""
         self._read.pop(instance, None)
         load = self._pools.get(instance)
         if load is not None:
@@ -179,7 +176,7 @@ class ExternalLoads:
 
 
 def _foreign(readings: ServerMetrics, load: InstanceLoad, added: ExternalLoad) -> ExternalLoad:
-    """What of the readings is not ours; `added` of the load is not ours either."""
+    """Load in the metrics beyond our own requests; `added` is external load already in `load`."""
     ours = load.requests - added.requests
     foreign = max(0, readings.running + readings.waiting - ours)
     waiting = min(foreign, readings.waiting)

@@ -1,12 +1,10 @@
-"""One attempt of a request on vLLM: its prompt on one server, its output on that one or on another.
+"""Attempts of requests on vLLM: prefill on one server and decode on the same or another one.
 
-The prefill server makes the first token, and the client has it at once. The decode server fetches the KV of the prompt
-and, because it is asked for the same, makes that token again: it computes the last position of the prompt in any case.
-With the same seed it draws the same token, and that one is dropped. Where it makes another, because sums were added in
-another order and two tokens were nearly as likely, its output is not the one that the client has the beginning of: the
-attempt is lost, and the next one goes on from the token that is known.
-
-The attempts that run on servers, each in a task of its own, and what becomes of those that cannot go on.
+The prefill server produces the first token, which the client gets immediately. The decode server fetches the prompt's
+KV and produces that token again, because it always computes the last position of the prompt. With the same seed it
+draws the same token, which is dropped. If the tokens differ (floating-point sums in another order and nearly equal
+probabilities), the attempt is lost, because its output does not continue what the client has. The next attempt resumes
+after the known token.
 """
 
 import asyncio
@@ -30,7 +28,7 @@ _Answer = TypeVar("_Answer")
 
 
 class AttemptLostError(TwofoldError):
-    """An attempt cannot go on, and another may; `instance` is where, and is in `trouble` or not."""
+    """An attempt failed and may be retried; `trouble` tells whether server `instance` counts as unavailable."""
 
     def __init__(self, instance: str, reason: str, *, trouble: bool) -> None:
         super().__init__(reason)
@@ -38,7 +36,7 @@ class AttemptLostError(TwofoldError):
 
 
 class AttemptListener(Protocol):
-    """Who is told of the progress of attempts (the controller's `Progress`)."""
+    """Receives the progress of attempts (the controller's `Progress`)."""
 
     def begun(self, attempt_id: str, at_s: float) -> None: ...
 
@@ -50,9 +48,9 @@ class AttemptListener(Protocol):
 
 
 class UpstreamRequest:
-    """Runs an attempt of `generation`, whose first token is the `first_index`-th of its request.
+    """Runs an attempt of `generation`, starting with its request's `first_index`-th output token.
 
-    `later` is given what is still to be done when the attempt is over.
+    `later` schedules cleanup after the attempt.
     """
 
     def __init__(
@@ -65,18 +63,18 @@ class UpstreamRequest:
         later: Callable[[Coroutine[None, None, None]], None],
     ) -> None:
         self.prefill, self.decode = prefill, decode
-        self.decodes = prefill is decode  # all that it needs is where it is decoded
+        self.decodes = prefill is decode  # whether only the decode server is still needed
         self._generation, self._listener, self._later = generation, listener, later
         self._id = generation.request.id
         self._seed = seed_of(generation.sampling.seed, first_index)
 
     @property
     def needs(self) -> tuple[Server, ...]:
-        """The servers without which it cannot go on."""
+        """Servers that the attempt still depends on."""
         return (self.decode,) if self.decodes else (self.prefill, self.decode)
 
     async def run(self) -> None:
-        """Returns after the last token; raises AttemptLostError, and RefusedError."""
+        """Run to the last token; raises AttemptLostError and RejectedError."""
         self._listener.begun(self._id, time.monotonic())
         if self.prefill is self.decode or self._generation.sampling.max_tokens == 1:
             await self._stream(self.prefill, None, None)
@@ -89,7 +87,7 @@ class UpstreamRequest:
         if kv is None:
             raise AttemptLostError(
                 self.prefill.instance,
-                f"{self.prefill.instance} hands no KV over: is it started with a NixlConnector?",
+                f"{self.prefill.instance} returned no KV transfer parameters: start it with a NixlConnector",
                 trouble=False,
             )
         fetched = False
@@ -97,7 +95,7 @@ class UpstreamRequest:
             first = self._first(answer)
             self._tell(first, self.prefill, time.monotonic())
             if first.finish_reason is None:
-                fetched = True  # from here on the decode server says so where it does not fetch
+                fetched = True  # from here on the decode server reports a failed fetch itself
                 await self._stream(self.decode, kv, first)
         finally:
             if not fetched:
@@ -114,11 +112,11 @@ class UpstreamRequest:
         )
 
     def _first(self, answer: api.Completion) -> TokenOutput:
-        """The first token of a prefill, which ends the output only where the model says so."""
+        """First token of a prefill; its length limit of one token is no finish reason."""
         outputs = self._outputs(self.prefill, answer, 0)
         if len(outputs) != 1:
             raise AttemptLostError(
-                self.prefill.instance, f"{self.prefill.instance} made no token", trouble=False
+                self.prefill.instance, f"{self.prefill.instance} returned no token", trouble=False
             )
         output = msgspec.structs.replace(outputs[0], reused_tokens=answer.reused_tokens)
         if output.finish_reason is FinishReason.LENGTH:
@@ -126,7 +124,7 @@ class UpstreamRequest:
         return output
 
     async def _stream(self, server: Server, kv: api.KvParams | None, first: TokenOutput | None) -> None:
-        """The output from one server, but for a `first` token that is known."""
+        """Stream the output from one server and skip the already known `first` token."""
         body = api.body(self._generation, server.model, self._seed, stream=True, kv=kv)
         asked_s, index, ended = time.monotonic(), 0, False
         events = server.client.stream(body)
@@ -146,17 +144,17 @@ class UpstreamRequest:
             await events.aclose()
         if not ended:
             raise AttemptLostError(
-                server.instance, f"{server.instance} ended a stream before its output", trouble=False
+                server.instance, f"{server.instance} ended the stream before the last token", trouble=False
             )
 
     def _fetched(self, first: TokenOutput, again: TokenOutput, asked_s: float, now: float) -> None:
-        """The KV was fetched, and the first token made again."""
+        """The decode server has the KV and has repeated the first token."""
         self.decodes = True
         self._listener.arrived(self._id, asked_s, now)
         if (again.token_id, again.finish_reason) != (first.token_id, None):
             raise AttemptLostError(
                 self.decode.instance,
-                f"{self.decode.instance} begins with another token than {self.prefill.instance}",
+                f"{self.decode.instance} produced another first token than {self.prefill.instance}",
                 trouble=False,
             )
 
@@ -164,11 +162,11 @@ class UpstreamRequest:
         self._listener.token(self._id, output, server.instance, started_s, time.monotonic())
 
     async def _release(self, kv: api.KvParams) -> None:
-        """Let the prefill server have its memory back: nobody will fetch from it."""
+        """Make the prefill server release KV that will not be fetched."""
         try:
             await self.decode.client.complete(api.refused_body(self.decode.model, kv))
         except TwofoldError:
-            return  # as it should; and where it could not be asked the KV's lease ends
+            return  # expected; if the request did not arrive, the KV's lease ends
 
     async def _asked(self, server: Server, answer: Awaitable[_Answer]) -> _Answer:
         try:
@@ -176,9 +174,7 @@ class UpstreamRequest:
         except UnavailableError as error:
             raise AttemptLostError(server.instance, str(error), trouble=True) from error
         except api.ServerError as error:
-            raise AttemptLostError(
-                server.instance, f"{server.instance} says: {error}", trouble=False
-            ) from error
+            raise AttemptLostError(server.instance, f"{server.instance}: {error}", trouble=False) from error
 
     def _outputs(self, server: Server, answer: api.Completion, index: int) -> list[TokenOutput]:
         try:
@@ -188,10 +184,10 @@ class UpstreamRequest:
 
 
 def seed_of(seed: int, first_index: int) -> int:
-    """The seed of an attempt that begins with the `first_index`-th token of its output.
+    """Seed of an attempt that starts at the `first_index`-th output token.
 
-    vLLM draws the tokens of a request from one generator, from the beginning: an attempt that goes on in the middle
-    cannot draw what would have come. It must not draw what came either, so every place has a seed of its own.
+    vLLM draws all tokens of a request from one generator, so a resumed attempt cannot continue the sequence. It must
+    not repeat it either, so each start position has its own seed.
     """
     if not first_index:
         return seed
@@ -203,7 +199,7 @@ log = logging.getLogger(__name__)
 
 
 class UpstreamRequests:
-    """Implements `Runner`; `on_trouble` is told of servers that failed an attempt, and why."""
+    """Runs attempts in tasks; implements `AttemptRunner`. `on_trouble` is called with failed servers and reasons."""
 
     def __init__(
         self,
@@ -218,7 +214,7 @@ class UpstreamRequests:
         self._later: set[asyncio.Task[None]] = set()
 
     def begin(self, message: Prefill, prefill: str) -> None:
-        """Run an attempt that is prefilled there."""
+        """Start an attempt with its prefill on server `prefill`."""
         attempt_id, members = message.generation.request.id, self._servers.members
         live = self._requests.of(attempt_id)
         attempt = None if live is None else live.attempt
@@ -236,19 +232,19 @@ class UpstreamRequests:
         self._running[attempt_id] = (exchange, task)
 
     def abort(self, attempt_id: str) -> None:
-        """Stop listening to its answers, which ends it on the servers; to be called for one that is over as well."""
+        """Close the attempt's connections, which aborts it on the servers. No-op for finished attempts."""
         _, task = self._running.pop(attempt_id, (None, None))
         if task is not None:
             task.cancel()
 
     def lost(self, instance: str, reason: str) -> None:
-        """A server does not work: what needs it begins anew elsewhere."""
+        """Replay every attempt that depends on a lost server."""
         for attempt_id, (exchange, _) in list(self._running.items()):
             if any(server.instance == instance for server in exchange.needs):
                 self._requests.replay(attempt_id, instance, reason)
 
     async def close(self) -> None:
-        """End all that still runs."""
+        """Cancel everything that is still running."""
         tasks = [task for _, task in self._running.values()] + list(self._later)
         for task in tasks:
             task.cancel()
@@ -270,12 +266,12 @@ class UpstreamRequests:
         except Exception:
             log.exception("attempt %s", attempt_id)
             if self._over(attempt_id):
-                self._requests.replay(attempt_id, exchange.prefill.instance, "an error of our own")
+                self._requests.replay(attempt_id, exchange.prefill.instance, "internal error")
         finally:
             self._over(attempt_id)
 
     def _over(self, attempt_id: str) -> bool:
-        """Nothing runs of this attempt any more; False if that was known."""
+        """Remove a finished attempt; False if it was already removed."""
         return self._running.pop(attempt_id, None) is not None
 
     def _do_later(self, what: Coroutine[None, None, None]) -> None:

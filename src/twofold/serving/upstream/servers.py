@@ -1,6 +1,6 @@
-"""The servers that there are, and whether they work.
+"""The configured servers and their states.
 
-starting ── answers ──▶ up ── in trouble ──▶ down ── its time comes, and it answers ──▶ up, on trial
+starting ── healthy ──▶ up ── failure ──▶ down ── healthy after a delay ──▶ up, circuit breaker half-open
 """
 
 import logging
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class AttemptRunner(Protocol):
-    """Who runs attempts on servers."""
+    """Runs attempts on servers."""
 
     def begin(self, message: Prefill, prefill: str) -> None: ...
 
@@ -26,7 +26,7 @@ class AttemptRunner(Protocol):
 
 
 class Server:
-    """One of them: a `Worker` to the controller's parts. Nobody here starts or retires it."""
+    """One server, presented to the controller as a worker. It is never started or retired here."""
 
     retired = False
 
@@ -34,9 +34,9 @@ class Server:
         self.instance, self.role, self.config, self.client = config.instance, config.role, config, client
         self.state = WorkerState.STARTING
         self.breaker = Breaker(longest_s)
-        self.card: ServerModel | None = None  # known once it was up
-        self.restarts = 0  # how often it came back
-        self.start_s = 0.0  # it is left alone until then
+        self.card: ServerModel | None = None  # None until first healthy
+        self.restarts = 0  # number of recoveries
+        self.start_s = 0.0  # earliest time of the next probe
 
     @property
     def up(self) -> bool:
@@ -44,12 +44,12 @@ class Server:
 
     @property
     def model(self) -> str:
-        """What it calls the model."""
+        """Name of the model on this server."""
         return "" if self.card is None else self.card.id
 
 
 class ServerRegistry:
-    """Implements `Workers`: what they are sent goes to the `runner`, which is given when there is one."""
+    """All servers; implements `Workers` by passing messages to the `runner`."""
 
     def __init__(self, servers: Sequence[Server]) -> None:
         self.members = {server.instance: server for server in servers}
@@ -59,11 +59,11 @@ class ServerRegistry:
         return self.members[instance].breaker
 
     def ours(self, instance: str, moment_s: float) -> float:  # noqa: ARG002
-        """All times are taken here."""
+        """All times are measured in this process, so no conversion is needed."""
         return moment_s
 
     def send(self, instance: str, message: Message) -> None:
-        """An attempt begins where it is prefilled, and is aborted wherever that is said; nobody asks for room."""
+        """Begin or abort attempts; other messages, such as reservations, are ignored."""
         if self.runner is None:
             return
         if isinstance(message, Prefill):
@@ -72,7 +72,7 @@ class ServerRegistry:
             self.runner.abort(message.request_id)
 
     def came(self, instance: str, card: ServerModel) -> bool:
-        """A server answers, and may be given requests; False if it was there before and is on trial now."""
+        """Mark a healthy server as up; False if it recovered and is on trial."""
         server = self.members[instance]
         first = server.card is None
         server.card, server.state = card, WorkerState.UP
@@ -81,16 +81,16 @@ class ServerRegistry:
         return first
 
     def went(self, instance: str, reason: str) -> bool:
-        """A server is in trouble; False if that was known."""
+        """Mark a server as down; False if it already was."""
         server = self.members[instance]
         if server.state is not WorkerState.UP:
             return False
-        log.error("%s is given nothing for now: %s", instance, reason)
+        log.error("%s is unavailable: %s", instance, reason)
         server.state = WorkerState.DOWN
         server.start_s = server.breaker.fail(time.monotonic())
         return True
 
     @property
     def card(self) -> ServerModel | None:
-        """What one of them serves; None before any has answered."""
+        """Model card of any server; None before the first has responded."""
         return next((server.card for server in self.members.values() if server.card is not None), None)

@@ -1,7 +1,4 @@
-"""The service that the gateway sees: requests run on the servers of somebody else.
-
-A gateway in front of servers, from start to end.
-"""
+"""`twofold route`: the gateway and the service in front of external vLLM servers."""
 
 import asyncio
 import socket
@@ -44,9 +41,9 @@ TICK_S = 0.2
 
 
 class RouteService:
-    """Implements `Service` with the parts of the controller that know requests, and servers for workers.
+    """Implements `Service` with the controller's request handling and servers as workers.
 
-    The context of the model, called `name` here, is the shortest that a server has.
+    The context length is the minimum over the servers; the public model name is `name`.
     """
 
     def __init__(
@@ -73,7 +70,7 @@ class RouteService:
             trust,
             telemetry,
             recorder,
-            announces=True,  # room for the KV is the servers' business
+            announces=True,  # servers allocate KV memory themselves
             recomputes=False,
             overload=None,
             replanning=None,
@@ -105,7 +102,7 @@ class RouteService:
     # -- life ---------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin to look for servers; to be called inside the running event loop."""
+        """Start probing servers; call inside the running event loop."""
         self._look.start()
         self._ticking = asyncio.create_task(self._tick())
 
@@ -114,15 +111,15 @@ class RouteService:
         await self._requests.opened()
 
     def fail_all(self, reason: str) -> None:
-        """The service cannot go on."""
+        """Fail all requests."""
         self._requests.fail_all(reason)
 
     async def drain(self) -> None:
-        """Take no more requests, and wait until those that are here have ended."""
+        """Reject new requests and wait for running ones."""
         await self._requests.drain()
 
     async def close(self) -> None:
-        """Ask nobody anything any more."""
+        """Stop probes, event feeds and attempts."""
         self._look.stop()
         if self._forecast is not None:
             self._forecast.close()
@@ -166,13 +163,13 @@ class RouteService:
 
     @property
     def model(self) -> ServedModel:
-        """What is served; known from when the service is ready on."""
+        """The served model; raises RequestError (503) until the service is ready."""
         if self._look.model is None:
             raise RequestError("the service is starting", status=503, code="not_ready")
         return self._look.model
 
     def ready(self) -> bool:
-        """Whether a request would be placed at once: there are servers for both phases."""
+        """Whether there are servers for both phases."""
         return self._requests.taking and self._roles.able
 
     def generate(self, generation: Generation) -> AsyncGenerator[TokenOutput, None]:
@@ -180,20 +177,20 @@ class RouteService:
         return self._requests.generate(generation)
 
     def stop(self, request_id: str) -> None:
-        """The client has all it asked for, found in the text: end the request as finished, not as aborted."""
+        """End a request as finished after the gateway found a stop string."""
         self._requests.stop(request_id)
 
     def pools(self) -> list[PoolMember]:
-        """Every server, with the role that it plays now."""
+        """All servers with their current roles."""
         return self._roles.members(self._look.statuses)
 
     def set_role(self, instance: str, role: Role) -> None:
-        """Let a server play another role from the next request on."""
+        """Change a server's role for future requests."""
         self._roles.set(instance, role)
         self._requests.place_waiting()
 
     def replans(self) -> list[str]:
-        """Nobody re-plans servers that are somebody else's."""
+        """Always empty: external servers are not re-planned."""
         return []
 
     def metrics(self) -> bytes:
@@ -201,12 +198,12 @@ class RouteService:
         return self._telemetry.exposition()
 
     def snapshot(self) -> ServiceSnapshot:
-        """The service now and lately."""
+        """Snapshot for the dashboard."""
         return self._telemetry.snapshot(self._recorder.live)
 
 
 class RoutedGateway:
-    """Runs until it is told to stop. `on_progress` is called with what is happening at start-up."""
+    """Runs the route service behind a gateway until stopped. `on_progress` receives startup messages."""
 
     def __init__(
         self,
@@ -221,11 +218,11 @@ class RoutedGateway:
         self._stop = asyncio.Event()
 
     def stop(self) -> None:
-        """End it; safe to call from a signal handler of the loop."""
+        """Request shutdown; safe in a signal handler of the loop."""
         self._stop.set()
 
     async def run(self) -> None:
-        """Serve until `stop`; raises a UserError when it cannot start."""
+        """Serve until `stop`; raises UserError if startup fails."""
         tokenizer = await asyncio.to_thread(load_tokenizer, Path(self._config.model))
         key = self._config.api_key
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
@@ -252,7 +249,7 @@ class RoutedGateway:
 
     def _make_service(self, session: aiohttp.ClientSession, context: "zmq.asyncio.Context") -> RouteService:
         config = self._config
-        # The decode server reads the KV from the prefill server once it is whole: that is what NixlConnector does.
+        # NixlConnector: the decode server pulls the KV after the prefill has finished.
         cluster = ClusterScheduler(ROUTERS[config.router](), FixedHandoff(HandoffMode.PULL))
         servers = ServerRegistry(
             [
@@ -275,7 +272,7 @@ class RoutedGateway:
         )
 
     async def _ready(self, service: RouteService) -> bool:
-        """Wait for servers; False if it is to stop first."""
+        """Wait for servers; False if stopped first."""
         self._on_progress("waiting for the servers")
         ready = asyncio.create_task(service.wait_ready())
         stopped = asyncio.create_task(self._stop.wait())
@@ -292,5 +289,5 @@ class RoutedGateway:
         try:
             await asyncio.wait_for(service.drain(), STOP_GRACE_S)
         except TimeoutError:
-            service.fail_all("the service was told to end before the answer did")
+            service.fail_all("the service is shutting down")
         await server.stop()

@@ -1,4 +1,4 @@
-"""`twofold route` in front of two services of our own: they speak vLLM's API, but hand no KV to each other."""
+"""`twofold route` in front of two Twofold services, which implement vLLM's API without KV transfer."""
 
 import asyncio
 import json
@@ -19,7 +19,7 @@ PROMPT = [5, 6, 7] * 30
 
 @pytest.fixture(scope="module")
 def behind(tiny_model_dir):
-    """Two services that do both phases, by (process, URL), which no test ends."""
+    """Two mixed-role services by (process, URL), shared by all tests."""
     with ExitStack() as running:
         flags = (*ENGINE, "--colocated", "1", "--served-model-name", "tiny")
         yield [running.enter_context(running_service(tiny_model_dir("llama"), *flags)) for _ in range(2)]
@@ -38,8 +38,8 @@ def alone(url, prompts, **fields):
     return asyncio.run(complete_all(url, prompts, at_once=4, **{**GREEDY, **fields}))
 
 
-def test_answers_are_those_of_the_servers(route, behind):
-    """Greedy and sampled, many at once, on both servers."""
+def test_answers_equal_the_servers_answers(route, behind):
+    """Greedy and sampled, concurrently, on both servers."""
     prompts = [[number, 9, 11] * 20 for number in range(6)]
     for fields in ({}, {"temperature": 1.0, "seed": 5}):
         assert alone(route, prompts, **fields) == alone(behind[0][1], prompts, **fields)
@@ -47,8 +47,7 @@ def test_answers_are_those_of_the_servers(route, behind):
     assert all(routed), "both were asked"
 
 
-def test_a_client_that_leaves_ends_its_request_on_the_server(route, behind):
-    """By the end of the connection."""
+def test_a_client_disconnect_ends_the_request_on_the_server(route, behind):
 
     def aborted():
         return sum(metric(url, 'request_success_total{finished_reason="abort"}') for _, url in behind)
@@ -69,8 +68,8 @@ def test_a_client_that_leaves_ends_its_request_on_the_server(route, behind):
     assert asyncio.run(leave())
 
 
-def test_a_server_that_hangs(route, behind):
-    """Its streams go on, on the other one, without a token missing, repeated or different; then it is back."""
+def test_streams_move_from_a_hung_server(route, behind):
+    """No token is missing, repeated or different; the server is used again after recovery."""
     (whole,) = alone(behind[0][1], [PROMPT], max_tokens=300)
     process = behind[0][0]
 
@@ -95,7 +94,7 @@ def test_a_server_that_hangs(route, behind):
             assert metric(route, 'instance_state{instance="mixed-0",state="lost"}') == 1
             process.send_signal(signal.SIGCONT)
             while metric(route, 'instance_state{instance="mixed-0",state="up"}') == 0:
-                # More than one, so that the one that was away has its turn.
+                # Several, so that the recovered server gets one too.
                 again = await asyncio.gather(*(complete(session, route, PROMPT, **GREEDY) for _ in range(3)))
                 assert again == [whole[:60]] * 3
         return tokens
@@ -104,8 +103,7 @@ def test_a_server_that_hangs(route, behind):
     assert metric(route, "request_replays_total") > 0
 
 
-def test_servers_that_come_later(tiny_model_dir):
-    """It waits for them, and says so."""
+def test_waits_for_servers_that_start_later(tiny_model_dir):
     model, port = tiny_model_dir("llama"), free_port()
     flags = ("--model", str(model), "--served-model-name", "tiny", "--colocated", f"http://127.0.0.1:{port}")
 

@@ -1,4 +1,4 @@
-"""A feed of KV events over real sockets: in order, and with what was missed."""
+"""The KV event feed over real sockets: order and replay of missed events."""
 
 import asyncio
 
@@ -20,7 +20,7 @@ def batch(number):
 
 
 class Publisher:
-    """Publishes as vLLM's does, and repeats what it has sent."""
+    """Publishes events as vLLM does and replays sent ones."""
 
     def __init__(self, context, replays):
         self.events, self.replay = (f"tcp://127.0.0.1:{free_port()}" for _ in range(2))
@@ -53,7 +53,7 @@ class Publisher:
 
 
 def feed(numbers, lost=(), *, replays=False):
-    """What a feed hears, with `gap` where something is missing, of batches of which some are `lost`."""
+    """Batches that a feed receives while some are `lost`; `gap` marks missing ones."""
     heard = []
 
     async def scenario():
@@ -71,7 +71,7 @@ def feed(numbers, lost=(), *, replays=False):
         )
         feed.start()
         first, *others = numbers
-        while not heard:  # a subscription takes a moment
+        while not heard:  # subscribing takes a moment
             await publisher.send(first)
             await asyncio.sleep(0.01)
         for number in others:
@@ -86,17 +86,17 @@ def feed(numbers, lost=(), *, replays=False):
     return heard
 
 
-def test_in_order():
-    """From the first of a server's life on."""
+def test_receives_batches_in_order():
+    """From the first batch of a server on."""
     assert feed([0, 1, 2, 3])[-4:] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(("replays", "heard"), [(False, ["gap", 3]), (True, [1, 2, 3])])
-def test_what_was_missed(replays, heard):
-    """Is had again from a server that repeats it; otherwise nobody knows what the cache has."""
+def test_missed_batches_are_replayed(replays, heard):
+    """Without a replay address the feed reports a gap."""
     assert feed([0, 1, 2, 3], lost=[1, 2], replays=replays)[-len(heard) :] == heard
 
 
-def test_a_server_that_was_started_again():
-    """Its numbers begin anew, and so does its cache."""
+def test_a_restarted_server_resets_the_feed():
+    """Its batch numbers start at 0 again and its cache is empty."""
     assert feed([5, 6, 0, 1])[-3:] == ["gap", 0, 1]

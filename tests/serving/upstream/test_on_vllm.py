@@ -1,4 +1,4 @@
-"""Requests on stock vLLM servers: the same tokens as on one of them, and nothing left behind."""
+"""Requests on stock vLLM servers: token equality with one server, and no leaked blocks."""
 
 import asyncio
 import json
@@ -29,25 +29,25 @@ def handoffs(fleet):
 
 
 async def settled(fleet):
-    """Whether no server holds a block, by vLLM's own accounts."""
+    """Whether no server holds a block, by vLLM's own metrics."""
     free = [await asyncio.to_thread(server.comes_to_hold_nothing) for server in fleet.servers]
     return all(free)
 
 
-def test_the_conductor_goes_where_a_prompt_is_cached(vllm_pair):
-    """By the events of the servers' prefix caches, whoever has asked them."""
+def test_conductor_routes_to_cached_prefixes(vllm_pair):
+    """Known from KV events, also for prompts of other clients."""
     model, servers = vllm_pair
     flags = ("--model", str(model), "--served-model-name", "tiny", "--router", "conductor")
     both = [flag for one in servers for flag in ("--colocated", f"{one.url},events={one.events}")]
     with running_service(None, *flags, *both, program=ROUTE) as (_, url):
 
         def found(number):
-            """Whether a prompt that one server has seen is sent there: to find all of its whole blocks."""
+            """Whether a prompt seen by one server is routed there and reuses all its full blocks."""
             server, (prompt,) = servers[number % 2], [[*each, *range(300)] for each in prompts(1, number)]
             known = metric(url, "prefix_index_blocks")
             server.complete(prompt=prompt, max_tokens=1)
             before = server.metric("prefix_cache_hits_total")
-            for _ in range(100):  # until that is heard, and nobody has anything else to do
+            for _ in range(100):  # until the events have arrived and the servers are idle
                 if metric(url, "prefix_index_blocks") >= known + len(prompt) // 128 and not metric(
                     url, "prefill_q"
                 ):
@@ -56,12 +56,12 @@ def test_the_conductor_goes_where_a_prompt_is_cached(vllm_pair):
             asyncio.run(complete_all(url, [prompt], at_once=1, **GREEDY))
             return server.metric("prefix_cache_hits_total") - before >= (len(prompt) - 1) // 128 * 128
 
-        heard = next(number for number in range(100, 200) if found(number))  # a subscription takes a moment
+        heard = next(number for number in range(100, 200) if found(number))  # subscribing takes a moment
         assert all(found(number) for number in range(heard + 1, heard + 7))
 
 
-def test_greedy_tokens_are_those_of_one_server(fleet):
-    """Prefilled on one server and decoded on another, many at once; prompts that end with a block among them."""
+def test_greedy_tokens_equal_one_server(fleet):
+    """Prefilled and decoded on different servers, concurrently; some prompts end on a block boundary."""
     asked = [
         *prompts(8, 1),
         *([(number * 7) % 500 for number in range(n)] for n in (127, 128, 129, 256, 384)),
@@ -73,8 +73,8 @@ def test_greedy_tokens_are_those_of_one_server(fleet):
     assert asyncio.run(settled(fleet))
 
 
-def test_sampled_tokens_are_those_of_one_server(fleet):
-    """With a seed: the first token is drawn twice, on either server, and is the same."""
+def test_sampled_tokens_equal_one_server(fleet):
+    """Both servers draw the first token with the same seed and result."""
     (prompt,) = prompts(1, 2)
     fields = {"temperature": 1.0, "top_p": 0.9, "seed": 7, "max_tokens": 40, "ignore_eos": True}
     assert asyncio.run(complete_all(fleet.url, [prompt], at_once=1, **fields)) == [
@@ -83,7 +83,7 @@ def test_sampled_tokens_are_those_of_one_server(fleet):
 
 
 def test_one_token_needs_no_decode(fleet):
-    """Nothing is handed over for an output that ends with its first token."""
+    """No KV is handed over for an output of one token."""
     before = handoffs(fleet)
     fields = {**GREEDY, "max_tokens": 1}
     (tokens,) = asyncio.run(complete_all(fleet.url, prompts(1, 3), at_once=1, **fields))
@@ -91,8 +91,8 @@ def test_one_token_needs_no_decode(fleet):
     assert handoffs(fleet) == before
 
 
-def test_kv_that_nobody_fetches_is_given_back_at_once(fleet):
-    """The first token ends the output: the prefill server need not keep the prompt until its lease ends."""
+def test_unfetched_kv_is_released_immediately(fleet):
+    """The output ends at the first token; the prefill server does not wait for the end of the lease."""
     (prompt,) = prompts(1, 4)
     (first,) = fleet.decode.complete(prompt=prompt, max_tokens=1)
     fields = {"temperature": 0, "max_tokens": 40, "stop_token_ids": [first]}
@@ -100,8 +100,7 @@ def test_kv_that_nobody_fetches_is_given_back_at_once(fleet):
     assert fleet.prefill.comes_to_hold_nothing(tries=30), "within less than the lease of 30 s"
 
 
-def test_cached_tokens_are_told(fleet):
-    """A prompt that a prefill server has seen says so in its usage."""
+def test_usage_reports_cached_tokens(fleet):
     prompt = [number % 490 + 5 for number in range(300)]
 
     async def ask():
@@ -114,12 +113,12 @@ def test_cached_tokens_are_told(fleet):
 
 
 def test_disconnects_free_every_block(fleet):
-    """Clients leave in the queue, in prefill, in the hand-off and in decode: both servers end the requests."""
+    """Clients disconnect while queued, in prefill, in hand-off and in decode."""
     check_disconnects(fleet.url, 40, settled=lambda _: settled(fleet))
 
 
 async def streaming(fleet, asked, count, hit):
-    """The tokens of `count` streams of the same question; `hit` is called when all have some."""
+    """Tokens of `count` streams of one prompt; `hit` is called once all have some."""
     going, tokens = asyncio.Event(), [[] for _ in range(count)]
 
     async def one(session, number):
@@ -147,8 +146,8 @@ LONG = {"temperature": 0, "max_tokens": 300, "ignore_eos": True}
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.parametrize("role", ["decode", "prefill"])
-def test_a_server_may_end_or_hang(fleet, role, number):
-    """Streams go on without a token missing, repeated or different; when it is back it is given requests again."""
+def test_streams_survive_a_crashed_or_hung_server(fleet, role, number):
+    """No token is missing, repeated or different, and the server gets requests again after recovery."""
     server = getattr(fleet, role)
     (asked,) = prompts(1, 6)
     alone = fleet.prefill.complete(prompt=asked, max_tokens=300)
@@ -157,7 +156,7 @@ def test_a_server_may_end_or_hang(fleet, role, number):
     assert tokens == [alone] * 3
     if role == "decode":
         assert metric(fleet.url, "request_replays_total") - replays >= 3
-    # While it is away the other does both.
+    # Meanwhile the other server does both.
     assert asyncio.run(complete_all(fleet.url, [asked], at_once=1, **LONG)) == [alone]
     if number == signal.SIGKILL:
         server.kill()
@@ -170,7 +169,7 @@ def test_a_server_may_end_or_hang(fleet, role, number):
 
 
 async def handed_off_again(fleet, asked, alone):
-    """Until the server that was away is trusted, and requests are handed off as before."""
+    """Wait until the recovered server takes hand-offs again."""
     before = handoffs(fleet)
     async with aiohttp.ClientSession() as session:
         for _ in range(600):
@@ -181,8 +180,8 @@ async def handed_off_again(fleet, asked, alone):
     raise AssertionError("no request was handed off any more")
 
 
-def test_a_gateway_that_is_killed_leaves_nothing_on_the_servers(fleet):
-    """Its connections close, and with them end the requests."""
+def test_a_killed_gateway_leaves_no_requests(fleet):
+    """Closed connections end the requests on the servers."""
 
     async def leave():
         async with aiohttp.ClientSession() as session:

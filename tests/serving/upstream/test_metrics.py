@@ -1,4 +1,4 @@
-"""vLLM's metrics as vLLM 0.32 writes them."""
+"""Parsing of vLLM 0.32's metrics."""
 
 from twofold.serving.upstream.metrics import PrefillTotals, read_metrics
 
@@ -23,7 +23,7 @@ process_open_fds 100.0
 """
 
 
-def test_engines_are_added_up():
+def test_sums_over_engines():
     """Several engines behind one address are one server."""
     readings = read_metrics(TEXT)
     assert (readings.running, readings.waiting, readings.steps) == (4, 2, 61)
@@ -32,14 +32,13 @@ def test_engines_are_added_up():
     assert (readings.mean_prompt, readings.prefills) == (100.0, PrefillTotals(5.0, 1000.0, 20.0))
 
 
-def test_its_status():
-    """As one of our own instances would tell it."""
+def test_converts_to_an_instance_status():
     status = read_metrics(TEXT).status
     assert (status.waiting, status.running, status.blocks_total, status.blocks_free) == (2, 4, 1024, 512)
 
 
-def test_nothing_to_read():
-    """A server that tells nothing is idle, of unknown size."""
+def test_missing_metrics_mean_idle():
+    """The capacity is then unknown."""
     readings = read_metrics("twofold:num_requests_running 3\n")
     assert (readings.running, readings.capacity_tokens, readings.mean_prompt) == (0, None, 0.0)
     assert readings.status.blocks_free == readings.status.blocks_total == 1

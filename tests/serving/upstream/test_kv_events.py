@@ -1,4 +1,4 @@
-"""Events of vLLM's prefix cache, as msgpack from vLLM 0.32 has them, become the keys that prompts have here."""
+"""Translation of vLLM 0.32's KV cache events (msgpack) to prefix keys."""
 
 import msgspec
 import pytest
@@ -15,7 +15,7 @@ CLEARED = {"type": "AllBlocksCleared"}
 
 
 def stored(first, last, parent=None, prompt=PROMPT, **fields):
-    """An event for blocks `first` to `last` of a prompt; vLLM calls block n `h<n>`."""
+    """An event for blocks `first` to `last` of a prompt; vLLM's hash of block n is `h<n>`."""
     return {
         "type": "BlockStored",
         "block_hashes": [b"h%d" % number for number in range(first, last)],
@@ -36,27 +36,26 @@ def removed(*numbers, **fields):
 
 
 def follow(*events):
-    """(cleared, removed, stored) of each event, and what is known in the end."""
+    """(cleared, removed, stored) of each event, and the final number of known blocks."""
     known = BlockKeyMap(SIZE)
     batch = decode(msgspec.msgpack.encode([1.5, events, 0]))
     return [(each.cleared, list(each.removed), list(each.stored)) for each in known.follow(batch)], known
 
 
-def test_blocks_that_come():
-    """In one event or in several, each after the one before it."""
+def test_stored_blocks_get_the_prompt_keys():
+    """In one event or in several, each after its parent block."""
     changes, _ = follow(stored(0, 2), stored(2, 5, parent=b"h1"))
     assert changes == [(False, [], KEYS[:2]), (False, [], KEYS[2:])]
 
 
-def test_blocks_that_go():
-    """By vLLM's names; of those that nobody told us of nothing is said."""
+def test_removed_blocks_are_forgotten():
+    """Unknown hashes are ignored."""
     changes, known = follow(stored(0, 3), removed(2, 9), removed(0, medium="CPU"), removed(0, group_idx=1))
     assert changes[1:] == [(False, [KEYS[2]], []), (False, [], []), (False, [], [])]
     assert len(known) == 2
 
 
-def test_all_that_go():
-    """A cache that is reset."""
+def test_clearing_forgets_every_block():
     changes, known = follow(stored(0, 3), CLEARED)
     assert changes[-1] == (True, [], [])
     assert len(known) == 0
@@ -74,16 +73,16 @@ def test_all_that_go():
         stored(0, 1, extra_keys=[["salt", "more"]]),
     ],
 )
-def test_blocks_that_no_prompt_of_ours_finds(event):
-    """Pictures, adapters, other memory, and what follows an unknown block."""
+def test_ignores_blocks_that_no_prompt_can_match(event):
+    """Images, adapters, other memory, and successors of unknown blocks."""
     assert follow(event)[0] == [(False, [], [])]
 
 
 @pytest.mark.parametrize(
     ("key", "salt"), [("", ""), ("", "mine"), ("alice", ""), ("alice", "mine"), ("bob", "")]
 )
-def test_a_prompt_has_the_names_of_its_events(key, salt):
-    """With the salt that its server is given, which vLLM puts into the event of the first block."""
+def test_prompt_keys_equal_event_keys(key, salt):
+    """vLLM puts the prompt's cache salt into the event of the first block."""
     names = UpstreamPromptKeys()
     names.block_tokens = SIZE
     request = Request(id="r", arrival_s=0.0, prompt_tokens=20, output_tokens=3)
@@ -96,8 +95,8 @@ def test_a_prompt_has_the_names_of_its_events(key, salt):
     assert bool(named.cache_salt) == bool(key or salt)
 
 
-def test_keys_do_not_share_what_they_ask():
-    """Nor do users of one key that have salts of their own."""
+def test_api_keys_do_not_share_prefixes():
+    """Requests of one key with different salts do not share them either."""
     names = UpstreamPromptKeys()
     request = Request(id="r", arrival_s=0.0, prompt_tokens=20, output_tokens=3)
     salts = {
@@ -116,7 +115,6 @@ def test_keys_do_not_share_what_they_ask():
     assert len(salts) == 4
 
 
-def test_what_is_no_batch():
-    """Something else is published there."""
+def test_rejects_other_payloads():
     with pytest.raises(msgspec.MsgspecError):
         decode(msgspec.msgpack.encode({"not": "events"}))

@@ -1,4 +1,4 @@
-"""Requests that would come too late are refused before they cost anything."""
+"""Early rejection of requests with a predicted TTFT over the limit."""
 
 import pytest
 
@@ -18,7 +18,7 @@ from twofold.serving.upstream.metrics import PrefillTotals
 
 @pytest.fixture
 def busy():
-    """A server that computes a hundred tokens a second, and the door in front of it: two seconds at most."""
+    """A server that prefills 100 tokens/s and admission with a TTFT limit of two seconds."""
     speeds = PrefillSpeeds()
     speeds.read("one", PrefillTotals(10.0, 1000, 1))
     cluster = ClusterScheduler(ROUTERS["load"](), FixedHandoff(HandoffMode.PULL))
@@ -32,8 +32,8 @@ def request(name, tokens):
     return Request(id=name, arrival_s=0.0, prompt_tokens=tokens, output_tokens=5)
 
 
-def test_a_queue_that_is_too_long(busy):
-    """The refusal says when it will have become short enough."""
+def test_rejects_when_the_queue_is_too_long(busy):
+    """Retry-After is the time until the queue is short enough."""
     cluster, door = busy
     assert door.offer(Ticket(request("a", 150), "", 0, None), 0.0) is None
     cluster.arrive(request("a", 150), 0.0)
@@ -44,15 +44,14 @@ def test_a_queue_that_is_too_long(busy):
     assert door.offer(Ticket(request("b", 100), "", 0, None), 1.5) is None
 
 
-def test_nobody_to_predict_for(busy):
-    """Where no server is there, requests wait as ever."""
+def test_queues_without_any_server(busy):
     cluster, door = busy
     cluster.pause("one")
     assert door.offer(Ticket(request("a", 10**4), "", 0, None), 0.0) is None
 
 
-def test_speeds():
-    """A server that has computed nothing yet is taken to be as fast as the others."""
+def test_unmeasured_servers_have_the_mean_speed():
+    """A server without measurements is assumed to be as fast as the others."""
     speeds = PrefillSpeeds()
     assert speeds.of("new") == NOMINAL_S
     speeds.read("one", PrefillTotals(25.0, 100, 1))
@@ -61,8 +60,8 @@ def test_speeds():
     assert (speeds.of("one"), speeds.of("two"), speeds.of("new")) == (0.25, 0.75, 0.5)
 
 
-def test_a_server_that_decodes_says_nothing_of_a_prompt_s_tokens():
-    """It computes the last token of each and takes as long as for many; nor does it when it has prefilled before."""
+def test_decode_servers_do_not_affect_the_speed():
+    """A decode server computes one prompt token per request, so its time per token is meaningless."""
     speeds = PrefillSpeeds()
     speeds.read("one", PrefillTotals(1.0, 1000, 2))
     speeds.read("two", PrefillTotals(5.0, 50, 50))
@@ -73,8 +72,8 @@ def test_a_server_that_decodes_says_nothing_of_a_prompt_s_tokens():
     assert speeds.of("two") == pytest.approx(0.002)
 
 
-def test_a_server_is_as_fast_as_it_is_of_late():
-    """What it told before, in an earlier life too, is forgotten bit by bit."""
+def test_speed_follows_recent_measurements():
+    """Older measurements decay, also across a server restart."""
     speeds = PrefillSpeeds()
     speeds.read("one", PrefillTotals(1e4, 1e6, 1000))
     assert speeds.of("one") == 0.01

@@ -1,4 +1,4 @@
-"""Servers as they are written on the command line."""
+"""Parsing of server addresses from the command line."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from twofold.instance import Role
 from twofold.serving.upstream.config import parse_servers
 
 
-def test_addresses():
+def test_parses_servers():
     """With or without /v1, and with the addresses of KV events."""
     one, two = parse_servers(
         Role.PREFILL, ["http://a:8000/v1/", "https://b,events=tcp://b:5557, replay=tcp://b:5558"]
@@ -24,10 +24,9 @@ def test_addresses():
         ("http://a,event=tcp://a:1", "events=tcp://HOST:PORT"),
         ("http://a,events=a:1", "events=tcp://HOST:PORT"),
         ("http://a,events=tcp://*:1", "events=tcp://HOST:PORT"),
-        ("http://a,replay=tcp://a:1", "give its events too"),
+        ("http://a,replay=tcp://a:1", "needs the address of events"),
     ],
 )
-def test_mistakes(text, says):
-    """One sentence each."""
+def test_rejects_malformed_servers(text, says):
     with pytest.raises(ConfigurationError, match=says):
         parse_servers(Role.DECODE, [text])

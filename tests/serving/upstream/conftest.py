@@ -1,4 +1,4 @@
-"""Two stock vLLM servers, and `twofold route` in front of them."""
+"""Two stock vLLM servers behind `twofold route`."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from support.vllm_servers import NAME, VllmServer, vllm_servers
 
 @dataclass
 class RoutedFleet:
-    """The gateway's address and process, and the servers behind it."""
+    """Address and process of the gateway, and the servers behind it."""
 
     url: str
     process: object
@@ -24,7 +24,7 @@ class RoutedFleet:
 
 @pytest.fixture(scope="session")
 def vllm_pair(tiny_model_dir, tmp_path_factory):
-    """(model directory, two servers), started once for the session."""
+    """Model directory and two servers, started once per session."""
     pytest.importorskip("vllm")
     pytest.importorskip("nixl", reason="vLLM's NixlConnector needs the package nixl")
     model = tiny_model_dir("llama")
@@ -34,7 +34,7 @@ def vllm_pair(tiny_model_dir, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def fleet(vllm_pair):
-    """One server prefills and the other decodes; where one is missing the other does both."""
+    """One server prefills and the other decodes; when one is missing, the other does both."""
     model, (prefill, decode) = vllm_pair
     flags = (
         *("--model", str(model), "--served-model-name", NAME, "--router", "jsq-planned"),

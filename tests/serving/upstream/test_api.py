@@ -1,4 +1,4 @@
-"""What is asked of vLLM and what it answers: bytes as vLLM 0.32 sends them."""
+"""Requests to and responses from vLLM, with bytes recorded from vLLM 0.32."""
 
 import json
 
@@ -29,8 +29,8 @@ def asked(sampling=None, **fields):
     return json.loads(api.body(generation(**(sampling or {})), "m", 5, **{"stream": True, **fields}))
 
 
-def test_the_answer_of_a_prefill():
-    """Its token, with log probabilities by id, what it found cached, and the KV to fetch."""
+def test_reads_a_prefill_response():
+    """First token with log probabilities by id, cached tokens, and KV transfer parameters."""
     answer = api.read(FIRST)
     (token,) = answer.choices[0].outputs(0)
     assert (token.token_id, token.logprob, token.finish_reason) == (5377, -2.7, FinishReason.LENGTH)
@@ -39,8 +39,8 @@ def test_the_answer_of_a_prefill():
     assert answer.kv_transfer_params["remote_block_ids"] == [[8, 9]]
 
 
-def test_several_tokens_in_an_event():
-    """They are numbered from where the stream is, and the last has the finish reason."""
+def test_reads_several_tokens_in_an_event():
+    """Indices continue from the stream position, and the last token has the finish reason."""
     tokens = api.read(STOPPED).choices[0].outputs(4)
     assert [(token.index, token.token_id, token.finish_reason) for token in tokens] == [
         (4, 17, None),
@@ -52,25 +52,23 @@ def test_several_tokens_in_an_event():
     ("data", "says"),
     [
         (b'{"error":{"message":"KV could not be loaded","type":"x","code":500}}', "KV could not be loaded"),
-        (b"<html>", "no completion"),
-        (b'{"choices": 3}', "no completion"),
+        (b"<html>", "not a completion"),
+        (b'{"choices": 3}', "not a completion"),
     ],
 )
-def test_what_is_no_answer(data, says):
-    """A sentence about it."""
+def test_rejects_malformed_responses(data, says):
     with pytest.raises(api.ServerError, match=says):
         api.read(data)
 
 
 @pytest.mark.parametrize("reason", ["error", "abort"])
-def test_an_output_that_ended_badly(reason):
-    """No token of it counts as the last one."""
+def test_rejects_unknown_finish_reasons(reason):
     with pytest.raises(api.ServerError, match=reason):
         api.Choice(token_ids=[1], finish_reason=reason).outputs(0)
 
 
-def test_what_is_left_open_is_said():
-    """Or a server would fill it in from its model's generation_config.json."""
+def test_every_sampling_field_is_explicit():
+    """Otherwise a server fills it in from its model's generation_config.json."""
     fields = asked()
     assert (fields["prompt"], fields["max_tokens"], fields["temperature"]) == ([1, 2, 3], 8, 1.0)
     assert (fields["top_p"], fields["top_k"], fields["min_p"], fields["repetition_penalty"]) == (
@@ -83,20 +81,20 @@ def test_what_is_left_open_is_said():
     assert "kv_transfer_params" not in fields
 
 
-def test_seeds():
-    """Greedy output needs none, and servers are faster without."""
+def test_seed_is_sent_for_sampled_output_only():
+    """vLLM is faster without a seed, and greedy output needs none."""
     assert asked()["seed"] == 5
     assert "seed" not in asked({"temperature": 0.0})
 
 
-def test_a_prefill_asks_for_one_token():
-    """And never for fewer at least than at most, which a server would refuse."""
+def test_a_prefill_requests_one_token():
+    """`min_tokens` is lowered too; vLLM rejects more than `max_tokens`."""
     fields = asked({"min_tokens": 6}, max_tokens=1, kv=api.REMOTE_DECODE)
     assert (fields["max_tokens"], fields["min_tokens"]) == (1, 1)
     assert fields["kv_transfer_params"] == {"do_remote_decode": True, "do_remote_prefill": False}
 
 
-def test_logprobs_are_asked_for_by_token_id():
+def test_logprobs_are_requested_by_token_id():
     """Texts of tokens are not unique."""
     fields = asked({"logprobs": 2})
     assert (fields["logprobs"], fields["return_tokens_as_token_ids"]) == (2, True)

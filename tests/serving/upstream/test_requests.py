@@ -1,4 +1,4 @@
-"""An attempt on two servers that say what a test scripts: what a real one says at times that nobody can choose."""
+"""Attempts on two scripted servers, for responses that real servers give at uncontrollable times."""
 
 import asyncio
 import json
@@ -31,8 +31,8 @@ def stream(*chunks):
     return [*chunks, Send(DONE)]
 
 
-class Heard:
-    """What the controller is told."""
+class Events:
+    """Records the events that the controller receives."""
 
     def __init__(self):
         self.tokens, self.reused, self.arrivals = [], 0, 0
@@ -52,10 +52,10 @@ class Heard:
 
 @pytest.fixture
 def attempt():
-    """Run an attempt on scripted servers; returns what was heard, what was raised, and what each was asked."""
+    """Run an attempt on scripted servers; return events, raised error and the requests to each server."""
 
     def run(prefill, decode=None, max_tokens=4, seed=0, first_index=0):
-        heard, raised = Heard(), None
+        heard, raised = Events(), None
 
         async def scenario(urls):
             request = Request(id="a~0", arrival_s=0.0, prompt_tokens=2, output_tokens=max_tokens)
@@ -88,7 +88,7 @@ def attempt():
 
 
 def test_the_first_token_comes_from_the_prefill(attempt):
-    """The decode server makes it again, and that one is dropped."""
+    """The decode server repeats it, and the repeated token is dropped."""
     heard, raised, (asked, fetched) = attempt(
         whole(7), stream(chunk(7), chunk(8, 9), chunk(10, finish="length"))
     )
@@ -100,23 +100,22 @@ def test_the_first_token_comes_from_the_prefill(attempt):
     assert asked[0]["seed"] == fetched[0]["seed"], "so that both draw the same token"
 
 
-def test_another_first_token_on_the_decode_server(attempt):
-    """Its output is not what the client has the beginning of: the attempt is over, and no server is at fault."""
+def test_a_different_first_token_on_decode_loses_the_attempt(attempt):
+    """The client already has the other token. Neither server is marked unavailable."""
     heard, raised, _ = attempt(whole(7), stream(chunk(8), chunk(9)))
     assert heard.tokens == [(0, 7, "p")]
     assert not raised.trouble
-    assert "another token" in str(raised)
+    assert "another first token" in str(raised)
 
 
-def test_an_output_of_one_token(attempt):
-    """Nothing is handed over."""
+def test_one_output_token_needs_no_handoff(attempt):
     heard, raised, (asked, fetched) = attempt(stream(chunk(7, finish="length")), [], max_tokens=1)
     assert (heard.tokens, raised, fetched) == ([(0, 7, "p")], None, [])
     assert "kv_transfer_params" not in asked[0]
 
 
-def test_an_output_that_ends_with_its_first_token(attempt):
-    """The decode server is asked for what it must refuse, which frees the prompt's KV."""
+def test_an_output_that_ends_at_the_first_token_releases_the_kv(attempt):
+    """A request that the decode server must reject frees the prompt's KV."""
     heard, raised, (_, refused) = attempt(whole(7, finish="stop"), [Refuse(400)])
     assert (heard.tokens, heard.finish, raised) == ([(0, 7, "p")], FinishReason.STOP, None)
     assert refused[0]["kv_transfer_params"] == KV
@@ -124,7 +123,7 @@ def test_an_output_that_ends_with_its_first_token(attempt):
 
 
 def test_one_server_for_both_phases(attempt):
-    """One stream, and no word of KV."""
+    """One stream without KV transfer parameters."""
     heard, raised, (asked,) = attempt(stream(chunk(7), chunk(8, finish="stop")))
     assert (heard.tokens, raised) == ([(0, 7, "p"), (1, 8, "p")], None)
     assert "kv_transfer_params" not in asked[0]
@@ -146,28 +145,27 @@ def test_one_server_for_both_phases(attempt):
         (whole(7), [Refuse(503)], "d", True),
     ],
 )
-def test_what_ends_an_attempt(attempt, prefill, decode, where, trouble):
-    """And whether its server is in trouble, or only the attempt."""
+def test_errors_lose_the_attempt(attempt, prefill, decode, where, trouble):
+    """Each error also decides whether the server counts as unavailable."""
     _, raised, _ = attempt(prefill, decode)
     assert isinstance(raised, AttemptLostError)
     assert (raised.instance, raised.trouble) == (where, trouble)
 
 
-def test_a_server_that_broke_after_the_last_token(attempt):
-    """Nothing is missing."""
+def test_a_disconnect_after_the_last_token_is_ignored(attempt):
     heard, raised, _ = attempt([chunk(7), chunk(8, finish="length"), Drop()], max_tokens=2)
     assert ([token for _, token, _ in heard.tokens], raised) == ([7, 8], None)
 
 
-def test_what_is_wrong_with_a_request(attempt):
-    """It would be wrong on any server."""
+def test_a_rejected_request_is_not_retried(attempt):
+    """Every server would reject it."""
     _, raised, _ = attempt([Refuse(400)], [])
     assert isinstance(raised, RejectedError)
     assert (raised.status, str(raised)) == (400, "refused by the script")
 
 
-def test_seeds_of_attempts():
-    """The first has its request's, and each that goes on in the middle another: the same one at the same place."""
+def test_resumed_attempts_have_their_own_seed():
+    """The seed depends on the request's seed and on the resume position only."""
     assert seed_of(9, 0) == 9
     assert seed_of(9, 5) == seed_of(9, 5)
     assert len({seed_of(seed, index) for seed in (8, 9) for index in range(50)}) == 100

@@ -1,4 +1,4 @@
-"""Work that others have given a server counts where routers look."""
+"""Load of other clients counts in routing decisions."""
 
 from twofold.handoff import HandoffMode
 from twofold.instance import Role
@@ -30,8 +30,8 @@ def request(number):
     return Request(id=f"r{number}", arrival_s=0.0, prompt_tokens=20, output_tokens=5)
 
 
-def test_the_work_of_others_sends_ours_elsewhere():
-    """Two readings in a row say that the first server is busy for somebody else."""
+def test_external_load_diverts_requests():
+    """Two consecutive readings show external load on the first server."""
     busy = cluster()
     others = ExternalLoads(busy.pools)
     for step in range(3):
@@ -40,8 +40,7 @@ def test_the_work_of_others_sends_ours_elsewhere():
     assert [busy.arrive(request(number), 0.0).route.prefill for number in range(2)] == ["two", "two"]
 
 
-def test_what_is_ours_is_counted_once():
-    """Requests that we placed are in the readings as well."""
+def test_own_requests_are_not_external_load():
     ours = cluster()
     others = ExternalLoads(ours.pools)
     for number in range(4):
@@ -52,8 +51,8 @@ def test_what_is_ours_is_counted_once():
     assert accounts(ours.pools.get("one")) == before
 
 
-def test_an_engine_that_stands_has_nothing_to_do():
-    """It said last that something runs, and that has been aborted since."""
+def test_a_stalled_engine_has_no_load():
+    """Its last metrics still count a request that was aborted since."""
     idle = cluster()
     others = ExternalLoads(idle.pools)
     for _ in range(3):
@@ -61,8 +60,8 @@ def test_an_engine_that_stands_has_nothing_to_do():
     assert accounts(idle.pools.get("one")) == (0, 0, 0, 0, 0)
 
 
-def test_one_reading_alone_says_nothing():
-    """A request of ours may just have ended here and not yet there."""
+def test_one_reading_does_not_count():
+    """A request may have ended here and still be in the server's metrics."""
     quick = cluster()
     others = ExternalLoads(quick.pools)
     for step, running in enumerate((0, 3, 0, 3, 0)):
@@ -70,8 +69,7 @@ def test_one_reading_alone_says_nothing():
         assert accounts(quick.pools.get("one")) == (0, 0, 0, 0, 0)
 
 
-def test_what_is_gone_is_forgotten():
-    """A server that is lost loses the requests of others too."""
+def test_a_lost_server_has_no_external_load():
     lost = cluster()
     others = ExternalLoads(lost.pools)
     for step in range(3):

@@ -144,9 +144,7 @@ class WorkerValues(PodValues, frozen=True):
 
 
 class RoleValues(_Values, frozen=True):
-    prefill: Annotated[WorkerValues, Meta(description="Workers that prefill.")] = WorkerValues(
-        replicas=1
-    )
+    prefill: Annotated[WorkerValues, Meta(description="Workers that prefill.")] = WorkerValues(replicas=1)
     decode: Annotated[WorkerValues, Meta(description="Workers that decode.")] = WorkerValues(replicas=1)
     mixed: Annotated[
         WorkerValues,

@@ -64,9 +64,7 @@ def rates_chart(curves: Mapping[str, RateCurve], slo: Slo | SlowdownSlo) -> Repo
     ]
     layout = _taller(grid(1, 2, axes, shapes=_bounds(slo)))
     note = "Up to the highest rate at which each keeps the SLO."
-    return ReportChart(
-        id="curves", title="Latency over rate", note=note, traces=traces, layout=layout
-    )
+    return ReportChart(id="curves", title="Latency over rate", note=note, traces=traces, layout=layout)
 
 
 def _marks(name: str, points: Sequence[ParetoPoint], colour: str, size: int) -> list[Trace]:

@@ -41,7 +41,7 @@ test-vllm: $(VLLM_VENV)/.installed  ## Workers that run vLLM, on the CPU (some G
 
 test-ray: setup  ## What runs on Ray: the launcher, and plans (80 MB, which `make test` does without).
 	$(PIP_INSTALL) --no-build-isolation -e '.[serve,dev,ray]'
-	$(BIN)/python -m pytest -n 0 tests/raycluster tests/serving/ray tests/planning/executors
+	$(BIN)/python -m pytest -n 0 tests/raycluster tests/serving/launch/ray tests/planning/executors
 
 test-gpu:  ## Engine, transports and services on a GPU: BIN=… names the bin of a Python with the dev extra and a torch for CUDA.
 	TWOFOLD_TEST_DEVICE=cuda:0 $(BIN)/python -m pytest -n 4 --dist loadfile tests/engine/torch tests/transport tests/serving/test_token_equality.py \

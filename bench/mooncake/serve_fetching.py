@@ -13,7 +13,7 @@ import msgspec
 
 from twofold.cli.main import main
 from twofold.request import BlockKey
-from twofold.serving.controller.controller import MessageDispatcher
+from twofold.serving.controller.controller import Controller
 from twofold.serving.controller.registry import WorkerRegistry
 from twofold.serving.messages import Message, Prefill, Registered, StoreChanged, StoreFetch, ToController
 
@@ -55,13 +55,13 @@ class Told:
 
 def listen(told: Told) -> None:
     """Observe messages of workers and stores, and add fetches to prefill messages."""
-    register, handle, send = WorkerRegistry.register, MessageDispatcher.handle, WorkerRegistry.send
+    register, handle, send = WorkerRegistry.register, Controller.handle, WorkerRegistry.send
 
-    def registering(self: WorkerRegistry, message: Registered, now: float) -> None:
+    def registering(self: WorkerRegistry, message: Registered, now: float) -> bool:
         told.registered(message)
-        register(self, message, now)
+        return register(self, message, now)
 
-    def handling(self: MessageDispatcher, message: ToController) -> None:
+    def handling(self: Controller, message: ToController) -> None:
         if isinstance(message, StoreChanged):
             told.changed(message)
         handle(self, message)
@@ -73,7 +73,7 @@ def listen(told: Told) -> None:
         send(self, instance, message)
 
     WorkerRegistry.register = registering  # type: ignore[method-assign]
-    MessageDispatcher.handle = handling  # type: ignore[method-assign]
+    Controller.handle = handling  # type: ignore[method-assign]
     WorkerRegistry.send = sending  # type: ignore[method-assign]
 
 

@@ -35,10 +35,12 @@ from twofold.scheduling.admission.limits import AdmissionLimits
 from twofold.scheduling.cluster.handoff_policy import FixedHandoff
 from twofold.scheduling.cluster.scheduler import ClusterScheduler
 from twofold.scheduling.routers import ROUTERS
+from twofold.serving.config import EngineConfig, ServiceConfig
 from twofold.serving.controller.controller import Controller
 from twofold.serving.controller.forecast import MeasuredPaths
 from twofold.serving.controller.mailbox import Inbox, Outbox, new_context
-from twofold.serving.controller.registry import HealthTimeouts, WorkerRegistry
+from twofold.serving.controller.registry import HealthTimeouts, ProcessControl, WorkerRegistry
+from twofold.serving.controller.remote import Hosts
 from twofold.serving.controller.service import ServedModel
 from twofold.serving.messages import Alive, Message, Peers, Status, StepDone, ToController
 from twofold.serving.telemetry.telemetry import Telemetry
@@ -59,7 +61,7 @@ class CountedInbox(Inbox[ToController]):
             yield message
 
 
-class NoOrders:
+class NoProcesses(ProcessControl):
     """Process control stub that starts and kills nothing."""
 
     def start_worker(self, instance: str) -> None: ...
@@ -67,6 +69,8 @@ class NoOrders:
     def kill_worker(self, instance: str) -> None: ...
 
     def release_worker(self, instance: str) -> None: ...
+
+    def refuse_worker(self, instance: str, reason: str) -> None: ...
 
 
 class Measured(msgspec.Struct, frozen=True):
@@ -83,17 +87,20 @@ class Scene:
     def __init__(self, directory: Path, workers: int) -> None:
         context = new_context()
         self.inbox = CountedInbox(context, f"ipc://{directory}/controller.sock", ToController)
-        telemetry = Telemetry("model")
+        telemetry, outbox = Telemetry("model"), Outbox(context)
+        config = ServiceConfig(engine=EngineConfig(model="/model"), workers=(), run_dir=str(directory))
+        hosts = Hosts(config, "model", "", NoProcesses(), outbox)
         self.controller = Controller(
             model=ServedModel(name="model", path="/model", max_model_len=32768, vocab_size=32000, created=0),
             cluster=ClusterScheduler(ROUTERS["jsq"](), FixedHandoff(HandoffMode.LAYER_WISE)),
             admission=Admission(AdmissionLimits(max_running=1 << 20, max_waiting=1 << 20)),
-            fleet=WorkerRegistry(
+            registry=WorkerRegistry(
                 {name_of(number): role_of(number) for number in range(workers)},
-                Outbox(context),
-                NoOrders(),
+                outbox,
+                hosts,
                 HealthTimeouts(silence_s=1e9),
             ),
+            hosts=hosts,
             inbox=self.inbox,
             telemetry=telemetry,
             paths=MeasuredPaths(),

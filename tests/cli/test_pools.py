@@ -64,7 +64,7 @@ def test_the_last_worker_of_a_phase_keeps_it(service, pools):
     pools("set", "prefill-1", "prefill", "--url", service)
     refused = pools("set", "decode-0", "prefill", "--url", service)
     assert refused.code == 2
-    assert "the last worker for its phase" in refused.err
+    assert "the last worker of its phase" in refused.err
     pools("set", "prefill-1", "mixed", "--url", service)
     assert pools("set", "decode-0", "prefill", "--url", service).code == 0
     pools("set", "decode-0", "decode", "--url", service)

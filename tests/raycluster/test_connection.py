@@ -1,4 +1,4 @@
-"""The way to a Ray cluster, where there is none; it needs no Ray but where that is said."""
+"""Connection errors of a Ray cluster; only one test needs Ray."""
 
 import importlib.util
 
@@ -13,23 +13,20 @@ has_ray = importlib.util.find_spec("ray") is not None
 
 
 @pytest.mark.skipif(has_ray, reason="Ray is installed")
-def test_without_ray_the_extra_is_named():
-    """And what needs it."""
+def test_the_error_names_the_missing_extra():
     with pytest.raises(ConfigurationError, match=r"--launcher ray needs Ray.*twofold\[ray\]"):
         connect("auto", "--launcher ray")
 
 
 @pytest.mark.skipif(not has_ray, reason="needs Ray")
 @pytest.mark.filterwarnings("ignore")
-def test_a_cluster_that_is_not_there_is_one_sentence():
-    """Within seconds: Ray itself would go on asking."""
+def test_an_unreachable_cluster_fails_within_seconds():
     address = f"127.0.0.1:{free_port()}"
     with pytest.raises(ConfigurationError, match=f"no Ray cluster at {address}: Connection refused"):
         connect(address, "--ray")
 
 
-def test_the_head_is_found_as_ray_finds_it(monkeypatch, tmp_path):
-    """What the environment says, else what was started last on this host."""
+def test_the_head_is_found_by_environment_then_by_file(monkeypatch, tmp_path):
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     with pytest.raises(ConfigurationError, match="no Ray cluster is known here"):

@@ -1,4 +1,4 @@
-"""Real services for end-to-end tests, started once for all tests that can share them, and two hosts to run them on."""
+"""Real services shared by end-to-end tests, and a pair of hosts to run them on."""
 
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,13 +15,13 @@ MOST = 4  # services at once: each takes memory and, though nobody asks it anyth
 
 
 class Services:
-    """Services by model and flags; those that were asked for last go on."""
+    """Running services by model and flags; the least recently used one is stopped first."""
 
     def __init__(self):
         self._running = {}
 
     def url(self, model, flags):
-        """Of a running service; the longest unasked one ends where there are too many."""
+        """Return the URL of a running service, starting it if needed."""
         stack, url = self._running.pop((model, flags), (None, None))
         if stack is None:
             self._keep(MOST - 1)
@@ -44,7 +44,7 @@ SERVICES = pytest.StashKey[Services]()
 
 @pytest.fixture(scope="session")
 def service(pytestconfig, tiny_model_dir):
-    """Returns the URL of a running service for (architecture, flags), good until another few were asked for."""
+    """Return a function from (architecture, flags) to the URL of a running service."""
     services = pytestconfig.stash[SERVICES] = Services()
     yield lambda arch="llama", flags=SPLIT: services.url(tiny_model_dir(arch), (*ENGINE, *flags))
     services.close()
@@ -52,7 +52,7 @@ def service(pytestconfig, tiny_model_dir):
 
 @pytest.fixture(scope="module")
 def hosts():
-    """This host and another, joined by a cable that can be cut: network namespaces, where they can be had."""
+    """Two hosts joined by a link that tests can cut; skips where network namespaces are unavailable."""
     try:
         with two_hosts(first_here=True) as joined:
             yield joined
@@ -61,7 +61,7 @@ def hosts():
 
 
 def pytest_runtest_teardown(item, nextitem):
-    """No service runs beside the tests of other things."""
+    """Stop shared services before tests of other folders start."""
     services = item.config.stash.get(SERVICES, None)
     if services is not None and (nextitem is None or HERE not in nextitem.path.parents):
         services.close()

@@ -1,4 +1,4 @@
-"""Bursts live: more than there is memory for, under pull, with memory that grows and decodes that are swapped out."""
+"""Bursts beyond KV memory: pulled hand-offs, KV growth and swapping."""
 
 import asyncio
 import random
@@ -27,13 +27,12 @@ def prompts(count):
 
 @pytest.fixture(scope="module")
 def expected(service):
-    """What a service answers to 14 prompts that has memory for all."""
+    """Answers of a service with enough memory for all 14 prompts."""
     return asyncio.run(complete_all(service("llama", COLOCATED), prompts(14), at_once=14, **HOW))
 
 
 @pytest.mark.parametrize("flags", WAYS)
-def test_swapped_requests_end_with_the_same_tokens(flags, service, expected):
-    """A small KV cache, many long outputs: what went to the host and back is what it was."""
+def test_swapping_does_not_change_the_output(flags, service, expected):
     url = service("llama", flags)
     assert asyncio.run(complete_all(url, prompts(14), at_once=14, **HOW)) == expected
     assert metric(url, "swaps_total") > 0
@@ -42,8 +41,7 @@ def test_swapped_requests_end_with_the_same_tokens(flags, service, expected):
     assert metric(url, 'num_requests{instance="decode-0",state="swapped"}') == 0
 
 
-def test_under_pull_the_prefill_buffer_rises_and_drains(service):
-    """KV waits where it was made until the decode worker has room; that never has more than it has."""
+def test_pull_keeps_kv_on_the_prefill_worker_until_decode_has_room(service):
     url = service("llama", (*PULL, *TIGHT))
     some = prompts(16)
     looks = []
@@ -72,8 +70,7 @@ def test_under_pull_the_prefill_buffer_rises_and_drains(service):
     assert metric(url, 'num_requests{instance="prefill-0",state="handing_off"}') == 0
 
 
-def test_clients_that_leave_free_what_they_had_on_the_host(service):
-    """Swapped out, on the way, or decoding."""
+def test_disconnects_free_swapped_blocks(service):
     url = service("llama", (*PULL, *SWAP))
 
     async def leave():

@@ -1,4 +1,4 @@
-"""What is given to KV is all that it takes: engine memory, the host's store and its disk, also when the store dies."""
+"""KV capacity limits of engine memory, host store and disk."""
 
 import asyncio
 import os
@@ -22,19 +22,19 @@ GAUGE = re.compile(
 
 
 def prompts(count):
-    """Many that begin as some other does, and more of them than there is room for anywhere."""
+    """Prompts with shared prefixes that exceed every tier's capacity together."""
     draw = random.Random(7)
     begins = [[draw.randint(10, 500) for _ in range(8 * BLOCK)] for _ in range(12)]
     return [begins[n % 12] + [draw.randint(10, 500) for _ in range(20 * BLOCK)] for n in range(count)]
 
 
 def told(url):
-    """The gauges of blocks that /metrics tells, by name, whose they are, and tier or state."""
+    """Block gauges of /metrics by name, instance or host, and tier or state."""
     return {tuple(match[:3]): float(match[3]) for match in GAUGE.findall(metrics(url))}
 
 
 def test_capacity_is_never_exceeded(tiny_model_dir, tmp_path):
-    """Not while more comes than there is room for, some of it to be kept, nor while the store is killed and is back."""
+    """Under overload with pinned prefixes, and while the store restarts."""
     disk = tmp_path / "kv"
     tight = ("--dtype", "float32", "--max-model-len", "512", "--kv-cache-memory-bytes", str(ENGINE_BYTES))
     store = ("--kv-store-dram", str(STORE_BYTES), "--kv-store-disk", f"{disk}:{DISK_BYTES}")

@@ -1,4 +1,4 @@
-"""Two hosts with both phases each, and a router for which each of them is a cell."""
+"""Cell-aware routing over two hosts with both phases each."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ def joined(tiny_model_dir, tmp_path_factory):
 
 
 def routes(log):
-    """The two instances of each request that has ended."""
+    """Prefill and decode instance of each finished request."""
     for line in log.splitlines():
         fields = json.loads(line) if line.startswith("{") else {}
         if fields.get("prefill_instance"):
@@ -34,7 +34,6 @@ def routes(log):
 
 
 def test_both_phases_of_a_request_run_on_one_host(joined):
-    """And both hosts have some: the one with less to do of the two that there are."""
 
     async def ask():
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=300)) as session:

@@ -1,4 +1,4 @@
-"""`twofold serve --router conductor` end to end: prompts go where their beginnings are, or are done sooner."""
+"""`twofold serve --router conductor` end to end."""
 
 import asyncio
 import os
@@ -35,7 +35,7 @@ def tokens(seed, count):
 
 
 async def ask(url, *prompts):
-    """How many tokens of each prompt were cached, all asked at once."""
+    """Cached tokens of each prompt, all sent at once."""
 
     async def one(session, name, prompt):
         body = {"model": name, "prompt": prompt, "max_tokens": OUTPUT, "temperature": 0, "ignore_eos": True}
@@ -51,7 +51,7 @@ async def ask(url, *prompts):
 
 
 def computed_on(url):
-    """Prompt tokens that were asked of each worker that prefills."""
+    """Prompt tokens received by each prefill worker."""
     found = re.findall(
         r'^twofold:prefix_cache_queries_total\{instance="(prefill-\d)"\} (\S+)$', metrics(url), re.MULTILINE
     )
@@ -71,8 +71,7 @@ def emulated(tmp_path_factory):
         yield made
 
 
-def test_prompts_go_where_their_beginnings_are(emulated):
-    """Beginnings are spread over the workers, and what begins like one follows it."""
+def test_prompts_are_routed_to_their_cached_prefix(emulated):
     _, url = emulated
     begin = [tokens(f"begin {number}", SHARED) for number in range(4)]
     for number, prompt in enumerate(begin):
@@ -84,8 +83,8 @@ def test_prompts_go_where_their_beginnings_are(emulated):
     assert metric(url, 'prefill_routes_total{reuse="none"}') == 4
 
 
-def test_who_has_a_beginning_and_is_busy_is_not_waited_for(emulated):
-    """Others compute it again, and so what is in demand comes to be on both."""
+def test_a_busy_worker_with_the_prefix_is_bypassed(emulated):
+    """The prefix is computed again elsewhere, so both workers have it."""
     _, url = emulated
     begin = tokens("in demand", SHARED)
     asyncio.run(ask(url, begin))
@@ -98,8 +97,7 @@ def test_who_has_a_beginning_and_is_busy_is_not_waited_for(emulated):
     assert asyncio.run(all_blocks_free(url))
 
 
-def test_what_a_worker_had_that_is_killed_is_computed_elsewhere(emulated):
-    """In the middle of a prompt, and before one comes."""
+def test_the_prefixes_of_a_killed_worker_are_recomputed(emulated):
     process, url = emulated
     begin, before = tokens("killed", SHARED), computed_on(url)
     asyncio.run(ask(url, begin))
@@ -117,8 +115,8 @@ def test_what_a_worker_had_that_is_killed_is_computed_elsewhere(emulated):
     assert asyncio.run(all_blocks_free(url))
 
 
-def test_answers_are_those_of_the_model(tiny_model_dir):
-    """On real workers, which measured themselves how fast they are, and one of which is killed."""
+def test_output_equals_the_models(tiny_model_dir):
+    """On real workers with measured speeds, one of which is killed."""
     begin = [tokens(f"real {number}", 40 * BLOCK) for number in range(4)]
     prompts = [
         prompt + tokens(f"{number} {turn}", 30) for turn in range(4) for number, prompt in enumerate(begin)

@@ -1,4 +1,4 @@
-"""Clients that go away: nothing stays behind."""
+"""Client disconnects leave nothing behind."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ OUTPUT = 200
 
 
 async def leave(url, body, *, after_tokens=0, after_s=0.0):
-    """Ask for a completion and drop the connection after so many tokens, and so many seconds more."""
+    """Request a completion and disconnect after `tokens` tokens and a delay in seconds."""
     address = urlsplit(url)
     reader, writer = await asyncio.open_connection(address.hostname, address.port)
     sent = json.dumps(body).encode()
@@ -37,10 +37,9 @@ async def leave(url, body, *, after_tokens=0, after_s=0.0):
 
 
 def occasions(draw, answer_s):
-    """When clients leave: in turn in the queue or prefill, at any time, in the hand-off, in the decode.
+    """Disconnect times: in the queue or prefill, at random, in the hand-off, during decode.
 
-    Patience is told in tokens, or in parts of the time that an answer takes here: no machine is too slow or
-    too fast for any of the four.
+    Delays are in tokens or fractions of a measured answer time, so they fit any machine.
     """
     while True:
         yield {"stream": draw.random() < 0.5}
@@ -72,7 +71,7 @@ async def storm(url, disconnects, settled, seed=5):
 
 
 def check_disconnects(url, disconnects, settled=all_blocks_free):
-    """The storm, and that it hit requests before and after their first token; `settled` waits until nothing is held."""
+    """Run the disconnects, and require some before and some after the first token."""
     counters = (
         "request_success_total",
         'request_success_total{finished_reason="abort"}',
@@ -86,16 +85,13 @@ def check_disconnects(url, disconnects, settled=all_blocks_free):
     assert 0 < ended - first_tokens < aborted, "some end before their first token, some after"
 
 
-def test_disconnects_at_any_moment_free_every_block_on_both_sides(service):
-    """200 clients leave in the queue, in prefill, in the hand-off and in decode."""
+def test_disconnects_free_every_block_of_both_phases(service):
     check_disconnects(service("llama", SPLIT), DISCONNECTS)
 
 
 def test_disconnects_free_every_block_of_colocated_workers(service):
-    """The same without a hand-off."""
     check_disconnects(service("llama", COLOCATED), 60)
 
 
-def test_disconnects_free_every_block_of_chunks_under_way(service):
-    """Prompts of up to 24 chunks, two of them on two stages at once."""
+def test_disconnects_free_every_block_of_pipelined_chunks(service):
     check_disconnects(service("llama", (*SPLIT, "--prefill-pp", "2", "--pipeline-chunk", "64")), 60)

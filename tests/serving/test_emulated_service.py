@@ -1,4 +1,4 @@
-"""An emulated service of four instances, end to end: real processes, sockets, leases and hand-offs; no model."""
+"""An emulated service of four instances: real processes, sockets, leases and hand-offs without a model."""
 
 import asyncio
 from pathlib import Path
@@ -40,8 +40,7 @@ def metric(url, name):
     return next(float(line.split()[-1]) for line in metrics(url).splitlines() if line.startswith(name))
 
 
-def test_requests_are_served_and_everything_is_given_back(url):
-    """All tokens come, KV caches were handed off, and no block stays behind."""
+def test_requests_are_served_and_all_blocks_are_freed(url):
     before = metric(url, "twofold:kv_transfer_bytes_total")
     outputs = ask(url, PROMPTS, seed=3)
     assert [len(output) for output in outputs] == [24] * 12
@@ -52,16 +51,14 @@ def test_requests_are_served_and_everything_is_given_back(url):
     assert moved == blocks * 16 * 196_608  # bytes of KV per token of opt-1.3b
 
 
-def test_the_same_request_gives_the_same_tokens(url):
-    """Whoever runs it, and whatever runs beside it."""
+def test_tokens_do_not_depend_on_worker_or_load(url):
     together = ask(url, [PROMPTS[3]] * 6, seed=11)
     alone = ask(url, [PROMPTS[3]], seed=11)
     assert all(output == alone[0] for output in together)
     assert ask(url, [PROMPTS[3]], seed=12) != alone
 
 
-def test_a_client_that_goes_leaves_nothing(url):
-    """In prefill, hand-off or decode."""
+def test_disconnects_free_every_block(url):
 
     async def hang_up():
         async with aiohttp.ClientSession() as session:
@@ -75,8 +72,7 @@ def test_a_client_that_goes_leaves_nothing(url):
     assert asyncio.run(asyncio.wait_for(hang_up(), 300))
 
 
-def test_text_needs_a_tokenizer(url):
-    """The refusal says so."""
+def test_rejects_text_without_a_tokenizer(url):
 
     async def say():
         async with aiohttp.ClientSession() as session:
@@ -89,8 +85,7 @@ def test_text_needs_a_tokenizer(url):
     assert "tokenizer" in answer["error"]["message"]
 
 
-def test_no_process_of_it_loads_torch(url):
-    """Gateway, nursery and workers are light."""
+def test_no_process_imports_torch(url):
     ours = (each for each in psutil.Process().children() if "emulated" in each.cmdline())
     processes = [each for gateway in ours for each in (gateway, *gateway.children(recursive=True))]
     assert len(processes) == 6

@@ -1,4 +1,4 @@
-"""The gateway ends under load, and another takes its place: no client waits for ever, and nothing is left behind."""
+"""The gateway ends under load and is started again."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ ASK = {"prompt": [5, 6, 7] * 30, "temperature": 1.0, "seed": 6, "ignore_eos": Tr
 
 
 class Client:
-    """One stream: the tokens it got, and how it ended: whole, with an error, or broken."""
+    """One stream: its tokens and its outcome (complete, error or broken)."""
 
     def __init__(self, session, url, name, max_tokens):
         self.session, self.url = session, url
@@ -56,7 +56,7 @@ class Client:
 
 
 async def end_under_load(process, url, number, max_tokens):
-    """How the streams of some clients ended, and their tokens, where the gateway got a signal while all of them ran."""
+    """Outcome and tokens of each stream after a signal to the gateway."""
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as session:
         name = await served_name(session, url)
         clients = [Client(session, url, name, max_tokens) for _ in range(STREAMS)]
@@ -77,7 +77,7 @@ async def answer(url, max_tokens):
 
 
 def left_behind(processes, named):
-    """Processes that live on, and files that still have their names. A segment without one goes with its processes."""
+    """Remaining processes, and shared files that still have names."""
     _, alive = psutil.wait_procs(processes, timeout=120)
     return alive, [path for path in named if Path(path).exists()]
 
@@ -91,8 +91,7 @@ def named_things(process):
     [(signal.SIGKILL, 1900, "broken"), (signal.SIGTERM, 200, "whole")],
     ids=["killed", "told to end"],
 )
-def test_the_gateway_ends_under_load(number, max_tokens, end, tiny_model_dir):
-    """Streams break off at once, or come to their end; then a service on the same port answers the same."""
+def test_streams_end_and_a_new_gateway_answers_the_same(number, max_tokens, end, tiny_model_dir):
     model, port = tiny_model_dir("llama"), free_port()
     with running_service(model, *ENGINE, *SPLIT, port=port) as (process, url):
         whole = asyncio.run(answer(url, max_tokens))
@@ -108,8 +107,7 @@ def test_the_gateway_ends_under_load(number, max_tokens, end, tiny_model_dir):
         assert left_behind(processes, named) == ([], [])
 
 
-def test_answers_that_take_longer_than_a_service_waits_for_them(tmp_path):
-    """They are cut off, and the service ends all the same."""
+def test_answers_beyond_the_grace_period_are_cut_off(tmp_path):
     file = tmp_path / "cluster.yaml"
     file.write_text(SLOW)
     with running_service(None, "--engine", "emulated", "--cluster", str(file)) as (process, url):

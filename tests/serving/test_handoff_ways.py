@@ -1,4 +1,4 @@
-"""However the KV cache travels, the output is the same and every block comes back."""
+"""All hand-off modes give the same output and free every block."""
 
 import asyncio
 import random
@@ -29,8 +29,7 @@ def prompts(count, seed):
 
 
 @pytest.mark.parametrize("flags", WAYS)
-def test_the_output_is_that_of_an_unsplit_service(flags, service):
-    """Under load, with more requests than there is room for at once."""
+def test_output_equals_that_of_a_colocated_service(flags, service):
     some = prompts(30, seed=1)
     expected = asyncio.run(complete_all(service("llama", COLOCATED), some, at_once=8, **HOW))
     url = service("llama", (*SPLIT, *flags))
@@ -42,8 +41,7 @@ def test_the_output_is_that_of_an_unsplit_service(flags, service):
 
 
 @pytest.mark.parametrize("flags", WAYS)
-def test_clients_that_leave_give_every_block_back(flags, service):
-    """At any moment: in the queue, while KV is read or written, while it decodes."""
+def test_disconnects_free_every_block(flags, service):
     url = service("llama", (*SPLIT, *flags))
     draw = random.Random(2)
 
@@ -67,8 +65,7 @@ def test_clients_that_leave_give_every_block_back(flags, service):
     assert asyncio.run(run())
 
 
-def test_links_and_prefill_are_measured_before_the_service_is_ready(service):
-    """The policies that go by size then know what to go by, and operators see it."""
+def test_links_and_prefill_are_measured_before_readiness(service):
     shown = metrics(service("llama", (*SPLIT, *WAYS[0].values[0])))
     for name in (
         'kv_link_bytes_per_second{source="prefill-0",target="decode-0"}',

@@ -1,4 +1,4 @@
-"""Workers that join from another host, over TCP on this one: who may, what they answer, and what is done about ends."""
+"""Workers that join over TCP from a second host process."""
 
 import asyncio
 import signal
@@ -26,14 +26,14 @@ QUESTIONS = [
 
 
 async def ask(url):
-    """The answers to all questions, asked at once."""
+    """Answers to all questions, asked at once."""
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=300)) as session:
         return await asyncio.gather(*(complete(session, url, **question) for question in QUESTIONS))
 
 
 @pytest.fixture(scope="module")
 def expected(service):
-    """What workers answer that do both phases."""
+    """Answers of colocated workers."""
     return asyncio.run(ask(service("llama", COLOCATED)))
 
 
@@ -44,8 +44,7 @@ def joined(tiny_model_dir, tmp_path_factory):
         yield running
 
 
-def test_the_answers_are_those_of_one_host(joined, expected):
-    """Token for token, and nothing stays behind on either host."""
+def test_output_equals_that_of_one_host(joined, expected):
     assert asyncio.run(ask(joined.url)) == expected
     assert asyncio.run(all_blocks_free(joined.url))
     assert set(block_counts(joined.url)) == {"prefill-0", "decode-0"}
@@ -53,8 +52,7 @@ def test_the_answers_are_those_of_one_host(joined, expected):
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.parametrize("name", ["prefill", "decode"])
-def test_a_worker_on_either_host_may_end_or_hang(joined, expected, name, number):
-    """It is started again where it was, and no stream is broken."""
+def test_a_failed_worker_is_restarted_on_its_host(joined, expected, name, number):
     process = joined.service if name == "prefill" else joined.host
     before = worker(process, name)
 
@@ -71,8 +69,8 @@ def test_a_worker_on_either_host_may_end_or_hang(joined, expected, name, number)
 
 
 @pytest.mark.parametrize("key", ["none", "another"])
-def test_a_stranger_is_not_heard(joined, expected, tmp_path, key):
-    """Who has another key, or speaks without one, gets no answer; the service notes it, and lives on."""
+def test_rejects_clients_without_the_cluster_key(joined, expected, tmp_path, key):
+    """The service logs the attempt and goes on."""
     before = len(joined.said("serve.log"))
     if key == "another":
         write_key(tmp_path / "key")
@@ -95,8 +93,7 @@ def test_a_stranger_is_not_heard(joined, expected, tmp_path, key):
     assert secret not in joined.said("serve.log") + joined.said("join.log")
 
 
-def test_who_has_another_model_is_told_so_on_both_hosts(joined, tmp_path):
-    """Before it has loaded it."""
+def test_rejects_a_host_with_another_model(joined, tmp_path):
     other = write_tiny_model("llama", tmp_path / "model", seed=1)
     process = joined.join("--decode", "1", model=other, log="refused.log", name="third")
     assert process.wait(120) == 2
@@ -104,23 +101,20 @@ def test_who_has_another_model_is_told_so_on_both_hosts(joined, tmp_path):
     assert "third has another model than the service" in joined.said("serve.log")
 
 
-def test_who_brings_what_is_of_no_use_is_told_so(joined):
-    """A service that is split has no place for workers that do both."""
+def test_rejects_mixed_workers_in_a_split_service(joined):
     process = joined.join("--mixed", "1", log="mixed.log", name="fourth")
     assert process.wait(120) == 2
-    assert "no use for a mixed worker: it is split" in joined.said("mixed.log")
+    assert "cannot use a mixed worker: it is split" in joined.said("mixed.log")
 
 
-def test_a_second_host_of_the_same_name_is_refused(joined, expected):
-    """And the first is none the worse for it."""
+def test_rejects_a_second_host_of_the_same_name(joined, expected):
     process = joined.join("--decode", "1", log="second.log")
     assert process.wait(120) == 2
     assert "give this one another --name" in joined.said("second.log")
     assert asyncio.run(ask(joined.url)) == expected
 
 
-def test_a_host_that_dies_may_come_back(joined, expected):
-    """Its workers die with it; what it had goes on where there is room again, under the same names."""
+def test_a_killed_host_may_rejoin_under_its_names(joined, expected):
     family = children(joined.host)
 
     async def watch():
@@ -137,8 +131,8 @@ def test_a_host_that_dies_may_come_back(joined, expected):
     assert asyncio.run(all_blocks_free(joined.url))
 
 
-def test_hosts_outlive_a_service_that_is_killed_and_end_with_one_that_ends(joined, expected):
-    """The last test of this service. The next one at its address has the host again, which then ends with it."""
+def test_hosts_outlive_a_killed_service_and_end_with_a_stopped_one(joined, expected):
+    """The last test of this service, because it ends it."""
     joined.service.kill()
     joined.service.wait()
     joined.serve("--prefill", "1", "--decode", "0")
@@ -149,8 +143,7 @@ def test_hosts_outlive_a_service_that_is_killed_and_end_with_one_that_ends(joine
     assert joined.host.wait(120) == 0
 
 
-def test_shared_memory_ends_at_the_host(tiny_model_dir, tmp_path):
-    """A service that was told to use it refuses who does not share it."""
+def test_rejects_remote_hosts_under_shared_memory(tiny_model_dir, tmp_path):
     running = JoinedService(tiny_model_dir("llama"), tmp_path)
     try:
         running.serve("--prefill", "1", "--decode", "1", "--transport", "shared_memory")

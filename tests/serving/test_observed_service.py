@@ -1,4 +1,4 @@
-"""What a real service tells about itself: its log, its traces, its dashboard."""
+"""Logs, traces and dashboard of a real service."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ async def ask(url, **fields):
 
 @pytest.fixture(scope="module")
 def observed(tiny_model_dir, tmp_path_factory):
-    """What a service answered, logged and traced in its whole life, and what its dashboard saw at the end of it."""
+    """Answers, logs and traces of one service, and its last dashboard snapshot."""
     port, log = free_port(), tmp_path_factory.mktemp("log") / "log"
     url = f"http://127.0.0.1:{port}"
     flags = ("--port", str(port), "--served-model-name", "m", "--log-format", "json", "--slo", "e2e=600")
@@ -63,8 +63,8 @@ def observed(tiny_model_dir, tmp_path_factory):
     }
 
 
-def test_the_log(observed):
-    """One line for each request, every line JSON, no prompt in any."""
+def test_the_log_has_one_json_line_per_request(observed):
+    """No line contains a prompt."""
     ended = [line for line in observed["lines"] if line["message"] == "request ended"]
     assert [(line["request_id"], line["trace_id"], line["finish_reason"]) for line in ended] == [
         ("mine", TRACE, "length")
@@ -77,8 +77,7 @@ def test_the_log(observed):
     assert "7, 8, 9, 10" not in json.dumps(observed["lines"])
 
 
-def test_the_traces(observed):
-    """The span that the client was told, below its own, with all stages below it."""
+def test_spans_are_below_the_clients_span(observed):
     told = observed["answers"][0].headers["traceparent"].split("-")
     assert told[1] == TRACE
     spans = observed["spans"]
@@ -90,8 +89,7 @@ def test_the_traces(observed):
     assert sum(span.name == "text_completion m" for span in spans) == 3
 
 
-def test_the_dashboard(observed):
-    """Both instances, all requests, and how good they were."""
+def test_the_snapshot_has_instances_requests_and_slo(observed):
     snapshot = observed["snapshot"]
     states = [(each["instance"], each["role"], each["state"]) for each in snapshot["instances"]]
     assert states == [("decode-0", "decode", "up"), ("prefill-0", "prefill", "up")]
@@ -101,8 +99,7 @@ def test_the_dashboard(observed):
     assert (snapshot["recent"]["good"], snapshot["recent"]["ttft"]["count"]) == (1.0, 3)
 
 
-def test_the_metrics(observed):
-    """Roles and states of the instances that are there, and the SLO."""
+def test_metrics_have_roles_states_and_slo(observed):
     for line in (
         'twofold:instance_role{instance="prefill-0",role="prefill"} 1.0',
         'twofold:instance_state{instance="decode-0",state="up"} 1.0',

@@ -1,4 +1,4 @@
-"""The schedulers that decided live decide the same under a virtual clock, fed with the recorded times."""
+"""Live scheduling decisions are reproduced under a virtual clock from recorded times."""
 
 import asyncio
 import heapq
@@ -26,7 +26,7 @@ from twofold.serving.telemetry.journal import ENCODER, read_journal
 
 
 class VirtualRun:
-    """A tiny simulation. Times come from a live run; every decision is taken anew and compared."""
+    """A minimal simulation with times from a live run; every decision is taken again and compared."""
 
     def __init__(self):
         self.cluster = ClusterScheduler(ROUTERS["jsq"](), FixedHandoff(HandoffMode.LAYER_WISE))
@@ -112,7 +112,7 @@ class VirtualRun:
         self.instances[name].end_lease(**args)
 
     def on_handed_off(self, name, **args):
-        """The worker that prefilled keeps accounts of it, and so does the controller."""
+        """Both the prefill worker's and the controller's schedulers record it."""
         self.instances.get(name, self.cluster).handed_off(**args)
 
     def on_abort(self, name, **args):
@@ -126,7 +126,7 @@ class VirtualRun:
 
 
 def timed(name, entries):
-    """Entries of one process in their order, with times that never run backwards."""
+    """Journal entries of one process in order, with monotonic times."""
     latest = 0.0
     for number, entry in enumerate(entries):
         latest = max(latest, entry.at)
@@ -134,8 +134,8 @@ def timed(name, entries):
 
 
 @pytest.mark.parametrize("flags", [SPLIT, COLOCATED], ids=["split", "colocated"])
-def test_a_simulation_with_recorded_times_takes_the_live_decisions(flags, tiny_model_dir, tmp_path):
-    """Every placement, lease, batch and outcome of a live run under load, some of it aborted, is reproduced."""
+def test_replaying_a_live_run_takes_the_same_decisions(flags, tiny_model_dir, tmp_path):
+    """Placements, leases, batches and outcomes under load, with aborted requests."""
     draw = random.Random(3)
     prompts = [[draw.randint(10, 500) for _ in range(draw.randint(1, 700))] for _ in range(60)]
     beginning = [draw.randint(10, 500) for _ in range(200)]
@@ -175,8 +175,7 @@ def test_a_simulation_with_recorded_times_takes_the_live_decisions(flags, tiny_m
     assert all(instance.status().idle for instance in virtual.instances.values())
 
 
-def test_swaps_are_decided_alike_in_both_worlds(tiny_model_dir, tmp_path):
-    """Who is swapped out, when, and to which blocks: a live run with too little memory is reproduced as well."""
+def test_replaying_a_live_run_takes_the_same_swap_decisions(tiny_model_dir, tmp_path):
     draw = random.Random(5)
     prompts = [[draw.randint(10, 500) for _ in range(draw.randint(10, 100))] for _ in range(14)]
     tight = ("--max-model-len", "512", "--kv-cache-memory-bytes", "1536KiB", "--swap-space", "16MiB")

@@ -1,7 +1,7 @@
-"""The real OpenAI client against the gateway.
+"""The OpenAI client against the gateway.
 
-Nothing here knows what the model says: any service whose greedy output is repeatable, whose vocabulary is the
-tokenizer's and whose context holds a few hundred tokens passes. `openai_base_url` decides which one it is.
+The tests make no assumption about the text: any service passes that has deterministic greedy output, the
+tokenizer's vocabulary and a context of some hundred tokens. `openai_base_url` selects the service.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ FIXED = {"temperature": 0, "max_tokens": 24, "extra_body": {"ignore_eos": True}}
 
 @pytest.fixture(scope="module", params=["split", "colocated", "scripted"])
 def openai_base_url(request, service):
-    """The address of the API, with its /v1: two real services, and the gateway in front of a scripted one."""
+    """Base URL of the API: two real services, and a gateway in front of a scripted one."""
     if request.param == "scripted":
         with running_app(create_app(ScriptedService(), byte_level(), keys=None)) as url:
             yield f"{url}/v1"
@@ -56,17 +56,15 @@ def chat(client, model):
 
 
 def counts(usage):
-    """What an answer used; whether its prompt was in a cache depends on who asked before."""
+    """Token usage without cached tokens, which depend on earlier requests."""
     return usage.prompt_tokens, usage.completion_tokens, usage.total_tokens
 
 
-def test_models(client, model):
-    """The served model can be looked up by its name."""
+def test_the_served_model_is_listed(client, model):
     assert client.models.retrieve(model).id == model
 
 
-def test_completion(complete):
-    """A whole completion with its usage."""
+def test_completion_with_usage(complete):
     answer = complete()
     assert answer.object == "text_completion"
     assert answer.choices[0].finish_reason == "length"
@@ -75,8 +73,7 @@ def test_completion(complete):
     assert complete().choices[0].text == answer.choices[0].text
 
 
-def test_completion_stream(complete):
-    """A stream says what the whole answer says, and ends with the usage."""
+def test_a_streamed_completion_equals_the_whole_one(complete):
     *chunks, last = complete(stream=True, stream_options={"include_usage": True})
     whole = complete()
     assert "".join(chunk.choices[0].text for chunk in chunks) == whole.choices[0].text
@@ -85,8 +82,7 @@ def test_completion_stream(complete):
     assert counts(last.usage) == counts(whole.usage)
 
 
-def test_chat(chat):
-    """A whole chat answer."""
+def test_chat_completion(chat):
     answer = chat()
     assert answer.object == "chat.completion"
     assert answer.choices[0].message.role == "assistant"
@@ -94,8 +90,7 @@ def test_chat(chat):
     assert answer.usage.completion_tokens == 24
 
 
-def test_chat_stream(chat):
-    """A streamed chat answer begins with the role and says what the whole one says."""
+def test_a_streamed_chat_answer_equals_the_whole_one(chat):
     *chunks, last = chat(stream=True, stream_options={"include_usage": True})
     whole = chat()
     assert chunks[0].choices[0].delta.role == "assistant"
@@ -105,14 +100,12 @@ def test_chat_stream(chat):
     assert counts(last.usage) == counts(whole.usage)
 
 
-def test_max_completion_tokens(chat):
-    """The newer name of max_tokens counts where both are given."""
+def test_max_completion_tokens_takes_precedence(chat):
     assert chat(max_completion_tokens=5).usage.completion_tokens == 5
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_stop(complete, stream):
-    """The text ends before the stop string, wherever in a token it begins."""
+def test_text_ends_before_the_stop_string(complete, stream):
     whole = complete().choices[0].text
     middle = len(whole) // 2
     stop = whole[middle : middle + 3]
@@ -122,8 +115,7 @@ def test_stop(complete, stream):
     assert choices[-1].finish_reason == "stop"
 
 
-def test_seeded_choices(complete):
-    """n=2 gives two choices; choice i is what the seed + i gives alone."""
+def test_choice_i_equals_seed_plus_i(complete):
     fields = {"temperature": 1, "max_tokens": 24, "extra_body": {"ignore_eos": True}}
     both = complete(n=2, seed=11, **fields)
     alone = [complete(seed=seed, **fields).choices[0].text for seed in (11, 12)]
@@ -132,8 +124,7 @@ def test_seeded_choices(complete):
     assert both.usage.completion_tokens == 48
 
 
-def test_lists_of_prompts(complete):
-    """Prompts in a list are answered as they are alone."""
+def test_batched_prompts_equal_single_prompts(complete):
     prompts = [PROMPT, "Prefill reads"]
     together = complete(prompt=prompts).choices
     assert [choice.text for choice in together] == [
@@ -141,8 +132,7 @@ def test_lists_of_prompts(complete):
     ]
 
 
-def test_completion_logprobs(complete):
-    """Log probabilities per token, in parallel lists."""
+def test_completion_logprobs_are_parallel_lists(complete):
     logprobs = complete(logprobs=3).choices[0].logprobs
     assert {len(each) for each in (logprobs.tokens, logprobs.token_logprobs, logprobs.text_offset)} == {24}
     assert all(value <= 0 for value in logprobs.token_logprobs)
@@ -150,8 +140,7 @@ def test_completion_logprobs(complete):
     assert logprobs.text_offset == sorted(logprobs.text_offset)
 
 
-def test_chat_logprobs(chat):
-    """Log probabilities per token, with bytes that join to the text."""
+def test_chat_logprobs_bytes_join_to_the_text(chat):
     choice = chat(logprobs=True, top_logprobs=2).choices[0]
     content = choice.logprobs.content
     assert len(content) == 24
@@ -173,16 +162,14 @@ def test_chat_logprobs(chat):
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-def test_errors(complete, fields, kind, param, stream):
-    """The client raises the exception that belongs to the mistake, and its message helps."""
+def test_errors_raise_the_clients_exceptions(complete, fields, kind, param, stream):
     with pytest.raises(kind) as raised:
         complete(stream=stream, **fields)
     assert raised.value.param == param
     assert raised.value.type == "invalid_request_error"
 
 
-def test_async_client(openai_base_url, model):
-    """Many streams at once through the asynchronous client, each whole and alike."""
+def test_concurrent_streams_are_complete_and_equal(openai_base_url, model):
 
     async def text(client):
         stream = await client.completions.create(model=model, prompt=PROMPT, stream=True, **FIXED)
@@ -195,8 +182,7 @@ def test_async_client(openai_base_url, model):
     assert len(set(asyncio.run(scenario()))) == 1
 
 
-def test_a_stream_that_is_closed(complete):
-    """A client that closes a stream leaves the service ready for the next."""
+def test_the_service_is_usable_after_a_closed_stream(complete):
     stream = complete(stream=True, max_tokens=100)
     next(iter(stream))
     stream.close()

@@ -1,4 +1,4 @@
-"""`twofold serve --overload` end to end, on emulated machines that take their time: who is refused, how and when."""
+"""`twofold serve --overload` end to end on emulated machines."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ EVERYBODY = 16
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory):
-    """Starts a service by its rule and its SLO."""
+    """Return a function that starts a service by rule and SLO."""
     path = tmp_path_factory.mktemp("cluster") / "cluster.yaml"
     path.write_text(CLUSTER)
 
@@ -49,8 +49,8 @@ async def all_at_once(url, count, **fields):
         return await asyncio.gather(*(ask(session, url, name, **fields) for _ in range(count)))
 
 
-def test_those_who_would_wait_too_long_get_a_429_at_once(service):
-    """While the workers are busy with the others, who all get their answers; then anybody is taken again."""
+def test_rejects_requests_that_would_miss_the_ttft_bound(service):
+    """Admitted requests are answered, and later requests are admitted again."""
     with service("predicted", "ttft=3,tpot=1") as url:
         answers = asyncio.run(all_at_once(url, EVERYBODY))
         refused = [(headers, body) for status, headers, body in answers if status == 429]
@@ -67,16 +67,15 @@ def test_those_who_would_wait_too_long_get_a_429_at_once(service):
         assert status == 200
 
 
-def test_what_is_too_long_for_the_slo_is_a_400(service):
-    """To come back would not help, so nobody is told to."""
+def test_a_prompt_beyond_the_slo_is_a_400(service):
     with service("early", "ttft=0.1,tpot=1") as url:
         ((status, headers, body),) = asyncio.run(all_at_once(url, 1))
         assert (status, body["error"]["code"]) == (400, "beyond_slo")
         assert "Retry-After" not in headers
 
 
-def test_the_baseline_refuses_after_the_prefill_and_still_with_a_429(service):
-    """Nothing was sent yet, so a stream is refused as an ordinary request is; its blocks are given back."""
+def test_the_baseline_rejects_after_prefill_with_a_429(service):
+    """No token was sent, so a streamed request gets a plain error; its blocks are freed."""
 
     async def beside_another(url):
         async with aiohttp.ClientSession() as session:

@@ -1,4 +1,4 @@
-"""Workers of several ranks, and hand-offs between different degrees of parallelism: the same tokens, nothing lost."""
+"""Multi-rank workers and hand-offs between degrees of parallelism."""
 
 import asyncio
 import os
@@ -52,7 +52,7 @@ def expected(tiny_model_dir):
     ("arch", "flags"), WAYS, ids=lambda value: value if isinstance(value, str) else " ".join(value)
 )
 def test_output_equals_generate_across_degrees(arch, flags, tiny_model_dir, expected):
-    """Grouped-query and multi-head attention, by heads and by layers, in every way that KV travels."""
+    """Grouped-query and multi-head attention, tensor and pipeline parallelism, all hand-off modes."""
     with running_service(tiny_model_dir(arch), *ENGINE, *flags) as (_, url):
         made = asyncio.run(
             complete_all(url, prompts(), at_once=12, max_tokens=OUTPUT, temperature=0, ignore_eos=True)
@@ -63,14 +63,14 @@ def test_output_equals_generate_across_degrees(arch, flags, tiny_model_dir, expe
 
 @pytest.fixture(scope="module")
 def of_ranks(tiny_model_dir):
-    """A service all of whose workers are of several ranks."""
+    """A service whose workers all have several ranks."""
     with running_service(tiny_model_dir("llama"), *ENGINE, PP[0], "2", TP[1], "2") as running:
         yield running
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_rank_that_ends_or_hangs_takes_its_worker_along(of_ranks, number):
-    """All ranks are started again, and no stream misses, repeats or changes a token."""
+def test_a_failed_rank_restarts_its_worker(of_ranks, number):
+    """Streams are complete and unchanged."""
     process, url = of_ranks
 
     def ranks(name):
@@ -96,8 +96,8 @@ def test_a_rank_that_ends_or_hangs_takes_its_worker_along(of_ranks, number):
     assert asyncio.run(all_blocks_free(url))
 
 
-def test_a_stage_that_ends_with_chunks_under_way(tiny_model_dir):
-    """Its worker is started again, prompts begin anew, and no stream misses, repeats or changes a token."""
+def test_a_failed_stage_restarts_its_worker_with_chunks_in_flight(tiny_model_dir):
+    """Streams are complete and unchanged."""
     # Without what the first prompt leaves behind, all of the others is to be computed.
     flags = ("--prefill-pp", "2", "--pipeline-chunk", "32", "--no-prefix-caching")
     with running_service(tiny_model_dir("llama"), *ENGINE, *flags) as (process, url):

@@ -1,4 +1,4 @@
-"""Prompts that begin as others did: the same tokens as without, for what was not computed."""
+"""Prefix caching changes no token and skips computed prefixes."""
 
 import asyncio
 import os
@@ -28,7 +28,7 @@ def tokens(seed, count):
 
 
 def family(seed):
-    """A long prompt, and others that leave it at the ends of blocks, beside them and in between, or go on after it."""
+    """A long prompt, and prompts that share some of it up to, before and after block boundaries."""
     whole = tokens(seed, 40 * BLOCK)
     kept = (1, BLOCK, BLOCK + 1, 20 * BLOCK - 1, 20 * BLOCK, len(whole) - 1, len(whole))
     tails = [whole[:count] + tokens(f"{seed} {count}", 30) for count in kept]
@@ -36,7 +36,7 @@ def family(seed):
 
 
 async def ask(url, prompt, key=None, **fields):
-    """The output tokens of one completion, and how many tokens of its prompt were cached."""
+    """Output tokens and cached prompt tokens of one completion."""
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
     async with aiohttp.ClientSession(headers=headers) as session:
         return await complete_cached(session, url, prompt, **fields)
@@ -47,7 +47,7 @@ async def ask_in_turn(url, prompts, **fields):
 
 
 def shared_with_earlier(prompts):
-    """What each prompt can find of those before it: whole blocks, and never its last token."""
+    """Longest reusable prefix of each prompt: whole blocks, never its last token."""
     found = []
     for number, prompt in enumerate(prompts):
         best = 0
@@ -62,10 +62,7 @@ def shared_with_earlier(prompts):
 
 @pytest.mark.parametrize("flags", [SPLIT, COLOCATED], ids=["split", "colocated"])
 @pytest.mark.parametrize("arch", ["llama", "gemma2"])
-def test_what_was_computed_before_is_not_computed_again_and_changes_nothing(
-    arch, flags, service, tiny_model_dir
-):
-    """Greedily as `generate` says, and as much is reused as can be; at random as it was when it was cold."""
+def test_cached_prefixes_are_reused_without_changing_the_output(arch, flags, service, tiny_model_dir):
     url = service(arch, flags)
     prompts = family(f"greedy {arch} {flags}")
     made = asyncio.run(ask_in_turn(url, prompts, **GREEDY))
@@ -77,8 +74,7 @@ def test_what_was_computed_before_is_not_computed_again_and_changes_nothing(
     assert asyncio.run(all_blocks_free(url))
 
 
-def test_prompts_that_share_at_once(service, tiny_model_dir):
-    """Many at a time, beside those that they share with."""
+def test_concurrent_prompts_share_prefixes(service, tiny_model_dir):
     prompts = [prompt for seed in range(3) for prompt in family(f"at once {seed}")]
     random.Random(1).shuffle(prompts)
     expected = greedy_outputs(tiny_model_dir("llama"), prompts, OUTPUT)
@@ -99,8 +95,7 @@ def test_prompts_that_share_at_once(service, tiny_model_dir):
     ],
     ids=" ".join,
 )
-def test_in_every_way_that_workers_are_made(flags, tiny_model_dir):
-    """Each rank has its part of each block; where roles move, what came from elsewhere is found too."""
+def test_prefix_reuse_across_parallelism_and_routers(flags, tiny_model_dir):
     prompts = family("ranks")
     with running_service(tiny_model_dir("llama"), *ENGINE, *flags) as (_, url):
         made = asyncio.run(ask_in_turn(url, prompts, **GREEDY))
@@ -111,14 +106,14 @@ def test_in_every_way_that_workers_are_made(flags, tiny_model_dir):
 
 @pytest.fixture(scope="module")
 def split_tight(tiny_model_dir):
-    """The process and the URL of a service with little memory, in two phases."""
+    """Process and URL of a split service with little KV memory."""
     with running_service(tiny_model_dir("llama"), *TIGHT, *SPLIT) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def mixed_tight(tiny_model_dir):
-    """The same of one worker, that swaps."""
+    """Process and URL of one swapping worker with little KV memory."""
     flags = ("--colocated", "1", "--swap-space", "16MiB")
     with running_service(tiny_model_dir("llama"), *TIGHT, *flags) as running:
         yield running
@@ -131,14 +126,13 @@ def tight(request):
 
 @pytest.fixture(scope="module")
 def more_than_fits(tiny_model_dir):
-    """Prompts that share beginnings, and 40 tokens of output for each."""
+    """Prompts with shared prefixes and 40 output tokens each."""
     prompts = [prompt[:400] for seed in range(4) for prompt in family(f"tight {seed}")]
     random.Random(2).shuffle(prompts)
     return prompts, greedy_outputs(tiny_model_dir("llama"), prompts, 40)
 
 
-def test_too_little_memory_for_all(tight, more_than_fits):
-    """What is cached makes room for what is wanted, and decodes for each other; nobody gets another's KV."""
+def test_output_is_unchanged_under_memory_pressure(tight, more_than_fits):
     _, url = tight
     prompts, expected = more_than_fits
     counters = ("prefix_cache_hits_total", "prefix_cache_evictions_total")
@@ -148,8 +142,7 @@ def test_too_little_memory_for_all(tight, more_than_fits):
     assert asyncio.run(all_blocks_free(url))
 
 
-def test_a_prompt_that_is_given_up_leaves_nothing_that_is_not_whole(service, tiny_model_dir):
-    """Clients leave at any moment of a prompt that is computed in chunks; who asks after them gets the right answer."""
+def test_aborted_prompts_leave_only_complete_blocks(service, tiny_model_dir):
     prompts = [tokens(f"given up {number}", 1500) for number in range(6)]
     expected = greedy_outputs(tiny_model_dir("llama"), prompts, OUTPUT)
 
@@ -168,8 +161,7 @@ def test_a_prompt_that_is_given_up_leaves_nothing_that_is_not_whole(service, tin
         assert asyncio.run(all_blocks_free(url))
 
 
-def test_tenants_never_share(tiny_model_dir):
-    """A prompt that another API key has asked for is computed whole; one's own is not."""
+def test_api_keys_share_no_prefixes(tiny_model_dir):
     prompt = tokens("tenants", 30 * BLOCK + 1)
     keys = ("--api-key", "one", "--api-key", "two")
     with running_service(tiny_model_dir("llama"), *ENGINE, *SPLIT, *keys) as (_, url):
@@ -178,8 +170,7 @@ def test_tenants_never_share(tiny_model_dir):
         assert len({tuple(made) for made, _ in asked}) == 1
 
 
-def test_users_of_one_tenant_share_only_with_the_same_salt(service):
-    """As vLLM's `cache_salt`."""
+def test_prefixes_are_shared_under_equal_cache_salts_only(service):
     prompt = tokens("salted", 30 * BLOCK + 1)
     for flags in (SPLIT, COLOCATED):
         url = service("llama", flags)
@@ -188,8 +179,7 @@ def test_users_of_one_tenant_share_only_with_the_same_salt(service):
         assert len({tuple(made) for made, _ in asked}) == 1
 
 
-def test_a_prompt_that_is_to_be_kept_outlasts_others(split_tight):
-    """It is found after more came than there is memory for, and what was asked for beside it is not."""
+def test_a_pinned_prefix_outlasts_unpinned_ones(split_tight):
     prompts = {name: tokens(name, 5 * BLOCK + 1) for name in ("kept", "for a while", "other")}
     keeping = {
         "kept": {"prompt_cache_retention": "24h"},
@@ -208,8 +198,7 @@ def test_a_prompt_that_is_to_be_kept_outlasts_others(split_tight):
     assert asyncio.run(all_blocks_free(url))
 
 
-def test_the_rule_by_which_blocks_go(tiny_model_dir):
-    """By lfu what is asked for often outlasts what came later."""
+def test_lfu_keeps_the_frequent_prefix(tiny_model_dir):
     often, once = tokens("often", 5 * BLOCK + 1), tokens("once", 5 * BLOCK + 1)
     with running_service(tiny_model_dir("llama"), *TIGHT, *SPLIT, "--kv-eviction", "lfu") as (_, url):
         flood = [tokens(f"flood {number}", 25 * BLOCK) for number in range(6)]
@@ -217,8 +206,7 @@ def test_the_rule_by_which_blocks_go(tiny_model_dir):
         assert [asyncio.run(ask(url, prompt, **GREEDY))[1] for prompt in (often, once)] == [5 * BLOCK, 0]
 
 
-def test_switched_off(tiny_model_dir):
-    """Every prompt is computed whole, and nothing is counted."""
+def test_no_reuse_without_prefix_caching(tiny_model_dir):
     with running_service(tiny_model_dir("llama"), *ENGINE, *SPLIT, "--no-prefix-caching") as (_, url):
         prompt = tokens("off", 100)
         asked = [asyncio.run(ask(url, prompt, **GREEDY)) for _ in range(2)]
@@ -226,8 +214,8 @@ def test_switched_off(tiny_model_dir):
         assert metric(url, "prefix_cache_queries_total") == 0
 
 
-def test_a_worker_that_is_killed_has_forgotten_all(tight):
-    """Its next life begins with nothing, and gives the same answers; what is told of the last one is not believed."""
+def test_a_restarted_worker_starts_with_an_empty_cache(tight):
+    """Late reports of the killed worker are ignored."""
     prompt = tokens("killed", 30 * BLOCK + 1)
     process, url = tight
     before = [asyncio.run(ask(url, prompt, **GREEDY)) for _ in range(2)]

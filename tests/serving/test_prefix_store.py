@@ -1,4 +1,4 @@
-"""Prompts that begin as others did, found in the store of the host: the same tokens, whatever becomes of the store."""
+"""Prefixes reused from the host store."""
 
 import asyncio
 
@@ -11,8 +11,7 @@ from support.running_service import running_service
 from support.stored_prompts import BLOCK, GREEDY, OUTPUT, ask, hits, kill, moved, tokens, until
 
 
-def test_cold_local_stored_and_read_from_disk(tiny_model_dir, tmp_path):
-    """The same tokens from all of them, and each is where it was to be found."""
+def test_the_same_tokens_from_every_tier(tiny_model_dir, tmp_path):
     prompt = tokens("stored", 40 * BLOCK + 5)
     (expected,) = greedy_outputs(tiny_model_dir("llama"), [prompt], OUTPUT)
     store = ("--kv-store-dram", "4MiB", "--kv-store-disk", f"{tmp_path / 'kv'}:8MiB", "--kv-checksums")
@@ -34,8 +33,7 @@ def test_cold_local_stored_and_read_from_disk(tiny_model_dir, tmp_path):
 
 
 @pytest.mark.parametrize("flags", [SPLIT, COLOCATED], ids=["split", "colocated"])
-def test_the_store_may_die_at_any_time(flags, tiny_model_dir, tmp_path):
-    """Requests go on, and compute what they do not find; engine memory is so small that much is asked of the store."""
+def test_requests_survive_a_killed_store(flags, tiny_model_dir, tmp_path):
     begin = tokens("begin", 10 * BLOCK)
     prompts = [begin + tokens(f"end {number % 12}", 12 * BLOCK) for number in range(60)]
     expected = greedy_outputs(tiny_model_dir("llama"), prompts, OUTPUT)

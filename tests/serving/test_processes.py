@@ -1,4 +1,4 @@
-"""The processes of a service: nothing is left behind, and a death is noticed."""
+"""Processes of a service: clean shutdown and recovery."""
 
 import asyncio
 import glob
@@ -23,7 +23,7 @@ def own_service(tiny_model_dir):
 
 @pytest.fixture(scope="module")
 def lasting_service(tiny_model_dir):
-    """One whose workers may end, again and again."""
+    """A service whose workers may be killed repeatedly."""
     with running_service(tiny_model_dir("llama"), *ENGINE, *SPLIT, "--max-restart-delay", "1") as running:
         yield running
 
@@ -38,7 +38,7 @@ def leftovers():
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_stopping_leaves_no_process_and_no_file(own_service, number):
-    """Ctrl-C and SIGTERM end every process and remove the service's directory."""
+    """By Ctrl-C and by SIGTERM."""
     process, _ = own_service
     family = children(process)
     assert len(family) == 3, "a nursery and two workers"
@@ -49,8 +49,7 @@ def test_stopping_leaves_no_process_and_no_file(own_service, number):
     assert not {path for path in leftovers() if f"-{process.pid}-" in path}
 
 
-def test_a_killed_service_takes_its_workers_with_it(own_service):
-    """SIGKILL leaves no chance to clean up, and nothing that would need it but a directory of sockets."""
+def test_workers_end_with_a_killed_service(own_service):
     process, _ = own_service
     family = children(process)
     process.kill()
@@ -61,8 +60,8 @@ def test_a_killed_service_takes_its_workers_with_it(own_service):
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.parametrize("name", ["prefill", "decode"])
-def test_the_only_worker_of_a_phase_may_end_or_hang(lasting_service, name, number):
-    """It is started again, and the client's stream goes on without a token missing, repeated or different."""
+def test_the_only_worker_of_a_phase_is_restarted(lasting_service, name, number):
+    """The stream goes on without a missing, repeated or changed token."""
     process, url = lasting_service
 
     async def watch():
@@ -83,8 +82,7 @@ def test_the_only_worker_of_a_phase_may_end_or_hang(lasting_service, name, numbe
     assert asyncio.run(all_blocks_free(url))
 
 
-def test_a_prefill_worker_that_dies_during_the_hand_off_is_replaced(lasting_service):
-    """The first token is out and the KV cache is not whole: another prefill makes the rest possible."""
+def test_a_prefill_worker_killed_during_a_handoff_is_replaced(lasting_service):
     process, url = lasting_service
 
     async def watch():
@@ -103,8 +101,7 @@ def test_a_prefill_worker_that_dies_during_the_hand_off_is_replaced(lasting_serv
     assert asyncio.run(all_blocks_free(url))
 
 
-def test_a_service_with_workers_left_for_both_phases_goes_on(tiny_model_dir):
-    """One of two prefill workers dies: what comes meanwhile is served by the other."""
+def test_requests_are_served_by_the_remaining_prefill_worker(tiny_model_dir):
     with running_service(tiny_model_dir("llama"), *ENGINE, "--prefill", "2", "--decode", "1") as (
         process,
         url,

@@ -1,4 +1,4 @@
-"""Prompts that begin as others did on another host: the same tokens, whatever becomes of the stores and the way."""
+"""Prefixes fetched from the store of another host."""
 
 import asyncio
 import os
@@ -34,7 +34,7 @@ IN_TURN = ("--colocated", "1", "--router", "round-robin", "--kv-checksums")
 
 
 class TwoHosts:
-    """Each has a worker and a store, and prompts go to one and the other in turn."""
+    """Two hosts with a worker and a store each, and round-robin routing."""
 
     def __init__(self, joined):
         self.url = joined.url
@@ -46,7 +46,7 @@ class TwoHosts:
         return asyncio.run(ask(self.url, prompt))
 
     def with_blocks(self, count):
-        """The host that has so many in its store, and the other one."""
+        """Hosts with and without this many blocks in their store."""
         until(lambda: sum(stored(self.url, host) for host in self._processes) == count)
         return sorted(self._processes, key=lambda host: -stored(self.url, host))
 
@@ -57,7 +57,7 @@ class TwoHosts:
         kill(self._processes[host], "store")
 
     def store(self, host):
-        """Its process id."""
+        """Process id of a host's store."""
         return running(self._processes[host], "store")
 
 
@@ -68,8 +68,7 @@ def two_hosts(model, folder, *flags):
         yield TwoHosts(joined)
 
 
-def test_cold_and_from_another_host_and_from_its_copy(tiny_model_dir, tmp_path):
-    """The same tokens from all of them; what was brought once is found on that host from then on."""
+def test_the_same_tokens_from_a_remote_store_and_its_copy(tiny_model_dir, tmp_path):
     prompt = tokens("remote", 40 * BLOCK + 5)
     (expected,) = greedy_outputs(tiny_model_dir("llama"), [prompt], OUTPUT)
     with two_hosts(tiny_model_dir("llama"), tmp_path) as hosts:
@@ -86,8 +85,8 @@ def test_cold_and_from_another_host_and_from_its_copy(tiny_model_dir, tmp_path):
         assert asyncio.run(all_blocks_free(url))
 
 
-def test_the_conductor_has_blocks_fetched_where_their_host_is_busy(tiny_model_dir, tmp_path):
-    """A burst of prompts that begin alike: by the profile it is quicker on both hosts. What came stays there."""
+def test_the_conductor_fetches_from_a_busy_host(tiny_model_dir, tmp_path):
+    """By the profile, a burst with a shared prefix is faster on both hosts."""
     model, path = tiny_model_dir("llama"), tmp_path / "host.yaml"
     slow = replace(profile(), model=read_model(model), engine=TIMES.slower(10.0))  # 10 ms a token
     path.write_text(dump_host_profile(slow))
@@ -111,8 +110,7 @@ def test_the_conductor_has_blocks_fetched_where_their_host_is_busy(tiny_model_di
         assert asyncio.run(all_blocks_free(url))
 
 
-def test_a_store_that_dies_while_blocks_are_on_their_way(tiny_model_dir, tmp_path):
-    """The prompt that waits for them is computed."""
+def test_a_prompt_is_computed_when_its_fetch_fails(tiny_model_dir, tmp_path):
     prompt = tokens("killed", 40 * BLOCK + 5)
     (expected,) = greedy_outputs(tiny_model_dir("llama"), [prompt], OUTPUT)
     with two_hosts(tiny_model_dir("llama"), tmp_path) as hosts:
@@ -134,8 +132,7 @@ def test_a_store_that_dies_while_blocks_are_on_their_way(tiny_model_dir, tmp_pat
         assert asyncio.run(all_blocks_free(hosts.url))
 
 
-def test_stores_of_both_hosts_may_die_at_any_time(tiny_model_dir, tmp_path):
-    """Requests go on, and compute what they do not find; engine memory is so small that much is asked of the stores."""
+def test_requests_survive_killed_stores(tiny_model_dir, tmp_path):
     begin = tokens("begin", 10 * BLOCK)
     prompts = [begin + tokens(f"end {number % 12}", 12 * BLOCK) for number in range(60)]
     expected = greedy_outputs(tiny_model_dir("llama"), prompts, OUTPUT)

@@ -1,4 +1,4 @@
-"""Hand-offs that hang, and that break in the middle: no stream shows it."""
+"""Hand-offs that stall or break."""
 
 import asyncio
 import os
@@ -25,7 +25,7 @@ ARRIVING = 'num_requests{instance="decode-0",state="arriving"}'
 
 
 class Load:
-    """Clients that ask for long prompts and few tokens, so that there is always something in a hand-off."""
+    """Clients with long prompts and short outputs, so that some hand-off is always in flight."""
 
     def __init__(self, url):
         draw = random.Random(4)
@@ -39,7 +39,7 @@ class Load:
 
     @asynccontextmanager
     async def running(self):
-        """Clients stay for as long as the context lasts; raises TimeoutError if one hangs."""
+        """Keep the clients running in this context; raises TimeoutError if one hangs."""
         over = asyncio.Event()
         async with aiohttp.ClientSession() as session, asyncio.TaskGroup() as tasks:
             for number in range(len(self.prompts)):
@@ -60,7 +60,7 @@ class Load:
             await asyncio.sleep(0.005)
 
     async def more_answers(self):
-        """Everybody is served as before."""
+        """Wait until every client is answered again."""
         enough = self.answered + len(self.prompts) // 2
         while self.answered < enough:  # noqa: ASYNC110 (what it waits for is many tasks)
             await asyncio.sleep(0.02)
@@ -70,8 +70,8 @@ def worker(process, name):
     return next(child for child in children(process) if child.name() == name)
 
 
-def test_a_source_that_sleeps_for_longer_than_its_lease(tiny_model_dir):
-    """Its requests are replayed; what it writes when it wakes hits nobody, because its blocks are held until then."""
+def test_requests_are_replayed_when_a_source_outsleeps_its_lease(tiny_model_dir):
+    """The leased blocks stay held until its late writes are over."""
     model = tiny_model_dir("llama")
     with running_service(model, *ENGINE, *SPLIT, program=(serve_with_lease.__file__, LEASE_S)) as (
         process,
@@ -99,8 +99,7 @@ def test_a_source_that_sleeps_for_longer_than_its_lease(tiny_model_dir):
 
 @NIXL
 @pytest.mark.parametrize("handoff", ["layer-wise", "pull"])
-def test_connections_that_break_in_mid_transfer(handoff, tiny_model_dir, monkeypatch):
-    """The attempt is lost, the request is replayed over a new connection."""
+def test_requests_are_replayed_after_a_broken_transfer(handoff, tiny_model_dir, monkeypatch):
     monkeypatch.setenv("UCX_TLS", "tcp")  # on one host it would use what no network can cut
     flags = (*SPLIT, "--transport", "nixl", "--handoff", handoff, "--kv-checksums")
     with running_service(tiny_model_dir("llama"), *ENGINE, *flags) as (process, url):

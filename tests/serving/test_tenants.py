@@ -1,4 +1,4 @@
-"""Two tenants with the same prompts: the short form of bench/mooncake/tenants.py, by what answers say, not by times."""
+"""Cache isolation between two tenants with equal prompts; bench/mooncake/tenants.py is the timed version."""
 
 import subprocess
 import sys
@@ -9,8 +9,7 @@ from support.flags import ENGINE, SPLIT
 SCRIPT = Path(__file__).parents[2] / "bench" / "mooncake" / "tenants.py"
 
 
-def test_no_answer_tells_that_another_was_there(tiny_model_dir, tmp_path):
-    """Neither from the engine's memory nor from the host's store; one's own prompt is found again."""
+def test_tenants_do_not_see_each_others_cache(tiny_model_dir, tmp_path):
     store = ("--kv-store-dram", "4MiB", "--kv-store-disk", f"{tmp_path / 'kv'}:8MiB")
     short = ("--model", tiny_model_dir("llama"), "--pairs", "4", "--tokens", "200", "--counters")
     ended = subprocess.run(

@@ -312,7 +312,7 @@ class HostAlive(Message, frozen=True, kw_only=True):
     life: int
     inbox: str
     said_s: float
-    seats: dict[str, WorkerLife]
+    workers: dict[str, WorkerLife]
     leaves: bool = False
 
 

@@ -1,19 +1,21 @@
-"""The controller: places requests on workers, passes leases on, and brings tokens back in order.
+"""The controller places requests on workers, forwards leases and orders tokens.
 
-It is the one place where the life of a request is known as a whole, and the only sender of requests, leases
-and aborts to workers. So a worker hears of a request before it hears of its lease, and a lease that is granted
-after its request ended is given back from here. A request whose worker is lost begins another attempt; one that
-nobody can take just now waits.
+It alone knows the whole life of a request, and alone sends requests, leases and aborts to workers. A worker
+therefore learns of a request before its lease, and the controller returns leases that are granted after their
+request has ended. A request whose worker is lost starts another attempt; a request that no worker can take waits.
 
-    controller.py   what the gateway asks for, and the life of the controller itself
-    requests.py     a request: taken, placed, sent, its tokens handed on, replayed, ended
-    incoming.py     what workers and hosts say, and who is told of it
-    progress.py     what workers say of the requests that they run: leases, tokens, hand-offs
-    members.py      the workers: they register, change, retire and are lost
-    elsewhere.py    those of other hosts come and go with these
-    shortage.py     a smaller plan where the launcher has no room for all of them
-    trust.py        who of them is given requests
-    watch.py        what is looked after when nobody says anything
-
-A request goes through requests.py to the workers, and comes back through incoming.py and progress.py.
+    controller.py    the service behind the gateway: wiring, messages of workers, health checks
+    requests.py      live requests: admission, placement, replay, end
+    progress.py      reports of workers on attempts: leases, tokens, hand-offs
+    live_request.py  one live request: attempts and token order
+    membership.py    workers of the cluster: registration, roles, retirement, loss
+    registry.py      which workers run: heartbeats, failures, restarts
+    remote.py        hosts that join the service, and their workers
+    health.py        circuit breakers and availability
+    replanning.py    role changes on traffic shifts and shortages
+    forecast.py      measured links and cached prefixes for the router
+    prompt_keys.py   block keys of prompts by tenant
+    mailbox.py       messages between processes
+    heartbeat.py     parent watchdog and clock offsets
+    service.py       the interface to the gateway
 """

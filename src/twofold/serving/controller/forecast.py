@@ -1,9 +1,4 @@
-"""The paths of a live service, as its workers measured them.
-
-What the stores of the hosts have, as the controller knows it.
-
-What routers of a live service predict by: the simulator's `ClusterForecast`, filled with what workers and stores say.
-"""
+"""Measured links and prefill speeds, cached prefixes, and the router's forecast built on them."""
 
 import asyncio
 from collections.abc import Collection
@@ -26,13 +21,16 @@ from twofold.scheduling.cluster.router import Route
 from twofold.serving.config import ForecastConfig
 from twofold.serving.messages import BlocksChanged, LinkMeasured, Registered, StoreChanged, StoreFetch
 
-UNKNOWN_TOKENS = 512  # where nothing is measured yet: the crossover of Splitwise (section 6.2) on its H100s
+UNKNOWN_TOKENS = 512  # default crossover: Splitwise (section 6.2) on H100
 NEVER = 1 << 62
-UNKNOWN_BYTES_PER_S = 125e6  # a link between hosts that nobody measured: an ordinary one of 1 Gbit/s
+UNKNOWN_BYTES_PER_S = 125e6  # default for unmeasured links between hosts: 1 Gbit/s
 
 
 class MeasuredPaths(TransferPaths):
-    """Links by (source, target), prefill speeds by instance. What a lost instance measured stands until it is back."""
+    """Link speeds by (source, target) and prefill speeds by instance.
+
+    Measurements of a lost instance stay valid until it registers again.
+    """
 
     def __init__(self) -> None:
         self.links: dict[tuple[str, str], LinkSpeed] = {}
@@ -46,7 +44,7 @@ class MeasuredPaths(TransferPaths):
         self._news = asyncio.Event()
 
     def registered(self, message: Registered) -> None:
-        """A worker says how fast it prefills, if it does."""
+        """Record the KV layout and prefill speed of a worker."""
         memory = message.peer.memory
         self._layout = memory.layout
         self._splits[memory.instance] = memory.split
@@ -58,11 +56,11 @@ class MeasuredPaths(TransferPaths):
             self._crossovers.clear()
 
     def measured(self, message: LinkMeasured) -> None:
-        """A worker says what the link to a peer carries."""
+        """Record the speed of a link."""
         pair = message.source, message.target
         self.links[pair] = message.speed
         self._news.set()
-        self._crossovers.pop(message.source, None)  # no other's: there are as many messages as pairs
+        self._crossovers.pop(message.source, None)
         self._transfers.pop(pair, None)
         self._into.clear()
 
@@ -74,7 +72,10 @@ class MeasuredPaths(TransferPaths):
                 await self._news.wait()
 
     def crossover(self, prefill: str) -> int:
-        """That of its slowest link: the shortest of all, so that no transfer stays visible without need."""
+        """Return the crossover of its slowest link, which is the smallest one.
+
+        Layer-wise transfer then hides every transfer that it can.
+        """
         known = self._crossovers.get(prefill)
         if known is None:
             known = self._crossovers[prefill] = self._crossover(prefill)
@@ -92,30 +93,36 @@ class MeasuredPaths(TransferPaths):
         return known
 
     def into(self, host: str) -> TransferModel | None:
-        """The slowest way that was measured between a host and others; None before any worker was there."""
+        """Return the slowest measured path between a host and others; None before any worker registered."""
         known = self._into.get(host)
         if known is None and self._layout is not None:
             known = self._into[host] = self._way_into(host, self._layout)
         return known
 
     def prefill_s(self, prefill: str, tokens: int) -> float:
-        """What another measured does for one that was not: all run the same model."""
+        """Return seconds of a prefill; an unmeasured instance uses the slowest measured one, which runs the same
+        model.
+        """
         own = self.prefills.get(prefill)
         speeds = self.prefills.values() if own is None else (own,)
         return max((speed.seconds(tokens) for speed in speeds), default=0.0)
 
     def summary(self) -> str:
-        """What was measured, in a line for people; empty where nothing was."""
+        """Return the measurements in one line, or an empty string."""
         if not self.links or not self.prefills:
             return ""
         slowest = min(self.links.values(), key=lambda link: link.bytes_per_s)
         prefill = max(self.prefills.values(), key=lambda speed: speed.s_per_token)
         crossovers = {self.crossover(source) for source, _ in self.links}
         tokens = min(crossovers)
-        by_layer = f"by layer from {tokens:,} tokens" if tokens < NEVER else "never by layer"
+        mode = (
+            f"layer-wise KV transfer above {tokens:,} tokens"
+            if tokens < NEVER
+            else "no layer-wise KV transfer"
+        )
         return (
-            f"links carry {slowest.bytes_per_s / 1e9:.2g} GB/s at {slowest.overhead_s * 1e3:.2g} ms a transfer, "
-            f"a prefill takes {prefill.s_per_token * 1e3:.2g} ms a token: KV pays {by_layer}"
+            f"links: {slowest.bytes_per_s / 1e9:.2g} GB/s and {slowest.overhead_s * 1e3:.2g} ms per transfer, "
+            f"prefill: {prefill.s_per_token * 1e3:.2g} ms per token, {mode}"
         )
 
     def _way_into(self, host: str, layout: KvLayout) -> TransferModel:
@@ -142,7 +149,7 @@ class MeasuredPaths(TransferPaths):
 
 
 def _path(link: LinkSpeed, layout: KvLayout, source: Sharding, target: Sharding) -> TransferModel:
-    """What the ranks of both ends make of a link between two of them."""
+    """Return the transfer model between two instances from the link between two of their ranks."""
     layers = layer_traffic(plan_reshard(source, target, layout.kv_heads), len(layout.layers))
     per_head = [layout.head_bytes_per_block(layer) // layout.block_size for layer in range(len(layers))]
     layer_bytes = [way.heads * each for way, each in zip(layers, per_head, strict=True)]
@@ -150,10 +157,7 @@ def _path(link: LinkSpeed, layout: KvLayout, source: Sharding, target: Sharding)
 
 
 class HostStores:
-    """The blocks of each host's store, in whichever of its lives: another life begins with what it says that it has.
-
-    `index` has them by host.
-    """
+    """Blocks of each host's store by host, in `index`. A restarted store has a new epoch and replaces its blocks."""
 
     def __init__(self) -> None:
         self.index = PrefixIndex()
@@ -161,7 +165,7 @@ class HostStores:
         self._addresses: dict[str, str | None] = {}
 
     def changed(self, message: StoreChanged) -> None:
-        """Blocks have come and gone."""
+        """Apply a change of a store's blocks."""
         if self._epochs.get(message.host) != message.epoch:
             self._epochs[message.host] = message.epoch
             self._addresses[message.host] = message.address
@@ -170,19 +174,19 @@ class HostStores:
         self.index.stored(message.host, message.stored)
 
     def lost(self, host: str) -> None:
-        """A host is gone, or out of reach, and nobody gets what its store has. If it comes back, only what is said then
-        is known."""
+        """Forget the blocks of an unreachable host until its store reports again."""
         self.index.lost(host)
 
     def address(self, host: str) -> str | None:
-        """Where the store of a host gives blocks to those of others; None where there is none, or it does not."""
+        """Return the address at which a host's store serves blocks to other hosts, if it does."""
         return self._addresses.get(host)
 
 
 class LiveForecast:
-    """A worker finds what is in its engine's memory, and what is in the store of its host: the longer prefix of both.
+    """The router's forecast, updated by reports of workers and stores.
 
-    The cache that it shares with others, and that others fetch from, is that store, which is called as its host is.
+    A worker reuses the longer prefix of its engine's memory and its host's store. The store is the shared cache, named
+    after its host, that other hosts fetch from.
     """
 
     def __init__(self, config: ForecastConfig, block_tokens: int, paths: MeasuredPaths) -> None:
@@ -190,35 +194,33 @@ class LiveForecast:
         self._models = _models(config)
         self.forecast = ClusterForecast(self._stores.index, block_tokens)
 
-    # -- what happens -----------------------------------------------------------------------------------------------
-
     def joined(self, load: InstanceLoad, host: str) -> None:
-        """A worker on `host` is there."""
+        """Add a worker on `host`."""
         load.cache = host
         model = self._models.get(load.id) or next(iter(self._models.values()), None)
         self.forecast.join(load.id, LivePrediction(load.id, host, model, self._paths, self._stores))
 
     def lost(self, instance: str) -> None:
-        """A worker is gone, and with it what it had in its engine's memory."""
+        """Forget the blocks in a lost worker's engine memory."""
         self.forecast.memories.lost(instance)
 
     def blocks_changed(self, message: BlocksChanged) -> None:
-        """Blocks have come to the memory of a worker's engine, and gone."""
+        """Apply a change of the blocks in a worker's engine memory."""
         self.forecast.memories.removed(message.instance, message.removed)
         self.forecast.memories.stored(message.instance, message.stored)
 
     def store_changed(self, message: StoreChanged) -> None:
-        """Blocks have come to the store of a host, and gone."""
+        """Apply a change of the blocks in a host's store."""
         self._stores.changed(message)
 
     def host_lost(self, host: str) -> None:
-        """Nobody can reach a host any more: nothing is fetched from it."""
+        """Stop fetching from an unreachable host."""
         self._stores.lost(host)
 
-    # -- what follows -----------------------------------------------------------------------------------------------
-
     def fetch_of(self, route: Route) -> StoreFetch | None:
-        """What the store of the host where a request is prefilled is to bring there; nothing from where it cannot."""
+        """Return the fetch that the prefill host's store must perform for a route; None if the source is
+        unreachable.
+        """
         fetch = route.fetch
         address = None if fetch is None else self._stores.address(fetch.source)
         if fetch is None or address is None:
@@ -227,10 +229,10 @@ class LiveForecast:
 
 
 class LivePrediction(Prediction):
-    """Of one worker: its prefills by `model`, or by what it measured when it started.
+    """Prediction for one worker, whose prefill times come from `model` or from its measurement at start.
 
-    What its host's store has is taken to be there at once: to copy it within a host's memory is nothing beside
-    computing it. From other stores it comes over the slowest link that was measured between its host and others.
+    Loads from its own host's store count as free, because copying within a host takes far less than prefill. Fetches
+    from other stores use the slowest measured link between the hosts.
     """
 
     def __init__(
@@ -255,7 +257,7 @@ class LivePrediction(Prediction):
 
 
 def _models(config: ForecastConfig) -> dict[str, PerformanceModel]:
-    """By instance; another one, which joined from another host, is taken to be as fast as the first of these."""
+    """Return the performance models of a cluster spec by instance; joined workers use the first one."""
     if config.cluster is None:
         return {}
     kinds = instance_profiles(config.cluster, load_catalog([Path(file) for file in config.catalog]))

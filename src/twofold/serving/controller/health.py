@@ -1,7 +1,4 @@
-"""The seam between the life of a request and those who do its work: workers of ours, or servers of somebody else.
-
-Which workers are given requests: all that are up, but for those that retire or have yet to show that they work.
-"""
+"""Circuit breakers and availability of workers, for requests that run on this service's workers or on other servers."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -16,7 +13,7 @@ from twofold.serving.telemetry.telemetry import Telemetry
 
 
 class Worker(Protocol):
-    """One of them, as far as requests and operators ask about it; `role` is the one it has or was given."""
+    """A worker of this service or an upstream server. `role` is the configured role, or the one set since."""
 
     role: Role
 
@@ -24,24 +21,20 @@ class Worker(Protocol):
     def instance(self) -> str: ...
 
     @property
-    def state(self) -> StrEnum:
-        """Where it is in its life."""
-        ...
+    def state(self) -> StrEnum: ...
 
     @property
     def breaker(self) -> Breaker: ...
 
     @property
-    def retired(self) -> bool:
-        """It is given nothing new although it works."""
-        ...
+    def retired(self) -> bool: ...
 
     @property
     def restarts(self) -> int: ...
 
 
 class WorkerGroup(Protocol):
-    """All of them, by the names that routes have for them."""
+    """The workers of a service by instance name."""
 
     @property
     def members(self) -> Mapping[str, Worker]: ...
@@ -49,50 +42,50 @@ class WorkerGroup(Protocol):
     def breaker(self, instance: str) -> Breaker: ...
 
     def send(self, instance: str, message: Message) -> None:
-        """What a request needs of a worker now: Prefill, Reserve, Abort. It is lost where the worker is not up."""
+        """Send a Prefill, Reserve or Abort. The message is dropped if the worker is not up."""
         ...
 
     def ours(self, instance: str, moment_s: float) -> float:
-        """A moment of its monotonic clock on ours."""
+        """Convert a time of the worker's monotonic clock to the local one."""
         ...
 
 
 class WorkerHealth:
-    """Asks the circuit breaker of each worker, and takes it out of the cluster's pools and back.
+    """Pauses and resumes workers in the cluster's pools as their circuit breakers and retirements require.
 
-    Methods that may bring a worker back say whether they did: those that wait may have somebody then.
+    Methods that return a bool tell whether the worker was resumed, so that waiting requests may be placed.
     """
 
-    def __init__(self, cluster: ClusterScheduler, fleet: WorkerGroup, telemetry: Telemetry) -> None:
-        self._cluster, self._fleet, self._telemetry = cluster, fleet, telemetry
+    def __init__(self, cluster: ClusterScheduler, workers: WorkerGroup, telemetry: Telemetry) -> None:
+        self._cluster, self._workers, self._telemetry = cluster, workers, telemetry
 
     def begin_trial(self, instance: str, attempt_id: str) -> None:
-        """An attempt was placed on a worker; if it is to show that that works, nothing else is until it has."""
-        if self._fleet.breaker(instance).begin(attempt_id):
+        """Record the placement of an attempt; pause a half-open worker until this trial ends."""
+        if self._workers.breaker(instance).begin(attempt_id):
             self._cluster.pause(instance)
 
     def works(self, instance: str, attempt_id: str, now: float) -> bool:
-        """A worker has made a token of an attempt."""
-        return self._fleet.breaker(instance).succeed(attempt_id, now) and self.resume(instance)
+        """Record a token of an attempt, which closes a half-open breaker."""
+        return self._workers.breaker(instance).succeed(attempt_id, now) and self.resume(instance)
 
     def release(self, instance: str, attempt_id: str) -> bool:
-        """An attempt is over, and has perhaps shown nothing: another one may."""
-        return self._fleet.breaker(instance).release(attempt_id) and self.resume(instance)
+        """Record the end of an attempt; an undecided trial may be repeated by another one."""
+        return self._workers.breaker(instance).release(attempt_id) and self.resume(instance)
 
     def withdraw(self, instance: str) -> None:
-        """A worker is given nothing new."""
+        """Stop placing requests on a worker."""
         self._cluster.pause(instance)
         self._telemetry.state(instance, InstanceState.DRAINING)
 
     def resume(self, instance: str) -> bool:
-        """A worker is given requests again, unless it is retired."""
-        if self._fleet.members[instance].retired:
+        """Place requests on a worker again, unless it is retired."""
+        if self._workers.members[instance].retired:
             return False
-        self.tell(instance)
+        self.publish(instance)
         self._cluster.resume(instance)
         return True
 
-    def tell(self, instance: str) -> None:
-        """Show how much a worker is trusted."""
-        half_open = self._fleet.breaker(instance).state is BreakerState.HALF_OPEN
+    def publish(self, instance: str) -> None:
+        """Report the state of a worker's circuit breaker to telemetry."""
+        half_open = self._workers.breaker(instance).state is BreakerState.HALF_OPEN
         self._telemetry.state(instance, InstanceState.HALF_OPEN if half_open else InstanceState.UP)

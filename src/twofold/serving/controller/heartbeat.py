@@ -1,66 +1,63 @@
-"""The tether: how long a process on another host may go on without the controller, which cannot kill it there.
+"""Heartbeats between hosts: the parent watchdog and clock offsets.
 
-Both sides count from the same event: something that the process said, and that the controller heard. The process may
-go on for `WATCHDOG_S` from when it said it; the controller takes it for dead `TERM_S + MARGIN_S` from when it
-heard it. It
-cannot have heard it before it was said, so however long messages take, in either direction, and however many are lost,
-the process ends first. The margin is for clocks that run at different rates, and for the time that ending takes.
-
-What the monotonic clock of another host shows in terms of ours.
+The controller cannot kill a process on another host, so the process ends by itself when its heartbeats are no longer
+acknowledged. Both sides count from the same heartbeat. The process may run for `WATCHDOG_S` after sending it; the
+controller presumes the process dead `WATCHDOG_S + WATCHDOG_MARGIN_S` after receiving it. A heartbeat is received after
+it was sent, so the process ends first for any message delay or loss. The margin covers different clock rates and the
+time to exit.
 """
 
 import time
 
+ALIVE_S = 0.2  # heartbeat interval
 WATCHDOG_S = 5.0
 WATCHDOG_MARGIN_S = 1.0
+DRIFT = 1e-4  # bound on the relative drift of two clocks, which is tens of ppm as a rule
 
 
 def watchdog_clock() -> float:
-    """Seconds that go on while the machine sleeps."""
+    """Seconds of a clock that keeps running while the machine is suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class ParentWatchdog:
-    """The side of the process that may have to end; `now` is on its own clock."""
+    """Deadline of a process on another host, on its own clock."""
 
     def __init__(self, now: float) -> None:
         self._until_s = now + WATCHDOG_S
 
-    def heard(self, said_s: float) -> None:
-        """The controller answers what was said at `said_s`. Answers may come in any order, and late."""
-        self._until_s = max(self._until_s, said_s + WATCHDOG_S)
+    def acknowledged(self, sent_s: float) -> None:
+        """Extend the deadline by a heartbeat sent at `sent_s`. Acknowledgements may arrive late and in any order."""
+        self._until_s = max(self._until_s, sent_s + WATCHDOG_S)
 
     def left_s(self, now: float) -> float:
-        """Seconds until it must end, 0 if it must have."""
+        """Seconds until the process must end; 0 after the deadline."""
         return max(0.0, self._until_s - now)
 
 
 def presumed_dead(heard_s: float, now: float) -> bool:
-    """The side of the controller, on its clock: whether one that was last heard at `heard_s` has ended by now."""
+    """Return whether a process last heard at `heard_s`, on the controller's clock, has ended by its watchdog."""
     return now - heard_s > WATCHDOG_S + WATCHDOG_MARGIN_S
 
 
-# Two clocks drift apart, by tens of millionths as a rule: older measurements count less.
-DRIFT = 1e-4
-
-
 class ClockOffset:
-    """From messages that tell when they were sent: each of them bounds the offset from above, the quickest the best.
+    """Offset from another host's monotonic clock to the local one.
 
-    A moment that is translated is late by no more than the quickest message took, and never early.
+    Each timestamped message bounds the offset from above, and the one with the shortest delay most tightly. A converted
+    time is never early, and late by at most that shortest delay. Older bounds are relaxed by `DRIFT`.
     """
 
-    def __init__(self, theirs_s: float, ours_s: float) -> None:
-        """A message that was sent at `theirs_s` is here at `ours_s`."""
-        self._offset_s = ours_s - theirs_s
-        self._heard_s = ours_s
+    def __init__(self, remote_s: float, local_s: float) -> None:
+        """Start from a message sent at `remote_s` and received at `local_s`."""
+        self._offset_s = local_s - remote_s
+        self._updated_s = local_s
 
-    def heard(self, theirs_s: float, ours_s: float) -> None:
-        """Another."""
-        drifted_s = self._offset_s + DRIFT * (ours_s - self._heard_s)
-        self._offset_s = min(drifted_s, ours_s - theirs_s)
-        self._heard_s = ours_s
+    def update(self, remote_s: float, local_s: float) -> None:
+        """Tighten the offset with another message."""
+        drifted_s = self._offset_s + DRIFT * (local_s - self._updated_s)
+        self._offset_s = min(drifted_s, local_s - remote_s)
+        self._updated_s = local_s
 
-    def ours(self, theirs_s: float) -> float:
-        """A moment of their clock on ours."""
-        return theirs_s + self._offset_s
+    def to_local(self, remote_s: float) -> float:
+        """Convert a time of the other host's clock."""
+        return remote_s + self._offset_s

@@ -1,15 +1,12 @@
-"""Between live requests and admission: a generation's ticket, and a refusal as the error that its client gets.
+"""Live requests in the controller: attempts, token order, and admission refusals as client errors.
 
-A request that is alive in the controller: where it runs and the tokens on their way to its client.
-
-A request runs as one **attempt** after another: when the worker that holds it is lost, the next attempt starts from the
-prompt and the tokens that are known, and goes on where the last one stopped. Workers know attempts, not requests, so
-nothing that is said about an old attempt can touch a new one.
+A request runs as a sequence of **attempts**: when a worker is lost, the next attempt continues from the prompt and
+the tokens received so far. Workers know attempts only, so late messages of an earlier attempt cannot affect the
+current one.
 """
 
 import asyncio
 from collections import deque
-from enum import StrEnum
 
 import msgspec
 
@@ -18,34 +15,30 @@ from twofold.request import Generation, TokenOutput
 from twofold.scheduling.admission.limits import Refusal, RefusalReason
 from twofold.scheduling.admission.queue import Ticket
 from twofold.scheduling.cluster.router import Placement
+from twofold.serving.telemetry.snapshot import AttemptStage
 from twofold.timeline import Timeline
 
-_SENTENCES = {
-    RefusalReason.QUEUE_FULL: "the service is full and so is the queue in front of it",
-    RefusalReason.KEY_LIMIT: "this API key has as many requests as it may",
+_REASONS = {
+    RefusalReason.QUEUE_FULL: "the service and its queue are full",
+    RefusalReason.KEY_LIMIT: "this API key has reached its limit",
     RefusalReason.DEADLINE: "the request would not be answered within its timeout",
-    RefusalReason.PREFILL_LOAD: "the first token would come too late, because of those that wait already",
-    RefusalReason.DECODE_LOAD: "tokens would come too slowly, because of those that are being decoded already",
+    RefusalReason.PREFILL_LOAD: "the first token would miss the SLO behind the prompts that are waiting",
+    RefusalReason.DECODE_LOAD: "token latency would miss the SLO beside the running decodes",
 }
 
 
-def ticket_of(generation: Generation) -> Ticket:
-    return Ticket(generation.request, generation.key, generation.priority, generation.deadline_s)
-
-
 def rejection_error(refusal: Refusal) -> RequestError:
-    """A 429 that says when the request would be taken; `code` is the reason, with underscores.
+    """Return a 429 with the time to retry after, or a 400 for a request that misses the SLO even on an idle service.
 
-    One that would be too slow even if nobody else were there is a 400, because to try again is of no use.
+    The error's `code` is the refusal's reason with underscores.
     """
     if refusal.reason is RefusalReason.BEYOND_SLO:
         return RequestError(
-            "the request is too long for this service to answer it as fast as it promises; send a shorter prompt",
-            code="beyond_slo",
+            "the prompt is too long for this service's SLO: send a shorter one", code="beyond_slo"
         )
     seconds = refusal.retry_after_s
     return RequestError(
-        f"{_SENTENCES[refusal.reason]}; try again in {seconds} s",
+        f"{_REASONS[refusal.reason]}; try again in {seconds} s",
         status=429,
         code=refusal.reason.replace("-", "_"),
         retry_after_s=seconds,
@@ -53,24 +46,16 @@ def rejection_error(refusal: Refusal) -> RequestError:
 
 
 def deadline_error() -> RequestError:
-    """The request's timeout is over, whether it waited or was being answered."""
+    """Return the 504 for a request whose timeout has passed."""
     return RequestError(
-        "the request was not answered within its timeout; send a longer timeout, or ask for less",
+        "the request was not answered within its timeout: set a longer timeout, or request fewer tokens",
         status=504,
         code="deadline_exceeded",
     )
 
 
-class AttemptStage(StrEnum):
-    """Where an attempt was lost."""
-
-    PROMPT = "prompt"  # queued, or in its prefill
-    HANDOFF = "hand-off"
-    DECODE = "decode"
-
-
 class Attempt(msgspec.Struct, frozen=True):
-    """One run of a request, from output token `first_index` on."""
+    """One run of a request, which starts at output token `first_index`."""
 
     id: str
     generation: Generation
@@ -79,22 +64,22 @@ class Attempt(msgspec.Struct, frozen=True):
 
 
 class LiveRequest:
-    """Puts the tokens of one request in order and hands them to the one task that waits for them.
+    """Orders the tokens of a request for the task that streams them.
 
-    The first token of an attempt comes from the prefill instance and the others from the decode instance, so the
-    second may overtake the first on its way here.
+    An attempt's first token comes from the prefill instance and the others from the decode instance, so the second may
+    arrive before the first.
     """
 
     def __init__(self, generation: Generation) -> None:
         self.id = generation.request.id
         self.generation = generation
-        self.ticket = ticket_of(generation)
+        self.ticket = Ticket(generation.request, generation.key, generation.priority, generation.deadline_s)
         self.timeline = Timeline(generation.request)
         self.attempt: Attempt | None = None
         self.attempts = 0
-        self.handed_off = False  # the KV of this attempt is where it is decoded
-        self.predicted_ttft_s: float | None = None  # what overload control said of the first attempt
-        self.in_vain = 0  # attempts in a row that were lost before they made a token
+        self.handed_off = False  # the KV of this attempt is on its decode instance
+        self.predicted_ttft_s: float | None = None  # overload control's prediction for the first attempt
+        self.in_vain = 0  # consecutive attempts without a token
         self._tokens: list[int] = []
         self._ordered: deque[TokenOutput] = deque()
         self._early: dict[int, TokenOutput] = {}
@@ -103,14 +88,14 @@ class LiveRequest:
 
     @property
     def next_index(self) -> int:
-        """The index of the output token that comes next."""
+        """Index of the next output token."""
         return len(self._tokens)
 
     @property
     def stage(self) -> AttemptStage:
-        """How far the attempt is, as far as is known here."""
+        """Stage of the attempt, as far as the controller knows."""
         attempt = self.attempt
-        if self._early:  # what overtakes the first token comes from the decode
+        if self._early:  # only decode tokens arrive early
             return AttemptStage.DECODE
         made = 0 if attempt is None else len(self._tokens) - attempt.first_index
         if attempt is None or not made:
@@ -119,9 +104,9 @@ class LiveRequest:
         return AttemptStage.HANDOFF if waits else AttemptStage.DECODE
 
     def what_is_left(self) -> Generation:
-        """The generation of the next attempt: the tokens that are known are part of its prompt.
+        """Return the generation of the next attempt, with the received tokens appended to its prompt.
 
-        Sampling is keyed by seed and position, so the tokens to come are those that would have come.
+        Sampling is keyed by seed and position, so the remaining tokens do not change.
         """
         made = len(self._tokens)
         generation, request, sampling = self.generation, self.generation.request, self.generation.sampling
@@ -145,21 +130,21 @@ class LiveRequest:
         )
 
     def begin(self, generation: Generation, placement: Placement) -> Attempt:
-        """What is left of it was placed."""
+        """Start the next attempt with this placement."""
         self.attempt = Attempt(generation.request.id, generation, placement, len(self._tokens))
         self.attempts += 1
         self.handed_off = False
         return self.attempt
 
     def lose(self) -> None:
-        """The attempt is over, and tokens that it made out of order are forgotten."""
+        """End the attempt and drop its out-of-order tokens."""
         if self.attempt is not None:
             self.in_vain = self.in_vain + 1 if self.attempt.first_index == len(self._tokens) else 0
         self.attempt = None
         self._early.clear()
 
     def push(self, output: TokenOutput) -> list[TokenOutput]:
-        """A token of the attempt arrived; returns the tokens that are now in order, it and any that waited for it."""
+        """Add a token of the attempt and return the tokens that are now in order."""
         if self.attempt is not None and self.attempt.first_index:
             output = msgspec.structs.replace(output, index=output.index + self.attempt.first_index)
         self._early[output.index] = output
@@ -173,12 +158,12 @@ class LiveRequest:
         return ordered
 
     def fail(self, error: TwofoldError) -> None:
-        """The request cannot go on; whoever waits is told after the tokens that are there."""
+        """Fail the request; the error is raised after the received tokens."""
         self._failure = error
         self._changed.set()
 
     async def next(self) -> TokenOutput:
-        """The next token in order; raises what the request failed with when there will be none."""
+        """Return the next token in order, or raise the request's failure."""
         while not self._ordered:
             if self._failure is not None:
                 raise self._failure

@@ -1,4 +1,4 @@
-"""Mailboxes: every process has one inbox, and writes to the inboxes of others."""
+"""Mailboxes: each process has one inbox and sends to the inboxes of others over ZeroMQ."""
 
 import logging
 import secrets
@@ -17,23 +17,23 @@ M = TypeVar("M")
 
 log = logging.getLogger(__name__)
 
-# The longest message is a prompt's: at most 5 bytes a token, so this is room for thirteen million.
+# Prompts are the longest messages: at most 5 bytes a token, so this is enough for 13 million tokens.
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 MAX_SOCKETS = 32_768
 
 
 def new_context() -> zmq.Context[zmq.Socket[bytes]]:
-    """For a process that writes to the inboxes of a fleet: ZeroMQ's own limit is 1,023 sockets."""
+    """Return a context for up to `MAX_SOCKETS` peers; ZeroMQ's default limit is 1,023 sockets."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
     return context
 
 
 class Stamp(msgspec.Struct, frozen=True, array_like=True):
-    """What goes in front of a message between hosts: who sent it, and how many went the same way before it.
+    """Header of a message between hosts: its sender, and its `number` within a `stream`.
 
-    A connection that breaks takes what is under way with it. The next one says so: `number` jumps. `stream` is another
-    each time somebody begins to send.
+    A broken connection loses the messages in flight, which shows as a gap in the numbers. Each new connection of an
+    outbox starts a new stream.
     """
 
     sender: str
@@ -42,14 +42,14 @@ class Stamp(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Inbox(Generic[M]):
-    """Receives messages of the union `kind` at `address`, from one thread.
+    """Receives messages of the union `kind` at `address`, in one thread.
 
-    What cannot be read as one is dropped and noted in the log, without its content; so is, by closing the connection
-    that it comes over, what is longer than `max_frame_bytes`. `dropped` counts the former.
+    Malformed frames are dropped, counted in `dropped` and logged without their content. A frame longer than
+    `max_frame_bytes` closes its connection.
 
-    With a `guard` only those who have its key are heard, and others hosts may call too, at `outside`, as in
-    tcp://ADDRESS:PORT (`*` takes a free port). Messages are stamped then, and `on_lost(sender)` is called, from the
-    thread that receives, when some of a sender's did not come.
+    With a `guard`, senders need its key, and other hosts may send to `outside`, an address such as tcp://ADDRESS:PORT
+    (`*` selects a free port). Messages then carry a Stamp, and `on_lost(sender)` is called in the receiving thread when
+    messages of a sender are missing.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Inbox(Generic[M]):
     ) -> None:
         self._socket = context.socket(zmq.PULL)
         self._socket.setsockopt(zmq.MAXMSGSIZE, max_frame_bytes)
-        self._socket.set_hwm(0)  # nothing is dropped or held up here; queues are bounded by admission
+        self._socket.set_hwm(0)  # unlimited: admission bounds the queues
         if guard is not None:
             self._socket.setsockopt(zmq.MAXMSGSIZE, max_frame_bytes + ENCRYPTION_BYTES)
             guard.listen(self._socket, outside or address)
@@ -73,19 +73,17 @@ class Inbox(Generic[M]):
         self.outside = None if outside is None else self._bind(outside)
         self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(kind)
         self._stamps = None if guard is None else msgspec.msgpack.Decoder(Stamp)
-        self._next: dict[
-            str, tuple[int, int]
-        ] = {}  # by sender: its stream, and the number that comes next in it
+        self._next: dict[str, tuple[int, int]] = {}  # stream and next number by sender
         self._on_lost = on_lost
         self.dropped = 0
 
     def receive(self, timeout_s: float) -> Iterator[M]:
-        """Wait up to `timeout_s` for a message, then yield all that are there."""
+        """Wait up to `timeout_s` for a message, then yield all available messages."""
         if self._socket.poll(int(timeout_s * 1000)):
             yield from self.drain()
 
     def drain(self) -> Iterator[M]:
-        """Yield all messages that are there, without waiting."""
+        """Yield all available messages without waiting."""
         while True:
             try:
                 frames = self._socket.recv_multipart(zmq.NOBLOCK)
@@ -99,23 +97,23 @@ class Inbox(Generic[M]):
             yield message
 
     def fileno(self) -> int:
-        """Becomes readable when messages *arrive*: whoever is woken by it must `drain`."""
+        """Return a descriptor that becomes readable on arrivals only, so each wake-up must `drain`."""
         return self._socket.getsockopt(zmq.FD)  # type: ignore[return-value]  # an int for this option
 
     def close(self) -> None:
         self._socket.close(linger=0)
 
     def _bind(self, address: str) -> str:
-        """The address that it is bound to, with a port where one was to be found."""
+        """Bind to an address and return it with the actual port."""
         try:
             self._socket.bind(address)
         except zmq.ZMQError as error:
             self._socket.close(linger=0)
-            raise ConfigurationError(f"no socket can be made at {address}: {error.strerror}") from error
+            raise ConfigurationError(f"cannot bind a socket to {address}: {error.strerror}") from error
         return self._socket.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()  # type: ignore[union-attr]
 
     def _unstamped(self, frames: list[bytes]) -> bytes:
-        """The message alone. Raises ValueError where there is anything else, or no stamp where there must be one."""
+        """Return the message frame. Raises ValueError for a missing stamp or additional frames."""
         if self._stamps is None:
             (message,) = frames
             return message
@@ -129,11 +127,11 @@ class Inbox(Generic[M]):
         return message
 
     def _drop(self, frames: list[bytes], error: Exception) -> None:
-        """Errors quote what they are about, so only their kind is told; of a flood, every power of two is."""
+        """Count a dropped frame and log it by error type, without content; repeats are logged at powers of two."""
         self.dropped += 1
         if self.dropped & (self.dropped - 1) == 0:
             log.warning(
-                "%s: a frame of %d bytes is no message (%s) and was dropped; %d so far",
+                "%s: dropped a malformed frame of %d bytes (%s); %d dropped so far",
                 self.address,
                 sum(map(len, frames)),
                 type(error).__name__,
@@ -144,7 +142,7 @@ class Inbox(Generic[M]):
 class Outbox:
     """Sends messages to any inbox, from any thread, in order for each inbox.
 
-    With a `guard` it shows the guard's key, and stamps what it sends as `sender`'s.
+    With a `guard`, it authenticates with the guard's key and stamps its messages with `sender`.
     """
 
     def __init__(
@@ -152,26 +150,27 @@ class Outbox:
     ) -> None:
         self._context, self._guard, self._sender = context, guard, sender
         self._encoder = msgspec.msgpack.Encoder()
-        self._last: tuple[Message | None, bytes] = (None, b"")  # what was sent last, and its frame
-        self._ways: dict[str, _Way] = {}
-        self._lock = threading.Lock()  # ZeroMQ sockets may change threads, but are one thread's at a time
+        self._last: tuple[Message | None, bytes] = (None, b"")  # the last message and its frame
+        self._connections: dict[str, _Connection] = {}
+        self._lock = threading.Lock()  # a ZeroMQ socket may be used by one thread at a time
 
     def send(self, address: str, message: Message) -> None:
-        """Queue a message; it never waits for the receiver. Raises ValueError for one that no inbox would take."""
+        """Queue a message without waiting for the receiver. Raises ValueError above the inboxes' size limit."""
         frame = self._frame_of(message)
         if len(frame) > MAX_FRAME_BYTES:
-            kind = type(message).__name__
-            raise ValueError(f"a message of the kind {kind} has {len(frame)} bytes, more than an inbox takes")
+            raise ValueError(
+                f"{type(message).__name__} has {len(frame)} bytes, more than the limit of {MAX_FRAME_BYTES}"
+            )
         with self._lock:
-            way = self._ways.get(address) or self._open(address)
+            connection = self._connections.get(address) or self._open(address)
             if self._guard is not None:
-                stamp = Stamp(self._sender, way.stream, way.sent)
-                way.socket.send(self._encoder.encode(stamp), zmq.SNDMORE)
-            way.socket.send(frame)
-            way.sent += 1
+                stamp = Stamp(self._sender, connection.stream, connection.sent)
+                connection.socket.send(self._encoder.encode(stamp), zmq.SNDMORE)
+            connection.socket.send(frame)
+            connection.sent += 1
 
     def _frame_of(self, message: Message) -> bytes:
-        """What is told to many, one after the other, is encoded once: `Peers` is as long as they are many."""
+        """Encode a message, once for consecutive receivers: `Peers` grows with their number."""
         last, frame = self._last
         if last is not message:
             frame = msgspec.msgpack.encode(message)
@@ -179,32 +178,30 @@ class Outbox:
         return frame
 
     def forget(self, address: str) -> None:
-        """Drop the connection to an inbox that is gone for good, and what was still to be sent to it."""
+        """Drop the connection to an inbox that is gone, with its queued messages."""
         with self._lock:
-            way = self._ways.pop(address, None)
-            if way is not None:
-                way.socket.close(linger=0)
+            connection = self._connections.pop(address, None)
+            if connection is not None:
+                connection.socket.close(linger=0)
 
     def close(self, linger_s: float = 0.0) -> None:
-        """Close all connections, giving what is queued up to `linger_s` to leave."""
+        """Close all connections; queued messages get up to `linger_s` to be sent."""
         with self._lock:
-            for way in self._ways.values():
-                way.socket.close(linger=int(linger_s * 1000))
-            self._ways.clear()
+            for connection in self._connections.values():
+                connection.socket.close(linger=int(linger_s * 1000))
+            self._connections.clear()
 
-    def _open(self, address: str) -> "_Way":
+    def _open(self, address: str) -> "_Connection":
         socket = self._context.socket(zmq.PUSH)
         socket.set_hwm(0)
         if self._guard is not None:
             self._guard.call(socket, address)
         socket.connect(address)
-        way = self._ways[address] = _Way(socket, secrets.randbits(63))
-        return way
+        connection = self._connections[address] = _Connection(socket, secrets.randbits(63))
+        return connection
 
 
-class _Way:
-    """A connection to one inbox."""
-
+class _Connection:
     def __init__(self, socket: zmq.Socket[bytes], stream: int) -> None:
         self.socket, self.stream = socket, stream
         self.sent = 0

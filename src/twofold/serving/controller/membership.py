@@ -1,93 +1,77 @@
-"""The pools of a live service: which worker plays which role, and what may be changed about it.
-
-The workers of the service: they register, say how they are, change their roles, retire and are lost.
-"""
+"""Workers of the cluster: they register, report their state, change roles, retire and are lost."""
 
 import logging
 import time
 from collections.abc import Callable, Mapping
-from operator import attrgetter
 
-from twofold.errors import ConfigurationError, RequestError, StaleEpochError
+from twofold.errors import RequestError
 from twofold.instance import InstanceLoad, Role
 from twofold.scheduling.cluster.scheduler import ClusterScheduler
 from twofold.scheduling.instance.status import InstanceStatus
 from twofold.serving.controller.forecast import LiveForecast, MeasuredPaths
 from twofold.serving.controller.health import Worker, WorkerGroup, WorkerHealth
 from twofold.serving.controller.registry import WorkerRegistry
-from twofold.serving.controller.remote import RemoteHosts
 from twofold.serving.controller.requests import Requests
 from twofold.serving.controller.service import PoolMember
-from twofold.serving.messages import (
-    InstanceFenced,
-    InstanceLost,
-    Registered,
-    Shutdown,
-    Status,
-    StepDone,
-    WorkerRefused,
-)
+from twofold.serving.messages import InstanceFenced, InstanceLost, Registered, Shutdown, Status, StepDone
 from twofold.serving.telemetry.telemetry import Telemetry
 
-_prefills, _decodes = attrgetter("prefills"), attrgetter("decodes")
+log = logging.getLogger(__name__)
 
 
 class WorkerRoles:
-    """Of the workers that are up, as the cluster scheduler has them; `move` says whether they may change."""
+    """Roles of the workers that are up; `move` allows changing them."""
 
-    def __init__(self, cluster: ClusterScheduler, fleet: WorkerGroup, *, move: bool) -> None:
-        self._cluster, self._fleet = cluster, fleet
+    def __init__(self, cluster: ClusterScheduler, workers: WorkerGroup, *, move: bool) -> None:
+        self._cluster, self._workers = cluster, workers
         self.move = move
 
     @property
     def able(self) -> bool:
-        """Whether there is somebody for both phases."""
+        """Whether both phases have a worker."""
         pools = self._cluster.pools
         prefill, decode, mixed = len(pools.prefill), len(pools.decode), len(pools.mixed)
         return (prefill + decode + mixed if self.move else prefill * decode + mixed) > 0
 
     def members(self, statuses: Mapping[str, InstanceStatus]) -> list[PoolMember]:
-        """Every worker that there should be, with what those that are up have said last."""
+        """Return every worker with its last reported status."""
         pools = self._cluster.pools
         return [
-            _member(member, pools.get(instance), statuses.get(instance))
-            for instance, member in self._fleet.members.items()
+            _pool_member(worker, pools.get(instance), statuses.get(instance))
+            for instance, worker in self._workers.members.items()
         ]
 
     def set(self, instance: str, role: Role) -> None:
-        """Let a worker play another role; raises RequestError where it cannot."""
+        """Change the role of a worker; raises RequestError where that is not possible."""
         load = self._cluster.pools.get(instance)
         if load is None:
-            raise RequestError(
-                f"there is no worker {instance!r} that is up", status=404, code="unknown_instance"
-            )
+            raise RequestError(f"no worker {instance!r} is up", status=404, code="unknown_instance")
         if not self.move:
             raise RequestError(
                 "the workers of this service have fixed roles: serve with --router splitwise to move them",
                 status=409,
                 code="roles_fixed",
             )
-        others = [one.role for one in self._cluster.pools if one is not load]
-        if not all(any(phase(one) for one in [role, *others]) for phase in (_prefills, _decodes)):
+        roles = [role, *(one.role for one in self._cluster.pools if one is not load)]
+        if not (any(each.prefills for each in roles) and any(each.decodes for each in roles)):
             raise RequestError(
-                f"{instance} is the last worker for its phase: with it as {role.value} nobody would do that phase",
+                f"{instance} is the last worker of its phase and cannot change to {role.value}",
                 status=409,
                 code="last_of_its_phase",
             )
         self._cluster.set_role(instance, role)
-        self._fleet.members[instance].role = role
+        self._workers.members[instance].role = role
 
 
-def _member(member: Worker, load: InstanceLoad | None, status: InstanceStatus | None) -> PoolMember:
-    """`load` is there while it may be given work, and `status` when it has said how it is."""
-    role = member.role if load is None else load.role
+def _pool_member(worker: Worker, load: InstanceLoad | None, status: InstanceStatus | None) -> PoolMember:
+    role = worker.role if load is None else load.role
     return PoolMember(
-        instance=member.instance,
+        instance=worker.instance,
         role=role,
         home=role if load is None else load.home,
-        state="retired" if member.retired else member.state.value,
-        trusted=member.breaker.state.value,
-        restarts=member.restarts,
+        state="retired" if worker.retired else worker.state.value,
+        circuit_breaker=worker.breaker.state.value,
+        restarts=worker.restarts,
         waiting=0 if status is None else status.waiting,
         running=0 if status is None else status.running,
         blocks_total=0 if status is None else status.blocks_total,
@@ -95,144 +79,121 @@ def _member(member: Worker, load: InstanceLoad | None, status: InstanceStatus | 
     )
 
 
-log = logging.getLogger(__name__)
-
-
 class Membership:
-    """Brings workers into the cluster and takes them out; `on_registered` is called when one has come."""
+    """Adds workers to the cluster and removes them. `on_registered` is called after each registration."""
 
     def __init__(
         self,
         requests: Requests,
         cluster: ClusterScheduler,
-        fleet: WorkerRegistry,
+        registry: WorkerRegistry,
         roles: WorkerRoles,
-        trust: WorkerHealth,
+        health: WorkerHealth,
         telemetry: Telemetry,
         paths: MeasuredPaths,
-        hosts: RemoteHosts | None,
         forecast: LiveForecast | None,
         on_registered: Callable[[], None],
     ) -> None:
-        self._requests, self._cluster, self._fleet = requests, cluster, fleet
-        self._roles, self._trust, self._telemetry = roles, trust, telemetry
-        self._paths, self._hosts, self._forecast = paths, hosts, forecast
-        self._on_registered = on_registered
-        self._reports: dict[str, int] = {}
-        self._newcomers: dict[str, Registered] = {}  # not in the cluster yet
+        self._requests, self._cluster, self._registry = requests, cluster, registry
+        self._roles, self._health, self._telemetry = roles, health, telemetry
+        self._paths, self._forecast, self._on_registered = paths, forecast, on_registered
+        self._reports: dict[str, int] = {}  # number of the last status report
+        self._registered: dict[str, Registered] = {}  # registered, but not in the cluster yet
         self._statuses: dict[str, InstanceStatus] = {}
 
-    # -- they come --------------------------------------------------------------------------------------------------
-
     def register(self, message: Registered) -> None:
-        """A worker is ready; one that cannot be part of the service is told why."""
-        instance, now = message.peer.memory.instance, time.monotonic()
-        try:
-            self._fleet.register(message, now)
-        except (ConfigurationError, StaleEpochError) as error:
-            log.error("%s", error)  # noqa: TRY400  (it is one sentence about a worker, not a fault of ours)
-            self._fleet.refuse(message, WorkerRefused(reason=str(error)))
-            if self._hosts is not None and isinstance(error, ConfigurationError):
-                self._hosts.refuse_worker(instance, str(error))
+        """Add a worker that is ready; an incompatible one is refused."""
+        if not self._registry.register(message, time.monotonic()):
             return
+        instance = message.peer.memory.instance
         self._reports[instance] = 0
         self._paths.registered(message)
-        self._newcomers[instance] = message
-        if self._fleet.complete:
-            self._let_in()
+        self._registered[instance] = message
+        if self._registry.complete:
+            self._add_registered()
         self._on_registered()
         self._requests.place_waiting()
 
-    def _let_in(self) -> None:
-        """Newcomers join in the order of the plan, as in a simulation: among equals routers prefer who joined first."""
-        for instance, member in self._fleet.members.items():
-            message = self._newcomers.pop(instance, None)
-            if message is not None:
-                memory = message.peer.memory
-                # A worker that comes back plays the role that it had.
-                self._cluster.add_instance(
-                    instance,
-                    member.role,
-                    memory.num_blocks * memory.layout.block_size,
-                    cell=message.peer.host,
-                )
-                load = self._cluster.pools.get(instance)
-                if self._forecast is not None and load is not None:
-                    self._forecast.joined(load, message.peer.host)
-                self._telemetry.role(instance, member.role)
-                self._trust.tell(instance)
-                self._took_note(instance, message.status)
-
-    # -- they say how they are --------------------------------------------------------------------------------------
+    def _add_registered(self) -> None:
+        """Add registered workers in plan order, as a simulation does: routers break ties by this order."""
+        for instance, member in self._registry.members.items():
+            message = self._registered.pop(instance, None)
+            if message is None:
+                continue
+            memory, host = message.peer.memory, message.peer.host
+            tokens = memory.num_blocks * memory.layout.block_size
+            self._cluster.add_instance(instance, member.role, tokens, cell=host)
+            load = self._cluster.pools.get(instance)
+            if self._forecast is not None and load is not None:
+                self._forecast.joined(load, host)
+            self._telemetry.role(instance, member.role)
+            self._health.publish(instance)
+            self._update(instance, message.status)
 
     def status(self, message: Status | StepDone) -> None:
-        """Reports come over two ways: an older one that comes later, or after the worker's end, is dropped."""
+        """Record a status report. Reports take two paths: outdated ones are dropped."""
         instance = message.instance
-        if self._fleet.is_current(instance, message.epoch) and message.number > self._reports[instance]:
+        if self._registry.is_current(instance, message.epoch) and message.number > self._reports[instance]:
             self._reports[instance] = message.number
-            self._took_note(instance, message.status)
+            self._update(instance, message.status)
 
-    def _took_note(self, instance: str, status: InstanceStatus) -> None:
+    def _update(self, instance: str, status: InstanceStatus) -> None:
         self._statuses[instance] = status
         self._telemetry.status(instance, status)
         if self._roles.move:
             self._cluster.waits(instance, status.waiting)
 
     def pools(self) -> list[PoolMember]:
-        """Every worker, with the role that it plays now."""
+        """Return every worker with its current role."""
         return self._roles.members(self._statuses)
 
-    # -- they change ------------------------------------------------------------------------------------------------
-
     def set_role(self, instance: str, role: Role) -> None:
-        """Let a worker play another role from the next request on. What it has goes on as it began."""
+        """Change the role of a worker for new requests; raises RequestError where that is not possible."""
         self._roles.set(instance, role)
         self._requests.place_waiting()
 
     def retire(self, instance: str) -> None:
-        """Give a worker nothing new, and end it when it has ended what it has."""
-        self._trust.withdraw(instance)
-        self._fleet.retire(instance)
+        """Stop placing requests on a worker, and shut it down once it is idle."""
+        self._health.withdraw(instance)
+        self._registry.retire(instance)
 
-    def want(self, instance: str, role: Role) -> None:
-        """Start a worker that was retired, in this role; one that has not ended yet goes on."""
-        self._fleet.want(instance, role, time.monotonic())
+    def unretire(self, instance: str, role: Role) -> None:
+        """Restart a retired worker in this role, or keep it if it has not ended."""
+        self._registry.unretire(instance, role, time.monotonic())
         if self._cluster.pools.get(instance) is not None:
             self._cluster.set_role(instance, role)
-            if self._trust.resume(instance):
+            if self._health.resume(instance):
                 self._requests.place_waiting()
 
-    # -- they go ----------------------------------------------------------------------------------------------------
-
-    def look(self, now: float) -> None:
-        """To be called every `ALIVE_S`: those that are silent are ended, and those that have nothing left to do."""
-        looked = self._fleet.look(now)
-        for instance in looked.lost:
+    def sweep(self, now: float) -> None:
+        """Fence faulty workers, and shut down idle retired ones. Call this every `ALIVE_S`."""
+        lost, restarted = self._registry.sweep(now)
+        for instance in lost:
             self._lose(instance)
-            self._fleet.tell_all(InstanceFenced(instance=instance))
-        for instance in looked.restarted:
+            self._registry.broadcast(InstanceFenced(instance=instance))
+        for instance in restarted:
             self._telemetry.restarted(instance)
-        for instance in self._fleet.retiring():
+        for instance in self._registry.retiring():
             load = self._cluster.pools.get(instance)
             if load is not None and not load.requests:
-                self._fleet.send(instance, Shutdown())
+                self._registry.send(instance, Shutdown())
 
     def exited(self, instance: str) -> None:
-        """A worker's process has ended: it writes no more, and its peers are told so."""
-        if self._fleet.exited(instance, time.monotonic()):
-            if self._fleet.members[instance].retired:
+        """Record the exit of a worker's process and tell its peers: it writes no more."""
+        if self._registry.exited(instance, time.monotonic()):
+            if self._registry.members[instance].retired:
                 log.info("%s has retired", instance)
             else:
                 log.error("%s has ended", instance)
             self._lose(instance)
-        self._fleet.tell_all(InstanceLost(instance=instance))
+        self._registry.broadcast(InstanceLost(instance=instance))
         self._requests.place_waiting()
 
     def _lose(self, instance: str) -> None:
-        """A worker works no more; what it held begins anew elsewhere."""
+        """Remove a worker from the cluster and replay its requests."""
         self._telemetry.remove(instance)
         self._statuses.pop(instance, None)
-        self._newcomers.pop(instance, None)
+        self._registered.pop(instance, None)
         if self._forecast is not None:
             self._forecast.lost(instance)
         for attempt_id in self._cluster.remove_instance(instance):

@@ -1,4 +1,4 @@
-"""What the blocks of a prompt are called: the same by requests of one tenant, and by nobody else."""
+"""Block keys of prompts, shared by the requests of one tenant only."""
 
 import secrets
 from typing import Protocol
@@ -10,20 +10,19 @@ from twofold.request import Generation
 
 
 class BlockNaming(Protocol):
-    """Who names the blocks of prompts."""
+    """Assigns keys to the blocks of prompts."""
 
     def name(self, generation: Generation) -> Generation:
-        """The same with the keys of its prompt's blocks."""
+        """Return the generation with the keys of its prompt's blocks."""
         ...
 
 
 class PromptKeys:
-    """Names the full blocks, of `block_size` tokens, of the prompts of one service.
+    """Assigns keys to the full blocks, of `block_size` tokens, of a service's prompts.
 
-    A tenant is an API key, by its name; where none are asked for all requests are one tenant's. The keys of each
-    begin with a salt that follows from a `secret`, of this start or kept with what is stored on a disk: a tenant finds
-    only what it has stored itself, and who sees keys cannot tell which prompts they are of, because they cannot be
-    computed without the secret. A tenant that serves several users may keep them apart with salts of its own.
+    A tenant is the name of an API key; without keys all requests belong to one tenant. Keys are salted by tenant and
+    `secret`, so tenants share no blocks, and a key does not reveal its prompt. The secret is new at each start, or kept
+    beside the blocks stored on disk. A tenant may separate its users by cache salts of its own.
     """
 
     def __init__(self, block_size: int, secret: bytes | None = None) -> None:
@@ -32,7 +31,7 @@ class PromptKeys:
         self._salts: dict[str, bytes] = {}
 
     def name(self, generation: Generation) -> Generation:
-        """The same with the keys of its prompt's blocks, and without the client's salt, which is in them."""
+        """Return the generation with its block keys; the client's cache salt is folded into them."""
         salt = self._salt(generation.key)
         if generation.cache_salt:
             salt = tenant_salt(generation.cache_salt, secret=salt)

@@ -1,12 +1,12 @@
-"""The other hosts of a service, as the controller sees them: what they run, and how that is started and ended.
+"""Hosts of a service: the local launcher is host zero, others join over the network.
 
-A host's launcher says five times a second which life of each of its workers runs. Orders are repeated until that shows
-what they were for, so none of them may be lost for good. A host that is silent can be told nothing; its workers end
-themselves then (see `tether.py`), and when they must have, they are taken for ended.
+A host's launcher reports the state of its workers every `ALIVE_S`. Commands are repeated until a report shows their
+effect, so any of them may be lost. The workers of an unreachable host end by their watchdogs, and are presumed dead
+when these must have expired (see `heartbeat`).
 """
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 import msgspec
 
@@ -14,12 +14,15 @@ from twofold.errors import ConfigurationError
 from twofold.instance import Role
 from twofold.security.network import HOME
 from twofold.serving.config import ServiceConfig
+from twofold.serving.controller.forecast import LiveForecast
 from twofold.serving.controller.heartbeat import presumed_dead
 from twofold.serving.controller.mailbox import Outbox
-from twofold.serving.controller.registry import ProcessControl
+from twofold.serving.controller.membership import Membership
+from twofold.serving.controller.registry import ProcessControl, WorkerRegistry
 from twofold.serving.messages import (
     HeartbeatAck,
     HostAlive,
+    HostFailed,
     HostFinish,
     HostJoins,
     HostRefused,
@@ -34,7 +37,7 @@ log = logging.getLogger(__name__)
 
 
 class RemoteWorker:
-    """A worker of a host: `life` counts how often it was to be started, and `over` is the last life that has ended."""
+    """Desired state of a worker on another host. `life` counts its starts; life `over` was the last to end."""
 
     def __init__(self, role: Role) -> None:
         self.role = role
@@ -42,33 +45,46 @@ class RemoteWorker:
         self.over = 0
         self.unwanted = False  # this life is to be killed
 
+    def differs(self, found: WorkerLife) -> bool:
+        """Whether the reported state needs a command."""
+        return found.life < self.life or (found.runs and self.unwanted)
+
 
 class RemoteHost:
-    """A host that has joined; `life` is that of its launcher. It is `present` until its workers must have ended."""
+    """A joined host. `life` identifies its launcher process; `present` holds until its workers are presumed dead."""
 
-    def __init__(self, name: str, life: int, inbox: str, seats: dict[str, RemoteWorker], now: float) -> None:
-        self.name, self.life, self.inbox, self.seats = name, life, inbox, seats
+    def __init__(
+        self, name: str, life: int, inbox: str, workers: dict[str, RemoteWorker], now: float
+    ) -> None:
+        self.name, self.life, self.inbox, self.workers = name, life, inbox, workers
         self.heard_s = now
         self.present = True
-        self.replaced = (
-            False  # its worker is the launcher's to start on another host: this one is too late if it is back
-        )
-        self.rival: tuple[int, float] | None = None  # another launcher of this name, and when it first came
+        self.replaced = False  # the launcher starts its worker on another host instead
+        self.rival: tuple[int, float] | None = None  # another launcher of this name, and when it first asked
+
+    def check_rival(self, life: int, now: float) -> None:
+        """Let another launcher of this name wait until this host is presumed dead; refuse it if this host is alive."""
+        if self.rival is None or self.rival[0] != life:
+            self.rival = life, now
+        elif self.heard_s > self.rival[1]:
+            raise ConfigurationError(
+                f"a host called {self.name} has joined already: give this one another --name"
+            )
 
 
 class JoinResult(msgspec.Struct, frozen=True):
-    """What comes of a host that joins: workers to expect, and those that it had and has no more."""
+    """Workers to expect from a host that joined, and the workers that it no longer has."""
 
     workers: Mapping[str, Role] = {}
     gone: Collection[str] = ()
 
 
-class RemoteHosts(ProcessControl):
-    """Knows every host but the service's own, and passes orders on: to them, or to the `local` launcher.
+class Hosts(ProcessControl):
+    """Forwards process commands to the host of each worker: the `local` launcher, or a host that has joined.
 
-    `config` is the service's, with the context length and the `model` that it serves. `own` are workers that the
-    launcher starts on hosts of their own, which join under the worker's name: those it is told to start anew when their
-    host is gone, and they stay part of the service meanwhile.
+    `config` is the service's, with its context length and the fingerprint of its `model`. The launcher starts
+    workers in `own` on hosts of their own, which join under the worker's name. When such a host is lost, the
+    launcher starts another one, and the worker stays part of the service meanwhile.
     """
 
     def __init__(
@@ -84,81 +100,81 @@ class RemoteHosts(ProcessControl):
         self.own = frozenset(own)
         self._local, self._outbox = local, outbox
         self._hosts: dict[str, RemoteHost] = {}
-        self._names = {worker.instance for worker in config.workers}  # all that were ever given
+        self._names = {worker.instance for worker in config.workers}  # all names ever used
 
-    # -- orders -----------------------------------------------------------------------------------------------------
+    # -- commands ---------------------------------------------------------------------------------------------------
 
     def start_worker(self, instance: str) -> None:
-        """At once, or when its host is back."""
+        """Start a worker at once, or when its host is back."""
         host = self.host_of(instance)
         if host is None or (instance in self.own and not host.present):
             if host is not None:
                 host.replaced = True
             self._local.start_worker(instance)
             return
-        seat = host.seats[instance]
-        seat.life, seat.unwanted = seat.life + 1, False
-        self._order(host, instance)
+        worker = host.workers[instance]
+        worker.life, worker.unwanted = worker.life + 1, False
+        self._command(host, instance)
 
     def kill_worker(self, instance: str) -> None:
         host = self.host_of(instance)
         if host is None:
             self._local.kill_worker(instance)
             return
-        host.seats[instance].unwanted = True
-        self._order(host, instance)
+        host.workers[instance].unwanted = True
+        self._command(host, instance)
 
     def release_worker(self, instance: str) -> None:
-        """Of what other hosts keep for workers nothing is wanted back."""
+        """Release resources that the local launcher holds for a retired worker; other hosts keep theirs."""
         if instance in self.own or self.host_of(instance) is None:
             self._local.release_worker(instance)
 
     def refuse_worker(self, instance: str, reason: str) -> None:
-        """A worker cannot be part of the service, and the next life of it could not either: its host is told."""
+        """Tell a worker's host that the worker cannot be part of the service, nor could a restarted one."""
         host = self.host_of(instance)
         if host is not None:
             self._outbox.send(host.inbox, HostRefused(life=host.life, reason=reason))
 
     def finish(self) -> None:
-        """The service ends."""
+        """Announce the end of the service to all hosts."""
         for host in self._hosts.values():
             if host.present:
                 self._outbox.send(host.inbox, HostFinish())
 
-    # -- what hosts say ---------------------------------------------------------------------------------------------
+    # -- reports of hosts -------------------------------------------------------------------------------------------
 
     def joins(self, message: HostJoins, now: float) -> JoinResult:
-        """A host offers workers. One that cannot be taken is told why; one that must wait is not answered."""
+        """Admit a host; an incompatible one is refused, and one that has to wait gets no answer."""
         known = self._hosts.get(message.host)
         try:
             self._check(message)
             if known is not None and known.life != message.life and known.present:
-                _check_rival(known, message, now)
+                known.check_rival(message.life, now)
                 return JoinResult()
         except ConfigurationError as error:
-            log.error("host %s was refused: %s", message.host, error)  # noqa: TRY400  (one sentence about another)
+            log.error("host %s was refused: %s", message.host, error)  # noqa: TRY400  (an error of that host)
             self._outbox.send(message.inbox, HostRefused(life=message.life, reason=str(error)))
             return JoinResult()
         if known is not None and known.life == message.life:
             self._welcome(known)
             return JoinResult()
-        before = {} if known is None else known.seats
-        seats = {name: RemoteWorker(role) for name, role in self._seats(message, before)}
+        before = {} if known is None else known.workers
+        workers = {name: RemoteWorker(role) for name, role in self._assign_names(message, before)}
         if known is not None:
             self._outbox.forget(known.inbox)
-        host = self._hosts[message.host] = RemoteHost(message.host, message.life, message.inbox, seats, now)
-        log.info("host %s has joined with %s", host.name, ", ".join(seats))
+        host = self._hosts[message.host] = RemoteHost(message.host, message.life, message.inbox, workers, now)
+        log.info("host %s has joined with %s", host.name, ", ".join(workers))
         self._welcome(host)
-        return JoinResult({name: seat.role for name, seat in seats.items()}, before.keys() - seats.keys())
+        return JoinResult({name: each.role for name, each in workers.items()}, before.keys() - workers.keys())
 
     def alive(self, message: HostAlive, now: float) -> list[str]:
-        """The workers that have ended since it was last heard."""
+        """Record a host's heartbeat and return the workers that have ended since the last one."""
         host = self._hosts.get(message.host)
         if host is None or host.life != message.life:
             self._outbox.send(message.inbox, HostUnknown(life=message.life))
             return []
         if host.replaced:
-            reason = f"{message.host} was silent for so long that another host was started in its place"
+            reason = f"{message.host} was silent for so long that another host replaced it"
             self._outbox.send(message.inbox, HostRefused(life=message.life, reason=reason))
             return []
         if not host.present:
@@ -166,44 +182,48 @@ class RemoteHosts(ProcessControl):
         host.heard_s, host.present = now, True
         self._outbox.send(host.inbox, HeartbeatAck(said_s=message.said_s))
         ended = []
-        for instance, found in message.seats.items():
-            seat = host.seats.get(instance)
-            if seat is None:
+        for instance, found in message.workers.items():
+            worker = host.workers.get(instance)
+            if worker is None:
                 continue
-            if found.life == seat.life and not found.runs and seat.over < seat.life:
-                seat.over = seat.life
+            if found.life == worker.life and not found.runs and worker.over < worker.life:
+                worker.over = worker.life
                 ended.append(instance)
-            elif _differs(seat, found):
-                self._order(host, instance, found)
+            elif worker.differs(found):
+                self._command(host, instance, found)
         return ended
 
     def leaves(self, name: str, life: int) -> list[str]:
-        """A host is gone for good, and so are its workers, whose names are returned if they have no other host now."""
+        """Remove a host and return its workers, unless another host replaced it."""
         host = self._hosts.get(name)
         if host is None or host.life != life:
             return []
         log.warning("host %s has left", name)
         self._outbox.forget(host.inbox)
         del self._hosts[name]
-        return [] if host.replaced else list(host.seats)
+        return [] if host.replaced else list(host.workers)
 
-    def look(self, now: float, heard_s: Callable[[str], float]) -> list[str]:
-        """The workers that must have ended by now, with those hosts that nobody heard of for too long.
+    def sweep(self, now: float, heard_s: Callable[[str], float]) -> list[str]:
+        """Return the workers of silent hosts that are presumed dead by now.
 
-        `heard_s` tells when a worker was last heard itself.
+        `heard_s` returns the time of a worker's own last heartbeat.
         """
         ended = []
         for host in self._hosts.values():
-            last_s = max(host.heard_s, *map(heard_s, host.seats))
+            last_s = max(host.heard_s, *map(heard_s, host.workers))
             if host.present and presumed_dead(last_s, now):
-                log.error("host %s is silent: its workers must have ended", host.name)
+                log.error("host %s is silent: its workers are presumed dead", host.name)
                 host.present = False
                 self._outbox.forget(host.inbox)
-                for instance, seat in host.seats.items():
-                    if seat.over < seat.life:
-                        seat.over = seat.life
+                for instance, worker in host.workers.items():
+                    if worker.over < worker.life:
+                        worker.over = worker.life
                         ended.append(instance)
         return ended
+
+    def host_of(self, instance: str) -> RemoteHost | None:
+        """Return the host of a worker; None for the service's own host."""
+        return next((host for host in self._hosts.values() if instance in host.workers), None)
 
     # -- inside -----------------------------------------------------------------------------------------------------
 
@@ -224,64 +244,101 @@ class RemoteHosts(ProcessControl):
             )
         for role, count in message.workers.items():
             if terms is None or (count and role not in terms.batchers):
-                raise ConfigurationError(
-                    f"the service has no use for a {role.value} worker: it is "
-                    + ("colocated" if terms is not None and Role.MIXED in terms.batchers else "split")
-                )
+                kind = "colocated" if terms is not None and Role.MIXED in terms.batchers else "split"
+                raise ConfigurationError(f"the service cannot use a {role.value} worker: it is {kind}")
 
-    def _seats(self, message: HostJoins, before: Mapping[str, RemoteWorker]) -> list[tuple[str, Role]]:
-        """Names for its workers: those that it had, as far as they go, and then new ones."""
+    def _assign_names(self, message: HostJoins, before: Mapping[str, RemoteWorker]) -> list[tuple[str, Role]]:
+        """Name the workers of a host: by its earlier names first, then by new ones."""
         if message.host in self.own:
             return [(message.host, role) for role in message.workers]
-        seats = []
+        assigned = []
         for role, count in message.workers.items():
-            names = [name for name, seat in before.items() if seat.role is role][:count]
+            names = [name for name, worker in before.items() if worker.role is role][:count]
             number = 0
             while len(names) < count:
                 if (name := f"{role.value}-{number}") not in self._names:
                     self._names.add(name)
                     names.append(name)
                 number += 1
-            seats += [(name, role) for name in names]
-        return seats
+            assigned += [(name, role) for name in names]
+        return assigned
 
     def _welcome(self, host: RemoteHost) -> None:
         terms = self._config.terms
-        assert terms is not None  # noqa: S101  (without them nobody joins; tells the type checker)
-        workers = tuple(terms.worker(name, seat.role) for name, seat in host.seats.items())
+        assert terms is not None  # noqa: S101  (no host joins without terms)
+        workers = tuple(terms.worker(name, worker.role) for name, worker in host.workers.items())
         config = msgspec.structs.replace(
             self._config, workers=workers, run_dir="", journal_dir=None, network=None, terms=None
         )
         self._outbox.send(host.inbox, HostWelcome(life=host.life, config=config))
 
-    def host_of(self, instance: str) -> RemoteHost | None:
-        """The host that a worker is on; None where that is the service's own."""
-        return next((host for host in self._hosts.values() if instance in host.seats), None)
+    def _command(self, host: RemoteHost, instance: str, found: WorkerLife | None = None) -> None:
+        """Send the command that brings a worker from its reported state to the desired one.
 
-    def _order(self, host: RemoteHost, instance: str, found: WorkerLife | None = None) -> None:
-        """What brings a worker from how it was `found` (if it was) to how it is to be.
-
-        A life that is not wanted any more before it has begun begins all the same: its end is waited for.
+        A life that became unwanted before it started is started all the same, because the registry waits for its exit.
         """
-        seat = host.seats[instance]
-        ends, life = (seat.unwanted, seat.life) if found is None else (found.runs, found.life)
+        worker = host.workers[instance]
+        ends, life = (worker.unwanted, worker.life) if found is None else (found.runs, found.life)
         if not host.present:
             return
         if ends:
             self._outbox.send(host.inbox, KillWorker(instance=instance, life=life))
         else:
-            self._outbox.send(host.inbox, StartWorker(instance=instance, life=seat.life))
+            self._outbox.send(host.inbox, StartWorker(instance=instance, life=worker.life))
 
 
-def _differs(seat: RemoteWorker, found: WorkerLife) -> bool:
-    return found.life < seat.life or (found.runs and seat.unwanted)
+class RemoteWorkers:
+    """Adds the workers of hosts that join and removes those of hosts that leave or are lost."""
 
+    def __init__(
+        self, hosts: Hosts, registry: WorkerRegistry, membership: Membership, forecast: LiveForecast | None
+    ) -> None:
+        self._hosts, self._registry = hosts, registry
+        self._membership, self._forecast = membership, forecast
 
-def _check_rival(known: RemoteHost, message: HostJoins, now: float) -> None:
-    """Another launcher of this name waits until the one before must have ended; if that lives, it waits in vain."""
-    if known.rival is None or known.rival[0] != message.life:
-        known.rival = message.life, now
-    elif known.heard_s > known.rival[1]:
-        raise ConfigurationError(
-            f"a host called {message.host} has joined already: give this one another --name"
-        )
+    def handle(self, message: HostJoins | HostAlive | HostFailed, now: float) -> None:
+        """Process a message of a host."""
+        hosts = self._hosts
+        if isinstance(message, HostJoins):
+            joined = hosts.joins(message, now)
+            self._remove(joined.gone)
+            for instance, role in joined.workers.items():
+                self._registry.expect(instance, role)
+        elif isinstance(message, HostFailed) or message.leaves:
+            if isinstance(message, HostFailed):
+                log.error("host %s: %s", message.host, message.reason)
+            gone = hosts.leaves(message.host, message.life)
+            if gone:
+                self._store_lost(message.host)
+            self._remove(gone)
+        else:
+            for instance in hosts.alive(message, now):
+                self._membership.exited(instance)
+
+    def exited(self, instance: str) -> None:
+        """Record an exit that the launcher reports.
+
+        The launcher reports the end of what it started, which may be a host's launcher: the workers of a present host
+        may still run, so their exit is awaited.
+        """
+        host = self._hosts.host_of(instance)
+        if instance not in self._hosts.own or host is None or not host.present:
+            self._membership.exited(instance)
+
+    def sweep(self, now: float) -> None:
+        """Record the exit of workers presumed dead. Call this every `ALIVE_S`."""
+        for instance in self._hosts.sweep(now, self._registry.heard_s):
+            host = self._hosts.host_of(instance)
+            if host is not None:
+                self._store_lost(host.name)
+            self._membership.exited(instance)
+
+    def _store_lost(self, host: str) -> None:
+        if self._forecast is not None:
+            self._forecast.host_lost(host)
+
+    def _remove(self, instances: Iterable[str]) -> None:
+        for instance in instances:
+            self._membership.exited(instance)
+            if instance not in self._hosts.own:
+                self._registry.remove(instance)

@@ -1,4 +1,4 @@
-"""The service seam: what the gateway asks of whatever generates tokens behind it."""
+"""The interface between the gateway and the service that generates tokens."""
 
 from collections.abc import AsyncGenerator
 from typing import Protocol
@@ -11,9 +11,9 @@ from twofold.serving.telemetry.snapshot import ServiceSnapshot
 
 
 class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
-    """The one model a service serves: its public name, where it lies and its sizes in tokens.
+    """The model of a service: public name, path, and sizes in tokens.
 
-    `max_model_len` bounds prompt and output together; `created` is in unix seconds.
+    `max_model_len` bounds prompt and output together; `created` is in Unix seconds.
     """
 
     name: str
@@ -24,17 +24,17 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PoolMember(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker in its pool. `home` is the role it was started for or was given.
+    """A worker in its pool.
 
-    `state` is its life (see `Fleet`), or `retired`; `trusted` is the state of its circuit breaker; blocks count those
-    of its KV cache.
+    `home` is the configured role, or the one an operator set. `state` is a WorkerState or `retired`.
+    `circuit_breaker` is closed, open or half-open. Blocks are those of its KV cache.
     """
 
     instance: str
     role: Role
     home: Role
     state: str
-    trusted: str
+    circuit_breaker: str
     restarts: int
     waiting: int
     running: int
@@ -43,47 +43,46 @@ class PoolMember(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Service(Protocol):
-    """Generates tokens for many requests at once, on one event loop."""
+    """Generates tokens for concurrent requests on one event loop."""
 
     @property
     def model(self) -> ServedModel: ...
 
     def generate(self, generation: Generation) -> AsyncGenerator[TokenOutput, None]:
-        """Yield the output tokens in order; the last one, and only it, has a finish reason.
+        """Yield the output tokens in order; the last one has a finish reason.
 
-        Raises RequestError where the request is refused and InstanceLostError where it cannot be finished.
-        Closing the generator, or cancelling the task that waits on it, aborts the request everywhere at once;
-        closing it after the last token has no effect.
+        Raises RequestError for a rejected request and InstanceLostError for one that cannot be finished. Closing the
+        generator, or cancelling the task that waits on it, aborts the request at once. Closing it after the last token
+        has no effect.
         """
         ...
 
     def stop(self, request_id: str) -> None:
-        """The answer is complete although the model would go on (a stop string): end it as finished.
-
-        Without this, closing the generator early counts as an abort.
+        """End a request as finished, for example at a stop string. Closing the generator counts as an abort
+        otherwise.
         """
         ...
 
     def ready(self) -> bool:
-        """Whether a request that came now would be served."""
+        """Return whether a new request would be served."""
         ...
 
     def pools(self) -> list[PoolMember]:
-        """Every worker, with the role that it plays now."""
+        """Return every worker with its current role."""
         ...
 
     def set_role(self, instance: str, role: Role) -> None:
-        """Let a worker play another role from the next request on; raises RequestError where it cannot."""
+        """Change the role of a worker for new requests; raises RequestError where that is not possible."""
         ...
 
     def replans(self) -> list[str]:
-        """What re-planning has decided lately, a sentence each, the last one last; nothing where there is none."""
+        """Return the latest re-planning decisions, one sentence each, oldest first."""
         ...
 
     def snapshot(self) -> ServiceSnapshot:
-        """The service now and lately, for the dashboard."""
+        """Return current and recent state for the dashboard."""
         ...
 
     def metrics(self) -> bytes:
-        """The Prometheus text exposition of everything measured behind the gateway."""
+        """Return the metrics behind the gateway in Prometheus text format."""
         ...

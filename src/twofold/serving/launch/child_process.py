@@ -1,8 +1,5 @@
-"""Processes that end with the one that started them, however that happens.
-
-What the nursery, or who else starts workers, tells the launcher, and is told: one JSON object a line each way.
-
-The pipes of a process that is told what to do on its standard input, line by line, and reports on its output.
+"""Processes started by a launcher: commands arrive on standard input, reports leave on standard output, as JSON
+lines.
 """
 
 import ctypes
@@ -15,19 +12,22 @@ import msgspec
 
 _PR_SET_PDEATHSIG = 1
 
+Say = Callable[[bytes], None]
+
 
 def die_with_parent(with_signal: signal.Signals, parent: int) -> None:
-    """Let this process get a signal when the one with the id `parent`, which started it, dies."""
+    """Deliver `with_signal` to this process when its parent process, with the id `parent`, dies."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, with_signal)
-    if os.getppid() != parent:  # it died before we could ask
+    if os.getppid() != parent:  # it died before the call
         os._exit(1)
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One event: a `stage` begins; a `failure` in one sentence; a worker `exited`, and `why` if that is known; facts of
-    the model; the workers that are `waiting` for room, of those that should run.
+    """An event of the process that starts workers.
 
-    `max_model_len` (tokens), `vocab_size` and the `model` that it serves come with the stage "starting workers".
+    A `stage` of start-up begins; a `failure` ends the process; a worker `exited` with a `code` and perhaps a reason
+    `why`; these workers are `waiting` for room. The stage "starting workers" carries the model's facts:
+    `max_model_len` in tokens, `vocab_size`, and the fingerprint `model`.
     """
 
     stage: str | None = None
@@ -42,8 +42,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class WorkerCommand(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """`start` a worker that has ended, `kill` one that must not go on, `free` what is kept for one that has ended and
-    is not wanted now, or `finish` with the last."""
+    """`start` an ended worker, `kill` a running one, `free` the resources of a retired one, or `finish` with the
+    last.
+    """
 
     start: str | None = None
     kill: str | None = None
@@ -51,11 +52,8 @@ class WorkerCommand(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     finish: bool = False
 
 
-Say = Callable[[bytes], None]
-
-
 def take_stdout() -> Say:
-    """Writes lines to the standard output; whatever else is printed, here or in a child, goes to stderr."""
+    """Return a function that writes lines to standard output; other output of this process is redirected to stderr."""
     pipe = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 
@@ -66,7 +64,7 @@ def take_stdout() -> Say:
 
 
 def read_line(fd: int) -> bytes:
-    """One line, and nothing of what comes after it: a buffer would hide orders from a selector."""
+    """Read one line unbuffered: a buffer would hide later commands from a selector."""
     line = bytearray()
     while not line.endswith(b"\n") and (char := os.read(fd, 1)):
         line += char
@@ -74,7 +72,7 @@ def read_line(fd: int) -> bytes:
 
 
 class CommandPipe:
-    """Orders from the standard input; its end is the order to end, and `ended` from then on."""
+    """Commands on standard input; `ended` is set at end of file, which means: exit."""
 
     def __init__(self) -> None:
         self.ended = False
@@ -84,8 +82,8 @@ class CommandPipe:
         return sys.stdin.fileno()
 
     def read(self) -> list[WorkerCommand]:
-        """What has come: to be called when there is something, whole lines are orders."""
-        said = os.read(self.fileno(), 1 << 16)
-        self.ended = self.ended or not said
-        *lines, self._unread = (self._unread + said).split(b"\n")
+        """Return the complete commands after the descriptor became readable."""
+        data = os.read(self.fileno(), 1 << 16)
+        self.ended = self.ended or not data
+        *lines, self._unread = (self._unread + data).split(b"\n")
         return [msgspec.json.decode(line, type=WorkerCommand) for line in lines]

@@ -1,4 +1,4 @@
-"""A host that runs workers of a service elsewhere: joins it, and starts and ends workers as its controller says."""
+"""A host that joins a service and runs workers for its controller."""
 
 import asyncio
 import logging
@@ -17,9 +17,8 @@ from twofold.instance import Role
 from twofold.security.guard import Guard
 from twofold.security.network import HostNetwork
 from twofold.serving.config import ServiceConfig
-from twofold.serving.controller.heartbeat import WATCHDOG_S, ParentWatchdog, watchdog_clock
+from twofold.serving.controller.heartbeat import ALIVE_S, WATCHDOG_S, ParentWatchdog, watchdog_clock
 from twofold.serving.controller.mailbox import Inbox, Outbox
-from twofold.serving.controller.registry import ALIVE_S
 from twofold.serving.launch.child_process import Report
 from twofold.serving.launch.launcher import LocalLauncher
 from twofold.serving.messages import (
@@ -39,24 +38,24 @@ from twofold.serving.messages import (
 
 log = logging.getLogger(__name__)
 
-ASK_S = 1.0  # between two times that it asks to be taken
+ASK_S = 1.0  # between two join requests
 STOP_GRACE_S = 10.0
 
 Adapt = Callable[[ServiceConfig], ServiceConfig]
 
 
 class HostOffer(msgspec.Struct, frozen=True, kw_only=True):
-    """What a host brings: so many workers of each role, for this model (see `model_name`)."""
+    """What a host offers: the number of workers by role, and its model's fingerprint (see `model_fingerprint`)."""
 
     model: str
     workers: dict[Role, int]
 
 
 class JoinedHost:
-    """Runs the workers of this host until the service ends, or it is told to stop.
+    """Runs the workers of this host until the service ends or `stop` is called.
 
-    `adapt` makes of the service's configuration that of this host: where the model lies, its device, its cores. When
-    the service is lost the workers end, and the host asks to be taken again, by the same service or its next.
+    `adapt` adapts the service's configuration to this host: model directory, device, cores. When the service is
+    lost, the workers end and the host asks to join again, the same service or its successor.
     """
 
     def __init__(
@@ -73,11 +72,11 @@ class JoinedHost:
         self._stop = asyncio.Event()
 
     def stop(self) -> None:
-        """End the workers, and leave; safe to call from a signal handler of the loop."""
+        """Stop the workers and leave; safe to call from a signal handler of the loop."""
         self._stop.set()
 
     async def run(self, run_dir: str) -> None:
-        """Raises ConfigurationError when the service refuses this host, or its workers cannot be run."""
+        """Raises ConfigurationError when the service refuses this host, or its workers cannot run."""
         inbox: Inbox[ToHost] = Inbox(
             self._context,
             f"ipc://{run_dir}/host.sock",
@@ -89,8 +88,10 @@ class JoinedHost:
         try:
             again = True
             while again and not self._stop.is_set():
-                stay = JoinSession(self._network, self._offer, inbox, outbox, self._stop, self._on_progress)
-                again = await stay.run(self._adapt, Path(run_dir))
+                session = JoinSession(
+                    self._network, self._offer, inbox, outbox, self._stop, self._on_progress
+                )
+                again = await session.run(self._adapt, Path(run_dir))
         finally:
             outbox.close(linger_s=1.0)
             inbox.close()
@@ -99,7 +100,7 @@ class JoinedHost:
 
 
 class JoinSession:
-    """One time that a host is part of a service, from asking to the end of its last worker."""
+    """One membership in a service, from the join request to the exit of the last worker."""
 
     def __init__(
         self,
@@ -119,20 +120,18 @@ class JoinSession:
         self._refusal: str | None = None
         self._welcome: asyncio.Future[ServiceConfig] = asyncio.get_running_loop().create_future()
         self._launcher: LocalLauncher | None = None
-        self._seats: dict[str, WorkerLife] = {}
-        self._tether = ParentWatchdog(watchdog_clock())
+        self._workers: dict[str, WorkerLife] = {}
+        self._watchdog = ParentWatchdog(watchdog_clock())
         self._was_heard = False
 
     async def run(self, adapt: Adapt, run_dir: Path) -> bool:
-        """Whether to ask again, because the service is lost; raises ConfigurationError where that is of no use."""
+        """Return whether to join again because the service was lost; raises ConfigurationError where that is futile."""
         loop = asyncio.get_running_loop()
         loop.add_reader(self._inbox.fileno(), self._drain)
         self._drain()
         try:
             if await self._join():
-                sockets = run_dir / str(
-                    self._life
-                )  # the process that starts the workers removes it in the end
+                sockets = run_dir / str(self._life)  # removed by the fork server
                 sockets.mkdir()
                 await self._work(msgspec.structs.replace(adapt(self._welcome.result()), run_dir=str(sockets)))
         finally:
@@ -144,7 +143,7 @@ class JoinSession:
     # -- joining ----------------------------------------------------------------------------------------------------
 
     async def _join(self) -> bool:
-        """Ask until the service answers; False if there is an end before."""
+        """Ask until the service answers; False if the session ends first."""
         network = self._network
         message = HostJoins(
             host=network.host,
@@ -154,15 +153,15 @@ class JoinSession:
             model=self._offer.model,
             workers=self._offer.workers,
         )
-        self._on_progress(f"asking {network.controller} to be taken")
+        self._on_progress(f"asking to join the service at {network.controller}")
         while not (self._welcome.done() or self._ended):
-            self._tell(message)
+            self._send(message)
             await self._wait(self._welcome, ASK_S)
         return self._welcome.done() and not self._ended
 
     @property
     def _own_inbox(self) -> str:
-        assert self._inbox.outside is not None  # noqa: S101  (it is made with one; tells the type checker)
+        assert self._inbox.outside is not None  # noqa: S101  (set in `JoinedHost.run`)
         return self._inbox.outside
 
     @property
@@ -170,7 +169,7 @@ class JoinSession:
         return self._stop.is_set() or self._over.is_set()
 
     async def _wait(self, event: asyncio.Future[ServiceConfig] | asyncio.Task[None], seconds: float) -> None:
-        """Until then, or one of the ends, or for so long."""
+        """Wait for the event, for the end of the session, or for `seconds`."""
         ends = [asyncio.create_task(each.wait()) for each in (self._stop, self._over)]
         await asyncio.wait((event, *ends), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         for end in ends:
@@ -179,39 +178,39 @@ class JoinSession:
     # -- working ----------------------------------------------------------------------------------------------------
 
     async def _work(self, config: ServiceConfig) -> None:
-        self._seats = {worker.instance: WorkerLife(1, runs=True) for worker in config.workers}
-        self._tether = ParentWatchdog(watchdog_clock())
+        self._workers = {worker.instance: WorkerLife(1, runs=True) for worker in config.workers}
+        self._watchdog = ParentWatchdog(watchdog_clock())
         launcher = self._launcher = LocalLauncher(config)
         await launcher.start()
         following = asyncio.create_task(self._follow(launcher))
         while not (self._ended or following.done()):
-            self._say_alive()
-            self._keep_tether()
+            self._send_alive()
+            self._check_watchdog()
             await self._wait(following, ALIVE_S)
         await launcher.stop(STOP_GRACE_S if self._over.is_set() and not self._again else 0.1)
         await following
         if self._refusal is not None:
-            self._tell(HostFailed(host=self._network.host, life=self._life, reason=self._refusal))
-        self._say_alive(leaves=True)
+            self._send(HostFailed(host=self._network.host, life=self._life, reason=self._refusal))
+        self._send_alive(leaves=True)
 
-    def _say_alive(self, *, leaves: bool = False) -> None:
-        self._tell(
+    def _send_alive(self, *, leaves: bool = False) -> None:
+        self._send(
             HostAlive(
                 host=self._network.host,
                 life=self._life,
                 inbox=self._own_inbox,
                 said_s=watchdog_clock(),
-                seats=self._seats,
+                workers=self._workers,
                 leaves=leaves,
             )
         )
 
-    def _keep_tether(self) -> None:
-        """When the service is not heard its workers end: by themselves (see `Deadline`), or by us where they start."""
-        holds = self._tether.left_s(watchdog_clock()) > 0
+    def _check_watchdog(self) -> None:
+        """Kill workers without contact to the service; those that are up end by their own watchdogs as well."""
+        holds = self._watchdog.left_s(watchdog_clock()) > 0
         if self._was_heard and not holds:
-            log.error("the service has not been heard for %.0f s: its workers are ended", WATCHDOG_S)
-            for instance in self._seats:
+            log.error("no contact with the service for %.0f s: killing its workers", WATCHDOG_S)
+            for instance in self._workers:
                 self._kill(instance)
         self._was_heard = holds
 
@@ -220,62 +219,58 @@ class JoinSession:
             async for report in launcher.reports():
                 self._reported(report)
         if not self._ended:
-            self._refuse("the process that starts the workers has ended")
+            self._end("the process that starts the workers has ended")
 
     def _reported(self, report: Report) -> None:
         if report.stage is not None:
             self._on_progress(report.stage)
         if report.failure is not None and not self._ended:
-            self._refuse(report.failure)
+            self._end(report.failure)
         if report.exited is not None:
-            alone = report.code == -signal.SIGALRM
-            why = (
-                f"as it had not heard the service for {WATCHDOG_S:.0f} s"
-                if alone
-                else f"with code {report.code}"
-            )
+            by_watchdog = report.code == -signal.SIGALRM
+            why = f"by its watchdog after {WATCHDOG_S:.0f} s" if by_watchdog else f"with code {report.code}"
             log.log(logging.INFO if self._ended else logging.ERROR, "%s ended %s", report.exited, why)
-            self._seats[report.exited] = WorkerLife(self._seats[report.exited].life, runs=False)
-            self._say_alive()
+            self._workers[report.exited] = WorkerLife(self._workers[report.exited].life, runs=False)
+            self._send_alive()
 
     def _kill(self, instance: str) -> None:
-        if self._seats[instance].runs and self._launcher is not None:
+        if self._workers[instance].runs and self._launcher is not None:
             self._launcher.kill_worker(instance)
 
-    def _refuse(self, reason: str) -> None:
+    def _end(self, reason: str) -> None:
         self._refusal = self._refusal or reason
         self._over.set()
 
     # -- messages ---------------------------------------------------------------------------------------------------
 
-    def _tell(self, message: HostJoins | HostAlive | HostFailed) -> None:
+    def _send(self, message: HostJoins | HostAlive | HostFailed) -> None:
         self._outbox.send(self._network.controller, message)
 
     def _drain(self) -> None:
         for message in self._inbox.drain():
             self._handle(message)
 
-    def _handle(self, message: ToHost) -> None:  # noqa: C901  (one flat match over the kinds of messages)
+    def _handle(self, message: ToHost) -> None:  # noqa: C901  (one flat match over the message types)
         match message:
             case HeartbeatAck(said_s=said_s):
-                self._tether.heard(said_s)
+                self._watchdog.acknowledged(said_s)
             case HostWelcome(life=life, config=config):
                 if life == self._life and not self._welcome.done():
                     self._welcome.set_result(config)
             case HostRefused(life=life, reason=reason):
                 if life == self._life:
-                    self._refuse(f"the service refused this host: {reason}")
+                    self._end(f"the service refused this host: {reason}")
             case HostUnknown(life=life):
                 if life == self._life:
                     self._again = True
                     self._over.set()
             case StartWorker(instance=instance, life=life):
-                seat = self._seats.get(instance)
-                if seat is not None and self._launcher is not None and not seat.runs and life > seat.life:
-                    self._seats[instance] = WorkerLife(life, runs=True)
+                known = self._workers.get(instance)
+                if known is not None and self._launcher is not None and not known.runs and life > known.life:
+                    self._workers[instance] = WorkerLife(life, runs=True)
                     self._launcher.start_worker(instance)
             case KillWorker(instance=instance, life=life):
-                if instance in self._seats and life == self._seats[instance].life:
+                if instance in self._workers and life == self._workers[instance].life:
                     self._kill(instance)
             case HostFinish():
                 self._on_progress("the service has ended")

@@ -32,9 +32,9 @@ from twofold.scheduling.cluster.pools import Pools
 from twofold.scheduling.cluster.router import Route
 from twofold.scheduling.replan.replanner import ReplanOutcome
 from twofold.serving.controller.forecast import MeasuredPaths
-from twofold.serving.controller.live_request import AttemptStage
 from twofold.serving.messages import HandoffReport, LinkMeasured, StoreStatus, StoreTier
 from twofold.serving.telemetry.request_metrics import InstanceMetrics, MetricRegistry, RequestMetrics
+from twofold.serving.telemetry.snapshot import AttemptStage
 from twofold.slo import Slo
 
 ANONYMOUS = "anonymous"  # requests without a key, where none is asked for

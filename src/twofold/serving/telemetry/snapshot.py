@@ -28,6 +28,14 @@ class StageName(StrEnum):
     DECODE = "decode"
 
 
+class AttemptStage(StrEnum):
+    """The stage at which an attempt was lost. PROMPT covers the queue and the prefill."""
+
+    PROMPT = "prompt"
+    HANDOFF = "hand-off"
+    DECODE = "decode"
+
+
 class Stage(msgspec.Struct, frozen=True, array_like=True):
     """One stage of one request, in monotonic seconds; `end_s` None means that it goes on."""
 

@@ -17,13 +17,12 @@ from twofold.scheduling.cluster.router import Route
 from twofold.scheduling.instance.status import InstanceStatus
 from twofold.scheduling.replan.replanner import ReplanDecision
 from twofold.serving.controller.forecast import MeasuredPaths
-from twofold.serving.controller.live_request import AttemptStage
 from twofold.serving.messages import HandoffReport, LinkMeasured, StoreStatus
 from twofold.serving.telemetry.context import CURRENT, RequestContext, TraceParent
 from twofold.serving.telemetry.history import History
 from twofold.serving.telemetry.logs import log_ended, log_rejected
 from twofold.serving.telemetry.metrics import ServiceMetrics
-from twofold.serving.telemetry.snapshot import InstanceState, ServiceSnapshot
+from twofold.serving.telemetry.snapshot import AttemptStage, InstanceState, ServiceSnapshot
 from twofold.slo import Slo
 from twofold.timeline import Timeline
 

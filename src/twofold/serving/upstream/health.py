@@ -110,7 +110,7 @@ class HealthProbe:
             log.info("%s is up at %s", instance, server.config.url)
             self._cluster.add_instance(instance, server.role, readings.capacity_tokens)
             self._telemetry.role(instance, server.role)
-            self._trust.tell(instance)
+            self._trust.publish(instance)
         else:
             self._telemetry.restarted(instance)
             self._trust.resume(instance)

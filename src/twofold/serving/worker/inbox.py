@@ -8,7 +8,7 @@ from functools import partial
 
 from twofold.serving.controller.heartbeat import watchdog_clock
 from twofold.serving.controller.mailbox import Inbox
-from twofold.serving.controller.registry import ALIVE_S
+from twofold.serving.controller.heartbeat import ALIVE_S
 from twofold.serving.messages import (
     Abort,
     Alive,

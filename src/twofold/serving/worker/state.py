@@ -165,7 +165,7 @@ class AlarmDeadline(ControllerDeadline):
         self._set()
 
     def heard(self, said_s: float) -> None:
-        self._tether.heard(said_s)
+        self._tether.acknowledged(said_s)
         self._set()
 
     def _set(self) -> None:

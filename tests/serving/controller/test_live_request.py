@@ -1,0 +1,124 @@
+"""Live requests: token order and attempts."""
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from twofold.errors import InstanceLostError
+from twofold.request import FinishReason, Generation, Request, SamplingParams, TokenOutput
+from twofold.scheduling.cluster.router import Placement, Route
+from twofold.serving.controller.live_request import AttemptStage, LiveRequest
+
+PLACEMENT = Placement(Route("p", "d"), None)
+
+
+def live(prompt=(7, 8, 9), outputs=6, min_tokens=0):
+    request = Request(id="r", arrival_s=0.0, prompt_tokens=len(prompt), output_tokens=outputs)
+    sampling = SamplingParams(max_tokens=outputs, seed=5, min_tokens=min_tokens)
+    return LiveRequest(Generation(request=request, prompt_token_ids=list(prompt), sampling=sampling))
+
+
+def begin(request):
+    return request.begin(request.what_is_left(), PLACEMENT)
+
+
+def outputs(count, first=100):
+    last = count - 1
+    return [
+        TokenOutput(index=i, token_id=first + i, finish_reason=FinishReason.LENGTH if i == last else None)
+        for i in range(count)
+    ]
+
+
+@given(st.permutations(range(6)))
+def test_tokens_are_ordered_by_index(order):
+
+    async def collect():
+        request, tokens = live(), outputs(6)
+        begin(request)
+        ordered = [output for i in order for output in request.push(tokens[i])]
+        assert [output.index for output in ordered] == list(range(6))
+        assert ordered[-1].finish_reason is FinishReason.LENGTH
+        return [(await request.next()).index for _ in range(6)]
+
+    assert asyncio.run(collect()) == list(range(6))
+
+
+@given(st.lists(st.integers(0, 3), max_size=6), st.integers(0, 9))
+def test_an_attempt_resumes_after_the_last_known_token(made_by_each, min_tokens):
+    request = live(outputs=20, min_tokens=min_tokens)
+    seen = []
+    for number, made in enumerate(made_by_each):
+        attempt = begin(request)
+        generation = attempt.generation
+        assert attempt.id == generation.request.id == f"r~{number}"
+        assert generation.prompt_token_ids == [7, 8, 9, *(output.token_id for output in seen)]
+        assert generation.request.prompt_tokens == len(generation.prompt_token_ids)
+        assert generation.request.output_tokens == generation.sampling.max_tokens == 20 - len(seen)
+        assert generation.request.total_tokens == request.generation.request.total_tokens
+        assert generation.sampling.min_tokens == max(0, min_tokens - len(seen))
+        assert generation.sampling.seed == 5
+        for output in outputs(20, first=100 + len(seen))[:made]:
+            seen += request.push(output)
+        request.lose()
+    assert [output.index for output in seen] == list(range(len(seen)))
+    assert [output.token_id for output in seen] == [100 + i for i in range(len(seen))]
+
+
+def test_out_of_order_tokens_are_dropped_with_their_attempt():
+    request = live()
+    begin(request)
+    assert request.push(outputs(6)[1]) == []
+    request.lose()
+    begin(request)
+    assert [output.index for output in request.push(outputs(6)[0])] == [0]
+
+
+def test_failed_attempts_are_counted_until_a_token_arrives():
+    request = live()
+    for _ in range(3):
+        begin(request)
+        request.lose()
+    assert request.in_vain == 3
+    begin(request)
+    request.push(outputs(6)[0])
+    request.lose()
+    assert request.in_vain == 0
+
+
+def test_a_failure_is_raised_after_the_received_tokens():
+
+    async def fail():
+        request = live()
+        begin(request)
+        request.push(outputs(3)[0])
+        request.fail(InstanceLostError("the worker ended"))
+        assert (await request.next()).index == 0
+        with pytest.raises(InstanceLostError, match="the worker ended"):
+            await request.next()
+
+    asyncio.run(fail())
+
+
+def test_the_stage_follows_the_attempts_progress():
+
+    async def check():
+        request, tokens = live(), outputs(6)
+        stages = [request.stage]
+        begin(request)
+        stages.append(request.stage)
+        request.push(tokens[0])
+        stages.append(request.stage)
+        request.handed_off = True
+        stages.append(request.stage)
+        request.lose()
+        begin(request)
+        stages.append(request.stage)
+        request.push(tokens[1])  # the second of this attempt, before its first
+        stages.append(request.stage)
+        prompt, handoff, decode = AttemptStage
+        assert stages == [prompt, prompt, handoff, decode, prompt, decode]
+
+    asyncio.run(check())

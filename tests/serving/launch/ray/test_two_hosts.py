@@ -1,0 +1,82 @@
+"""A Ray cluster over two hosts (network namespaces) whose link is cut."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from support.ray_service import answers_of, processes_of, ray_service, under_load, until
+from twofold.bench.services import free_port
+
+pytest.importorskip("ray")
+
+from support.ray_cluster import PATIENT
+
+CUT_S = 9.0  # workers beyond must have ended by then
+
+
+@contextmanager
+def raylet(command):
+    """Run `ray start …` until the end of the test, then stop its processes."""
+    process = subprocess.Popen(
+        command, env=os.environ | PATIENT, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+    )
+    try:
+        yield process
+    finally:
+        for each in [*psutil.Process(process.pid).children(recursive=True), process]:
+            each.kill()
+        process.wait()
+
+
+@pytest.fixture(scope="module")
+def cluster(hosts):
+    """Address of a cluster with room for two workers on this host and one on the other."""
+    here, there = hosts.addresses
+    address = f"{here}:{free_port()}"
+    start = [str(Path(sys.executable).with_name("ray")), "start", "--block", "--object-store-memory=80000000"]
+    head = ["--head", f"--port={address.rpartition(':')[2]}", "--num-cpus=2", "--include-dashboard=false"]
+    other = [f"--address={address}", "--num-cpus=1"]
+    with raylet([*start, *head, f"--node-ip-address={here}"]):
+        until(lambda: answers_at(here, address))
+        with raylet(hosts.command(1, [*start, *other, f"--node-ip-address={there}"])):
+            yield address
+
+
+def answers_at(host, address):
+    try:
+        socket.create_connection((host, int(address.rpartition(":")[2])), 1.0).close()
+    except OSError:
+        return False
+    return True
+
+
+@pytest.fixture(scope="module")
+def service(cluster, tiny_model_dir, tmp_path_factory):
+    flags = ("--prefill", "1", "--decode", "1", "--max-restart-delay", "1")
+    with ray_service(tiny_model_dir("llama"), cluster, tmp_path_factory.mktemp("ray"), *flags) as running:
+        yield running
+
+
+def test_a_cut_link_breaks_no_stream(service, hosts, tiny_model_dir):
+    """The remote worker ends by its watchdog and is replaced locally."""
+    nodes = service.nodes()
+    before = {name: processes_of(name) for name in nodes}
+    assert len(set(nodes.values())) == 2
+
+    def cut():
+        hosts.cut()
+        time.sleep(CUT_S)
+        hosts.mend()
+        until(lambda: service.nodes() != nodes and len(service.up()) == 2)
+
+    under_load(service, answers_of(tiny_model_dir("llama")), cut)
+    (moved,) = [name for name, node in service.nodes().items() if node != nodes[name]]
+    assert not any(process.is_running() for process in before[moved])
+    assert len(set(service.nodes().values())) == 1

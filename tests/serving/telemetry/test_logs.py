@@ -1,0 +1,74 @@
+"""JSON logs."""
+
+import json
+import logging
+
+import pytest
+
+from support.lives import SPLIT_LIFE, life
+from twofold.errors import ConfigurationError
+from twofold.serving.telemetry.context import context_of
+from twofold.serving.telemetry.logs import JsonFormatter, configure_logs, log_ended, log_rejected
+
+
+@pytest.fixture
+def lines(caplog):
+    """Logged lines, parsed as JSON."""
+    caplog.set_level(logging.INFO, "twofold.requests")
+    formatter = JsonFormatter()
+    return lambda: [json.loads(formatter.format(record)) for record in caplog.records]
+
+
+def test_a_finished_request_is_one_line(lines):
+    context = context_of("mine", "/v1/completions", "")
+    log_ended(life([4.0, 6.0, 7.0], **SPLIT_LIFE), context)
+    (line,) = lines()
+    assert line["time"].endswith("+00:00")
+    assert {name: line[name] for name in line if name != "time"} == {
+        "level": "info",
+        "logger": "twofold.requests",
+        "message": "request ended",
+        "id": "r",
+        "request_id": "mine",
+        "trace_id": context.span.trace_id,
+        "operation": "text_completion",
+        "prompt_tokens": 10,
+        "output_tokens": 3,
+        "finish_reason": "length",
+        "prefill_instance": "prefill-0",
+        "decode_instance": "decode-0",
+        "queue_s": 1.0,
+        "prefill_s": 2.0,
+        "transfer_s": 2.0,
+        "ttft_s": 3.0,
+        "tpot_s": 1.5,
+        "e2e_s": 6.0,
+    }
+
+
+def test_a_rejected_request_is_one_line_with_its_reason(lines):
+    log_rejected("r", 10, "queue_full", None)
+    (line,) = lines()
+    assert (line["id"], line["reason"], line["prompt_tokens"]) == ("r", "queue_full", 10)
+
+
+def test_tracebacks_and_non_json_values_stay_in_one_line(lines, caplog):
+    try:
+        int("two\nlines")
+    except ValueError:
+        logging.getLogger("twofold.x").exception("it failed", extra={"fields": {"odd": object}})
+    (record,) = caplog.records
+    assert "\n" not in JsonFormatter().format(record)
+    (line,) = lines()
+    assert "ValueError: invalid literal" in line["exception"]
+
+
+def test_the_text_format_has_no_request_lines(caplog):
+    log_ended(life([4.0]), None)
+    log_rejected("r", 10, "queue_full", None)
+    assert not caplog.records
+
+
+def test_rejects_an_unknown_format():
+    with pytest.raises(ConfigurationError, match="text, json"):
+        configure_logs("xml")

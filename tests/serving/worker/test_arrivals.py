@@ -1,0 +1,168 @@
+"""The decode worker's side of pulled and checksummed hand-offs."""
+
+import pytest
+import torch
+
+from support.scheduled import EPOCH, request, scheduler
+from twofold.engine.base import KvLayout, LayerShape
+from twofold.instance import Role
+from twofold.request import SamplingParams
+from twofold.serving.messages import HandoffEnded, HandoffOffered, HandoffTaken, Peer, RequestFailed
+from twofold.serving.worker import arrivals
+from twofold.serving.worker.peers import PeerDirectory
+from twofold.serving.worker.receiver import HandoffReceiver
+from twofold.serving.worker.sender import HandoffSender
+from twofold.serving.worker.state import KvLanding, TokenSequence, WorkerState
+from twofold.transport.pooled import add_checksums
+from twofold.transport.shared_memory import SharedMemoryTransport
+
+LAYOUT = KvLayout(layers=(LayerShape(2, 8, 8),) * 5, block_size=4, dtype="float32", itemsize=4)
+BLOCKS = 64
+SOURCE_BLOCKS = (7, 8, 3)
+
+
+class Sent(list):
+    """Outbox stub that records messages and their addresses."""
+
+    def send(self, address, message):
+        self.append((address, message))
+
+
+class Decode:
+    """Worker state and receiver of a decode worker, stepped by hand, with the source's KV pool in this process."""
+
+    def __init__(self):
+        self.source = SharedMemoryTransport("p", 11, LAYOUT, BLOCKS, "cpu")
+        for layer in range(5):
+            for part in self.source.engine_pool.block_rows(layer):
+                part.copy_(torch.randint(0, 256, part.shape, dtype=torch.uint8))
+        ours = SharedMemoryTransport("d", EPOCH, LAYOUT, BLOCKS, "cpu")
+        self.state = WorkerState(
+            instance="d",
+            role=Role.DECODE,
+            scheduler=scheduler("decode", num_blocks=BLOCKS),
+            sender=HandoffSender(5, lambda: 0.0),
+            receiver=HandoffReceiver(),
+            landing=KvLanding(),
+            peers=PeerDirectory(ours),
+            outbox=Sent(),
+            controller="controller",
+        )
+        self.pool = ours.landing_pool
+        self.state.peers.update([Peer(inbox="p's", memory=self.source.descriptor)])
+        self.state.sequences["a"] = TokenSequence(SamplingParams(max_tokens=3), offset=10)
+        self.state.scheduler.reserve(request("a"), "p")
+        (self.lease,) = self.state.scheduler.grant(0.0)
+        self.work = arrivals.HandoffReader(self.state, lambda _: 2)
+
+    def offer(self, **changed):
+        fields = {"epoch": EPOCH, "source_epoch": 11, "first_token": 5, **changed}
+        message = HandoffOffered(request_id="a", source="p", blocks=SOURCE_BLOCKS, **fields)
+        arrivals.offered(self.state, message)
+
+    def next_incoming(self):
+        (incoming,) = self.state.receiver._waiting
+        return incoming
+
+    def receive(self):
+        incoming = self.next_incoming()
+        self.work.receive(incoming)
+        self.work.ended(incoming)
+        return incoming
+
+    def sent(self, kind):
+        return [(to, message) for to, message in self.state.outbox if isinstance(message, kind)]
+
+    def ran(self):
+        batch = self.state.scheduler.next_batch(0.0)
+        return [] if batch is None else [item.request_id for item in batch.items]
+
+    def same_as_source(self):
+        return all(
+            torch.equal(ours[list(self.lease.blocks[:3])], theirs[list(SOURCE_BLOCKS)])
+            for layer in range(5)
+            for ours, theirs in zip(
+                self.pool.block_rows(layer), self.source.engine_pool.block_rows(layer), strict=True
+            )
+        )
+
+    def sums(self):
+        made = [0] * 3
+        add_checksums(self.source.engine_pool, range(5), SOURCE_BLOCKS, made)
+        return made
+
+
+@pytest.mark.parametrize("checked", [False, True])
+def test_an_offered_kv_cache_is_read_decoded_and_released(checked):
+    decode = Decode()
+    decode.offer(checksums=decode.sums() if checked else None)
+    decode.receive()
+    assert decode.same_as_source()
+    assert decode.sent(HandoffTaken) == [
+        ("p's", HandoffTaken(request_id="a", epoch=11, bytes_moved=3 * LAYOUT.bytes_per_block))
+    ]
+    assert decode.ran() == ["a"]
+
+
+def test_blocks_stay_held_while_a_read_is_in_flight():
+    decode = Decode()
+    decode.offer()
+    incoming = decode.next_incoming()
+    decode.state.abort("a")
+    assert incoming.cancelled
+    assert decode.state.scheduler.blocks.num_in_flight == len(decode.lease.blocks)
+    decode.work.ended(incoming)
+    assert decode.state.scheduler.status().idle
+    assert [message.bytes_moved for _, message in decode.sent(HandoffTaken)] == [None]
+
+
+def test_a_lost_source_fails_the_request_after_pending_reads():
+    decode = Decode()
+    decode.offer()
+    incoming = decode.next_incoming()
+    assert decode.state.scheduler.peer_lost("p") == []
+    assert decode.state.scheduler.blocks.num_in_flight == len(decode.lease.blocks)
+    decode.state.receiver.cancel_from("p")
+    decode.work.ended(incoming)
+    assert [m.reason for _, m in decode.sent(RequestFailed)] == ["p ended during the hand-off"]
+    assert decode.state.scheduler.status().idle
+
+
+def test_an_offer_for_a_finished_request_is_declined():
+    decode = Decode()
+    decode.state.abort("a")
+    decode.offer()
+    assert [message.bytes_moved for _, message in decode.sent(HandoffTaken)] == [None]
+    assert decode.state.scheduler.status().idle
+
+
+@pytest.mark.parametrize("wrong", [{"epoch": EPOCH + 1}, {"source_epoch": 12}])
+def test_an_offer_of_another_epoch_is_not_read(wrong):
+    decode = Decode()
+    before = [part.clone() for part in decode.pool.block_rows(0)]
+    decode.offer(**wrong)
+    if "source_epoch" in wrong:
+        assert "is over" in decode.receive().error
+    assert all(torch.equal(a, b) for a, b in zip(decode.pool.block_rows(0), before, strict=True))
+    assert [message.bytes_moved for _, message in decode.sent(HandoffTaken)] == [None]
+
+
+@pytest.mark.parametrize("pulled", [True, False])
+def test_a_checksum_mismatch_fails_the_request(pulled):
+    decode = Decode()
+    damaged = [decode.sums()[0] ^ 1, *decode.sums()[1:]]
+    if pulled:
+        decode.offer(checksums=damaged)
+    else:
+        blocks = decode.lease.blocks[:3]
+        with decode.state.peers.connected("p", 11) as connection:
+            connection.read(range(5), SOURCE_BLOCKS, blocks)
+        arrivals.written(
+            decode.state, HandoffEnded(request_id="a", epoch=EPOCH, first_token=5, checksums=damaged)
+        )
+        assert decode.ran() == [], "it is not decoded before it was checked"
+    decode.receive()
+    (reason,) = [message.reason for _, message in decode.sent(RequestFailed)]
+    assert "1 of 3 KV blocks from p arrived at d with another checksum" in reason
+    assert decode.ran() == []
+    assert decode.state.scheduler.status().idle

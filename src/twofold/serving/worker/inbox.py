@@ -6,9 +6,8 @@ import sys
 import time
 from functools import partial
 
-from twofold.serving.controller.heartbeat import watchdog_clock
+from twofold.serving.controller.heartbeat import ALIVE_S, watchdog_clock
 from twofold.serving.controller.mailbox import Inbox
-from twofold.serving.controller.heartbeat import ALIVE_S
 from twofold.serving.messages import (
     Abort,
     Alive,

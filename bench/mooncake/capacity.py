@@ -37,8 +37,8 @@ def replayed(prompts: Prompts, capacity: int) -> float:
     cache = PrefixCache(capacity, create_eviction("lru"))
     for prompt in prompts:
         count = cache.match(prompt)
-        cache.touch(prompt, count, 0.0)
-        cache.insert(prompt, 0.0, start=count)
+        cache.touch(prompt, count)
+        cache.insert(prompt, start=count)
     return cache.hits / (cache.hits + cache.misses)
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from support import caches
 from support.caches import Seen
-from twofold.kvcache.cache import PrefixCache, RemovalReason
+from twofold.kvcache.cache import PinnedBlocks, PrefixCache, RemovalReason
 from twofold.kvcache.eviction import EVICTIONS, create_eviction
 from twofold.kvcache.eviction.lru import Lru
 
@@ -77,10 +77,10 @@ def test_the_cache_is_what_a_list_would_be(steps):
         assert found == plain.match(keys)
         if action == "ask":
             asked += found
-            cache.touch(keys, found, now)
+            cache.touch(keys, found)
             for key in keys[:found]:
                 plain.use(key)
-            assert cache.insert(keys, now, found) == plain.insert(keys, found)
+            assert cache.insert(keys, found) == plain.insert(keys, found)
         elif action == "hold" and keys[0] in cache:
             cache.hold(keys[0])
             plain.holds[keys[0]] += 1
@@ -106,10 +106,10 @@ def test_no_rule_exceeds_the_capacity_or_changes_what_is_reported(name, prompts)
     """What insert says has gone is gone, and the counters say how much came and went."""
     cache, there = PrefixCache(CAPACITY, create_eviction(name)), set()
     gone = 0
-    for now, keys in enumerate(prompts):
+    for keys in prompts:
         found = cache.match(keys)
-        cache.touch(keys, found, now)
-        evicted = cache.insert(keys, now, found)
+        cache.touch(keys, found)
+        evicted = cache.insert(keys, found)
         gone += len(evicted)
         there = {key for key in there | set(keys) if key in cache}
         assert not set(evicted) & there
@@ -128,78 +128,56 @@ def cache(seen):
     return PrefixCache(4, Lru(), seen)
 
 
-def test_a_partial_block_takes_room_and_is_not_found(cache, seen):
-    """Nobody reads what is still being written, and it is not evicted meanwhile."""
-    cache.put(1, 0, partial=True)
-    assert (cache.match((1,)), len(cache), 1 in cache) == (0, 1, False)
-    cache.insert((2, 3), 0.0)
-    cache.insert((4, 5), 1.0)
-    assert cache.knows(1)
-    cache.complete(1)
-    assert cache.match((1,)) == 1
-    assert seen.keys == {1, 3, 4, 5}
-
-
-def test_a_block_that_was_never_completed_leaves_without_a_word(cache, seen):
-    """Its writer died: nobody was told that it was there, so nobody is told that it is not."""
-    cache.put(1, 0, partial=True)
-    cache.remove(1, RemovalReason.DROPPED)
-    assert len(cache) == 1, "its memory may still be written"
-    cache.release(1)
-    assert (len(cache), seen.reasons, cache.removals[RemovalReason.DROPPED]) == (0, [], 1)
-
-
-def test_a_damaged_block_is_not_found_again_and_stays_while_it_is_read(cache, seen):
-    """The room of a block is given away only when nobody reads it, and a pin does not keep damage."""
-    cache.insert((1, 2), 0.0)
+def test_a_held_block_cannot_be_removed(cache, seen):
+    cache.insert((1, 2))
     cache.pin((1,), 100.0)
     cache.hold(1)
-    cache.hold(1)
-    cache.remove(1, RemovalReason.DAMAGED)
-    cache.remove(1, RemovalReason.DAMAGED)
-    assert (cache.match((1, 2)), len(cache), cache.pinned) == (0, 2, 0)
+    with pytest.raises(ValueError, match="held"):
+        cache.remove(1, RemovalReason.DAMAGED)
     cache.release(1)
-    assert len(cache) == 2
-    cache.release(1)
-    assert (len(cache), seen.keys, seen.reasons) == (1, {2}, [RemovalReason.DAMAGED])
+    cache.remove(1, RemovalReason.DAMAGED)
+    assert (cache.match((1, 2)), len(cache), cache.pinned) == (0, 1, 0)
+    assert (seen.keys, seen.reasons) == ({2}, [RemovalReason.DAMAGED])
 
 
 def test_what_is_held_is_not_evicted_even_if_nothing_else_can_be_stored(cache):
     """Then the rest of the prompt is not stored."""
-    cache.insert((1, 2, 3, 4), 0.0)
+    cache.insert((1, 2, 3, 4))
     for key in (1, 2, 3):
         cache.hold(key)
-    assert cache.insert((5,), 1.0) == [4]
+    assert cache.insert((5,)) == [4]
     cache.hold(5)
     assert not cache.has_room
-    assert cache.insert((6, 7), 2.0) == []
+    assert cache.insert((6, 7)) == []
     assert cache.match((6,)) == 0
 
 
 def test_a_pin_lasts_until_its_time_and_the_longest_counts(cache):
     """Context caching: a prompt stays for its time to live, however little it is used."""
-    cache.insert((1, 2), 0.0)
+    cache.insert((1, 2))
     assert cache.pin((1, 2, 9), 10.0) == 2
     assert cache.pin((1,), 5.0) == 1
     assert cache.pin((1,), 20.0) == 1
-    cache.insert((3, 4, 5, 6), 9.9)
+    cache.expire(9.9)
+    cache.insert((3, 4, 5, 6))
     assert (cache.match((1, 2)), cache.pinned) == (2, 2)
-    cache.insert((7, 8, 9), 10.0)
+    cache.expire(10.0)
+    cache.insert((7, 8, 9))
     assert (1 in cache, 2 in cache, cache.pinned) == (True, False, 1)
-    cache.unpin((1,))
-    assert cache.pinned == 0
+    assert cache.unpin_next()
+    assert (cache.pinned, cache.unpin_next()) == (0, False)
 
 
 def test_only_half_of_the_memory_can_be_pinned(cache):
     """Somebody who pins everything leaves room for others."""
-    cache.insert((1, 2, 3, 4), 0.0)
+    cache.insert((1, 2, 3, 4))
     assert cache.pin((1, 2, 3, 4), 10.0) == 2
     assert cache.pin((1, 2), 20.0) == 2, "what is pinned can be pinned for longer"
 
 
 def test_a_prompt_does_not_push_out_its_own_beginning(cache):
     """What has no room is its end."""
-    assert cache.insert((1, 2, 3, 4, 5, 6), 0.0) == []
+    assert cache.insert((1, 2, 3, 4, 5, 6)) == []
     assert cache.match((1, 2, 3, 4, 5, 6)) == 4
     assert cache.misses == 6
 
@@ -208,3 +186,46 @@ def test_a_cache_has_room():
     """None at all is a mistake of the caller."""
     with pytest.raises(ValueError, match="room for at least one block"):
         PrefixCache(0, Lru())
+
+
+def test_the_longest_of_several_counts():
+    """A block that is pinned again for less stays as long as it was to."""
+    pins = PinnedBlocks()
+    for until in (10.0, 30.0, 20.0):
+        pins.pin(1, until)
+    assert (pins.expire(29.0), len(pins)) == ([], 1)
+    assert (pins.expire(30.0), len(pins)) == ([1], 0)
+
+
+def test_who_is_first():
+    """Whose time is up first, among those that are pinned now."""
+    pins = PinnedBlocks()
+    for key, until in ((1, 30.0), (2, 20.0), (3, 10.0)):
+        pins.pin(key, until)
+    assert pins.next() == 3
+    pins.pin(3, 40.0)
+    pins.drop(2)
+    assert pins.next() == 1
+    pins.expire(40.0)
+    assert pins.next() is None
+
+
+def test_pinning_again_and_again_takes_no_more_memory():
+    """Whatever a client asks for; and what was dropped and pinned again ends once."""
+    pins = PinnedBlocks()
+    for number in range(1000):
+        pins.pin(number % 7, float(number))
+        if number % 3 == 0:
+            pins.drop(number % 7)
+    assert len(pins._expiries) < 40
+    left = len(pins)
+    assert len(pins.expire(1000.0)) == left
+
+
+def test_the_end_of_a_prompt_goes_before_its_beginning():
+    """Where their time is up together."""
+    pins = PinnedBlocks()
+    for key in (1, 2, 3):
+        pins.pin(key, 10.0)
+    assert pins.next() == 3
+    assert pins.expire(10.0) == [3, 2, 1]

@@ -81,5 +81,7 @@ def test_a_rule_remembers_no_more_than_it_has(name):
 
 def test_an_unknown_rule_is_refused():
     """In a sentence that names those there are."""
-    with pytest.raises(ConfigurationError, match="no eviction rule 'fifo'; there are lru, lfu, length-aware"):
+    with pytest.raises(
+        ConfigurationError, match="unknown eviction policy 'fifo': choose one of lru, lfu, length-aware"
+    ):
         create_eviction("fifo")

@@ -23,7 +23,7 @@ def leading(blocks, keys):
 @settings(max_examples=400)
 @given(steps, st.lists(prompts, min_size=1, max_size=5))
 def test_the_index_says_what_looking_at_every_instance_would(steps, asked):
-    """Longest prefix and who has it, everybody's prefix, and replicas, after whatever has happened."""
+    """Longest prefix and who has it, everybody's prefix, after whatever has happened."""
     index, there = PrefixIndex(), {name: set() for name in NAMES}
     for action, name, keys in steps:
         if action == "stored":
@@ -45,7 +45,6 @@ def test_the_index_says_what_looking_at_every_instance_would(steps, asked):
         )
         assert index.prefixes(keys) == {name: length for name, length in prefixes.items() if length}
         assert {name: index.prefix(name, keys) for name in NAMES} == prefixes
-        assert index.replicas(keys[0]) == sum(keys[0] in blocks for blocks in there.values())
 
 
 def test_lost_instances_leave_nothing_behind():
@@ -60,16 +59,3 @@ def test_lost_instances_leave_nothing_behind():
     assert len(index) < 2 + 20
     assert max(having.bit_length() for having in index._holders.values()) < 40
     assert index.instances == ("stays",)
-
-
-def test_the_blocks_that_most_instances_have():
-    """Hot blocks spread; this says how far."""
-    index = PrefixIndex()
-    index.stored("a", (1, 2))
-    index.stored("b", (1, 2, 3))
-    index.stored("c", (1,))
-    index.lost("b")
-    assert index.most_replicated(2) == [(1, 2), (2, 1)]
-    assert index.replicas(3) == 0
-    index.removed("nobody", (1,))
-    assert index.replicas(1) == 2

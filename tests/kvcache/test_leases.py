@@ -72,7 +72,7 @@ def test_time_in_which_nobody_listened_counts_against_nobody(book, held):
 def test_a_request_has_one_lease_at_a_time(book, held):
     """Two sources would write over each other."""
     book.grant(held, "prefill-0", now=0.0)
-    with pytest.raises(ValueError, match="there is a lease for r already"):
+    with pytest.raises(ValueError, match="r already has a lease"):
         book.grant(held, "prefill-1", now=0.0)
 
 

@@ -13,12 +13,12 @@ from twofold.kvcache.tiers import TieredCache
 prompts = caches.prompts(alphabet=3, longest=8)
 
 
-def ask(cache, keys, now):
+def ask(cache, keys):
     """What a prefill does; returns what is gone, and how many blocks it found."""
     found = cache.match(keys)
     count = found if isinstance(found, int) else sum(found)
-    gone = cache.touch(keys, count, now) or []
-    return gone + cache.insert(keys, now, count), count
+    gone = cache.touch(keys, count) or []
+    return gone + cache.insert(keys, count), count
 
 
 @settings(max_examples=300)
@@ -30,8 +30,8 @@ def test_tiers_of_lru_are_one_lru_of_their_sum(prompts, upper, lower):
     """
     one = PrefixCache(upper + lower, Lru())
     tiers = TieredCache([PrefixCache(upper, Lru()), PrefixCache(lower, Lru())])
-    for now, keys in enumerate(prompts):
-        assert ask(tiers, keys, now) == ask(one, keys, now)
+    for keys in prompts:
+        assert ask(tiers, keys) == ask(one, keys)
         assert len(tiers) == len(one)
     assert sum(tier.hits for tier in tiers.tiers) == one.hits
     assert tiers.tiers[0].misses == one.misses
@@ -40,16 +40,15 @@ def test_tiers_of_lru_are_one_lru_of_their_sum(prompts, upper, lower):
 @pytest.mark.parametrize("name", EVICTIONS)
 @given(prompts=st.lists(st.tuples(prompts, st.booleans()), max_size=40))
 def test_a_block_is_in_one_tier_and_no_tier_is_overfull(name, prompts):
-    """With any rule, and with some blocks held and pinned."""
+    """With any rule, and with some blocks held."""
     cache = TieredCache([PrefixCache(capacity, create_eviction(name)) for capacity in (2, 3, 4)])
     known, held = set(), []
-    for now, (keys, holds) in enumerate(prompts):
+    for keys, holds in prompts:
         known.update(keys)
-        ask(cache, keys, now)
+        ask(cache, keys)
         if holds and keys[0] in cache:
             cache.hold(keys[0])
             held.append(keys[0])
-            cache.pin(keys[:2], now + 3)
         elif held:
             cache.release(held.pop())
         for key in known:
@@ -67,8 +66,8 @@ def cache():
 
 def test_match_says_how_many_blocks_come_from_which_tier(cache):
     """Each tier loads at a speed of its own."""
-    cache.insert((1, 2), 0.0)
-    cache.insert((3,), 0.0)
+    cache.insert((1, 2))
+    cache.insert((3,))
     assert cache.match((1, 2, 3, 4)) == [2, 1]
     assert cache.match((4, 1)) == [0, 0]
     assert (cache.tier_of(1), cache.tier_of(3), cache.tier_of(4)) == (1, 0, None)
@@ -76,42 +75,33 @@ def test_match_says_how_many_blocks_come_from_which_tier(cache):
 
 def test_what_is_hit_comes_up_and_is_counted_where_it_was(cache):
     """And what makes room for it goes down."""
-    cache.insert((1, 2), 0.0)
-    cache.insert((3,), 0.0)
-    assert cache.touch((1,), 1, 1.0) == []
+    cache.insert((1, 2))
+    cache.insert((3,))
+    assert cache.touch((1,), 1) == []
     assert (cache.tier_of(1), cache.tier_of(2)) == (0, 1)
     assert [tier.hits for tier in cache.tiers] == [0, 1]
     assert cache.tiers[1].removals[RemovalReason.MOVED] == 1
-    assert cache.insert((4, 5), 2.0) == [2]
+    assert cache.insert((4, 5)) == [2]
 
 
 def test_a_block_that_is_held_stays_where_it_is(cache):
     """Somebody reads it there; what does not fit in the first tier goes to the next."""
-    cache.insert((1, 2), 0.0)
-    cache.insert((3,), 0.0)
+    cache.insert((1, 2))
+    cache.insert((3,))
     for key in (1, 2, 3):
         cache.hold(key)
-    cache.touch((1,), 1, 1.0)
+    cache.touch((1,), 1)
     assert cache.tier_of(1) == 1
-    assert cache.insert((4,), 2.0) == []
+    assert cache.insert((4,)) == []
     assert cache.tier_of(4) == 1
     cache.hold(4)
-    assert cache.insert((5,), 3.0) == [5], "there is no room for it anywhere"
+    assert cache.insert((5,)) == [5], "there is no room for it anywhere"
     cache.release(1)
-    cache.touch((1,), 1, 4.0)
+    cache.touch((1,), 1)
     assert cache.tier_of(1) == 1, "nothing in the first tier may go for it"
     cache.release(2)
-    cache.touch((1,), 1, 5.0)
+    cache.touch((1,), 1)
     assert cache.tier_of(1) == 0
-
-
-def test_a_block_that_is_being_written_is_not_stored_twice(cache):
-    """It takes room in its tier already."""
-    cache.tiers[0].put(1, 0, partial=True)
-    assert cache.insert((1, 2), 0.0) == []
-    assert len(cache) == 2
-    cache.tiers[0].complete(1)
-    assert cache.match((1, 2)) == [2, 0]
 
 
 def test_whoever_is_not_here_cannot_be_held(cache):

@@ -3,7 +3,7 @@
 import pytest
 
 from support.scheduled import EPOCH, arrive, ran, request, scheduler
-from twofold.kvcache.allocator import BlockCounts
+from twofold.kvcache.allocator import BlockAllocator
 from twofold.kvcache.paged import PagedBlockAllocator
 
 
@@ -63,7 +63,7 @@ def test_what_cannot_join_yet_is_no_change(happens):
     assert not made.changed
 
 
-@pytest.mark.parametrize("accounts", [PagedBlockAllocator, BlockCounts])
+@pytest.mark.parametrize("accounts", [PagedBlockAllocator, BlockAllocator])
 def test_a_hand_off_that_ends_makes_room_for_what_waits(accounts):
     """A prompt without memory begins when the KV cache of another has left."""
     made = scheduler("prefill", num_blocks=8, accounts=accounts)

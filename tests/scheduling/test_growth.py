@@ -3,7 +3,7 @@
 import pytest
 
 from support.scheduled import EPOCH, request, scheduler, step
-from twofold.kvcache.allocator import BlockCounts
+from twofold.kvcache.allocator import BlockAllocator
 from twofold.scheduling.instance.swap_preemption import SwapPreemption
 
 
@@ -149,4 +149,4 @@ def test_one_that_stops_by_itself_takes_no_more_memory():
 def test_memory_grows_by_something():
     """A step of nothing would never end."""
     with pytest.raises(ValueError, match="at least one token"):
-        SwapPreemption(BlockCounts(1, 1), BlockCounts(1, 1), 0)
+        SwapPreemption(BlockAllocator(1, 1), BlockAllocator(1, 1), 0)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from support.virtual_cluster import VirtualCluster
 from twofold.handoff import HandoffMode
 from twofold.instance import Role
-from twofold.kvcache.allocator import BlockCounts
+from twofold.kvcache.allocator import BlockAllocator
 from twofold.kvcache.paged import PagedBlockAllocator
 from twofold.request import Request
 from twofold.scheduling.routers import ROUTERS
@@ -90,7 +90,7 @@ def test_every_request_ends_once_with_its_tokens_in_order_and_finds_its_own_kv(w
 def test_runs_of_iterations_are_cut_where_memory_runs_out(world, sizes):
     """Taken together or one by one, with numbered blocks or counted ones, all ends as it does, after the same swaps."""
     _, _, single = run(world, sizes)
-    _, _, together = run(world, sizes, runs=True, accounts=BlockCounts)
+    _, _, together = run(world, sizes, runs=True, accounts=BlockAllocator)
     assert story(single) == story(together)
     assert swaps(single) == swaps(together)
 

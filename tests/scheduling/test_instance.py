@@ -3,7 +3,7 @@
 import pytest
 
 from support.scheduled import EPOCH, arrive, ran, request, scheduler, step
-from twofold.kvcache.allocator import BlockCounts
+from twofold.kvcache.allocator import BlockAllocator
 from twofold.kvcache.paged import PagedBlockAllocator
 from twofold.request import FinishReason
 
@@ -63,7 +63,7 @@ def test_leases_wait_for_room_first_come_first_served():
     assert [lease.request_id for lease in decode.grant(0.0)] == ["b", "c"]
 
 
-@pytest.mark.parametrize("accounts", [PagedBlockAllocator, BlockCounts])
+@pytest.mark.parametrize("accounts", [PagedBlockAllocator, BlockAllocator])
 def test_a_lease_at_once_passes_the_queue_or_changes_nothing(accounts):
     """For drivers that ask again and again instead of waiting their turn."""
     decode = scheduler("decode", num_blocks=10, accounts=accounts)

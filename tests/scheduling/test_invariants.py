@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from support.virtual_cluster import VirtualCluster
 from twofold.instance import Role
-from twofold.kvcache.allocator import BlockCounts
+from twofold.kvcache.allocator import BlockAllocator
 from twofold.kvcache.paged import PagedBlockAllocator
 from twofold.request import Request
 from twofold.scheduling.instance.kv_reservation import FULL_RESERVATION, KvReservation
@@ -117,7 +117,7 @@ def preemptions(world):
 
 @settings(max_examples=600)
 @given(
-    worlds, sizes, milliseconds, milliseconds, budgets, st.sampled_from([PagedBlockAllocator, BlockCounts])
+    worlds, sizes, milliseconds, milliseconds, budgets, st.sampled_from([PagedBlockAllocator, BlockAllocator])
 )
 def test_every_request_ends_once_with_its_tokens_in_order_and_no_block_is_left(
     world, sizes, per_token, transfer, budget, accounts
@@ -137,7 +137,7 @@ def test_the_same_input_gives_the_same_result(world, sizes, per_token, transfer,
     how = {"budget": budget}
     first = run(world, sizes, per_token, transfer, **how)[2]
     second = run(world, sizes, per_token, transfer, **how)[2]
-    counted = run(world, sizes, per_token, transfer, accounts=BlockCounts, **how)[2]
+    counted = run(world, sizes, per_token, transfer, accounts=BlockAllocator, **how)[2]
     assert first.tokens == second.tokens == counted.tokens
     assert story(first) == story(second) == story(counted)
 
@@ -148,7 +148,7 @@ def test_runs_of_iterations_end_requests_when_single_iterations_do(world, sizes,
     """A run that is cut wherever the scheduler says `changed` is the same as asking at every boundary."""
     how = {"budget": budget}
     single = run(world, sizes, per_token, transfer, **how)[2]
-    together = run(world, sizes, per_token, transfer, runs=True, accounts=BlockCounts, **how)[2]
+    together = run(world, sizes, per_token, transfer, runs=True, accounts=BlockAllocator, **how)[2]
     assert (
         story(single)[:-1] == story(together)[:-1]
     )  # all but the time of the last event, which may be a run's cut end

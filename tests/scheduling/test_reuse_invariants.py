@@ -128,7 +128,7 @@ def test_the_random_clusters_reuse_copy_and_evict():
     copies = 0
     for cluster in CLUSTERS:
         _, _, done = run(world | {"cluster": cluster}, sizes)
-        assert sum(instance.shared.hits for instance in done.instances.values()) > 40
+        assert sum(instance.shared.cache.hits for instance in done.instances.values()) > 40
         copies += sum(contents.shared_copies for contents in done.contents.values())
         if cluster in FIXED:
             assert sum(instance.status().blocks_evicted for instance in done.instances.values()) > 0

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.scheduled import EPOCH, request, scheduler
-from twofold.kvcache.allocator import BlockCounts
+from twofold.kvcache.allocator import BlockAllocator
 from twofold.kvcache.paged import PagedBlockAllocator
 from twofold.scheduling.batchers import BATCHERS
 from twofold.scheduling.instance.batcher import SchedulingBudget
@@ -122,7 +122,7 @@ def one_round(together, single, during, count):
 def test_a_run_of_iterations_is_as_many_single_ones(batcher, rounds, budget, memory):
     """First tokens, ends, leases, memory, queues, preemptions and what is due next, whatever happens in between."""
     how = {"num_blocks": 24, "max_num_seqs": 6, "budget": budget, "memory": memory}
-    together = Side(scheduler(batcher, accounts=BlockCounts, **how))
+    together = Side(scheduler(batcher, accounts=BlockAllocator, **how))
     single = Side(scheduler(batcher, accounts=PagedBlockAllocator, **how))
     for before, during, count in rounds:
         for command in before:

@@ -169,7 +169,7 @@ def test_replaying_a_live_run_takes_the_same_decisions(flags, tiny_model_dir, tm
     virtual = VirtualRun()
     virtual.run(journals)
     assert len(virtual.placements) == 80
-    assert any(i.shared is not None and i.shared.hits for i in virtual.instances.values())
+    assert any(i.shared is not None and i.shared.cache.hits for i in virtual.instances.values())
     # 60 answers of 16 tokens, 20 at once: 48 iterations at the least, each begun and completed.
     assert virtual.decisions >= 80 + 2 * 48
     assert all(instance.status().idle for instance in virtual.instances.values())

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from twofold.batch import BatchItem
-from twofold.kvcache.allocator import BlockCounts
+from twofold.kvcache.allocator import BlockAllocator
 from twofold.request import Request
 from twofold.scheduling.instance.batcher import Batcher, SchedulerOutput, SchedulingBudget
 from twofold.scheduling.instance.queues import Queues
@@ -61,7 +61,7 @@ def decoding(count: int) -> State:
 
 
 def room(blocks: int = 1000, seats: int = 64, block_size: int = 16) -> SchedulingBudget:
-    return SchedulingBudget(BlockCounts(max(blocks, 1), block_size), blocks, seats)
+    return SchedulingBudget(BlockAllocator(max(blocks, 1), block_size), blocks, seats)
 
 
 def merged(states: tuple[State, ...]) -> Queues:

@@ -15,7 +15,7 @@ from support.kv_contents import KvContents
 from twofold.batch import Batch
 from twofold.handoff import HandoffMode, Lease
 from twofold.instance import Role
-from twofold.kvcache.allocator import BlockAllocator, BlockCounts
+from twofold.kvcache.allocator import BlockAllocator
 from twofold.kvcache.leases import LeaseTable
 from twofold.kvcache.paged import PagedBlockAllocator, PrefixBlockAllocator
 from twofold.request import BlockKey, FinishReason, Phase, Request
@@ -83,7 +83,7 @@ class VirtualCluster:
             made = BATCHERS[batcher](budget, max_num_seqs)
             growth = None
             if swap_blocks and batcher in GROWING:
-                host = BlockCounts if accounts is BlockCounts else PagedBlockAllocator
+                host = BlockAllocator if accounts is BlockAllocator else PagedBlockAllocator
                 growth = SwapPreemption(blocks, host(swap_blocks, block_size), step_tokens)
             self.instances[name] = InstanceScheduler(made, blocks, leases, max_num_seqs, memory, growth)
             self.contents[name] = KvContents(self.instances[name], self._keys_of)

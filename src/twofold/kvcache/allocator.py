@@ -1,16 +1,9 @@
-"""The block accounts: who holds how much of an instance's paged KV cache.
+"""Block allocation: how many blocks of a paged KV cache each request holds.
 
-Blocks are held by their owner (the request that needs their contents) and by transfers (reads or writes that
-may still touch their memory). They are free only when neither holds them, so an aborted request never gives
-away memory that a peer, or the running batch, is still writing to.
-
-A live worker needs to know which blocks (`blocks.BlockManager`); a simulation needs to know how many
-(`counts.BlockCounts`), at a cost that does not grow with the length of a prompt.
-
-Block accounts that count: each operation takes the same time however many blocks it is about.
+A block stays allocated while its owner needs the contents or a transfer may still touch the memory. An aborted
+request therefore never frees blocks that a peer, or the running batch, is still writing.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from mypy_extensions import mypyc_attr
@@ -20,7 +13,7 @@ from twofold.errors import OutOfBlocksError
 
 @mypyc_attr(free_list_len=1)
 class BlockAllocation:
-    """Blocks given to `owner` at once or bit by bit; they become free together, when nothing holds them."""
+    """Blocks of one owner. They become free together, once released and no longer in transfer."""
 
     __slots__ = ("blocks", "owned", "owner", "transfers")
 
@@ -32,106 +25,85 @@ class BlockAllocation:
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class BlockAllocator(ABC):
-    """Accounts of `num_blocks` blocks of `block_size` tokens each, of which `num_free` can be given.
+class BlockAllocator:
+    """Counts the free blocks of a cache of `num_blocks` blocks with `block_size` tokens each.
 
-    `num_in_flight` counts those that some transfer may still touch: all of their owner's, with what it gets meanwhile.
+    Every operation takes constant time, so simulations use this class as it is. The allocators of a live worker
+    (`paged.py`) also track block ids. `num_in_flight` counts the blocks that a transfer may still touch.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         if num_blocks < 1 or block_size < 1:
-            raise ValueError("block accounts need at least one block of at least one token")
+            raise ValueError("a block allocator needs at least one block of at least one token")
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.num_free = num_blocks
         self.num_in_flight = 0
 
-    @abstractmethod
-    def blocks_of(self, grant: BlockAllocation) -> Sequence[int]:
-        """The blocks of a grant in the order of its tokens; empty where only their number is known."""
-        ...
-
-    @abstractmethod
-    def _give(self, grant: BlockAllocation, blocks: int) -> None:
-        """That many more free blocks are the grant's."""
-        ...
-
-    @abstractmethod
-    def _take_back(self, grant: BlockAllocation) -> None:
-        """All blocks of the grant are free."""
-        ...
+    def blocks_of(self, allocation: BlockAllocation) -> Sequence[int]:  # noqa: ARG002
+        """Block ids of an allocation in token order; empty where only numbers are tracked."""
+        return ()
 
     def blocks_for(self, tokens: int) -> int:
-        """How many blocks `tokens` tokens take."""
+        """Number of blocks that hold `tokens` tokens."""
         return -(-tokens // self.block_size)
 
     def fits(self, tokens: int) -> bool:
-        """Whether `tokens` more tokens would get blocks now."""
+        """Whether blocks for `tokens` more tokens are free."""
         return -(-tokens // self.block_size) <= self.num_free
 
     def allocate(self, owner: str, tokens: int) -> BlockAllocation:
-        """Give an owner blocks for `tokens` tokens; raises OutOfBlocksError and changes nothing if they lack."""
-        grant = BlockAllocation(owner, 0)
-        self.extend(grant, tokens)
-        return grant
+        """Allocate blocks for `tokens` tokens. Raises OutOfBlocksError and changes nothing if too few are free."""
+        allocation = BlockAllocation(owner, 0)
+        self.extend(allocation, tokens)
+        return allocation
 
-    def extend(self, grant: BlockAllocation, tokens: int) -> None:
-        """Give an owner blocks for `tokens` tokens more; raises OutOfBlocksError and changes nothing if they lack."""
+    def extend(self, allocation: BlockAllocation, tokens: int) -> None:
+        """Add blocks for `tokens` tokens. Raises OutOfBlocksError and changes nothing if too few are free."""
         blocks = -(-tokens // self.block_size)
         if blocks > self.num_free:
-            raise OutOfBlocksError(f"{grant.owner} needs {blocks} blocks and {self.num_free} are free")
-        self._give(grant, blocks)
+            raise OutOfBlocksError(f"{allocation.owner} needs {blocks} blocks and {self.num_free} are free")
+        self._assign(allocation, blocks)
         self.num_free -= blocks
-        grant.blocks += blocks
-        if grant.transfers:
+        allocation.blocks += blocks
+        if allocation.transfers:
             self.num_in_flight += blocks
 
-    def release(self, grant: BlockAllocation) -> None:
-        """The owner is done with its blocks; they become free when no transfer touches them."""
-        if not grant.owned:
-            raise ValueError(f"{grant.owner} does not own these blocks any more")
-        grant.owned = False
-        if not grant.transfers:
-            self._free(grant)
+    def release(self, allocation: BlockAllocation) -> None:
+        """End the owner's use of the blocks. They become free when no transfer touches them."""
+        if not allocation.owned:
+            raise ValueError(f"{allocation.owner} does not own these blocks any more")
+        allocation.owned = False
+        if not allocation.transfers:
+            self._free(allocation)
 
-    def freed_by(self, grants: Sequence[BlockAllocation]) -> int:
-        """How many blocks become free when these grants, which no transfer touches, are all released."""
+    def freed_by(self, allocations: Sequence[BlockAllocation]) -> int:
+        """Number of blocks that releasing these allocations frees, if no transfer touches them."""
         blocks = 0
-        for grant in grants:
-            blocks += grant.blocks
+        for allocation in allocations:
+            blocks += allocation.blocks
         return blocks
 
-    def begin_transfer(self, grant: BlockAllocation) -> None:
-        """From now on one transfer more may touch these blocks."""
-        if not grant.owned:
-            raise ValueError(f"{grant.owner} does not own these blocks any more")
-        grant.transfers += 1
-        if grant.transfers == 1:
-            self.num_in_flight += grant.blocks
+    def begin_transfer(self, allocation: BlockAllocation) -> None:
+        """Count one more transfer that may touch the blocks."""
+        if not allocation.owned:
+            raise ValueError(f"{allocation.owner} does not own these blocks any more")
+        allocation.transfers += 1
+        if allocation.transfers == 1:
+            self.num_in_flight += allocation.blocks
 
-    def end_transfer(self, grant: BlockAllocation) -> None:
-        """One of the transfers that were begun will touch these blocks no more."""
-        if not grant.transfers:
-            raise ValueError(f"no transfer of the blocks of {grant.owner} is in flight")
-        grant.transfers -= 1
-        if not grant.transfers:
-            self.num_in_flight -= grant.blocks
-            if not grant.owned:
-                self._free(grant)
+    def end_transfer(self, allocation: BlockAllocation) -> None:
+        """End one transfer; frees the blocks if it was the last and the owner has released them."""
+        if not allocation.transfers:
+            raise ValueError(f"no transfer of the blocks of {allocation.owner} is in flight")
+        allocation.transfers -= 1
+        if not allocation.transfers:
+            self.num_in_flight -= allocation.blocks
+            if not allocation.owned:
+                self._free(allocation)
 
-    def _free(self, grant: BlockAllocation) -> None:
-        self.num_free += grant.blocks
-        self._take_back(grant)
+    def _assign(self, allocation: BlockAllocation, blocks: int) -> None:
+        """Hook: choose the ids of `blocks` more blocks."""
 
-
-class BlockCounts(BlockAllocator):
-    """`BlockAllocator` for a simulation."""
-
-    def blocks_of(self, grant: BlockAllocation) -> tuple[int, ...]:  # noqa: ARG002  (which they are, nobody knows)
-        return ()
-
-    def _give(self, grant: BlockAllocation, blocks: int) -> None:
-        pass
-
-    def _take_back(self, grant: BlockAllocation) -> None:
-        pass
+    def _free(self, allocation: BlockAllocation) -> None:
+        self.num_free += allocation.blocks

@@ -1,4 +1,4 @@
-"""Which instances have which blocks: what the Conductor asks for the longest prefix of a prompt."""
+"""Index of the instances that cache each block, for prefix-aware routing."""
 
 from collections.abc import Iterator, Sequence
 
@@ -6,45 +6,44 @@ from mypy_extensions import mypyc_attr
 
 from twofold.request import BlockKey
 
-_MOST_LOST = 16  # instances whose bits may lie around before they are swept out
-_BITS = [tuple(bit for bit in range(8) if byte >> bit & 1) for byte in range(256)]  # set in each byte
+_MAX_LOST = 16  # lost instances whose bits may remain in the index
+_BITS = [tuple(bit for bit in range(8) if byte >> bit & 1) for byte in range(256)]  # set bits of each byte
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class PrefixIndex:
-    """The blocks of each instance, as one set of bits per block: bit i stands for an instance.
+    """One bit set per block, in which each bit stands for an instance.
 
-    A question walks the chain of a prompt's keys only as far as some instance has all of it, with one operation on
-    such a set per block, however many instances there are. An instance that is lost is masked out at once; what the
-    index remembers of it is swept out later, so that the loss of a thousandth of a cluster does not cost a walk over
-    all blocks.
+    A lookup walks the keys of a prompt only while some instance has the whole prefix, with one bit operation per block
+    however many instances there are. A lost instance is masked out at once. Its bits are swept out later, because a
+    sweep visits every block.
     """
 
     def __init__(self) -> None:
         self._holders: dict[BlockKey, int] = {}
-        self._bits: dict[str, int] = {}  # the number of each instance's bit
+        self._bits: dict[str, int] = {}  # bit number of each instance
         self._names: dict[int, str] = {}
         self._live = 0
-        self._free: list[int] = []  # numbers that no block has a bit of
-        self._lost = 0  # the bits of instances that are gone
+        self._free: list[int] = []  # bit numbers that no block uses
+        self._lost = 0  # bits of lost instances
 
     def __len__(self) -> int:
-        """How many blocks are known, those of lost instances included until they are swept out."""
+        """Number of indexed blocks, including those of lost instances until the next sweep."""
         return len(self._holders)
 
     @property
     def instances(self) -> tuple[str, ...]:
-        """The instances that have stored something and were not lost since."""
+        """Instances that stored a block and were not lost since."""
         return tuple(self._bits)
 
     def stored(self, instance: str, keys: Sequence[BlockKey]) -> None:
-        """An instance has these blocks from now on."""
+        """Record that an instance has these blocks."""
         holders, bit = self._holders, 1 << self._number(instance)
         for key in keys:
             holders[key] = holders.get(key, 0) | bit
 
     def removed(self, instance: str, keys: Sequence[BlockKey]) -> None:
-        """An instance does not have these blocks any more."""
+        """Record that an instance dropped these blocks."""
         number = self._bits.get(instance)
         if number is None:
             return
@@ -57,20 +56,20 @@ class PrefixIndex:
                 holders.pop(key, None)
 
     def lost(self, instance: str) -> None:
-        """An instance is gone with all that it had; under the same name it starts anew."""
+        """Forget an instance and all its blocks. It may return under the same name without any."""
         number = self._bits.pop(instance, None)
         if number is None:
             return
         del self._names[number]
         self._live &= ~(1 << number)
         self._lost |= 1 << number
-        if self._lost.bit_count() > max(_MOST_LOST, len(self._bits)):
+        if self._lost.bit_count() > max(_MAX_LOST, len(self._bits)):
             self._sweep()
 
     def best(self, keys: Sequence[BlockKey]) -> tuple[int, list[str]]:
-        """How many leading blocks of a prompt some instance has at most, and which instances have so many.
+        """Length of the longest cached prefix of a prompt in blocks, and the instances that have it.
 
-        (0, []) where nobody has the first.
+        (0, []) if no instance has the first block.
         """
         holders, having, length = self._holders, self._live, 0
         for key in keys:
@@ -82,7 +81,7 @@ class PrefixIndex:
         return (length, self._named(having)) if length else (0, [])
 
     def prefixes(self, keys: Sequence[BlockKey]) -> dict[str, int]:
-        """How many leading blocks of a prompt each instance has; those that have none are not in it."""
+        """Number of leading blocks of a prompt by instance, for instances that have any."""
         holders, having, length = self._holders, self._live, 0
         found: dict[str, int] = {}
         if not having:
@@ -103,7 +102,7 @@ class PrefixIndex:
         return found
 
     def prefix(self, instance: str, keys: Sequence[BlockKey]) -> int:
-        """How many leading blocks of a prompt one instance has."""
+        """Number of leading blocks of a prompt that one instance has."""
         number = self._bits.get(instance)
         if number is None:
             return 0
@@ -113,20 +112,6 @@ class PrefixIndex:
                 break
             length += 1
         return length
-
-    def replicas(self, key: BlockKey) -> int:
-        """How many instances have a block."""
-        return (self._holders.get(key, 0) & self._live).bit_count()
-
-    def most_replicated(self, count: int) -> list[tuple[BlockKey, int]]:
-        """The blocks that most instances have, with how many: at most `count`, the most widespread first.
-
-        Looks at every block: for reports, not for decisions.
-        """
-        live = self._live
-        spread = [(key, (having & live).bit_count()) for key, having in self._holders.items()]
-        spread.sort(key=lambda block: -block[1])
-        return spread[:count]
 
     def _number(self, instance: str) -> int:
         number = self._bits.get(instance)
@@ -138,7 +123,7 @@ class PrefixIndex:
         return number
 
     def _named(self, bits: int) -> list[str]:
-        """The instances of a set of bits."""
+        """Names of the instances in a bit set."""
         return [self._names[number] for number in _numbers(bits)]
 
     def _sweep(self) -> None:
@@ -149,7 +134,7 @@ class PrefixIndex:
 
 
 def _numbers(bits: int) -> Iterator[int]:
-    """The numbers of the bits that are set, the lowest first."""
+    """Numbers of the set bits in ascending order."""
     for place, byte in enumerate(bits.to_bytes((bits.bit_length() + 7) >> 3, "little")):
         for number in _BITS[byte]:
             yield 8 * place + number

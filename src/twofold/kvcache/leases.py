@@ -1,4 +1,4 @@
-"""Leases: which peer may write which blocks of this instance, for how long."""
+"""Leases: which peer may write which blocks of an instance, and for how long."""
 
 from mypy_extensions import mypyc_attr
 
@@ -9,7 +9,7 @@ from twofold.kvcache.allocator import BlockAllocation, BlockAllocator
 
 @mypyc_attr(free_list_len=1)
 class _Term:
-    """A lease, the blocks that it is for, and until when it lasts without a sign of life from its source."""
+    """A lease, its blocks, and the deadline for the next heartbeat of its source."""
 
     __slots__ = ("deadline", "expired", "grant", "lease", "source")
 
@@ -22,11 +22,10 @@ class _Term:
 
 
 class LeaseTable:
-    """Grants leases on the blocks of one life (`epoch`) of one instance and tracks the writes they allow.
+    """Leases on the blocks of one epoch of an instance.
 
-    Granting a lease puts its blocks in flight: the peer may write them at any moment until the lease ends.
-    `lease_s` is how long a lease lasts without a sign of life from its source; times are on the clock that
-    the caller passes in.
+    The blocks of a lease are in flight until it ends, because the peer may write them at any moment. A lease expires
+    `lease_s` seconds after the last heartbeat of its source. The caller supplies the clock.
     """
 
     def __init__(
@@ -51,10 +50,10 @@ class LeaseTable:
         return request_id in self._terms
 
     def grant(self, grant: BlockAllocation, source: str, now: float) -> Lease:
-        """Lease the blocks that a request was granted to `source`."""
+        """Lease the allocated blocks of a request to `source`."""
         request_id, deadline = grant.owner, now + self._lease_s
         if request_id in self._terms:
-            raise ValueError(f"there is a lease for {request_id} already")
+            raise ValueError(f"{request_id} already has a lease")
         lease = Lease(
             request_id=request_id,
             source=source,
@@ -70,25 +69,20 @@ class LeaseTable:
         return lease
 
     def renew(self, source: str, now: float) -> None:
-        """A heartbeat of `source`: every lease it holds lasts `lease_s` from now."""
+        """Extend every lease of `source` to `lease_s` from now, after its heartbeat."""
         for term in self._terms.values():
             if term.source == source:
                 term.deadline = now + self._lease_s
 
     def renew_all(self, now: float) -> None:
-        """Nobody is to blame for a time in which this instance itself could not listen."""
+        """Extend all leases after a time in which this instance received no heartbeats."""
         for term in self._terms.values():
             term.deadline = now + self._lease_s
 
     def end(self, request_id: str, epoch: int) -> bool:
-        """The source will write no more. False if there is no such lease (it ended before).
-
-        Raises StaleEpochError when `epoch` names an earlier life of this instance.
-        """
+        """End the lease of a request; False if there is none. Raises StaleEpochError for another epoch."""
         if epoch != self.epoch:
-            raise StaleEpochError(
-                f"epoch {epoch} of {self._instance} is over; it lives in epoch {self.epoch}"
-            )
+            raise StaleEpochError(f"epoch {epoch} of {self._instance} is over; its epoch is {self.epoch}")
         term = self._terms.get(request_id)
         if term is None:
             return False
@@ -99,9 +93,9 @@ class LeaseTable:
         return True
 
     def expired(self, now: float) -> list[Lease]:
-        """Leases whose source has shown no life until their deadline, each reported once.
+        """Leases whose source missed the heartbeat deadline, each reported once.
 
-        Their blocks stay in flight until `end`: a source that sleeps may yet wake and write.
+        Their blocks stay in flight until `end`, because a stalled source may still write.
         """
         late = [term for term in self._terms.values() if term.deadline < now and not term.expired]
         for term in late:
@@ -109,7 +103,7 @@ class LeaseTable:
         return [term.lease for term in late]
 
     def find(self, request_id: str) -> Lease | None:
-        """The lease on the blocks of a request, if there is one."""
+        """The lease of a request, if any."""
         term = self._terms.get(request_id)
         return None if term is None else term.lease
 

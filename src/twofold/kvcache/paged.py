@@ -1,16 +1,13 @@
-"""Block accounts that know each block of a paged KV cache by its number.
+"""Block allocators of a live worker, which track block ids and share the blocks of common prompt prefixes.
 
-Engine memory with reuse: blocks that several requests hold, and blocks that outlive the request that filled them.
-
-    allocate_prompt ──▶ owned ── publish ──▶ owned, with a key ── last owner gone ──▶ cached ── room wanted ──▶ free
+    allocate_prompt ──▶ owned ── publish ──▶ owned, with a key ── last owner gone ──▶ cached ── evicted ──▶ free
                                                   ▲ another request with that prefix │
                                                   └──────────────────────────────────┘
 
-How a worker drives it. When a prompt starts, `allocate_prompt` with its keys (`prefix.prefix_keys`, salted): the first
-`PromptAllocation.tokens` tokens are in the cache and are not computed. If it names a `copy`, the engine copies
-that block before
-the prompt's next batch, and `copied` says so. When a batch has completed, `publish` with the keys of the blocks that
-are full now. Everything else is as with any other block accounts.
+When a prompt starts, call `allocate_prompt` with the keys of its full blocks (`prefix.prefix_keys`, salted). The first
+`PromptAllocation.tokens` tokens are cached and need no computation. If it asks for a `copy`, the engine copies that
+block before the prompt's next batch and then calls `copied`. After each batch, call `publish` with the keys of the
+blocks that are full by then.
 """
 
 from collections import Counter
@@ -19,37 +16,42 @@ from heapq import heappop, heappush
 
 from twofold.errors import OutOfBlocksError
 from twofold.kvcache.allocator import BlockAllocation, BlockAllocator
-from twofold.kvcache.cache import CacheObserver, Pins, RemovalReason
+from twofold.kvcache.cache import CacheObserver, PrefixCache, RemovalReason
 from twofold.kvcache.eviction.base import EvictionPolicy
 from twofold.request import BlockKey
 
 
 class PagedBlockAllocator(BlockAllocator):
-    """`BlockAllocator` for a live worker: hands out the blocks 0 … num_blocks − 1."""
+    """Allocates the block ids 0 … num_blocks − 1, lowest first."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         super().__init__(num_blocks, block_size)
-        # A heap: the lowest ids go first, so that blocks of a request are neighbours as often as can be (engines and
-        # transports are faster on runs), and equal sets of free blocks give equal allocations.
+        # A heap: allocations become runs of neighbouring blocks, which engines and transports copy faster, and equal
+        # sets of free blocks give equal allocations.
         self._free_ids = list(range(num_blocks))
-        self._held: dict[BlockAllocation, list[int]] = {}
+        self._tables: dict[BlockAllocation, list[int]] = {}
 
-    def blocks_of(self, grant: BlockAllocation) -> Sequence[int]:
-        return self._held[grant]
+    def blocks_of(self, allocation: BlockAllocation) -> Sequence[int]:
+        return self._tables[allocation]
 
-    def _give(self, grant: BlockAllocation, blocks: int) -> None:
-        self._held.setdefault(grant, []).extend(heappop(self._free_ids) for _ in range(blocks))
+    def _assign(self, allocation: BlockAllocation, blocks: int) -> None:
+        table = self._tables.setdefault(allocation, [])
+        table.extend(self._take() for _ in range(blocks))
 
-    def _take_back(self, grant: BlockAllocation) -> None:
-        for block in self._held.pop(grant):
+    def _take(self) -> int:
+        return heappop(self._free_ids)
+
+    def _free(self, allocation: BlockAllocation) -> None:
+        super()._free(allocation)
+        for block in self._tables.pop(allocation):
             heappush(self._free_ids, block)
 
 
 class PromptAllocation:
-    """What a prompt was given: its blocks, and how many of its leading tokens are in them already.
+    """Blocks of a prompt and the number of leading tokens that they already contain.
 
-    `copy` (source, target) asks for the contents of one block in another before anything is computed: the prompt is
-    cached to its end, its last token has to be computed again, and the block it is in is somebody else's too.
+    `copy` (source, target) asks the engine to copy a block before anything is computed. It is set where the whole
+    prompt is cached: the last token must be computed again, and its block belongs to other requests too.
     """
 
     __slots__ = ("copy", "grant", "tokens")
@@ -61,13 +63,12 @@ class PromptAllocation:
 
 
 class PrefixBlockAllocator(PagedBlockAllocator):
-    """`PagedBlockAllocator` whose full prompt blocks are found again by key.
+    """Allocator that reuses the full blocks of earlier prompts by key.
 
-    A block with a key is never written: whoever is given it as part of a prefix only reads it. It stays when its last
-    owner is done, and counts as free: it goes, by the eviction rule, when its room is wanted; one that is pinned
-    goes only when no other can, and at most half of all can be pinned, unless `max_pinned` says otherwise. `hits` and
-    `misses` count the full blocks of prompts, `removals` the keys that went, by reason. A block in several grants that
-    are in transfer counts as in flight for each.
+    A block with a key is read-only. It stays cached when its last owner releases it, and counts as free: the eviction
+    policy chooses among such blocks when the free list is empty. Pinned blocks are evicted only when nothing else is
+    left. `cache` holds the keys with their pins and hit counts. A block shared by several allocations in transfer
+    counts as in flight for each.
     """
 
     def __init__(
@@ -75,229 +76,153 @@ class PrefixBlockAllocator(PagedBlockAllocator):
         num_blocks: int,
         block_size: int,
         eviction: EvictionPolicy,
-        watcher: CacheObserver | None = None,
+        observer: CacheObserver | None = None,
         max_pinned: int | None = None,
     ) -> None:
         super().__init__(num_blocks, block_size)
-        self.max_pinned = num_blocks // 2 if max_pinned is None else max_pinned
-        self.hits = 0
-        self.misses = 0
-        self.removals = dict.fromkeys(RemovalReason, 0)
-        self._eviction = eviction
-        self._watcher = watcher
-        self._cached: dict[BlockKey, int] = {}  # the block of each key
-        self._keys: dict[int, BlockKey] = {}  # and back
-        self._owners = [
-            0
-        ] * num_blocks  # grants that have the block, and copies from it that are still to be made
-        self._copies: dict[BlockAllocation, int] = {}  # the block that is still to be copied from
-        self._pins = Pins()
-
-    @property
-    def num_cached(self) -> int:
-        """How many blocks have a key, owned or not."""
-        return len(self._cached)
-
-    @property
-    def num_pinned(self) -> int:
-        """How many of them are pinned."""
-        return len(self._pins)
-
-    def match(self, keys: Sequence[BlockKey]) -> int:
-        """How many leading blocks of a prompt are here. Changes nothing."""
-        count = 0
-        for key in keys:
-            if key not in self._cached:
-                break
-            count += 1
-        return count
+        self.cache = PrefixCache(num_blocks, eviction, observer, max_pinned)
+        self._cached: dict[BlockKey, int] = {}
+        self._keys: dict[int, BlockKey] = {}
+        self._owners = [0] * num_blocks  # allocations that contain the block, and pending copies from it
+        self._copies: dict[BlockAllocation, int] = {}  # source block of each pending copy
 
     def allocate_prompt(
         self, owner: str, tokens: int, keys: Sequence[BlockKey], prompt_tokens: int
     ) -> PromptAllocation:
-        """Give an owner blocks for `tokens` tokens, of which the first `prompt_tokens` are its prompt.
+        """Allocate blocks for `tokens` tokens, of which the first `prompt_tokens` are the prompt.
 
-        `keys` are those of the prompt's full blocks. The leading ones that are here are shared; the last token of the
-        prompt is left to be computed in any case. Raises OutOfBlocksError and changes nothing if blocks lack; never
-        takes more of the free blocks than `allocate` would.
+        `keys` belong to the prompt's full blocks. Cached leading blocks are shared, but the last prompt token is
+        always left to compute. Raises OutOfBlocksError and changes nothing if too few blocks are free. Takes at most
+        as many free blocks as `allocate`.
         """
-        matched = self.match(keys[: prompt_tokens // self.block_size])
+        full, total = prompt_tokens // self.block_size, self.blocks_for(tokens)
+        matched = self.cache.match(keys[:full])
         whole = matched > 0 and matched * self.block_size == prompt_tokens
-        prefix = [self._cached[key] for key in keys[: matched - whole]]
-        total, taken = self.blocks_for(tokens), self._taken(tokens, prefix)
-        if taken > self.num_free:
-            raise OutOfBlocksError(f"{owner} needs {taken} blocks and {self.num_free} are free")
-        self.num_free -= taken
-        self.hits += matched
-        self.misses += prompt_tokens // self.block_size - matched
-        for position, block in enumerate(prefix):
-            self._join(block, keys[position])
-        grant = BlockAllocation(owner, total)
-        held = self._held[grant] = prefix
-        copy = self._last_again(grant, keys[matched - 1]) if whole else None
-        self._give(grant, total - len(held))
-        return PromptAllocation(grant, matched * self.block_size - whole, copy)
+        allocation = self._share(owner, keys[: matched - whole], total)
+        self.cache.hits += matched
+        self.cache.misses += full - matched
+        copy = self._rewrite_last(allocation, keys[matched - 1]) if whole else None
+        self._assign(allocation, total - len(self._tables[allocation]))
+        return PromptAllocation(allocation, matched * self.block_size - whole, copy)
 
     def borrow(self, owner: str, keys: Sequence[BlockKey]) -> tuple[BlockAllocation, int]:
-        """Blocks for a prefix: for somebody who reads those that are here, or fills the others and publishes them.
+        """Allocate the blocks of a prefix to read the cached ones, or to fill and publish the others.
 
-        Returns them, to be released as any other, and how many leading ones are here. No request is counted to have
-        found them. Raises OutOfBlocksError and changes nothing if blocks lack.
+        Returns the allocation and the number of leading blocks that are cached. Hit counts do not change. Raises
+        OutOfBlocksError and changes nothing if too few blocks are free.
         """
-        here = self.match(keys)
-        prefix = [self._cached[key] for key in keys[:here]]
-        taken = self._taken(len(keys) * self.block_size, prefix)
-        if taken > self.num_free:
-            raise OutOfBlocksError(f"{owner} needs {taken} blocks and {self.num_free} are free")
-        self.num_free -= taken
-        for position, block in enumerate(prefix):
-            self._join(block, keys[position])
-        grant = BlockAllocation(owner, len(keys))
-        self._held[grant] = prefix
-        self._give(grant, len(keys) - here)
-        return grant, here
+        cached = self.cache.match(keys)
+        allocation = self._share(owner, keys[:cached], len(keys))
+        self._assign(allocation, len(keys) - cached)
+        return allocation, cached
 
-    def reusable(self, keys: Sequence[BlockKey], prompt_tokens: int) -> int:
-        """How many leading tokens of a prompt `allocate_prompt` would find here now."""
-        matched = self.match(keys[: prompt_tokens // self.block_size])
+    def reusable_tokens(self, keys: Sequence[BlockKey], prompt_tokens: int) -> int:
+        """Number of leading tokens that `allocate_prompt` would find cached."""
+        matched = self.cache.match(keys[: prompt_tokens // self.block_size])
         return min(matched * self.block_size, prompt_tokens - 1)
 
-    def wanted(self, tokens: int, keys: Sequence[BlockKey], prompt_tokens: int) -> int:
-        """How many of the free blocks `allocate_prompt` would take now."""
-        shared = self.reusable(keys, prompt_tokens) // self.block_size
-        return self._taken(tokens, [self._cached[key] for key in keys[:shared]])
+    def blocks_taken(self, tokens: int, keys: Sequence[BlockKey], prompt_tokens: int) -> int:
+        """Number of free blocks that `allocate_prompt` would take."""
+        shared = self.reusable_tokens(keys, prompt_tokens) // self.block_size
+        return self._taken(self.blocks_for(tokens), [self._cached[key] for key in keys[:shared]])
 
-    def freed_by(self, grants: Sequence[BlockAllocation]) -> int:
-        leaving = Counter(block for grant in grants for block in self._held[grant])
+    def freed_by(self, allocations: Sequence[BlockAllocation]) -> int:
+        leaving = Counter(block for allocation in allocations for block in self._tables[allocation])
         return sum(self._owners[block] == owners for block, owners in leaving.items())
 
-    def copied(self, grant: BlockAllocation) -> None:
-        """The copy that a prompt asked for is made."""
-        source = self._copies.pop(grant, None)
+    def copied(self, allocation: BlockAllocation) -> None:
+        """Mark the copy that a prompt asked for as done."""
+        source = self._copies.pop(allocation, None)
         if source is not None:
             self._leave(source)
 
-    def publish(self, grant: BlockAllocation, keys: Sequence[BlockKey], start: int = 0) -> None:
-        """The blocks of a grant up to the last of `keys` are full and written; they can be found from now on.
+    def publish(self, allocation: BlockAllocation, keys: Sequence[BlockKey], start: int = 0) -> None:
+        """Make the full, written blocks of an allocation available under `keys`.
 
-        `keys` are those of the whole prefix, of which the first `start` are known to have been published. A block
-        whose key another block has already is left as it is: its owner's alone.
+        `keys` cover the whole prefix; the first `start` are already published. A block whose key belongs to another
+        block stays private.
         """
-        held = self._held[grant]
-        if len(keys) > len(held):
-            raise ValueError(f"{grant.owner} has {len(held)} blocks, and keys of {len(keys)} are published")
+        table = self._tables[allocation]
+        if len(keys) > len(table):
+            raise ValueError(f"{allocation.owner} has {len(table)} blocks but publishes {len(keys)} keys")
         for position in range(start, len(keys)):
-            block, key = held[position], keys[position]
+            block, key = table[position], keys[position]
             if block in self._keys or key in self._cached:
                 continue
             self._cached[key] = block
             self._keys[block] = key
-            self._eviction.stored(key, position)
-            self._eviction.hold(key)
-            if self._watcher is not None:
-                self._watcher.stored(key)
+            self.cache.put(key, position)
+            self.cache.hold(key)
 
-    def pin(self, keys: Sequence[BlockKey], until: float) -> int:
-        """Keep the leading blocks of a prompt that are here until a time; returns how many, as far as may be pinned.
+    def _share(self, owner: str, keys: Sequence[BlockKey], total: int) -> BlockAllocation:
+        """Reserve `total` blocks for a new allocation whose leading blocks are the cached ones of `keys`."""
+        shared = [self._cached[key] for key in keys]
+        taken = self._taken(total, shared)
+        if taken > self.num_free:
+            raise OutOfBlocksError(f"{owner} needs {taken} blocks and {self.num_free} are free")
+        self.num_free -= taken
+        for block, key in zip(shared, keys, strict=True):
+            self.cache.use(key)
+            if not self._owners[block]:
+                self.cache.hold(key)
+            self._owners[block] += 1
+        allocation = BlockAllocation(owner, total)
+        self._tables[allocation] = shared
+        return allocation
 
-        They count as free all the same, so that nobody waits for room because of them.
-        """
-        count = self.match(keys)
-        for position in range(count):
-            key = keys[position]
-            if key not in self._pins:
-                if len(self._pins) >= self.max_pinned:
-                    return position
-                if not self._owners[self._cached[key]]:
-                    self._eviction.hold(key)
-            self._pins.pin(key, until)
-        return count
-
-    def expire(self, now: float) -> None:
-        """Blocks are as others again whose pin was until `now` or before."""
-        for key in self._pins.expired(now):
-            self._unpinned(key)
-
-    def _unpinned(self, key: BlockKey) -> None:
-        if not self._owners[self._cached[key]]:
-            self._eviction.release(key)
-
-    def _taken(self, tokens: int, prefix: Sequence[int]) -> int:
-        """How many free blocks go to an owner that is given these: cached ones that nobody owns are free as well."""
-        return self.blocks_for(tokens) - sum(self._owners[block] > 0 for block in prefix)
-
-    def _give(self, grant: BlockAllocation, blocks: int) -> None:
-        held = self._held.setdefault(grant, [])
-        for _ in range(blocks):
-            held.append(self._take())
-
-    def _free(self, grant: BlockAllocation) -> None:
-        self.copied(grant)
-        # The end of a prompt is of no use without its beginning: by most rules it goes first if it is released first.
-        for block in reversed(self._held.pop(grant)):
-            self._leave(block)
+    def _taken(self, total: int, shared: Sequence[int]) -> int:
+        """Free blocks that `total` blocks take. Cached blocks without an owner count as free."""
+        return total - sum(self._owners[block] > 0 for block in shared)
 
     def _take(self) -> int:
-        """A block whose contents nobody wants, or that of the key that goes first."""
         block = heappop(self._free_ids) if self._free_ids else self._evict()
         self._owners[block] = 1
         return block
 
     def _evict(self) -> int:
-        while (key := self._eviction.first()) is None:
-            pinned = self._pins.first()
-            if pinned is None:
-                raise OutOfBlocksError(
-                    "no block is free"
-                )  # the accounts say otherwise, so this does not happen
-            # A request comes before what is kept for others that may come.
-            self._pins.drop(pinned)
-            self._unpinned(pinned)
-        return self._uncache(key, RemovalReason.CAPACITY)
+        while (evicted := self.cache.evict()) is None:
+            # A running request comes before a prefix that is kept for later ones.
+            if not self.cache.unpin_next():
+                raise OutOfBlocksError("no block is free")  # unreachable while num_free is right
+        return self._forget(evicted[0])
 
-    def _uncache(self, key: BlockKey, reason: RemovalReason) -> int:
-        """Nobody finds this key any more; returns the block that had it."""
+    def _forget(self, key: BlockKey) -> int:
         block = self._cached.pop(key)
         del self._keys[block]
-        self._pins.drop(key)
-        self._eviction.forget(key)
-        self.removals[reason] += 1
-        if self._watcher is not None:
-            self._watcher.removed(key, reason)
         return block
 
-    def _join(self, block: int, key: BlockKey) -> None:
-        """One owner more of a block that has a key."""
-        self._eviction.hit(key)
-        if not self._owners[block] and key not in self._pins:
-            self._eviction.hold(key)
-        self._owners[block] += 1
+    def _free(self, allocation: BlockAllocation) -> None:
+        self.copied(allocation)
+        # In reverse, so that most policies evict the end of a prompt first: it is useless without the beginning.
+        for block in reversed(self._tables.pop(allocation)):
+            self._leave(block)
 
     def _leave(self, block: int) -> None:
-        """One owner less."""
+        """Remove one owner of a block."""
         self._owners[block] -= 1
         if not self._owners[block]:
             self.num_free += 1
             key = self._keys.get(block)
             if key is None:
                 heappush(self._free_ids, block)
-            elif key not in self._pins:
-                self._eviction.release(key)
+            else:
+                self.cache.release(key)
 
-    def _last_again(self, grant: BlockAllocation, key: BlockKey) -> tuple[int, int] | None:
-        """Give a grant a block that it may write with the contents of one that has a key; says if it is to be copied.
+    def _rewrite_last(self, allocation: BlockAllocation, key: BlockKey) -> tuple[int, int] | None:
+        """Append a writable block with the contents of a cached one; returns the copy to make, if any.
 
-        A block that nobody owns is not copied but taken out of the cache, until its new owner publishes it.
+        A cached block without an owner is taken out of the cache instead of copied.
         """
-        source, held = self._cached[key], self._held[grant]
+        source, table = self._cached[key], self._tables[allocation]
         if not self._owners[source]:
-            self._uncache(key, RemovalReason.REWRITTEN)
+            self.cache.remove(key, RemovalReason.REWRITTEN)
+            self._forget(key)
             self._owners[source] = 1
-            held.append(source)
+            table.append(source)
             return None
-        self._eviction.hit(key)
+        self.cache.use(key)
         self._owners[source] += 1
-        self._copies[grant] = source
+        self._copies[allocation] = source
         target = self._take()
-        held.append(target)
+        table.append(target)
         return source, target

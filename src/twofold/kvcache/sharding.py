@@ -1,7 +1,4 @@
-"""How the ranks of an instance divide a model between them, and with it the KV cache: by heads and by layers.
-
-Which rank hands which heads of which layers to which, where two instances are split in different ways.
-"""
+"""How the ranks of an instance shard a model and its KV cache, and what a hand-off between two shardings moves."""
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -13,9 +10,9 @@ from twofold.errors import ConfigurationError
 
 
 class Sharding(msgspec.Struct, frozen=True):
-    """`tensor` ranks share the heads of every layer; `pipeline` stages, of that many ranks each, divide the layers.
+    """Tensor and pipeline parallelism: `pipeline` stages divide the layers, `tensor` ranks the heads of a stage.
 
-    Ranks are numbered stage by stage: rank = stage · tensor + shard. One rank is an instance that is not split.
+    Ranks are numbered stage by stage: rank = stage · tensor + shard.
     """
 
     tensor: int = 1
@@ -32,12 +29,12 @@ class Sharding(msgspec.Struct, frozen=True):
         return rank // self.tensor
 
     def layers(self, rank: int, num_layers: int) -> range:
-        """The layers of its stage: neighbours, as many as any other stage's or one more where they do not divide."""
+        """The layers of a rank's stage, as even as possible."""
         stage = self.stage_of(rank)
         return range(-(-stage * num_layers // self.pipeline), -(-(stage + 1) * num_layers // self.pipeline))
 
     def heads(self, rank: int, num_heads: int) -> range:
-        """The heads that it holds of a layer that has `num_heads`, which the shards divide evenly."""
+        """The heads of a rank in a layer of `num_heads` heads."""
         shard, each = rank % self.tensor, num_heads // self.tensor
         return range(shard * each, (shard + 1) * each)
 
@@ -45,27 +42,27 @@ class Sharding(msgspec.Struct, frozen=True):
 UNSHARDED = Sharding()
 
 
-def check_sharding(split: Sharding, kv_heads: Sequence[int], heads: int, model: str) -> None:
-    """Raise ConfigurationError where a model cannot be divided like this.
+def check_sharding(sharding: Sharding, kv_heads: Sequence[int], heads: int, model: str) -> None:
+    """Raise ConfigurationError if a model cannot be sharded like this.
 
-    `kv_heads` are the key-value heads of each layer, `heads` the query heads of any. Key-value heads are not
-    copied to several ranks, so that each byte of KV has one place in an instance.
+    `kv_heads` are the key-value heads of each layer, `heads` the query heads of any. Ranks do not replicate key-value
+    heads, so that each byte of KV has one place in an instance.
     """
-    if split.pipeline > len(kv_heads):
+    if sharding.pipeline > len(kv_heads):
         raise ConfigurationError(
-            f"{model} has {len(kv_heads)} layers, too few for the {split.pipeline} pipeline stages of {split}"
+            f"{model} has {len(kv_heads)} layers, too few for the {sharding.pipeline} pipeline stages of {sharding}"
         )
     for count, kind in ((heads, "heads"), *((each, "key-value heads") for each in kv_heads)):
-        if count % split.tensor:
+        if count % sharding.tensor:
             raise ConfigurationError(
-                f"{model} has {count} {kind}, which {split.tensor} tensor ranks ({split}) cannot share evenly"
+                f"{model} has {count} {kind}, which {sharding.tensor} tensor ranks ({sharding}) cannot share evenly"
             )
 
 
 class ReshardPiece(NamedTuple):
-    """What one rank of the source has for one rank of the target: these heads of each of these layers.
+    """KV that rank `source` of the sender moves to rank `target` of the receiver.
 
-    Layers and heads are counted as the model does, not as either rank.
+    Layers and heads are numbered as in the whole model.
     """
 
     source: int
@@ -75,33 +72,32 @@ class ReshardPiece(NamedTuple):
 
 
 def plan_reshard(source: Sharding, target: Sharding, kv_heads: Sequence[int]) -> list[ReshardPiece]:
-    """The pieces of a hand-off, by layers; `kv_heads` has the number of key-value heads of each layer.
+    """The pieces of a hand-off in layer order; `kv_heads` is the number of key-value heads of each layer.
 
-    Each head of each layer is in one piece, from the one rank that has it to the one that is to have it. Both splits
-    must fit the model (`check_split`).
+    Every head of every layer is in exactly one piece. Both shardings must fit the model (`check_sharding`).
     """
     return [
-        ReshardPiece(giver, taker, layers, heads)
+        ReshardPiece(sender, receiver, layers, heads)
         for run, count in _runs(kv_heads)
-        for giver in range(source.ranks)
-        for taker in range(target.ranks)
+        for sender in range(source.ranks)
+        for receiver in range(target.ranks)
         if (
             layers := overlap(
-                run, overlap(source.layers(giver, len(kv_heads)), target.layers(taker, len(kv_heads)))
+                run, overlap(source.layers(sender, len(kv_heads)), target.layers(receiver, len(kv_heads)))
             )
         )
-        and (heads := overlap(source.heads(giver, count), target.heads(taker, count)))
+        and (heads := overlap(source.heads(sender, count), target.heads(receiver, count)))
     ]
 
 
 def overlap(one: range, other: range) -> range:
-    """What two runs of numbers have in common."""
+    """Intersection of two ranges of step 1."""
     start = max(one.start, other.start)
     return range(start, max(start, min(one.stop, other.stop)))
 
 
 def _runs(kv_heads: Sequence[int]) -> Iterator[tuple[range, int]]:
-    """Neighbouring layers that have the same number of heads, and that number."""
+    """Runs of layers with the same number of heads, and that number."""
     start = 0
     for count, layers in groupby(kv_heads):
         stop = start + len(list(layers))
@@ -110,17 +106,14 @@ def _runs(kv_heads: Sequence[int]) -> Iterator[tuple[range, int]]:
 
 
 class LayerTraffic(NamedTuple):
-    """The way of one layer from its source: ranks write side by side, each its pieces one after the other.
-
-    `heads` is how many key-value heads the busiest of them has of it, `pieces` in how many pieces.
-    """
+    """Load of the busiest sending rank for one layer: key-value heads, and pieces sent one after the other."""
 
     heads: int
     pieces: int
 
 
 def layer_traffic(pieces: Sequence[ReshardPiece], num_layers: int) -> list[LayerTraffic]:
-    """What bounds the time that each layer takes."""
+    """The bottleneck of each layer of a hand-off."""
     found = []
     for layer in range(num_layers):
         sent: dict[int, list[int]] = {}

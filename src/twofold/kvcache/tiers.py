@@ -1,4 +1,4 @@
-"""Several memories of one host as one cache: what goes from one goes down to the next, what is used comes up."""
+"""Several memories of one host as one prefix cache, the fastest tier first."""
 
 from collections.abc import Container, Sequence
 
@@ -10,16 +10,16 @@ from twofold.request import BlockKey
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class TieredCache:
-    """Tiers of blocks, the fastest first: host memory and disk, say. A block is in one of them at a time.
+    """Tiers such as host memory and disk. Every block is in one tier at a time.
 
-    A new block is stored in the first tier. One that has to go from a tier goes to the next; from the last it is gone.
-    One that is hit comes up to the first. Hits, misses and removals are counted by each tier. Book-keeping only:
-    whoever moves bytes listens to the tiers' watchers.
+    New blocks enter the first tier. A block evicted from a tier moves to the next one, and leaves the cache after the
+    last. A hit moves a block up to the first tier. Each tier counts its own hits, misses and removals. The cache moves
+    no data: observers of the tiers do.
     """
 
     def __init__(self, tiers: Sequence[PrefixCache]) -> None:
         if not tiers:
-            raise ValueError("a tiered cache has at least one tier")
+            raise ValueError("a tiered cache needs at least one tier")
         self.tiers = tuple(tiers)
         self._first = tiers[0]
 
@@ -34,14 +34,14 @@ class TieredCache:
         return sum(tier.capacity for tier in self.tiers)
 
     def tier_of(self, key: BlockKey) -> int | None:
-        """In which tier a block can be read."""
+        """Index of the tier that contains a block."""
         for index, tier in enumerate(self.tiers):
             if key in tier:
                 return index
         return None
 
     def match(self, keys: Sequence[BlockKey]) -> list[int]:
-        """How many of the leading blocks of a prompt each tier has: their sum can be reused. Changes nothing."""
+        """Number of cached leading blocks of a prompt by tier. All of them can be reused."""
         counts = [0] * len(self.tiers)
         counts[0] = self._first.match(keys)
         for position in range(counts[0], len(keys)):
@@ -51,12 +51,11 @@ class TieredCache:
             counts[tier] += 1
         return counts
 
-    def touch(self, keys: Sequence[BlockKey], count: int, now: float) -> list[BlockKey]:
-        """A request uses the first `count` blocks of its prompt, which are here: they come up to the first tier.
+    def touch(self, keys: Sequence[BlockKey], count: int) -> list[BlockKey]:
+        """Count the first `count` blocks of a prompt, which are cached, as hits and move them to the first tier.
 
-        Returns what went from the last tier to make room for them, in order. A block that is held stays where it is.
+        Returns the blocks that left the last tier, in order. Held blocks stay in their tier.
         """
-        self.expire(now)
         gone: list[BlockKey] = []
         for position in range(count):
             key = keys[position]
@@ -65,13 +64,12 @@ class TieredCache:
             self._use(tier, key, (), gone)
         return gone
 
-    def insert(self, keys: Sequence[BlockKey], now: float, start: int = 0) -> list[BlockKey]:
-        """Store the blocks of a prompt from the `start`-th on; returns what went from the last tier, in order.
+    def insert(self, keys: Sequence[BlockKey], start: int = 0) -> list[BlockKey]:
+        """Store the blocks of a prompt from index `start` on; returns the blocks that left the last tier, in order.
 
-        Those that are here already come up, and are not counted. No block of the prompt itself goes: what finds no room
-        anywhere else is not stored, and is among those returned.
+        Cached blocks move up without being counted. Blocks of the same prompt are never evicted for each other: a
+        block that finds no room in any tier is not stored, and is among those returned.
         """
-        self.expire(now)
         gone: list[BlockKey] = []
         own = frozenset(keys)
         for position in range(start, len(keys)):
@@ -79,35 +77,18 @@ class TieredCache:
             tier = self.tier_of(key)
             if tier is not None:
                 self._use(self.tiers[tier], key, own, gone)
-            elif not any(each.knows(key) for each in self.tiers):
+            else:
                 self._first.misses += 1
                 self._store(0, key, position, own, gone)
         return gone
 
     def hold(self, key: BlockKey) -> None:
-        """A block that is here stays in its tier until it is released as often as it was held."""
+        """Keep a cached block in its tier until a matching `release`."""
         self._tier(key).hold(key)
 
     def release(self, key: BlockKey) -> None:
-        """One of those that held a block does not any more."""
-        for tier in self.tiers:
-            if tier.held(key):
-                tier.release(key)
-                return
-        raise KeyError(key)
-
-    def pin(self, keys: Sequence[BlockKey], until: float) -> int:
-        """Keep the leading blocks of a prompt in their tiers until a time; returns how many could be pinned."""
-        for position, key in enumerate(keys):
-            tier = self.tier_of(key)
-            if tier is None or not self.tiers[tier].pin((key,), until):
-                return position
-        return len(keys)
-
-    def expire(self, now: float) -> None:
-        """Blocks may go whose pin was until `now` or before."""
-        for tier in self.tiers:
-            tier.expire(now)
+        """Undo one `hold`."""
+        self._tier(key).release(key)
 
     def _tier(self, key: BlockKey) -> PrefixCache:
         index = self.tier_of(key)
@@ -116,7 +97,7 @@ class TieredCache:
         return self.tiers[index]
 
     def _use(self, tier: PrefixCache, key: BlockKey, keep: Container[BlockKey], gone: list[BlockKey]) -> None:
-        """A block of a tier is used, and comes up."""
+        """Record a hit in `tier` and move the block up."""
         tier.use(key)
         if tier is not self._first and not tier.held(key) and self._first.has_room:
             position = tier.position(key)
@@ -131,7 +112,7 @@ class TieredCache:
         keep: Container[BlockKey],
         gone: list[BlockKey],
     ) -> None:
-        """Into the tier of this index, or the next below that can make room for it."""
+        """Store a block in the tier of this index, or in the next one that can make room."""
         if index == len(self.tiers):
             gone.append(key)
             return

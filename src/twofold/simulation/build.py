@@ -14,7 +14,7 @@ from twofold.cluster.timing import ps
 from twofold.compat.stagewise import StagewiseInstance, StagewiseScheduler
 from twofold.errors import ConfigurationError
 from twofold.hardware.catalog import Catalog
-from twofold.kvcache.allocator import BlockCounts
+from twofold.kvcache.allocator import BlockAllocator
 from twofold.kvcache.leases import LeaseTable
 from twofold.performance.distserve_published import published_capacity
 from twofold.performance.host_profile import read_host_profile
@@ -147,7 +147,7 @@ def _cluster_scheduler(
 def _scheduler(
     spec: ClusterSpec, how: ClusterRules, kind: InstanceProfile, name: str, epoch: int
 ) -> InstanceScheduler:
-    blocks = BlockCounts(kind.num_blocks(spec.block_size), spec.block_size)
+    blocks = BlockAllocator(kind.num_blocks(spec.block_size), spec.block_size)
     leases = LeaseTable(blocks, name, epoch, lease_s=float("inf"))
     stages = kind.layout.stages
     if how.stagewise:
@@ -160,7 +160,9 @@ def _scheduler(
         pipeline = ChunkedPipelineScheduler if kind.batcher in CHUNKED else PipelineScheduler
         return pipeline(batcher, blocks, leases, spec.max_num_seqs, stages, how.memory)
     growth = (
-        SwapPreemption(blocks, BlockCounts(kind.swap.blocks, spec.block_size)) if kind.swap.blocks else None
+        SwapPreemption(blocks, BlockAllocator(kind.swap.blocks, spec.block_size))
+        if kind.swap.blocks
+        else None
     )
     return InstanceScheduler(batcher, blocks, leases, spec.max_num_seqs, how.memory, growth)
 

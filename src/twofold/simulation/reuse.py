@@ -42,12 +42,12 @@ class HostCache:
         self.block_ps = tuple(block_ps)
         self.link = link
 
-    def hold(self, keys: Sequence[BlockKey], now_s: float) -> list[int]:
+    def hold(self, keys: Sequence[BlockKey]) -> list[int]:
         """Use the leading blocks of a prompt that are here: they stay until `release`. Returns how many by tier."""
         counts = self.cache.match(keys)
         for position in range(sum(counts)):
             self.cache.hold(keys[position])
-        self.cache.touch(keys, sum(counts), now_s)
+        self.cache.touch(keys, sum(counts))
         return counts
 
     def release(self, keys: Sequence[BlockKey]) -> None:
@@ -142,7 +142,7 @@ class PrefixReuse:
         host = self._hosts[life.prefill.name]
         use = self._uses[life.id] = _Use(life, host, route.ttft_s)
         self.statistics.placed(life.prefill.name)
-        use.hits = host.hold(use.keys, self._now_s)
+        use.hits = host.hold(use.keys)
         use.loading = host.loading_ps(use.hits)
         fetching = route.fetch is not None and self._fetch(use, route.fetch)
         life.prefill.scheduler.submit(
@@ -166,7 +166,7 @@ class PrefixReuse:
         """The first token of a request is out: all blocks of its prompt are in the cache."""
         use = self._uses.pop(life.id)
         use.host.release(use.keys[: use.blocks])
-        use.host.cache.insert(use.keys, self._now_s)
+        use.host.cache.insert(use.keys)
         sizes = life.prompt_tokens, use.reused_tokens
         self.statistics.prefilled(use.host.name, use.keys, use.hits, use.fetched, *sizes)
         if use.ttft_s is not None:
@@ -184,8 +184,8 @@ class PrefixReuse:
         if use.life.ended:
             return
         host, start = use.host, use.blocks
-        host.cache.insert(use.keys[: start + len(keys)], self._now_s, start)
-        counts = host.hold(keys, self._now_s)
+        host.cache.insert(use.keys[: start + len(keys)], start)
+        counts = host.hold(keys)
         use.fetched = sum(counts)
         use.loading += host.loading_ps(counts)
         use.life.prefill.scheduler.fetched(use.life.id, use.reused_tokens)
@@ -195,7 +195,7 @@ class PrefixReuse:
         """Send for the blocks that are not here; False where there is nothing to send."""
         source, start = self._by_name[fetch.source], use.blocks
         keys = use.keys[start : fetch.blocks]
-        counts = source.hold(keys, self._now_s)
+        counts = source.hold(keys)
         keys = keys[: sum(counts)]
         if not keys:
             return False
@@ -205,10 +205,6 @@ class PrefixReuse:
         size = len(keys) * self._block_bytes
         self._network.send(source.link, use.host.link, size, self._kernel.now + lower, landed)
         return True
-
-    @property
-    def _now_s(self) -> float:
-        return self._kernel.now / PS
 
 
 class _Fetched(Event):

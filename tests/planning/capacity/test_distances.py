@@ -32,8 +32,8 @@ def simulated_hits(prompts, cache):
     hits = []
     for prompt in prompts:
         count = cache.match(prompt)
-        cache.touch(prompt, count, 0.0)
-        cache.insert(prompt, 0.0, start=count)
+        cache.touch(prompt, count)
+        cache.insert(prompt, start=count)
         hits.append(count)
     return hits
 
@@ -74,8 +74,8 @@ def test_tiers_are_parts_of_the_same_stack(prompts, first, second):
         assert sum(found) == in_both
         # The first tier may have blocks behind one that only the second has; what can be loaded from it is then more.
         assert found[0] >= in_first
-        cache.touch(prompt, in_both, 0.0)
-        cache.insert(prompt, 0.0, start=in_both)
+        cache.touch(prompt, in_both)
+        cache.insert(prompt, start=in_both)
 
 
 @given(PROMPTS)

@@ -50,8 +50,8 @@ def counted(requests, question, caches, capacity, block_s):
     for index, request in enumerate(requests):
         store, keys, prompt = stores[index % caches], request.prefix_blocks, request.prompt_tokens
         count = store.match(keys)
-        store.touch(keys, count, 0.0)
-        store.insert(keys, 0.0, start=count)
+        store.touch(keys, count)
+        store.insert(keys, start=count)
         whole_s = question.performance.prefill_s(prompt, prompt * prompt)
         part_s = reuse_s(question.performance, prompt, min(count * BLOCK, prompt - 1), count * block_s)
         saved_s += max(0.0, whole_s - part_s) if count else 0.0

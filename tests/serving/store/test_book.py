@@ -28,9 +28,7 @@ def put(book, keys, asker=("a", 1)):
     last = False
     while not last:
         for part in book.take_granted():
-            book.commit(
-                asker, [Block(block.slot, keys[index][-1]) for index, block in part.blocks.items()], 0.0
-            )
+            book.commit(asker, [Block(block.slot, keys[index][-1]) for index, block in part.blocks.items()])
             last = part.last
         write_all(book)
 
@@ -48,7 +46,7 @@ def test_what_was_put_is_held_with_its_checksum():
     put(book, keys)
     assert book.lookup([*keys, b"other"]) == (3, 3)
     assert book.lookup([b"other", *keys]) == (0, 0)
-    book.load(("b", 1), keys, 1.0)
+    book.load(("b", 1), keys)
     (granted,) = book.take_granted()
     assert granted.last
     assert [block.checksum for block in granted.blocks.values()] == [0, 1, 2]
@@ -85,10 +83,10 @@ def test_blocks_go_down_and_come_up():
     assert len(book.tiers.tiers[MEMORY]) == 8
     blocks, in_memory = book.lookup(PROMPTS[0])
     assert (blocks, in_memory) == (7, 0)
-    book.load(("b", 2), PROMPTS[0][:1], 1.0)
+    book.load(("b", 2), PROMPTS[0][:1])
     assert not book.take_granted(), "it is on the disk yet"
     (read,) = [move for move in book.take_moves() if isinstance(move, DiskRead)]
-    book.was_read(read, 17, 2.0)
+    book.was_read(read, 17)
     (granted,) = book.take_granted()
     assert granted.blocks == {0: Block(read.slot, 17)}
     assert granted.last
@@ -100,12 +98,12 @@ def test_a_damaged_block_ends_what_waits_for_it():
     book = StoreManager(SLOTS, DISK_BLOCKS, "lru")
     for prompt in PROMPTS[:2]:
         put(book, prompt)
-    book.load(("b", 2), PROMPTS[0][:3], 1.0)
+    book.load(("b", 2), PROMPTS[0][:3])
     (first,) = [move for move in book.take_moves() if isinstance(move, DiskRead)]
-    book.was_read(first, 1, 1.0)
+    book.was_read(first, 1)
     write_all(book)
     (second,) = [move for move in book.take_moves() if isinstance(move, DiskRead)]
-    book.was_read(second, None, 1.0)
+    book.was_read(second, None)
     granted = book.take_granted()
     assert [index for part in granted for index in part.blocks] == [0]
     assert granted[-1].last
@@ -165,7 +163,7 @@ class StoreLives(RuleBasedStateMachine):
     def load(self, client, prompt, count):
         asker = self.asker(client)
         self.loads[asker], self.reading[asker] = prompt[:count], {}
-        self.book.load(asker, prompt[:count], 0.0)
+        self.book.load(asker, prompt[:count])
         self.turn()
 
     @rule(
@@ -189,7 +187,7 @@ class StoreLives(RuleBasedStateMachine):
         for slot in whole:
             self.memory[slot] = slots[slot]
         self.filling[asker] = {}
-        self.book.commit(asker, [Block(slot, 0) for slot in whole], 0.0)
+        self.book.commit(asker, [Block(slot, 0) for slot in whole])
         self.turn()
 
     @precondition(lambda self: any(self.reading.values()))
@@ -230,7 +228,7 @@ class StoreLives(RuleBasedStateMachine):
             case DiskRead(key=key):
                 found = self.disk.get(key)
                 self.memory[move.slot] = found
-                self.book.was_read(move, None if fails or found is None else 0, 0.0)
+                self.book.was_read(move, None if fails or found is None else 0)
             case DiskSpare(key=key):
                 if key in self.disk:
                     self.spare[key] = None

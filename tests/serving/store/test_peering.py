@@ -104,7 +104,7 @@ class PeersLive(RuleBasedStateMachine):
         for slot, key in self.putting[asker].items():
             self.memory[slot] = key
         whole = [Block(slot, 0) for slot in self.putting.pop(asker)]
-        self.book.commit(asker, whole, self.now)
+        self.book.commit(asker, whole)
         self.turn()
 
     @precondition(lambda self: self.fetcher.orders)
@@ -156,7 +156,7 @@ class PeersLive(RuleBasedStateMachine):
             keys += filled.values()
         assert len(set(slots)) == len(slots)
         assert len(set(keys)) == len(keys)
-        assert not any(self.book.slots.readable(slot) for slot in slots)
+        assert not any(slot in self.book.slots._kept for slot in slots)
 
     @invariant()
     def what_is_found_is_whole(self):

@@ -169,7 +169,7 @@ def test_a_store_that_is_silent_costs_the_time_that_was_given(tmp_path):
         counts = []
         fetching = threading.Thread(target=lambda: counts.append(hosts.fetch(keys, 1.0)))
         fetching.start()
-        while not hosts.here.book.slots.num_leased:
+        while not hosts.here.book.slots._leased:
             time.sleep(0.001)
         assert load(hosts.client, own) == 6
         assert not counts, "it goes on"

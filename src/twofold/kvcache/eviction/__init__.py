@@ -1,6 +1,4 @@
-"""Eviction rules by name: one file and one line each."""
-
-from collections.abc import Callable
+"""Eviction policies by name: one file and one line each."""
 
 from twofold.errors import ConfigurationError
 from twofold.kvcache.eviction.base import EvictionPolicy
@@ -10,7 +8,7 @@ from twofold.kvcache.eviction.lru import Lru
 
 __all__ = ["EVICTIONS", "EvictionPolicy", "create_eviction"]
 
-EVICTIONS: dict[str, Callable[[], EvictionPolicy]] = {
+EVICTIONS: dict[str, type[EvictionPolicy]] = {
     "lru": Lru,
     "lfu": Lfu,
     "length-aware": LengthAware,
@@ -18,8 +16,8 @@ EVICTIONS: dict[str, Callable[[], EvictionPolicy]] = {
 
 
 def create_eviction(name: str) -> EvictionPolicy:
-    """A fresh rule for one memory; raises ConfigurationError for a name that is not known."""
-    rule = EVICTIONS.get(name)
-    if rule is None:
-        raise ConfigurationError(f"no eviction rule {name!r}; there are {', '.join(EVICTIONS)}")
-    return rule()
+    """Create a policy for one memory. Raises ConfigurationError for an unknown name."""
+    policy = EVICTIONS.get(name)
+    if policy is None:
+        raise ConfigurationError(f"unknown eviction policy {name!r}: choose one of {', '.join(EVICTIONS)}")
+    return policy()

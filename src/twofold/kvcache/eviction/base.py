@@ -1,12 +1,10 @@
-"""The eviction seam: which block goes first when a memory is full?
-
-Blocks in the order of a rank that changes as they are used.
-"""
+"""The eviction seam: which block leaves a full memory first?"""
 
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Container
 from heapq import heapify, heappop, heappush
+from typing import ClassVar
 
 from mypy_extensions import mypyc_attr
 
@@ -15,93 +13,94 @@ from twofold.request import BlockKey
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class EvictionPolicy(ABC):
-    """Ranks the blocks of one memory that may go: those that are in it and that nobody holds.
+    """Ranks the blocks of one memory that are not held.
 
-    It is told of everything that happens to a block, each time once: stored, hit as often as it is, held and
-    released in turn, and forgotten when it is gone, whether it was held or not. Every operation takes a time that does
-    not grow with the number of blocks.
+    The memory reports each event once: `stored`, every `hit`, `hold` and `release` in turn, and `forget` when the
+    block is gone, held or not. No operation takes longer when the memory has more blocks.
     """
+
+    help: ClassVar[str] = ""  # one line for command-line help
 
     @abstractmethod
     def stored(self, key: BlockKey, position: int) -> None:
-        """A block is in the memory from now on; `position` is its index in its prompt."""
+        """A block was added; `position` is its index in its prompt."""
         ...
 
     @abstractmethod
     def hit(self, key: BlockKey) -> None:
-        """A request found the block here, which may be held."""
+        """A request reused the block, which may be held."""
         ...
 
     @abstractmethod
     def hold(self, key: BlockKey) -> None:
-        """The block may not go."""
+        """The block must not be evicted."""
         ...
 
     @abstractmethod
     def release(self, key: BlockKey) -> None:
-        """The block may go again, and was in use until now."""
+        """The block may be evicted again. It was in use until now."""
         ...
 
     @abstractmethod
     def forget(self, key: BlockKey) -> None:
-        """The block is not in the memory any more."""
+        """The block was removed."""
         ...
 
     @abstractmethod
     def first(self, keep: Container[BlockKey] = ()) -> BlockKey | None:
-        """Who goes first of those that are not to be kept; None when none may go. It stays until it is forgotten.
+        """The next block to evict that is not in `keep`, or None. It stays until `forget`.
 
-        Takes a time that does not grow with the number of blocks, but with how many of them are to be kept.
+        The time grows with the number of blocks in `keep` only.
         """
         ...
 
 
 class Ranking:
-    """Blocks by rank, the lowest first; of those with equal ranks the one that has had it longest.
+    """Blocks by rank, lowest first. Blocks of equal rank are ordered by when they got it.
 
-    Blocks of one rank stand in a line. The heap has every rank that has a line, and some that had one: they are
-    skipped when they come up, and swept out when they are most of it.
+    Each rank has its own queue. The heap contains every rank that has a queue, and some empty ones, which are skipped
+    and swept out once they are the majority.
     """
 
-    __slots__ = ("_heap", "_lines", "_ranks")
+    __slots__ = ("_heap", "_queues", "_ranks")
 
     def __init__(self) -> None:
         self._ranks: dict[BlockKey, int] = {}
-        self._lines: dict[int, OrderedDict[BlockKey, None]] = {}
+        self._queues: dict[int, OrderedDict[BlockKey, None]] = {}
         self._heap: list[int] = []
 
     def __contains__(self, key: BlockKey) -> bool:
         return key in self._ranks
 
     def put(self, key: BlockKey, rank: int) -> None:
-        """A block that is not here joins those of its rank, as the last of them."""
-        line = self._lines.get(rank)
-        if line is None:
-            line = self._lines[rank] = OrderedDict()
+        """Add a new block behind the others of its rank."""
+        queue = self._queues.get(rank)
+        if queue is None:
+            queue = self._queues[rank] = OrderedDict()
             self._add_rank(rank)
-        line[key] = None
+        queue[key] = None
         self._ranks[key] = rank
 
     def drop(self, key: BlockKey) -> None:
-        """A block leaves, if it is here."""
+        """Remove a block, if present."""
         rank = self._ranks.pop(key, None)
         if rank is None:
             return
-        line = self._lines[rank]
-        del line[key]
-        if not line:
-            del self._lines[rank]
+        queue = self._queues[rank]
+        del queue[key]
+        if not queue:
+            del self._queues[rank]
 
     def first(self, keep: Container[BlockKey] = ()) -> BlockKey | None:
-        """The block of the lowest rank that is not to be kept; None when none is here."""
-        heap, lines = self._heap, self._lines
+        """The block of the lowest rank that is not in `keep`, or None."""
+        heap, queues = self._heap, self._queues
         found: BlockKey | None = None
-        passed: list[int] = []  # ranks of which all are kept
+        passed: list[int] = []  # ranks whose blocks are all in `keep`
         while heap:
             rank = heap[0]
-            line = lines.get(rank)
-            if line is not None:
-                for key in line:
+            queue = queues.get(rank)
+            if queue is not None:
+                for key in queue:
                     if key not in keep:
                         found = key
                         break
@@ -115,6 +114,39 @@ class Ranking:
 
     def _add_rank(self, rank: int) -> None:
         heappush(self._heap, rank)
-        if len(self._heap) > 2 * len(self._lines) + 16:
-            self._heap = list(self._lines)
+        if len(self._heap) > 2 * len(self._queues) + 16:
+            self._heap = list(self._queues)
             heapify(self._heap)
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class RankedEviction(EvictionPolicy):
+    """Evicts the block of the lowest rank. Every hit raises the rank of a block by `step`."""
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+        self._ranks: dict[BlockKey, int] = {}
+        self._ranking = Ranking()
+
+    def _add(self, key: BlockKey, rank: int) -> None:
+        self._ranks[key] = rank
+        self._ranking.put(key, rank)
+
+    def hit(self, key: BlockKey) -> None:
+        rank = self._ranks[key] = self._ranks[key] + self._step
+        if key in self._ranking:
+            self._ranking.drop(key)
+            self._ranking.put(key, rank)
+
+    def hold(self, key: BlockKey) -> None:
+        self._ranking.drop(key)
+
+    def release(self, key: BlockKey) -> None:
+        self._ranking.put(key, self._ranks[key])
+
+    def forget(self, key: BlockKey) -> None:
+        self._ranking.drop(key)
+        del self._ranks[key]
+
+    def first(self, keep: Container[BlockKey] = ()) -> BlockKey | None:
+        return self._ranking.first(keep)

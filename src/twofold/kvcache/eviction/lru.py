@@ -8,12 +8,14 @@ from twofold.request import BlockKey
 
 
 class Lru(EvictionPolicy):
-    """The block goes first that was stored, hit or released longest ago."""
+    """Evicts the block that was stored, hit or released longest ago."""
+
+    help = "least recently used"
 
     def __init__(self) -> None:
         self._order: OrderedDict[BlockKey, None] = OrderedDict()
 
-    def stored(self, key: BlockKey, position: int) -> None:  # noqa: ARG002  (where it stood does not matter)
+    def stored(self, key: BlockKey, position: int) -> None:  # noqa: ARG002
         self._order[key] = None
 
     def hit(self, key: BlockKey) -> None:

@@ -75,8 +75,8 @@ def replay_prompt(cache: PrefixCache, request: Request) -> int:
 
     Returns how many it used.
     """
-    keys, now = request.prefix_blocks, request.arrival_s
+    keys = request.prefix_blocks
     found = cache.match(keys)
-    cache.touch(keys, found, now)
-    cache.insert(keys, now, found)
+    cache.touch(keys, found)
+    cache.insert(keys, found)
     return found

@@ -44,7 +44,7 @@ class SchedulingBudget:
         """Prompt tokens that a sequence has to compute, were it to start now if it waits; to be asked before `take`."""
         if self.shared is not None and sequence.grant is None:
             keys = sequence.request.prefix_blocks
-            sequence.computed = self.shared.reusable(keys, sequence.prompt_tokens)
+            sequence.computed = self.shared.reusable_tokens(keys, sequence.prompt_tokens)
         return sequence.prefill_remaining
 
     def take(self, sequence: ScheduledSequence) -> bool:
@@ -53,7 +53,7 @@ class SchedulingBudget:
         if shared is None:
             needed = self.blocks.blocks_for(sequence.start_tokens)
         else:
-            needed = shared.wanted(sequence.start_tokens, keys, sequence.prompt_tokens)
+            needed = shared.blocks_taken(sequence.start_tokens, keys, sequence.prompt_tokens)
         if self.free_seats < 1 or needed > self.free_blocks:
             return False
         if self.leases_first and not sequence.decodes_here:

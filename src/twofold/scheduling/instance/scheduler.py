@@ -285,7 +285,7 @@ class InstanceScheduler:
             raise RuntimeError("the previous iteration has not been accounted for")
         self._now = now
         if self.shared is not None:
-            self.shared.expire(now)
+            self.shared.cache.expire(now)
         queues, selection = self._queues, None
         if self.changed or not self._standing:
             self.changed = False
@@ -548,9 +548,9 @@ class InstanceScheduler:
             swap_blocks_total=0 if growth is None else growth.host.num_blocks,
             swap_blocks_free=0 if growth is None else growth.host.num_free,
             swap_blocks_moved=0 if growth is None else growth.blocks_copied,
-            blocks_cached=0 if shared is None else shared.num_cached,
-            blocks_evicted=0 if shared is None else shared.removals[RemovalReason.CAPACITY],
-            blocks_pinned=0 if shared is None else shared.num_pinned,
+            blocks_cached=0 if shared is None else len(shared.cache),
+            blocks_evicted=0 if shared is None else shared.cache.removals[RemovalReason.CAPACITY],
+            blocks_pinned=0 if shared is None else shared.cache.pinned,
         )
 
     def _started(self) -> int:
@@ -627,4 +627,4 @@ def _retain(shared: PrefixBlockAllocator, sequence: ScheduledSequence, now: floa
     """A prompt that is computed is kept for as long as its request says."""
     request = sequence.request
     keys = request.prefix_blocks[: sequence.prompt_tokens // shared.block_size]
-    shared.pin(keys, now + request.retain_s)
+    shared.cache.pin(keys, now + request.retain_s)

@@ -145,7 +145,7 @@ class StoreManager:
         """Whether a block is not here yet, and somebody has a slot for it."""
         return key in self._coming
 
-    def load(self, asker: Requester, keys: Sequence[bytes], now: float, way: str = "loaded") -> None:
+    def load(self, asker: Requester, keys: Sequence[bytes], way: str = "loaded") -> None:
         """Hold the leading blocks that are here, as they come into memory."""
         loading = _Loading(asker, sum(self.tiers.match(keys)), way)
         self._questions[asker] = loading
@@ -155,7 +155,7 @@ class StoreManager:
             if block is None:
                 self._want(key, index, loading)
             else:
-                self.tiers.touch((key,), 1, now)
+                self.tiers.touch((key,), 1)
                 ready[index] = self._hold(block, loading)
         self._grant_load(loading, ready)
         self._advance()
@@ -177,13 +177,13 @@ class StoreManager:
         self._waiting.append(putting)
         self._advance()
 
-    def commit(self, asker: Requester, blocks: Sequence[Block], now: float) -> None:
+    def commit(self, asker: Requester, blocks: Sequence[Block]) -> None:
         """These slots of a put are filled, and its others will not be; then it goes on."""
         putting = self._questions.get(asker)
         if not isinstance(putting, _Putting):
             return
         whole = [block for block in blocks if block.slot in putting.leased]
-        self._keep(putting, {putting.leased.pop(block.slot): block for block in whole}, now)
+        self._keep(putting, {putting.leased.pop(block.slot): block for block in whole})
         self._give_up(putting)
         if putting.place < len(putting.keys):
             self._waiting.append(putting)
@@ -229,7 +229,7 @@ class StoreManager:
         self._copy_behind()
         self._advance()
 
-    def was_read(self, move: DiskRead, checksum: int | None, now: float) -> None:
+    def was_read(self, move: DiskRead, checksum: int | None) -> None:
         """A block was read from the disk; its checksum is None where it is not what it was."""
         waiting = self._reading.pop(move.key)
         if checksum is None:
@@ -247,7 +247,7 @@ class StoreManager:
                 self.slots.drop(move.slot)  # it went from the disk meanwhile, or came back by itself
             else:
                 self._blocks[move.key] = block
-                self.tiers.touch((move.key,), 1, now)
+                self.tiers.touch((move.key,), 1)
                 self._settle([move.key])
         self._advance()
 
@@ -314,7 +314,7 @@ class StoreManager:
             self._coming.remove(putting.keys[index])
         putting.leased.clear()
 
-    def _keep(self, putting: _Putting, whole: dict[int, Block], now: float) -> None:
+    def _keep(self, putting: _Putting, whole: dict[int, Block]) -> None:
         """These blocks of a prompt, by their index, were put whole."""
         keys = putting.keys
         for index, block in whole.items():
@@ -323,7 +323,7 @@ class StoreManager:
             self._blocks[keys[index]] = block
         self.moved[putting.way] += len(whole)
         for first, end in _runs(sorted(whole)):
-            self.tiers.insert(keys[:end], now, first)
+            self.tiers.insert(keys[:end], first)
         self._settle([keys[index] for index in whole])
         if len(self.tiers.tiers) > 1:
             self._uncopied.extend(keys[index] for index in sorted(whole))

@@ -87,11 +87,11 @@ class Peering:
             if isinstance(said, PeerRequest):
                 self._number += 1
                 self._callers[self._number] = said.caller
-                self._book.load((_GIVES, self._number), said.keys, now, way="peer_sent")
+                self._book.load((_GIVES, self._number), said.keys, way="peer_sent")
             else:
                 self._sent(said)
         for brought in self._fetcher.take():
-            self._brought(brought, now)
+            self._brought(brought)
         for number, fetch in self._fetches.items():
             if not fetch.over and now >= fetch.until_s:
                 self._stop(number, fetch)
@@ -140,10 +140,10 @@ class Peering:
             self._fetcher.bring(FetchOrder(number, fetch.address, keys, slots))
             fetch.ordered = True
 
-    def _brought(self, brought: FetchedSlots, now: float) -> None:
+    def _brought(self, brought: FetchedSlots) -> None:
         fetch = self._fetches[brought.fetch]
         fetch.ordered = False
-        self._book.commit((_FETCHES, brought.fetch), brought.blocks, now)
+        self._book.commit((_FETCHES, brought.fetch), brought.blocks)
         if fetch.over or not brought.whole:
             self._stop(brought.fetch, fetch)
 

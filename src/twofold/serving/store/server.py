@@ -160,29 +160,29 @@ class StoreServer:
             self._asked(message)  # others are meant for an earlier life, or from somebody who is dead
 
     def _asked(self, message: StoreRequest) -> None:
-        asker, now = (message.client, message.number), time.monotonic()
+        asker = (message.client, message.number)
         match message.what:
             case Lookup(keys=keys):
                 blocks, in_memory = self._book.lookup(keys)
                 self._answer(asker, LookupResult(blocks, in_memory))
             case Load(keys=keys):
-                self._book.load(asker, keys, now)
+                self._book.load(asker, keys)
             case Put(keys=keys, start=start):
                 self._book.put(asker, keys, start)
             case Commit(blocks=blocks):
-                self._book.commit(asker, blocks, now)
+                self._book.commit(asker, blocks)
             case Release(slots=None):
                 self._book.end(asker)
             case Release(slots=list() as slots):
                 self._book.release(asker, slots)
             case FetchBlocks():
-                self._fetch(asker, message.what, now)
+                self._fetch(asker, message.what)
 
-    def _fetch(self, asker: Requester, what: FetchBlocks, now: float) -> None:
+    def _fetch(self, asker: Requester, what: FetchBlocks) -> None:
         if self._peers is None:
             self._answer(asker, FetchResult(self._book.lookup(what.keys)[0]))
         else:
-            self._peers.fetch(asker, what, now)
+            self._peers.fetch(asker, what, time.monotonic())
 
     def _peers_s(self) -> float:
         """In how many seconds the time of a fetch is up."""
@@ -213,12 +213,11 @@ class StoreServer:
             self._peers.lose(client)
 
     def _take_moved(self, mover: DiskThread) -> None:
-        now = time.monotonic()
         for move, checksum in mover.take():
             if isinstance(move, DiskWrite):
                 self._book.written(move, done=checksum is not None)
             else:
-                self._book.was_read(move, checksum, now)
+                self._book.was_read(move, checksum)
 
     def _grant(self, granted: StoreGrant) -> None:
         if self._peers is not None and self._peers.granted(granted):

@@ -102,7 +102,7 @@ class StoredPrefixes(PrefixSource):
     def bring(
         self, request_id: str, keys: Sequence[BlockKey], queue: Queue, fetch: StoreFetch | None = None
     ) -> None:
-        here = self._shared.match(keys)
+        here = self._shared.cache.match(keys)
         if self._client.epoch is None or here == len(keys):
             queue()
         elif fetch is not None and fetch.blocks > here:
@@ -169,7 +169,7 @@ class StoredPrefixes(PrefixSource):
         while True:
             what, until_s, request_id, keys, queue = self._fetches.get()
             with self._state.changed:
-                wanted, here = request_id in self._state.sequences, self._shared.match(keys)
+                wanted, here = request_id in self._state.sequences, self._shared.cache.match(keys)
             left_s = until_s - time.monotonic()
             if wanted and left_s > 0:
                 self._client.fetch(keys[here : what.blocks], what.address, left_s)
@@ -181,7 +181,7 @@ class StoredPrefixes(PrefixSource):
 
     def _bring(self, request_id: str, keys: Sequence[bytes], queue: Queue) -> None:
         with self._state.changed:
-            here = self._shared.match(keys)
+            here = self._shared.cache.match(keys)
         found = self._client.lookup(keys[here:]).blocks if here < len(keys) else 0
         when_sure = partial(self._queue, request_id, queue)
         if not found or not self._load(keys[: here + found], when_sure):

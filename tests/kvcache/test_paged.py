@@ -106,9 +106,9 @@ class Memory:
     def pin(self, prompt, until):
         """As far as may be, and never so that anything else is found."""
         keys = tuple(prefix_keys(prompt, SIZE))
-        here = self.blocks.match(keys)
-        pinned = self.blocks.pin(keys, until)
-        assert pinned == here or self.blocks.num_pinned == MOST_PINNED
+        here = self.blocks.cache.match(keys)
+        pinned = self.blocks.cache.pin(keys, until)
+        assert pinned == here or self.blocks.cache.pinned == MOST_PINNED
 
     def forget(self, request):
         if not request.owned and not request.transfers:
@@ -119,8 +119,8 @@ class Memory:
         held |= {request.copy[0] for request in self.requests if request.copy is not None}
         assert self.blocks.num_free == NUM_BLOCKS - len(held)
         assert self.seen.keys == set(self.blocks._cached)
-        assert self.blocks.num_cached <= NUM_BLOCKS
-        assert self.blocks.num_pinned <= min(MOST_PINNED, self.blocks.num_cached)
+        assert len(self.blocks.cache) <= NUM_BLOCKS
+        assert self.blocks.cache.pinned <= min(MOST_PINNED, len(self.blocks.cache))
 
 
 tokens = st.lists(st.integers(0, 1), min_size=1, max_size=9).map(tuple)
@@ -151,7 +151,7 @@ def test_a_prefix_is_what_it_says_and_a_shared_block_is_never_written(name, step
         elif action == "pin":
             memory.pin(prompt, float(number))
         elif action == "expire":
-            memory.blocks.expire(float(number))
+            memory.blocks.cache.expire(float(number))
         elif memory.requests:
             getattr(memory, action)(memory.requests[number % len(memory.requests)])
         memory.check()
@@ -161,7 +161,7 @@ def test_a_prefix_is_what_it_says_and_a_shared_block_is_never_written(name, step
         if request.owned:
             memory.blocks.release(request.grant)
     assert (memory.blocks.num_free, memory.blocks.num_in_flight) == (NUM_BLOCKS, 0)
-    assert memory.blocks.num_cached <= NUM_BLOCKS
+    assert len(memory.blocks.cache) <= NUM_BLOCKS
     assert len(memory.blocks.blocks_of(memory.blocks.allocate("all", NUM_BLOCKS * SIZE))) == NUM_BLOCKS
     assert not memory.seen.keys
 
@@ -191,9 +191,9 @@ def test_a_prefix_is_shared_while_it_is_used_and_after(blocks):
     blocks.release(first)
     assert blocks.num_free == 3
     blocks.release(second.grant)
-    assert (blocks.num_free, blocks.num_cached) == (6, 2)
+    assert (blocks.num_free, len(blocks.cache)) == (6, 2)
     assert blocks.allocate_prompt("third", 12, (1, 9), 12).tokens == 4
-    assert (blocks.hits, blocks.misses) == (3, 2 + 0 + 2)
+    assert (blocks.cache.hits, blocks.cache.misses) == (3, 2 + 0 + 2)
 
 
 def test_a_prompt_that_is_cached_to_its_end_copies_the_block_of_its_last_token(blocks):
@@ -209,17 +209,17 @@ def test_a_prompt_that_is_cached_to_its_end_copies_the_block_of_its_last_token(b
     blocks.copied(again.grant)
     assert blocks.num_free == 4
     blocks.publish(again.grant, (1, 2))
-    assert blocks.match((1, 2)) == 2
+    assert blocks.cache.match((1, 2)) == 2
 
 
 def test_a_last_block_that_nobody_owns_is_taken_and_not_copied(blocks, seen):
     """It is nobody's to find until it is published again."""
     blocks.release(publish(blocks, (1, 2), 8))
     again = blocks.allocate_prompt("again", 8, (1, 2), 8)
-    assert (again.tokens, again.copy, blocks.match((1, 2)), blocks.num_free) == (7, None, 1, 4)
+    assert (again.tokens, again.copy, blocks.cache.match((1, 2)), blocks.num_free) == (7, None, 1, 4)
     assert seen.reasons == [RemovalReason.REWRITTEN]
     blocks.publish(again.grant, (1, 2))
-    assert blocks.match((1, 2)) == 2
+    assert blocks.cache.match((1, 2)) == 2
 
 
 def test_a_request_that_ends_before_its_copy_gives_back_the_original(blocks):
@@ -228,7 +228,7 @@ def test_a_request_that_ends_before_its_copy_gives_back_the_original(blocks):
     again = blocks.allocate_prompt("again", 4, (1,), 4)
     blocks.release(first)
     blocks.release(again.grant)
-    assert (blocks.num_free, blocks.num_cached) == (6, 1)
+    assert (blocks.num_free, len(blocks.cache)) == (6, 1)
 
 
 def test_cached_blocks_go_when_their_room_is_wanted(blocks, seen):
@@ -253,8 +253,8 @@ def test_what_two_computed_side_by_side_is_published_once(blocks):
     blocks.publish(first.grant, (1,))
     blocks.publish(second.grant, (1,))
     blocks.release(second.grant)
-    assert (blocks.num_free, blocks.num_cached) == (5, 1)
-    with pytest.raises(ValueError, match="first has 1 blocks, and keys of 2 are published"):
+    assert (blocks.num_free, len(blocks.cache)) == (5, 1)
+    with pytest.raises(ValueError, match="first has 1 blocks but publishes 2 keys"):
         blocks.publish(first.grant, (1, 2))
 
 
@@ -262,35 +262,66 @@ def test_what_is_pinned_outlasts_what_is_not(blocks):
     """Until its time is up; a request that uses it meanwhile changes nothing about that."""
     blocks.release(publish(blocks, (1, 2), 9))
     blocks.release(publish(blocks, (3, 4), 9))
-    assert blocks.pin((1, 2, 9), 10.0) == 2
+    assert blocks.cache.pin((1, 2, 9), 10.0) == 2
     blocks.release(blocks.allocate_prompt("user", 9, (1, 2), 9).grant)
     blocks.release(blocks.allocate("large", 16))
-    assert (blocks.match((1, 2)), blocks.match((3, 4)), blocks.num_pinned) == (2, 0, 2)
-    blocks.expire(9.0)
-    assert blocks.num_pinned == 2
-    blocks.expire(10.0)
-    assert (blocks.num_pinned, blocks.match((1, 2))) == (0, 2)
+    assert (blocks.cache.match((1, 2)), blocks.cache.match((3, 4)), blocks.cache.pinned) == (2, 0, 2)
+    blocks.cache.expire(9.0)
+    assert blocks.cache.pinned == 2
+    blocks.cache.expire(10.0)
+    assert (blocks.cache.pinned, blocks.cache.match((1, 2))) == (0, 2)
     blocks.allocate("all", 24)
-    assert blocks.num_cached == 0
+    assert len(blocks.cache) == 0
 
 
 def test_nobody_waits_for_what_is_pinned(blocks, seen):
     """It is free for a request that finds no other room, that whose time is up first before the rest."""
     for key, until in ((1, 30.0), (2, 10.0), (3, 20.0)):
         blocks.release(publish(blocks, (key,), 4))
-        blocks.pin((key,), until)
+        blocks.cache.pin((key,), until)
     assert blocks.fits(24)
     blocks.allocate("most", 20)
-    assert (seen.keys, blocks.num_pinned) == ({1}, 1)
+    assert (seen.keys, blocks.cache.pinned) == ({1}, 1)
     blocks.allocate("rest", 4)
-    assert (seen.keys, blocks.num_pinned, blocks.num_free) == (set(), 0, 0)
+    assert (seen.keys, blocks.cache.pinned, blocks.num_free) == (set(), 0, 0)
 
 
 def test_no_more_is_pinned_than_may_be(seen):
     """What is pinned already can be pinned for longer."""
     blocks = PrefixBlockAllocator(6, 4, Lru(), seen, max_pinned=2)
     blocks.release(publish(blocks, (1, 2, 3), 13))
-    assert (blocks.pin((1, 2, 3), 10.0), blocks.num_pinned) == (2, 2)
-    assert blocks.pin((1, 2), 20.0) == 2
-    blocks.expire(10.0)
-    assert blocks.num_pinned == 2
+    assert (blocks.cache.pin((1, 2, 3), 10.0), blocks.cache.pinned) == (2, 2)
+    assert blocks.cache.pin((1, 2), 20.0) == 2
+    blocks.cache.expire(10.0)
+    assert blocks.cache.pinned == 2
+
+
+KEYS = [b"a", b"b", b"c", b"d"]
+
+
+def test_what_is_filled_is_found_when_it_was_published():
+    """And stays when it is given back, as what a request computed does; what was not published does not."""
+    blocks = PrefixBlockAllocator(8, 4, create_eviction("lru"))
+    grant, here = blocks.borrow("store", KEYS)
+    assert (here, len(blocks.blocks_of(grant)), blocks.num_free) == (0, 4, 4)
+    blocks.publish(grant, KEYS[:3])
+    blocks.release(grant)
+    assert blocks.cache.match(KEYS) == 3
+    assert blocks.num_free == 8
+    assert not blocks.cache.hits + blocks.cache.misses, "no request asked"
+
+
+def test_what_is_here_is_lent_and_stays_meanwhile():
+    """Those who read have the same blocks, which nobody is given before they are done."""
+    blocks = PrefixBlockAllocator(4, 4, create_eviction("lru"))
+    grant, _ = blocks.borrow("store", KEYS[:2])
+    blocks.publish(grant, KEYS[:2])
+    lent, here = blocks.borrow("reader", KEYS[:3])
+    assert here == 2
+    assert list(blocks.blocks_of(lent))[:2] == list(blocks.blocks_of(grant))
+    blocks.release(grant)
+    with pytest.raises(OutOfBlocksError):
+        blocks.borrow("other", [b"x", b"y"])
+    blocks.release(lent)
+    blocks.borrow("other", [b"w", b"x", b"y", b"z"])
+    assert blocks.cache.match(KEYS) == 0

@@ -317,12 +317,12 @@ def check_blocks(instance: InstanceScheduler) -> None:
 
 def check_shared(blocks: PrefixBlockAllocator) -> None:
     """Every block is held as often as somebody has it; one that several have, or nobody, is there by its key."""
-    held = Counter(block for each in blocks._held.values() for block in each) + Counter(
+    held = Counter(block for each in blocks._tables.values() for block in each) + Counter(
         blocks._copies.values()
     )
     assert blocks._owners == [held[block] for block in range(blocks.num_blocks)]
     assert blocks.num_free == blocks._owners.count(0)
-    assert all(len(set(each)) == len(each) for each in blocks._held.values())
+    assert all(len(set(each)) == len(each) for each in blocks._tables.values())
     assert all(block in blocks._keys for block, owners in held.items() if owners > 1)
     assert {block: key for key, block in blocks._cached.items()} == blocks._keys
     idle = {block for block in range(blocks.num_blocks) if not held[block]}

@@ -20,12 +20,18 @@ from twofold.instance import Role
 from twofold.serving.controller.service import Service
 from twofold.serving.gateway.chat import chat
 from twofold.serving.gateway.completions import complete
-from twofold.serving.gateway.errors import answer_error, answer_http_error
 from twofold.serving.gateway.gateway import Gateway, RequestLimits, read_struct
 from twofold.serving.gateway.keys import KeyRing
 from twofold.serving.gateway.middleware import RequestMiddleware
 from twofold.serving.gateway.openapi import openapi
-from twofold.serving.gateway.responses import Health, ModelCard, ModelList, Version
+from twofold.serving.gateway.responses import (
+    Health,
+    ModelCard,
+    ModelList,
+    Version,
+    answer_error,
+    answer_http_error,
+)
 from twofold.serving.gateway.tokenizer import TextTokenizer
 
 # Minimum seconds between two snapshots, for any number of viewers.

@@ -7,17 +7,8 @@ from fastapi.responses import Response
 from msgspec import UNSET
 from starlette.requests import Request
 
-from twofold.errors import RequestError
-from twofold.serving.gateway.completions import check_length, check_tokens
 from twofold.serving.gateway.gateway import Gateway, read_struct
-from twofold.serving.gateway.generations import (
-    ResponseSpec,
-    check_fields,
-    plan,
-    request_options,
-    stream_options,
-)
-from twofold.serving.gateway.middleware import arrival_of
+from twofold.serving.gateway.generations import ResponseSpec, response_spec
 from twofold.serving.gateway.output import Delta, LogprobFormat
 from twofold.serving.gateway.responses import (
     ChatChoice,
@@ -31,7 +22,7 @@ from twofold.serving.gateway.responses import (
     MaybeUsage,
     Usage,
 )
-from twofold.serving.gateway.schemas import ChatFields, ContentPart, InputMessage
+from twofold.serving.gateway.schemas import ChatFields, ContentPart, InputMessage, invalid
 from twofold.serving.gateway.streaming import event, respond
 
 # OpenAI renamed the system role to developer; most templates support the old name only.
@@ -39,80 +30,30 @@ ROLES = {"system": "system", "developer": "system", "user": "user", "assistant":
 UNSUPPORTED_PARTS = ("tool_calls", "function_call", "audio", "refusal", "tool_call_id")
 
 
-def template_messages(messages: Sequence[InputMessage]) -> list[dict[str, str]]:
-    """Convert messages for the chat template; raises RequestError unless they are text in a role of `ROLES`."""
-    if not messages:
-        raise RequestError("messages: the list is empty; send at least one message", param="messages")
-    return [_template_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
-
-
-def _template_message(message: InputMessage, place: str) -> dict[str, str]:
-    if message.role not in ROLES:
-        raise RequestError(
-            f"{place}.role: {message.role!r} is not supported; use one of {', '.join(ROLES)}",
-            param=f"{place}.role",
-        )
-    for field in UNSUPPORTED_PARTS:
-        if getattr(message, field) not in (None, [], {}):
-            raise RequestError(f"{place}.{field}: not supported by this service", param=f"{place}.{field}")
-    rendered = {"role": ROLES[message.role], "content": _text(message.content, f"{place}.content")}
-    return rendered if message.name is None else {**rendered, "name": message.name}
-
-
-def _text(content: str | list[ContentPart] | None, place: str) -> str:
-    """Text of a message; several parts are joined by newlines, as in vLLM."""
-    if content is None:
-        raise RequestError(f"{place}: it is missing; send a string or a list of text parts", param=place)
-    if isinstance(content, str):
-        return content
-    return "\n".join(_part_text(part, f"{place}[{index}]") for index, part in enumerate(content))
-
-
-def _part_text(part: ContentPart, place: str) -> str:
-    if part.type != "text":
-        raise RequestError(
-            f"{place}.type: {part.type!r} is not supported; this service takes text only",
-            param=f"{place}.type",
-        )
-    if part.text is None:
-        raise RequestError(f"{place}.text: this field is required", param=f"{place}.text")
-    return part.text
-
-
 async def chat(gateway: Gateway, request: Request) -> Response:
     """Handle one request; raises RequestError, InstanceLostError and ClientDisconnect."""
     fields = await read_struct(request, ChatFields, gateway.limits.body_bytes)
-    check_fields(gateway, fields, prompts=1)
-    arrival = arrival_of(request)
-    answer = ResponseSpec(
-        id=f"chatcmpl-{arrival.request_id}",
-        created=arrival.created,
-        arrival_s=arrival.monotonic_s,
+    spec = response_spec(
+        gateway,
+        request,
+        fields,
+        prefix="chatcmpl",
+        prompts=1,
         max_tokens=fields.max_completion_tokens or fields.max_tokens,
-        logprobs=wanted_logprobs(fields),
-        terms=request_options(gateway, request, fields, prompts=1),
+        logprobs=(fields.top_logprobs or 0) if fields.logprobs else None,
     )
-    prompt = await encode_messages(gateway, fields)
-    planned = plan(gateway, fields, answer, [prompt])
-    form = ChatWriter(answer, fields, gateway.logprob_format())
-    options = stream_options(fields)
-    return await respond(gateway.service, request, planned, form, prompt_tokens=len(prompt), options=options)
-
-
-def wanted_logprobs(fields: ChatFields) -> int | None:
-    """Number of requested alternatives; None without log probabilities."""
-    if fields.logprobs:
-        return fields.top_logprobs or 0
-    if fields.top_logprobs is not None:
-        raise RequestError("top_logprobs: requires logprobs: true", param="top_logprobs")
-    return None
+    if fields.top_logprobs is not None and not fields.logprobs:
+        raise invalid("top_logprobs", "requires logprobs: true")
+    token_ids = await encode_messages(gateway, fields)
+    writer = ChatWriter(spec, fields, LogprobFormat(gateway.tokenizer))
+    return await respond(gateway, request, fields, spec, [token_ids], writer)
 
 
 async def encode_messages(gateway: Gateway, fields: ChatFields) -> list[int]:
     """Token ids of the prompt. Special tokens come from the template unless requested."""
     tokenizer = gateway.require_tokenizer("messages")
     messages = template_messages(fields.messages)
-    check_length(gateway, sum(len(message["content"]) for message in messages), "messages")
+    gateway.check_length(sum(len(message["content"]) for message in messages), "messages")
     token_ids = await tokenizer.encode_chat(
         messages,
         add_generation_prompt=fields.add_generation_prompt is not False,
@@ -120,18 +61,50 @@ async def encode_messages(gateway: Gateway, fields: ChatFields) -> list[int]:
         template_kwargs=fields.chat_template_kwargs or {},
     )
     if not token_ids:
-        raise RequestError("messages: the model's chat template renders an empty prompt", param="messages")
-    check_tokens(gateway, len(token_ids), "messages")
+        raise invalid("messages", "the model's chat template renders an empty prompt")
+    gateway.check_tokens(len(token_ids), "messages")
     return token_ids
+
+
+def template_messages(messages: Sequence[InputMessage]) -> list[dict[str, str]]:
+    """Convert messages for the chat template; raises RequestError unless they are text in a role of `ROLES`."""
+    if not messages:
+        raise invalid("messages", "the list is empty; send at least one message")
+    return [_template_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+
+
+def _template_message(message: InputMessage, place: str) -> dict[str, str]:
+    if message.role not in ROLES:
+        raise invalid(f"{place}.role", f"{message.role!r} is not supported; use one of {', '.join(ROLES)}")
+    for field in UNSUPPORTED_PARTS:
+        if getattr(message, field) not in (None, [], {}):
+            raise invalid(f"{place}.{field}", "not supported by this service")
+    rendered = {"role": ROLES[message.role], "content": _text(message.content, f"{place}.content")}
+    return rendered if message.name is None else {**rendered, "name": message.name}
+
+
+def _text(content: str | list[ContentPart] | None, place: str) -> str:
+    """Text of a message; several parts are joined by newlines, as in vLLM."""
+    if content is None:
+        raise invalid(place, "it is missing; send a string or a list of text parts")
+    if isinstance(content, str):
+        return content
+    return "\n".join(_part_text(part, f"{place}[{index}]") for index, part in enumerate(content))
+
+
+def _part_text(part: ContentPart, place: str) -> str:
+    if part.type != "text":
+        raise invalid(f"{place}.type", f"{part.type!r} is not supported; this service takes text only")
+    if part.text is None:
+        raise invalid(f"{place}.text", "this field is required")
+    return part.text
 
 
 class ChatWriter:
     """Formats chat completions."""
 
-    def __init__(self, answer: ResponseSpec, fields: ChatFields, logprobs: LogprobFormat) -> None:
-        self._answer = answer
-        self._fields = fields
-        self._logprobs = logprobs
+    def __init__(self, spec: ResponseSpec, fields: ChatFields, logprobs: LogprobFormat) -> None:
+        self._spec, self._fields, self._logprobs = spec, fields, logprobs
         self._encode = msgspec.json.Encoder().encode
 
     def events(self, delta: Delta, usage: MaybeUsage) -> bytes:
@@ -139,12 +112,8 @@ class ChatWriter:
         if delta.token.index > 0:
             return data
         # The first chunk of a choice sets the role.
-        role = ChatChunkChoice(
-            index=delta.choice,
-            delta=ChatDelta(role="assistant", content=""),
-            logprobs=None,
-            finish_reason=None,
-        )
+        opening = ChatDelta(role="assistant", content="")
+        role = ChatChunkChoice(index=delta.choice, delta=opening, logprobs=None, finish_reason=None)
         return event(self._encode(self._chunk([role], usage))) + data
 
     def usage_event(self, usage: Usage) -> bytes:
@@ -152,20 +121,17 @@ class ChatWriter:
 
     def whole(self, choices: Sequence[Sequence[Delta]], usage: Usage) -> ChatCompletion:
         return ChatCompletion(
-            id=self._answer.id,
-            created=self._answer.created,
+            id=self._spec.id,
+            created=self._spec.created,
             model=self._fields.model,
             choices=[self._choice(deltas) for deltas in choices],
             usage=usage,
         )
 
     def _chunk(self, choices: list[ChatChunkChoice], usage: MaybeUsage) -> ChatChunk:
+        spec = self._spec
         return ChatChunk(
-            id=self._answer.id,
-            created=self._answer.created,
-            model=self._fields.model,
-            choices=choices,
-            usage=usage,
+            id=spec.id, created=spec.created, model=self._fields.model, choices=choices, usage=usage
         )
 
     def _choice(self, deltas: Sequence[Delta]) -> ChatChoice:
@@ -187,7 +153,7 @@ class ChatWriter:
         )
 
     def _logprobs_of(self, deltas: Sequence[Delta]) -> ChatLogprobs | None:
-        return None if self._answer.logprobs is None else self._logprobs.chat(deltas, self._answer.logprobs)
+        return None if self._spec.logprobs is None else self._logprobs.chat(deltas, self._spec.logprobs)
 
     def _token_ids_of(self, deltas: Sequence[Delta]) -> MaybeTokenIds:
         return [delta.token.token_id for delta in deltas] if self._fields.return_token_ids else UNSET

@@ -7,20 +7,50 @@ from fastapi.responses import Response
 from msgspec import UNSET
 from starlette.requests import Request
 
-from twofold.errors import RequestError
 from twofold.serving.gateway.gateway import Gateway, read_struct
-from twofold.serving.gateway.generations import (
-    ResponseSpec,
-    check_fields,
-    plan,
-    request_options,
-    stream_options,
-)
-from twofold.serving.gateway.middleware import arrival_of
+from twofold.serving.gateway.generations import ResponseSpec, response_spec
 from twofold.serving.gateway.output import Delta, LogprobFormat
 from twofold.serving.gateway.responses import Completion, CompletionChoice, MaybeUsage, Usage
-from twofold.serving.gateway.schemas import CompletionFields, Prompt
+from twofold.serving.gateway.schemas import CompletionFields, Prompt, invalid
 from twofold.serving.gateway.streaming import event, respond
+
+DEFAULT_MAX_TOKENS = 16
+
+
+async def complete(gateway: Gateway, request: Request) -> Response:
+    """Handle one request; raises RequestError, InstanceLostError and ClientDisconnect."""
+    fields = await read_struct(request, CompletionFields, gateway.limits.body_bytes)
+    prompts = split_prompts(fields.prompt)
+    spec = response_spec(
+        gateway,
+        request,
+        fields,
+        prefix="cmpl",
+        prompts=len(prompts),
+        max_tokens=fields.max_tokens,
+        default_max_tokens=DEFAULT_MAX_TOKENS,
+        logprobs=fields.logprobs,
+    )
+    token_ids = await encode_prompts(
+        gateway, prompts, add_special_tokens=fields.add_special_tokens is not False
+    )
+    writer = CompletionWriter(spec, fields, LogprobFormat(gateway.tokenizer))
+    return await respond(gateway, request, fields, spec, token_ids, writer)
+
+
+def split_prompts(prompt: Prompt) -> list[str | list[int]]:
+    """Split the field into prompts: a text, a list of token ids, or a list of either kind."""
+    if isinstance(prompt, str):
+        return [prompt]
+    if not prompt:
+        raise invalid("prompt", "the list is empty; send at least one prompt")
+    ids = [each for each in prompt if isinstance(each, int)]
+    if len(ids) == len(prompt):
+        return [ids]
+    texts_or_lists = [each for each in prompt if not isinstance(each, int)]
+    if len(texts_or_lists) == len(prompt) and len({type(each) for each in prompt}) == 1:
+        return texts_or_lists
+    raise invalid("prompt", "the list mixes kinds; send all strings, all token ids or all lists of token ids")
 
 
 async def encode_prompts(
@@ -29,124 +59,42 @@ async def encode_prompts(
     """One list of token ids per prompt; raises RequestError if any of them is invalid."""
     texts = [each for each in prompts if isinstance(each, str)]
     if texts:
-        encoded = await encode_texts(gateway, texts, add_special_tokens=add_special_tokens)
+        encoded = await _encode_texts(gateway, texts, add_special_tokens=add_special_tokens)
     else:
-        encoded = [check_token_ids(gateway, each) for each in prompts if isinstance(each, list)]
+        encoded = [_checked_ids(gateway, each) for each in prompts if isinstance(each, list)]
     for token_ids in encoded:
-        check_tokens(gateway, len(token_ids), "prompt")
+        gateway.check_tokens(len(token_ids), "prompt")
     return encoded
 
 
-def split_prompts(prompt: Prompt) -> list[str | list[int]]:
-    """Split the field into prompts: a text, a list of token ids, or a list of either kind."""
-    if isinstance(prompt, str):
-        return [prompt]
-    if not prompt:
-        raise RequestError("prompt: the list is empty; send at least one prompt", param="prompt")
-    ids = [each for each in prompt if isinstance(each, int)]
-    if len(ids) == len(prompt):
-        return [ids]
-    texts_or_lists = [each for each in prompt if not isinstance(each, int)]
-    if len(texts_or_lists) == len(prompt) and len({type(each) for each in prompt}) == 1:
-        return texts_or_lists
-    raise RequestError(
-        "prompt: the list mixes kinds; send all strings, all token ids or all lists of token ids",
-        param="prompt",
-    )
-
-
-async def encode_texts(
+async def _encode_texts(
     gateway: Gateway, texts: Sequence[str], *, add_special_tokens: bool
 ) -> list[list[int]]:
     tokenizer = gateway.require_tokenizer("prompt")
     for text in texts:
-        check_length(gateway, len(text), "prompt")
+        gateway.check_length(len(text), "prompt")
     encoded = await tokenizer.encode(texts, add_special_tokens=add_special_tokens)
     if all(encoded):
         return encoded
     if tokenizer.bos_token_id is None:
-        raise RequestError(
-            "prompt: a text is empty, and this model has no beginning-of-sequence token", param="prompt"
-        )
+        raise invalid("prompt", "a text is empty, and this model has no beginning-of-sequence token")
     return [token_ids or [tokenizer.bos_token_id] for token_ids in encoded]
 
 
-def check_length(gateway: Gateway, characters: int, field: str) -> None:
-    """Reject texts that are too long or cannot fit the context, before tokenization."""
-    most = gateway.limits.prompt_characters
-    if most is not None and characters > most:
-        raise RequestError(
-            f"{field}: {characters} characters are more than the limit of {most}",
-            param=field,
-            code="prompt_too_long",
-        )
-    context = gateway.service.model.max_model_len
-    tokens = characters // gateway.require_tokenizer(field).longest_token
-    if tokens > context:
-        raise RequestError(
-            f"{field}: {characters} characters are at least {tokens} tokens, "
-            f"but the context length of this model is {context} tokens",
-            param=field,
-            code="context_length_exceeded",
-        )
-
-
-def check_tokens(gateway: Gateway, tokens: int, field: str) -> None:
-    """Reject prompts over the token limit."""
-    most = gateway.limits.prompt_tokens
-    if most is not None and tokens > most:
-        raise RequestError(
-            f"{field}: {tokens} tokens are more than the limit of {most}", param=field, code="prompt_too_long"
-        )
-
-
-def check_token_ids(gateway: Gateway, token_ids: list[int]) -> list[int]:
+def _checked_ids(gateway: Gateway, token_ids: list[int]) -> list[int]:
     if not token_ids:
-        raise RequestError("prompt: a list of token ids is empty; send at least one token", param="prompt")
+        raise invalid("prompt", "a list of token ids is empty; send at least one token")
     vocab_size = gateway.service.model.vocab_size
     if max(token_ids) >= vocab_size:
-        raise RequestError(
-            f"prompt: token id {max(token_ids)} is not in the vocabulary of {vocab_size} tokens",
-            param="prompt",
-        )
+        raise invalid("prompt", f"token id {max(token_ids)} is not in the vocabulary of {vocab_size} tokens")
     return token_ids
-
-
-DEFAULT_MAX_TOKENS = 16
-
-
-async def complete(gateway: Gateway, request: Request) -> Response:
-    """Handle one request; raises RequestError, InstanceLostError and ClientDisconnect."""
-    fields = await read_struct(request, CompletionFields, gateway.limits.body_bytes)
-    texts_or_ids = split_prompts(fields.prompt)
-    check_fields(gateway, fields, len(texts_or_ids))
-    arrival = arrival_of(request)
-    answer = ResponseSpec(
-        id=f"cmpl-{arrival.request_id}",
-        created=arrival.created,
-        arrival_s=arrival.monotonic_s,
-        max_tokens=fields.max_tokens,
-        capped_tokens=DEFAULT_MAX_TOKENS,
-        logprobs=fields.logprobs,
-        terms=request_options(gateway, request, fields, len(texts_or_ids)),
-    )
-    prompts = await encode_prompts(
-        gateway, texts_or_ids, add_special_tokens=fields.add_special_tokens is not False
-    )
-    planned = plan(gateway, fields, answer, prompts)
-    form = CompletionWriter(answer, fields, gateway.logprob_format())
-    tokens = sum(map(len, prompts))
-    options = stream_options(fields)
-    return await respond(gateway.service, request, planned, form, prompt_tokens=tokens, options=options)
 
 
 class CompletionWriter:
     """Formats text completions."""
 
-    def __init__(self, answer: ResponseSpec, fields: CompletionFields, logprobs: LogprobFormat) -> None:
-        self._answer = answer
-        self._fields = fields
-        self._logprobs = logprobs
+    def __init__(self, spec: ResponseSpec, fields: CompletionFields, logprobs: LogprobFormat) -> None:
+        self._spec, self._fields, self._logprobs = spec, fields, logprobs
         self._encode = msgspec.json.Encoder().encode
 
     def events(self, delta: Delta, usage: MaybeUsage) -> bytes:
@@ -159,12 +107,9 @@ class CompletionWriter:
         return self._body([self._choice(deltas) for deltas in choices], usage)
 
     def _body(self, choices: list[CompletionChoice], usage: MaybeUsage) -> Completion:
+        spec = self._spec
         return Completion(
-            id=self._answer.id,
-            created=self._answer.created,
-            model=self._fields.model,
-            choices=choices,
-            usage=usage,
+            id=spec.id, created=spec.created, model=self._fields.model, choices=choices, usage=usage
         )
 
     def _choice(self, deltas: Sequence[Delta]) -> CompletionChoice:

@@ -1,4 +1,4 @@
-"""State shared by all endpoints: service, tokenizer and limits; and reading of request bodies."""
+"""State shared by all endpoints (service, tokenizer, limits), and reading of request bodies."""
 
 import re
 from dataclasses import dataclass
@@ -9,8 +9,13 @@ from starlette.requests import Request
 
 from twofold.errors import RequestError
 from twofold.serving.controller.service import Service
-from twofold.serving.gateway.output import LogprobFormat
+from twofold.serving.gateway.schemas import invalid
 from twofold.serving.gateway.tokenizer import TextTokenizer
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+_PLACE = re.compile(r" - at `\$\.?(?P<place>.*)`$")
+_MISSING = re.compile(r"^Object missing required field `(?P<name>[^`]+)`")
 
 
 class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,59 +40,6 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     stop_characters: int = 1024
 
 
-T = TypeVar("T", bound=msgspec.Struct)
-
-_PLACE = re.compile(r" - at `\$\.?(?P<place>.*)`$")
-_MISSING = re.compile(r"^Object missing required field `(?P<name>[^`]+)`")
-
-
-async def read_struct(request: Request, kind: type[T], max_bytes: int) -> T:
-    """Read the body and decode it as `kind`; raises RequestError (400 or 413) and ClientDisconnect."""
-    body = await read_body(request, max_bytes)
-    try:
-        return msgspec.json.decode(body, type=kind)
-    except msgspec.ValidationError as error:
-        raise _field_error(str(error)) from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise RequestError(f"the body is not valid JSON: {error}", code="invalid_json") from error
-
-
-async def read_body(request: Request, max_bytes: int) -> bytes:
-    """Read the body, buffering at most `max_bytes`; raises RequestError (413) for larger ones."""
-    announced = request.headers.get("content-length", "")
-    if announced.isdecimal() and int(announced) > max_bytes:
-        raise _too_large(max_bytes)
-    body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > max_bytes:
-            raise _too_large(max_bytes)
-    return bytes(body)
-
-
-def _too_large(max_bytes: int) -> RequestError:
-    return RequestError(
-        f"the body exceeds the limit of {max_bytes} bytes", status=413, code="request_too_large"
-    )
-
-
-def _field_error(message: str) -> RequestError:
-    """Rewrite a type error for users: the field, then the expected and the actual type."""
-    found = _PLACE.search(message)
-    place = found["place"] if found else ""
-    reason = _PLACE.sub("", message)
-    missing = _MISSING.match(reason)
-    if missing:
-        field = ".".join(filter(None, (place, missing["name"])))
-        return RequestError(
-            f"{field}: this field is required", param=field, code="missing_required_parameter"
-        )
-    reason = reason.replace("`", "").replace(" | ", " or ").replace("Expected", "expected", 1)
-    if not place:
-        return RequestError(f"the body must be a JSON object: {reason}")
-    return RequestError(f"{place}: {reason}", param=place, code="invalid_type_or_value")
-
-
 @dataclass(frozen=True, slots=True)
 class Gateway:
     """The service, the tokenizer of its model (optional) and the limits."""
@@ -100,20 +52,77 @@ class Gateway:
         """Raise RequestError (404) unless `name` is the served model."""
         served = self.service.model.name
         if name != served:
-            raise RequestError(
-                f"model: {name!r} is not served here; use {served!r}",
-                param="model",
-                status=404,
-                code="model_not_found",
+            raise invalid(
+                "model", f"{name!r} is not served here; use {served!r}", status=404, code="model_not_found"
             )
 
     def require_tokenizer(self, field: str) -> TextTokenizer:
         """Return the tokenizer, which `field` needs; raises RequestError without one."""
         if self.tokenizer is None:
-            raise RequestError(
-                f"{field}: this model has no tokenizer, so prompts must be token ids", param=field
-            )
+            raise invalid(field, "this model has no tokenizer, so prompts must be token ids")
         return self.tokenizer
 
-    def logprob_format(self) -> LogprobFormat:
-        return LogprobFormat(None if self.tokenizer is None else self.tokenizer.bytes)
+    def check_length(self, characters: int, field: str) -> None:
+        """Reject texts that are too long or cannot fit the context, before tokenization."""
+        most = self.limits.prompt_characters
+        if most is not None and characters > most:
+            raise invalid(
+                field, f"{characters} characters are more than the limit of {most}", code="prompt_too_long"
+            )
+        context = self.service.model.max_model_len
+        tokens = characters // self.require_tokenizer(field).longest_token
+        if tokens > context:
+            raise invalid(
+                field,
+                f"{characters} characters are at least {tokens} tokens, "
+                f"but the context length of this model is {context} tokens",
+                code="context_length_exceeded",
+            )
+
+    def check_tokens(self, tokens: int, field: str) -> None:
+        """Reject prompts over the token limit."""
+        most = self.limits.prompt_tokens
+        if most is not None and tokens > most:
+            raise invalid(field, f"{tokens} tokens are more than the limit of {most}", code="prompt_too_long")
+
+
+async def read_struct(request: Request, kind: type[T], max_bytes: int) -> T:
+    """Read the body and decode it as `kind`; raises RequestError (400 or 413) and ClientDisconnect."""
+    body = await _read_body(request, max_bytes)
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        raise _type_error(str(error)) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise RequestError(f"the body is not valid JSON: {error}", code="invalid_json") from error
+
+
+async def _read_body(request: Request, max_bytes: int) -> bytes:
+    """Read the body, buffering at most `max_bytes`; raises RequestError (413) for larger ones."""
+    too_large = RequestError(
+        f"the body exceeds the limit of {max_bytes} bytes", status=413, code="request_too_large"
+    )
+    announced = request.headers.get("content-length", "")
+    if announced.isdecimal() and int(announced) > max_bytes:
+        raise too_large
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > max_bytes:
+            raise too_large
+    return bytes(body)
+
+
+def _type_error(message: str) -> RequestError:
+    """Rewrite a type error for users: the field, then the expected and the actual type."""
+    found = _PLACE.search(message)
+    place = found["place"] if found else ""
+    reason = _PLACE.sub("", message)
+    missing = _MISSING.match(reason)
+    if missing:
+        field = ".".join(filter(None, (place, missing["name"])))
+        return invalid(field, "this field is required", code="missing_required_parameter")
+    reason = reason.replace("`", "").replace(" | ", " or ").replace("Expected", "expected", 1)
+    if not place:
+        return RequestError(f"the body must be a JSON object: {reason}")
+    return invalid(place, reason, code="invalid_type_or_value")

@@ -13,8 +13,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from twofold.serving.gateway.errors import error_response, error_response_for
 from twofold.serving.gateway.keys import ApiKey, KeyRing
+from twofold.serving.gateway.responses import error_response, error_response_for
 from twofold.serving.telemetry.context import CURRENT, context_of
 
 ARRIVAL = "twofold.arrival"

@@ -6,12 +6,12 @@ import msgspec
 
 import twofold
 from twofold.serving.gateway.chat import ROLES, UNSUPPORTED_PARTS
-from twofold.serving.gateway.errors import ErrorBody
 from twofold.serving.gateway.generations import MODES, RETENTIONS, TIMEOUT_HEADER
 from twofold.serving.gateway.responses import (
     ChatChunk,
     ChatCompletion,
     Completion,
+    ErrorBody,
     Health,
     ModelCard,
     ModelList,

@@ -12,7 +12,7 @@ from twofold.serving.gateway.responses import (
     CompletionLogprobs,
 )
 from twofold.serving.gateway.schemas import GenerationFields
-from twofold.serving.gateway.tokenizer import Detokenizer, TextTokenizer, TokenBytes, id_name
+from twofold.serving.gateway.tokenizer import Detokenizer, TextTokenizer, id_name
 
 
 class StopText(msgspec.Struct, frozen=True):
@@ -145,9 +145,9 @@ LOWEST = -9999.0
 class LogprobFormat:
     """Formats log probabilities of deltas, with one entry per token including the stop token."""
 
-    def __init__(self, names: TokenBytes | None) -> None:
-        """Without `names`, tokens are named by their ids."""
-        self._names = names
+    def __init__(self, tokenizer: TextTokenizer | None) -> None:
+        """Without a tokenizer, tokens are named by their ids."""
+        self._names = None if tokenizer is None else tokenizer.bytes
 
     def completion(self, deltas: Sequence[Delta]) -> CompletionLogprobs:
         return CompletionLogprobs(

@@ -1,8 +1,24 @@
-"""Response bodies of the API. Fields are null where OpenAI sends null; UNSET fields are omitted."""
+"""Response bodies of the API, and conversion of exceptions to OpenAI's error JSON.
 
+Fields are null where OpenAI sends null; UNSET fields are omitted.
+"""
+
+import logging
+from http import HTTPStatus
 from typing import Literal
 
+import msgspec
+from fastapi.responses import Response
 from msgspec import UNSET, Struct, UnsetType
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+
+from twofold.errors import InstanceLostError, RequestError
+
+logger = logging.getLogger(__name__)
+
+# Default Retry-After in seconds; short, because another instance may be free already.
+RETRY_AFTER_S = "1"
 
 MaybeTokenIds = list[int] | UnsetType
 
@@ -135,3 +151,86 @@ class Health(Struct, frozen=True, kw_only=True):
 
 class Version(Struct, frozen=True, kw_only=True):
     version: str
+
+
+class ErrorDetail(Struct, frozen=True, kw_only=True):
+    """Value of `error` in the error JSON."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorBody(Struct, frozen=True, kw_only=True):
+    error: ErrorDetail
+
+
+class ErrorResponse(Struct, frozen=True, kw_only=True):
+    """An error response: HTTP status, body and additional headers."""
+
+    status: int
+    body: ErrorBody
+    headers: dict[str, str] = {}
+
+    def response(self) -> Response:
+        return Response(
+            msgspec.json.encode(self.body), self.status, headers=self.headers, media_type="application/json"
+        )
+
+
+def error_response_for(error: Exception) -> ErrorResponse:
+    """Convert an exception; unexpected ones are logged and become a 500 without details."""
+    if isinstance(error, RequestError):
+        return error_response(
+            error.status, str(error), param=error.param, code=error.code, retry_after_s=error.retry_after_s
+        )
+    if isinstance(error, InstanceLostError):
+        return error_response(
+            503, str(error) or "the instance that ran the request was lost", code="instance_lost"
+        )
+    logger.error("unexpected error while answering a request", exc_info=error)
+    return error_response(500, "unexpected error; see the server's log", code="internal_error")
+
+
+def error_response(
+    status: int,
+    message: str,
+    *,
+    param: str | None = None,
+    code: str | None = None,
+    retry_after_s: int | None = None,
+) -> ErrorResponse:
+    headers = {}
+    if retry_after_s is not None:
+        headers["Retry-After"] = str(retry_after_s)
+    elif status in (429, 503):
+        headers["Retry-After"] = RETRY_AFTER_S
+    if status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    detail = ErrorDetail(message=message, type=_type_of(status), param=param, code=code)
+    return ErrorResponse(status=status, body=ErrorBody(error=detail), headers=headers)
+
+
+def _type_of(status: int) -> str:
+    if status == 429:
+        return "rate_limit_error"
+    return "server_error" if status >= 500 else "invalid_request_error"
+
+
+async def answer_error(_request: Request, error: Exception) -> Response:
+    """Exception handler for TwofoldError."""
+    return error_response_for(error).response()
+
+
+async def answer_http_error(request: Request, error: Exception) -> Response:
+    """Exception handler for unknown paths and wrong methods."""
+    if not isinstance(error, HTTPException):
+        raise TypeError(f"expected an HTTPException, got {type(error).__name__}")
+    reason = HTTPStatus(error.status_code).phrase
+    code = reason.lower().replace(" ", "_")
+    answer = error_response(
+        error.status_code, f"{request.method} {request.url.path}: {reason}", code=code
+    ).response()
+    answer.headers.update(error.headers or {})
+    return answer

@@ -12,7 +12,12 @@ from msgspec import Meta, Struct
 from twofold.errors import RequestError
 
 
-class UnsupportedFields(msgspec.Struct, frozen=True, kw_only=True):
+def invalid(field: str, reason: str, *, status: int = 400, code: str | None = None) -> RequestError:
+    """Create the error for an invalid field."""
+    return RequestError(f"{field}: {reason}", param=field, status=status, code=code)
+
+
+class UnsupportedFields(Struct, frozen=True, kw_only=True):
     """Known but unsupported fields, decoded to reject values that would change the answer."""
 
     allowed_token_ids: object = None
@@ -84,9 +89,9 @@ def refuse_unsupported(fields: UnsupportedFields, n: int) -> None:
         if value is None or any(_same(value, allowed) for allowed in neutral):
             continue
         allowed = " or ".join(["null", *(msgspec.json.encode(each).decode() for each in neutral)])
-        raise RequestError(
-            f"{name}: not supported by this service; leave it out or send {allowed}",
-            param=name,
+        raise invalid(
+            name,
+            f"not supported by this service; leave it out or send {allowed}",
             code="unsupported_parameter",
         )
 

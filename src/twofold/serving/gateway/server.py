@@ -11,8 +11,8 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from twofold.errors import ConfigurationError
-from twofold.serving.gateway.errors import error_response
 from twofold.serving.gateway.gateway import RequestLimits
+from twofold.serving.gateway.responses import error_response
 
 
 class _HeadTooLargeError(Exception):

@@ -17,11 +17,11 @@ from twofold.errors import InstanceLostError
 from twofold.request import FinishReason
 from twofold.serving.controller.live_request import deadline_error
 from twofold.serving.controller.service import Service
-from twofold.serving.gateway.errors import error_response_for
-from twofold.serving.gateway.generations import PlannedChoice
+from twofold.serving.gateway.gateway import Gateway
+from twofold.serving.gateway.generations import PlannedChoice, ResponseSpec, plan
 from twofold.serving.gateway.output import Delta
-from twofold.serving.gateway.responses import MaybeUsage, PromptTokensDetails, Usage
-from twofold.serving.gateway.schemas import StreamOptions
+from twofold.serving.gateway.responses import MaybeUsage, PromptTokensDetails, Usage, error_response_for
+from twofold.serving.gateway.schemas import GenerationFields, StreamOptions
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -106,28 +106,28 @@ async def until_deadline(deadline_s: float | None, items: AsyncGenerator[T, None
 
     Must be iterated by a single task.
     """
-    alarm = None if deadline_s is None else _Alarm(deadline_s)
+    timer = None if deadline_s is None else _DeadlineTimer(deadline_s)
     try:
         async with aclosing(items):
             async for item in items:
-                if alarm is None:
+                if timer is None:
                     yield item
                     continue
-                alarm.waiting = False
+                timer.waiting = False
                 yield item
-                alarm.waiting = True
-                if alarm.rang:
-                    alarm.ring_again()
+                timer.waiting = True
+                if timer.fired:
+                    timer.fire_again()
     except asyncio.CancelledError as error:
-        if alarm is None or not alarm.is_why():
+        if timer is None or not timer.caused_cancellation():
             raise
         raise deadline_error() from error
     finally:
-        if alarm is not None:
-            alarm.stop()
+        if timer is not None:
+            timer.stop()
 
 
-class _Alarm:
+class _DeadlineTimer:
     """One timer per answer, not per token. It cancels the task only while the task waits for an item.
 
     The caller's work with an item must not be interrupted.
@@ -136,12 +136,12 @@ class _Alarm:
     def __init__(self, deadline_s: float) -> None:
         task = asyncio.current_task()
         assert task is not None  # noqa: S101  (for the type checker)
-        self.waiting, self.rang = True, False
+        self.waiting, self.fired = True, False
         self._task, self._cancelling, self._cancelled = task, task.cancelling(), False
         left_s = max(0.0, deadline_s - time.monotonic())
-        self._timer: asyncio.Handle = asyncio.get_running_loop().call_later(left_s, self._ring)
+        self._timer: asyncio.Handle = asyncio.get_running_loop().call_later(left_s, self._fire)
 
-    def is_why(self) -> bool:
+    def caused_cancellation(self) -> bool:
         """Whether only this timer cancelled the task; call once."""
         if not self._cancelled:
             return False
@@ -150,14 +150,14 @@ class _Alarm:
 
     def stop(self) -> None:
         self._timer.cancel()
-        self.is_why()  # after another error, the cancellation must not propagate
+        self.caused_cancellation()  # after another error, the cancellation must not propagate
 
-    def ring_again(self) -> None:
+    def fire_again(self) -> None:
         """Handle a timeout that fired outside a wait. Items that are already available still come first."""
-        self._timer = asyncio.get_running_loop().call_soon(self._ring)
+        self._timer = asyncio.get_running_loop().call_soon(self._fire)
 
-    def _ring(self) -> None:
-        self.rang = True
+    def _fire(self) -> None:
+        self.fired = True
         if self.waiting:
             self._cancelled = True
             self._task.cancel()
@@ -261,26 +261,22 @@ class ResponseWriter(Protocol):
 
 
 async def respond(
-    service: Service,
+    gateway: Gateway,
     request: Request,
-    planned: Sequence[PlannedChoice],
-    form: ResponseWriter,
-    *,
-    prompt_tokens: int,
-    options: StreamOptions | None,
+    fields: GenerationFields,
+    spec: ResponseSpec,
+    prompts: list[list[int]],
+    writer: ResponseWriter,
 ) -> Response:
-    """Run the generations and respond; raises their errors and ClientDisconnect.
-
-    With `options` None the answer is sent whole.
-    """
-    deltas = until_deadline(
-        planned[0].generation.deadline_s, interleave([generate_deltas(service, each) for each in planned])
-    )
-    count = UsageCounter(prompt_tokens, planned)
-    if options is not None:
-        return EventStream(_events(deltas, form, options, count))
-    choices = await unless_disconnected(request.receive, _collect(deltas, len(planned), count))
-    return Response(msgspec.json.encode(form.whole(choices, count.usage)), media_type="application/json")
+    """Run the generations of the prompts' token ids and respond; raises their errors and ClientDisconnect."""
+    planned = plan(gateway, fields, spec, prompts)
+    generated = [generate_deltas(gateway.service, each) for each in planned]
+    deltas = until_deadline(spec.deadline_s, interleave(generated))
+    usage = UsageCounter(sum(map(len, prompts)), planned)
+    if fields.stream:
+        return EventStream(_events(deltas, writer, fields.stream_options or StreamOptions(), usage))
+    choices = await unless_disconnected(request.receive, _collect(deltas, len(planned), usage))
+    return Response(msgspec.json.encode(writer.whole(choices, usage.usage)), media_type="application/json")
 
 
 async def generate_deltas(service: Service, planned: PlannedChoice) -> AsyncGenerator[Delta, None]:
@@ -290,7 +286,7 @@ async def generate_deltas(service: Service, planned: PlannedChoice) -> AsyncGene
         async for token in tokens:
             if token.finish_reason in (FinishReason.ABORT, FinishReason.ERROR):
                 break
-            delta = planned.choice.push(token)
+            delta = planned.output.push(token)
             if delta.finish_reason is not None:
                 if token.finish_reason is None:
                     service.stop(planned.generation.request.id)
@@ -314,14 +310,13 @@ async def _collect(
 
 
 async def _events(
-    deltas: AsyncGenerator[Delta, None], form: ResponseWriter, options: StreamOptions, count: UsageCounter
+    deltas: AsyncGenerator[Delta, None], writer: ResponseWriter, options: StreamOptions, count: UsageCounter
 ) -> AsyncGenerator[bytes, None]:
     # With include_usage, OpenAI sends a null usage in every chunk but the last.
     no_usage: MaybeUsage = None if options.include_usage else UNSET
     async with aclosing(deltas):
         async for delta in deltas:
             count.add(delta)
-            usage = count.usage if options.continuous_usage_stats else no_usage
-            yield form.events(delta, usage)
+            yield writer.events(delta, count.usage if options.continuous_usage_stats else no_usage)
     if options.include_usage:
-        yield form.usage_event(count.usage)
+        yield writer.usage_event(count.usage)

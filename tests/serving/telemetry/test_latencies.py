@@ -30,7 +30,7 @@ def test_the_sum_of_histograms_equals_one_histogram(groups):
             apart[-1].add(seconds, 1.0)
             together.add(seconds, 1.0)
     total = LatencyHistogram.sum(apart)
-    assert (total.count, total.within, total.classes) == (together.count, together.within, together.classes)
+    assert (total.count, total.within, total.buckets) == (together.count, together.within, together.buckets)
 
 
 def test_tokens_of_live_requests_are_counted_once():

@@ -10,7 +10,6 @@ from twofold.instance import Role
 from twofold.request import FinishReason
 from twofold.scheduling.instance.status import InstanceStatus
 from twofold.serving.controller.live_request import AttemptStage
-from twofold.serving.messages import HandoffReport
 from twofold.serving.telemetry.metrics import ServiceMetrics
 from twofold.serving.telemetry.snapshot import InstanceState
 from twofold.slo import Slo
@@ -117,11 +116,11 @@ def test_one_state_is_set(metrics, value):
 
 
 def test_service_wide_counters(metrics, value):
-    metrics.handoff(HandoffReport(instance="p", request_id="r", started_s=0, ended_s=1, bytes_moved=7))
-    metrics.rejected("queue_full")
-    metrics.replayed(AttemptStage.HANDOFF)
-    metrics.deadline_missed()
-    metrics.held(3)
+    metrics.transferred.inc(7)
+    metrics.rejections.labels("queue_full").inc()
+    metrics.replays.labels(AttemptStage.HANDOFF).inc()
+    metrics.deadline_misses.inc()
+    metrics.held.set(3)
     metrics.instances.restarted("p")
     assert value("kv_transfer_bytes_total") == 7
     assert value("admission_rejections_total", reason="queue_full") == 1

@@ -1,1 +1,1 @@
-"""Metrics, traces, logs and history of a service."""
+"""Telemetry of a service: Prometheus metrics, recent history for the dashboard, logs, traces and decision journals."""

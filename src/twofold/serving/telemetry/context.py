@@ -1,6 +1,6 @@
-"""Whose request it is: what the gateway knows of an HTTP request, for logs and traces of its generations.
+"""Context of an HTTP request for the logs and traces of its generations.
 
-Set by the gateway's middleware and carried along by asyncio to whatever the request starts.
+The gateway's middleware sets it, and asyncio propagates it to the request's tasks.
 """
 
 import re
@@ -13,7 +13,7 @@ _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-
 
 
 class TraceParent(msgspec.Struct, frozen=True, kw_only=True):
-    """A W3C trace context: the trace and, in it, the span that something belongs to."""
+    """A W3C trace context: ids of a trace and of a span in it."""
 
     trace_id: str
     span_id: str
@@ -21,7 +21,7 @@ class TraceParent(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def parse(cls, header: str) -> "TraceParent | None":
-        """Read the header `traceparent` (W3C Trace Context, section 3.2); None where it is not a valid one."""
+        """Parse a `traceparent` header (W3C Trace Context, section 3.2); None if it is invalid."""
         found = _TRACEPARENT.fullmatch(header.strip())
         if found is None or (found[4] and header.startswith("00")):
             return None
@@ -34,7 +34,7 @@ class TraceParent(msgspec.Struct, frozen=True, kw_only=True):
         return cls(trace_id=_random_id(16), span_id=_random_id(8))
 
     def child(self) -> "TraceParent":
-        """Another span of the same trace."""
+        """Return a new span of the same trace."""
         return msgspec.structs.replace(self, span_id=_random_id(8))
 
     def __str__(self) -> str:
@@ -44,8 +44,8 @@ class TraceParent(msgspec.Struct, frozen=True, kw_only=True):
 class RequestContext(msgspec.Struct, kw_only=True):
     """An HTTP request.
 
-    `id` is what the client calls it, or was told to. `span` is ours, `parent` the client's, where it has one.
-    `operation` is what OpenTelemetry calls what the client asks for, `generations` how often it was begun.
+    `id` is the request id of the client or the gateway. `span` belongs to the gateway, and `parent` to the client if it
+    sent one. `operation` is OpenTelemetry's name for the endpoint, `generations` the number of generations started.
     """
 
     id: str
@@ -59,7 +59,7 @@ CURRENT: ContextVar[RequestContext | None] = ContextVar("twofold_request", defau
 
 
 def context_of(request_id: str, path: str, traceparent: str) -> RequestContext:
-    """The context of a request to `path` with these headers ("" for no `traceparent`)."""
+    """Return the context of a request to `path` with these headers ("" for no `traceparent`)."""
     parent = TraceParent.parse(traceparent) if traceparent else None
     span = TraceParent.new() if parent is None else parent.child()
     operation = "chat" if path.endswith("/chat/completions") else "text_completion"
@@ -67,7 +67,7 @@ def context_of(request_id: str, path: str, traceparent: str) -> RequestContext:
 
 
 def _random_id(size: int) -> str:
-    """Hexadecimal, and not all zeros, which means that there is none."""
+    """Return a random hexadecimal id; all zeros is invalid."""
     while True:
         drawn = secrets.token_hex(size)
         if drawn.strip("0"):

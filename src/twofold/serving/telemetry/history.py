@@ -1,9 +1,7 @@
-"""The recent past of one instance.
+"""Recent history of a service in bounded memory.
 
-The recent past of a service, in bounded memory.
-
-It needs no timer: what is known of an instance changes only when somebody says so, so the seconds that have passed
-are filled in before the next change, or when somebody looks.
+No timer is needed: state changes only by reports, so the elapsed seconds are filled in before the next report or
+snapshot.
 """
 
 import time
@@ -31,10 +29,14 @@ from twofold.slo import Slo
 from twofold.timeline import Moment, Timeline
 
 NO_STATUS: Final = InstanceStatus(0, 0, 0, 0, 0, 0, 0, 0)
+INTERVAL_S = 1.0
+WINDOW_S = 60.0
+HELD = "held"
+_MAX_REQUESTS = 200  # live requests in a snapshot
 
 
 class InstanceHistory:
-    """What is known of one instance now, and its series."""
+    """Current state and time series of one instance."""
 
     def __init__(self, role: Role, length: int) -> None:
         self.home = role
@@ -46,11 +48,9 @@ class InstanceHistory:
         self.roles: deque[RoleSpan] = deque(maxlen=64)
         self._iterations = 0
         self._sequences = 0
-        self._series: tuple[deque[float], deque[int], deque[float]] = (
-            deque(maxlen=length),
-            deque(maxlen=length),
-            deque(maxlen=length),
-        )
+        self._batches: deque[float] = deque(maxlen=length)
+        self._waiting: deque[int] = deque(maxlen=length)
+        self._kv_used: deque[float] = deque(maxlen=length)
 
     def step(self, sequences: int) -> None:
         self.batch = sequences
@@ -58,19 +58,18 @@ class InstanceHistory:
         self._sequences += sequences
 
     def sample(self) -> None:
-        """One second is over."""
-        batch, waiting, kv_used = self._series
+        """Append the samples of one second."""
         status = self.status
         if self._iterations:
-            batch.append(round(self._sequences / self._iterations, 2))
+            self._batches.append(round(self._sequences / self._iterations, 2))
         else:  # an iteration may take longer than a second
-            batch.append(self.batch if status.running else 0)
+            self._batches.append(self.batch if status.running else 0)
         self._iterations = self._sequences = 0
-        waiting.append(status.waiting + status.lease_queue)
-        kv_used.append(round(1 - status.blocks_free / status.blocks_total, 4) if status.blocks_total else 0.0)
+        self._waiting.append(status.waiting + status.lease_queue)
+        used = 1 - status.blocks_free / status.blocks_total if status.blocks_total else 0.0
+        self._kv_used.append(round(used, 4))
 
     def snapshot(self, name: str) -> InstanceSnapshot:
-        batch, waiting, kv_used = self._series
         status = self.status
         return InstanceSnapshot(
             instance=name,
@@ -88,21 +87,16 @@ class InstanceHistory:
             blocks_in_flight=status.blocks_in_flight,
             restarts=self.restarts,
             roles=tuple(self.roles),
-            series=InstanceSeries(batch=list(batch), waiting=list(waiting), kv_used=list(kv_used)),
+            series=InstanceSeries(
+                batch=list(self._batches), waiting=list(self._waiting), kv_used=list(self._kv_used)
+            ),
         )
 
 
-INTERVAL_S = 1.0
-WINDOW_S = 60.0
-HELD = "held"
-# The dashboard cannot show more, and with thousands alive nobody could read it.
-_MOST_REQUESTS = 200
-
-
 class History:
-    """Fed by the controller, with times on the monotonic clock; `observe` is a sink of its recorder.
+    """Time series of the last `seconds`, the last finished `requests` and the last `events`.
 
-    It keeps `seconds` of series, the last `requests` ended requests and the last `events`.
+    The controller feeds it with times of the monotonic clock.
     """
 
     def __init__(
@@ -119,7 +113,7 @@ class History:
         self._slo = slo or Slo()
         self._start_s = time.monotonic() if start_s is None else start_s
         self._seconds = seconds
-        self._sampled = 0  # seconds that are in the series
+        self._sampled = 0  # seconds in the series
         self._instances: dict[str, InstanceHistory] = {}
         self._ended: deque[RequestSnapshot] = deque(maxlen=requests)
         self._events: deque[ServiceEvent] = deque(maxlen=events)
@@ -129,8 +123,8 @@ class History:
     # -- instances ------------------------------------------------------------------------------------------------
 
     def role(self, instance: str, role: Role, now: float) -> None:
-        """An instance is in the pool of `role` from now on; the first role told is its home."""
-        self._pass_time(now)
+        """Record the current role of an instance; the first one is its home."""
+        self._fill(now)
         known = self._instances.get(instance)
         if known is None:
             known = self._instances[instance] = InstanceHistory(role, self._seconds)
@@ -142,8 +136,8 @@ class History:
         known.roles.append(RoleSpan(role, now))
 
     def state(self, instance: str, state: InstanceState, now: float) -> None:
-        """Whether an instance, whose role was told before, takes work."""
-        self._pass_time(now)
+        """Record the state of an instance with a known role."""
+        self._fill(now)
         known = self._instances.get(instance)
         if known is None or known.state is state:
             return
@@ -154,21 +148,21 @@ class History:
             known.status, known.batch = NO_STATUS, 0
 
     def status(self, instance: str, status: InstanceStatus, now: float) -> None:
-        """The accounts of an instance as it last reported them."""
-        self._pass_time(now)
+        """Record the last reported status of an instance."""
+        self._fill(now)
         known = self._instances.get(instance)
         if known is not None:
             known.status = status
 
     def step(self, instance: str, sequences: int, now: float) -> None:
-        """An iteration of an instance gave a token to so many sequences."""
-        self._pass_time(now)
+        """Record an iteration that gave a token to this many sequences."""
+        self._fill(now)
         known = self._instances.get(instance)
         if known is not None:
             known.step(sequences)
 
     def restarted(self, instance: str, now: float) -> None:
-        """A new process takes the place of an instance."""
+        """Record the restart of an instance."""
         self.totals["restarts"] += 1
         self.event("restarted", now, instance)
         known = self._instances.get(instance)
@@ -177,13 +171,13 @@ class History:
             known.state = InstanceState.STARTING
 
     def event(self, text: str, now: float, instance: str | None = None) -> None:
-        """Something that an operator may want to know."""
+        """Record an event for operators."""
         self._events.append(ServiceEvent(at_s=now, instance=instance, text=text))
 
     # -- requests -------------------------------------------------------------------------------------------------
 
     def observe(self, timeline: Timeline, now: float | None = None) -> None:
-        """A request ended."""
+        """Record the end of a request."""
         now = time.monotonic() if now is None else now
         reason = timeline.finish_reason
         self.totals[f"ended_{'none' if reason is None else reason.value}"] += 1
@@ -191,12 +185,12 @@ class History:
         self._latencies.end(timeline, now, good=self._slo.met_by(timeline))
         self._ended.append(_request(timeline, now))
 
-    # -- looking --------------------------------------------------------------------------------------------------
+    # -- snapshots ------------------------------------------------------------------------------------------------
 
     def snapshot(self, live: Collection[Timeline], now: float | None = None) -> ServiceSnapshot:
-        """Everything, with the requests that are alive."""
+        """Return the current state and the history, with the `live` requests."""
         now = time.monotonic() if now is None else now
-        self._pass_time(now)
+        self._fill(now)
         for timeline in live:
             self._latencies.take(timeline)
         instances = tuple(known.snapshot(name) for name, known in sorted(self._instances.items()))
@@ -219,13 +213,13 @@ class History:
         )
 
     def _requests(self, live: Iterable[Timeline]) -> tuple[RequestSnapshot, ...]:
-        """The oldest of those alive are shown first of all: they are the ones that wait."""
-        alive = sorted(live, key=lambda timeline: timeline.moments[Moment.ARRIVED])[:_MOST_REQUESTS]
+        """Return finished requests and the oldest live ones, by arrival."""
+        alive = sorted(live, key=lambda timeline: timeline.moments[Moment.ARRIVED])[:_MAX_REQUESTS]
         shown = [*self._ended, *map(_request, alive)]
         return tuple(sorted(shown, key=lambda request: request.stages[0].start_s))
 
-    def _pass_time(self, now: float) -> None:
-        """Fill in the seconds that have passed, with what was known in them."""
+    def _fill(self, now: float) -> None:
+        """Sample the seconds that have passed with the state known in them."""
         passed = int((now - self._start_s) / INTERVAL_S) - self._sampled
         if passed <= 0:
             return
@@ -249,10 +243,10 @@ def _request(timeline: Timeline, ended_s: float | None = None) -> RequestSnapsho
 
 
 def _phases(live: Iterable[Timeline], waiting: int) -> dict[str, int]:
-    """Requests that are alive by phase.
+    """Count live requests by phase.
 
-    A prompt counts as queued in its timeline until the iteration that prefills it is over; the instances say how
-    many of these really wait.
+    A timeline counts a prompt as queued until the iteration that prefills it ends. If instances report fewer `waiting`
+    prompts, the difference is counted as prefilling.
     """
     counts = dict.fromkeys([HELD, *(name.value for name in StageName)], 0)
     for timeline in live:

@@ -1,7 +1,7 @@
-"""Decision journals: every input of a scheduler, with its time, and every decision it took.
+"""Decision journals: every input of a scheduler with its time, and every decision.
 
-A journal lets the same scheduling code be driven again by a virtual clock and its decisions be compared with
-those of the live run. One JSON object a line: {"at": seconds, "call": name, "args": {…}, "result": …}.
+Replaying a journal under a virtual clock reproduces the live decisions. Each line is one JSON object:
+{"at": seconds, "call": name, "args": {…}, "result": …}.
 """
 
 import logging
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 class JournalEntry(msgspec.Struct, frozen=True):
-    """One call of a scheduler: what it was given (`args`) and what it decided (`result`)."""
+    """One call of a scheduler: arguments and result."""
 
     at: float
     call: str
@@ -34,7 +34,7 @@ class JournalEntry(msgspec.Struct, frozen=True):
 
 
 def _fields(decision: object) -> dict[str, object]:
-    """The decisions that are no structs, because they are compiled."""
+    """Return the fields of decisions that are compiled classes instead of structs."""
     match decision:
         case Placement():
             return {"route": decision.route, "mode": decision.mode}
@@ -59,7 +59,7 @@ ENCODER = msgspec.json.Encoder(enc_hook=_fields)
 
 
 class Journal:
-    """Appends entries to a file of its process in `directory`."""
+    """Appends entries to the file of this process in `directory`."""
 
     def __init__(self, directory: str, name: str) -> None:
         self._file: BinaryIO = (Path(directory) / f"{name}.jsonl").open("wb", buffering=0)
@@ -68,7 +68,7 @@ class Journal:
     def write(
         self, call: str, args: dict[str, object], result: object = None, at: float | None = None
     ) -> None:
-        """Append an entry. A disk that is full, or gone, ends the journal and not the service."""
+        """Append an entry. A full or missing disk ends the journal, not the service."""
         if self._file.closed:
             return
         entry = JournalEntry(time.monotonic() if at is None else at, call, args, result)
@@ -80,13 +80,13 @@ class Journal:
 
 
 def read_journal(path: Path) -> list[JournalEntry]:
-    """All entries of a journal in order."""
+    """Return all entries of a journal in order."""
     decoder = msgspec.json.Decoder(JournalEntry)
     return [decoder.decode(line) for line in path.read_bytes().splitlines()]
 
 
 class JournaledInstance(InstanceScheduler):
-    """An instance scheduler that writes down what it is told and what it decides."""
+    """An instance scheduler that writes a journal."""
 
     journal: Journal
 
@@ -158,7 +158,7 @@ class JournaledInstance(InstanceScheduler):
 
 
 class JournaledCluster(ClusterScheduler):
-    """A cluster scheduler that writes down what it is told and what it decides."""
+    """A cluster scheduler that writes a journal."""
 
     journal: Journal
 

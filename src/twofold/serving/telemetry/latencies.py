@@ -1,4 +1,4 @@
-"""Latencies of the last minutes, in bins of a few seconds: percentiles from histograms, in little memory."""
+"""Latency percentiles over a sliding window, from histograms in bins of a few seconds."""
 
 import math
 from collections import deque
@@ -8,34 +8,34 @@ from twofold.serving.telemetry.snapshot import LatencySeries, LatencySummary, Re
 from twofold.slo import Slo
 from twofold.timeline import Moment, Timeline
 
-# Classes of the histograms grow by this factor, so a percentile is right to 5%.
+# Bucket bounds grow by this factor, so percentiles are accurate to 5%.
 _GROWTH = 1.1
-_PER_CLASS = 1 / math.log(_GROWTH)
-_OFFSET = 200  # keeps the numbers of classes positive, for latencies of nanoseconds too
+_BUCKETS_PER_E = 1 / math.log(_GROWTH)
+_OFFSET = 200  # keeps bucket numbers positive down to nanoseconds
 _SHORTEST_S = 1e-8
 RANKS = (0.5, 0.9, 0.99)
 
 
 class LatencyHistogram:
-    """Counts of latencies by class, and how many of them kept a bound."""
+    """Counts of latencies by bucket, and of those within a bound."""
 
-    __slots__ = ("_found", "classes", "count", "within")
+    __slots__ = ("_found", "buckets", "count", "within")
 
     def __init__(self) -> None:
         self._found: tuple[int, list[float | None]] = (-1, [])
-        self.classes: dict[int, int] = {}
+        self.buckets: dict[int, int] = {}
         self.count = 0
         self.within = 0
 
     def add(self, seconds: float, bound_s: float) -> None:
-        number = int(math.log(max(seconds, _SHORTEST_S)) * _PER_CLASS + _OFFSET)
-        self.classes[number] = self.classes.get(number, 0) + 1
+        number = int(math.log(max(seconds, _SHORTEST_S)) * _BUCKETS_PER_E + _OFFSET)
+        self.buckets[number] = self.buckets.get(number, 0) + 1
         self.count += 1
         self.within += seconds <= bound_s
 
     def percentiles(self) -> list[float | None]:
-        """The latency at each of the shares RANKS of the counts; None where nothing was counted."""
-        if self._found[0] != self.count:  # most bins change no more
+        """Return the latency at each of RANKS; None for an empty histogram."""
+        if self._found[0] != self.count:  # closed bins no longer change
             self._found = (self.count, self._percentiles())
         return self._found[1]
 
@@ -43,11 +43,11 @@ class LatencyHistogram:
         if not self.count:
             return [None] * len(RANKS)
         found: list[float | None] = []
-        passed, classes = 0, iter(sorted(self.classes.items()))
+        passed, buckets = 0, iter(sorted(self.buckets.items()))
         number = 0
         for rank in RANKS:
             while passed < rank * self.count:
-                number, count = next(classes)
+                number, count = next(buckets)
                 passed += count
             found.append(float(f"{_GROWTH ** (number - _OFFSET + 0.5):.4g}"))
         return found
@@ -58,8 +58,8 @@ class LatencyHistogram:
         for part in parts:
             total.count += part.count
             total.within += part.within
-            for number, count in part.classes.items():
-                total.classes[number] = total.classes.get(number, 0) + count
+            for number, count in part.buckets.items():
+                total.buckets[number] = total.buckets.get(number, 0) + count
         return total
 
 
@@ -72,9 +72,9 @@ class _Bin:
 
 
 class LatencyWindow:
-    """TTFT and ITL of the tokens, and ends of the requests, of the last `bins` times `bin_s` seconds.
+    """TTFT and ITL of tokens, and finished requests, over the last `bins` * `bin_s` seconds.
 
-    Tokens count in the bin in which they came, also where that is found out later.
+    A token counts in the bin of its arrival, even if it is recorded later.
     """
 
     def __init__(self, slo: Slo, start_s: float, *, bin_s: float = 5.0, bins: int = 60) -> None:
@@ -86,7 +86,7 @@ class LatencyWindow:
         self._taken: dict[str, int] = {}
 
     def take(self, timeline: Timeline) -> None:
-        """Count the tokens of a request that came since it was taken last."""
+        """Count the tokens of a request since the last call."""
         times, request_id = timeline.token_times_s, timeline.request.id
         taken = self._taken.get(request_id, 0)
         before_s = times[taken - 1] if taken else timeline.moments[Moment.ARRIVED]
@@ -106,7 +106,7 @@ class LatencyWindow:
         self._taken[request_id] = taken
 
     def end(self, timeline: Timeline, now: float, *, good: bool) -> None:
-        """Count the rest of a request that has ended, `good` meaning that it was served within the SLO."""
+        """Count the remaining tokens of a finished request; `good` if it met the SLO."""
         self.take(timeline)
         del self._taken[timeline.request.id]
         bin_ = self._bin(now)
@@ -127,7 +127,7 @@ class LatencyWindow:
         )
 
     def recent(self, now: float, window_s: float) -> RecentSummary:
-        """The bins that cover the last `window_s` seconds together, the one that is not over among them."""
+        """Summarise the bins of the last `window_s` seconds, including the open one."""
         self._bin(now)
         bins = list(self._bins)[-math.ceil(window_s / self._bin_s) :]
         covered_s = (len(bins) - 1) * self._bin_s + (now - self._start_s) % self._bin_s
@@ -143,11 +143,11 @@ class LatencyWindow:
         )
 
     def _bin(self, at_s: float) -> _Bin | None:
-        """The bin of a moment; None where it is too long ago."""
+        """Return the bin of a time; None if it has left the window."""
         number = int((at_s - self._start_s) / self._bin_s)
         while self._latest < number:
             missing = number - self._latest
-            self._latest += max(1, missing - (self._bins.maxlen or 0))  # no more than there is room for
+            self._latest += max(1, missing - (self._bins.maxlen or 0))
             self._bins.append(_Bin())
         age = self._latest - number
         return self._bins[-1 - age] if age < len(self._bins) else None

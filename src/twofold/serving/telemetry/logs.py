@@ -1,6 +1,6 @@
-"""Logs: a line for a human, or (`--log-format json`) one JSON object a line for a machine.
+"""Log formats: text lines, or one JSON object per line (`--log-format json`).
 
-Neither ever has a prompt, an answer or a key in it: lines about requests are built here from sizes and times.
+Logs never contain prompts, answers or keys: request lines consist of sizes and times.
 """
 
 import logging
@@ -14,12 +14,12 @@ from twofold.serving.telemetry.context import RequestContext
 from twofold.timeline import Timeline
 
 LOG_FORMATS = ("text", "json")
-FIELDS = "fields"  # what a record carries besides its message
+FIELDS = "fields"  # attribute of a record with additional fields
 requests = logging.getLogger("twofold.requests")
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: time, level, logger, message, the record's fields, and the exception if any."""
+    """Formats a record as one JSON object: time, level, logger, message, additional fields and exception."""
 
     def format(self, record: logging.LogRecord) -> str:
         entry: dict[str, object] = {
@@ -35,7 +35,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure_logs(log_format: str) -> None:
-    """Send the logs of this process to its standard error; raises ConfigurationError on an unknown format."""
+    """Log to standard error; raises ConfigurationError for an unknown format."""
     if log_format not in LOG_FORMATS:
         raise ConfigurationError(
             f"--log-format {log_format!r} is unknown: choose one of {', '.join(LOG_FORMATS)}"
@@ -50,7 +50,7 @@ def configure_logs(log_format: str) -> None:
 
 
 def log_ended(timeline: Timeline, context: RequestContext | None) -> None:
-    """One line for a request that has ended."""
+    """Log one line for a finished request."""
     if not requests.isEnabledFor(logging.INFO):
         return
     reason = timeline.finish_reason
@@ -71,7 +71,7 @@ def log_ended(timeline: Timeline, context: RequestContext | None) -> None:
 
 
 def log_rejected(request_id: str, prompt_tokens: int, reason: str, context: RequestContext | None) -> None:
-    """One line for a request that was refused at the door."""
+    """Log one line for a rejected request."""
     if requests.isEnabledFor(logging.INFO):
         fields = _identity(request_id, context) | {"prompt_tokens": prompt_tokens, "reason": reason}
         requests.info("request rejected", extra={FIELDS: fields})
@@ -89,5 +89,4 @@ def _identity(request_id: str, context: RequestContext | None) -> dict[str, obje
 
 
 def _rounded(seconds: float | None) -> float | None:
-    """To the microsecond."""
     return None if seconds is None else round(seconds, 6)

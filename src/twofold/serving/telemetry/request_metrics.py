@@ -1,9 +1,4 @@
-"""Where the metrics of one service are registered.
-
-Metrics that ended requests make.
-
-Metrics of instances: what they say of themselves, and what is said of them.
-"""
+"""Prometheus metrics of requests and instances."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -18,7 +13,7 @@ PREFIX = "twofold:"
 
 
 class MetricRegistry:
-    """Makes metrics with our prefix; nothing global, so several services can live in one process."""
+    """Creates metrics with the prefix `twofold:`; not global, so a process may run several services."""
 
     def __init__(self) -> None:
         self.collectors = CollectorRegistry()
@@ -33,74 +28,52 @@ class MetricRegistry:
         return Gauge(PREFIX + name, text, labels, registry=self.collectors)
 
 
-TTFT_BUCKETS = (
-    0.001,
-    0.005,
-    0.01,
-    0.02,
-    0.04,
-    0.06,
-    0.08,
-    0.1,
-    0.25,
-    0.5,
-    0.75,
-    1,
-    2.5,
-    5,
-    7.5,
-    10,
-    20,
-    40,
-    80,
-)
+# fmt: off
+TTFT_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
 ITL_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5)
 E2E_BUCKETS = (0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480)
-# Where a request waits or prefills, some milliseconds are much.
-SPAN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, *E2E_BUCKETS)
+SPAN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, *E2E_BUCKETS)  # milliseconds matter in queues and prefills
 TRANSFER_BUCKETS = (0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+# fmt: on
 TOKEN_BUCKETS = tuple(float(2**power) for power in range(18))
 
 
+# Metric, help, buckets and attribute of the timeline. The second table is for complete requests only.
+_SPANS = (
+    ("time_to_first_token", "From arrival to the first token.", TTFT_BUCKETS, "ttft_s"),
+    ("request_queue_time", "From arrival to the start of prefill.", SPAN_BUCKETS, "queue_prefill_s"),
+    ("request_prefill_time", "From the start of prefill to the first token.", SPAN_BUCKETS, "prefill_s"),
+    ("request_decode_queue_time", "From KV transfer to the start of decode.", SPAN_BUCKETS, "queue_decode_s"),
+    ("kv_transfer", "Duration of a KV hand-off.", TRANSFER_BUCKETS, "transfer_s"),
+    ("kv_transfer_visible", "Part of a hand-off after first token.", TRANSFER_BUCKETS, "visible_transfer_s"),
+)
+_COMPLETE_SPANS = (
+    ("e2e_request_latency", "From arrival to the last token.", E2E_BUCKETS, "e2e_s"),
+    ("request_time_per_output_token", "Mean gap between a request's tokens.", ITL_BUCKETS, "tpot_s"),
+)
+
+
 class RequestMetrics:
-    """What ended requests say."""
+    """Latencies, lengths and outcomes of finished requests."""
 
     def __init__(self, registry: MetricRegistry, slo: Slo) -> None:
         self._slo = slo
         histogram, counter = registry.histogram, registry.counter
-        self._ttft = histogram(
-            "time_to_first_token_seconds", "From arrival to the first token.", TTFT_BUCKETS
-        )
         self._itl = histogram("inter_token_latency_seconds", "Gap between two tokens.", ITL_BUCKETS)
-        self._tpot = histogram(
-            "request_time_per_output_token_seconds", "Mean gap of a request's tokens.", ITL_BUCKETS
-        )
-        self._e2e = histogram("e2e_request_latency_seconds", "From arrival to the last token.", E2E_BUCKETS)
-        self._queue = histogram(
-            "request_queue_time_seconds", "From arrival to the start of prefill.", SPAN_BUCKETS
-        )
-        self._prefill = histogram(
-            "request_prefill_time_seconds", "From the start of prefill to the first token.", SPAN_BUCKETS
-        )
-        self._decode_queue = histogram(
-            "request_decode_queue_time_seconds", "From KV in place to the start of decode.", SPAN_BUCKETS
-        )
+        self._spans = _histograms(registry, _SPANS)
+        self._complete_spans = _histograms(registry, _COMPLETE_SPANS)
         self._decode = histogram(
-            "request_decode_time_seconds", "From the first token to the last one.", SPAN_BUCKETS
-        )
-        self._transfer = histogram("kv_transfer_seconds", "Duration of a KV hand-off.", TRANSFER_BUCKETS)
-        self._visible = histogram(
-            "kv_transfer_visible_seconds", "Part of a hand-off after the first token.", TRANSFER_BUCKETS
+            "request_decode_time_seconds", "From the first to the last token.", SPAN_BUCKETS
         )
         self._prompt = histogram("request_prompt_tokens", "Prompt tokens of a request.", TOKEN_BUCKETS)
         self._output = histogram("request_generation_tokens", "Output tokens of a request.", TOKEN_BUCKETS)
-        self._finished = counter("request_success", "Requests that ended, by reason.", "finished_reason")
-        self._good = counter("request_slo", "Requests that ended, by whether they met the SLO.", "met")
-        self._prompt_tokens = counter("prompt_tokens", "Prompt tokens of requests that made a token.")
+        self._finished = counter("request_success", "Finished requests by reason.", "finished_reason")
+        self._good = counter("request_slo", "Finished requests by whether they met the SLO.", "met")
+        self._prompt_tokens = counter("prompt_tokens", "Prompt tokens of requests with output.")
         self._output_tokens = counter("generation_tokens", "Output tokens.")
 
     def observe(self, timeline: Timeline) -> None:
-        """A request ended."""
+        """Record a finished request."""
         reason = timeline.finish_reason.value if timeline.finish_reason is not None else "none"
         self._finished.labels(reason).inc()
         self._output_tokens.inc(timeline.output_tokens)
@@ -111,80 +84,73 @@ class RequestMetrics:
         if self._slo != Slo():
             met = self._slo.met_by(timeline)
             self._good.labels("true" if met else "false").inc()
+        spans = self._spans
         if timeline.complete:
-            self._observe_complete(timeline)
-        for histogram, seconds in (
-            (self._ttft, timeline.ttft_s),
-            (self._queue, timeline.queue_prefill_s),
-            (self._prefill, timeline.prefill_s),
-            (self._decode_queue, timeline.queue_decode_s),
-            (self._transfer, timeline.transfer_s),
-            (self._visible, timeline.visible_transfer_s),
-        ):
+            self._prompt.observe(timeline.request.prompt_tokens)
+            self._output.observe(timeline.output_tokens)
+            decode_s = timeline.span(Moment.FIRST_TOKEN, Moment.LAST_TOKEN)
+            if decode_s is not None:
+                self._decode.observe(decode_s)
+            spans = {**spans, **self._complete_spans}
+        for attribute, span in spans.items():
+            seconds = getattr(timeline, attribute)
             if seconds is not None:
-                histogram.observe(seconds)
+                span.observe(seconds)
 
-    def _observe_complete(self, timeline: Timeline) -> None:
-        self._prompt.observe(timeline.request.prompt_tokens)
-        self._output.observe(timeline.output_tokens)
-        for histogram, seconds in (
-            (self._e2e, timeline.e2e_s),
-            (self._tpot, timeline.tpot_s),
-            (self._decode, timeline.span(Moment.FIRST_TOKEN, Moment.LAST_TOKEN)),
-        ):
-            if seconds is not None:
-                histogram.observe(seconds)
+
+def _histograms(
+    registry: MetricRegistry, spans: tuple[tuple[str, str, tuple[float, ...], str], ...]
+) -> dict[str, Histogram]:
+    """Create the histograms of spans by timeline attribute."""
+    return {
+        attribute: registry.histogram(f"{name}_seconds", text, buckets)
+        for name, text, buckets, attribute in spans
+    }
 
 
 BLOCK_STATES = ("total", "free", "in_flight", "cached", "pinned")
 REQUEST_STATES = ("waiting", "running", "arriving", "handing_off", "lease_queue", "swapped")
 SWAP_STATES = ("total", "free")
-ENGINE_TIER = "engine"  # the memory that an instance computes on
+ENGINE_TIER = "engine"  # the memory of an instance's engine
 
 
 class InstanceMetrics:
-    """What instances say of themselves, and what is said of them."""
+    """Load, cache, roles and states of instances."""
 
     def __init__(self, registry: MetricRegistry) -> None:
         gauge, counter = registry.gauge, registry.counter
-        self._usage = gauge("kv_cache_usage_perc", "Share of KV blocks in use, 1 is all.", "instance")
+        self._usage = gauge("kv_cache_usage_perc", "Share of KV blocks in use, from 0 to 1.", "instance")
         self._blocks = gauge("kv_cache_blocks", "KV blocks by state.", "instance", "state")
-        self._requests = gauge("num_requests", "Requests on an instance by state.", "instance", "state")
-        self._running = gauge("num_requests_running", "Requests that an instance has begun.", "instance")
-        self._waiting = gauge("num_requests_waiting", "Prompts that wait on an instance.", "instance")
-        self._leases = gauge("kv_leases", "Leases on blocks of an instance that KV comes to.", "instance")
-        self._swap = gauge("swap_blocks", "Blocks of host memory to swap to, by state.", "instance", "state")
-        self._swaps = counter("swaps", "Requests that were swapped out, each time.", "instance")
-        self._moved = counter("swap_blocks_moved", "KV blocks that were swapped out and back.", "instance")
+        self._requests = gauge("num_requests", "Requests of an instance by state.", "instance", "state")
+        self._running = gauge("num_requests_running", "Running requests of an instance.", "instance")
+        self._waiting = gauge("num_requests_waiting", "Waiting prompts of an instance.", "instance")
+        self._leases = gauge("kv_leases", "Leases on blocks for arriving KV.", "instance")
+        self._swap = gauge("swap_blocks", "Swap blocks in host memory by state.", "instance", "state")
+        self._swaps = counter("swaps", "Swap-outs of requests.", "instance")
+        self._moved = counter("swap_blocks_moved", "KV blocks swapped out and in.", "instance")
         self._queries = counter(
-            "prefix_cache_queries",
-            "Prompt tokens that were looked up in the KV cache of an instance.",
-            "instance",
+            "prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", "instance"
         )
         self._hits = counter(
-            "prefix_cache_hits", "Prompt tokens of them that were there.", "instance", "tier"
+            "prefix_cache_hits", "Prompt tokens found in the prefix cache.", "instance", "tier"
         )
         self._evictions = counter(
-            "prefix_cache_evictions",
-            "KV blocks of prompts that were given up, by why.",
-            "instance",
-            "tier",
-            "reason",
+            "prefix_cache_evictions", "Evicted prefix blocks by reason.", "instance", "tier", "reason"
         )
-        self._role = gauge("instance_role", "1 for the role that an instance plays now.", "instance", "role")
+        self._role = gauge("instance_role", "1 for the current role of an instance.", "instance", "role")
         self._state = gauge(
             "instance_state",
-            "1 for the state of an instance; open and half-open are those of its circuit breaker.",
+            "1 for the current state of an instance; open and half-open are states of its circuit breaker.",
             "instance",
             "state",
         )
         self._moves = counter("role_moves", "Changes of role.", "instance", "from_role", "to_role")
-        self._restarts = counter("worker_restarts", "Worker processes started again.", "instance")
+        self._restarts = counter("worker_restarts", "Restarts of worker processes.", "instance")
         self._roles: dict[str, Role] = {}
         self._statuses: dict[str, InstanceStatus] = {}
 
     def status(self, instance: str, status: InstanceStatus) -> None:
-        """The accounts of an instance as it last reported them."""
+        """Record the last reported status of an instance."""
         before = self._statuses.get(instance)
         self._statuses[instance] = status
         if status.swap_blocks_total:
@@ -196,12 +162,12 @@ class InstanceMetrics:
             self._evictions.labels(instance, ENGINE_TIER, RemovalReason.CAPACITY.value).inc(evicted)
 
     def prefilled(self, instance: str, prompt_tokens: int, reused_tokens: int) -> None:
-        """A prompt whose beginning was looked up is computed; so many of its tokens were there."""
+        """Record the prefix cache lookup of a prefilled prompt."""
         self._queries.labels(instance).inc(prompt_tokens)
         self._hits.labels(instance, ENGINE_TIER).inc(reused_tokens)
 
     def refresh(self) -> None:
-        """Put the last reports into the gauges: they come after every iteration, and are rarely looked at."""
+        """Set the gauges from the last reports, which come after every iteration and are scraped rarely."""
         accounts = (self._usage, self._blocks, self._requests, self._running, self._waiting, self._leases)
         for gauge in (*accounts, self._swap):
             gauge.clear()
@@ -218,7 +184,7 @@ class InstanceMetrics:
             self._leases.labels(instance).set(status.arriving)
 
     def role(self, instance: str, role: Role) -> None:
-        """An instance plays this role from now on."""
+        """Record the current role of an instance."""
         before = self._roles.get(instance)
         if before is not None and before is not role:
             self._moves.labels(instance, before.value, role.value).inc()
@@ -227,15 +193,15 @@ class InstanceMetrics:
             self._role.labels(instance, each.value).set(each is role)
 
     def state(self, instance: str, state: InstanceState) -> None:
-        """Whether an instance takes work."""
+        """Record the current state of an instance."""
         for each in InstanceState:
             self._state.labels(instance, each.value).set(each is state)
 
     def restarted(self, instance: str) -> None:
-        """A new process takes the place of an instance."""
+        """Record the restart of an instance."""
         self._restarts.labels(instance).inc()
 
     def remove(self, instance: str) -> None:
-        """An instance is gone; it is `lost` until it comes back."""
+        """Record the loss of an instance."""
         self._statuses.pop(instance, None)
         self.state(instance, InstanceState.LOST)

@@ -1,11 +1,9 @@
-"""The stages of a request, from its timeline: what spans, logs and the dashboard show, cut in one place.
+"""Stages of requests, and snapshots of the service for the dashboard.
 
     queue ─ prefill ─ hand-off ─ decode queue ─ decode        (see the drawing in `twofold.timeline`)
 
-A hand-off layer by layer begins while the prefill runs, so these two may overlap; one that has to wait for room
-begins with the first token, when there is nothing else left to wait for.
-
-The service at one moment and in its recent past, as plain values: what the dashboard is drawn from.
+A layer-wise hand-off overlaps the prefill. A hand-off that waits for room starts with the first token, because nothing
+else delays it then.
 """
 
 from enum import StrEnum
@@ -19,7 +17,7 @@ from twofold.timeline import Moment, Timeline
 
 
 class StageName(StrEnum):
-    """In the order in which a request goes through them."""
+    """Stages in the order of a request's life."""
 
     QUEUE = "queue"
     PREFILL = "prefill"
@@ -37,7 +35,7 @@ class AttemptStage(StrEnum):
 
 
 class Stage(msgspec.Struct, frozen=True, array_like=True):
-    """One stage of one request, in monotonic seconds; `end_s` None means that it goes on."""
+    """One stage of a request in monotonic seconds; `end_s` is None for the current stage."""
 
     name: StageName
     start_s: float
@@ -45,10 +43,10 @@ class Stage(msgspec.Struct, frozen=True, array_like=True):
 
 
 def stages_of(timeline: Timeline, ended_s: float | None = None) -> tuple[Stage, ...]:
-    """The stages that have begun; those that go on are cut at `ended_s`, where the request ended then.
+    """Return the stages that have begun; open stages end at `ended_s` if the request ended then.
 
-    What happens inside an iteration is known when it is over: until then a prompt that is being prefilled
-    counts as queued, and KV that travels counts as travelling from the first token on.
+    Workers report events of an iteration at its end. Until then a running prefill counts as queued, and a running KV
+    transfer counts from the first token.
     """
     at = timeline.moments.get
     first, landed, decoding = at(Moment.FIRST_TOKEN), at(Moment.HANDOFF_ENDED), at(Moment.DECODE_STARTED)
@@ -61,7 +59,7 @@ def stages_of(timeline: Timeline, ended_s: float | None = None) -> tuple[Stage, 
     if first is not None and split:
         ready = decoding if landed is None else max(first, landed)
     if complete and decoding is None:
-        ready = None  # its first token was its last: nothing was to be decoded
+        ready = None  # the first token was the last one
     spans = (
         (StageName.QUEUE, timeline.moments[Moment.ARRIVED], first if prefilling is None else prefilling),
         (StageName.PREFILL, prefilling, first),
@@ -75,7 +73,7 @@ def stages_of(timeline: Timeline, ended_s: float | None = None) -> tuple[Stage, 
 
 
 def stage_of(timeline: Timeline) -> StageName:
-    """The stage that a request is in, as far as it is known (see `stages_of`)."""
+    """Return the current stage of a request according to its timeline (see `stages_of`)."""
     moments = timeline.moments
     if Moment.DECODE_STARTED in moments:
         return StageName.DECODE
@@ -86,18 +84,20 @@ def stage_of(timeline: Timeline) -> StageName:
 
 
 def is_split(timeline: Timeline) -> bool:
-    """Whether the request is decoded elsewhere than it was prefilled."""
+    """Return whether the request is prefilled and decoded on different instances."""
     return timeline.prefill_instance != timeline.decode_instance
 
 
 def _end(start: float, end: float | None, ended_s: float | None) -> float | None:
-    """Clocks of two processes may disagree by a little; a stage lasts no less than nothing."""
+    """Clamp the end to the start: the clocks of two processes may differ slightly."""
     end = ended_s if end is None else end
     return None if end is None else max(start, end)
 
 
 class InstanceState(StrEnum):
-    """Whether an instance takes work. OPEN and HALF_OPEN are its circuit breaker's: none, or one request on trial."""
+    """Availability of an instance. With its circuit breaker OPEN it gets no request, and HALF_OPEN one trial
+    request.
+    """
 
     STARTING = "starting"
     UP = "up"
@@ -108,10 +108,10 @@ class InstanceState(StrEnum):
 
 
 class InstanceSeries(msgspec.Struct, frozen=True, kw_only=True):
-    """One number a second, the last of them the latest; an instance that came later has fewer.
+    """One sample per second, oldest first; later instances have fewer.
 
-    `batch` is the mean number of sequences that an iteration gave a token to, `waiting` the sequences that wait
-    there for anything, `kv_used` a share of the KV blocks.
+    `batch` is the mean number of sequences that got a token in an iteration, `waiting` the number of waiting sequences,
+    `kv_used` the share of KV blocks in use.
     """
 
     batch: list[float]
@@ -120,18 +120,17 @@ class InstanceSeries(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RoleSpan(msgspec.Struct, frozen=True, array_like=True):
-    """An instance is in the pool of `role` from `since_s` on."""
+    """The role of an instance from `since_s` on."""
 
     role: Role
     since_s: float
 
 
 class InstanceSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """One instance: `role` is the pool it is in now, `home` the one it was started for.
+    """One instance: `role` is its current pool, `home` the configured one.
 
-    `waiting` prompts are not begun, `lease_queue` requests wait for blocks here, KV of `arriving` ones is on its
-    way here and of `handing_off` ones on its way out or held for it. `batch` counts the sequences that the last
-    iteration gave a token to.
+    Requests by state: `waiting` prompts, `lease_queue` requests waiting for blocks, `arriving` and `handing_off`
+    requests with KV in transfer. `batch` is the number of sequences that got a token in the last iteration.
     """
 
     instance: str
@@ -153,7 +152,7 @@ class InstanceSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """One request, alive (no `finish_reason`) or ended lately; `max_tokens` is the most it may put out."""
+    """A live request (without `finish_reason`) or a recently finished one; `max_tokens` bounds its output."""
 
     id: str
     prefill: str | None
@@ -166,7 +165,7 @@ class RequestSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LatencySummary(msgspec.Struct, frozen=True, kw_only=True):
-    """Percentiles in seconds of `count` latencies, and the share of them within the SLO where it bounds them."""
+    """Percentiles of `count` latencies in seconds, and the share `within` the SLO if that has a bound."""
 
     count: int = 0
     p50_s: float | None = None
@@ -176,7 +175,7 @@ class LatencySummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LatencySeries(msgspec.Struct, frozen=True, kw_only=True):
-    """Percentiles of one latency, in seconds, per bin; None where nothing was measured."""
+    """Percentiles of a latency in seconds per bin; None for empty bins."""
 
     p50_s: list[float | None]
     p90_s: list[float | None]
@@ -184,9 +183,9 @@ class LatencySeries(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ThroughputSeries(msgspec.Struct, frozen=True, kw_only=True):
-    """What went through the service, per bin of `bin_s` seconds; the last bin is not over yet.
+    """Throughput per bin of `bin_s` seconds, the last of which is still open.
 
-    `requests` ended, `good` ones of them within the SLO; `tokens` were put out.
+    `requests` counts finished requests, `good` the ones within the SLO, `tokens` output tokens.
     """
 
     bin_s: float
@@ -198,7 +197,7 @@ class ThroughputSeries(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecentSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """The last `window_s` seconds together; `good` is the share of ended requests that met the SLO."""
+    """Summary of the last `window_s` seconds; `good` is the share of finished requests that met the SLO."""
 
     window_s: float
     requests: int
@@ -209,7 +208,7 @@ class RecentSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServiceEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that an operator may want to know, at monotonic `at_s`."""
+    """An event for operators at monotonic `at_s`."""
 
     at_s: float
     instance: str | None
@@ -217,10 +216,10 @@ class ServiceEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServiceSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """All of it. Times are monotonic seconds, and `now_s` is `unix_s` on the other clock.
+    """State and recent history of the service. Times are monotonic seconds; `now_s` corresponds to Unix time `unix_s`.
 
-    `phases` counts the requests that are alive by phase, `held` among them: those that no instance can take now.
-    `totals` are since the start. `requests` are ordered by arrival.
+    `phases` counts live requests by phase; `held` requests are not placed yet. `totals` count from the start.
+    `requests` are ordered by arrival.
     """
 
     model: str

@@ -1,7 +1,7 @@
-"""Traces: one OpenTelemetry span for each request and one below it for each stage, made when the request ends.
+"""Traces: one OpenTelemetry span per request with a child span per stage, created when the request ends.
 
-Attributes follow the semantic conventions for generative AI (gen_ai.*, in development as of their release 1.41); what
-they have no name for is called twofold.*. Nothing of OpenTelemetry's SDK is imported unless traces are asked for.
+Attributes follow the semantic conventions for generative AI (gen_ai.*, in development as of release 1.41); others are
+named twofold.*. OpenTelemetry's SDK is imported only when tracing is enabled.
 """
 
 import os
@@ -35,24 +35,24 @@ Attribute = str | int | float | list[str]
 
 
 def otlp_exporter(endpoint: str) -> SpanExporter:
-    """Sends spans to the OTLP/HTTP collector at `endpoint`, its base URL or the one of its traces.
+    """Return an exporter to the OTLP/HTTP collector at `endpoint`, its base URL or its traces URL.
 
-    Headers, certificates and compression are as the environment says (OTEL_EXPORTER_OTLP_*). Raises
-    ConfigurationError where `endpoint` is no URL.
+    Headers, certificates and compression are configured by the environment (OTEL_EXPORTER_OTLP_*). Raises
+    ConfigurationError if `endpoint` is not a URL.
     """
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415 (slow)
 
     url = urlsplit(endpoint)
     if url.scheme not in {"http", "https"} or not url.netloc:
         raise ConfigurationError(
-            f"--otlp-endpoint {endpoint!r} is no URL: write one as in http://localhost:4318"
+            f"--otlp-endpoint {endpoint!r} is not a URL: expected one like http://localhost:4318"
         )
     traces = endpoint if url.path.endswith("/v1/traces") else f"{endpoint.rstrip('/')}/v1/traces"
     return OTLPSpanExporter(endpoint=traces, timeout=_EXPORT_S)
 
 
 class Tracer:
-    """Writes the spans of ended requests; a thread of the SDK's sends them in batches."""
+    """Creates the spans of finished requests; a thread of the SDK exports them in batches."""
 
     def __init__(self, model: str, exporter: SpanExporter) -> None:
         self._model = model
@@ -66,7 +66,7 @@ class Tracer:
     def ended(
         self, timeline: Timeline, context: RequestContext | None, span: TraceParent | None, now: float
     ) -> None:
-        """A request ended at `now`; `span` is the one it was promised, if any."""
+        """Create the spans of a request that ended at `now`; `span` is the id returned to the client, if any."""
         unix_ns = time.time_ns()
 
         def ns(moment_s: float) -> int:
@@ -99,12 +99,12 @@ class Tracer:
         request.end(ns(end_s))
 
     def close(self) -> None:
-        """Send what there is, which takes some seconds at most."""
+        """Export the remaining spans; takes up to some seconds."""
         self._provider.shutdown()
 
 
 class _GivenIds(RandomIdGenerator):
-    """Random ids but for one span, whose id a client may have been told already."""
+    """Random ids, except for the span id that the response headers contain."""
 
     given: TraceParent | None = None
 
@@ -116,10 +116,10 @@ class _GivenIds(RandomIdGenerator):
 
 
 def _parent(context: RequestContext | None, span: TraceParent | None) -> Context:
-    """What OpenTelemetry calls a context: with the span above, or empty for the first span of a trace."""
+    """Return the OpenTelemetry context of the parent span, empty for the root of a trace."""
     above = None if context is None else context.parent
     if context is not None and above is None and span != context.span:
-        above = context.span  # further answers to a request go below the first
+        above = context.span  # further generations are children of the first
     if above is None:
         return Context()
     trace_id, span_id = int(above.trace_id, 16), int(above.span_id, 16)
@@ -153,7 +153,6 @@ def _attributes(timeline: Timeline, model: str, operation: str) -> dict[str, Att
 
 
 def _place(timeline: Timeline, stage: Stage) -> dict[str, Attribute]:
-    """Where a stage took place."""
     prefills = stage.name in {StageName.QUEUE, StageName.PREFILL}
     instance = timeline.prefill_instance if prefills else timeline.decode_instance
     return {} if instance is None else {"twofold.instance": instance}

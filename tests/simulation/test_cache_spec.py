@@ -47,7 +47,7 @@ def test_a_line_names_its_tiers():
     assert parse_cache(line) == CacheSpec(
         dram="3000000 tokens", disk="2TB", eviction="lfu", disk_bytes_per_s=3e9
     )
-    assert [tier for tier, _ in parse_cache(line).rooms] == ["dram", "disk"]
+    assert [tier for tier, _ in parse_cache(line).tier_sizes] == ["dram", "disk"]
 
 
 @pytest.mark.parametrize(

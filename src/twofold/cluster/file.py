@@ -1,6 +1,6 @@
-"""Clusters as people write them: a file (YAML or TOML), or a line such as `35xh100:prefill,5xh100:decode`.
+"""Cluster files (YAML or TOML) and pool strings such as `35xh100:prefill,5xh100:decode`.
 
-Names of machines become those of the catalog, so that `h100` and `dgx-h100` are one and the same afterwards.
+Machine aliases are replaced by catalog names: `h100` becomes `dgx-h100`.
 """
 
 import re
@@ -26,11 +26,11 @@ _POOL = re.compile(
     r"(?:@(?P<tensor_parallel>\d{1,4})(?:x(?P<pipeline_parallel>\d{1,4}))?)?"
     r"(?::(?P<role>[^/]*)(?:/(?P<batcher>.*))?)?"
 )
-_LINE: Final = (
+_POOL_SYNTAX: Final = (
     "write pools as in 35xh100:prefill,5xh100:decode, or 4xh100@4:mixed/chunked-prefill, or 4xa100@2x4"
 )
-_MOST_MACHINES: Final = 1_000_000  # more is a slip of the keyboard, which would fill memory with instances
-# Longer, and slower, is a slip of the keyboard as well; a float cannot hold picoseconds of it either.
+_MAX_MACHINES: Final = 1_000_000  # a typing error above this would exhaust memory
+# Values outside of these limits are typing errors; in picoseconds they would also exceed float precision.
 MAX_SECONDS: Final = 1e9
 MIN_BYTES_PER_S: Final = 1.0
 _YAML_PLACE = re.compile(r"line (\d+), column (\d+)")
@@ -38,64 +38,61 @@ _YAML_KEY = re.compile(r"^([A-Za-z_]+)[ \t]*:", re.MULTILINE)
 
 
 def parse_cluster(text: str, *, model: str, catalog: Catalog | None = None) -> ClusterSpec:
-    """The cluster of a line, with every setting but its pools and its model as `ClusterSpec` has it.
+    """Parse a pool string into a cluster with default settings.
 
-    A pool is COUNTxMACHINE, then `@TP` or `@TPxPP` for instances of PP stages (1 if not given) of TP accelerators each,
-    `:ROLE` (mixed if not given) and `/BATCHER`.
-    `catalog` is that of the package and the environment if None. Raises ConfigurationError.
+    A pool is COUNTxMACHINE, then `@TP` or `@TPxPP` (PP pipeline stages of TP accelerators), `:ROLE` (default: mixed)
+    and `/BATCHER`. `catalog` None is the installed catalog with the user's additions. Raises ConfigurationError.
     """
     return ClusterSpec(pools=parse_pools(text, catalog=catalog), model=model)
 
 
 def parse_pools(text: str, *, catalog: Catalog | None = None) -> tuple[PoolSpec, ...]:
-    """The pools of a line; see `parse_cluster`."""
+    """Parse the pools of a pool string; see `parse_cluster`."""
     if not text.strip():
-        raise ConfigurationError(f"a cluster without pools serves nobody: {_LINE}")
+        raise ConfigurationError(f"the cluster has no pools: {_POOL_SYNTAX}")
     known = catalog or load_catalog()
     return tuple(_parse_pool(part.strip(), known) for part in text.split(","))
 
 
 def load_cluster(path: Path, *, catalog: Catalog | None = None) -> ClusterSpec:
-    """The cluster of a file, YAML or TOML by its ending, with the fields of `ClusterSpec`; see `parse_cluster`.
+    """Read a cluster file with the fields of `ClusterSpec`, YAML or TOML by its suffix.
 
-    A deployment file, as `twofold plan --output` writes it, stands for the cluster in it.
+    A deployment file of `twofold plan --output` is read as the cluster in it. Raises ConfigurationError.
     """
     try:
         text = path.read_bytes().decode()
     except OSError as error:
         raise ConfigurationError(f"cluster {path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise ConfigurationError(f"cluster {path} is not a text file in UTF-8") from error
+        raise ConfigurationError(f"cluster {path} is not UTF-8 text") from error
     return read_cluster(text, str(path), catalog=catalog)
 
 
 def read_cluster(text: str, name: str, *, catalog: Catalog | None = None) -> ClusterSpec:
-    """The cluster of a file with this content, and this name, whose ending says what it is written in."""
+    """Parse the content of a cluster file; the suffix of `name` selects the format. Raises ConfigurationError."""
     reader = _READERS.get(Path(name).suffix.lower())
     if reader is None:
-        raise ConfigurationError(
-            f"cluster {name} is of no known kind: its name must end in {', '.join(_READERS)}"
-        )
+        raise ConfigurationError(f"cluster {name} has an unknown suffix: use one of {', '.join(_READERS)}")
     raw = reader(text, name)
     if isinstance(raw, dict) and isinstance(raw.get("cluster"), dict) and "deployment" in raw:
-        raw = raw["cluster"]  # a file of `twofold plan --output` holds a cluster file
+        raw = raw["cluster"]
     if not raw:
-        raise ConfigurationError(f"cluster {name} is empty: it needs at least a model and pools")
+        raise ConfigurationError(f"cluster {name} is empty: give at least a model and pools")
     try:
-        # Not strict, because YAML 1.1 takes 200e9 for a text.
+        # Not strict: YAML 1.1 reads 200e9 as a string.
         spec = msgspec.convert(raw, ClusterSpec, strict=False)
         known = catalog or load_catalog()
         return _checked(
             spec, known if spec.profile is None else read_host_profile(spec.profile).extend(known)
         )
     except msgspec.ValidationError as error:
-        raise ConfigurationError(f"cluster {name}: {_what_is_wrong(error)}") from error
+        raise ConfigurationError(f"cluster {name}: {_describe(error)}") from error
     except ConfigurationError as error:
         raise ConfigurationError(f"cluster {name}: {error}") from error
 
 
 def dump_cluster(spec: ClusterSpec) -> str:
-    """The cluster as a YAML file that `load_cluster` reads back; every setting is in it, but none that is not set."""
+    """Format a cluster as YAML that `load_cluster` reads back, without unset fields."""
     fields = msgspec.to_builtins(spec)
     for group in (fields, *fields["pools"], *fields["failures"]):
         for key in [key for key, value in group.items() if value is None or value == ()]:
@@ -106,7 +103,7 @@ def dump_cluster(spec: ClusterSpec) -> str:
 def _parse_pool(text: str, catalog: Catalog) -> PoolSpec:
     found = _POOL.fullmatch(text)
     if found is None:
-        raise ConfigurationError(f"pool {text!r} is not understood: {_LINE}")
+        raise ConfigurationError(f"invalid pool {text!r}: {_POOL_SYNTAX}")
     role = "mixed" if found["role"] is None else found["role"].strip().lower()
     if role not in list(Role):
         raise ConfigurationError(f"pool {text!r}: {unknown_name('role', role, list(Role))}")
@@ -126,9 +123,9 @@ def _parse_pool(text: str, catalog: Catalog) -> PoolSpec:
 
 
 def _checked(spec: ClusterSpec, catalog: Catalog) -> ClusterSpec:
-    """The cluster, if its numbers can be, with its machines called as the catalog does."""
+    """Check the numbers of a cluster and replace machine aliases by catalog names."""
     if not spec.pools:
-        raise ConfigurationError("it has no pools: a cluster without pools serves nobody")
+        raise ConfigurationError("it has no pools")
     for field in (
         "max_num_batched_tokens",
         "pipeline_chunk",
@@ -147,15 +144,15 @@ def _checked(spec: ClusterSpec, catalog: Catalog) -> ClusterSpec:
     latency, share = spec.link_latency_s, spec.memory_utilization
     _require(
         latency is None or 0 <= latency <= MAX_SECONDS,
-        f"link_latency_s cannot be {latency}: it is in seconds",
+        f"link_latency_s must be seconds from 0 to {MAX_SECONDS:g}, not {latency}",
     )
     for field in ("link_bytes_per_s", "swap_bytes_per_s"):
         speed = getattr(spec, field)
         _require(
             speed is None or speed >= MIN_BYTES_PER_S,
-            f"{field} {speed} moves nothing: give at least {MIN_BYTES_PER_S:g}",
+            f"{field} must be at least {MIN_BYTES_PER_S:g}, not {speed}",
         )
-    _require(0 < share <= 1, f"memory_utilization {share} is no share: give more than 0, at most 1")
+    _require(0 < share <= 1, f"memory_utilization must be more than 0 and at most 1, not {share}")
     for index, failure in enumerate(spec.failures):
         _check_failure(failure, f"failures[{index}]")
     pools = []
@@ -170,8 +167,8 @@ def _checked(spec: ClusterSpec, catalog: Catalog) -> ClusterSpec:
 
 def _checked_pool(pool: PoolSpec, catalog: Catalog) -> PoolSpec:
     count = pool.machines
-    _require(count >= 1, f"it has {count} machines: give a count of at least 1")
-    _require(count <= _MOST_MACHINES, f"it has {count} machines, more than {_MOST_MACHINES}")
+    _require(count >= 1, f"machines must be at least 1, not {count}")
+    _require(count <= _MAX_MACHINES, f"machines must be at most {_MAX_MACHINES}, not {count}")
     machine = catalog.machine(pool.machine)
     layout_of(pool, machine)
     if pool.batcher is not None and pool.batcher not in BATCHERS:
@@ -181,27 +178,27 @@ def _checked_pool(pool: PoolSpec, catalog: Catalog) -> PoolSpec:
 
 def _check_failure(failure: InstanceFailure, where: str) -> None:
     at_s, back_s = failure.at_s, failure.back_s
-    _require(0 <= at_s <= MAX_SECONDS, f"{where}: at_s cannot be {at_s}: it is in seconds from the start")
+    _require(0 <= at_s <= MAX_SECONDS, f"{where}: at_s must be seconds from 0 to {MAX_SECONDS:g}, not {at_s}")
     later = back_s is None or at_s < back_s <= MAX_SECONDS
-    _require(later, f"{where}: back_s must be later than at_s, which is {at_s}, not {back_s}")
+    _require(later, f"{where}: back_s must be after at_s ({at_s}), not {back_s}")
 
 
-def _require(holds: bool, sentence: str) -> None:
-    if not holds:
-        raise ConfigurationError(sentence)
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ConfigurationError(message)
 
 
 def _from_yaml(text: str, name: str) -> object:
     keys = _YAML_KEY.findall(text)
     twice = next((key for key in keys if keys.count(key) > 1), None)
-    if twice is not None:  # YAML would take the last and forget the others
-        raise ConfigurationError(f"cluster {name} says {twice} more than once")
+    if twice is not None:  # YAML would keep the last silently
+        raise ConfigurationError(f"cluster {name} repeats the key {twice}")
     try:
         return msgspec.yaml.decode(text)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         lines = [line.strip() for line in str(error).splitlines()]
         places = _YAML_PLACE.findall(str(error))
-        reason = [line for line in lines if not line.startswith("in ")] or ["it is nested too deeply"]
+        reason = [line for line in lines if not line.startswith("in ")] or ["nested too deeply"]
         where = f" (line {places[-1][0]}, column {places[-1][1]})" if places else ""
         raise ConfigurationError(f"cluster {name} is not YAML: {reason[-1]}{where}") from error
 
@@ -213,14 +210,14 @@ def _from_toml(text: str, name: str) -> object:
         raise ConfigurationError(f"cluster {name} is not TOML: {error}") from error
 
 
-def _what_is_wrong(error: msgspec.ValidationError) -> str:
-    """The place and the reason, with the field that may be meant where one is not known."""
+def _describe(error: msgspec.ValidationError) -> str:
+    """Describe a validation error: its place, the reason, and a similar field name for an unknown field."""
     place, what = explain_validation(error)
     kinds = {"pools": PoolSpec, "failures": InstanceFailure, "kv_cache": CacheSpec, "control": ControlSpec}
     kind = next((kind for start, kind in kinds.items() if place.startswith(start)), ClusterSpec)
     _, _, field = what.partition("contains unknown field ")
     if field:
-        what = f"there is no field {field}{suggestion(field, kind.__struct_fields__)}"
+        what = f"unknown field {field}{suggestion(field, kind.__struct_fields__)}"
     elif what.startswith("invalid enum value"):
         known = _KNOWN.get(place, f"one of {', '.join(Role)}")
         what = f"{what.removeprefix('invalid enum value ')} is not {known}"
@@ -234,6 +231,6 @@ _KNOWN: Final = {
 _READERS: Final[dict[str, Callable[[str, str], object]]] = {
     ".yaml": _from_yaml,
     ".yml": _from_yaml,
-    ".json": _from_yaml,  # YAML holds all of JSON
+    ".json": _from_yaml,  # JSON is YAML
     ".toml": _from_toml,
 }

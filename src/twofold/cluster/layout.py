@@ -1,4 +1,4 @@
-"""Where the stages of a pool's instances lie on its machines."""
+"""Layout of a pool's pipeline stages on its machines."""
 
 import re
 from collections.abc import Sequence
@@ -15,9 +15,9 @@ _NAME = re.compile(r"[\w-]+")
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """`instances` pipelines of `stages` stages, of which each machine has up to `per_machine`, in order.
+    """`instances` pipelines of `stages` stages, with up to `per_machine` stages on each machine, in order.
 
-    A stage is `tensor_parallel` accelerators of one machine.
+    A stage uses `tensor_parallel` accelerators of one machine.
     """
 
     tensor_parallel: int
@@ -27,53 +27,50 @@ class Layout:
 
     @property
     def spans(self) -> bool:
-        """Whether stages of one instance lie on several machines."""
+        """Whether an instance spans several machines."""
         return self.per_machine % self.stages != 0
 
     @property
     def accelerators(self) -> int:
-        """Those that the pool uses of its fullest machine."""
+        """Accelerators that the pool uses on its fullest machine."""
         return self.per_machine * self.tensor_parallel
 
     def machines_of(self, instance: int) -> range:
-        """The machines that the stages of an instance are on, counted from 0."""
+        """Machines of an instance's stages, counted from 0."""
         first = instance * self.stages
         return range(first // self.per_machine, (first + self.stages - 1) // self.per_machine + 1)
 
 
 def layout_of(pool: PoolSpec, machine: Machine) -> Layout:
-    """As many instances as were asked for, else as many as fit, with their stages spread evenly over the machines.
-
-    Raises ConfigurationError where they do not fit.
-    """
+    """Spread the stages of a pool evenly over its machines; raises ConfigurationError if they do not fit."""
     tensor_parallel = machine.count if pool.tensor_parallel is None else pool.tensor_parallel
     check_tensor_parallel(machine, tensor_parallel)
     stages = pool.pipeline_parallel
     if stages < 1:
         raise ConfigurationError(f"pipeline parallelism must be at least 1, not {stages}")
     if pool.nodes is not None and not _NAME.fullmatch(pool.nodes):
-        raise ConfigurationError(f"nodes {pool.nodes!r} is no name: use letters, digits, - and _")
+        raise ConfigurationError(f"invalid nodes name {pool.nodes!r}: use letters, digits, - and _")
     most = pool.machines * (machine.count // tensor_parallel) // stages
     if pool.instances is not None and pool.instances < 1:
         raise ConfigurationError(f"a pool needs at least one instance, not {pool.instances}")
     wanted = pool.instances or max(most, 1)
     if wanted > most:
-        have = f"{pool.machines} {machine.name} {'have' if pool.machines > 1 else 'has'} room for {most}"
         raise ConfigurationError(
-            f"{have} instances of {stages} stages of {tensor_parallel} accelerators, not {wanted}"
+            f"{pool.machines} {machine.name} hold {most} instances of {stages} stages of {tensor_parallel} "
+            f"accelerators, not {wanted}"
         )
     return Layout(tensor_parallel, stages, wanted, -(-wanted * stages // pool.machines))
 
 
 def check_shared_nodes(pools: Sequence[tuple[PoolSpec, Machine]]) -> None:
-    """Raise ConfigurationError where pools that share machines do not fit on them."""
+    """Check that pools with the same `nodes` fit on their shared machines; raises ConfigurationError."""
     for (one, machine), (other, theirs) in combinations(pools, 2):
         if one.nodes is not None and one.nodes == other.nodes:
             equal = machine.name == theirs.name and one.machines == other.machines
             if not equal:
                 raise ConfigurationError(
-                    f"the pools on nodes {one.nodes} must have the same machines, and as many: one has "
-                    f"{one.machines} {machine.name} and another {other.machines} {theirs.name}"
+                    f"pools that share nodes {one.nodes} need equal machines: one has "
+                    f"{one.machines} {machine.name}, another {other.machines} {theirs.name}"
                 )
     used: dict[str, int] = {}
     for pool, machine in pools:
@@ -81,6 +78,6 @@ def check_shared_nodes(pools: Sequence[tuple[PoolSpec, Machine]]) -> None:
             used[pool.nodes] = used.get(pool.nodes, 0) + layout_of(pool, machine).accelerators
             if used[pool.nodes] > machine.count:
                 raise ConfigurationError(
-                    f"the pools on nodes {pool.nodes} use {used[pool.nodes]} accelerators of a {machine.name}, which "
-                    f"has {machine.count}: say how many instances each pool has there"
+                    f"pools on nodes {pool.nodes} use {used[pool.nodes]} accelerators of a {machine.name}, which "
+                    f"has {machine.count}: give the number of instances of each pool"
                 )

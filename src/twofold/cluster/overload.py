@@ -42,12 +42,12 @@ def overload_control(
                 f"overload control predicts prompts that are taken whole, in order: leave out batcher {kind.batcher}"
             )
     facts = {
-        seat.name: InstanceCapacity(
-            seat.kind.model,
-            max_num_batched_tokens=seat.kind.max_num_batched_tokens,
+        slot.name: InstanceCapacity(
+            slot.profile.model,
+            max_num_batched_tokens=slot.profile.max_num_batched_tokens,
             max_num_seqs=spec.max_num_seqs,
-            capacity_tokens=seat.kind.capacity_tokens,
+            capacity_tokens=slot.profile.capacity_tokens,
         )
-        for seat in instance_slots(kinds)
+        for slot in instance_slots(kinds)
     }
     return OverloadControl(chosen, OverloadLedger(pools, facts, ttft_s=slo.ttft_s, tbt_s=slo.tpot_s))

@@ -1,4 +1,4 @@
-"""The ways of KV caches between the instances of a cluster, as its performance model has them: what hand-offs go by."""
+"""KV transfer paths between instances, from their performance models."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -12,11 +12,11 @@ from twofold.performance.host_profile import read_host_profile
 from twofold.performance.transfer import TransferModel, default_sync_s
 from twofold.scheduling.cluster.handoff_policy import TransferPaths
 
-NEVER = 1 << 62  # where a machine has no crossover: synchronisation costs more than any prefill hides
+NO_CROSSOVER = 1 << 62  # layer-wise transfer never pays: synchronisation costs more than prefill hides
 
 
 class KvEgress(NamedTuple):
-    """Of an instance: its way out, how long it prefills, and from which prompt length it sends layer by layer."""
+    """Outgoing KV path of an instance, and the prompt length above which layer-wise transfer pays."""
 
     transfer: TransferModel
     prefill_s: Callable[[int], float]
@@ -25,37 +25,40 @@ class KvEgress(NamedTuple):
     @classmethod
     def of(cls, transfer: TransferModel, prefill_s: Callable[[int], float]) -> "KvEgress":
         crossover = transfer.crossover_tokens(prefill_s)
-        return cls(transfer, prefill_s, NEVER if crossover is None else crossover)
+        return cls(transfer, prefill_s, NO_CROSSOVER if crossover is None else crossover)
 
 
 class ModelledPaths(TransferPaths):
-    """By instance; the slower end of a path is not looked at, as in `TransferModel`."""
+    """Transfer paths by prefill instance; the decode end is ignored, as in `TransferModel`."""
 
-    def __init__(self, outlets: dict[str, KvEgress]) -> None:
-        self.outlets = outlets
+    def __init__(self, egress: dict[str, KvEgress]) -> None:
+        self.egress = egress
 
     def crossover(self, prefill: str) -> int:
-        return self.outlets[prefill].crossover
+        return self.egress[prefill].crossover
 
-    def transfer(self, prefill: str, decode: str) -> TransferModel | None:  # noqa: ARG002  (that end is not looked at)
-        return self.outlets[prefill].transfer
+    def transfer(self, prefill: str, decode: str) -> TransferModel | None:  # noqa: ARG002
+        return self.egress[prefill].transfer
 
     def prefill_s(self, prefill: str, tokens: int) -> float:
-        return self.outlets[prefill].prefill_s(tokens)
+        return self.egress[prefill].prefill_s(tokens)
 
 
-def paths_of(spec: ClusterSpec, model: Model, kinds: Sequence[InstanceProfile]) -> ModelledPaths:
-    """What hand-off policies may know of the cluster."""
-    outlets = [KvEgress.of(transfer_model(spec, model, kind), partial(_prefill_s, kind)) for kind in kinds]
-    return ModelledPaths({seat.name: outlets[seat.place] for seat in instance_slots(kinds)})
+def paths_of(spec: ClusterSpec, model: Model, profiles: Sequence[InstanceProfile]) -> ModelledPaths:
+    """Build the transfer paths of a cluster."""
+    egress = [
+        KvEgress.of(transfer_model(spec, model, profile), partial(_prefill_s, profile))
+        for profile in profiles
+    ]
+    return ModelledPaths({slot.name: egress[slot.pool] for slot in instance_slots(profiles)})
 
 
-def transfer_model(spec: ClusterSpec, model: Model, kind: InstanceProfile) -> TransferModel:
-    """The path of a KV cache that leaves an instance of this kind: its share of the network of its machines."""
-    layout = kind.layout
-    share = layout.tensor_parallel * layout.stages / kind.machine.count
+def transfer_model(spec: ClusterSpec, model: Model, profile: InstanceProfile) -> TransferModel:
+    """Model KV transfers out of an instance, over its share of its machines' network."""
+    layout = profile.layout
+    share = layout.tensor_parallel * layout.stages / profile.machine.count
     override = spec.link_bytes_per_s and spec.link_bytes_per_s * len(layout.machines_of(0))
-    bytes_per_s = override or kind.machine.network_bytes_per_s * share
+    bytes_per_s = override or profile.machine.network_bytes_per_s * share
     latency_s, sync_s = 0.0, default_sync_s(bytes_per_s)
     if spec.profile is not None:
         link = read_host_profile(spec.profile).link
@@ -69,11 +72,11 @@ def transfer_model(spec: ClusterSpec, model: Model, kind: InstanceProfile) -> Tr
     )
 
 
-def local_bandwidth(seat: InstanceSlot) -> float:
-    """Bytes per second of a KV cache between instances on the same machine, or on the same machines."""
-    each = seat.kind.machine.accelerator.interconnect_bytes_per_s
-    return each * len(seat.kind.layout.machines_of(0))
+def local_bandwidth(slot: InstanceSlot) -> float:
+    """KV bandwidth between instances on the same machines, in bytes per second."""
+    each = slot.profile.machine.accelerator.interconnect_bytes_per_s
+    return each * len(slot.profile.layout.machines_of(0))
 
 
-def _prefill_s(kind: InstanceProfile, tokens: int) -> float:
-    return kind.model.prefill_s(tokens, tokens * tokens)
+def _prefill_s(profile: InstanceProfile, tokens: int) -> float:
+    return profile.model.prefill_s(tokens, tokens * tokens)

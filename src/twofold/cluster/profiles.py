@@ -1,4 +1,4 @@
-"""What the instances of each pool of a cluster have in common: how quick they are, and what they have room for."""
+"""InstanceProfile: what the instances of a pool have in common (speed, memory, batching)."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from twofold.cluster.layout import Layout, check_shared_nodes, layout_of
 from twofold.cluster.rules import cluster_rules
 from twofold.cluster.spec import TOKEN_BUDGET, ClusterSpec, PoolSpec
-from twofold.cluster.swap_space import NONE, SwapCapacity, swap_space, swap_space_with
 from twofold.cluster.timing import Timing, ps
 from twofold.cluster.validation import check_batchers, check_cells, check_spec
 from twofold.errors import ConfigurationError
@@ -15,19 +14,32 @@ from twofold.hardware.specs import Machine, Model
 from twofold.instance import Role
 from twofold.performance.base import PerformanceModel
 from twofold.performance.host_profile import HOST, PackedModel, read_host_profile
-from twofold.performance.instance import boundary_bandwidth, kv_capacity_tokens
+from twofold.performance.instance import boundary_bandwidth, kv_capacity_tokens, resident_kv_bytes_per_token
 from twofold.performance.queueing import saturating_tokens
 from twofold.performance.registry import performance_model
-from twofold.scheduling.batchers import BATCHERS, CHUNKED, UNPIPELINED, WHOLE_PROMPTS
+from twofold.scheduling.batchers import BATCHERS, CHUNKED, GROWING, UNPIPELINED, WHOLE_PROMPTS
 from twofold.scheduling.routers import FIXED_ROLE_ROUTERS
 
 _ROLE_BATCHERS = {Role.PREFILL: "prefill", Role.DECODE: "decode", Role.MIXED: "mixed"}
 _ENDLESS_TOKENS = 1 << 40
+_SWAP_LINK = "pcie4"
+
+
+@dataclass(frozen=True, slots=True)
+class SwapCapacity:
+    """Swap space of an instance in host memory: blocks, bytes per block and seconds to copy one block."""
+
+    blocks: int
+    block_bytes: int
+    copy_s: float
+
+
+NO_SWAP = SwapCapacity(0, 0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class InstanceProfile:
-    """What the instances of a pool have in common; with memory to `swap` to, decodes take theirs as they go."""
+    """Properties of a pool's instances; with `swap` blocks, decodes reserve KV as they grow."""
 
     pool: PoolSpec
     machine: Machine
@@ -37,14 +49,14 @@ class InstanceProfile:
     timing: Timing
     capacity_tokens: int
     max_num_batched_tokens: int
-    swap: SwapCapacity = NONE
+    swap: SwapCapacity = NO_SWAP
 
     def num_blocks(self, block_size: int) -> int:
-        """KV blocks that each of its instances has room for."""
+        """KV blocks of one instance."""
         return max(1, self.capacity_tokens // block_size)
 
     def longest(self, block_size: int) -> int:
-        """Tokens of the longest request that they can hold, wherever it may come to be."""
+        """Tokens of the longest request that one instance can hold, swapped or not."""
         swap = self.swap.blocks * block_size
         return min(self.capacity_tokens, swap) if swap else self.capacity_tokens
 
@@ -58,24 +70,24 @@ class InstanceProfile:
 
 
 def instance_profiles(spec: ClusterSpec, catalog: Catalog) -> list[InstanceProfile]:
-    """One kind per pool; raises ConfigurationError for whatever is unknown, or does not fit."""
+    """Validate a cluster and profile each of its pools; raises ConfigurationError."""
     check_spec(spec)
     catalog = with_host_profile(spec, catalog)
     model = catalog.model(spec.model)
     pools = [(pool, catalog.machine(pool.machine)) for pool in spec.pools]
     check_shared_nodes(pools)
     timings: dict[tuple[str, int, int, bool], Timing] = {}
-    kinds = [_kind(spec, pool, model, machine, catalog, timings) for pool, machine in pools]
-    check_batchers(spec, {kind.batcher for kind in kinds})
+    profiles = [_profile(spec, pool, model, machine, catalog, timings) for pool, machine in pools]
+    check_batchers(spec, {profile.batcher for profile in profiles})
     instances: Counter[Role] = Counter()
-    for kind in kinds:
-        instances[kind.pool.role] += kind.instances
+    for profile in profiles:
+        instances[profile.pool.role] += profile.instances
     check_cells(spec, instances)
-    return kinds
+    return profiles
 
 
 def with_host_profile(spec: ClusterSpec, catalog: Catalog) -> Catalog:
-    """The catalog, with the host and the model of the cluster's profile in it if it has one."""
+    """Extend the catalog by the host and the model of the cluster's host profile, if it has one."""
     return catalog if spec.profile is None else read_host_profile(spec.profile).extend(catalog)
 
 
@@ -88,9 +100,9 @@ def performance_of(
     *,
     across: bool = False,
 ) -> PerformanceModel:
-    """The times of an instance: those of the profile for a worker on its host.
+    """Create the performance model of an instance; a worker of a profiled host uses the host profile.
 
-    The stages of a pipeline `across` machines send each other activations over the link between those.
+    Stages of a pipeline `across` machines exchange activations over the network.
     """
     if spec.profile is not None and machine.name == HOST:
         return PackedModel(f"{model.name} on this host", read_host_profile(spec.profile).engine)
@@ -107,7 +119,7 @@ def performance_of(
     )
 
 
-def _kind(
+def _profile(
     spec: ClusterSpec,
     pool: PoolSpec,
     model: Model,
@@ -118,16 +130,16 @@ def _kind(
     layout = layout_of(pool, machine)
     tensor_parallel, stages, across = layout.tensor_parallel, layout.stages, layout.spans
     if stages > 1 and spec.profile is not None:
-        raise ConfigurationError("workers on a host that was measured have one stage: leave pipelines out")
+        raise ConfigurationError("workers of a host profile cannot be pipelined: leave pipeline_parallel out")
     if stages > 1 and spec.swap_space_bytes is not None:
-        raise ConfigurationError("pipelines do not swap: leave swap_space_bytes or pipeline_parallel out")
-    space = swap_space(spec, model, tensor_parallel, catalog)
+        raise ConfigurationError("pipelines cannot swap: leave swap_space_bytes or pipeline_parallel out")
+    swap = _swap_capacity(spec, model, tensor_parallel, catalog)
     key = machine.name, tensor_parallel, stages, across
     if key not in timings:
-        made = performance_of(spec, model, machine, tensor_parallel, stages, across=across)
-        timings[key] = Timing(made, ps(space.copy_s))
+        performance = performance_of(spec, model, machine, tensor_parallel, stages, across=across)
+        timings[key] = Timing(performance, ps(swap.copy_s))
     timing = timings[key]
-    # The memory of a worker on a host is what the service gives it, all of which it may fill.
+    # A host profile gives the KV memory of a worker, all of which may be filled.
     share = spec.memory_utilization if spec.profile is None else 1.0
     endless = _ENDLESS_TOKENS if cluster_rules(spec.rules).endless_memory else None
     tokens = (
@@ -138,25 +150,55 @@ def _kind(
     capacity = tokens // spec.block_size * spec.block_size
     batcher = _batcher(spec, pool)
     longest = min(capacity, model.max_context or capacity)
-    budget = _token_budget(spec, batcher, timing.model, longest)
-    swap = swap_space_with(batcher, space)
+    if swap.blocks and batcher not in (*GROWING, "prefill"):
+        raise ConfigurationError(
+            f"the batcher {batcher} cannot swap: with swap_space_bytes use one of {', '.join(GROWING)}"
+        )
     return InstanceProfile(
-        pool, machine, tensor_parallel, batcher, timing.model, timing, capacity, budget, swap
+        pool=pool,
+        machine=machine,
+        tensor_parallel=tensor_parallel,
+        batcher=batcher,
+        model=timing.model,
+        timing=timing,
+        capacity_tokens=capacity,
+        max_num_batched_tokens=_token_budget(spec, batcher, timing.model, longest),
+        swap=swap if batcher in GROWING else NO_SWAP,
     )
 
 
+def _swap_capacity(spec: ClusterSpec, model: Model, tensor_parallel: int, catalog: Catalog) -> SwapCapacity:
+    space = spec.swap_space_bytes
+    if space is None:
+        return NO_SWAP
+    if spec.router not in FIXED_ROLE_ROUTERS or spec.rules != "twofold":
+        raise ConfigurationError(
+            "swap_space_bytes needs fixed roles and the rules twofold: use one of the routers "
+            f"{', '.join(FIXED_ROLE_ROUTERS)}"
+        )
+    block_bytes = spec.block_size * (
+        spec.kv_bytes_per_token or resident_kv_bytes_per_token(model, tensor_parallel)
+    )
+    if space < block_bytes:
+        raise ConfigurationError(
+            f"swap_space_bytes {space:,} is less than one KV block of {block_bytes:,} bytes"
+        )
+    speed = spec.swap_bytes_per_s or catalog.link(_SWAP_LINK).bytes_per_s * tensor_parallel
+    return SwapCapacity(space // block_bytes, block_bytes, block_bytes / speed)
+
+
 def _batcher(spec: ClusterSpec, pool: PoolSpec) -> str:
-    """The pool's own batcher, else that of the rules, else one that suits what its instances may be asked for."""
+    """Return the batcher of the pool, else that of the rules, else the default of the role."""
     batcher = pool.batcher
     if batcher is None and spec.rules == "splitwise-sim":
         batcher = "splitwise-sim"
     if batcher is None:
         batcher = _ROLE_BATCHERS[pool.role] if spec.router in FIXED_ROLE_ROUTERS else "splitwise"
     if batcher not in BATCHERS:
-        raise ConfigurationError(f"there is no batcher {batcher!r}: there are {', '.join(BATCHERS)}")
+        raise ConfigurationError(f"unknown batcher {batcher!r}: choose one of {', '.join(BATCHERS)}")
     if pool.pipeline_parallel > 1 and batcher in UNPIPELINED:
         raise ConfigurationError(
-            f"the batcher {batcher} knows one iteration at a time: give its pool pipeline parallelism 1"
+            f"the batcher {batcher} does not support pipelines: set pipeline_parallel 1 for its pool"
         )
     if batcher == "prefill" and pool.pipeline_parallel > 1 and spec.pipeline_chunk is not None:
         return "prefill-chunks"
@@ -164,7 +206,7 @@ def _batcher(spec: ClusterSpec, pool: PoolSpec) -> str:
 
 
 def _token_budget(spec: ClusterSpec, batcher: str, model: PerformanceModel, longest: int) -> int:
-    """The prompt tokens of an iteration: of a chunk, or L_m where that is asked for and prompts are taken whole."""
+    """Return the prompt tokens of an iteration: the chunk, the given number, or the saturating prompt length."""
     if batcher in CHUNKED and spec.pipeline_chunk is not None:
         return spec.pipeline_chunk
     budget = spec.max_num_batched_tokens

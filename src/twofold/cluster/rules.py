@@ -1,4 +1,4 @@
-"""Where the clusters of other simulators behave otherwise than a Twofold cluster, as named options."""
+"""Rules of other simulators, as options of a cluster."""
 
 from dataclasses import dataclass
 
@@ -8,13 +8,12 @@ from twofold.scheduling.instance.kv_reservation import FULL_RESERVATION, KvReser
 
 @dataclass(frozen=True, slots=True)
 class ClusterRules:
-    """How a cluster treats what the papers leave open.
+    """Behaviour on which simulators differ.
 
-    `memory`: when the KV of the output is taken. `lease_retry_s`: None reserves room for a request on its decode
-    instance when it arrives, first come first served; a number asks for it only when the prompt is done, and again
-    after that many seconds while there is none. `over_all_tokens`: divide the time after the first token
-    by all output tokens, not by the gaps between them. `endless_memory`: everything fits. `instant_handoff`: a KV cache
-    is where it decodes as soon as there is one. `stagewise`: instances as in `simulation/stagewise.py`.
+    `memory` is the KV reservation. `lease_retry_s` None reserves decode memory on arrival, first come first served;
+    a number requests it after prefill and retries at that interval. `over_all_tokens` divides the time after the first
+    token by the number of output tokens, not by the number of gaps. `endless_memory` removes the KV limit.
+    `instant_handoff` makes KV transfers take no time. `stagewise` selects the instances of `compat/stagewise.py`.
     """
 
     memory: KvReservation = FULL_RESERVATION
@@ -37,6 +36,7 @@ RULES: dict[str, ClusterRules] = {
 
 
 def cluster_rules(name: str) -> ClusterRules:
+    """Return the rules called `name`; raises ConfigurationError if unknown."""
     if name not in RULES:
-        raise ConfigurationError(f"there are no rules {name!r}: there are {', '.join(RULES)}")
+        raise ConfigurationError(f"unknown rules {name!r}: choose one of {', '.join(RULES)}")
     return RULES[name]

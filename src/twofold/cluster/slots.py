@@ -1,4 +1,4 @@
-"""Where the instances of a cluster are, and what they are called."""
+"""Names and machines of a cluster's instances."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,31 +11,31 @@ from twofold.instance import Role
 
 @dataclass(frozen=True, slots=True)
 class InstanceSlot:
-    """An instance to be: its name, the pool (`place`) that it is in, and the machine, or machines, that it is on."""
+    """Place of one instance: its name, the index of its pool, and its machine (several joined by `+`)."""
 
     name: str
-    place: int
+    pool: int
     machine: str
-    kind: InstanceProfile
+    profile: InstanceProfile
 
 
-def instance_slots(kinds: Sequence[InstanceProfile]) -> Iterator[InstanceSlot]:
-    """Every instance of a cluster, in order. Names count the instances of a role over all its pools."""
+def instance_slots(profiles: Sequence[InstanceProfile]) -> Iterator[InstanceSlot]:
+    """Yield every instance in pool order; names number the instances of a role across pools."""
     numbers: dict[Role, int] = dict.fromkeys(Role, 0)
-    for place, kind in enumerate(kinds):
-        role, layout = kind.pool.role, kind.layout
-        nodes = str(place) if kind.pool.nodes is None else f"nodes-{kind.pool.nodes}"
+    for pool, profile in enumerate(profiles):
+        role, layout = profile.pool.role, profile.layout
+        nodes = str(pool) if profile.pool.nodes is None else f"nodes-{profile.pool.nodes}"
         for number in range(layout.instances):
             machines = "+".join(f"{nodes}/{machine}" for machine in layout.machines_of(number))
-            yield InstanceSlot(f"{role.value}-{numbers[role]}", place, machines, kind)
+            yield InstanceSlot(f"{role.value}-{numbers[role]}", pool, machines, profile)
             numbers[role] += 1
 
 
-def cells_of(spec: ClusterSpec, seats: Sequence[InstanceSlot]) -> dict[str, str]:
-    """The cell of each instance: those of each role are dealt out in order, the first ones to the first cell."""
+def cells_of(spec: ClusterSpec, slots: Sequence[InstanceSlot]) -> dict[str, str]:
+    """Map instances to cells: each role's instances are divided evenly, in order."""
     if not isinstance(spec.cells, int):
         return {}
-    of_role = {role: [seat.name for seat in seats if seat.kind.pool.role is role] for role in Role}
+    of_role = {role: [slot.name for slot in slots if slot.profile.pool.role is role] for role in Role}
     return {
         name: f"cell-{number * spec.cells // len(names)}"
         for names in of_role.values()
@@ -43,12 +43,12 @@ def cells_of(spec: ClusterSpec, seats: Sequence[InstanceSlot]) -> dict[str, str]
     }
 
 
-def machines_of(kinds: Sequence[InstanceProfile]) -> Iterator[tuple[Machine, int]]:
-    """Every kind of machine of a cluster and how many there are of it, those that pools share once."""
+def machines_of(profiles: Sequence[InstanceProfile]) -> Iterator[tuple[Machine, int]]:
+    """Yield (machine type, count); machines shared by several pools count once."""
     shared: set[str] = set()
-    for kind in kinds:
-        nodes = kind.pool.nodes
+    for profile in profiles:
+        nodes = profile.pool.nodes
         if nodes is None or nodes not in shared:
-            yield kind.machine, kind.pool.machines
+            yield profile.machine, profile.pool.machines
         if nodes is not None:
             shared.add(nodes)

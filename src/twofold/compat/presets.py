@@ -1,4 +1,4 @@
-"""Clusters as published experiments ran them."""
+"""Cluster presets of published experiments."""
 
 from collections.abc import Sequence
 
@@ -7,17 +7,15 @@ from twofold.hardware.catalog import Catalog
 from twofold.hardware.specs import Model
 from twofold.instance import Role
 
-_LINK_BYTES_PER_S = 200 * 1024**3  # its `transfer_bandwidth` of 200, in GiB
+_LINK_BYTES_PER_S = 200 * 1024**3  # SplitwiseSim: transfer_bandwidth 200, in GiB
 
 
 def splitwise_sim(pools: Sequence[PoolSpec], model: str = "bloom-176b", *, catalog: Catalog) -> ClusterSpec:
-    """A cluster under the timing and the rules of SplitwiseSim, the simulator of Splitwise (ISCA'24).
+    """Create a cluster with the timing and rules of SplitwiseSim, the simulator of Splitwise (ISCA'24).
 
-    With pools of mixed machines only it is one of the paper's baselines: least pending tokens, no hand-off.
-    Otherwise machines move between pools, and a KV cache goes all at once over a link of its own. A token has the
-    KV of full multi-head attention, which for a model with grouped queries is more than it really needs.
-
-    Raises ConfigurationError for a model that the catalog does not know.
+    With mixed pools only, it is a baseline of the paper: least pending tokens, no hand-off. Otherwise machines move
+    between pools and KV is transferred after prefill, without contention. KV size is that of multi-head attention,
+    more than a model with grouped queries needs. Raises ConfigurationError for an unknown model.
     """
     split = any(pool.role is not Role.MIXED for pool in pools)
     return ClusterSpec(
@@ -36,9 +34,9 @@ def splitwise_sim(pools: Sequence[PoolSpec], model: str = "bloom-176b", *, catal
 
 
 def distserve_sim(pools: Sequence[PoolSpec], model: str, *, engine: str = "distserve") -> ClusterSpec:
-    """A cluster under the timing and the rules of the simulator that comes with DistServe (OSDI'24).
+    """Create a cluster with the timing and rules of DistServe's simulator (OSDI'24).
 
-    With pools of mixed machines only and `engine` "vllm" it is the paper's baseline.
+    With mixed pools only and `engine` "vllm", it is the baseline of the paper.
     """
     suffix = "" if engine == "distserve" else f"-{engine}"
     return ClusterSpec(
@@ -52,5 +50,5 @@ def distserve_sim(pools: Sequence[PoolSpec], model: str, *, engine: str = "dists
 
 
 def _kv_bytes_per_token(model: Model) -> int:
-    """Keys and values of two bytes, as wide as the hidden state, in every layer."""
+    """Two-byte keys and values as wide as the hidden state, in every layer."""
     return 2 * model.hidden_size * model.layers * 2

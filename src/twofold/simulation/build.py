@@ -1,26 +1,27 @@
-"""Instances that die in a simulation, and come back.
-
-From a cluster's description to a virtual cluster.
-"""
+"""Build a virtual cluster from a ClusterSpec."""
 
 from collections.abc import Sequence
+from typing import Final
 
 from twofold.cluster.paths import local_bandwidth, paths_of, transfer_model
 from twofold.cluster.profiles import InstanceProfile, with_host_profile
 from twofold.cluster.rules import ClusterRules, cluster_rules
 from twofold.cluster.slots import InstanceSlot, cells_of, instance_slots
-from twofold.cluster.spec import ClusterSpec, ControlSpec, InstanceFailure
+from twofold.cluster.spec import CacheSpec, ClusterSpec, ControlSpec, InstanceFailure
 from twofold.cluster.timing import ps
 from twofold.compat.stagewise import StagewiseInstance, StagewiseScheduler
 from twofold.errors import ConfigurationError
 from twofold.hardware.catalog import Catalog
 from twofold.kvcache.allocator import BlockAllocator
+from twofold.kvcache.index import PrefixIndex
 from twofold.kvcache.leases import LeaseTable
+from twofold.kvcache.tiers import TieredCache
 from twofold.performance.distserve_published import published_capacity
 from twofold.performance.host_profile import read_host_profile
 from twofold.performance.transfer import TransferModel
 from twofold.scheduling.batchers import BATCHERS, CHUNKED, INLINED
 from twofold.scheduling.batchers.inlined import InlinedPrefill
+from twofold.scheduling.cluster.forecast import ClusterForecast, ModelPrediction
 from twofold.scheduling.cluster.handoff_policy import HANDOFF_POLICIES, HandoffPolicy
 from twofold.scheduling.cluster.scheduler import ClusterScheduler
 from twofold.scheduling.instance.batcher import Batcher
@@ -28,8 +29,7 @@ from twofold.scheduling.instance.kv_reservation import KvReservation
 from twofold.scheduling.instance.pipeline import ChunkedPipelineScheduler, PipelineScheduler
 from twofold.scheduling.instance.scheduler import InstanceScheduler
 from twofold.scheduling.instance.swap_preemption import SwapPreemption
-from twofold.scheduling.routers import FIXED_ROLE_ROUTERS, ROUTERS
-from twofold.simulation.caches import CacheSite, attach_caches
+from twofold.scheduling.routers import FIXED_ROLE_ROUTERS, FORECASTING_ROUTERS, ROUTERS
 from twofold.simulation.cluster import VirtualCluster
 from twofold.simulation.controllers import ReplicatedControllers
 from twofold.simulation.handoffs import SimulatedHandoffs
@@ -39,105 +39,92 @@ from twofold.simulation.kernel import EventOrder, Kernel
 from twofold.simulation.network import MachineLink, VirtualNetwork
 from twofold.simulation.observers.base import Observer
 from twofold.simulation.pipeline import VirtualPipeline
+from twofold.simulation.reuse import BLOCK_TOKENS, HostCache, PrefixReuse, make_cache
+from twofold.simulation.reuse_statistics import ReuseStatistics
 from twofold.simulation.site import Site
 from twofold.simulation.statistics import RunStatistics
 
-
-def plan_failures(cluster: VirtualCluster, failures: Sequence[InstanceFailure]) -> None:
-    """Schedule them; raises ConfigurationError for an instance or a time that cannot be."""
-    for failure in failures:
-        instance = cluster.instances.get(failure.instance)
-        if instance is None:
-            names = list(cluster.instances)
-            known = ", ".join(names[:6]) + (" …" if len(names) > 6 else "")
-            raise ConfigurationError(
-                f"there is no instance {failure.instance!r} that could fail: there are {known}"
-            )
-        if failure.at_s < 0 or (failure.back_s is not None and failure.back_s <= failure.at_s):
-            raise ConfigurationError(
-                f"a failure of {failure.instance} at {failure.at_s:g} s must not be before 0 nor after its return"
-            )
-        order = EventOrder.FAILURE + instance.number
-        cluster.kernel.schedule(ps(failure.at_s), order, cluster.take_down, instance)
-        if failure.back_s is not None:
-            cluster.kernel.schedule(ps(failure.back_s), order, cluster.bring_back, instance)
+_DRAM_LINK, _DISK_LINK = "pcie4", "nvme"
+_DEFAULT_CACHE: Final = CacheSpec(dram="1 tokens")  # gives forecasting routers load times without a cache
 
 
 def build_cluster(
     spec: ClusterSpec,
     catalog: Catalog,
-    kinds: Sequence[InstanceProfile],
+    profiles: Sequence[InstanceProfile],
     statistics: RunStatistics,
     observers: Sequence[Observer],
     max_run: int,
 ) -> VirtualCluster:
-    """A cluster at rest, at picosecond 0."""
-    how = cluster_rules(spec.rules)
+    """Build an idle cluster at time 0."""
+    rules = cluster_rules(spec.rules)
     kernel = Kernel()
     model = with_host_profile(spec, catalog).model(spec.model)
-    handoffs = HANDOFF_POLICIES[spec.handoff](paths_of(spec, model, kinds))
-    scheduler = _cluster_scheduler(spec, kernel, handoffs, how.memory)
-    seats = list(instance_slots(kinds))
+    handoffs = HANDOFF_POLICIES[spec.handoff](paths_of(spec, model, profiles))
+    scheduler = _cluster_scheduler(spec, kernel, handoffs, rules.memory)
+    slots = list(instance_slots(profiles))
     hosting: Hosting | None = None
     if spec.profile is None:
         cluster = VirtualCluster(kernel, scheduler, statistics, observers)
     else:
-        workers = [(seat.name, seat.kind.pool.role) for seat in seats]
+        workers = [(slot.name, slot.profile.pool.role) for slot in slots]
         hosting = Hosting(read_host_profile(spec.profile), workers, kernel, scheduler, statistics, observers)
         cluster = hosting.cluster
-    transfers = [transfer_model(spec, model, kind) for kind in kinds]
+    transfers = [transfer_model(spec, model, profile) for profile in profiles]
     network = VirtualNetwork(kernel, contention=spec.contention, latency_s=transfers[0].latency_s)
-    by_instance: dict[str, InstanceProfile] = {}
+    by_instance = {slot.name: slot.profile for slot in slots}
 
     def new_scheduler(name: str, epoch: int) -> InstanceScheduler:
-        return _scheduler(spec, how, by_instance[name], name, epoch)
+        return _scheduler(spec, rules, by_instance[name], name, epoch)
 
     cluster.new_scheduler = new_scheduler
     links: dict[str, MachineLink] = {}
-    for seat in seats:
-        kind, name = seat.kind, seat.name
-        if seat.machine not in links:
-            links[seat.machine] = MachineLink(transfers[seat.place].bytes_per_s, local_bandwidth(seat))
-        by_instance[name] = kind
-        cluster.capacities[name] = kind.longest(spec.block_size)
-        number, link = len(cluster.instances), links[seat.machine]
-        site = Site(name, number, link, seat.place, kind.pool.role, kind.timing)
+    for number, slot in enumerate(slots):
+        profile, name = slot.profile, slot.name
+        if slot.machine not in links:
+            links[slot.machine] = MachineLink(transfers[slot.pool].bytes_per_s, local_bandwidth(slot))
+        cluster.capacities[name] = profile.longest(spec.block_size)
+        site = Site(name, number, links[slot.machine], slot.pool, profile.pool.role, profile.timing)
         fresh = new_scheduler(name, 1)
         instance: VirtualInstance
         if hosting is not None:
             instance = hosting.instance(site, fresh)
-        elif how.stagewise:
+        elif rules.stagewise:
             instance = StagewiseInstance(site, fresh, kernel, cluster)
-        elif kind.layout.stages > 1:
+        elif profile.layout.stages > 1:
             instance = VirtualPipeline(site, fresh, kernel, cluster)
         else:
             instance = VirtualInstance(site, fresh, kernel, cluster, max_run)
         cluster.instances[name] = instance
-    slowest = max(transfers, key=lambda transfer: transfer.sync_s)
     cluster.handoffs = SimulatedHandoffs(
         kernel,
         network,
         scheduler,
         statistics,
         observers,
-        slowest,
-        how.lease_retry_s,
+        max(transfers, key=lambda transfer: transfer.sync_s),
+        rules.lease_retry_s,
         spec.router in FIXED_ROLE_ROUTERS,
-        how.instant_handoff,
+        rules.instant_handoff,
     )
-    cluster.cells = cells_of(spec, seats)
-    placed = [_placed(seat, transfers[seat.place], links[seat.machine]) for seat in seats]
-    attach_caches(spec, catalog, cluster, network, placed)
+    cluster.cells = cells_of(spec, slots)
+    if spec.kv_cache is not None or spec.router in FORECASTING_ROUTERS:
+        prefixes = PrefixIndex()
+        _attach_forecast(spec, catalog, cluster, slots, transfers, prefixes)
+        if spec.kv_cache is not None:
+            machines = {slot.name: links[slot.machine] for slot in slots}
+            cluster.reuse = _prefix_reuse(
+                spec, spec.kv_cache, catalog, cluster, network, slots, transfers[0], machines, prefixes
+            )
     for instance in cluster.instances.values():
         cluster.join(instance)
-    plan_failures(cluster, spec.failures)
+    _schedule_failures(cluster, spec.failures)
     return cluster
 
 
 def _cluster_scheduler(
     spec: ClusterSpec, kernel: Kernel, handoffs: HandoffPolicy, memory: KvReservation
 ) -> ClusterScheduler:
-    """The one controller that there is, or several."""
     router = ROUTERS[spec.router]
     if isinstance(spec.control, ControlSpec):
         return ReplicatedControllers(kernel, spec.control, router, handoffs, memory)
@@ -145,35 +132,100 @@ def _cluster_scheduler(
 
 
 def _scheduler(
-    spec: ClusterSpec, how: ClusterRules, kind: InstanceProfile, name: str, epoch: int
+    spec: ClusterSpec, rules: ClusterRules, profile: InstanceProfile, name: str, epoch: int
 ) -> InstanceScheduler:
-    blocks = BlockAllocator(kind.num_blocks(spec.block_size), spec.block_size)
+    blocks = BlockAllocator(profile.num_blocks(spec.block_size), spec.block_size)
     leases = LeaseTable(blocks, name, epoch, lease_s=float("inf"))
-    stages = kind.layout.stages
-    if how.stagewise:
-        known = published_capacity(spec.model, kind.tensor_parallel, stages)
-        return StagewiseScheduler(
-            blocks, leases, spec.max_num_seqs, known or kind.max_num_batched_tokens, how.memory
-        )
-    batcher = _new_batcher(spec, kind)
+    stages = profile.layout.stages
+    if rules.stagewise:
+        published = published_capacity(spec.model, profile.tensor_parallel, stages)
+        budget = published or profile.max_num_batched_tokens
+        return StagewiseScheduler(blocks, leases, spec.max_num_seqs, budget, rules.memory)
+    batcher = _new_batcher(spec, profile)
     if stages > 1:
-        pipeline = ChunkedPipelineScheduler if kind.batcher in CHUNKED else PipelineScheduler
-        return pipeline(batcher, blocks, leases, spec.max_num_seqs, stages, how.memory)
-    growth = (
-        SwapPreemption(blocks, BlockAllocator(kind.swap.blocks, spec.block_size))
-        if kind.swap.blocks
-        else None
-    )
-    return InstanceScheduler(batcher, blocks, leases, spec.max_num_seqs, how.memory, growth)
+        pipeline = ChunkedPipelineScheduler if profile.batcher in CHUNKED else PipelineScheduler
+        return pipeline(batcher, blocks, leases, spec.max_num_seqs, stages, rules.memory)
+    swap = profile.swap.blocks
+    growth = SwapPreemption(blocks, BlockAllocator(swap, spec.block_size)) if swap else None
+    return InstanceScheduler(batcher, blocks, leases, spec.max_num_seqs, rules.memory, growth)
 
 
-def _new_batcher(spec: ClusterSpec, kind: InstanceProfile) -> Batcher:
-    if kind.batcher == INLINED and spec.inline_tbt_s is not None:
-        return InlinedPrefill(kind.max_num_batched_tokens, spec.max_num_seqs, kind.model, spec.inline_tbt_s)
-    return BATCHERS[kind.batcher](kind.max_num_batched_tokens, spec.max_num_seqs)
+def _new_batcher(spec: ClusterSpec, profile: InstanceProfile) -> Batcher:
+    budget = profile.max_num_batched_tokens
+    if profile.batcher == INLINED and spec.inline_tbt_s is not None:
+        return InlinedPrefill(budget, spec.max_num_seqs, profile.model, spec.inline_tbt_s)
+    return BATCHERS[profile.batcher](budget, spec.max_num_seqs)
 
 
-def _placed(seat: InstanceSlot, transfer: TransferModel, link: MachineLink) -> CacheSite:
-    kind = seat.kind
-    prefills = kind.pool.role.prefills
-    return CacheSite(seat.name, seat.machine, prefills, kind.model, transfer, kind.tensor_parallel, link)
+def _attach_forecast(
+    spec: ClusterSpec,
+    catalog: Catalog,
+    cluster: VirtualCluster,
+    slots: Sequence[InstanceSlot],
+    transfers: Sequence[TransferModel],
+    prefixes: PrefixIndex,
+) -> None:
+    """Give the router predictions of every instance."""
+    forecast = cluster.scheduler.pools.forecast = ClusterForecast(prefixes, BLOCK_TOKENS)
+    known: dict[tuple[int, TransferModel], ModelPrediction] = {}
+    for slot in slots:
+        profile, transfer = slot.profile, transfers[slot.pool]
+        key = id(profile.model), transfer
+        if key not in known:
+            speed, _ = _cache_speeds(spec.kv_cache or _DEFAULT_CACHE, catalog, profile.tensor_parallel)
+            known[key] = ModelPrediction(profile.model, transfer, transfer.kv_bytes_per_token / speed)
+        forecast.join(slot.name, known[key])
+
+
+def _prefix_reuse(
+    spec: ClusterSpec,
+    cache: CacheSpec,
+    catalog: Catalog,
+    cluster: VirtualCluster,
+    network: VirtualNetwork,
+    slots: Sequence[InstanceSlot],
+    transfer: TransferModel,
+    links: dict[str, MachineLink],
+    prefixes: PrefixIndex,
+) -> PrefixReuse:
+    """Create one prefix cache per machine with instances that may prefill."""
+    size = transfer.kv_bytes_per_token
+    roles_move = spec.router not in FIXED_ROLE_ROUTERS
+    caches: dict[str, TieredCache] = {}
+    hosts: dict[str, HostCache] = {}
+    for slot in slots:
+        if slot.profile.pool.role.prefills or roles_move:
+            machine = slot.machine
+            if machine not in caches:
+                caches[machine] = make_cache(machine, cache, prefixes, size)
+            speeds = _cache_speeds(cache, catalog, slot.profile.tensor_parallel)
+            block_ps = [ps(BLOCK_TOKENS * size / speed) for speed in speeds]
+            hosts[slot.name] = HostCache(machine, caches[machine], block_ps, links[slot.name])
+    statistics = ReuseStatistics([tier for tier, _ in cache.tier_sizes], list(caches), list(hosts))
+    return PrefixReuse(cluster.kernel, network, hosts, statistics, size, transfer.layers)
+
+
+def _cache_speeds(cache: CacheSpec, catalog: Catalog, tensor_parallel: int) -> tuple[float, float]:
+    """Return (DRAM, disk) bandwidth to an instance, in bytes per second."""
+    dram = cache.dram_bytes_per_s or catalog.link(_DRAM_LINK).bytes_per_s * tensor_parallel
+    return dram, cache.disk_bytes_per_s or catalog.link(_DISK_LINK).bytes_per_s
+
+
+def _schedule_failures(cluster: VirtualCluster, failures: Sequence[InstanceFailure]) -> None:
+    """Schedule instance failures; raises ConfigurationError for an unknown instance or an invalid time."""
+    for failure in failures:
+        instance = cluster.instances.get(failure.instance)
+        if instance is None:
+            names = list(cluster.instances)
+            known = ", ".join(names[:6]) + (" …" if len(names) > 6 else "")
+            raise ConfigurationError(
+                f"unknown instance {failure.instance!r} in failures: the instances are {known}"
+            )
+        if failure.at_s < 0 or (failure.back_s is not None and failure.back_s <= failure.at_s):
+            raise ConfigurationError(
+                f"the failure of {failure.instance} at {failure.at_s:g} s must be at 0 s or later and before back_s"
+            )
+        order = EventOrder.FAILURE + instance.number
+        cluster.kernel.schedule(ps(failure.at_s), order, cluster.take_down, instance)
+        if failure.back_s is not None:
+            cluster.kernel.schedule(ps(failure.back_s), order, cluster.bring_back, instance)

@@ -64,7 +64,7 @@ def make_cache(name: str, spec: CacheSpec, prefixes: PrefixIndex, kv_bytes_per_t
     """An empty one, which tells `prefixes` what it has; raises ConfigurationError where a tier holds no block."""
     watcher = _Watcher(name, prefixes)
     tiers = []
-    for tier, room in spec.rooms:
+    for tier, room in spec.tier_sizes:
         blocks = cache_size_tokens(room, kv_bytes_per_token) // BLOCK_TOKENS
         if not blocks:
             size = f"{BLOCK_TOKENS} tokens, which are {kv_bytes_per_token * BLOCK_TOKENS:,} bytes"

@@ -261,4 +261,4 @@ def _models(config: ForecastConfig) -> dict[str, PerformanceModel]:
     if config.cluster is None:
         return {}
     kinds = instance_profiles(config.cluster, load_catalog([Path(file) for file in config.catalog]))
-    return {seat.name: seat.kind.model for seat in instance_slots(kinds)}
+    return {seat.name: seat.profile.model for seat in instance_slots(kinds)}

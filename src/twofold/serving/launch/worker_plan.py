@@ -112,9 +112,9 @@ def plan_cluster(spec: ClusterSpec, catalog: Catalog, *, pin_cores: bool) -> tup
     return tuple(
         WorkerConfig(
             instance=seat.name,
-            role=seat.kind.pool.role,
-            batcher=seat.kind.batcher,
-            max_num_batched_tokens=seat.kind.max_num_batched_tokens,
+            role=seat.profile.pool.role,
+            batcher=seat.profile.batcher,
+            max_num_batched_tokens=seat.profile.max_num_batched_tokens,
             cores=cores if pin_cores else (),
             threads=len(cores),
         )

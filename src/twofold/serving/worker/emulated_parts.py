@@ -50,9 +50,9 @@ class EmulatedFactory:
         wires: RankPipes | None = None,  # noqa: ARG002  (it has no other ranks)
     ) -> WorkerParts:
         seat, clock, prefills = self._seats[spec.instance], MonotonicClock(), PrefillTimes(self._groups)
-        num_blocks = seat.kind.num_blocks(self._spec.block_size)
+        num_blocks = seat.profile.num_blocks(self._spec.block_size)
         engine = EmulatedEngine(
-            seat.kind.timing,
+            seat.profile.timing,
             self._layout,
             num_blocks,
             prefills,
@@ -67,14 +67,14 @@ class EmulatedFactory:
                 spec.instance, epoch, self._layout, num_blocks, port, prefills, clock
             ),
             changed=_Rests(engine.rest),
-            swap_space=_SwapSpace(engine, seat.kind.swap.blocks) if seat.kind.swap.blocks else None,
+            swap_space=_SwapSpace(engine, seat.profile.swap.blocks) if seat.profile.swap.blocks else None,
         )
 
     def run_rank(self, spec: WorkerConfig, rank: int, wires: RankPipes) -> None:
         """There are none: a machine that is emulated takes one process, however many accelerators it has."""
 
     def _port(self, seat: InstanceSlot) -> EmulatedPort:
-        transfer = self._transfers[seat.place]
+        transfer = self._transfers[seat.pool]
         return EmulatedPort(
             machine=seat.machine,
             bytes_per_s=transfer.bytes_per_s,

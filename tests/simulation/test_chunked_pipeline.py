@@ -125,9 +125,9 @@ def test_pipelines_that_prefill_get_the_batcher_and_its_budget():
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"router": "splitwise"}, "pools of several stages that only prefill"),
-        ({"pools": (PoolSpec(machines=2, machine="dgx-h100", role=Role.MIXED),)}, "of several stages"),
-        ({"rules": "distserve-published"}, "means nothing to the rules distserve-published"),
+        ({"router": "splitwise"}, "pipelined prefill pool"),
+        ({"pools": (PoolSpec(machines=2, machine="dgx-h100", role=Role.MIXED),)}, "pipelined prefill pool"),
+        ({"rules": "distserve-published"}, "does not apply to the rules distserve-published"),
         ({"pipeline_chunk": 0}, "at least 1, not 0"),
     ],
 )

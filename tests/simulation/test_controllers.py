@@ -146,11 +146,11 @@ def test_a_request_that_nobody_could_hold_is_rejected_and_forgotten():
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"control": ControlSpec(), "router": "splitwise"}, "the router splitwise does not go by reports"),
-        ({"control": ControlSpec(), "router": "conductor"}, "the router conductor does not go by reports"),
-        ({"cells": 2}, "cells are for the routers cells:jsq, not jsq"),
-        ({"cells": 5, "router": "cells:jsq"}, "give from 1 to 4, so that each has a prefill instance"),
-        ({"cells": 0, "router": "cells:jsq"}, "give from 1 to 4"),
+        ({"control": ControlSpec(), "router": "splitwise"}, "the router splitwise cannot use load reports"),
+        ({"control": ControlSpec(), "router": "conductor"}, "the router conductor cannot use load reports"),
+        ({"cells": 2}, "cells need one of the routers cells:jsq, not jsq"),
+        ({"cells": 5, "router": "cells:jsq"}, "cells must be from 1 to 4, the number of prefill instances, not 5"),
+        ({"cells": 0, "router": "cells:jsq"}, "cells must be from 1 to 4"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_sentence(change, says):
@@ -163,8 +163,8 @@ def test_what_cannot_be_is_refused_in_one_sentence(change, says):
     ("given", "says"),
     [
         ({"controllers": 0}, "controllers must be from 1 to 10000, not 0"),
-        ({"reports_every_s": -1.0}, "reports_every_s cannot be -1.0"),
-        ({"report_delay_s": float("nan")}, "report_delay_s cannot be nan"),
+        ({"reports_every_s": -1.0}, "reports_every_s must be seconds from 0"),
+        ({"report_delay_s": float("nan")}, "report_delay_s must be seconds from 0"),
     ],
 )
 def test_numbers_that_cannot_be(given, says):

@@ -196,5 +196,5 @@ def test_a_batcher_that_knows_one_iteration_at_a_time_is_refused():
         spec = ClusterSpec(
             pools=(msgspec.structs.replace(pool, **change),), model="llama2-70b", router="jsq", **more
         )
-        with pytest.raises(ConfigurationError, match="knows one iteration at a time"):
+        with pytest.raises(ConfigurationError, match="does not support pipelines"):
             instance_profiles(spec, CATALOG)

@@ -201,7 +201,7 @@ def test_instances_of_a_machine_share_its_memory():
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"rules": "splitwise-sim"}, "under the rules twofold"),
+        ({"rules": "splitwise-sim"}, "needs .*the rules twofold"),
         ({"kv_cache": CacheSpec(dram="511 tokens")}, "no room for a block of 512 tokens"),
         ({"kv_cache": CacheSpec(dram="1GiB", disk="1kB")}, "disk of 1kB has no room"),
         (
@@ -216,7 +216,7 @@ def test_instances_of_a_machine_share_its_memory():
                     ),
                 )
             },
-            "pipeline parallelism 1",
+            "set pipeline_parallel 1",
         ),
     ],
 )

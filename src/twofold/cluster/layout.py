@@ -56,8 +56,8 @@ def layout_of(pool: PoolSpec, machine: Machine) -> Layout:
     wanted = pool.instances or max(most, 1)
     if wanted > most:
         raise ConfigurationError(
-            f"{pool.machines} {machine.name} hold {most} instances of {stages} stages of {tensor_parallel} "
-            f"accelerators, not {wanted}"
+            f"{pool.machines} {machine.name} cannot hold {wanted} instances of {stages} stages of {tensor_parallel} "
+            f"accelerators: at most {most}"
         )
     return Layout(tensor_parallel, stages, wanted, -(-wanted * stages // pool.machines))
 

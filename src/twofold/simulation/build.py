@@ -108,14 +108,7 @@ def build_cluster(
         rules.instant_handoff,
     )
     cluster.cells = cells_of(spec, slots)
-    if spec.kv_cache is not None or spec.router in FORECASTING_ROUTERS:
-        prefixes = PrefixIndex()
-        _attach_forecast(spec, catalog, cluster, slots, transfers, prefixes)
-        if spec.kv_cache is not None:
-            machines = {slot.name: links[slot.machine] for slot in slots}
-            cluster.reuse = _prefix_reuse(
-                spec, spec.kv_cache, catalog, cluster, network, slots, transfers[0], machines, prefixes
-            )
+    _attach_caches(spec, catalog, cluster, network, slots, transfers, links)
     for instance in cluster.instances.values():
         cluster.join(instance)
     _schedule_failures(cluster, spec.failures)
@@ -157,40 +150,32 @@ def _new_batcher(spec: ClusterSpec, profile: InstanceProfile) -> Batcher:
     return BATCHERS[profile.batcher](budget, spec.max_num_seqs)
 
 
-def _attach_forecast(
+def _attach_caches(
     spec: ClusterSpec,
     catalog: Catalog,
     cluster: VirtualCluster,
+    network: VirtualNetwork,
     slots: Sequence[InstanceSlot],
     transfers: Sequence[TransferModel],
-    prefixes: PrefixIndex,
+    links: dict[str, MachineLink],
 ) -> None:
-    """Give the router predictions of every instance."""
+    """Create the predictions of a forecasting router and one prefix cache per machine that may prefill."""
+    cache = spec.kv_cache
+    if cache is None and spec.router not in FORECASTING_ROUTERS:
+        return
+    prefixes = PrefixIndex()
     forecast = cluster.scheduler.pools.forecast = ClusterForecast(prefixes, BLOCK_TOKENS)
     known: dict[tuple[int, TransferModel], ModelPrediction] = {}
     for slot in slots:
         profile, transfer = slot.profile, transfers[slot.pool]
         key = id(profile.model), transfer
         if key not in known:
-            speed, _ = _cache_speeds(spec.kv_cache or _DEFAULT_CACHE, catalog, profile.tensor_parallel)
+            speed, _ = _cache_speeds(cache or _DEFAULT_CACHE, catalog, profile.tensor_parallel)
             known[key] = ModelPrediction(profile.model, transfer, transfer.kv_bytes_per_token / speed)
         forecast.join(slot.name, known[key])
-
-
-def _prefix_reuse(
-    spec: ClusterSpec,
-    cache: CacheSpec,
-    catalog: Catalog,
-    cluster: VirtualCluster,
-    network: VirtualNetwork,
-    slots: Sequence[InstanceSlot],
-    transfer: TransferModel,
-    links: dict[str, MachineLink],
-    prefixes: PrefixIndex,
-) -> PrefixReuse:
-    """Create one prefix cache per machine with instances that may prefill."""
-    size = transfer.kv_bytes_per_token
-    roles_move = spec.router not in FIXED_ROLE_ROUTERS
+    if cache is None:
+        return
+    size, roles_move = transfers[0].kv_bytes_per_token, spec.router not in FIXED_ROLE_ROUTERS
     caches: dict[str, TieredCache] = {}
     hosts: dict[str, HostCache] = {}
     for slot in slots:
@@ -200,9 +185,9 @@ def _prefix_reuse(
                 caches[machine] = make_cache(machine, cache, prefixes, size)
             speeds = _cache_speeds(cache, catalog, slot.profile.tensor_parallel)
             block_ps = [ps(BLOCK_TOKENS * size / speed) for speed in speeds]
-            hosts[slot.name] = HostCache(machine, caches[machine], block_ps, links[slot.name])
+            hosts[slot.name] = HostCache(machine, caches[machine], block_ps, links[machine])
     statistics = ReuseStatistics([tier for tier, _ in cache.tier_sizes], list(caches), list(hosts))
-    return PrefixReuse(cluster.kernel, network, hosts, statistics, size, transfer.layers)
+    cluster.reuse = PrefixReuse(cluster.kernel, network, hosts, statistics, size, transfers[0].layers)
 
 
 def _cache_speeds(cache: CacheSpec, catalog: Catalog, tensor_parallel: int) -> tuple[float, float]:

@@ -36,7 +36,7 @@ def test_room_is_in_tokens_or_bytes(room, tokens):
 @pytest.mark.parametrize("room", ["", "3000000", "-1 tokens", "many tokens", "1 GHz", "1e9 B", "GiB"])
 def test_room_that_says_neither_is_refused(room):
     """A bare number could be either."""
-    with pytest.raises(ConfigurationError, match="is no room for a prefix cache"):
+    with pytest.raises(ConfigurationError, match="invalid prefix cache size"):
         cache_size_tokens(room, 10)
 
 
@@ -54,11 +54,11 @@ def test_a_line_names_its_tiers():
     ("line", "reason"),
     [
         ("128GiB,1TB", "at most once"),
-        ("ram=1GB", "'ram=1GB' is not understood"),
+        ("ram=1GB", "unknown or repeated setting 'ram=1GB'"),
         ("disk=1TB", "missing required field `dram`"),
         ("128GiB,eviction=newest", "no eviction rule 'newest'"),
-        ("128GiB,dram_bytes_per_s=0", "moves nothing"),
-        ("128GiB,disk_bytes_per_s=quick", "is no prefix cache"),
+        ("128GiB,dram_bytes_per_s=0", "must be at least 1"),
+        ("128GiB,disk_bytes_per_s=quick", "invalid prefix cache"),
     ],
 )
 def test_a_line_that_is_wrong_says_where(line, reason):
@@ -81,9 +81,9 @@ def test_a_cluster_file_has_caches():
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
-        ("{dram: 128GiB, evict: lru}", "there is no field evict .did you mean eviction"),
+        ("{dram: 128GiB, evict: lru}", "unknown field evict .did you mean eviction"),
         ("{dram: 3000000}", "kv_cache.dram: expected str, got int"),
-        ("{dram: 3 dozen}", "cluster.yaml: '3 dozen' is no room"),
+        ("{dram: 3 dozen}", "cluster.yaml: invalid prefix cache size '3 dozen'"),
         ("{disk: 1TB}", "missing required field dram"),
     ],
 )

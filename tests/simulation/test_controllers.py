@@ -149,7 +149,10 @@ def test_a_request_that_nobody_could_hold_is_rejected_and_forgotten():
         ({"control": ControlSpec(), "router": "splitwise"}, "the router splitwise cannot use load reports"),
         ({"control": ControlSpec(), "router": "conductor"}, "the router conductor cannot use load reports"),
         ({"cells": 2}, "cells need one of the routers cells:jsq, not jsq"),
-        ({"cells": 5, "router": "cells:jsq"}, "cells must be from 1 to 4, the number of prefill instances, not 5"),
+        (
+            {"cells": 5, "router": "cells:jsq"},
+            "cells must be from 1 to 4, the number of prefill instances, not 5",
+        ),
         ({"cells": 0, "router": "cells:jsq"}, "cells must be from 1 to 4"),
     ],
 )

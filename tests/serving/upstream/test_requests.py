@@ -104,7 +104,7 @@ def test_a_different_first_token_on_decode_loses_the_attempt(attempt):
     """The client already has the other token. Neither server is marked unavailable."""
     heard, raised, _ = attempt(whole(7), stream(chunk(8), chunk(9)))
     assert heard.tokens == [(0, 7, "p")]
-    assert not raised.trouble
+    assert not raised.unavailable
     assert "another first token" in str(raised)
 
 
@@ -130,7 +130,7 @@ def test_one_server_for_both_phases(attempt):
 
 
 @pytest.mark.parametrize(
-    ("prefill", "decode", "where", "trouble"),
+    ("prefill", "decode", "where", "unavailable"),
     [
         ([Drop()], [], "p", True),
         ([Refuse(500)], [], "p", True),
@@ -145,11 +145,11 @@ def test_one_server_for_both_phases(attempt):
         (whole(7), [Refuse(503)], "d", True),
     ],
 )
-def test_errors_lose_the_attempt(attempt, prefill, decode, where, trouble):
+def test_errors_lose_the_attempt(attempt, prefill, decode, where, unavailable):
     """Each error also decides whether the server counts as unavailable."""
     _, raised, _ = attempt(prefill, decode)
     assert isinstance(raised, AttemptLostError)
-    assert (raised.instance, raised.trouble) == (where, trouble)
+    assert (raised.instance, raised.unavailable) == (where, unavailable)
 
 
 def test_a_disconnect_after_the_last_token_is_ignored(attempt):

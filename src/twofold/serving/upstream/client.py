@@ -1,13 +1,28 @@
-"""HTTP client of a vLLM server. Closing a response early closes the connection, which aborts the request there."""
+"""HTTP client of a vLLM server and its completions API (vLLM 0.32, `entrypoints/openai`).
 
-from collections.abc import AsyncGenerator
+Prompts and outputs are token ids. Every sampling field is sent explicitly, because servers take defaults from their
+model's `generation_config.json`, which may differ between servers. Closing a response early closes the connection,
+which aborts the request on the server.
+"""
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from typing import TypeVar
 
 import aiohttp
 import msgspec
 
 from twofold.errors import TwofoldError
-from twofold.serving.upstream import api
+from twofold.request import FinishReason, Generation, TokenOutput
+
+T = TypeVar("T")
+KvParams = Mapping[str, object]
+
+# Prefill with KV for a remote decode (vLLM's `NixlConnector`).
+REMOTE_DECODE: KvParams = {"do_remote_decode": True, "do_remote_prefill": False}
+
+_FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
+_NAMED = "token_id:"
 
 CONNECT_S = 5.0
 # Statuses of invalid requests; all other errors are the server's.
@@ -29,6 +44,10 @@ class RejectedError(TwofoldError):
         self.status = status
 
 
+class ServerError(TwofoldError):
+    """A server reports an error in the body of a successful response."""
+
+
 class ServerModel(msgspec.Struct, frozen=True):
     """A server's model card; `id` is the model's name there."""
 
@@ -40,6 +59,148 @@ class _Cards(msgspec.Struct, frozen=True):
     data: list[ServerModel]
 
 
+class _Logprobs(msgspec.Struct, frozen=True):
+    """Per token; names are `token_id:N` because of `return_tokens_as_token_ids`."""
+
+    token_logprobs: list[float | None] = []
+    top_logprobs: list[dict[str, float] | None] = []
+
+
+class UpstreamChoice(msgspec.Struct, frozen=True):
+    """All or the next tokens of an output."""
+
+    token_ids: list[int] | None = None
+    logprobs: _Logprobs | None = None
+    finish_reason: str | None = None
+
+    def outputs(self, first_index: int) -> list[TokenOutput]:
+        """Convert to token outputs, numbered from `first_index`; raises ServerError for unknown finish reasons."""
+        tokens, logprobs = self.token_ids or [], self.logprobs or _Logprobs()
+        if self.finish_reason is not None and self.finish_reason not in _FINISH:
+            raise ServerError(f"the output ended with {self.finish_reason!r}")
+        outputs = [
+            TokenOutput(
+                index=first_index + place,
+                token_id=token_id,
+                logprob=_at(logprobs.token_logprobs, place),
+                top_logprobs=_top(_at(logprobs.top_logprobs, place)),
+            )
+            for place, token_id in enumerate(tokens)
+        ]
+        if self.finish_reason is not None:
+            if not outputs:
+                raise ServerError(f"the output ended with {self.finish_reason!r} and no token")
+            outputs[-1] = msgspec.structs.replace(outputs[-1], finish_reason=_FINISH[self.finish_reason])
+        return outputs
+
+
+class _ErrorBody(msgspec.Struct, frozen=True):
+    message: str = "no message"
+
+
+class UpstreamCompletion(msgspec.Struct, frozen=True):
+    """A whole response, or one event of a stream."""
+
+    choices: list[UpstreamChoice] = []
+    error: _ErrorBody | None = None
+    kv_transfer_params: dict[str, object] | None = None
+
+    @property
+    def reused_tokens(self) -> int:
+        """Cached prompt tokens of a remote prefill."""
+        cached = (self.kv_transfer_params or {}).get("remote_prefill_cached_tokens")
+        return cached if isinstance(cached, int) else 0
+
+
+_decoder = msgspec.json.Decoder(UpstreamCompletion)
+
+
+def read_completion(data: bytes) -> UpstreamCompletion:
+    """Decode a completion; raises ServerError for errors and malformed data."""
+    try:
+        answer = _decoder.decode(data)
+    except msgspec.DecodeError as error:
+        raise ServerError(f"not a completion: {data[:200]!r} ({error})") from error
+    if answer.error is not None:
+        raise ServerError(answer.error.message)
+    return answer
+
+
+def error_text(body: bytes) -> str:
+    """Message of a response that is not a 200."""
+    try:
+        error = _decoder.decode(body).error
+    except msgspec.DecodeError:
+        error = None
+    return body[:300].decode(errors="replace") if error is None else error.message
+
+
+def completion_body(
+    generation: Generation,
+    model: str,
+    seed: int,
+    *,
+    stream: bool,
+    max_tokens: int | None = None,
+    kv: KvParams | None = None,
+) -> bytes:
+    """Encode `POST /v1/completions` for `generation`, or for its first `max_tokens` tokens."""
+    sampling = generation.sampling
+    tokens = sampling.max_tokens if max_tokens is None else max_tokens
+    fields: dict[str, object] = {
+        "model": model,
+        "request_id": generation.request.id,
+        "prompt": generation.prompt_token_ids,
+        "max_tokens": tokens,
+        "min_tokens": min(sampling.min_tokens, tokens),
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "ignore_eos": sampling.ignore_eos,
+        "stop_token_ids": sampling.stop_token_ids,
+        "stream": stream,
+        "return_token_ids": True,
+    }
+    if not sampling.greedy:
+        fields["seed"] = seed
+    if sampling.logprobs is not None:
+        fields["logprobs"] = sampling.logprobs
+        fields["return_tokens_as_token_ids"] = True
+    if generation.cache_salt:
+        fields["cache_salt"] = generation.cache_salt
+    if kv is not None:
+        fields["kv_transfer_params"] = kv
+    return msgspec.json.encode(fields)
+
+
+def rejected_decode_body(model: str, kv: KvParams) -> bytes:
+    """A decode request that the server rejects, so that the prefill server releases the KV.
+
+    vLLM notifies the prefill server of every rejected decode (`notify_kv_transfer_request_rejected`). Otherwise the KV
+    stays until its lease ends: 30 s unless `kv_lease_duration` is set.
+    """
+    fields = {"model": model, "prompt": [0], "max_tokens": 1 << 30, "kv_transfer_params": kv}
+    return msgspec.json.encode(fields)
+
+
+def _at(values: Sequence[T | None], place: int) -> T | None:
+    return values[place] if place < len(values) else None
+
+
+def _top(named: dict[str, float] | None) -> tuple[tuple[int, float], ...]:
+    """Alternatives, best first; vLLM adds the chosen token if it is not among the best."""
+    known = [
+        (int(name.removeprefix(_NAMED)), value)
+        for name, value in (named or {}).items()
+        if name.startswith(_NAMED)
+    ]
+    return tuple(sorted(known, key=lambda each: -each[1]))
+
+
 class VllmClient:
     """Client of one server at `url`. The `session` is shared; only calls with `timeout_s` time out."""
 
@@ -47,12 +208,12 @@ class VllmClient:
         self.url = url
         self._session = session
 
-    async def complete(self, body: bytes) -> api.Completion:
+    async def complete(self, body: bytes) -> UpstreamCompletion:
         """Request a whole response; raises UnavailableError, RejectedError and ServerError."""
         async with self._answer("POST", "/v1/completions", body) as response:
-            return api.read(await response.read())
+            return read_completion(await response.read())
 
-    async def stream(self, body: bytes) -> AsyncGenerator[api.Completion, None]:
+    async def stream(self, body: bytes) -> AsyncGenerator[UpstreamCompletion, None]:
         """Yield the events of a stream; raises like `complete`, and UnavailableError if the stream is cut off."""
         done = False
         async with self._answer("POST", "/v1/completions", body) as response:
@@ -61,7 +222,7 @@ class VllmClient:
                 data = line.removeprefix(_DATA).strip()
                 done = done or data == _DONE
                 if data and not done:
-                    yield api.read(data)
+                    yield read_completion(data)
         if not done:
             raise UnavailableError(f"{self.url} closed the connection during a stream")
 
@@ -105,7 +266,7 @@ class VllmClient:
                 read_bufsize=_LINE_BYTES,
             ) as response:
                 if response.status != _OK:
-                    message = api.error_text(await response.read())
+                    message = error_text(await response.read())
                     if response.status in _REFUSALS:
                         raise RejectedError(response.status, message)
                     raise UnavailableError(f"{self.url} returned HTTP {response.status}: {message}")

@@ -20,19 +20,29 @@ from twofold.errors import RequestError, TwofoldError
 from twofold.request import FinishReason, Generation, TokenOutput
 from twofold.serving.controller.requests import Requests
 from twofold.serving.messages import Prefill
-from twofold.serving.upstream import api
-from twofold.serving.upstream.client import RejectedError, UnavailableError
+from twofold.serving.upstream.client import (
+    REMOTE_DECODE,
+    KvParams,
+    RejectedError,
+    ServerError,
+    UnavailableError,
+    UpstreamCompletion,
+    completion_body,
+    rejected_decode_body,
+)
 from twofold.serving.upstream.servers import Server, ServerRegistry
+
+log = logging.getLogger(__name__)
 
 _Answer = TypeVar("_Answer")
 
 
 class AttemptLostError(TwofoldError):
-    """An attempt failed and may be retried; `trouble` tells whether server `instance` counts as unavailable."""
+    """An attempt failed on server `instance` and may be retried; `unavailable` if the server should be avoided."""
 
-    def __init__(self, instance: str, reason: str, *, trouble: bool) -> None:
+    def __init__(self, instance: str, reason: str, *, unavailable: bool = False) -> None:
         super().__init__(reason)
-        self.instance, self.trouble = instance, trouble
+        self.instance, self.unavailable = instance, unavailable
 
 
 class AttemptListener(Protocol):
@@ -63,15 +73,15 @@ class UpstreamRequest:
         later: Callable[[Coroutine[None, None, None]], None],
     ) -> None:
         self.prefill, self.decode = prefill, decode
-        self.decodes = prefill is decode  # whether only the decode server is still needed
+        self.handed_off = prefill is decode  # whether only the decode server is still needed
         self._generation, self._listener, self._later = generation, listener, later
         self._id = generation.request.id
         self._seed = seed_of(generation.sampling.seed, first_index)
 
     @property
-    def needs(self) -> tuple[Server, ...]:
+    def required(self) -> tuple[Server, ...]:
         """Servers that the attempt still depends on."""
-        return (self.decode,) if self.decodes else (self.prefill, self.decode)
+        return (self.decode,) if self.handed_off else (self.prefill, self.decode)
 
     async def run(self) -> None:
         """Run to the last token; raises AttemptLostError and RejectedError."""
@@ -82,18 +92,17 @@ class UpstreamRequest:
             await self._split()
 
     async def _split(self) -> None:
-        answer = await self._asked(self.prefill, self.prefill.client.complete(self._prefill_body()))
+        answer = await self._response(self.prefill, self.prefill.client.complete(self._prefill_body()))
         kv = answer.kv_transfer_params
         if kv is None:
+            name = self.prefill.instance
             raise AttemptLostError(
-                self.prefill.instance,
-                f"{self.prefill.instance} returned no KV transfer parameters: start it with a NixlConnector",
-                trouble=False,
+                name, f"{name} returned no KV transfer parameters: start it with a NixlConnector"
             )
         fetched = False
         try:
             first = self._first(answer)
-            self._tell(first, self.prefill, time.monotonic())
+            self._emit(first, self.prefill, time.monotonic())
             if first.finish_reason is None:
                 fetched = True  # from here on the decode server reports a failed fetch itself
                 await self._stream(self.decode, kv, first)
@@ -102,40 +111,38 @@ class UpstreamRequest:
                 self._later(self._release(kv))
 
     def _prefill_body(self) -> bytes:
-        return api.body(
+        return completion_body(
             self._generation,
             self.prefill.model,
             self._seed,
             stream=False,
             max_tokens=1,
-            kv=api.REMOTE_DECODE,
+            kv=REMOTE_DECODE,
         )
 
-    def _first(self, answer: api.Completion) -> TokenOutput:
+    def _first(self, answer: UpstreamCompletion) -> TokenOutput:
         """First token of a prefill; its length limit of one token is no finish reason."""
         outputs = self._outputs(self.prefill, answer, 0)
         if len(outputs) != 1:
-            raise AttemptLostError(
-                self.prefill.instance, f"{self.prefill.instance} returned no token", trouble=False
-            )
+            raise AttemptLostError(self.prefill.instance, f"{self.prefill.instance} returned no token")
         output = msgspec.structs.replace(outputs[0], reused_tokens=answer.reused_tokens)
         if output.finish_reason is FinishReason.LENGTH:
             output = msgspec.structs.replace(output, finish_reason=None)
         return output
 
-    async def _stream(self, server: Server, kv: api.KvParams | None, first: TokenOutput | None) -> None:
+    async def _stream(self, server: Server, kv: KvParams | None, first: TokenOutput | None) -> None:
         """Stream the output from one server and skip the already known `first` token."""
-        body = api.body(self._generation, server.model, self._seed, stream=True, kv=kv)
-        asked_s, index, ended = time.monotonic(), 0, False
+        body = completion_body(self._generation, server.model, self._seed, stream=True, kv=kv)
+        requested_s, index, ended = time.monotonic(), 0, False
         events = server.client.stream(body)
         try:
-            while (event := await self._asked(server, anext(events, None))) is not None:
+            while (event := await self._response(server, anext(events, None))) is not None:
                 now = time.monotonic()
                 for output in self._outputs(server, event, index):
                     if output.index == 0 and first is not None:
-                        self._fetched(first, output, asked_s, now)
+                        self._fetched(first, output, requested_s, now)
                     else:
-                        self._tell(output, server, asked_s)
+                        self._emit(output, server, requested_s)
                     index, ended = index + 1, output.finish_reason is not None
         except AttemptLostError:
             if not ended:
@@ -144,43 +151,42 @@ class UpstreamRequest:
             await events.aclose()
         if not ended:
             raise AttemptLostError(
-                server.instance, f"{server.instance} ended the stream before the last token", trouble=False
+                server.instance, f"{server.instance} ended the stream before the last token"
             )
 
-    def _fetched(self, first: TokenOutput, again: TokenOutput, asked_s: float, now: float) -> None:
+    def _fetched(self, first: TokenOutput, again: TokenOutput, requested_s: float, now: float) -> None:
         """The decode server has the KV and has repeated the first token."""
-        self.decodes = True
-        self._listener.arrived(self._id, asked_s, now)
+        self.handed_off = True
+        self._listener.arrived(self._id, requested_s, now)
         if (again.token_id, again.finish_reason) != (first.token_id, None):
             raise AttemptLostError(
                 self.decode.instance,
                 f"{self.decode.instance} produced another first token than {self.prefill.instance}",
-                trouble=False,
             )
 
-    def _tell(self, output: TokenOutput, server: Server, started_s: float) -> None:
+    def _emit(self, output: TokenOutput, server: Server, started_s: float) -> None:
         self._listener.token(self._id, output, server.instance, started_s, time.monotonic())
 
-    async def _release(self, kv: api.KvParams) -> None:
+    async def _release(self, kv: KvParams) -> None:
         """Make the prefill server release KV that will not be fetched."""
         try:
-            await self.decode.client.complete(api.refused_body(self.decode.model, kv))
+            await self.decode.client.complete(rejected_decode_body(self.decode.model, kv))
         except TwofoldError:
             return  # expected; if the request did not arrive, the KV's lease ends
 
-    async def _asked(self, server: Server, answer: Awaitable[_Answer]) -> _Answer:
+    async def _response(self, server: Server, answer: Awaitable[_Answer]) -> _Answer:
         try:
             return await answer
         except UnavailableError as error:
-            raise AttemptLostError(server.instance, str(error), trouble=True) from error
-        except api.ServerError as error:
-            raise AttemptLostError(server.instance, f"{server.instance}: {error}", trouble=False) from error
+            raise AttemptLostError(server.instance, str(error), unavailable=True) from error
+        except ServerError as error:
+            raise AttemptLostError(server.instance, f"{server.instance}: {error}") from error
 
-    def _outputs(self, server: Server, answer: api.Completion, index: int) -> list[TokenOutput]:
+    def _outputs(self, server: Server, answer: UpstreamCompletion, index: int) -> list[TokenOutput]:
         try:
             return [output for choice in answer.choices for output in choice.outputs(index)]
-        except api.ServerError as error:
-            raise AttemptLostError(server.instance, f"{server.instance}: {error}", trouble=False) from error
+        except ServerError as error:
+            raise AttemptLostError(server.instance, f"{server.instance}: {error}") from error
 
 
 def seed_of(seed: int, first_index: int) -> int:
@@ -195,21 +201,18 @@ def seed_of(seed: int, first_index: int) -> int:
     return int.from_bytes(digest) >> 1
 
 
-log = logging.getLogger(__name__)
-
-
 class UpstreamRequests:
-    """Runs attempts in tasks; implements `AttemptRunner`. `on_trouble` is called with failed servers and reasons."""
+    """Runs attempts in tasks; implements `AttemptRunner`. `on_unavailable` gets failed servers and reasons."""
 
     def __init__(
         self,
         servers: ServerRegistry,
         requests: Requests,
         listener: AttemptListener,
-        on_trouble: Callable[[str, str], object],
+        on_unavailable: Callable[[str, str], object],
     ) -> None:
         self._servers, self._requests, self._listener = servers, requests, listener
-        self._on_trouble = on_trouble
+        self._on_unavailable = on_unavailable
         self._running: dict[str, tuple[UpstreamRequest, asyncio.Task[None]]] = {}
         self._later: set[asyncio.Task[None]] = set()
 
@@ -220,16 +223,16 @@ class UpstreamRequests:
         attempt = None if live is None else live.attempt
         if attempt is None:
             return
-        exchange = UpstreamRequest(
+        request = UpstreamRequest(
             message.generation,
             attempt.first_index,
             members[prefill],
             members[prefill if message.target is None else message.target],
             self._listener,
-            self._do_later,
+            self._schedule,
         )
-        task = asyncio.create_task(self._run(attempt_id, exchange))
-        self._running[attempt_id] = (exchange, task)
+        task = asyncio.create_task(self._run(attempt_id, request))
+        self._running[attempt_id] = (request, task)
 
     def abort(self, attempt_id: str) -> None:
         """Close the attempt's connections, which aborts it on the servers. No-op for finished attempts."""
@@ -239,8 +242,8 @@ class UpstreamRequests:
 
     def lost(self, instance: str, reason: str) -> None:
         """Replay every attempt that depends on a lost server."""
-        for attempt_id, (exchange, _) in list(self._running.items()):
-            if any(server.instance == instance for server in exchange.needs):
+        for attempt_id, (request, _) in list(self._running.items()):
+            if any(server.instance == instance for server in request.required):
                 self._requests.replay(attempt_id, instance, reason)
 
     async def close(self) -> None:
@@ -250,31 +253,31 @@ class UpstreamRequests:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _run(self, attempt_id: str, exchange: UpstreamRequest) -> None:
+    async def _run(self, attempt_id: str, request: UpstreamRequest) -> None:
         try:
-            await exchange.run()
+            await request.run()
         except AttemptLostError as error:
-            if self._over(attempt_id):
-                if error.trouble:
-                    self._on_trouble(error.instance, str(error))
+            if self._remove(attempt_id):
+                if error.unavailable:
+                    self._on_unavailable(error.instance, str(error))
                 self._requests.replay(attempt_id, error.instance, str(error))
                 self._requests.place_waiting()
         except RejectedError as error:
             live = self._requests.of(attempt_id)
-            if self._over(attempt_id) and live is not None:
+            if self._remove(attempt_id) and live is not None:
                 self._requests.fail(live, RequestError(str(error), status=error.status))
         except Exception:
             log.exception("attempt %s", attempt_id)
-            if self._over(attempt_id):
-                self._requests.replay(attempt_id, exchange.prefill.instance, "internal error")
+            if self._remove(attempt_id):
+                self._requests.replay(attempt_id, request.prefill.instance, "internal error")
         finally:
-            self._over(attempt_id)
+            self._remove(attempt_id)
 
-    def _over(self, attempt_id: str) -> bool:
+    def _remove(self, attempt_id: str) -> bool:
         """Remove a finished attempt; False if it was already removed."""
         return self._running.pop(attempt_id, None) is not None
 
-    def _do_later(self, what: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(what)
+    def _schedule(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
         self._later.add(task)
         task.add_done_callback(self._later.discard)

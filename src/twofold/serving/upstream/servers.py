@@ -1,20 +1,30 @@
-"""The configured servers and their states.
+"""The configured servers, their states, and the health probes that change them.
 
 starting ── healthy ──▶ up ── failure ──▶ down ── healthy after a delay ──▶ up, circuit breaker half-open
 """
 
+import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from twofold.errors import ConfigurationError
 from twofold.scheduling.cluster.breaker import Breaker
+from twofold.scheduling.cluster.scheduler import ClusterScheduler
+from twofold.scheduling.instance.status import InstanceStatus
+from twofold.serving.controller.health import WorkerHealth
 from twofold.serving.controller.registry import WorkerState
+from twofold.serving.controller.service import ServedModel
 from twofold.serving.messages import Abort, Message, Prefill
-from twofold.serving.upstream.client import ServerModel, VllmClient
+from twofold.serving.telemetry.telemetry import Telemetry
+from twofold.serving.upstream.client import ServerModel, UnavailableError, VllmClient
 from twofold.serving.upstream.config import ServerConfig
+from twofold.serving.upstream.metrics import ExternalLoads, ServerMetrics, read_metrics
 
 log = logging.getLogger(__name__)
+
+PERIOD_S = 1.0
 
 
 class AttemptRunner(Protocol):
@@ -71,7 +81,7 @@ class ServerRegistry:
         elif isinstance(message, Abort):
             self.runner.abort(message.request_id)
 
-    def came(self, instance: str, card: ServerModel) -> bool:
+    def mark_up(self, instance: str, card: ServerModel) -> bool:
         """Mark a healthy server as up; False if it recovered and is on trial."""
         server = self.members[instance]
         first = server.card is None
@@ -80,7 +90,7 @@ class ServerRegistry:
         server.breaker.back(time.monotonic())
         return first
 
-    def went(self, instance: str, reason: str) -> bool:
+    def mark_down(self, instance: str, reason: str) -> bool:
         """Mark a server as down; False if it already was."""
         server = self.members[instance]
         if server.state is not WorkerState.UP:
@@ -94,3 +104,114 @@ class ServerRegistry:
     def card(self) -> ServerModel | None:
         """Model card of any server; None before the first has responded."""
         return next((server.card for server in self.members.values() if server.card is not None), None)
+
+
+class HealthProbe:
+    """One probe task per server, from `start` to `stop`.
+
+    `on_up` is called when a server becomes usable, `on_metrics` with its metrics, and `on_lost` with the reason when it
+    fails a probe. Once `model` is set, servers that cannot serve it are skipped.
+    """
+
+    def __init__(
+        self,
+        servers: ServerRegistry,
+        cluster: ClusterScheduler,
+        health: WorkerHealth,
+        telemetry: Telemetry,
+        *,
+        timeout_s: float,
+        on_up: Callable[[Server, ServerMetrics], None],
+        on_metrics: Callable[[str, ServerMetrics], None],
+        on_lost: Callable[[str, str], None],
+    ) -> None:
+        self._servers, self._cluster, self._health, self._telemetry = servers, cluster, health, telemetry
+        self._timeout_s, self._on_up, self._on_metrics, self._on_lost = timeout_s, on_up, on_metrics, on_lost
+        self._external = ExternalLoads(cluster.pools)
+        self._rejected: dict[str, str] = {}
+        self._unprobed = set(servers.members)
+        self.model: ServedModel | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self.statuses: dict[str, InstanceStatus] = {}
+
+    def start(self) -> None:
+        """Call inside the running event loop."""
+        self._tasks = [asyncio.create_task(self._watch(each)) for each in self._servers.members.values()]
+
+    def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+    @property
+    def probed_all(self) -> bool:
+        """Whether every server has been probed once."""
+        return not self._unprobed
+
+    def mark_down(self, instance: str, reason: str) -> bool:
+        """Mark a failing server as down for a while; False if it already was."""
+        if not self._servers.mark_down(instance, reason):
+            return False
+        self._external.forget(instance)
+        self._cluster.pause(instance)
+        self.statuses.pop(instance, None)
+        self._telemetry.remove(instance)
+        return True
+
+    async def _watch(self, server: Server) -> None:
+        while True:
+            try:
+                await self._probe(server)
+            except UnavailableError as error:
+                self.mark_down(server.instance, str(error))
+                self._on_lost(server.instance, str(error))  # attempts may have started meanwhile
+            self._unprobed.discard(server.instance)
+            left_s = server.start_s - time.monotonic()
+            await asyncio.sleep(left_s if 0 < left_s < PERIOD_S else PERIOD_S)
+
+    async def _probe(self, server: Server) -> None:
+        if not server.up and time.monotonic() < server.start_s:
+            return
+        client, timeout_s = server.client, self._timeout_s
+        await client.check_health(timeout_s)
+        metrics = read_metrics(await client.metrics(timeout_s))
+        if not server.up:
+            self._bring_up(server, await client.card(timeout_s), metrics)
+        if server.up:
+            self.statuses[server.instance] = metrics.status
+            self._telemetry.status(server.instance, metrics.status)
+            self._cluster.waits(server.instance, metrics.waiting)
+            self._external.read(server.instance, metrics)
+            self._on_metrics(server.instance, metrics)
+
+    def _bring_up(self, server: Server, card: ServerModel, metrics: ServerMetrics) -> None:
+        instance = server.instance
+        try:
+            check(server.instance, card, self._servers.card, self.model)
+        except ConfigurationError as error:
+            if self._rejected.get(instance) != str(error):  # logged once
+                self._rejected[instance] = str(error)
+                log.error("%s", error)  # noqa: TRY400  (a server's configuration, no traceback needed)
+            return
+        if self._servers.mark_up(instance, card):
+            log.info("%s is up at %s", instance, server.config.url)
+            self._cluster.add_instance(instance, server.role, metrics.capacity_tokens)
+            self._telemetry.role(instance, server.role)
+            self._health.publish(instance)
+        else:
+            self._telemetry.restarted(instance)
+            self._health.resume(instance)
+        self._on_up(server, metrics)
+
+
+def check(instance: str, card: ServerModel, other: ServerModel | None, model: ServedModel | None) -> None:
+    """Raise ConfigurationError if a server has another model than `other`, or too short a context."""
+    if other is not None and card.id != other.id:
+        raise ConfigurationError(
+            f"{instance} serves {card.id!r} and others serve {other.id!r}: start all servers with the same model "
+            "and --served-model-name"
+        )
+    if model is not None and card.max_model_len < model.max_model_len:
+        raise ConfigurationError(
+            f"{instance} has a context of {card.max_model_len} tokens, less than this service's "
+            f"{model.max_model_len}: restart it with a longer one, or restart twofold route"
+        )

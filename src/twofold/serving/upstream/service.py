@@ -31,10 +31,9 @@ from twofold.serving.telemetry.telemetry import Telemetry
 from twofold.serving.upstream.client import VllmClient
 from twofold.serving.upstream.config import RouteConfig
 from twofold.serving.upstream.forecast import EarlyRejection, UpstreamForecast, UpstreamPromptKeys
-from twofold.serving.upstream.health import HealthProbe
 from twofold.serving.upstream.metrics import ServerMetrics
 from twofold.serving.upstream.requests import UpstreamRequests
-from twofold.serving.upstream.servers import Server, ServerRegistry
+from twofold.serving.upstream.servers import HealthProbe, Server, ServerRegistry
 from twofold.timeline import Recorder
 
 TICK_S = 0.2
@@ -62,12 +61,12 @@ class RouteService:
         self._servers, self._telemetry = servers, telemetry
         self._recorder = recorder = Recorder(sinks=(telemetry.observe,))
         self._roles = WorkerRoles(cluster, servers, move=config.router not in FIXED_ROLE_ROUTERS)
-        trust = WorkerHealth(cluster, servers, telemetry)
+        health = WorkerHealth(cluster, servers, telemetry)
         self._requests = Requests(
             cluster,
             admission,
             servers,
-            trust,
+            health,
             telemetry,
             recorder,
             announces=True,  # servers allocate KV memory themselves
@@ -78,20 +77,20 @@ class RouteService:
             forecast=None,
         )
         progress = Progress(
-            self._requests, cluster, servers, trust, telemetry, recorder, overload=None, reuses=False
+            self._requests, cluster, servers, health, telemetry, recorder, overload=None, reuses=False
         )
-        self._look = HealthProbe(
+        self._probe = HealthProbe(
             servers,
             cluster,
-            trust,
+            health,
             telemetry,
             timeout_s=config.probe_timeout_s,
-            on_come=self._come,
-            on_read=self._read,
+            on_up=self._up,
+            on_metrics=self._measured,
             on_lost=self._lost,
         )
-        self._exchanges = UpstreamRequests(servers, self._requests, progress, self._look.trouble)
-        servers.runner = self._exchanges
+        self._attempts = UpstreamRequests(servers, self._requests, progress, self._probe.mark_down)
+        servers.runner = self._attempts
         cluster.on_move = telemetry.role
         telemetry.admission(admission)
         if forecast is not None:
@@ -99,11 +98,9 @@ class RouteService:
             telemetry.forecast(cluster.pools, forecast.forecast)
         self._ticking: asyncio.Task[None] | None = None
 
-    # -- life ---------------------------------------------------------------------------------------------------------
-
     def start(self) -> None:
         """Start probing servers; call inside the running event loop."""
-        self._look.start()
+        self._probe.start()
         self._ticking = asyncio.create_task(self._tick())
 
     async def wait_ready(self) -> None:
@@ -120,31 +117,31 @@ class RouteService:
 
     async def close(self) -> None:
         """Stop probes, event feeds and attempts."""
-        self._look.stop()
+        self._probe.stop()
         if self._forecast is not None:
             self._forecast.close()
         if self._ticking is not None:
             self._ticking.cancel()
-        await self._exchanges.close()
+        await self._attempts.close()
 
-    def _come(self, server: Server, readings: ServerMetrics) -> None:
+    def _up(self, server: Server, metrics: ServerMetrics) -> None:
         load = self._cluster.pools.get(server.instance)
         if self._forecast is not None and load is not None:
-            self._forecast.joined(server.config, load, readings)
+            self._forecast.joined(server.config, load, metrics)
         self._requests.place_waiting()
 
-    def _read(self, instance: str, readings: ServerMetrics) -> None:
+    def _measured(self, instance: str, metrics: ServerMetrics) -> None:
         if self._forecast is not None:
-            self._forecast.read(instance, readings)
+            self._forecast.read(instance, metrics)
 
     def _lost(self, instance: str, reason: str) -> None:
-        self._exchanges.lost(instance, reason)
+        self._attempts.lost(instance, reason)
         self._requests.place_waiting()
 
     async def _tick(self) -> None:
         while True:
-            if self._look.model is None and self._roles.able and self._look.seen_all:
-                self._look.model = self._served_model()
+            if self._probe.model is None and self._roles.able and self._probe.probed_all:
+                self._probe.model = self._served_model()
                 self._requests.open()
             self._requests.look()
             await asyncio.sleep(TICK_S)
@@ -159,14 +156,12 @@ class RouteService:
             created=int(time.time()),
         )
 
-    # -- Service, for the gateway ------------------------------------------------------------------------------------
-
     @property
     def model(self) -> ServedModel:
         """The served model; raises RequestError (503) until the service is ready."""
-        if self._look.model is None:
+        if self._probe.model is None:
             raise RequestError("the service is starting", status=503, code="not_ready")
-        return self._look.model
+        return self._probe.model
 
     def ready(self) -> bool:
         """Whether there are servers for both phases."""
@@ -182,7 +177,7 @@ class RouteService:
 
     def pools(self) -> list[PoolMember]:
         """All servers with their current roles."""
-        return self._roles.members(self._look.statuses)
+        return self._roles.members(self._probe.statuses)
 
     def set_role(self, instance: str, role: Role) -> None:
         """Change a server's role for future requests."""

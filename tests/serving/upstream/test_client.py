@@ -5,7 +5,13 @@ import json
 import pytest
 
 from twofold.request import FinishReason, Generation, Request, SamplingParams
-from twofold.serving.upstream import api
+from twofold.serving.upstream.client import (
+    REMOTE_DECODE,
+    ServerError,
+    UpstreamChoice,
+    completion_body,
+    read_completion,
+)
 
 FIRST = (
     b'{"id":"cmpl-1","object":"text_completion","created":1,"model":"m","choices":[{"index":0,"text":" POP","logprobs":'
@@ -26,12 +32,12 @@ def generation(**sampling):
 
 
 def asked(sampling=None, **fields):
-    return json.loads(api.body(generation(**(sampling or {})), "m", 5, **{"stream": True, **fields}))
+    return json.loads(completion_body(generation(**(sampling or {})), "m", 5, **{"stream": True, **fields}))
 
 
 def test_reads_a_prefill_response():
     """First token with log probabilities by id, cached tokens, and KV transfer parameters."""
-    answer = api.read(FIRST)
+    answer = read_completion(FIRST)
     (token,) = answer.choices[0].outputs(0)
     assert (token.token_id, token.logprob, token.finish_reason) == (5377, -2.7, FinishReason.LENGTH)
     assert token.top_logprobs == ((5377, -2.7), (3202, -2.9))
@@ -41,7 +47,7 @@ def test_reads_a_prefill_response():
 
 def test_reads_several_tokens_in_an_event():
     """Indices continue from the stream position, and the last token has the finish reason."""
-    tokens = api.read(STOPPED).choices[0].outputs(4)
+    tokens = read_completion(STOPPED).choices[0].outputs(4)
     assert [(token.index, token.token_id, token.finish_reason) for token in tokens] == [
         (4, 17, None),
         (5, 5834, FinishReason.STOP),
@@ -57,14 +63,14 @@ def test_reads_several_tokens_in_an_event():
     ],
 )
 def test_rejects_malformed_responses(data, says):
-    with pytest.raises(api.ServerError, match=says):
-        api.read(data)
+    with pytest.raises(ServerError, match=says):
+        read_completion(data)
 
 
 @pytest.mark.parametrize("reason", ["error", "abort"])
 def test_rejects_unknown_finish_reasons(reason):
-    with pytest.raises(api.ServerError, match=reason):
-        api.Choice(token_ids=[1], finish_reason=reason).outputs(0)
+    with pytest.raises(ServerError, match=reason):
+        UpstreamChoice(token_ids=[1], finish_reason=reason).outputs(0)
 
 
 def test_every_sampling_field_is_explicit():
@@ -89,7 +95,7 @@ def test_seed_is_sent_for_sampled_output_only():
 
 def test_a_prefill_requests_one_token():
     """`min_tokens` is lowered too; vLLM rejects more than `max_tokens`."""
-    fields = asked({"min_tokens": 6}, max_tokens=1, kv=api.REMOTE_DECODE)
+    fields = asked({"min_tokens": 6}, max_tokens=1, kv=REMOTE_DECODE)
     assert (fields["max_tokens"], fields["min_tokens"]) == (1, 1)
     assert fields["kv_transfer_params"] == {"do_remote_decode": True, "do_remote_prefill": False}
 

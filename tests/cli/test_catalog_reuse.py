@@ -59,7 +59,7 @@ def test_an_instance_of_some_accelerators():
     [
         (("h10",), "did you mean h100?"),
         (("--model", "llama"), "not known"),
-        (("--performance", "guess"), "there is no performance model"),
+        (("--performance", "guess"), "unknown performance model"),
         (("a100", "--tensor-parallel", 16), "has 8 accelerators"),
         (("--tensor-parallel", 16), "no machine has 16 accelerators"),
     ],

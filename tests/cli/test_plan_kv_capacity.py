@@ -113,7 +113,7 @@ def test_the_conversation_trace_at_once():
         (("TRACE", *FLAGS, "--dram-price", "-1"), "--dram-price -1 cannot be"),
         (("TRACE", *FLAGS, "--dram-gb", "-1"), "--dram-gb -1 cannot be"),
         (("TRACE", *FLAGS, "--html", "page.html"), "leave out --html"),
-        (("TRACE", *FLAGS, "--tensor-parallel", 1), "needs 138 GB for its weights"),
+        (("TRACE", *FLAGS, "--tensor-parallel", 1), "needs 138 GB for weights"),
         (
             ("TRACE", "--model", "llama2-70b", "--max-machines", 4, "--nodes", 4),
             "--nodes is for --kv-capacity",

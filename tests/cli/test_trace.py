@@ -71,7 +71,7 @@ def test_reuse_prints_a_rate_for_each_size_and_rule(trace):
 def test_reuse_of_nothing_is_refused(trace, tmp_path):
     """No room, no rule of that name, no blocks: one sentence each."""
     assert "--capacity is 0" in str(failure("reuse", trace, "--capacity", 0))
-    assert "no eviction rule 'best'" in str(failure("reuse", trace, "--eviction", "best"))
+    assert "unknown eviction policy 'best'" in str(failure("reuse", trace, "--eviction", "best"))
     write_trace([ask(0)], tmp_path / "plain.jsonl", FORMATS["twofold"])
     assert "names no prefix blocks" in str(failure("reuse", tmp_path / "plain.jsonl"))
 

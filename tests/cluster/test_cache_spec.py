@@ -56,7 +56,7 @@ def test_a_line_names_its_tiers():
         ("128GiB,1TB", "at most once"),
         ("ram=1GB", "unknown or repeated setting 'ram=1GB'"),
         ("disk=1TB", "missing required field `dram`"),
-        ("128GiB,eviction=newest", "no eviction rule 'newest'"),
+        ("128GiB,eviction=newest", "unknown eviction policy 'newest'"),
         ("128GiB,dram_bytes_per_s=0", "must be at least 1"),
         ("128GiB,disk_bytes_per_s=quick", "invalid prefix cache"),
     ],

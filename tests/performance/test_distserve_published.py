@@ -86,7 +86,7 @@ def test_mixed_adds_the_marginal_cost_of_decodes(opt_13b):
 )
 def test_what_was_not_published_is_refused(models, machines, name, machine, tensor_parallel):
     """Another accelerator, another parallelism, another engine."""
-    with pytest.raises(ConfigurationError, match="on a100-80gb there is opt-13b TP1, "):
+    with pytest.raises(ConfigurationError, match="only on a100-80gb of opt-13b TP1, "):
         distserve_published(models[name], machines[machine], tensor_parallel)
-    with pytest.raises(ConfigurationError, match="there is distserve, vllm"):
+    with pytest.raises(ConfigurationError, match="choose one of distserve, vllm"):
         distserve_published(models["opt-13b"], machines["dgx-a100"], 1, engine="tgi")

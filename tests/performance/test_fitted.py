@@ -105,7 +105,7 @@ def test_alone_means_prefill_then_decodes_of_one(all_fitted):
 def test_unmeasured_pairs_are_refused_with_what_there_is(models, machines):
     """Fitted is strict: it never estimates."""
     with pytest.raises(
-        ConfigurationError, match=r"bloom-176b on h100-80gb TP4: there is .*h100-80gb TP8.*roofline"
+        ConfigurationError, match=r"bloom-176b on h100-80gb TP4, only of .*h100-80gb TP8.*roofline"
     ):
         fitted(models["bloom-176b"], machines["dgx-h100"], 4)
     with pytest.raises(ConfigurationError, match="tensor parallelism is 1 to 8, not 16"):

@@ -28,7 +28,11 @@ def test_a_catalog_gets_the_host_and_its_model():
 
 @pytest.mark.parametrize(
     ("text", "reason"),
-    [("cores: 2\n", "missing required field"), ("a: [", "is no profile"), ("cores: two\n", "is no profile")],
+    [
+        ("cores: 2\n", "missing required field"),
+        ("a: [", "is not a host profile"),
+        ("cores: two\n", "is not a host profile"),
+    ],
 )
 def test_what_is_no_profile_is_refused_with_its_name(tmp_path, text, reason):
     """One sentence, with the file in it."""

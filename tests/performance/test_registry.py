@@ -59,7 +59,9 @@ def test_each_answers_every_question(models, machines, name, model, machine, par
 
 def test_an_unknown_name_is_one_sentence(models, machines):
     """With those that there are."""
-    with pytest.raises(ConfigurationError, match="no performance model 'fited': there is auto, fitted"):
+    with pytest.raises(
+        ConfigurationError, match="unknown performance model 'fited': choose one of auto, fitted"
+    ):
         performance_model("fited", models["bloom-176b"], machines["dgx-a100"], 8)
 
 

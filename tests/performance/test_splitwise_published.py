@@ -1,4 +1,4 @@
-"""The published model computes what SplitwiseSim computes."""
+"""SplitwiseSim's performance model."""
 
 import csv
 from collections import defaultdict
@@ -9,7 +9,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twofold.errors import ConfigurationError
-from twofold.performance.splitwise_published import splitwise_published
+from twofold.performance.splitwise_published import PiecewiseLinear, splitwise_published
+
+XS = [128, 256, 512, 4096]
+YS = [0.08, 0.1, 0.17, 1.3]
+
+
+@given(st.floats(128, 4096))
+def test_inside_it_is_linear_interpolation(x):
+    """To the last digits, against numpy's."""
+    assert PiecewiseLinear(XS, YS)(x) == pytest.approx(float(np.interp(x, XS, YS)), rel=1e-12)
+
+
+@given(st.floats(0, 128), st.floats(4096, 1e6))
+def test_beyond_both_ends_the_outer_lines_go_on(low, high):
+    """The line through the two points nearest to that end."""
+    curve = PiecewiseLinear(XS, YS)
+    assert curve(low) == pytest.approx(0.08 + (0.1 - 0.08) / 128 * (low - 128), rel=1e-12)
+    assert curve(high) == pytest.approx(1.3 + (1.3 - 0.17) / (4096 - 512) * (high - 4096), rel=1e-12)
+
+
+@pytest.mark.parametrize(("xs", "ys"), [([1], [1]), ([1, 2], [1]), ([2, 1], [1, 2]), ([1, 1], [1, 2])])
+def test_points_that_are_no_curve_are_refused(xs, ys):
+    """One point, unequal lists, falling or equal x."""
+    with pytest.raises(ConfigurationError):
+        PiecewiseLinear(xs, ys)
 
 
 @pytest.fixture(scope="module")
@@ -77,5 +101,5 @@ def test_an_extrapolation_below_zero_is_refused(models, machines):
 
 def test_pairs_that_were_not_published_are_refused(models, machines):
     """With what there is."""
-    with pytest.raises(ConfigurationError, match=r"bloom-176b on a100-80gb TP4: there is .*`auto`"):
+    with pytest.raises(ConfigurationError, match=r"bloom-176b on a100-80gb TP4, only of .*`auto`"):
         splitwise_published(models["bloom-176b"], machines["dgx-a100"], 4)

@@ -1,4 +1,4 @@
-"""Hand-off times, and the crossover that the Splitwise paper saw."""
+"""Hand-off times and measured links."""
 
 import pytest
 from hypothesis import given
@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from twofold.errors import ConfigurationError
 from twofold.performance.fitted import fitted
-from twofold.performance.transfer import TransferModel, default_sync_s
+from twofold.performance.transfer import LinkSpeed, PrefillSpeed, TransferModel, default_sync_s, reshard_path
 
 
 def transfer(model, machine):
@@ -84,3 +84,53 @@ def test_impossible_paths_are_refused(wrong):
     """One sentence."""
     with pytest.raises(ConfigurationError):
         TransferModel(**{"kv_bytes_per_token": 1, "layers": 1, "bytes_per_s": 1.0, **wrong})
+
+
+@given(st.floats(0, 0.1), st.floats(1e5, 1e11))
+def test_two_transfers_tell_overhead_and_bandwidth(overhead_s, bytes_per_s):
+    """Where the measured times are exact."""
+    sizes = (4096, 4 << 20)
+    few, many = ((size, overhead_s + size / bytes_per_s) for size in sizes)
+    link = LinkSpeed.fit(few, many)
+    if many[1] - few[1] > many[1] * 0.01:
+        assert overhead_s * 0.999 <= link.overhead_s <= (overhead_s + sizes[0] / bytes_per_s) * 1.001
+        assert link.bytes_per_s == pytest.approx(bytes_per_s, rel=1e-3)
+
+
+@given(st.floats(0, 1), st.floats(1e-6, 1))
+def test_noise_never_makes_nonsense(few_s, many_s):
+    """A large transfer may happen to be the faster one."""
+    link = LinkSpeed.fit((4096, few_s), (4 << 20, many_s))
+    assert link.overhead_s >= 0
+    assert link.bytes_per_s > 0
+
+
+def test_a_link_as_the_path_of_a_hand_off():
+    """Each layer but the last costs an overhead that a hand-off at once would not."""
+    transfer = LinkSpeed(overhead_s=0.001, bytes_per_s=1e9).transfer(kv_bytes_per_token=8000, layers=5)
+    assert (transfer.latency_s, transfer.sync_s) == (0.001, 0.004)
+    prefill = PrefillSpeed(fixed_s=0.01, s_per_token=0.0001)
+    assert prefill.seconds(100) == pytest.approx(0.02)
+    # A layer but the last of n tokens takes 1.6 µs × n, and that is what layers save: 4 ms at 625 tokens.
+    assert transfer.crossover_tokens(prefill.seconds) == pytest.approx(626, abs=1)
+
+
+LINK = LinkSpeed(overhead_s=0.001, bytes_per_s=1e6)
+
+
+def test_one_rank_to_one_is_a_plain_path():
+    """Each layer in one piece, from the one rank that has them all."""
+    assert reshard_path(LINK, [100] * 4, [1] * 4) == LINK.transfer(400, 4)
+
+
+def test_two_ranks_send_half_each():
+    """Side by side: the same prompt is through in half the time."""
+    whole, halves = reshard_path(LINK, [100] * 4, [1] * 4), reshard_path(LINK, [50] * 4, [1] * 4)
+    assert halves.serialized_s(1000) - 0.001 == pytest.approx((whole.serialized_s(1000) - 0.001) / 2)
+
+
+def test_every_piece_costs_its_own_overhead():
+    """One rank that serves two of the target sends each layer in two transfers."""
+    path = reshard_path(LINK, [100] * 4, [2] * 4)
+    assert (path.latency_s, path.sync_s) == (0.002, 0.006)
+    assert path.kv_bytes_per_token == 400, "as many bytes as in one piece"

@@ -72,7 +72,7 @@ class BlockAllocator:
     def release(self, allocation: BlockAllocation) -> None:
         """End the owner's use of the blocks. They become free when no transfer touches them."""
         if not allocation.owned:
-            raise ValueError(f"{allocation.owner} does not own these blocks any more")
+            raise ValueError(f"{allocation.owner} has already released these blocks")
         allocation.owned = False
         if not allocation.transfers:
             self._free(allocation)
@@ -87,7 +87,7 @@ class BlockAllocator:
     def begin_transfer(self, allocation: BlockAllocation) -> None:
         """Count one more transfer that may touch the blocks."""
         if not allocation.owned:
-            raise ValueError(f"{allocation.owner} does not own these blocks any more")
+            raise ValueError(f"{allocation.owner} has already released these blocks")
         allocation.transfers += 1
         if allocation.transfers == 1:
             self.num_in_flight += allocation.blocks

@@ -63,7 +63,7 @@ class PinnedBlocks:
                 heapify(self._expiries)
 
     def next(self) -> BlockKey | None:
-        """The block whose pin expires first; None if nothing is pinned."""
+        """The block with the earliest expiry; None if nothing is pinned."""
         expiries = self._expiries
         while expiries:
             until, _, key = expiries[0]
@@ -77,7 +77,7 @@ class PinnedBlocks:
         return self._until.pop(key, None) is not None
 
     def expire(self, now: float) -> list[BlockKey]:
-        """Unpin the blocks whose time is up and return them."""
+        """Unpin and return the blocks that expire by `now`."""
         expiries, expired = self._expiries, []
         while expiries and expiries[0][0] <= now:
             until, _, key = heappop(expiries)
@@ -91,10 +91,10 @@ class PinnedBlocks:
 class PrefixCache:
     """Up to `capacity` blocks of one memory by key. It moves no data.
 
-    The keys of a prompt's blocks are given in order: equal keys mean equal blocks after equal prefixes. Held blocks
-    and pinned blocks are never evicted. `hits` counts the blocks that requests reused, `misses` the blocks they had
-    to compute, `removals` the blocks that left by reason. At most `max_pinned` blocks can be pinned, half of the
-    capacity by default.
+    Prompts are sequences of block keys: equal keys mean equal blocks after equal prefixes. Held blocks and pinned
+    blocks are never evicted. `hits` counts the blocks that requests reused, `misses` the blocks they had to compute,
+    `removals` the blocks that left by reason. At most `max_pinned` blocks can be pinned, half of the capacity by
+    default.
     """
 
     def __init__(
@@ -246,7 +246,7 @@ class PrefixCache:
         return count
 
     def unpin_next(self) -> bool:
-        """Unpin the block whose pin expires first; False if nothing is pinned."""
+        """Unpin the block with the earliest expiry; False if nothing is pinned."""
         key = self._pins.next()
         if key is None:
             return False
@@ -255,7 +255,7 @@ class PrefixCache:
         return True
 
     def expire(self, now: float) -> None:
-        """Unpin the blocks whose time is up."""
+        """Unpin the blocks that expire by `now`."""
         for key in self._pins.expire(now):
             self.release(key)
 

@@ -6,7 +6,7 @@ from mypy_extensions import mypyc_attr
 
 from twofold.request import BlockKey
 
-_MAX_LOST = 16  # lost instances whose bits may remain in the index
+_MAX_LOST = 16  # limit of lost instances with bits in the index
 _BITS = [tuple(bit for bit in range(8) if byte >> bit & 1) for byte in range(256)]  # set bits of each byte
 
 

@@ -93,7 +93,7 @@ class LeaseTable:
         return True
 
     def expired(self, now: float) -> list[Lease]:
-        """Leases whose source missed the heartbeat deadline, each reported once.
+        """Leases without a heartbeat of their source before the deadline, each reported once.
 
         Their blocks stay in flight until `end`, because a stalled source may still write.
         """

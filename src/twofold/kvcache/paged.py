@@ -139,8 +139,8 @@ class PrefixBlockAllocator(PagedBlockAllocator):
     def publish(self, allocation: BlockAllocation, keys: Sequence[BlockKey], start: int = 0) -> None:
         """Make the full, written blocks of an allocation available under `keys`.
 
-        `keys` cover the whole prefix; the first `start` are already published. A block whose key belongs to another
-        block stays private.
+        `keys` cover the whole prefix; the first `start` are already published. A duplicate of a published block stays
+        private.
         """
         table = self._tables[allocation]
         if len(keys) > len(table):
@@ -155,7 +155,7 @@ class PrefixBlockAllocator(PagedBlockAllocator):
             self.cache.hold(key)
 
     def _share(self, owner: str, keys: Sequence[BlockKey], total: int) -> BlockAllocation:
-        """Reserve `total` blocks for a new allocation whose leading blocks are the cached ones of `keys`."""
+        """Reserve `total` blocks for a new allocation that starts with the cached blocks of `keys`."""
         shared = [self._cached[key] for key in keys]
         taken = self._taken(total, shared)
         if taken > self.num_free:
@@ -211,7 +211,7 @@ class PrefixBlockAllocator(PagedBlockAllocator):
     def _rewrite_last(self, allocation: BlockAllocation, key: BlockKey) -> tuple[int, int] | None:
         """Append a writable block with the contents of a cached one; returns the copy to make, if any.
 
-        A cached block without an owner is taken out of the cache instead of copied.
+        A cached block without an owner leaves the cache instead of being copied.
         """
         source, table = self._cached[key], self._tables[allocation]
         if not self._owners[source]:

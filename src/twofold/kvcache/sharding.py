@@ -1,4 +1,4 @@
-"""How the ranks of an instance shard a model and its KV cache, and what a hand-off between two shardings moves."""
+"""Sharding of a model and its KV cache over the ranks of an instance, and hand-offs between two shardings."""
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby

@@ -57,7 +57,7 @@ class SlotAllocator:
         heappush(self._free, slot)
 
     def commit(self, slot: int, holder: Holder) -> None:
-        """End a lease whose slot is completely written."""
+        """End a lease after the slot was completely written."""
         self._end_lease(slot, holder)
         self._kept.add(slot)
 

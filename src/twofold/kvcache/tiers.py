@@ -112,7 +112,7 @@ class TieredCache:
         keep: Container[BlockKey],
         gone: list[BlockKey],
     ) -> None:
-        """Store a block in the tier of this index, or in the next one that can make room."""
+        """Store a block in the tier of this index, or in the next tier with room."""
         if index == len(self.tiers):
             gone.append(key)
             return

@@ -1,1 +1,1 @@
-"""How long an iteration takes and how many watts it draws: fitted to profiles, as published, or estimated."""
+"""Performance models: seconds and watts of an iteration, fitted to profiles, published or estimated."""

@@ -1,9 +1,7 @@
 """The performance model seam: seconds and watts of an iteration of one instance.
 
-A decode iteration is linear in the KV tokens it reads, for a given number of sequences. That is what lets a
-simulator sum a run of iterations in closed form, so every model states it as two coefficients.
-
-A request that has an instance to itself: what slow-downs are measured against.
+For a given number of sequences, a decode iteration is linear in the KV tokens it reads. Every model states it as two
+coefficients, so that a simulator can sum a run of iterations in closed form.
 """
 
 from abc import ABC, abstractmethod
@@ -17,8 +15,8 @@ from twofold.performance.cost import DecodeCost, ModelAccuracy
 class PerformanceModel(ABC):
     """Times and power of one instance: a model on machines at one tensor and pipeline parallelism.
 
-    `name` says for people which model this is and of what: `fitted bloom-176b on dgx-h100 TP8`. Where an instance is
-    a pipeline an iteration passes its `stages` one after the other, and the times are those of the whole iteration.
+    `name` is for display, such as `fitted bloom-176b on dgx-h100 TP8`. In a pipeline, an iteration passes all `stages`
+    one after the other, and the times are those of the whole iteration.
     """
 
     name: str
@@ -36,40 +34,44 @@ class PerformanceModel(ABC):
 
     @property
     def later_stage(self) -> "PerformanceModel":
-        """Times and power of each of the other stages alone, with what it takes to be sent activations."""
+        """Times and power of each later stage alone, including the transfer of activations to it."""
         return self
 
     @abstractmethod
     def prefill_s(self, tokens: int, squares: int) -> float:
         """Seconds of an iteration of prompts only.
 
-        `tokens` are computed in all; `squares` is Σ((context + tokens)² − context²) over its sequences, which
-        is Σ tokens² for whole prompts and adds up to the same for a prompt cut in chunks.
+        `tokens` is the number of computed tokens. `squares` is Σ((context + tokens)² − context²) over the sequences:
+        Σ tokens² for whole prompts, and the same sum for a prompt cut into chunks.
         """
         ...
 
     @abstractmethod
     def decode_cost(self, sequences: int) -> DecodeCost:
-        """The cost of an iteration in which `sequences` sequences make one token each, and nothing else."""
+        """Cost of an iteration in which `sequences` sequences decode one token each."""
         ...
 
     @abstractmethod
     def mixed_s(self, tokens: int, squares: int, sequences: int, context: int) -> float:
-        """Seconds of an iteration of `tokens` prompt tokens beside `sequences` decodes.
-
-        The decodes read `context` KV tokens in all.
-        """
+        """Seconds of an iteration of `tokens` prompt tokens and `sequences` decodes with `context` KV tokens in all."""
         ...
 
-    @abstractmethod
     def uncontended(self, prompt_tokens: int, output_tokens: int) -> tuple[float, float]:
-        """(TTFT, TPOT) in seconds of a request that has the instance to itself."""
-        ...
+        """(TTFT, TPOT) in seconds of a request that runs alone: one prefill, then decodes of one sequence.
+
+        Prefill produces the first token. The decode of token i + 1 reads the prompt and the i tokens before it, so over
+        i = 1 … n − 1 the mean context is prompt + n/2. With one output token, TPOT is the time of the first decode that
+        would follow.
+        """
+        cost = self.decode_cost(1)
+        context = prompt_tokens + max(output_tokens, 2) / 2
+        ttft_s = self.prefill_s(prompt_tokens, prompt_tokens * prompt_tokens)
+        return ttft_s, cost.base_s + cost.context_s * context
 
     @property
     @abstractmethod
     def idle_w(self) -> float:
-        """Watts of the instance's share of its machine while no batch runs."""
+        """Watts of the instance's share of its machine between batches."""
         ...
 
     @abstractmethod
@@ -81,18 +83,3 @@ class PerformanceModel(ABC):
     def decode_w(self, sequences: int) -> float:
         """Watts while a decode iteration runs."""
         ...
-
-
-def uncontended_latency(
-    model: PerformanceModel, prompt_tokens: int, output_tokens: int
-) -> tuple[float, float]:
-    """(TTFT, TPOT) in seconds: one prefill of the whole prompt, then decodes of one sequence.
-
-    Prefill makes the first token. The decode that makes token i + 1 reads the prompt and the i tokens before
-    it, so over i = 1 … n − 1 the mean context is prompt + n/2. With one output token there is no decode: TPOT
-    is then what the first one would have taken.
-    """
-    cost = model.decode_cost(1)
-    context = prompt_tokens + max(output_tokens, 2) / 2
-    ttft_s = model.prefill_s(prompt_tokens, prompt_tokens * prompt_tokens)
-    return ttft_s, cost.base_s + cost.context_s * context

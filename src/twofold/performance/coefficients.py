@@ -1,14 +1,8 @@
-"""The figures that come with the package, read once.
+"""Coefficients of performance models, and the TOML files that contain them.
 
-Coefficients that were fitted to measurements, and the files that hold them.
-
-A file is TOML with one `[[calibration]]` for each model, accelerator and tensor parallelism; `twofold calibrate
-fit` writes it. The environment variable TWOFOLD_CALIBRATION names files of your own (split by the separator of PATH):
-they come before what the package brings.
-
-The coefficients by which `power.py` estimates watts. Not compiled, as all structs of msgspec.
-
-The points that `splitwise_published` draws its lines through. Not compiled, as all structs of msgspec.
+A calibration file has one `[[calibration]]` per model, accelerator and tensor parallelism; `twofold calibrate fit`
+writes it. TWOFOLD_CALIBRATION names additional files, separated as in PATH, which take precedence over the package's.
+These structs are not compiled: mypyc does not support msgspec.
 """
 
 import os
@@ -32,7 +26,7 @@ ENVIRONMENT = "TWOFOLD_CALIBRATION"
 
 
 class PrefillCoefficients(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Milliseconds: see `twofold.performance.fitted` for the formula."""
+    """Milliseconds, for the formula in `twofold.performance.fitted`."""
 
     floor_ms: float
     token_ms: float
@@ -41,7 +35,7 @@ class PrefillCoefficients(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
 
 
 class DecodeCoefficients(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Milliseconds: see `twofold.performance.fitted` for the formula."""
+    """Milliseconds, for the formula in `twofold.performance.fitted`."""
 
     base_ms: float
     sequence_ms: float
@@ -50,11 +44,10 @@ class DecodeCoefficients(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One fit. Errors are mean absolute relative errors on configurations that the fit had not seen.
+    """Result of one fit. Errors are mean absolute relative errors on held-out configurations.
 
-    The `max_` fields are the largest of each that was measured: beyond them the formula is extrapolated.
-    `decode_power` is the share of TDP that decode of one sequence drew, where it was measured; `dropped` says
-    what was left out of the fit and why.
+    The formula extrapolates beyond the measured `max_` values. `decode_power` is the measured share of TDP that
+    decode of one sequence draws. `dropped` lists the rows left out of the fit, with reasons.
     """
 
     model: str
@@ -76,7 +69,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def pair(self) -> str:
-        """For people: `bloom-176b on h100-80gb TP8`."""
+        """Display name, such as `bloom-176b on h100-80gb TP8`."""
         return f"{self.model} on {self.accelerator} TP{self.tensor_parallel}"
 
 
@@ -85,12 +78,12 @@ class CalibrationFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def own_files() -> tuple[Path, ...]:
-    """The files that TWOFOLD_CALIBRATION names."""
+    """Files named by TWOFOLD_CALIBRATION."""
     return tuple(Path(name) for name in os.environ.get(ENVIRONMENT, "").split(os.pathsep) if name)
 
 
 def read_calibrations(path: Path) -> list[Calibration]:
-    """Raises ConfigurationError where the file is missing or not what `twofold calibrate fit` writes."""
+    """Read a calibration file. Raises ConfigurationError if it is missing or malformed."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -99,12 +92,12 @@ def read_calibrations(path: Path) -> list[Calibration]:
         return msgspec.toml.decode(content, type=CalibrationFile).calibration
     except (msgspec.MsgspecError, ValueError) as error:
         raise ConfigurationError(
-            f"{path} is no calibration as `twofold calibrate fit` writes it: {error}"
+            f"{path} is not a calibration file of `twofold calibrate fit`: {error}"
         ) from error
 
 
 def calibrations(extra: Sequence[Path] = ()) -> list[Calibration]:
-    """All that are known: those of `extra` first, then those of the environment, then the package's."""
+    """All calibrations: from `extra` files, then the environment, then the package."""
     own = [entry for path in (*extra, *own_files()) for entry in read_calibrations(path)]
     return [*own, *packaged()]
 
@@ -115,7 +108,7 @@ def packaged() -> list[Calibration]:
 
 
 def to_toml(fits: Sequence[Calibration], heading: str) -> str:
-    """The text of a calibration file; `heading` becomes its first comment."""
+    """Text of a calibration file with `heading` as its first comment."""
     lines = [f"# {line}" for line in heading.splitlines()]
     for fit in fits:
         lines += ["", "[[calibration]]", *_table(msgspec.to_builtins(fit))]
@@ -131,7 +124,7 @@ def _table(values: dict[str, object]) -> Iterator[str]:
 
 
 def _value(value: object) -> str:
-    """TOML's strings, numbers and lists of strings are JSON's, but for integers that are meant as floats."""
+    """Encode a TOML value. Strings, numbers and lists of strings match JSON, except whole floats."""
     if isinstance(value, float):
         return repr(value)
     return msgspec.json.encode(value).decode()
@@ -140,8 +133,8 @@ def _value(value: object) -> str:
 class PowerLaw(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Shares of an accelerator's TDP, fitted by bench/splitwise/fit_power.py.
 
-    Decode of one sequence draws `decode + memory · (share of memory bandwidth in use)`, each further one
-    `sequence` more; prefill draws TDP from `saturation_tokens` on.
+    Decode of one sequence draws `decode + memory · (share of memory bandwidth in use)`, and each further sequence
+    `sequence` more. Prefill draws TDP from `saturation_tokens` on.
     """
 
     decode: float
@@ -156,12 +149,12 @@ class PowerLaw(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 @cache
 def power_law() -> PowerLaw:
-    """The law that comes with the package."""
+    """The packaged power law."""
     return msgspec.toml.decode(data_bytes("power.toml"), type=PowerLaw)
 
 
 class Knots(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The medians of one pair: seconds of prompt and token time at each number of batched tokens."""
+    """Medians of one profiled pair: seconds of prompt and token time at each number of batched tokens."""
 
     model: str
     accelerator: str
@@ -172,12 +165,12 @@ class Knots(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @property
     def pair(self) -> str:
-        """For people: `bloom-176b on h100-80gb TP8`."""
+        """Display name, such as `bloom-176b on h100-80gb TP8`."""
         return f"{self.model} on {self.accelerator} TP{self.tensor_parallel}"
 
 
 class KnotsFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What bench/splitwise/derive_knots.py writes."""
+    """Output of bench/splitwise/derive_knots.py."""
 
     source: str
     date: str
@@ -186,5 +179,5 @@ class KnotsFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 @cache
 def published_knots() -> KnotsFile:
-    """Those that come with the package."""
+    """The packaged knots."""
     return msgspec.toml.decode(data_bytes("splitwise-published.toml"), type=KnotsFile)

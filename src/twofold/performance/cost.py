@@ -1,15 +1,13 @@
-"""What a performance model says of itself and of decodes. Not compiled, as all structs of msgspec: it would lose what
-makes them one."""
+"""Values that performance models return. These structs are not compiled: mypyc does not support msgspec."""
 
 import msgspec
 
 
 class ModelAccuracy(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a model was from measurements it had not seen: mean absolute relative errors.
+    """Mean absolute relative errors of a model against held-out measurements; None if unknown.
 
-    `estimated` says that nobody measured this pair of model and machine: the errors are then those of the same
-    method on pairs that were measured. `basis` says in a few words what the model rests on. An error is None
-    where it is unknown.
+    `estimated` marks a pair of model and machine without measurements: the errors then come from the same method on
+    measured pairs. `basis` is a short description of the underlying data.
     """
 
     prefill: float | None
@@ -19,7 +17,7 @@ class ModelAccuracy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DecodeCost(msgspec.Struct, frozen=True):
-    """Seconds of a decode iteration: `base_s + context_s · (KV tokens read by all its sequences)`."""
+    """Seconds of a decode iteration: `base_s + context_s · (KV tokens read by all sequences)`."""
 
     base_s: float
     context_s: float

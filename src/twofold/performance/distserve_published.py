@@ -1,17 +1,17 @@
-"""The latency model of DistServe's simulator: to reproduce its figures.
+"""The latency model of DistServe's simulator, to reproduce its figures.
 
-Milliseconds, on A100-80GB; l are the tokens of each prompt of a batch, PP the pipeline parallelism:
+Milliseconds on A100-80GB, where l is the length of each prompt of a batch and PP the pipeline parallelism:
 
     prefill = (a + b·Σl + c·Σl²) / PP + PP            + 2 + 1e-4·Σl
     decode  = (a + b·Σ(context + 1) + c·batch) / PP   + 2 + 1e-4·Σcontext
 
-These are the times of one of PP stages. The second part is the overhead of the first stage of each iteration; the
-others take only the first part, and nothing to be sent activations. Decode has one set of coefficients below 95
-sequences and another from there on, which can make 95 sequences faster than 94.
+These are the times of one of PP stages. The second part is the overhead of the first stage; later stages take only the
+first part and no time for activations. Decode uses one set of coefficients below 95 sequences and another from 95 on,
+so 95 sequences can be faster than 94.
 
-Ambiguous in the original: it takes the context of a decode before the token it makes, and adds 1. The KV tokens of
-`DecodeCost` are taken as that context. It has no mixed iterations; here decodes add to a prefill what they cost
-beyond a and the overhead of an iteration, which is an assumption.
+The original takes the context of a decode before the new token and adds 1. Here the KV tokens of `DecodeCost` stand
+for that context. The original has no mixed iterations. We assume that decodes add to a prefill their cost beyond a and
+the per-iteration overhead.
 """
 
 from functools import cache
@@ -20,7 +20,6 @@ import msgspec
 
 from twofold.errors import ConfigurationError
 from twofold.hardware.specs import Machine, Model
-from twofold.performance.base import uncontended_latency
 from twofold.performance.coefficients import data_bytes
 from twofold.performance.cost import DecodeCost, ModelAccuracy
 from twofold.performance.instance import (
@@ -39,7 +38,7 @@ _OVERHEAD_MS, _OVERHEAD_TOKEN_MS = 2.0, 1e-4
 
 
 class LatencyCoefficients(msgspec.Struct, frozen=True, array_like=True):
-    """a, b, c of one line, in milliseconds."""
+    """Coefficients a, b and c of one formula, in milliseconds."""
 
     a: float
     b: float
@@ -58,7 +57,7 @@ class PublishedLatency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 
 class PublishedLatencies(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """performance/data/distserve-published.toml."""
+    """Contents of performance/data/distserve-published.toml."""
 
     accelerator: str
     source: str
@@ -68,7 +67,7 @@ class PublishedLatencies(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
 
 class DistservePublishedModel(PoweredModel):
-    """One of `stages` stages, by the formula of this module with the coefficients of one line of the table."""
+    """One of `stages` pipeline stages, with the coefficients of one line of the table."""
 
     def __init__(
         self,
@@ -108,9 +107,6 @@ class DistservePublishedModel(PoweredModel):
         sequences_ms = ((line.b + line.c) * sequences + line.b * context) / self._parts
         return self.prefill_s(tokens, squares) + (sequences_ms + self._overhead_token_ms * context) / 1e3
 
-    def uncontended(self, prompt_tokens: int, output_tokens: int) -> tuple[float, float]:
-        return uncontended_latency(self, prompt_tokens, output_tokens)
-
     def _decode(self, sequences: int) -> LatencyCoefficients:
         small = sequences < _LARGE_BATCH
         return self._latency.decode_small if small else self._latency.decode_large
@@ -123,7 +119,10 @@ def distserve_published(
     *,
     engine: str = "distserve",
 ) -> DistservePublishedModel:
-    """Raises ConfigurationError, naming what there is, for a pair or an engine that is not in the table."""
+    """The published model of an instance.
+
+    Raises ConfigurationError, listing the table, for an unknown pair or engine.
+    """
     line = _line(model, machine, tensor_parallel, engine)
     return DistservePublishedModel(line, model, machine, tensor_parallel)
 
@@ -136,7 +135,7 @@ def distserve_pipeline(
     *,
     engine: str = "distserve",
 ) -> Pipeline:
-    """The same as a pipeline of so many stages; also raises ConfigurationError for more stages than layers."""
+    """The published model of a pipeline. Raises ConfigurationError also for more stages than layers."""
     stage_layers(model, pipeline_parallel)
     line = _line(model, machine, tensor_parallel, engine)
     first, later = (
@@ -149,7 +148,7 @@ def distserve_pipeline(
 
 
 def published_capacity(model: str, tensor_parallel: int, pipeline_parallel: int) -> int | None:
-    """Tokens that an instance has room for as the authors measured it; None for what is not in their table."""
+    """KV capacity in tokens as the authors measured it; None if their table lacks the configuration."""
     for *degrees, tokens in _latencies().capacity.get(model, ()):
         if degrees == [tensor_parallel, pipeline_parallel]:
             return tokens
@@ -159,7 +158,7 @@ def published_capacity(model: str, tensor_parallel: int, pipeline_parallel: int)
 def _line(model: Model, machine: Machine, tensor_parallel: int, engine: str) -> PublishedLatency:
     check_tensor_parallel(machine, tensor_parallel)
     if engine not in ENGINES:
-        raise ConfigurationError(f"DistServe published no engine {engine!r}: there is {', '.join(ENGINES)}")
+        raise ConfigurationError(f"unknown DistServe engine {engine!r}: choose one of {', '.join(ENGINES)}")
     table = _latencies()
     known = [line for line in table.latency if line.engine == engine]
     accelerator = profile_name(machine)
@@ -169,8 +168,8 @@ def _line(model: Model, machine: Machine, tensor_parallel: int, engine: str) -> 
             return line
     there = ", ".join(f"{line.model} TP{line.tensor_parallel}" for line in known)
     raise ConfigurationError(
-        f"DistServe published nothing of {model.name} on {accelerator} TP{tensor_parallel}: on {table.accelerator} "
-        f"there is {there}; the performance models `roofline` and `auto` would estimate it"
+        f"no published latency of {model.name} on {accelerator} TP{tensor_parallel}, only on {table.accelerator} of "
+        f"{there}: use `roofline` or `auto` for an estimate"
     )
 
 

@@ -1,4 +1,4 @@
-"""Times fitted to a measured profile of the very model and accelerator.
+"""Times fitted to a measured profile of the same model and accelerator.
 
 With n batched prompt tokens, S their squares (see `PerformanceModel.prefill_s`), b decodes that read C KV tokens:
 
@@ -6,15 +6,15 @@ With n batched prompt tokens, S their squares (see `PerformanceModel.prefill_s`)
     decode(b, C)  = t0 + k·b + k2·max(b − 32, 0) + c·C
     mixed         = max(prefill(n, S), t0) + decode(b, C) − t0
 
-- Below a few hundred tokens prefill is bound by reading the weights and launching kernels (the floor), then by compute
-  (a); p rounds the corner between the two. Attention grows with the square of a prompt (q).
-- Throughput falls past 2,048 batched tokens (Splitwise, figure 6): e is what a token costs more from 4,096 on. Nothing
-  was measured between the two, so w rises there from 0 to 1 in a straight line: no jump, and no longer batch is faster.
-- A decode of more than 32 sequences costs more for each further one (k2); every KV token read costs c.
-- In a mixed iteration the weights are read once for all, so decodes add only what they cost beyond t0. This is an
-  assumption: the profile has no mixed iterations.
+- Below a few hundred tokens, prefill is bound by weight reads and kernel launches (the floor), then by compute (a); p
+  rounds the corner. Attention grows with the square of a prompt (q).
+- Throughput falls beyond 2,048 batched tokens (Splitwise, figure 6): e is the extra cost of a token from 4,096 on. The
+  profile has no sizes between the two, so w rises linearly from 0 to 1 there and no longer batch is faster.
+- Beyond 32 sequences, each further decode costs k2 more. Every KV token read costs c.
+- A mixed iteration reads the weights once, so decodes add only their cost beyond t0. This is an assumption, because
+  the profile has no mixed iterations.
 
-All coefficients are ≥ 0, which makes every time grow with each of its arguments.
+All coefficients are ≥ 0, so every time grows with each argument.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,6 @@ from pathlib import Path
 
 from twofold.errors import ConfigurationError
 from twofold.hardware.specs import Machine, Model
-from twofold.performance.base import uncontended_latency
 from twofold.performance.coefficients import Calibration, calibrations
 from twofold.performance.cost import DecodeCost, ModelAccuracy
 from twofold.performance.instance import check_tensor_parallel, instance_name, memory_share, profile_name
@@ -73,38 +72,35 @@ class FittedModel(PoweredModel):
         prefill_s = max(self.prefill_s(tokens, squares), self._base_s)
         return prefill_s + self._sequences_s(sequences) + self._context_s * context
 
-    def uncontended(self, prompt_tokens: int, output_tokens: int) -> tuple[float, float]:
-        return uncontended_latency(self, prompt_tokens, output_tokens)
-
     def _sequences_s(self, sequences: int) -> float:
         return self._sequence_s * sequences + self._large_batch_s * max(sequences - LARGE_BATCH, 0)
 
 
 def long_share(tokens: float) -> float:
-    """How much of the extra cost of long batches applies: 0 up to 2,048 tokens, 1 from 4,096 on."""
+    """Share of the extra cost of long batches: 0 up to 2,048 tokens, 1 from 4,096 on."""
     return min(max((tokens - LONG_TOKENS) / (FULL_LONG_TOKENS - LONG_TOKENS), 0.0), 1.0)
 
 
 def fitted(
     model: Model, machine: Machine, tensor_parallel: int, *, extra: Sequence[Path] = ()
 ) -> FittedModel:
-    """The fit of this model on this machine's accelerators, from `extra` files first.
+    """The calibrated model of a pair, from `extra` files first.
 
-    Raises ConfigurationError, naming what there is, where nobody measured the pair.
+    Raises ConfigurationError, listing the calibrated pairs, if this one has no calibration.
     """
     check_tensor_parallel(machine, tensor_parallel)
     known = calibrations(extra)
     entry = _find(known, model, machine, tensor_parallel)
     if entry is None:
         raise ConfigurationError(
-            f"nobody measured {model.name} on {profile_name(machine)} TP{tensor_parallel}: there is "
-            f"{', '.join(one.pair for one in known)}; the performance models `roofline` and `auto` would estimate it"
+            f"no calibration of {model.name} on {profile_name(machine)} TP{tensor_parallel}, only of "
+            f"{', '.join(one.pair for one in known)}: use `roofline` or `auto` for an estimate"
         )
     return FittedModel(entry, model, machine, tensor_parallel)
 
 
 def is_fitted(model: Model, machine: Machine, tensor_parallel: int) -> bool:
-    """Whether `fitted` knows the pair."""
+    """Whether the pair has a calibration."""
     return _find(calibrations(), model, machine, tensor_parallel) is not None
 
 

@@ -1,23 +1,19 @@
-"""Times of an engine that packs all tokens of an iteration into one matrix, fitted to iterations of a live worker.
+"""Profile of a live service on one host, from which a simulation can run the same service.
 
-With n prompt tokens and b decodes in an iteration, S the squares of its prompts (see `PerformanceModel.prefill_s`) and
-C the KV tokens that its decodes read:
+`twofold calibrate live` writes the profile as YAML; `twofold simulate --profile` and `twofold verify` read it. Times
+are in seconds. The engine packs all tokens of an iteration into one matrix. With n prompt tokens and b decodes in an
+iteration, S the squares of its prompts (see `PerformanceModel.prefill_s`) and C the KV tokens read by its decodes:
 
     iteration(n, S, b, C) = base + f(n + b) + q·S + s·b + c·C
 
-- f, what the linear layers take, is made of straight lines that bend at 3, 4, 8, 32, 128 and 512 tokens: small matrices
-  use a processor less well than large ones, and from the fourth row on a CPU's library takes another, slower way than
-  for three. No slope is below 0, so no larger batch is faster.
-- q is attention within prompts, c attention of decodes over what they read, s what a decode costs besides.
-- One formula serves prefill, decode and mixed iterations alike, as one code runs them.
-- Computing and reading memory have speeds of their own on a host that others share: `decode_factor` is how many times
-  longer iterations without prompts take than the formula says.
-- A worker that ran nothing for a while takes `cold_s` longer for its next iteration: a core that slept, and caches that
-  others filled meanwhile.
-
-What was measured of a live service on one host: all that a simulation needs to run the same service in its place.
-
-`twofold calibrate live` writes it (YAML); `twofold simulate --profile` and `twofold verify` read it. Times are seconds.
+- f, the time of the linear layers, is piecewise linear with bends at 3, 4, 8, 32, 128 and 512 tokens: small matrices
+  use a processor less efficiently, and CPU libraries switch to a slower path from the fourth row on. No slope is
+  negative, so no larger batch is faster.
+- q is attention within prompts, c attention of decodes over their context, s the remaining cost of a decode.
+- The same formula covers prefill, decode and mixed iterations, because the same code runs them.
+- Compute and memory reads slow down differently on a shared host: `decode_factor` multiplies the time of iterations
+  without prompts.
+- After a pause, the next iteration of a worker takes `cold_s` longer: its core slept, and others filled the caches.
 """
 
 from itertools import pairwise
@@ -29,17 +25,17 @@ import msgspec
 from twofold.errors import ConfigurationError
 from twofold.hardware.catalog import Catalog
 from twofold.hardware.specs import Accelerator, Machine, Model
-from twofold.performance.base import PerformanceModel, uncontended_latency
+from twofold.performance.base import PerformanceModel
 from twofold.performance.cost import DecodeCost, ModelAccuracy
 
-COLD_AFTER_S: Final = 0.03  # without work
+COLD_AFTER_S: Final = 0.03  # of idling
 BENDS: Final = (0, 3, 4, 8, 32, 128, 512)
 
 
 class PackedTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Seconds: see the module for the formula. `token_s` are the slopes of f from each of its bends on.
+    """Coefficients in seconds; see the module for the formula. `token_s` has the slope of f after each bend.
 
-    Errors are mean absolute relative errors of iterations that the fit had not seen, by kind.
+    Errors are mean absolute relative errors on held-out iterations, by kind.
     """
 
     base_s: float
@@ -55,7 +51,7 @@ class PackedTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     iterations: int = 0
 
     def seconds(self, tokens: int, squares: int, sequences: int, context: int) -> float:
-        """An iteration of `tokens` prompt tokens beside `sequences` decodes that read `context` KV tokens."""
+        """Seconds of an iteration of `tokens` prompt tokens and `sequences` decodes that read `context` KV tokens."""
         packed = spread(tokens + sequences)
         linear_s = sum(slope * part for slope, part in zip(self.token_s, packed, strict=True))
         attention_s = self.square_s * squares + self.context_s * context
@@ -63,7 +59,7 @@ class PackedTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return seconds if tokens else seconds * self.decode_factor
 
     def slower(self, factor: float, decodes: float | None = None) -> "PackedTimes":
-        """All times that many times longer; with `decodes` those of iterations without prompts that many times."""
+        """Scale all times by `factor`, or those of iterations without prompts by `decodes`."""
         return msgspec.structs.replace(
             self,
             base_s=self.base_s * factor,
@@ -77,13 +73,13 @@ class PackedTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 def spread(tokens: float) -> list[float]:
-    """How many of the tokens lie between one bend and the next."""
+    """Number of tokens between each bend and the next."""
     ends = (*BENDS, float("inf"))
     return [min(max(tokens - low, 0), high - low) for low, high in pairwise(ends)]
 
 
 class PackedModel(PerformanceModel):
-    """The formula of this module for one worker of a host. What it draws was not measured, and counts as nothing."""
+    """Performance model of one worker of a profiled host. Power was not measured and counts as 0."""
 
     def __init__(self, name: str, times: PackedTimes) -> None:
         self.name = name
@@ -104,29 +100,25 @@ class PackedModel(PerformanceModel):
     def mixed_s(self, tokens: int, squares: int, sequences: int, context: int) -> float:
         return self.times.seconds(tokens, squares, sequences, context)
 
-    def uncontended(self, prompt_tokens: int, output_tokens: int) -> tuple[float, float]:
-        return uncontended_latency(self, prompt_tokens, output_tokens)
-
     @property
     def idle_w(self) -> float:
         return 0.0
 
-    def prefill_w(self, tokens: int) -> float:  # noqa: ARG002 (nobody measured it)
+    def prefill_w(self, tokens: int) -> float:  # noqa: ARG002
         return 0.0
 
     def decode_w(self, sequences: int) -> float:  # noqa: ARG002
         return 0.0
 
 
-HOST = "host"  # what clusters call the machine of a profile: one share of its cores, with one worker on it
+HOST = "host"  # machine name in cluster specs: one worker on one share of the cores
 
 
 class GatewayTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What stands between clients and workers, clients on the same host included.
+    """CPU times and delays between clients and workers on the same host.
 
-    A request costs `request_s` of CPU time and `prompt_token_s` more for each token of its prompt, and reaches a worker
-    `request_delay_s` after that: processes wake each other. What an iteration brought costs `step_s` and `token_s` for
-    each of its tokens, and is with the clients `step_delay_s` after that.
+    A request costs `request_s` plus `prompt_token_s` per prompt token, and reaches a worker `request_delay_s` later.
+    The output of an iteration costs `step_s` plus `token_s` per token, and reaches the clients `step_delay_s` later.
     """
 
     request_s: float
@@ -138,8 +130,9 @@ class GatewayTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class HostLink(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The way of KV between two workers: bytes per second, what starting a transfer costs, and what a layer-wise
-    hand-off still takes after the first token beside its last layer."""
+    """KV transfer between two workers: bandwidth, fixed cost of a transfer, and the synchronization that a layer-wise
+    hand-off adds after the first token.
+    """
 
     bytes_per_s: float
     latency_s: float
@@ -147,10 +140,10 @@ class HostLink(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class ContentionFactors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How many times longer an iteration takes because of others.
+    """Slowdown of an iteration through others.
 
-    `crowded` while all other cores are busy, with which it shares memory and caches; `shared` while it takes turns on
-    its own core with an iteration of the other phase, beyond the turns themselves.
+    `crowded` applies while all other cores are busy and share memory and caches. `shared` applies, beyond taking turns,
+    while an iteration of the other phase runs on the same core.
     """
 
     crowded: float = 1.0
@@ -158,10 +151,10 @@ class ContentionFactors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
 
 class HostProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A host, its engine with one model, and all that lies around it.
+    """A host, its engine with one model, and the service around it.
 
-    `cores` are those the service may use; `threads` of them computed in each worker. `kv_capacity_tokens` is the KV
-    cache of a worker where nothing else is said.
+    The service may use `cores` cores; each worker computes with `threads` threads. `kv_capacity_tokens` is the
+    default KV capacity of a worker.
     """
 
     model: Model
@@ -177,16 +170,16 @@ class HostProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     date: str
 
     def slower(self, prompts: float, decodes: float) -> "HostProfile":
-        """The same host while iterations with prompts, and those of decodes alone, take that many times longer.
+        """The same host with slower iterations.
 
-        The gateway computes, as prompts do.
+        `prompts` scales those with prompts and the gateway, `decodes` the others.
         """
         front = {name: getattr(self.front, name) * prompts for name in self.front.__struct_fields__}
         engine = self.engine.slower(prompts, decodes)
         return msgspec.structs.replace(self, engine=engine, front=GatewayTimes(**front))
 
     def extend(self, catalog: Catalog) -> Catalog:
-        """The catalog with this host and its model in it."""
+        """A catalog that also contains this host and its model."""
         return msgspec.structs.replace(
             catalog,
             machines={**catalog.machines, HOST: self.machine},
@@ -195,7 +188,7 @@ class HostProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def machine(self) -> Machine:
-        """The share of the host that one worker has. What it costs and draws was not measured and counts as 0."""
+        """One worker's share of the host as a machine. Price and power were not measured and count as 0."""
         accelerator = Accelerator(
             name=HOST,
             memory_bytes=self.model.weight_bytes + self.kv_capacity_tokens * self.model.kv_bytes_per_token,
@@ -220,7 +213,7 @@ class HostProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 def read_host_profile(path: Path | str) -> HostProfile:
-    """Raises ConfigurationError where the file is missing or not what `twofold calibrate live` writes."""
+    """Read a profile. Raises ConfigurationError if the file is missing or malformed."""
     try:
         return msgspec.yaml.decode(Path(path).read_bytes(), type=HostProfile)
     except OSError as error:
@@ -228,12 +221,12 @@ def read_host_profile(path: Path | str) -> HostProfile:
     except (msgspec.MsgspecError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise ConfigurationError(
-            f"{path} is no profile as `twofold calibrate live` writes it: {reason}"
+            f"{path} is not a host profile of `twofold calibrate live`: {reason}"
         ) from error
 
 
 def dump_host_profile(profile: HostProfile) -> str:
-    """The text of a profile file."""
+    """Text of a profile file."""
     heading = (
         "# Measured by `twofold calibrate live`. Times in seconds; see twofold.performance.host_profile.\n"
     )

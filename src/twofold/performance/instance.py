@@ -1,32 +1,28 @@
-"""An instance as the performance models name and check it: a model on part of a machine.
+"""An instance: a model on part of a machine, its pipeline stages and its KV capacity.
 
-An instance whose layers are divided among the stages of a pipeline.
-
-With L layers, S stages and the times t of an instance that holds all layers at the same tensor parallelism:
+With L layers, S stages and the times t of an instance that contains all layers at the same tensor parallelism:
 
     first stage   ⌈L / S⌉ / L · t
-    later stage   ⌈L / S⌉ / L · t + tokens · hidden size · bytes / bandwidth, for the activations that it is sent
+    later stage   ⌈L / S⌉ / L · t + tokens · hidden size · bytes / bandwidth, to receive activations
     iteration     the first stage, then S − 1 later ones
 
-Every stage is timed as the largest, and what an iteration costs whatever its layers (embeddings, sampling, the engine's
-own overhead) is divided with them. A token's activations cross a boundary once: each accelerator of a stage sends its
-part of them. Where they go over a network the stage has that share of the machine's.
-
-What of an instance's memory is left for KV cache.
+Every stage is timed as the largest, and costs independent of layers (embeddings, sampling, engine overhead) are
+divided in the same way. A token's activations cross a boundary once: each accelerator of a stage sends its part.
+Across machines a stage has its share of the network bandwidth.
 """
 
 import msgspec
 
 from twofold.errors import ConfigurationError
 from twofold.hardware.specs import Machine, Model
-from twofold.performance.base import PerformanceModel, uncontended_latency
+from twofold.performance.base import PerformanceModel
 from twofold.performance.cost import DecodeCost, ModelAccuracy
 
-_CAPPED, _CAP = "-pcap", 0.5  # the one cap that Splitwise's profile has, and its share of TDP
+_CAPPED, _CAP = "-pcap", 0.5  # the only power cap in Splitwise's profile, as a share of TDP
 
 
 def check_tensor_parallel(machine: Machine, tensor_parallel: int) -> None:
-    """Raise ConfigurationError where the machine has not that many accelerators."""
+    """Raise ConfigurationError if the machine has too few accelerators."""
     if not 1 <= tensor_parallel <= machine.count:
         raise ConfigurationError(
             f"{machine.name} has {machine.count} accelerators, so tensor parallelism is 1 to {machine.count}, "
@@ -35,7 +31,7 @@ def check_tensor_parallel(machine: Machine, tensor_parallel: int) -> None:
 
 
 def profile_name(machine: Machine) -> str:
-    """What profiles call this machine's accelerators: those under a power cap are measured apart."""
+    """Name of a machine's accelerators in profiles, which measure power-capped ones separately."""
     name = machine.accelerator.name
     if machine.power_cap == 1.0 or name.endswith(_CAPPED):
         return name
@@ -43,12 +39,12 @@ def profile_name(machine: Machine) -> str:
 
 
 def instance_name(kind: str, model: Model, machine: Machine, tensor_parallel: int) -> str:
-    """For people: `fitted bloom-176b on dgx-h100 TP8`."""
+    """Display name, such as `fitted bloom-176b on dgx-h100 TP8`."""
     return f"{kind} {model.name} on {machine.name} TP{tensor_parallel}"
 
 
 def memory_share(model: Model, machine: Machine, tensor_parallel: int, decode_s: float) -> float:
-    """The share of memory bandwidth that a decode of one sequence uses: it reads the active weights once."""
+    """Share of memory bandwidth that decode of one sequence uses to read the active weights once."""
     bytes_read = model.weight_bytes * model.active_parameters / model.parameters
     return bytes_read / (decode_s * tensor_parallel * machine.accelerator.memory_bytes_per_s)
 
@@ -56,15 +52,15 @@ def memory_share(model: Model, machine: Machine, tensor_parallel: int, decode_s:
 def resident_kv_bytes_per_token(model: Model, tensor_parallel: int) -> int:
     """Bytes of KV cache of one token over all accelerators of an instance.
 
-    Keys and values are split by KV head. Where there are more accelerators than KV heads, each head lies on
-    several of them; the compressed vector of latent attention cannot be split, so each holds it whole.
+    Keys and values are sharded by KV head. With more accelerators than KV heads, each head is replicated; the
+    compressed vector of latent attention cannot be sharded, so each accelerator has all of it.
     """
     shards = model.kv_heads if model.kv_latent_dims is None else 1
     return -(-model.kv_bytes_per_token * max(tensor_parallel, shards) // shards)
 
 
 class Pipeline(PerformanceModel):
-    """Times of a whole iteration, which passes all stages; watts are those while one stage is at work."""
+    """Times of a whole iteration through all stages, and watts while one stage computes."""
 
     def __init__(
         self, name: str, error: ModelAccuracy, first: PerformanceModel, later: PerformanceModel, stages: int
@@ -98,9 +94,6 @@ class Pipeline(PerformanceModel):
         later_s = self._later.mixed_s(tokens, squares, sequences, context)
         return self._first.mixed_s(tokens, squares, sequences, context) + (self._stages - 1) * later_s
 
-    def uncontended(self, prompt_tokens: int, output_tokens: int) -> tuple[float, float]:
-        return uncontended_latency(self, prompt_tokens, output_tokens)
-
     @property
     def idle_w(self) -> float:
         return self._stages * self._first.idle_w
@@ -113,7 +106,7 @@ class Pipeline(PerformanceModel):
 
 
 class LayersStage(PerformanceModel):
-    """A stage with `share` of the layers of `whole`, which is sent each token's activations in `token_s` seconds."""
+    """A stage with `share` of the layers of `whole`. Receiving a token's activations takes `token_s` seconds."""
 
     def __init__(self, whole: PerformanceModel, share: float, token_s: float) -> None:
         self.name = whole.name
@@ -131,9 +124,6 @@ class LayersStage(PerformanceModel):
     def mixed_s(self, tokens: int, squares: int, sequences: int, context: int) -> float:
         computed_s = self._share * self._whole.mixed_s(tokens, squares, sequences, context)
         return computed_s + self._token_s * (tokens + sequences)
-
-    def uncontended(self, prompt_tokens: int, output_tokens: int) -> tuple[float, float]:
-        return uncontended_latency(self, prompt_tokens, output_tokens)
 
     @property
     def idle_w(self) -> float:
@@ -154,11 +144,11 @@ def by_layers(
     pipeline_parallel: int,
     boundary_bytes_per_s: float | None = None,
 ) -> Pipeline:
-    """A pipeline whose stages share the layers of `whole`.
+    """A pipeline of stages that divide the layers of `whole`.
 
-    `boundary_bytes_per_s` is what carries activations from stage to stage. If None it is the accelerators' interconnect
-    for stages that fit on one machine, else the stage's share of the machine's network, and that at every boundary.
-    Raises ConfigurationError where there are more stages than layers.
+    `boundary_bytes_per_s` is the bandwidth for activations between stages. By default it is the accelerators'
+    interconnect if all stages fit on one machine, else the stage's share of the machine's network at every boundary.
+    Raises ConfigurationError for more stages than layers.
     """
     share = stage_layers(model, pipeline_parallel) / model.layers
     if boundary_bytes_per_s is None:
@@ -183,7 +173,7 @@ def boundary_bandwidth(machine: Machine, tensor_parallel: int, *, across: bool) 
 
 
 def stage_layers(model: Model, pipeline_parallel: int) -> int:
-    """Layers of the largest stage; raises ConfigurationError where a stage would have none."""
+    """Layers of the largest stage. Raises ConfigurationError if a stage would have none."""
     if not 1 <= pipeline_parallel <= model.layers:
         raise ConfigurationError(
             f"{model.name} has {model.layers} layers, so pipeline parallelism is 1 to {model.layers}, "
@@ -200,18 +190,15 @@ def kv_capacity_tokens(
     kv_bytes_per_token: int | None = None,
     pipeline_parallel: int = 1,
 ) -> int:
-    """How many tokens of KV cache an instance holds beside its weights.
+    """KV capacity in tokens of an instance beside its weights.
 
-    `utilization` is the share of accelerator memory that weights and KV may fill; `kv_bytes_per_token`
-    overrides what the model and its sharding need. Of a pipeline it is what its largest stage holds, which has that
-    share of the weights, as if the embeddings were spread over the layers, and of the KV of each token. Raises
-    ConfigurationError where the weights do not fit.
+    `utilization` is the share of accelerator memory for weights and KV. `kv_bytes_per_token` overrides the need of
+    model and sharding. The largest stage bounds a pipeline, with weights and KV in proportion to its layers. Raises
+    ConfigurationError if the weights do not fit.
     """
     check_tensor_parallel(machine, tensor_parallel)
     if not 0.0 < utilization <= 1.0:
-        raise ConfigurationError(
-            f"memory utilization {utilization:g} is no share: give more than 0, at most 1"
-        )
+        raise ConfigurationError(f"memory utilization must be above 0 and at most 1, not {utilization:g}")
     if kv_bytes_per_token is not None and kv_bytes_per_token < 1:
         raise ConfigurationError(f"KV bytes per token must be at least 1, not {kv_bytes_per_token}")
     layers = stage_layers(model, pipeline_parallel)
@@ -224,12 +211,12 @@ def kv_capacity_tokens(
         have = f"{tensor_parallel}x {machine.accelerator.name} have {memory / 1e9:,.0f} GB"
         may = f", of which {utilization:.0%} may be used" if utilization < 1.0 else ""
         raise ConfigurationError(
-            f"{stage} needs {weights / 1e9:,.0f} GB for its weights and some for KV cache, and {have}{may}: "
+            f"{stage} needs {weights / 1e9:,.0f} GB for weights plus KV cache, but {have}{may}: "
             "use more accelerators per instance or larger ones"
         )
     return tokens
 
 
 def _share(size: int, layers: int, model: Model) -> int:
-    """What of `size` goes to so many of the model's layers."""
+    """Part of `size` that belongs to `layers` layers of the model, rounded up."""
     return -(-size * layers // model.layers)

@@ -1,12 +1,12 @@
-"""Watts of an instance, by phase and batch.
+"""Watts of an instance by phase and batch.
 
-What Splitwise found (sections 3.6 and 3.7): prefill nears the accelerators' TDP as its batch grows; decode draws
-much less and hardly more for a larger batch, so a power cap slows prefill and spares decode. Assumed here:
+Splitwise (sections 3.6 and 3.7) measured that prefill approaches the accelerators' TDP as its batch grows, while decode
+draws much less and hardly more for a larger batch. A power cap therefore slows prefill only. Assumptions:
 
-- decode draws a share of TDP that rises with how busy it keeps the memory, and a little with each sequence;
-- prefill rises in a straight line from there to all of TDP, where prompts saturate the accelerator;
-- what a machine provisions beyond its accelerators is drawn in full while a batch runs;
-- an accelerator under a power cap draws what it would without, up to the cap.
+- decode draws a share of TDP that grows with the use of memory bandwidth, and slightly with each sequence;
+- prefill grows linearly from there to full TDP, where prompts saturate the accelerator;
+- the power that a machine provisions beyond its accelerators is drawn in full while a batch runs;
+- an accelerator under a power cap draws its usual power up to the cap.
 
 An instance on t of a machine's c accelerators draws t/c of the machine.
 """
@@ -19,7 +19,7 @@ from twofold.performance.coefficients import power_law
 
 
 class InstancePower:
-    """Watts of one instance; see the module for what they rest on. The shares are of the accelerators' TDP."""
+    """Watts of one instance. Shares refer to the accelerators' TDP; see the module for the assumptions."""
 
     __slots__ = (
         "accelerators_w",
@@ -51,7 +51,7 @@ class InstancePower:
         self.saturation_tokens = saturation_tokens
 
     def prefill_w(self, tokens: int) -> float:
-        """Watts while prompts of `tokens` tokens in all run, alone or beside decodes."""
+        """Watts while prompts with `tokens` tokens in all run, alone or beside decodes."""
         full = min(tokens / self.saturation_tokens, 1.0)
         return self._watts(self.decode_share + (1.0 - self.decode_share) * full)
 
@@ -70,10 +70,10 @@ def instance_power(
     memory_share: float,
     decode_share: float | None = None,
 ) -> InstancePower:
-    """The power of an instance on `tensor_parallel` accelerators of a machine.
+    """Power of an instance on `tensor_parallel` accelerators of a machine.
 
-    `memory_share` is the share of memory bandwidth that a decode of one sequence uses; `decode_share` is the
-    share of TDP that it draws where that was measured.
+    `memory_share` is the share of memory bandwidth that decode of one sequence uses; `decode_share` overrides the
+    estimated share of TDP with a measured one.
     """
     law = power_law()
     part = tensor_parallel / machine.count
@@ -92,7 +92,7 @@ def instance_power(
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class PoweredModel(PerformanceModel):
-    """The power half of a performance model."""
+    """A performance model with power from `InstancePower`."""
 
     def __init__(self, power: InstancePower) -> None:
         self._power = power

@@ -1,4 +1,4 @@
-"""The performance models by name: one line each."""
+"""Performance models by name: one line each."""
 
 from collections.abc import Callable
 from functools import partial
@@ -16,7 +16,7 @@ Factory = Callable[[Model, Machine, int], PerformanceModel]
 
 
 def auto(model: Model, machine: Machine, tensor_parallel: int) -> PerformanceModel:
-    """Fitted where the pair was measured, else the roofline, whose error says `estimated`."""
+    """Fitted if the pair was measured, else the roofline with its `estimated` accuracy."""
     measured = is_fitted(model, machine, tensor_parallel)
     return (fitted if measured else roofline)(model, machine, tensor_parallel)
 
@@ -32,7 +32,7 @@ PERFORMANCE_MODELS: dict[str, Factory] = {
 
 PipelineFactory = Callable[[Model, Machine, int, int], PerformanceModel]
 
-# What was published with pipelines of its own, and (None) without any; all others divide their times by layers.
+# Models published with their own pipelines, or (None) without any. All others divide their times by layers.
 _PIPELINES: dict[str, PipelineFactory | None] = {
     "splitwise-published": None,
     "distserve-published": distserve_pipeline,
@@ -49,16 +49,16 @@ def performance_model(
     *,
     boundary_bytes_per_s: float | None = None,
 ) -> PerformanceModel:
-    """The times and power of `model` on stages of `tensor_parallel` accelerators of `machine`.
+    """Times and power of `model` on pipeline stages of `tensor_parallel` accelerators of `machine`.
 
-    `boundary_bytes_per_s` is what carries activations between stages; see `pipeline.by_layers`.
-    Raises ConfigurationError for a name that is not there, for a machine with fewer accelerators, for more stages than
-    layers, and for what the named model knows nothing of.
+    `boundary_bytes_per_s` is the bandwidth for activations between stages; see `instance.by_layers`. Raises
+    ConfigurationError for an unknown name, too few accelerators, more stages than layers, and configurations that the
+    named model does not cover.
     """
     factory = PERFORMANCE_MODELS.get(name)
     if factory is None:
         raise ConfigurationError(
-            f"there is no performance model {name!r}: there is {', '.join(PERFORMANCE_MODELS)}"
+            f"unknown performance model {name!r}: choose one of {', '.join(PERFORMANCE_MODELS)}"
         )
     if pipeline_parallel == 1:
         return factory(model, machine, tensor_parallel)
@@ -68,6 +68,6 @@ def performance_model(
     published = _PIPELINES[name]
     if published is None:
         raise ConfigurationError(
-            f"{name} knows no pipelines: use pipeline parallelism 1, or another performance model"
+            f"{name} does not support pipelines: use pipeline parallelism 1 or another performance model"
         )
     return published(model, machine, tensor_parallel, pipeline_parallel)

@@ -1,25 +1,25 @@
-"""Times for a pair that nobody measured, from what the model needs and the machine can do.
+"""Estimated times for pairs without measurements, from the needs of the model and the limits of the machine.
 
 Per accelerator of an instance, with n batched prompt tokens, S their squares, b decodes that read C KV tokens:
 
-    overhead      layers · (launch + step · log2 TP), for kernels and for all-reduces that wait
+    overhead      layers · (launch + step · log2 TP), for kernels and all-reduce latency
     weights(b)    bytes of the weights that b tokens touch / (TP · bandwidth · efficiency)
     token         2 · active parameters / (TP · FLOP/s · efficiency)
                   + all-reduce of a token / (interconnect · efficiency)
     floor(n)      overhead + layers · prefill launch + weights(n)
     prefill(n, S) (floor(n)^p + (token·n)^p)^(1/p) + long·token·n·w(n) + attention·S
     decode(b, C)  overhead + weights(b) + sequence·layers·b + token·b + kv·C
-    mixed         max(prefill(n, S), overhead + weights(b)) + the last three of decode
+    mixed         max(prefill(n, S), overhead + weights(b)) + the last three terms of decode
 
-p and w are those of `twofold.performance.fitted`. A token passes two all-reduces in each layer, of hidden_size values
-each, in which every accelerator sends and receives 2·(TP − 1)/TP of them. For a mixture of experts b tokens touch
-1 − (1 − active/all)^b of the weights: what independent, even routing touches in expectation.
+p and w are those of `twofold.performance.fitted`. A token passes two all-reduces of hidden_size values in each layer,
+in which every accelerator sends and receives 2·(TP − 1)/TP of them. In a mixture of experts, b tokens touch 1 − (1 −
+active/all)^b of the weights: the expectation for independent, even routing.
 
-The efficiencies and overheads are the same for all pairs: bench/splitwise/fit_roofline.py fitted them to the measured
-ones. They are of one serving stack of 2023 and carry its overheads, so newer stacks are faster.
-Against DistServe's latency model of OPT on A100, another stack, prefill is 8% off on average and decode 22%, mostly too
-slow in large batches. Nothing was fitted at TP 1, where overhead comes out as 0. Under a power cap
-prefill slows down in a straight line to 1.3 × at a cap of half the TDP, and decode not at all (Splitwise).
+Efficiencies and overheads are the same for all pairs. bench/splitwise/fit_roofline.py fitted them to the measured pairs
+of one serving stack of 2023, so newer stacks are faster. Compared to DistServe's latency model of OPT on A100, another
+stack, prefill is 8% off on average and decode 22%, mostly too slow in large batches. No pair at TP 1 was fitted, where
+the overhead is 0. Under a power cap, prefill slows down linearly to 1.3 × at half the TDP, and decode not at all
+(Splitwise).
 """
 
 import math
@@ -29,7 +29,6 @@ from statistics import fmean
 import msgspec
 
 from twofold.hardware.specs import Machine, Model
-from twofold.performance.base import uncontended_latency
 from twofold.performance.coefficients import data_bytes
 from twofold.performance.cost import DecodeCost, ModelAccuracy
 from twofold.performance.fitted import KNEE, long_share
@@ -46,7 +45,7 @@ _CAPPED_SLOWDOWN, _CAP = 1.3, 0.5
 
 
 class RooflineConstants(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Efficiencies are shares of the peak; the rest are seconds per layer, but `long_batch`: a share."""
+    """Efficiencies are shares of the peak, `long_batch` is a share, and the others are seconds per layer."""
 
     compute_efficiency: float
     interconnect_efficiency: float
@@ -60,7 +59,7 @@ class RooflineConstants(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
 
 class LeftOut(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Errors on one measured pair of constants that were fitted to all the others."""
+    """Errors on one measured pair of constants fitted to all others."""
 
     model: str
     accelerator: str
@@ -70,7 +69,7 @@ class LeftOut(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class RooflineFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What bench/splitwise/fit_roofline.py writes."""
+    """Output of bench/splitwise/fit_roofline.py."""
 
     source: str
     date: str
@@ -123,9 +122,6 @@ class RooflineModel(PoweredModel):
         alone_s = max(self.prefill_s(tokens, squares), self._overhead_s + self._touched_s(sequences))
         return alone_s + self._sequence_s * sequences + self._context_s * context
 
-    def uncontended(self, prompt_tokens: int, output_tokens: int) -> tuple[float, float]:
-        return uncontended_latency(self, prompt_tokens, output_tokens)
-
     def _touched_s(self, tokens: int) -> float:
         if self._active == 1.0:
             return self._weights_s
@@ -133,7 +129,7 @@ class RooflineModel(PoweredModel):
 
 
 class RooflineTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """What an instance must do, as seconds at the peak of its accelerators; `steps` is layers · log2 TP."""
+    """Work of an instance in seconds at the peak of its accelerators; `steps` is layers · log2 TP."""
 
     compute_s: float
     all_reduce_s: float
@@ -146,7 +142,7 @@ class RooflineTerms(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, model: Model, machine: Machine, tensor_parallel: int) -> "RooflineTerms":
-        """Per token, per unit of squares, per KV token and per reading of all weights."""
+        """Terms per token, per unit of squares, per KV token and per read of all weights."""
         accelerator = machine.accelerator
         flops_per_s = tensor_parallel * accelerator.flops_per_s
         bytes_per_s = tensor_parallel * accelerator.memory_bytes_per_s
@@ -155,7 +151,7 @@ class RooflineTerms(msgspec.Struct, frozen=True, kw_only=True):
         return cls(
             compute_s=2 * model.active_parameters / flops_per_s,
             all_reduce_s=model.layers * sent / accelerator.interconnect_bytes_per_s if sent else 0.0,
-            # S counts each pair of a token and one it attends to twice; a pair costs 4 FLOPs per value of a head
+            # S counts each attended pair of tokens twice; a pair costs 4 FLOPs per head value
             attention_s=2 * model.layers * model.heads * model.head_dim / flops_per_s,
             kv_s=kv_bytes / bytes_per_s,
             weights_s=model.weight_bytes / bytes_per_s,
@@ -172,17 +168,17 @@ def roofline_with(
     tensor_parallel: int,
     error: ModelAccuracy | None = None,
 ) -> RooflineModel:
-    """The roofline with constants of one's own, and the error that goes with them."""
+    """A roofline with custom constants and their accuracy."""
     check_tensor_parallel(machine, tensor_parallel)
-    unknown = ModelAccuracy(
-        prefill=None, decode=None, basis="roofline with its own constants", estimated=True
-    )
+    unknown = ModelAccuracy(prefill=None, decode=None, basis="roofline with custom constants", estimated=True)
     return RooflineModel(constants, error or unknown, model, machine, tensor_parallel)
 
 
 def roofline(model: Model, machine: Machine, tensor_parallel: int) -> RooflineModel:
-    """An estimate for any pair. Its error is that on this pair, left out of the fit, where it was measured; else the
-    mean over the pairs that were."""
+    """An estimate for any pair.
+
+    Its accuracy is the error on this pair when left out of the fit, else the mean over all pairs.
+    """
     data = _data()
     error = _error(data.left_out, (model.name, profile_name(machine), tensor_parallel))
     return roofline_with(data.constants, model, machine, tensor_parallel, error)

@@ -1,11 +1,9 @@
-"""A piecewise linear curve through measured points.
+"""The performance model of SplitwiseSim, exactly as it computes, to reproduce the paper's figures. Not for planning.
 
-The performance model of SplitwiseSim, exactly as it computes: to reproduce the paper's figures, not to plan.
-
-Both times are piecewise linear in x = prompt tokens × batch size, through the medians of the profile, and continued
-beyond both ends. An iteration of prompts takes the prompt curve at all its tokens. One of decodes takes the token curve
-at x = *number of sequences*, far below where it was measured, so decode batching is almost free; context plays no part.
-A mixed one takes 1.1 × the prompt curve at prompt tokens + decodes.
+Both times are piecewise linear in x = prompt tokens × batch size through the medians of the profile, and extrapolated
+beyond both ends. A prefill takes the prompt curve at all its tokens. A decode takes the token curve at x = *number of
+sequences*, far below the measured range, so decode batching is almost free and context plays no part. A mixed iteration
+takes 1.1 × the prompt curve at prompt tokens + decodes.
 """
 
 from bisect import bisect_right
@@ -21,16 +19,16 @@ from twofold.performance.power import PoweredModel, instance_power
 
 
 class PiecewiseLinear:
-    """Straight lines between points, and the first and last of those lines continued beyond both ends."""
+    """Linear interpolation between points, extrapolated beyond both ends."""
 
     def __init__(self, xs: Sequence[float], ys: Sequence[float]) -> None:
         if len(xs) != len(ys) or len(xs) < 2:
             raise ConfigurationError(
-                f"a curve needs at least two points, each with an x and a y, not {len(xs)}"
+                f"interpolation needs at least two points, each with an x and a y, not {len(xs)}"
             )
         if any(right <= left for left, right in pairwise(xs)):
-            raise ConfigurationError("the points of a curve must come in rising order of x")
-        # Once, and all of them floats, which compare quickly with each other: a simulator asks for millions of points.
+            raise ConfigurationError("interpolation points must be in ascending order of x")
+        # Converted once, because floats compare fastest with floats and a simulator evaluates millions of points.
         self._xs = [float(x) for x in xs]
         self._ys = [float(y) for y in ys]
         self._slopes = [(ys[i + 1] - ys[i]) / (xs[i + 1] - xs[i]) for i in range(len(xs) - 1)]
@@ -44,7 +42,7 @@ _MIXED = 1.1
 
 
 class SplitwisePublishedModel(PoweredModel):
-    """The two curves of one pair."""
+    """The prompt and token curves of one pair."""
 
     def __init__(self, knots: Knots, model: Model, machine: Machine, tensor_parallel: int) -> None:
         self.name = instance_name("splitwise-published", model, machine, tensor_parallel)
@@ -58,7 +56,7 @@ class SplitwisePublishedModel(PoweredModel):
         used = memory_share(model, machine, tensor_parallel, self._token_s(1))
         super().__init__(instance_power(machine, tensor_parallel, memory_share=used))
 
-    def prefill_s(self, tokens: int, squares: int) -> float:  # noqa: ARG002  (it knows no squares)
+    def prefill_s(self, tokens: int, squares: int) -> float:  # noqa: ARG002
         return self._above_zero(self._prompt_s(tokens), tokens)
 
     def decode_cost(self, sequences: int) -> DecodeCost:
@@ -68,20 +66,19 @@ class SplitwisePublishedModel(PoweredModel):
         return _MIXED * self._above_zero(self._prompt_s(tokens + sequences), tokens + sequences)
 
     def uncontended(self, prompt_tokens: int, output_tokens: int) -> tuple[float, float]:  # noqa: ARG002
-        """Both curves at x = prompt tokens, as its notebooks do to normalise latencies."""
+        """Both curves at x = prompt tokens, as the original's notebooks normalize latencies."""
         return self._prompt_s(prompt_tokens), self._token_s(prompt_tokens)
 
     def _above_zero(self, seconds: float, tokens: int) -> float:
         if seconds <= 0:
             raise ConfigurationError(
-                f"{self.name} has no time for {tokens:,} batched tokens: its last line, continued that far, "
-                "falls below 0; use `fitted`"
+                f"{self.name} extrapolates to a negative time for {tokens:,} batched tokens: use `fitted`"
             )
         return seconds
 
 
 def splitwise_published(model: Model, machine: Machine, tensor_parallel: int) -> SplitwisePublishedModel:
-    """Raises ConfigurationError, naming what there is, for a pair that the profile does not have."""
+    """The published model of a pair. Raises ConfigurationError, listing the published pairs, for any other."""
     check_tensor_parallel(machine, tensor_parallel)
     wanted = (model.name, profile_name(machine), tensor_parallel)
     known = published_knots().knots
@@ -89,6 +86,6 @@ def splitwise_published(model: Model, machine: Machine, tensor_parallel: int) ->
         if (knots.model, knots.accelerator, knots.tensor_parallel) == wanted:
             return SplitwisePublishedModel(knots, model, machine, tensor_parallel)
     raise ConfigurationError(
-        f"Splitwise published nothing of {wanted[0]} on {wanted[1]} TP{tensor_parallel}: there is "
-        f"{', '.join(knots.pair for knots in known)}; the performance models `roofline` and `auto` would estimate it"
+        f"no published profile of {wanted[0]} on {wanted[1]} TP{tensor_parallel}, only of "
+        f"{', '.join(knots.pair for knots in known)}: use `roofline` or `auto` for an estimate"
     )

@@ -1,11 +1,7 @@
-"""How long a hand-off takes: all of the KV cache after prefill, or layer by layer beside it.
+"""Duration of KV hand-offs: serialized after prefill, or layer by layer beside it (Splitwise, section 4.3).
 
-After section 4.3 of the Splitwise paper. Layer-wise costs synchronisation that the user sees after the first
-token; serialized costs the whole transfer. So long prompts go layer by layer and short ones at once.
-
-What was measured of a live service: how fast an instance prefills, and what the way to a peer carries.
-
-What a hand-off costs that goes from ranks to other ranks: the link of a rank, and what it has to carry.
+A layer-wise hand-off adds synchronization after the first token; a serialized one adds the whole transfer. Long prompts
+therefore go layer by layer, and short ones serialized.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,29 +10,29 @@ import msgspec
 
 from twofold.errors import ConfigurationError
 
-_LONGEST = 1 << 24  # tokens: no prompt is longer, so a crossover beyond it is none
+_LONGEST = 1 << 24  # tokens
 
-# What the paper saw of layer-wise hand-offs of bloom-176b beside the last layer's transfer: 8 ms in all on DGX-A100
-# (200 GB/s) and 5 ms on DGX-H100 (400 GB/s), where serialized is better below 512 prompt tokens. 512 tokens
-# of 4,014,080 bytes, less the 70th part that both modes send after prefill, take 5.064 ms at 400 GB/s.
+# The paper measured layer-wise hand-offs of bloom-176b: 8 ms in all on DGX-A100 (200 GB/s) and 5 ms on DGX-H100
+# (400 GB/s), where serialized is better below 512 prompt tokens. 512 tokens of 4,014,080 bytes, less the 70th part that
+# both modes send after prefill, take 5.064 ms at 400 GB/s.
 _SLOW_BYTES_PER_S, _SLOW_SYNC_S = 200e9, 7.71e-3
 _FAST_BYTES_PER_S, _FAST_SYNC_S = 400e9, 5.064e-3
 
 
 def default_sync_s(bytes_per_s: float) -> float:
-    """Seconds of synchronisation of a layer-wise hand-off over a machine's network.
+    """Seconds of synchronization of a layer-wise hand-off over a machine's network.
 
-    The two measured machines at 200 and 400 GB/s, a straight line between them, and no guess beyond them.
+    Interpolates linearly between the two measured machines, at 200 and 400 GB/s, and is constant beyond them.
     """
     share = (bytes_per_s - _SLOW_BYTES_PER_S) / (_FAST_BYTES_PER_S - _SLOW_BYTES_PER_S)
     return _SLOW_SYNC_S + min(max(share, 0.0), 1.0) * (_FAST_SYNC_S - _SLOW_SYNC_S)
 
 
 class TransferModel(msgspec.Struct, frozen=True, kw_only=True):
-    """The path of one request's KV cache from one instance to another, with nobody else on it.
+    """An uncontended path for the KV cache of one request between two instances.
 
-    `latency_s` is the fixed cost of starting a transfer; `sync_s` the synchronisation that a layer-wise
-    hand-off adds after the first token.
+    `latency_s` is the fixed cost of a transfer; `sync_s` the synchronization that a layer-wise hand-off adds after
+    the first token.
     """
 
     kv_bytes_per_token: int
@@ -49,52 +45,53 @@ class TransferModel(msgspec.Struct, frozen=True, kw_only=True):
         if self.kv_bytes_per_token < 1 or self.layers < 1 or self.bytes_per_s <= 0:
             raise ConfigurationError("a transfer needs KV bytes, layers and bandwidth above 0")
         if self.latency_s < 0 or self.sync_s < 0:
-            raise ConfigurationError("latency and synchronisation of a transfer cannot be below 0 seconds")
+            raise ConfigurationError("latency and synchronization of a transfer must be at least 0 seconds")
 
     def serialized_s(self, tokens: int, late_s: float = 0.0) -> float:
-        """Seconds after prefill until all the KV cache of `tokens` has landed.
+        """Seconds from the end of prefill until the KV cache of `tokens` tokens arrives.
 
-        `late_s` is how long after prefill others still have the path.
+        `late_s` is how long the path stays busy with other transfers after prefill.
         """
         return late_s + self.latency_s + tokens * self.kv_bytes_per_token / self.bytes_per_s
 
     def layer_wise_s(self, tokens: int, prefill_s: float, late_s: float = 0.0) -> float:
-        """Seconds after prefill until the last layer has landed, when each left as soon as it was computed.
+        """Seconds from the end of prefill until the last layer arrives, if each is sent once computed.
 
-        The first layer leaves after 1/layers of prefill, or `late_s` later where others have the path until then. A
-        network faster than prefill leaves only the last layer to wait for; a slower one works without a pause and
-        ends when all bytes are through.
+        The first layer leaves after 1/layers of prefill, or `late_s` later if the path is busy until then. With a
+        network faster than prefill, only the last layer remains; a slower network is busy without a pause until all
+        bytes are through.
         """
         bytes_s = tokens * self.kv_bytes_per_token / self.bytes_per_s
         backlog_s = bytes_s - prefill_s * (self.layers - 1) / self.layers + late_s
         return self.latency_s + max(backlog_s, bytes_s / self.layers) + self.sync_s
 
     def crossover_tokens(self, prefill_s: Callable[[int], float]) -> int | None:
-        """The shortest prompt whose layer-wise hand-off leaves less to wait for than a serialized one.
+        """The shortest prompt for which a layer-wise hand-off ends sooner than a serialized one.
 
-        `prefill_s` gives the seconds of a prefill of that many tokens and must not fall. None where no
-        prompt is long enough, because synchronisation costs more than all the prefill could hide.
+        `prefill_s` gives the seconds of a prefill by number of tokens and must not decrease. None if no prompt is
+        long enough, because synchronization costs more than prefill could hide.
         """
-        high = 1
-        while not self._layer_wise_wins(high, prefill_s):
-            high *= 2
-            if high > _LONGEST:
-                return None
-        low = high // 2  # layer-wise does not win here (or low is 0)
-        while high - low > 1:
-            middle = (low + high) // 2
-            if self._layer_wise_wins(middle, prefill_s):
-                high = middle
-            else:
-                low = middle
-        return high
+        return shortest(
+            lambda tokens: self.layer_wise_s(tokens, prefill_s(tokens)) < self.serialized_s(tokens)
+        )
 
-    def _layer_wise_wins(self, tokens: int, prefill_s: Callable[[int], float]) -> bool:
-        return self.layer_wise_s(tokens, prefill_s(tokens)) < self.serialized_s(tokens)
+
+def shortest(pays: Callable[[int], bool]) -> int | None:
+    """The smallest number of tokens from which on `pays` holds, by bisection; None beyond the longest prompts."""
+    high = 1
+    while not pays(high):
+        high *= 2
+        if high > _LONGEST:
+            return None
+    low = high // 2  # too few tokens, or 0
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if pays(middle) else (middle, high)
+    return high
 
 
 class PrefillSpeed(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds of a prefill: some for each iteration, and some for each token of the prompt."""
+    """Measured prefill speed: seconds per iteration and per prompt token."""
 
     fixed_s: float
     s_per_token: float
@@ -104,22 +101,22 @@ class PrefillSpeed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LinkSpeed(msgspec.Struct, frozen=True, kw_only=True):
-    """The way from one instance to another: what each transfer costs by itself, and then per byte."""
+    """Measured link between two instances: seconds per transfer, and bandwidth."""
 
     overhead_s: float
     bytes_per_s: float
 
     @classmethod
     def fit(cls, small: tuple[int, float], large: tuple[int, float]) -> "LinkSpeed":
-        """From two transfers, as (bytes, seconds). However noisy they are, half of the small one's time is overhead."""
+        """Fit two transfers, given as (bytes, seconds). At least half of the small one's time counts as overhead."""
         (few, few_s), (many, many_s) = small, large
         per_byte_s = max(many_s - few_s, many_s * 0.01) / (many - few)
         return cls(overhead_s=max(few_s / 2, few_s - few * per_byte_s), bytes_per_s=1.0 / per_byte_s)
 
     def transfer(self, kv_bytes_per_token: int, layers: int) -> TransferModel:
-        """The path of a hand-off over it, if each layer is sent by itself.
+        """The path of a hand-off that sends each layer separately.
 
-        Then each but the last costs an overhead more, on the link and to the prefill beside it.
+        Each layer but the last adds one more overhead to the link and to the prefill beside it.
         """
         return TransferModel(
             kv_bytes_per_token=kv_bytes_per_token,
@@ -131,11 +128,11 @@ class LinkSpeed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def reshard_path(link: LinkSpeed, layer_bytes: Sequence[int], pieces: Sequence[int]) -> TransferModel:
-    """The path of a hand-off whose layers go one after the other, each from several ranks side by side.
+    """The path of a hand-off in which several ranks send each layer side by side.
 
-    Of each layer, `layer_bytes` is what the busiest rank has of one token, and `pieces` in how many transfers it
-    sends that. Every rank has a `link` of its own. Layers of other stages count as if they left after one
-    another too, as they do while they are computed; once all are, less time may do.
+    For each layer, `layer_bytes` is the bytes per token of the busiest rank, and `pieces` its number of transfers.
+    Every rank has its own `link`. Layers of different stages are counted one after the other, as they are computed;
+    once all are computed, the transfer may be faster.
     """
     layers = len(layer_bytes)
     return TransferModel(

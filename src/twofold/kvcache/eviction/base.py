@@ -95,7 +95,7 @@ class Ranking:
         """The block of the lowest rank that is not in `keep`, or None."""
         heap, queues = self._heap, self._queues
         found: BlockKey | None = None
-        passed: list[int] = []  # ranks whose blocks are all in `keep`
+        passed: list[int] = []  # ranks with all blocks in `keep`
         while heap:
             rank = heap[0]
             queue = queues.get(rank)

@@ -7,7 +7,7 @@ from twofold.request import BlockKey
 class Lfu(RankedEviction):
     """Evicts the block with the fewest uses since it was stored, which counts as its first use.
 
-    Of several, it evicts the one that has had that count longest. A block that returns starts again at one.
+    Ties go to the block that reached its count first. A block that returns starts again at one.
     """
 
     help = "least frequently used since the block was stored"

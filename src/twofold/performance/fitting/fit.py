@@ -1,9 +1,7 @@
-"""Least squares whose coefficients cannot be below 0, as no cost can.
+"""Fit the coefficients of `twofold.performance.fitted` to a profile and estimate their error.
 
-Fit the coefficients of `twofold.performance.fitted` to a profile, and say how well they predict.
-
-Relative least squares without negative coefficients, on the medians of each configuration (prompt size and batch
-size). The error is taken on configurations that a fit did not see: each is left out once, in k folds.
+The fit is a relative, non-negative least squares fit to the medians of each configuration (prompt size and batch size).
+The error is measured by k-fold cross-validation over configurations.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,16 +29,16 @@ _RIDGE = 1e-12
 
 
 def non_negative_least_squares(columns: Sequence[Floats], target: Floats, scale: Floats) -> Floats:
-    """The coefficients x ≥ 0 that make Σ((Σ columns · x − target) / scale)² least; with `scale` the measured value,
-    these are relative errors.
+    """Coefficients x ≥ 0 that minimize Σ((Σ columns · x − target) / scale)².
 
-    There are few columns, so every choice of those that are not 0 is tried; the smallest that is best wins.
+    With measured values as `scale`, the errors are relative. All subsets of the few columns are tried; the smallest
+    best subset wins.
     """
     matrix, wanted = np.column_stack(columns) / scale[:, None], target / scale
     sizes = np.linalg.norm(matrix, axis=0)
     used = np.flatnonzero(sizes)
     unit = matrix[:, used] / sizes[used]
-    # The ridge, which is nothing beside the unit diagonal, lets choices of columns that say the same be solved too.
+    # A negligible ridge keeps subsets of collinear columns solvable.
     products, shares = unit.T @ unit + _RIDGE * np.eye(len(used)), unit.T @ wanted
     best, least = np.zeros(len(columns)), float(wanted @ wanted)
     for size in range(1, len(used) + 1):
@@ -60,12 +58,12 @@ def non_negative_least_squares(columns: Sequence[Floats], target: Floats, scale:
     return best
 
 
-_ROUNDS = 8  # short and long batches are fitted in turn; by then a round changes nothing that is kept
-_FEWEST = 3  # sizes of short batches, without which floor and slope are guesses
+_ROUNDS = 8  # alternating fits of short and long batches; converges to the kept digits
+_FEWEST = 3  # distinct sizes of short batches needed for floor and slope
 
 
 class FitOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """`date` is when the profile was measured; `notes` are added to the basis of all pairs of that hardware."""
+    """Metadata of a fit: `date` of the measurements; `notes` by hardware, appended to the basis of its pairs."""
 
     source: str
     date: str
@@ -74,18 +72,18 @@ class FitOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fit_profile(rows: Sequence[ProfileRow], options: FitOptions) -> list[Calibration]:
-    """A calibration for each model, hardware and tensor parallelism in the profile."""
+    """One calibration per model, hardware and tensor parallelism in the profile."""
     pairs = sorted({row.pair for row in rows})
     if not pairs:
         raise ConfigurationError(f"{options.source} has no rows to fit")
     unknown = sorted(set(options.notes) - {hardware for _, hardware, _ in pairs})
     if unknown:
-        raise ConfigurationError(f"there is a note on {unknown[0]}, which {options.source} does not have")
+        raise ConfigurationError(f"{options.source} has no hardware {unknown[0]}, which a note refers to")
     return [fit_pair([row for row in rows if row.pair == pair], options) for pair in pairs]
 
 
 def fit_pair(rows: Sequence[ProfileRow], options: FitOptions) -> Calibration:
-    """The calibration of rows that are all of one pair."""
+    """The calibration of rows of a single pair."""
     kept, dropped = consistent_batches(rows)
     model, hardware, tensor_parallel = rows[0].pair
     _require_enough(kept, f"{model} on {hardware} TP{tensor_parallel}")
@@ -113,7 +111,7 @@ def fit_pair(rows: Sequence[ProfileRow], options: FitOptions) -> Calibration:
 
 
 def fit_prefill(kept: Sequence[ProfiledBatch]) -> PrefillCoefficients:
-    """Floor and slope from batches up to 2,048 tokens; from longer ones what they cost more, and squares."""
+    """Fit floor and slope to batches up to 2,048 tokens, then the extra cost and the squares to longer ones."""
     short = [one for one in kept if one.prefill_tokens <= LONG_TOKENS]
     long = [one for one in kept if one.prefill_tokens > LONG_TOKENS]
     floor_ms, token_ms, long_token_ms, square_ms = 0.0, 0.0, 0.0, 0.0
@@ -130,7 +128,7 @@ def fit_prefill(kept: Sequence[ProfiledBatch]) -> PrefillCoefficients:
 
 
 def _fit_short(kept: Sequence[ProfiledBatch], square_ms: float) -> tuple[float, float]:
-    """t^p is linear in floor^p and a^p, so no starting guess is needed."""
+    """t^p is linear in floor^p and a^p, so the fit needs no starting point."""
     tokens = _column(kept, lambda one: one.prefill_tokens)
     attention = square_ms * _column(kept, lambda one: one.squares)
     time = _column(kept, lambda one: one.prompt_time)
@@ -150,7 +148,7 @@ def _fit_long(kept: Sequence[ProfiledBatch], floor_ms: float, token_ms: float) -
 
 
 def fit_decode(kept: Sequence[ProfiledBatch]) -> DecodeCoefficients:
-    """All four at once: an iteration is linear in them."""
+    """Fit all four coefficients at once: an iteration is linear in them."""
     batch = _column(kept, lambda one: one.batch_size)
     large = np.maximum(batch - LARGE_BATCH, 0)
     context = _column(kept, lambda one: one.mean_context)
@@ -163,14 +161,14 @@ def fit_decode(kept: Sequence[ProfiledBatch]) -> DecodeCoefficients:
 
 
 def prefill_ms(fit: PrefillCoefficients, one: ProfiledBatch) -> float:
-    """What a fit says of the prefill of a configuration."""
+    """Predicted prefill time of a configuration."""
     tokens = one.prefill_tokens
     short: float = (fit.floor_ms**KNEE + (fit.token_ms * tokens) ** KNEE) ** (1 / KNEE)
     return short + fit.long_token_ms * tokens * long_share(tokens) + fit.square_ms * one.squares
 
 
 def decode_ms(fit: DecodeCoefficients, one: ProfiledBatch) -> float:
-    """What a fit says of the mean decode iteration of a configuration."""
+    """Predicted mean decode iteration of a configuration."""
     large = max(one.batch_size - LARGE_BATCH, 0)
     sequences = fit.sequence_ms * one.batch_size + fit.large_batch_ms * large
     return fit.base_ms + sequences + fit.context_ms * one.mean_context
@@ -189,7 +187,7 @@ def _held_out(
     folds: int,
     error: Callable[[Sequence[ProfiledBatch], ProfiledBatch], float],
 ) -> float | None:
-    """The mean error over configurations; None where there are too few to leave any out."""
+    """Mean cross-validation error; None with too few configurations."""
     if len(kept) < 2 * _FEWEST or folds < 2:
         return None
     seen = [[one for index, one in enumerate(kept) if index % folds != fold] for fold in range(folds)]
@@ -204,7 +202,7 @@ def _require_enough(kept: Sequence[ProfiledBatch], pair: str) -> None:
     short = {one.prefill_tokens for one in kept if one.prefill_tokens <= LONG_TOKENS}
     if len(short) < _FEWEST:
         raise ConfigurationError(
-            f"the profile has {len(short)} believable sizes of batches up to {LONG_TOKENS:,} prompt tokens of {pair}: "
+            f"the profile has {len(short)} consistent batch sizes up to {LONG_TOKENS:,} prompt tokens of {pair}: "
             f"measure at least {_FEWEST}"
         )
 
@@ -214,5 +212,5 @@ def _sentence(dropped: Dropped) -> str:
 
 
 def _rounded(value: float, digits: int = 6) -> float:
-    """To what the data can tell; it also keeps the last bits of a machine's arithmetic out of the file."""
+    """Round to the precision of the data. This also hides differences in floating-point arithmetic between machines."""
     return float(f"{value:.{digits}g}")

@@ -1,4 +1,4 @@
-"""Fit `twofold.performance.host_profile` to measured iterations, and say how well it predicts those it did not see."""
+"""Fit `PackedTimes` to measured iterations and estimate the error by cross-validation."""
 
 import math
 from collections import defaultdict
@@ -12,17 +12,17 @@ from twofold.errors import ConfigurationError
 from twofold.performance.fitting.fit import Floats, non_negative_least_squares
 from twofold.performance.host_profile import BENDS, PackedTimes, spread
 
-_GRAIN = 8  # iterations that differ by less than an eighth of an octave in what they read are repeats of one
-_FEWEST = len(BENDS) + 4  # as many as there are coefficients
+_GRAIN = 8  # iterations within an eighth of an octave count as repeats
+_FEWEST = len(BENDS) + 4  # the number of coefficients
 _FOLDS = 5
-# What is off counts by its error, not by the square of it (least absolute deviations, by least squares weighted anew
-# until they stand still): a worker that has just woken up takes twice as long, and says little about the others.
+# Least absolute deviations by iteratively reweighted least squares: an iteration after a pause takes twice as long and
+# would dominate squared errors.
 _REWEIGHTED, _CLOSE = 12, 0.02
 KINDS = ("prefill", "decode", "mixed")
 
 
 class MeasuredIteration(msgspec.Struct, frozen=True, kw_only=True):
-    """A measured iteration: what was in it, as `PackedTimes.seconds` takes it, and how long it took."""
+    """The contents of an iteration, as arguments of `PackedTimes.seconds`, and its measured duration."""
 
     tokens: int
     squares: int
@@ -37,25 +37,25 @@ class MeasuredIteration(msgspec.Struct, frozen=True, kw_only=True):
         return "mixed" if self.tokens else "decode"
 
     def predicted_s(self, times: PackedTimes) -> float:
-        """What the times say that it takes, of a worker that had just run another."""
+        """Predicted duration on a worker that was not idle before."""
         return times.seconds(self.tokens, self.squares, self.sequences, self.context)
 
 
 def fit_packed(iterations: Iterable[MeasuredIteration]) -> PackedTimes:
-    """The times that come nearest, relatively, to the medians of iterations that are repeats of each other.
+    """Fit the medians of repeated iterations, minimizing relative errors.
 
-    Raises ConfigurationError where there are too few different ones.
+    Raises ConfigurationError with too few distinct iterations.
     """
     cells = median_iterations(iterations)
     if len(cells) < _FEWEST:
         raise ConfigurationError(
-            f"{len(cells)} kinds of iterations were measured, and a fit needs {_FEWEST} that differ"
+            f"a fit needs {_FEWEST} distinct iterations, but only {len(cells)} were measured"
         )
     return msgspec.structs.replace(_fit(cells), iterations=len(cells), **_held_out(cells))
 
 
 def median_iterations(iterations: Iterable[MeasuredIteration]) -> list[MeasuredIteration]:
-    """One for each group of nearly alike iterations: its medians, so that one that was held up counts for nothing."""
+    """Group nearly equal iterations and take the medians of each group, which removes outliers."""
     groups: dict[tuple[int, ...], list[MeasuredIteration]] = defaultdict(list)
     for one in iterations:
         groups[_grain(one.tokens), _grain(one.squares), one.sequences, _grain(one.context)].append(one)
@@ -98,8 +98,7 @@ def _fit(cells: Sequence[MeasuredIteration]) -> PackedTimes:
 
 
 def _held_out(cells: Sequence[MeasuredIteration]) -> dict[str, float | None]:
-    """The mean error of each kind, every cell predicted by a fit to the others' folds; None for a kind that was not
-    measured."""
+    """Mean cross-validation error by kind of iteration; None for a kind without measurements."""
     errors: dict[str, list[float]] = {kind: [] for kind in KINDS}
     for fold in range(_FOLDS):
         seen = [one for index, one in enumerate(cells) if index % _FOLDS != fold]

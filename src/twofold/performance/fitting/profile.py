@@ -1,8 +1,8 @@
-"""A measured profile: a csv of runs of one model on one machine each, and what of it can be believed.
+"""Measured profiles: a csv file of runs of one model on one machine, and checks for consistency.
 
 Columns: model, hardware, tensor_parallel, prompt_size, batch_size, token_size (tokens to generate, per sequence),
 prompt_time (ms of the prefill of the whole batch), token_time (mean ms of a decode iteration). Optional: e2e_time (ms),
-from which generations that ended early are seen; average_power and peak_power (shares of TDP; 0: not measured).
+which reveals generations that ended early; average_power and peak_power (shares of TDP; 0: not measured).
 """
 
 import csv
@@ -26,11 +26,11 @@ COLUMNS = (
     "prompt_time",
     "token_time",
 )
-_NOISE = 0.8  # repeats of one configuration differ by less than this
+_NOISE = 0.8  # ratio of repeated measurements
 
 
 class ProfileRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One run, as its line says. Times are milliseconds."""
+    """One run. Times are in milliseconds."""
 
     model: str
     hardware: str
@@ -50,9 +50,9 @@ class ProfileRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def mean_context(self) -> float:
-        """KV tokens that a decode iteration read on average, over all sequences.
+        """Mean number of KV tokens that a decode iteration read, over all sequences.
 
-        A generation may end before token_size; its end-to-end time says after how many tokens.
+        A generation may end before token_size: the end-to-end time tells after how many tokens.
         """
         generated = float(self.token_size)
         if self.e2e_time is not None and self.e2e_time > self.prompt_time:
@@ -61,14 +61,14 @@ class ProfileRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_profile(path: Path) -> list[ProfileRow]:
-    """Every row of a profile. Raises ConfigurationError naming file, line and column of what cannot be read."""
+    """All rows of a profile. Raises ConfigurationError with file, line and column of malformed data."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             return list(_rows(path, csv.DictReader(file)))
     except OSError as error:
         raise ConfigurationError(f"cannot read profile {path}: {error.strerror}") from error
     except (UnicodeDecodeError, csv.Error) as error:
-        raise ConfigurationError(f"{path} is no csv file: {error}") from error
+        raise ConfigurationError(f"{path} is not a csv file: {error}") from error
 
 
 def _rows(path: Path, reader: "csv.DictReader[str]") -> Iterator[ProfileRow]:
@@ -86,7 +86,7 @@ def _rows(path: Path, reader: "csv.DictReader[str]") -> Iterator[ProfileRow]:
 
 
 class ProfiledBatch(msgspec.Struct, frozen=True, kw_only=True):
-    """All runs of one batch: the medians of their times (ms) and contexts, so one odd run counts for nothing."""
+    """Medians over all runs of one batch: times in ms and contexts."""
 
     prompt_size: int
     batch_size: int
@@ -105,7 +105,7 @@ class ProfiledBatch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def group_batches(rows: Iterable[ProfileRow]) -> list[ProfiledBatch]:
-    """The configurations of rows of one pair, by prompt and batch size."""
+    """Group rows of one pair by prompt and batch size."""
     groups: dict[tuple[int, int], list[ProfileRow]] = defaultdict(list)
     for row in rows:
         groups[row.prompt_size, row.batch_size].append(row)
@@ -124,17 +124,17 @@ def _configuration(rows: Sequence[ProfileRow]) -> ProfiledBatch:
 
 
 class Dropped(msgspec.Struct, frozen=True):
-    """Rows that a fit must not believe, and why."""
+    """Number of rows left out of a fit, and the reason."""
 
     rows: int
     reason: str
 
 
 def consistent_batches(rows: Sequence[ProfileRow]) -> tuple[list[ProfiledBatch], list[Dropped]]:
-    """The configurations of one pair that do not contradict each other, and what was dropped for that.
+    """The configurations of one pair without contradictions, and the dropped ones.
 
-    A batch of more tokens cannot be prefilled in clearly less time than one of fewer. Where two configurations say
-    so, the one that is at odds with most others is wrong (a batch that did not fit and ran in parts, say).
+    A batch of more tokens cannot prefill in clearly less time than a smaller one. Configurations with the most
+    contradictions are dropped: their batch may have been too large and run in parts.
     """
     positive = [row for row in rows if _positive(row)]
     dropped = []
@@ -160,7 +160,7 @@ def _positive(row: ProfileRow) -> bool:
 
 
 def _most_at_odds(kept: Sequence[ProfiledBatch]) -> tuple[ProfiledBatch, int] | None:
-    """The configuration that contradicts most others, and how many; None where none does."""
+    """The configuration with the most contradictions and their number; None if there are none."""
     odds = [(sum(_contradict(one, other) for other in kept), one.prefill_tokens, one) for one in kept]
     others, _, worst = max(odds, key=lambda entry: entry[:2], default=(0, 0, None))
     return (worst, others) if worst is not None and others else None
@@ -172,10 +172,10 @@ def _contradict(one: ProfiledBatch, other: ProfiledBatch) -> bool:
 
 
 def decode_power(kept: Iterable[ProfiledBatch]) -> float | None:
-    """The share of TDP that decode of one sequence draws, None where it was not measured.
+    """Share of TDP that decode of one sequence draws; None if not measured.
 
-    A run of one sequence and a short prompt is nearly all decode. Averages over longer prompts are left out: the
-    prefill is a good part of them, and some are near idle power, so sampling went on after the run.
+    A run of one sequence with a short prompt is nearly all decode. Runs with longer prompts are excluded: prefill is
+    a good part of them, and some averages are near idle power because sampling continued after the run.
     """
     shares = [
         row.average_power

@@ -82,7 +82,9 @@ def test_too_few_sizes_are_refused():
     """A floor and a slope cannot be had from two prompts."""
     prefill = PrefillCoefficients(floor_ms=50, token_ms=0.1, long_token_ms=0, square_ms=0)
     decode = DecodeCoefficients(base_ms=40, sequence_ms=0.2, large_batch_ms=0, context_ms=0)
-    with pytest.raises(ConfigurationError, match=r"2 believable sizes .* m on h TP2: measure at least 3"):
+    with pytest.raises(
+        ConfigurationError, match=r"2 consistent batch sizes .* m on h TP2: measure at least 3"
+    ):
         fit_profile(list(made_rows(prefill, decode))[:2], OPTIONS)
     with pytest.raises(ConfigurationError, match="no rows"):
         fit_profile([], OPTIONS)

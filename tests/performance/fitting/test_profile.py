@@ -59,7 +59,7 @@ def test_missing_and_binary_files_are_mistakes(tmp_path):
     with pytest.raises(ConfigurationError, match="cannot read profile"):
         read_profile(tmp_path / "none.csv")
     (tmp_path / "b.csv").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ConfigurationError, match="no csv"):
+    with pytest.raises(ConfigurationError, match="not a csv"):
         read_profile(tmp_path / "b.csv")
 
 

@@ -82,5 +82,5 @@ def test_kinds_that_were_not_measured_have_no_error():
 
 def test_too_few_kinds_of_iterations_are_refused():
     """Repeats of one iteration say nothing about others."""
-    with pytest.raises(ConfigurationError, match="a fit needs 11 that differ"):
+    with pytest.raises(ConfigurationError, match="a fit needs 11 distinct"):
         fit_packed([iteration(16, 256, 0, 0)] * 100)

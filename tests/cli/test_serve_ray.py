@@ -31,8 +31,8 @@ def refusal(refused, monkeypatch, tmp_path):
     [
         (["--launcher", "slurm"], "choose one of local, ray"),
         (["--ray-address", "auto"], "--ray-address is for --launcher ray: give that too"),
-        (["--launcher", "ray"], "no Ray cluster is known here: name one with --ray-address HOST:PORT"),
-        (["--launcher", "ray", "--ray-address", "head"], "'head' names no Ray cluster"),
+        (["--launcher", "ray"], "no Ray cluster found on this host: set --ray-address HOST:PORT"),
+        (["--launcher", "ray", "--ray-address", "head"], "'head' is not a Ray address"),
         ([*HEAD, "--ray-resources", "CPU"], "write CPU=4,GPU=1"),
         ([*HEAD, "--ray-resources", "CPU=1,CPU=2"], "write CPU=4,GPU=1"),
         ([*HEAD, "--tp", "2"], "moves whole blocks"),

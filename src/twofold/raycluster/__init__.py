@@ -1,1 +1,1 @@
-"""A Ray cluster as it is: a way to it, and the nodes that it has. Ray is imported only where one is asked for."""
+"""Connection to a Ray cluster and its nodes. Ray is imported on use only."""

@@ -1,7 +1,4 @@
-"""The nodes of a Ray cluster and what they have.
-
-The way to a Ray cluster.
-"""
+"""Connect to a Ray cluster and list its nodes."""
 
 import os
 import socket
@@ -14,12 +11,12 @@ import msgspec
 from twofold.errors import ConfigurationError
 from twofold.security.network import TcpEndpoint
 
-_ACCELERATOR: Final = "accelerator_type:"  # how Ray writes an accelerator's type among the resources
-Bundle = Mapping[str, float]  # of each resource so much, always together and on one node
+_ACCELERATOR: Final = "accelerator_type:"  # prefix of Ray's accelerator resources
+Bundle = Mapping[str, float]  # amounts by resource, allocated together on one node
 
 
 class RayNode(msgspec.Struct, frozen=True, kw_only=True):
-    """One node that lives: its labels, and of each resource how much it has and how much of that is `free`."""
+    """A live node: its labels, and its `total` and `free` resources."""
 
     id: str
     address: str
@@ -29,7 +26,7 @@ class RayNode(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def accelerator(self) -> str | None:
-        """The type of its accelerators as Ray calls it, such as H100; None where it knows none."""
+        """Ray's name for the accelerator type, such as H100, or None."""
         named = (name.removeprefix(_ACCELERATOR) for name in self.total if name.startswith(_ACCELERATOR))
         return next(named, None)
 
@@ -42,7 +39,7 @@ class RayNode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def list_nodes(ray: Any, *, with_room: bool = False) -> tuple[RayNode, ...]:  # noqa: ANN401  (the module, which has no types)
-    """The nodes that live, in the order of their ids; what of them is free only `with_room`."""
+    """Return the live nodes by id; free resources are filled in `with_room` only."""
     free: dict[str, dict[str, float]] = {}
     if with_room:
         from ray._private.state import available_resources_per_node  # noqa: PLC0415  (an extra)
@@ -67,10 +64,10 @@ _PROBE_S: Final = 5.0
 
 
 def connect(address: str, what: str) -> Any:  # noqa: ANN401  (the module, which has no types)
-    """The `ray` module, connected, once for this process, to the cluster at `address`: HOST:PORT, `auto`,
-    `local`, or ray://HOST:PORT for Ray's client.
+    """Connect this process to the cluster at `address`, once, and return the `ray` module.
 
-    Raises ConfigurationError where Ray is not installed, which `what` needs, or where there is no cluster.
+    `address` is HOST:PORT, `auto`, `local`, or ray://HOST:PORT for Ray's client. Raises ConfigurationError, naming the
+    feature `what`, if Ray is not installed, and if there is no cluster.
     """
     try:
         import ray  # noqa: PLC0415  (an extra)
@@ -84,44 +81,49 @@ def connect(address: str, what: str) -> Any:  # noqa: ANN401  (the module, which
         _probe(address)
     try:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-    except (ConnectionError, ImportError, ValueError, RuntimeError) as error:  # its client is another package
+    except (
+        ConnectionError,
+        ImportError,
+        ValueError,
+        RuntimeError,
+    ) as error:  # Ray's client is another package
         raise ConfigurationError(f"no Ray cluster at {address}: {_first_line(error)}") from error
     return ray
 
 
 def head_endpoint(address: str) -> TcpEndpoint:
-    """Where the head of the cluster at `address` listens; `auto` is looked up as Ray does.
+    """Return the endpoint of the cluster's head; `auto` is looked up as Ray does.
 
-    Raises ConfigurationError for what is no address, and where no cluster is known here.
+    Raises ConfigurationError for an invalid address, and if no cluster is known on this host.
     """
     found = _known_here() if address == AUTO_ADDRESS else address
     if "://" in found:
         raise ConfigurationError(
-            f"{found} is an address of Ray's client, which is not enough: write HOST:PORT of the cluster's head, on a "
-            "host that is part of the cluster (ray start --address HOST:PORT --num-cpus 0, if nothing is to run there)"
+            f"{found} is an address of Ray's client: use HOST:PORT of the cluster's head, on a host of the cluster "
+            "(ray start --address HOST:PORT --num-cpus 0 adds a host that runs no workers)"
         )
     try:
         return TcpEndpoint.parse(f"tcp://{found}", "the Ray cluster")
     except ConfigurationError:
         raise ConfigurationError(
-            f"{found!r} names no Ray cluster: write auto, or HOST:PORT of its head"
+            f"{found!r} is not a Ray address: expected auto, or HOST:PORT of the head"
         ) from None
 
 
 def _known_here() -> str:
-    """RAY_ADDRESS, else the cluster that was started last on this host (see the documentation of `ray.init`)."""
+    """Return RAY_ADDRESS, else the cluster started last on this host (see the documentation of `ray.init`)."""
     named = os.environ.get("RAY_ADDRESS")
     file = Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray", "ray_current_cluster")  # noqa: S108  (Ray's place)
     try:
         return named or file.read_text().strip()
     except OSError:
         raise ConfigurationError(
-            "no Ray cluster is known here: name one with --ray-address HOST:PORT, or start one with ray start --head"
+            "no Ray cluster found on this host: set --ray-address HOST:PORT, or start one with ray start --head"
         ) from None
 
 
 def _probe(address: str) -> None:
-    """Ray waits long for a cluster that is not there."""
+    """Fail fast if the head is unreachable: Ray itself retries for long."""
     head = head_endpoint(address)
     try:
         socket.create_connection((head.host.strip("[]"), head.port), _PROBE_S).close()

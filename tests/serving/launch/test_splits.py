@@ -38,10 +38,10 @@ def test_each_phase_has_its_degree_and_ranks_are_global():
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"transport": "nixl"}, r"from prefill-0 \(TP1 PP1\) to decode-0 \(TP2 PP1\): only shared_memory"),
-        ({"kv_checksums": True}, "--kv-checksums .* decode-0 .* has none"),
-        ({"engine": EngineConfig(model="m", device="cuda:1")}, "write cuda"),
-        ({"engine": EngineConfig(model="m", swap_bytes=1 << 30)}, "--swap-space .* decode-0 .* has none"),
+        ({"transport": "nixl"}, r"from prefill-0 \(TP1 PP1\) to decode-0 \(TP2 PP1\): use shared_memory"),
+        ({"kv_checksums": True}, "--kv-checksums .* decode-0 .* shards"),
+        ({"engine": EngineConfig(model="m", device="cuda:1")}, "use cuda"),
+        ({"engine": EngineConfig(model="m", swap_bytes=1 << 30)}, "--swap-space .* decode-0 .* shards"),
     ],
 )
 def test_rejects_settings_that_cannot_reshard(changes, why):
@@ -58,12 +58,12 @@ def test_pipeline_chunks_need_several_prefill_stages():
     ]
     assert with_chunks(workers(), None) == workers()
     for others in (workers(), workers(prefill=Sharding(2, 1)), workers(decode=Sharding(1, 2))):
-        with pytest.raises(ConfigurationError, match=r"--pipeline-chunk 512 is for .* several stages"):
+        with pytest.raises(ConfigurationError, match=r"--pipeline-chunk 512 needs .* several stages"):
             with_chunks(others, 512)
 
 
 def test_rejects_a_journal_with_pipeline_chunks():
     made = with_chunks(workers(prefill=Sharding(1, 2)), 512)
     check_splits(service(made))
-    with pytest.raises(ConfigurationError, match="--journal writes down one batch at a time"):
+    with pytest.raises(ConfigurationError, match="--journal records one batch at a time"):
         check_splits(service(made, journal_dir="j"))

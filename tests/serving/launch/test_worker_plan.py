@@ -66,5 +66,5 @@ def test_a_measured_budget_needs_whole_prompt_batchers():
     (alone,) = plan(prefill=0, decode=0, colocated=1, chunked_prefill=False, max_num_batched_tokens=AUTO)
     assert alone.measures_budget
     for flags in ({"prefill": 0, "decode": 0, "colocated": 1}, {"roles_move": True}):
-        with pytest.raises(ConfigurationError, match="auto is for workers that take whole prompts"):
+        with pytest.raises(ConfigurationError, match="auto needs batchers for whole prompts"):
             plan(max_num_batched_tokens=AUTO, **flags)

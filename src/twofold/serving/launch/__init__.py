@@ -1,1 +1,1 @@
-"""Starting and stopping the processes of a service."""
+"""Start and stop the processes of a service: locally, on hosts that join, and on a Ray cluster."""

@@ -1,11 +1,10 @@
-"""The nursery: one process that prepares the engine once, and forks every worker from there.
+"""The fork server: a process that prepares the engine once and forks every worker.
 
-It reads a ServiceConfig and then orders (see `Order`) from its standard input and reports on its standard output
-(see `Report`), one JSON object a line. It ends, and its workers with it, when told to (SIGTERM), when its
-standard input closes, or when the process that started it dies, however that happens.
+It reads a ServiceConfig and then WorkerCommands from standard input, and writes Reports to standard output, one JSON
+object per line. It exits with all workers on SIGTERM, at the end of its input, and when its parent process dies.
 
-Preparing may take long (torch is imported and a model loaded) and is shared by all workers. Before a fork there
-must be no other threads and no CUDA context.
+Preparing imports torch and loads the model, once for all workers. No other thread and no CUDA context may exist before
+a fork.
 """
 
 import ctypes
@@ -33,7 +32,7 @@ from twofold.serving.worker.process import WorkerProcesses, worker_processes
 
 log = logging.getLogger(__name__)
 
-KEEP_S = 0.5  # from the end of a process that is kept to its next start
+DAEMON_RESTART_S = 0.5  # restart delay of daemons
 
 
 def main() -> None:
@@ -46,22 +45,22 @@ def main() -> None:
         say(msgspec.json.encode(entry))
 
     try:
-        nursery = _raise_workers(config, report)
+        server = _start_workers(config, report)
     except UserError as error:
         report(Report(failure=str(error)))
         sys.exit(2)
-    nursery.watch()
-    # Nobody else can, if the process that made it was killed.
+    server.watch()
+    # Its creator may have been killed.
     shutil.rmtree(config.run_dir, ignore_errors=True)
     sys.stderr.flush()
-    # An interpreter with torch in it takes seconds to end in good order, and somebody waits for us.
+    # A regular exit takes seconds with torch loaded, and the parent waits for this process.
     os._exit(0)
 
 
 Reporter = Callable[[Report], None]
 
 
-def _raise_workers(config: ServiceConfig, report: Reporter) -> "ForkServer":
+def _start_workers(config: ServiceConfig, report: Reporter) -> "ForkServer":
     """Prepare the engine and fork the workers."""
     prepared = ENGINES[config.engine.engine](config, lambda stage: report(Report(stage=stage)))
     facts = Report(
@@ -72,25 +71,25 @@ def _raise_workers(config: ServiceConfig, report: Reporter) -> "ForkServer":
     )
     report(facts)
     runs = {spec.instance: partial(worker_processes, config, spec, prepared) for spec in config.workers}
-    nursery = ForkServer(runs, report, config.worker_inbox, _kept(config, prepared))
+    server = ForkServer(runs, report, config.worker_inbox, _daemons(config, prepared))
     for spec in config.workers:
-        nursery.start(spec.instance)
-    return nursery
+        server.start(spec.instance)
+    return server
 
 
-def _kept(config: ServiceConfig, prepared: EngineFactory) -> dict[str, Callable[[], None]]:
-    """What runs beside the workers, as long as there are any."""
+def _daemons(config: ServiceConfig, prepared: EngineFactory) -> dict[str, Callable[[], None]]:
+    """Return the processes that run as long as the workers do: the host's store."""
     layout = prepared.kv_layout
     if config.store is None or layout is None:
         return {}
     return {STORE: partial(run_store, config, prepared.model, layout)}
 
 
-def _become_worker(instance: str, nursery: int, run: Callable[[], None]) -> NoReturn:
-    """What a forked child does instead of returning."""
+def _become_worker(instance: str, server: int, run: Callable[[], None]) -> NoReturn:
+    """Run a forked child; never returns."""
     code = 1
     try:
-        die_with_parent(signal.SIGKILL, nursery)
+        die_with_parent(signal.SIGKILL, server)
         _set_title(instance)
         run()
         code = 0
@@ -104,10 +103,11 @@ def _become_worker(instance: str, nursery: int, run: Callable[[], None]) -> NoRe
 
 
 class ForkServer:
-    """Forks workers, and ends them when told to; `runs` makes what each of them does, `inbox_of` names its socket.
+    """Forks workers and kills them on command.
 
-    A worker may have several processes. When one of them ends all are ended, and when all have, the worker has. Those
-    that are `kept` are started by themselves, also again when they end, which is nobody else's business.
+    `runs` creates the processes of a worker, `inbox_of` names the socket of a process. When one process of a worker
+    exits, the others are killed, and the worker's exit is reported after the last. `daemons` are started and
+    restarted without commands or reports.
     """
 
     def __init__(
@@ -115,21 +115,21 @@ class ForkServer:
         runs: Mapping[str, Callable[[], WorkerProcesses]],
         report: Reporter,
         inbox_of: Callable[[str, int], str],
-        kept: Mapping[str, Callable[[], None]] | None = None,
+        daemons: Mapping[str, Callable[[], None]] | None = None,
     ) -> None:
-        self._kept = kept or {}
-        self._runs = {name: partial(_alone, run) for name, run in self._kept.items()} | dict(runs)
-        self._due_s = dict.fromkeys(self._kept, 0.0)  # when those that are kept and do not run may be started
+        self._daemons = daemons or {}
+        self._runs = {name: partial(_alone, run) for name, run in self._daemons.items()} | dict(runs)
+        self._due_s = dict.fromkeys(self._daemons, 0.0)  # start times of daemons that do not run
         self._report = report
         self._inbox_of = inbox_of
         self._pids: dict[int, str] = {}
-        self._codes: dict[str, int] = {}  # of workers that are ending: that of their first process to end
+        self._codes: dict[str, int] = {}  # of ending workers: exit code of the first process
         self._pid = os.getpid()
         self._ending = self._finishing = False
-        self._orders = CommandPipe()
+        self._commands = CommandPipe()
 
     def start(self, instance: str) -> None:
-        """Fork a worker, with all of its ranks."""
+        """Fork all ranks of a worker."""
         processes = self._runs[instance]()
         for rank, run in enumerate(processes.runs):
             pid = os.fork()
@@ -142,27 +142,27 @@ class ForkServer:
         processes.forked()
 
     def kill(self, instance: str) -> None:
-        """End a worker by force, also one that is stopped; it is reported like any that ends."""
+        """Kill a worker, even a stopped one; its exit is reported."""
         for pid, name in self._pids.items():
             if name == instance:
                 os.kill(pid, signal.SIGKILL)
 
     def watch(self) -> None:
-        """Report workers that end and do as ordered, until told to end them all."""
+        """Execute commands and report exits until all workers are to end."""
         wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake_write)
         signal.signal(signal.SIGTERM, self._end)
         signal.signal(signal.SIGCHLD, lambda _signal, _frame: None)
         with selectors.DefaultSelector() as selector:
             selector.register(wake_read, selectors.EVENT_READ)
-            selector.register(self._orders, selectors.EVENT_READ)
+            selector.register(self._commands, selectors.EVENT_READ)
             while not self._over():
-                self._keep()
-                for key, _ in selector.select(timeout=KEEP_S):
+                self._start_daemons()
+                for key, _ in selector.select(timeout=DAEMON_RESTART_S):
                     if key.fd == wake_read:
                         os.read(wake_read, 4096)
                     else:
-                        self._read_orders()
+                        self._read_commands()
         for pid in self._pids:
             os.kill(pid, signal.SIGKILL)
         for pid in self._pids:
@@ -170,9 +170,9 @@ class ForkServer:
 
     def _over(self) -> bool:
         self._reap()
-        return self._ending or (self._finishing and not set(self._pids.values()) - set(self._kept))
+        return self._ending or (self._finishing and not set(self._pids.values()) - set(self._daemons))
 
-    def _keep(self) -> None:
+    def _start_daemons(self) -> None:
         now = time.monotonic()
         for name in [name for name, due_s in self._due_s.items() if now >= due_s]:
             del self._due_s[name]
@@ -187,25 +187,25 @@ class ForkServer:
             if pid == 0:
                 return
             instance = self._pids.pop(pid)
-            # A process that is killed leaves its socket's file, also where nobody has heard of it yet.
+            # A killed process leaves its socket file behind.
             Path(self._inbox_of(instance, pid).removeprefix("ipc://")).unlink(missing_ok=True)
             self._codes.setdefault(instance, os.waitstatus_to_exitcode(status))
             if instance in self._pids.values():
-                self.kill(instance)  # the ranks that are left can do nothing without it
-            elif instance in self._kept:
-                log.error("%s ended with code %d: it is started again", instance, self._codes.pop(instance))
-                self._due_s[instance] = time.monotonic() + KEEP_S
+                self.kill(instance)  # the other ranks cannot continue alone
+            elif instance in self._daemons:
+                log.error("%s ended with code %d: restarting it", instance, self._codes.pop(instance))
+                self._due_s[instance] = time.monotonic() + DAEMON_RESTART_S
             else:
                 self._report(Report(exited=instance, code=self._codes.pop(instance)))
 
-    def _read_orders(self) -> None:
-        for order in self._orders.read():
-            self._finishing = self._finishing or order.finish
-            if order.kill is not None:
-                self.kill(order.kill)
-            if order.start is not None:
-                self.start(order.start)
-        self._ending = self._ending or self._orders.ended
+    def _read_commands(self) -> None:
+        for command in self._commands.read():
+            self._finishing = self._finishing or command.finish
+            if command.kill is not None:
+                self.kill(command.kill)
+            if command.start is not None:
+                self.start(command.start)
+        self._ending = self._ending or self._commands.ended
 
 
 def _alone(run: Callable[[], None]) -> WorkerProcesses:
@@ -213,7 +213,7 @@ def _alone(run: Callable[[], None]) -> WorkerProcesses:
 
 
 def _set_title(name: str) -> None:
-    """The name that `ps` and `top` show for this process (15 characters at most)."""
+    """Set the process name that `ps` and `top` show (at most 15 characters)."""
     pr_set_name = 15
     ctypes.CDLL(None, use_errno=True).prctl(pr_set_name, name.encode()[:15], 0, 0, 0)
 

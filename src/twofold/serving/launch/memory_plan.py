@@ -1,4 +1,4 @@
-"""How many KV blocks each worker gets, checked against the machine before anything is allocated."""
+"""KV blocks of each worker, checked against the machine's memory before allocation."""
 
 import sys
 from pathlib import Path
@@ -13,10 +13,7 @@ DEFAULT_KV_CACHE_BYTES = 1024 * MIB
 
 
 class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The KV cache of every worker of a service, and the context length that it serves.
-
-    Each has `swap_blocks` more in the memory of the host, if it decodes.
-    """
+    """KV blocks of each worker, swap blocks of each decoding worker, and the context length."""
 
     layout: KvLayout
     num_blocks: int
@@ -34,10 +31,10 @@ def plan_memory(
     swap_bytes: int | None = None,
     swapping: int = 0,
 ) -> MemoryPlan:
-    """Divide memory into blocks; raises ConfigurationError when a request or the workers would not fit.
+    """Divide memory into blocks; raises ConfigurationError if one request or all workers do not fit.
 
-    `available_bytes` is what the machine can still give to all workers together, of which `swapping` have `swap_bytes`
-    to swap out to.
+    `available_bytes` is the machine's free memory for all workers. Of these, `swapping` workers have `swap_bytes` of
+    swap space.
     """
     wanted = kv_cache_bytes if kv_cache_bytes is not None else DEFAULT_KV_CACHE_BYTES
     num_blocks = wanted // layout.bytes_per_block
@@ -45,7 +42,7 @@ def plan_memory(
     if num_blocks < needed_blocks:
         needed = needed_blocks * layout.bytes_per_block
         raise ConfigurationError(
-            f"a KV cache of {wanted / MIB:,.1f} MiB holds {num_blocks * layout.block_size:,} tokens and one "
+            f"a KV cache of {wanted / MIB:,.1f} MiB holds {num_blocks * layout.block_size:,} tokens, and one "
             f"request may need {max_model_len:,}: set --kv-cache-memory-bytes to at least "
             f"{-(-needed // MIB)}MiB or lower --max-model-len"
         )
@@ -70,7 +67,7 @@ def plan_memory(
 
 
 def available_memory() -> int:
-    """Bytes that can still be had: of the host without swapping (MemAvailable), and within our control group."""
+    """Return free bytes: the host's MemAvailable, bounded by the control group's limit."""
     return min(_host_memory(), _group_memory(Path("/sys/fs/cgroup")))
 
 
@@ -78,11 +75,11 @@ def _host_memory() -> int:
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
-    raise ConfigurationError("/proc/meminfo does not say how much memory is available")
+    raise ConfigurationError("/proc/meminfo has no MemAvailable")
 
 
 def _group_memory(group: Path) -> int:
-    """What a container's limit (cgroup v2) leaves; no bound where there is none."""
+    """Return what a container's limit (cgroup v2) leaves; unbounded without a limit."""
     try:
         limit, used = ((group / name).read_text().strip() for name in ("memory.max", "memory.current"))
     except OSError:

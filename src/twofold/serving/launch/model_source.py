@@ -1,7 +1,4 @@
-"""Where a model is: a local directory, or a hub id that is fetched into the hub's own cache.
-
-What the gateway has to know of a model, without loading it.
-"""
+"""Find a model, fingerprint it, and read its sizes without loading it."""
 
 import hashlib
 import os
@@ -16,10 +13,10 @@ _SAMPLES, _SAMPLE_BYTES = 64, 4096
 
 
 def model_fingerprint(directory: Path) -> str:
-    """The same for the same model in whichever directory on whichever host, and another for any other.
+    """Return a hash that identifies a model independently of its directory.
 
-    Of config.json all is looked at; of each file of weights its size, its first MiB (where its tensors are described)
-    and samples from all over it, because reading all of it may take longer than everything else.
+    It covers config.json, and of each weights file the size, the first MiB (with the tensor index) and samples, because
+    reading whole files would dominate the start-up time.
     """
     found = hashlib.blake2b((directory / "config.json").read_bytes(), digest_size=16)
     for path in sorted(path for path in directory.iterdir() if path.suffix in _WEIGHTS):
@@ -34,7 +31,7 @@ def model_fingerprint(directory: Path) -> str:
 
 
 def find_model(source: str) -> Path:
-    """The local directory of a model; raises ModelError when there is none and none can be fetched."""
+    """Return the directory of a local model or a hub id, downloading the latter; raises ModelError on failure."""
     path = Path(source).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
@@ -52,20 +49,22 @@ def find_model(source: str) -> Path:
         return Path(snapshot_download(source, allow_patterns=patterns))
     except (OSError, ValueError, HfHubHTTPError, HFValidationError) as error:
         reason = str(error).splitlines()[0]
-        raise ModelError(f"{source} is no directory here, and the hub does not give it: {reason}") from error
+        raise ModelError(
+            f"{source} is not a local directory, and downloading it from the hub failed: {reason}"
+        ) from error
 
 
 class ModelFacts(NamedTuple):
-    """Sizes in tokens, and the name that is the same wherever the model is the same."""
+    """Context length and vocabulary in tokens, and the model's fingerprint."""
 
     max_model_len: int
     vocab_size: int
-    name: str
+    fingerprint: str
 
 
 def model_facts(engine: EngineConfig) -> ModelFacts:
-    """Of the model in the directory `engine.model`; raises ModelError or ConfigurationError."""
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # it is here
+    """Read the facts of the model in the directory `engine.model`; raises ModelError or ConfigurationError."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # the model is local
     from transformers import AutoConfig  # noqa: PLC0415  (slow)
 
     from twofold.engine.model_config import context_length  # noqa: PLC0415  (imports transformers too)
@@ -73,11 +72,13 @@ def model_facts(engine: EngineConfig) -> ModelFacts:
     directory = Path(engine.model)
     try:
         config = AutoConfig.from_pretrained(directory).get_text_config(decoder=True)
-        # vLLM serves all positions that there are.
-        ours = engine.engine == "torch"
-        longest = context_length(config, str(directory)) if ours else int(config.max_position_embeddings)
+        # vLLM serves all positions, the torch engine those without rescaling.
+        torch = engine.engine == "torch"
+        longest = context_length(config, str(directory)) if torch else int(config.max_position_embeddings)
         vocab_size = int(config.vocab_size)
     except (OSError, ValueError, AttributeError) as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise ModelError(f"{directory}: config.json does not say what is served: {reason}") from error
+        raise ModelError(
+            f"{directory}: config.json lacks the context length or vocabulary size: {reason}"
+        ) from error
     return ModelFacts(engine.context(longest), vocab_size, model_fingerprint(directory))

@@ -1,9 +1,4 @@
-"""From what the operator asked for to the workers of a service.
-
-From a cluster's description to the workers of a service.
-
-Workers of several ranks: who has how many, and whether KV can travel between them.
-"""
+"""Plan the workers of a service from flags or a cluster spec: roles, batchers, ranks and cores."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -36,14 +31,14 @@ def plan_workers(
     roles_move: bool = False,
     others_join: bool = False,
 ) -> tuple[WorkerConfig, ...]:
-    """Workers with their roles, batchers and cores; raises ConfigurationError for counts that cannot serve.
+    """Return the workers with roles, batchers and cores; raises ConfigurationError for invalid counts.
 
-    Where it `inlines`, whole prompts join decodes only in time. Where `roles_move`, every worker can do both phases at
-    any time, with Splitwise's batcher. Where `others_join`, other hosts may bring what is missing here.
+    With `inlines`, whole prompts join decodes within a latency bound. With `roles_move`, every worker can run both
+    phases, with Splitwise's batcher. With `others_join`, a phase may be missing here because other hosts can join.
     """
     if colocated and (prefill or decode):
         raise ConfigurationError(
-            "--colocated excludes --prefill and --decode: a service is split or it is not"
+            "--colocated excludes --prefill and --decode: a service is either split or colocated"
         )
     if not colocated and not (prefill and decode) and not others_join:
         raise ConfigurationError(
@@ -71,7 +66,7 @@ def join_terms(
     inlines: bool = False,
     roles_move: bool = False,
 ) -> JoinTerms:
-    """The batchers of a service's workers, by their roles; raises ConfigurationError for a budget none can have."""
+    """Return the batchers by role; raises ConfigurationError for a token budget that fits none of them."""
     batchers = {Role.PREFILL: "prefill", Role.DECODE: "decode"}
     if colocated:
         whole = INLINED if inlines else "mixed"
@@ -80,14 +75,14 @@ def join_terms(
         batchers = dict.fromkeys(Role, "splitwise")
     if max_num_batched_tokens == AUTO and not any(batcher in WHOLE_PROMPTS for batcher in batchers.values()):
         raise ConfigurationError(
-            "--max-num-batched-tokens auto is for workers that take whole prompts: leave out chunked prefill "
+            "--max-num-batched-tokens auto needs batchers for whole prompts: leave out chunked prefill "
             "(--no-enable-chunked-prefill) and the router splitwise, or give a number"
         )
     return JoinTerms(batchers=batchers, max_num_batched_tokens=max_num_batched_tokens)
 
 
 def with_cores(workers: Sequence[WorkerConfig], *, pin_cores: bool) -> tuple[WorkerConfig, ...]:
-    """The workers of one host, with equal shares of its cores to compute on."""
+    """Return the workers of one host with equal shares of its cores."""
     if not workers:
         return ()
     return tuple(
@@ -97,14 +92,14 @@ def with_cores(workers: Sequence[WorkerConfig], *, pin_cores: bool) -> tuple[Wor
 
 
 def available_cores() -> list[int]:
-    """The cores that this process may use."""
+    """Return the cores that this process may use."""
     return sorted(os.sched_getaffinity(0))
 
 
 def plan_cluster(spec: ClusterSpec, catalog: Catalog, *, pin_cores: bool) -> tuple[WorkerConfig, ...]:
-    """One worker for each instance, by the names that the simulator gives them.
+    """Return a worker for each instance of a cluster, with the simulator's names.
 
-    Raises ConfigurationError for a cluster that cannot be, or that only a simulator can run.
+    Raises ConfigurationError for an invalid cluster, or one that can only be simulated.
     """
     check_servable(spec)
     kinds = instance_profiles(spec, catalog)
@@ -123,34 +118,31 @@ def plan_cluster(spec: ClusterSpec, catalog: Catalog, *, pin_cores: bool) -> tup
 
 
 def check_servable(spec: ClusterSpec) -> None:
-    """Raise ConfigurationError for what the simulator can do and a service cannot."""
+    """Raise ConfigurationError for clusters that can only be simulated."""
     if spec.router not in LIVE_ROUTERS:
         raise ConfigurationError(
-            f"the router {spec.router} is for simulations: serve with router {', '.join(LIVE_ROUTERS)}"
+            f"the router {spec.router} is for simulations only: serve with router {', '.join(LIVE_ROUTERS)}"
         )
     if spec.rules != "twofold":
-        raise ConfigurationError(
-            f"the rules {spec.rules} are those of a simulation: serve with rules twofold"
-        )
+        raise ConfigurationError(f"the rules {spec.rules} are for simulations only: serve with rules twofold")
     if any(pool.pipeline_parallel > 1 for pool in spec.pools):
         raise ConfigurationError(
-            "pipelines are simulated only: serve instances of one stage (pipeline_parallel 1)"
+            "pipelines are for simulations only: serve instances of one stage (pipeline_parallel 1)"
         )
     if spec.inline_tbt_s is not None:
         raise ConfigurationError(
-            "an emulated service does not inline prompts by expected times: leave out inline_tbt_s, or serve a model "
-            "with --inline-tbt"
+            "an emulated service cannot inline prompts: leave out inline_tbt_s, or serve a model with --inline-tbt"
         )
     if not isinstance(spec.cells, msgspec.UnsetType) or not isinstance(spec.control, msgspec.UnsetType):
         raise ConfigurationError(
-            "cells and control are for simulations: a service has one controller, and each of its hosts is a cell"
+            "cells and control are for simulations only: a service has one controller, and each host is a cell"
         )
     if spec.failures:
-        raise ConfigurationError("failures are simulated only: a service is served without them")
+        raise ConfigurationError("failures are for simulations only: leave them out")
 
 
 def with_splits(workers: Sequence[WorkerConfig], splits: Mapping[Role, Sharding]) -> tuple[WorkerConfig, ...]:
-    """The workers, each split as its role says; ranks are counted over all of them, where any is split."""
+    """Return the workers with the sharding of their roles; ranks are numbered over all workers."""
     if all(split == UNSHARDED for split in splits.values()):
         return tuple(workers)
     divided, ranks = [], 0
@@ -162,9 +154,9 @@ def with_splits(workers: Sequence[WorkerConfig], splits: Mapping[Role, Sharding]
 
 
 def with_chunks(workers: Sequence[WorkerConfig], chunk: int | None) -> tuple[WorkerConfig, ...]:
-    """The workers; those that prefill on several stages compute prompts in chunks of at most so many tokens.
+    """Return the workers; those that prefill on several stages compute prompts in chunks of up to `chunk` tokens.
 
-    Raises ConfigurationError where there are none.
+    Raises ConfigurationError if there is none.
     """
     if chunk is None:
         return tuple(workers)
@@ -178,16 +170,16 @@ def with_chunks(workers: Sequence[WorkerConfig], chunk: int | None) -> tuple[Wor
     ]
     if not any(worker.batcher in CHUNKED for worker in chunked):
         raise ConfigurationError(
-            f"--pipeline-chunk {chunk} is for workers that prefill on several stages: give --prefill-pp 2 or more, "
-            "and a router that leaves roles as they are"
+            f"--pipeline-chunk {chunk} needs workers that prefill on several stages: set --prefill-pp 2 or more, "
+            "and a router with fixed roles"
         )
     return tuple(chunked)
 
 
 def check_splits(config: ServiceConfig) -> None:
-    """Raise ConfigurationError where workers that are split cannot be served, or cannot hand requests over.
+    """Raise ConfigurationError for sharded workers that cannot run or hand over requests.
 
-    Whether the model can be split like this is found out when it is loaded.
+    Loading the model checks whether the model can be sharded.
     """
     divided = [worker for worker in config.workers if worker.split != UNSHARDED]
     if not divided:
@@ -195,31 +187,30 @@ def check_splits(config: ServiceConfig) -> None:
     first = divided[0]
     if config.transport != DEFAULT_TRANSPORT:
         raise ConfigurationError(
-            f"--transport {config.transport} moves whole blocks, so KV cannot travel {_pair(config, first)}: only "
-            f"{DEFAULT_TRANSPORT} moves the heads and layers of each rank"
+            f"--transport {config.transport} moves whole blocks, not the heads and layers of ranks, so it "
+            f"cannot transfer KV {_pair(config, first)}: use {DEFAULT_TRANSPORT}"
         )
     if config.kv_checksums:
         raise ConfigurationError(
-            f"--kv-checksums compares whole blocks, and {first.instance} ({first.split}) has none: leave it out"
+            f"--kv-checksums needs whole blocks, which {first.instance} ({first.split}) shards: leave it out"
         )
     if config.engine.swap_bytes is not None:
         raise ConfigurationError(
-            f"--swap-space swaps whole blocks, and {first.instance} ({first.split}) has none: leave it out"
+            f"--swap-space needs whole blocks, which {first.instance} ({first.split}) shards: leave it out"
         )
     if config.journal_dir is not None and any(worker.batcher in CHUNKED for worker in divided):
         raise ConfigurationError(
-            "--journal writes down one batch at a time, and --pipeline-chunk has several under way: leave one of them "
-            "out"
+            "--journal records one batch at a time, and --pipeline-chunk runs several: leave one of them out"
         )
     if config.engine.device.startswith("cuda:"):
         raise ConfigurationError(
-            f"--device {config.engine.device} is one device, and each rank of {first.instance} ({first.split}) takes "
-            "one: write cuda"
+            f"--device {config.engine.device} is one device, and each rank of {first.instance} ({first.split}) needs "
+            "its own: use cuda"
         )
 
 
 def _pair(config: ServiceConfig, divided: WorkerConfig) -> str:
-    """The first two workers between which a split matters."""
+    """Name the first two workers that a sharding affects."""
     for source in config.workers:
         for target in config.workers:
             if source.role is Role.PREFILL and target.role is Role.DECODE and divided in {source, target}:

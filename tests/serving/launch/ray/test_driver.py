@@ -116,7 +116,7 @@ class Scene:
 
     def look(self, seconds=0.0):
         self.now += seconds
-        self.driver._look()
+        self.driver._poll()
 
     def ends(self, worker, outcome):
         """End the actor of a worker."""
@@ -165,7 +165,7 @@ def test_a_node_failure_is_reported_in_one_sentence(scene):
         "The actor died.\n\tThe actor died because its node has died. Node Id: a"
     )
     running.ends("prefill-0", error)
-    assert running.reports[-1].why == "Ray says: The actor died because its node has died. Node Id: a"
+    assert running.reports[-1].why == "Ray reports: The actor died because its node has died. Node Id: a"
 
 
 def test_a_silently_lost_worker_avoids_its_node_for_a_while(scene):
@@ -200,15 +200,15 @@ def test_another_node_is_chosen_when_placement_stalls(scene):
 
 def test_a_retired_workers_resources_are_released(scene):
     running = scene("prefill-0", "decode-0", a=1)
-    running.driver._obey(WorkerCommand(free="prefill-0"))
+    running.driver._execute(WorkerCommand(free="prefill-0"))
     running.look()
     assert running.where() == {"decode-0": "a"}
-    running.driver._obey(WorkerCommand(free="prefill-0"))  # however often it is said
+    running.driver._execute(WorkerCommand(free="prefill-0"))  # however often it is said
 
 
 def test_shutdown_waits_for_running_hosts_only(scene):
     running = scene("prefill-0", "decode-0", a=1)
-    running.driver._obey(WorkerCommand(finish=True))
+    running.driver._execute(WorkerCommand(finish=True))
     assert list(running.where()) == ["prefill-0"]
     running.ends("prefill-0", (0, ""))
     assert running.where() == {}

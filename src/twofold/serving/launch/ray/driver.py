@@ -1,13 +1,10 @@
-"""Which node of a Ray cluster a worker goes to.
+"""The Ray driver: a process that creates an actor for each worker and replaces lost ones.
 
-The driver: one process that speaks to Ray for a service, and makes an actor for each worker that should run.
+It reads a RayJob and then WorkerCommands from standard input, and writes Reports to standard output. It exits on
+command, at the end of its input, and when its parent process dies. Ray then removes its actors and placement groups.
 
-It reads a RayJob and then orders (see `WorkerCommand`) from its standard input, and reports on its standard output (see
-`Report`). It ends when told to, when its input closes, or when the process that started it dies; its actors and
-placement groups are Ray's to end then, as those of a driver that is gone.
-
-Ray restarts nothing by itself (`max_restarts` is 0). A worker is made anew when the fleet says so, which is when the
-one before has certainly ended; that Ray takes an actor for dead proves nothing about its processes.
+Ray restarts no actor by itself (`max_restarts` is 0): it may consider an actor dead whose processes still run. The
+controller's registry restarts a worker once its exit is certain.
 """
 
 import logging
@@ -40,7 +37,7 @@ from twofold.serving.telemetry.logs import configure_logs
 
 
 class PlacedNeighbour(msgspec.Struct, frozen=True):
-    """A worker of the same service that has a node already."""
+    """A placed worker of the same service."""
 
     role: Role
     node: str
@@ -49,11 +46,11 @@ class PlacedNeighbour(msgspec.Struct, frozen=True):
 def choose_node(
     role: Role, bundle: Bundle, nodes: Sequence[RayNode], others: Iterable[PlacedNeighbour], link_label: str
 ) -> RayNode | None:
-    """The node for one more worker, None where no node has room for it.
+    """Return the node for another worker; None if no node has room for `bundle`.
 
-    KV caches travel between the phases, so a worker goes where most of the others are within reach of the fast link:
-    nodes with the same value of `link_label`; the first goes where such a group has most room. Within it the workers of
-    a phase are spread, so that a node that is lost takes no phase with it; then all workers, over those with most room.
+    KV is transferred between workers, so they share a link domain: nodes with equal values of `link_label`. The
+    first worker selects the domain with the most room. Within a domain, the workers of each phase are spread over
+    nodes, so that a lost node does not end a phase, and then all workers over the nodes with the most room.
     """
     placed = list(others)
     on_node = Counter(each.node for each in placed)
@@ -73,17 +70,15 @@ def choose_node(
 
 
 def _room(node: RayNode, bundle: Bundle) -> int:
-    """How many such bundles are free on a node."""
+    """Return how many such bundles fit on a node."""
     return int(min((node.free.get(name, 0.0) / amount for name, amount in bundle.items()), default=0.0))
 
 
-log = logging.getLogger("twofold.serving.launch.ray.driver")  # which is __main__ where it runs
+log = logging.getLogger("twofold.serving.launch.ray.driver")  # __main__ in the driver process
 
-LOOK_S = 0.25
-# From when a group is asked for until the node that was chosen is taken to have no room after all.
-ROOM_S = 5.0
-# How long a node is avoided whose worker was lost without a word from Ray, which may not know of its end yet.
-DOUBT_S = 30.0
+POLL_S = 0.25
+ROOM_S = 5.0  # a placement group that is pending for longer is requested on another node
+DOUBT_S = 30.0  # how long a node is avoided after a worker on it was lost: Ray may notice its end later
 
 
 def main() -> None:
@@ -107,21 +102,21 @@ def main() -> None:
             stage="starting workers",
             max_model_len=facts.max_model_len,
             vocab_size=facts.vocab_size,
-            model=facts.name,
+            model=facts.fingerprint,
         )
     )
     driver = RayDriver(ray, job, say)
     for host in job.hosts:
         driver.start(host.worker)
     driver.watch()
-    # Ray's own end takes seconds, and what is left belongs to this driver and ends with it.
+    # A regular shutdown of Ray takes seconds, and Ray removes what belongs to this driver.
     os._exit(0)
 
 
 class PlacedWorker:
-    """The placement group and the actor of a worker; `end` is there when the actor's host has ended.
+    """Placement group and actor of a worker; `end` resolves when the actor's host has ended.
 
-    `node` is where it is, or is meant to be: None while no node has room, and Ray takes the first that will.
+    `node` is the actual or intended node; None while no node has room, and Ray selects the first one that will.
     """
 
     def __init__(self, group: Any, actor: Any, end: Any, node: str | None, now: float) -> None:  # noqa: ANN401  (Ray's)
@@ -131,35 +126,35 @@ class PlacedWorker:
 
 
 class RayDriver:
-    """Makes and ends actors as it is told, and reports those that end."""
+    """Creates and removes actors on command, and reports those that end."""
 
     def __init__(self, ray: Any, job: RayJob, say: Say) -> None:  # noqa: ANN401  (the module, which has no types)
         self._ray, self._job, self._say = ray, job, say
         self._hosts = {host.worker: host for host in job.hosts}
         self._placed: dict[str, PlacedWorker] = {}
-        self._doubts: dict[str, float] = {}  # nodes to be avoided, and until when
+        self._doubts: dict[str, float] = {}  # nodes to avoid, and until when
         self._waiting: tuple[str, ...] = ()
-        self._orders = CommandPipe()
+        self._commands = CommandPipe()
         self._finishing = self._ending = False
 
-    # -- orders -----------------------------------------------------------------------------------------------------
+    # -- commands ----------------------------------------------------------------------------------------------------
 
     def watch(self) -> None:
-        """Do as ordered and report what ends, until told to end."""
-        signal.signal(signal.SIGTERM, self._end)  # Ray has taken it when it was connected
+        """Execute commands and report exits until told to finish."""
+        signal.signal(signal.SIGTERM, self._end)  # connecting to Ray replaced the handler
         with selectors.DefaultSelector() as selector:
-            selector.register(self._orders, selectors.EVENT_READ)
+            selector.register(self._commands, selectors.EVENT_READ)
             while not (self._ending or (self._finishing and not self._placed)):
-                if selector.select(timeout=LOOK_S):
-                    for order in self._orders.read():
-                        self._obey(order)
-                    self._ending = self._ending or self._orders.ended
-                self._look()
+                if selector.select(timeout=POLL_S):
+                    for command in self._commands.read():
+                        self._execute(command)
+                    self._ending = self._ending or self._commands.ended
+                self._poll()
         for worker in list(self._placed):
             self._remove(worker)
 
     def start(self, worker: str) -> None:
-        """Make an actor for a worker, in place of the one that there may be: its end is certain."""
+        """Create the actor of a worker, in place of an earlier one, whose exit is certain."""
         now = time.monotonic()
         before = self._placed.get(worker)
         if before is not None:
@@ -168,14 +163,14 @@ class RayDriver:
             self._remove(worker)
         self._place(self._hosts[worker], now)
 
-    def _obey(self, order: WorkerCommand) -> None:
-        if order.finish:
+    def _execute(self, command: WorkerCommand) -> None:
+        if command.finish:
             self._finishing = True
             for worker in [name for name, placed in self._placed.items() if not placed.made]:
                 self._remove(worker)
-        if order.start is not None:
-            self.start(order.start)
-        for unwanted in (order.kill, order.free):
+        if command.start is not None:
+            self.start(command.start)
+        for unwanted in (command.kill, command.free):
             if unwanted is not None and unwanted in self._placed:
                 self._remove(unwanted)
 
@@ -190,17 +185,17 @@ class RayDriver:
 
         job = self._job
         nodes = list_nodes(self._ray, with_room=True)
-        trusted = [node for node in nodes if self._doubts.get(node.id, 0.0) <= now]
+        preferred = [node for node in nodes if self._doubts.get(node.id, 0.0) <= now]
         others = [
             PlacedNeighbour(self._hosts[name].role, placed.node)
             for name, placed in self._placed.items()
             if placed.node is not None
         ]
-        # A node that is doubted is better than none: Ray says that it has room.
-        node = choose_node(host.role, job.bundle, trusted, others, job.link_label) or choose_node(
+        # A doubtful node with room is better than none.
+        node = choose_node(host.role, job.bundle, preferred, others, job.link_label) or choose_node(
             host.role, job.bundle, nodes, others, job.link_label
         )
-        # One bundle is always on one node. Ray does not know which node is near which of ours, so the node is named.
+        # Ray does not know the link domains of the service's workers, so the node is selected by id.
         group = placement_group(
             [job.bundle],
             strategy="STRICT_PACK",
@@ -228,11 +223,11 @@ class RayDriver:
         self._ray.kill(placed.actor)
         remove_placement_group(placed.group)
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         now = time.monotonic()
         for worker, placed in list(self._placed.items()):
             if not placed.made:
-                self._see(worker, placed, now)
+                self._check_placement(worker, placed, now)
         self._collect()
         waiting = tuple(name for name, placed in self._placed.items() if placed.node is None)
         if waiting != self._waiting:
@@ -241,8 +236,8 @@ class RayDriver:
             self._waiting = waiting
             self._report(Report(waiting=waiting))
 
-    def _see(self, worker: str, placed: PlacedWorker, now: float) -> None:
-        """Whether a group that was asked for has been made by now, and where."""
+    def _check_placement(self, worker: str, placed: PlacedWorker, now: float) -> None:
+        """Check whether a pending placement group was created, and where."""
         from ray.util.placement_group import placement_group_table  # noqa: PLC0415  (an extra)
 
         found = placement_group_table(placed.group)
@@ -255,7 +250,7 @@ class RayDriver:
             self._place(self._hosts[worker], now)
 
     def _collect(self) -> None:
-        """Report those whose host, actor or node has ended."""
+        """Report workers whose host, actor or node has ended."""
         ends = {placed.end: worker for worker, placed in self._placed.items()}
         if not ends:
             return
@@ -269,14 +264,14 @@ class RayDriver:
             self._report(Report(exited=worker, code=code, why=why))
 
     def _outcome(self, end: Any) -> tuple[int, str]:  # noqa: ANN401  (Ray's)
-        """What became of a host: its exit status, and a sentence."""
+        """Return the exit status of a host and an explanation."""
         try:
-            code, said = self._ray.get(end)
+            code, reason = self._ray.get(end)
         except self._ray.exceptions.RayError as error:
             lines = [line.strip() for line in str(error).splitlines()]
             reasons = [line for line in lines if "because" in line] or lines[:1]
-            return 1, f"Ray says: {' '.join(reasons)}"
-        return code, said or f"its host ended with code {code}"
+            return 1, f"Ray reports: {' '.join(reasons)}"
+        return code, reason or f"its host ended with code {code}"
 
     @property
     def _needs(self) -> str:

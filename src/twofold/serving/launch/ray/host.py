@@ -1,6 +1,6 @@
-"""The host of one worker on a Ray node: joins the service, as `twofold join` does, until that ends or the actor dies.
+"""The host of one worker on a Ray node, which joins the service as `twofold join` does until the service or actor ends.
 
-It reads a HostJob from its standard input. What it says last on its standard output is why it could not go on.
+It reads a HostJob from standard input and writes the reason of a failure to standard output.
 """
 
 import asyncio
@@ -62,7 +62,7 @@ async def _run(job: HostJob, folder: str) -> None:
 
 
 def _adapted(config: ServiceConfig, job: HostJob, network: HostNetwork, model: Path) -> ServiceConfig:
-    """The service's configuration on this node. Ray counts cores and does not bind to them, nor do workers."""
+    """Adapt the service's configuration to this node. Workers are not pinned, because Ray does not assign cores."""
     workers = tuple(msgspec.structs.replace(worker, threads=job.threads) for worker in config.workers)
     engine = msgspec.structs.replace(config.engine, model=str(model), tokenizer=None)
     return msgspec.structs.replace(

@@ -1,12 +1,4 @@
-"""What the processes of the Ray launcher are told when they start.
-
-What runs on a node of the Ray cluster: an actor that keeps the host of one worker in a process of its own.
-
-An actor's process has threads of Ray's, so nothing may be forked from it (the nursery forks): the host is a fresh
-interpreter, and ends with the actor.
-
-The launcher `ray`: starts the process that speaks to Ray, as the local one starts the nursery.
-"""
+"""The launcher `ray`: jobs of its processes, the actor on each node, and the launcher itself."""
 
 import subprocess
 import sys
@@ -19,10 +11,9 @@ from twofold.serving.launch.launcher import Launcher
 
 
 class HostJob(msgspec.Struct, frozen=True, kw_only=True):
-    """The host of one worker: where the service takes it, and what it brings.
+    """Job of a worker's host: the controller's address, and the worker to join with.
 
-    `key` is the text of the file with the cluster key, `model` a directory or a hub id as the operator wrote it, and
-    `threads` how many it computes on.
+    `key` is the text of the cluster key file, `model` a directory or hub id, `threads` the number of compute threads.
     """
 
     controller: str
@@ -35,9 +26,9 @@ class HostJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RayJob(msgspec.Struct, frozen=True, kw_only=True):
-    """All workers of a service on the Ray cluster at `address`.
+    """Job of the driver: all workers of a service on the Ray cluster at `address`.
 
-    Each takes a `bundle` of resources. Nodes with the same value of the label `link_label` are near each other.
+    Each worker takes a `bundle` of resources. Nodes with equal values of `link_label` share a fast link.
     """
 
     address: str
@@ -48,20 +39,23 @@ class RayJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerHost:
-    """The actor; `run` lasts as long as the host."""
+    """Actor that runs the host of one worker in a child process.
+
+    Ray's threads in the actor rule out forking, so the child is a new interpreter. It ends with the actor.
+    """
 
     def run(self, job: bytes) -> tuple[int, str]:
-        """Run the host of a HostJob (as JSON): its exit status, and the sentence that it ended with, if any."""
+        """Run the host of a HostJob (as JSON) and return its exit status and final message."""
         command = [sys.executable, "-m", "twofold.serving.launch.ray.host"]
         pipe = subprocess.PIPE
-        # Popen forks in C and starts another program at once, which threads do not harm.
-        with subprocess.Popen(command, stdin=pipe, stdout=pipe, start_new_session=True) as process:  # noqa: S603  (ours)
-            said, _ = process.communicate(job + b"\n")
-        return process.returncode, said.decode(errors="replace").strip()
+        # Popen forks and executes in C, which is safe beside other threads.
+        with subprocess.Popen(command, stdin=pipe, stdout=pipe, start_new_session=True) as process:  # noqa: S603  (our own module)
+            output, _ = process.communicate(job + b"\n")
+        return process.returncode, output.decode(errors="replace").strip()
 
 
 class RayLauncher(Launcher):
-    """Workers on the nodes of a Ray cluster, each on a host of its own that joins the service."""
+    """Workers on nodes of a Ray cluster, each on a host of its own that joins the service."""
 
     joins = True
 

@@ -1,1 +1,1 @@
-"""The live service: gateway, controller, workers and their launcher."""
+"""The live service: gateway, controller, launchers, workers, host stores and telemetry."""

@@ -1,4 +1,4 @@
-"""What a service is made of: one value, written by the command line and read by every process."""
+"""Configuration of a service, written by the command line and read by every process."""
 
 from typing import Final, Literal
 
@@ -27,24 +27,23 @@ DEFAULT_TOKEN_BUDGET = {
     "splitwise": 2048,
 }
 
-# Prompt tokens of an iteration; `auto` are those that keep the worker busy, which it measures when it starts.
+# `auto`: each worker measures at start how many prompt tokens saturate an iteration.
 AUTO: Final = "auto"
 TokenBudget = int | Literal["auto"]
 
-DEFAULT_VOCAB_SIZE = 32_000  # of an emulated model, whose tokens mean nothing
+DEFAULT_VOCAB_SIZE = 32_000  # of emulated models
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """How each worker runs the model. `kv_cache_bytes` is per worker; None means a default for the device.
-    With `swap_bytes` decodes take KV memory as they go, and are swapped out to so much memory of the host, per worker
-    that decodes, when there is none left.
+    """How each worker runs the model.
 
-    With `prefix_caching` the KV of prompts stays until its memory is wanted, for prompts that begin alike. Of that
-    memory a share of `retained_share` may be kept for requests that ask for it. `eviction` names the rule
-    (`kvcache.eviction`) by which blocks go, from the engine's memory and from the store of a host.
+    `engine` is a key of `serving.worker.engines.ENGINES`. With `emulated`, `model` is a catalog name and
+    `vocab_size` sets the vocabulary. `tokenizer` is a directory, if it differs from the model's. `kv_cache_bytes` is
+    per worker; None selects a default for the device. With `swap_bytes`, decodes allocate KV blocks as they grow,
+    and each decoding worker swaps them out to this much host memory.
 
-    `engine` is one of those in `serving.worker.engines`. For `emulated`, `model` is a name of the catalog and
-    `vocab_size` says how many tokens there are. `tokenizer` is a directory, where it is not the model's own.
+    With `prefix_caching`, the KV of prompts stays cached until its memory is needed. Requests may pin up to
+    `retained_share` of that memory. `eviction` is a policy of `kvcache.eviction`, for engine memory and host stores.
     """
 
     model: str
@@ -64,16 +63,16 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def computes(self) -> bool:
-        """Whether there is a model behind it."""
+        """Whether the engine computes a model."""
         return self.engine != "emulated"
 
     @property
     def recomputes(self) -> bool:
-        """Whether it may give up a decode's memory and compute its KV once more: then it needs the prompt for that."""
+        """Whether the engine may drop the KV of a decode and compute it again, which needs the prompt."""
         return self.engine == "vllm"
 
     def context(self, model_len: int) -> int:
-        """The most tokens of a sequence, of the `model_len` that the model can have; raises ConfigurationError."""
+        """Return the context length in tokens, given the model's; raises ConfigurationError."""
         if self.max_model_len is None:
             return model_len
         if self.max_model_len > model_len:
@@ -84,11 +83,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """One worker: its role, the batcher that goes with it, and the cores it may run on (empty: any).
+    """One worker: role, batcher and CPU cores (empty: all).
 
-    With `measures_budget` the budget is what it measures, and `max_num_batched_tokens` the longest prompt that
-    it tries.
-    It is `split` over that many ranks, of which the service has `first_rank` before the first of this worker.
+    With `measures_budget`, the worker measures its token budget, up to `max_num_batched_tokens`. Its ranks, by
+    `split`, are numbered from `first_rank` within the service.
     """
 
     instance: str
@@ -103,13 +101,13 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JoinTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """What workers from other hosts are: a batcher for each role that they may have, and its token budget."""
+    """Batcher by role, and token budget, of workers from other hosts."""
 
     batchers: dict[Role, str]
     max_num_batched_tokens: TokenBudget | None = None
 
     def worker(self, instance: str, role: Role) -> WorkerConfig:
-        """A worker, yet without cores, which its host gives it."""
+        """Return the configuration of a worker, without cores, which its host assigns."""
         batcher = self.batchers[role]
         budget = (
             self.max_num_batched_tokens
@@ -126,11 +124,10 @@ class JoinTerms(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplanConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What plans are searched by: the workers as they are simulated, and the share of requests to be within the SLO.
+    """Parameters of re-planning: the simulated cluster and the SLO attainment to reach.
 
-    With `replicas` workers that are not needed are ended, and started again when they are. `catalog` are the files that
-    extend the catalog for `cluster`. A search that takes longer than `search_limit_s` is
-    ended.
+    With `replicas`, workers are also retired and restarted. `catalog` lists files that extend the catalog for
+    `cluster`. A search ends after `search_limit_s`.
     """
 
     cluster: ClusterSpec
@@ -143,8 +140,11 @@ class ReplanConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OverloadConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Refuse what would miss `slo`, by a rule of `scheduling.overload`; `cluster` is the workers as they are simulated,
-    which says how fast they are, and `catalog` the files that extend the catalog for it."""
+    """Overload control by a rule of `scheduling.admission.overload`.
+
+    Requests that would miss `slo` are rejected. `cluster` describes the workers' speed, and `catalog` lists files that
+    extend the catalog for it.
+    """
 
     rule: str
     cluster: ClusterSpec
@@ -153,23 +153,21 @@ class OverloadConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InlineConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Prompts join decodes while an iteration is expected to take at most `tbt_s` seconds, by the `times` of a host's
-    profile (the batcher `inlined`)."""
+    """Bound of the batcher `inlined`: prompts join an iteration if `times` predict at most `tbt_s` seconds for it."""
 
     times: PackedTimes
     tbt_s: float
 
 
 class ForecastConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Routers that predict: by `cluster`, which is the workers as they are simulated, and `catalog`, the files that
-    extend the catalog for it; without, by what workers measure when they start."""
+    """Prefill times for predictive routers: those of `cluster` with the `catalog` files, else measured ones."""
 
     cluster: ClusterSpec | None = None
     catalog: tuple[str, ...] = ()
 
 
 class StoreConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The store of each host: bytes of KV in its memory, and on its disk, if it has a directory there of its own."""
+    """Prefix store of each host: bytes in memory, and on disk if `disk_dir` is set."""
 
     memory_bytes: int
     disk_dir: str | None = None
@@ -177,14 +175,15 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole service. `run_dir` holds its sockets; `journal_dir` receives decision journals if set.
+    """A complete service.
 
-    A worker that fails again and again is started again after `max_restart_delay_s` at most.
-    `cluster` is what an emulated service emulates, and `catalog` the files that extend the catalog for it.
-    `network` is set where workers may be on several hosts, and says which of them this is; `terms` are what
-    others join on. `replan` is set where workers change their roles when the traffic shifts, `overload` where
-    requests are refused that would be answered too late, `inline` where prompts join decodes only in time,
-    `forecast` where the router goes by predictions, and `store` where this host keeps KV of prompts for its workers.
+    `run_dir` holds its sockets. `journal_dir`, if set, receives decision journals. Restart delays of failing workers
+    grow up to `max_restart_delay_s`. `cluster` is the cluster that an emulated service emulates, and `catalog` lists
+    files that extend the catalog for it.
+
+    Optional features: `network` names this host in a service over several hosts, and other hosts join on `terms`;
+    `replan` adapts roles to traffic; `overload` rejects requests that would miss the SLO; `inline` bounds prompts
+    beside decodes; `forecast` feeds predictive routers; `store` keeps prefixes on this host.
     """
 
     engine: EngineConfig
@@ -210,24 +209,24 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def host(self) -> str:
-        """The name of this host; that of the service's own is empty."""
+        """Name of this host; empty for the service's own host."""
         return HOME if self.network is None else self.network.host
 
     def measures(self, worker: WorkerConfig) -> bool:
-        """Whether a worker measures how fast it prefills, and its links: if it may hand requests over for real."""
+        """Return whether a worker measures its prefill speed and links: it may hand over real KV."""
         roles = {each.role for each in self.workers}
         moves = self.router not in FIXED_ROLE_ROUTERS
-        # Who decodes may be on another host, and come later.
+        # A decoding worker may join later from another host.
         splits = moves or self.network is not None or {Role.PREFILL, Role.DECODE} <= roles
         return self.engine.computes and splits and (moves or worker.role is Role.PREFILL)
 
     def reuses(self, worker: WorkerConfig) -> bool:
-        """Whether a worker keeps the KV of prompts for others that begin alike: if it may prefill, and some of them."""
+        """Return whether a worker caches prefixes: it may prefill, with a batcher that supports it."""
         prefills = worker.role.prefills or self.router not in FIXED_ROLE_ROUTERS
         return self.engine.prefix_caching and prefills and worker.batcher not in NEVER_REUSING
 
     def measured_pairs(self) -> list[tuple[str, str]]:
-        """The links that are measured and used from the start on."""
+        """Return the (source, target) links that are measured at the start."""
         return [
             (source.instance, target.instance)
             for source in self.workers
@@ -236,23 +235,23 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
         ]
 
     def inbox(self, name: str) -> str:
-        """The address of a process's inbox: a socket in a directory that only its user can enter."""
+        """Return the address of a process's inbox: a socket in a directory private to the user."""
         return f"ipc://{self.run_dir}/{name}.sock"
 
     def worker_inbox(self, instance: str, pid: int) -> str:
-        """That of one life of a worker: what was meant for an earlier one does not arrive."""
+        """Return the inbox address of one worker process; a restarted worker has another one."""
         return self.inbox(f"{instance}-{pid}")
 
     @property
     def controller(self) -> str:
-        """The address of the controller's inbox for processes of this host."""
+        """Address of the controller's inbox for processes of this host."""
         network = self.network
         elsewhere = network is not None and network.host != HOME
         return network.controller if network is not None and elsewhere else self.inbox(CONTROLLER)
 
     @property
     def store_inbox(self) -> str:
-        """That of the store of this host, in all of its lives."""
+        """Address of the inbox of this host's store, across its restarts."""
         return self.inbox(STORE)
 
 

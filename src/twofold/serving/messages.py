@@ -1,4 +1,4 @@
-"""Every message between the processes of a service, typed, with who sends it to whom."""
+"""Messages between the processes of a service, by sender and receiver."""
 
 import msgspec
 
@@ -13,17 +13,14 @@ from twofold.transport.base import MemoryDescriptor
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Root of all messages; `tag` puts the class name on the wire."""
+    """Base of all messages; `tag` sends the class name."""
 
 
 # -- controller to worker -------------------------------------------------------------------------------------
 
 
 class Peer(msgspec.Struct, frozen=True, kw_only=True):
-    """Where an instance can be reached: its inbox and its KV cache.
-
-    `inbox` is for those on its own `host`, `outside` for those on others.
-    """
+    """Addresses of an instance: its KV cache, its `inbox` for its own `host`, and `outside` for other hosts."""
 
     inbox: str
     memory: MemoryDescriptor
@@ -31,20 +28,20 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True):
     outside: str | None = None
 
     def inbox_from(self, host: str) -> str:
-        """The address of its inbox for somebody on `host`."""
+        """Return the inbox address for a sender on `host`."""
         return self.inbox if host == self.host or self.outside is None else self.outside
 
 
 class Peers(Message, frozen=True, kw_only=True):
-    """All instances of the service, as far as they are known."""
+    """All registered instances of the service."""
 
     peers: list[Peer]
 
 
 class StoreFetch(msgspec.Struct, frozen=True, kw_only=True):
-    """The store of `host` has so many leading blocks of a prompt, and gives them to other stores at `address`.
+    """Instruction to fetch the first `blocks` of a prompt from the store of `host` at `address`.
 
-    What has not come after `limit_s` is computed.
+    Blocks that have not arrived after `limit_s` are computed.
     """
 
     host: str
@@ -54,10 +51,10 @@ class StoreFetch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Prefill(Message, frozen=True, kw_only=True):
-    """Prefill this request; then decode it too, or hand it to `target`.
+    """Prefill a request, then decode it or hand it over to `target`.
 
-    With `announce` the worker says when its prefill starts, because room on `target` is asked for only then.
-    With `fetch` the store of its own host first brings the beginning of the prompt from that of another.
+    With `announce`, the worker reports the start of the prefill, at which room on `target` is requested. With
+    `fetch`, its host's store first fetches a prefix from another host.
     """
 
     generation: Generation
@@ -68,9 +65,9 @@ class Prefill(Message, frozen=True, kw_only=True):
 
 
 class Reserve(Message, frozen=True, kw_only=True):
-    """Lease blocks for this request to `source`, which prefills it, as soon as there is room.
+    """Lease blocks for a request to its prefill worker `source` as soon as there is room.
 
-    The prompt itself is for engines that may compute it once more, when they have given away what came of it.
+    Engines that may recompute the KV of a decode get the prompt as well.
     """
 
     request: Request
@@ -80,35 +77,35 @@ class Reserve(Message, frozen=True, kw_only=True):
 
 
 class Abort(Message, frozen=True, kw_only=True):
-    """Forget this request."""
+    """Drop a request."""
 
     request_id: str
 
 
 class InstanceFenced(Message, frozen=True, kw_only=True):
-    """An instance was given up, and may yet live: write nothing to it any more. What it writes may still come."""
+    """Stop writing to a fenced instance, which may still run and write."""
 
     instance: str
 
 
 class InstanceLost(Message, frozen=True, kw_only=True):
-    """An instance is gone: it will write no more."""
+    """An instance has ended and writes no more."""
 
     instance: str
 
 
 class WorkerRefused(Message, frozen=True, kw_only=True):
-    """This worker cannot be part of the service, for this reason: end."""
+    """The worker cannot join the service and must exit."""
 
     reason: str
 
 
 class Shutdown(Message, frozen=True, kw_only=True):
-    """End now."""
+    """Exit now."""
 
 
 class HeartbeatAck(Message, frozen=True, kw_only=True):
-    """To another host: what you said at `said_s`, on your clock, was heard. See `Tether`."""
+    """Acknowledges the heartbeat that a process on another host sent at `said_s`, by its own clock."""
 
     said_s: float
 
@@ -117,9 +114,10 @@ class HeartbeatAck(Message, frozen=True, kw_only=True):
 
 
 class Registered(Message, frozen=True, kw_only=True):
-    """The worker is ready to be given work. `model` names what it computes: all workers must agree on it.
+    """The worker is ready.
 
-    `prefill` is how fast it does, where that was measured; `now_s` is its monotonic clock.
+    All workers must agree on the fingerprint `model`. `prefill` is the measured prefill speed, if any; `now_s` is the
+    worker's monotonic clock.
     """
 
     peer: Peer
@@ -131,7 +129,7 @@ class Registered(Message, frozen=True, kw_only=True):
 
 
 class LinkMeasured(Message, frozen=True, kw_only=True):
-    """What the link between two workers carries, as the source measured it when it first met the target."""
+    """Speed of the link between two workers, measured by the source when it first met the target."""
 
     source: str
     target: str
@@ -139,9 +137,9 @@ class LinkMeasured(Message, frozen=True, kw_only=True):
 
 
 class Alive(Message, frozen=True, kw_only=True):
-    """The worker lives and applies messages; its batch under way, if there is one, has run for `batch_s` seconds.
+    """Heartbeat of a worker, whose current batch has run for `batch_s` seconds.
 
-    `said_s` is when it said so on the clock of `Tether`, `now_s` on its monotonic clock.
+    `said_s` is its send time on the clock of `ParentWatchdog`, `now_s` on the worker's monotonic clock.
     """
 
     instance: str
@@ -152,22 +150,21 @@ class Alive(Message, frozen=True, kw_only=True):
 
 
 class PrefillStarted(Message, frozen=True, kw_only=True):
-    """The prefill of an announced request starts: now is the time to ask for room on its target."""
+    """The prefill of an announced request starts: request room on its target."""
 
     request_id: str
 
 
 class LeaseGranted(Message, frozen=True, kw_only=True):
-    """To the controller, and on to the lease's source if its request is still alive."""
+    """To the controller, which forwards it to the lease's source if the request is still live."""
 
     lease: Lease
 
 
 class StepDone(Message, frozen=True, kw_only=True):
-    """An iteration is over. `started` are the requests whose prefill began with it; times are monotonic seconds.
+    """An iteration has ended. `started` lists the requests whose prefill began with it; times are monotonic seconds.
 
-    `number` counts the reports of status: they come over two ways, and an older one may come later. `epoch` says
-    in which life of the instance all this happened.
+    Status reports take two paths, so `number` orders them. `epoch` identifies the worker process.
     """
 
     instance: str
@@ -180,7 +177,7 @@ class StepDone(Message, frozen=True, kw_only=True):
 
 
 class Status(Message, frozen=True, kw_only=True):
-    """The accounts of a worker changed while it ran no batch; see StepDone for `epoch` and `number`."""
+    """Status of a worker that changed outside of a batch; see StepDone for `epoch` and `number`."""
 
     instance: str
     epoch: int
@@ -189,7 +186,7 @@ class Status(Message, frozen=True, kw_only=True):
 
 
 class BlocksChanged(Message, frozen=True, kw_only=True):
-    """Blocks, by key, that prompts find on an instance from now on, and blocks that they do not find there any more."""
+    """Keys of the blocks that were added to and removed from an instance's prefix cache."""
 
     instance: str
     epoch: int
@@ -198,7 +195,7 @@ class BlocksChanged(Message, frozen=True, kw_only=True):
 
 
 class HandoffReport(Message, frozen=True, kw_only=True):
-    """A hand-off is complete, says `instance`: `bytes_moved` travelled between these times (its monotonic seconds)."""
+    """A completed hand-off of `bytes_moved` bytes, with times on the monotonic clock of `instance`."""
 
     instance: str
     request_id: str
@@ -208,21 +205,20 @@ class HandoffReport(Message, frozen=True, kw_only=True):
 
 
 class RequestFailed(Message, frozen=True, kw_only=True):
-    """This request cannot go on, says `instance`; `reason` is one sentence."""
+    """A request failed on `instance`; `reason` is one sentence."""
 
     instance: str
     request_id: str
     reason: str
 
 
-# -- worker to worker, and controller to worker for a request that ended before its lease was passed on -----------
+# -- worker to worker; HandoffEnded also from the controller if a request ends before its lease is forwarded ------
 
 
 class HandoffEnded(Message, frozen=True, kw_only=True):
-    """The source will not write to this lease any more.
+    """The source will not write to this lease any further.
 
-    `first_token` is the output token that the prefill made, if the KV cache is complete; None if the hand-off
-    was given up, either because its request is over or because of an `error`.
+    `first_token` is the output of the prefill if the KV cache is complete. It is None after an abort or an `error`.
     """
 
     request_id: str
@@ -245,9 +241,9 @@ class HandoffOffered(Message, frozen=True, kw_only=True):
 
 
 class HandoffTaken(Message, frozen=True, kw_only=True):
-    """Pull: the target reads nothing any more from the source, which offered it in this `epoch` of its own.
+    """Pull: the target has finished reading from the source, which made its offer in this `epoch`.
 
-    `bytes_moved` is None if it did not read all of it.
+    `bytes_moved` is None if the read is incomplete.
     """
 
     request_id: str
@@ -256,18 +252,18 @@ class HandoffTaken(Message, frozen=True, kw_only=True):
 
 
 class Heartbeat(Message, frozen=True, kw_only=True):
-    """The source is alive: its leases last."""
+    """The source is alive, which extends its leases."""
 
     source: str
 
 
-# -- between the controller and other hosts that run workers -------------------------------------------------------
+# -- between controller and hosts ----------------------------------------------------------------------------------
 
 
 class HostJoins(Message, frozen=True, kw_only=True):
-    """A host offers workers, so many of each role. Repeated until it is answered.
+    """A host offers a number of workers by role; repeated until it is answered.
 
-    `life` is this run of its launcher, `inbox` where that is reached, and `model` what it would serve.
+    `life` identifies its launcher process, `inbox` is the launcher's address, `model` the fingerprint of its model.
     """
 
     host: str
@@ -279,34 +275,34 @@ class HostJoins(Message, frozen=True, kw_only=True):
 
 
 class HostWelcome(Message, frozen=True, kw_only=True):
-    """The service as this host is to run it: its own workers, and the engine but for what each host has of its own."""
+    """Configuration for an admitted host, with its workers; host-specific engine settings are left to the host."""
 
     life: int
     config: ServiceConfig
 
 
 class HostRefused(Message, frozen=True, kw_only=True):
-    """This host cannot be part of the service, for this reason."""
+    """The host cannot join the service, for this reason."""
 
     life: int
     reason: str
 
 
 class HostUnknown(Message, frozen=True, kw_only=True):
-    """The service, which is perhaps another by now, does not know this life of the host: it is to join anew."""
+    """The controller, perhaps a restarted one, does not know this launcher process: the host must join again."""
 
     life: int
 
 
 class WorkerLife(msgspec.Struct, frozen=True, array_like=True):
-    """One worker of a host: how often it was started, and whether the last of them runs."""
+    """State of a host's worker: the number of its starts, and whether the last process runs."""
 
     life: int
     runs: bool
 
 
 class HostAlive(Message, frozen=True, kw_only=True):
-    """The launcher of a host lives, and how its workers are. `leaves`: it will start none any more."""
+    """Heartbeat of a host's launcher, with the state of its workers. With `leaves`, it will start no more workers."""
 
     host: str
     life: int
@@ -317,7 +313,7 @@ class HostAlive(Message, frozen=True, kw_only=True):
 
 
 class HostFailed(Message, frozen=True, kw_only=True):
-    """A host cannot run its workers, for this reason, and has ended."""
+    """The host cannot run its workers, for this reason, and has ended."""
 
     host: str
     life: int
@@ -325,31 +321,31 @@ class HostFailed(Message, frozen=True, kw_only=True):
 
 
 class StartWorker(Message, frozen=True, kw_only=True):
-    """Start a worker, for the `life`-th time. To be done once, however often it is said."""
+    """Start a worker for the `life`-th time. Idempotent."""
 
     instance: str
     life: int
 
 
 class KillWorker(Message, frozen=True, kw_only=True):
-    """End this life of a worker by force. To be done once, however often it is said."""
+    """Kill this life of a worker. Idempotent."""
 
     instance: str
     life: int
 
 
 class HostFinish(Message, frozen=True, kw_only=True):
-    """The service has ended: end when the workers have, as they are told to."""
+    """The service has ended: exit once the workers have exited."""
 
 
-# -- store of a host to controller -----------------------------------------------------------------------------------
+# -- store to controller --------------------------------------------------------------------------------------------
 
 
 class StoreChanged(Message, frozen=True, kw_only=True):
-    """Blocks, by key, that the store of `host` has from now on, and blocks that it has no more.
+    """Keys of the blocks that were added to and removed from the store of `host`.
 
-    `epoch` names a life of the store: what an earlier one had in memory is gone with it; each life begins with one of
-    these. `address` is where stores of other hosts reach this life, if they do.
+    `epoch` identifies the store process; each process starts with such a message. `address` is the store's address
+    for other hosts, if any.
     """
 
     host: str
@@ -360,7 +356,7 @@ class StoreChanged(Message, frozen=True, kw_only=True):
 
 
 class StoreTier(msgspec.Struct, frozen=True, kw_only=True):
-    """Memory or disk of a store: its blocks, how many of them were used, and how many went, by reason."""
+    """A tier (memory or disk) of a store: blocks in use, reused blocks, and removals by reason."""
 
     capacity: int
     blocks: int
@@ -369,7 +365,7 @@ class StoreTier(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoreStatus(Message, frozen=True, kw_only=True):
-    """The accounts of a host's store since this life of it began; `tiers` by name, the fastest first."""
+    """Counters of a host's store since its start, with tiers by name, fastest first."""
 
     host: str
     epoch: int

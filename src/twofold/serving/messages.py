@@ -139,7 +139,7 @@ class LinkMeasured(Message, frozen=True, kw_only=True):
 class Alive(Message, frozen=True, kw_only=True):
     """Heartbeat of a worker, whose current batch has run for `batch_s` seconds.
 
-    `said_s` is its send time on the clock of `ParentWatchdog`, `now_s` on the worker's monotonic clock.
+    `said_s` is the send time on the clock of `ParentWatchdog`, `now_s` on the monotonic clock.
     """
 
     instance: str

@@ -317,7 +317,7 @@ def test_the_desired_worker_runs_despite_lost_messages(events):
         lossy.alive()
     before = lossy.life
     assert lossy.runs
-    assert before == lossy.scene.hosts._hosts["b"].workers["decode-0"].life
+    assert before == lossy.scene.hosts.joined["b"].workers["decode-0"].life
     lossy.alive()
     assert (lossy.life, lossy.runs) == (before, True), "and nothing more is done about it"
 

@@ -8,7 +8,8 @@ import pytest
 from support.lives import SPLIT_LIFE, life
 from twofold.errors import ConfigurationError
 from twofold.serving.telemetry.context import context_of
-from twofold.serving.telemetry.logs import JsonFormatter, configure_logs, log_ended, log_rejected
+from twofold.serving.telemetry.logs import JsonFormatter, configure_logs
+from twofold.serving.telemetry.telemetry import log_ended, log_rejected
 
 
 @pytest.fixture

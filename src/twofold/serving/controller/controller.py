@@ -145,7 +145,8 @@ class Controller:
         while True:
             await asyncio.sleep(ALIVE_S)
             self._drain_inbox()  # heartbeats that arrived while this process was busy
-            self._remote.sweep(time.monotonic())
+            if self._hosts.joined:
+                self._remote.sweep(time.monotonic())
             self._membership.sweep(time.monotonic())
             self._requests.look()
 

@@ -221,7 +221,7 @@ class WorkerRegistry:
     # -- failures and restarts --------------------------------------------------------------------------------------
 
     def sweep(self, now: float) -> SweepResult:
-        """Kill faulty and silent workers and start those that are due. Call this every `ALIVE_S`."""
+        """Kill faulty and silent workers, and restart workers that are due. Call this every `ALIVE_S`."""
         if self._swept_s is not None and now - self._swept_s > STALL_S:
             for member in self._up():
                 member.heard_s = now

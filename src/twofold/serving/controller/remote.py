@@ -99,7 +99,7 @@ class Hosts(ProcessControl):
         self._config, self._model, self._version = config, model, version
         self.own = frozenset(own)
         self._local, self._outbox = local, outbox
-        self._hosts: dict[str, RemoteHost] = {}
+        self.joined: dict[str, RemoteHost] = {}  # by name
         self._names = {worker.instance for worker in config.workers}  # all names ever used
 
     # -- commands ---------------------------------------------------------------------------------------------------
@@ -137,15 +137,15 @@ class Hosts(ProcessControl):
 
     def finish(self) -> None:
         """Announce the end of the service to all hosts."""
-        for host in self._hosts.values():
+        for host in self.joined.values():
             if host.present:
                 self._outbox.send(host.inbox, HostFinish())
 
     # -- reports of hosts -------------------------------------------------------------------------------------------
 
     def joins(self, message: HostJoins, now: float) -> JoinResult:
-        """Admit a host; an incompatible one is refused, and one that has to wait gets no answer."""
-        known = self._hosts.get(message.host)
+        """Admit a host, refuse an incompatible one, and let a second one of a name wait without an answer."""
+        known = self.joined.get(message.host)
         try:
             self._check(message)
             if known is not None and known.life != message.life and known.present:
@@ -162,14 +162,14 @@ class Hosts(ProcessControl):
         workers = {name: RemoteWorker(role) for name, role in self._assign_names(message, before)}
         if known is not None:
             self._outbox.forget(known.inbox)
-        host = self._hosts[message.host] = RemoteHost(message.host, message.life, message.inbox, workers, now)
+        host = self.joined[message.host] = RemoteHost(message.host, message.life, message.inbox, workers, now)
         log.info("host %s has joined with %s", host.name, ", ".join(workers))
         self._welcome(host)
         return JoinResult({name: each.role for name, each in workers.items()}, before.keys() - workers.keys())
 
     def alive(self, message: HostAlive, now: float) -> list[str]:
         """Record a host's heartbeat and return the workers that have ended since the last one."""
-        host = self._hosts.get(message.host)
+        host = self.joined.get(message.host)
         if host is None or host.life != message.life:
             self._outbox.send(message.inbox, HostUnknown(life=message.life))
             return []
@@ -195,12 +195,12 @@ class Hosts(ProcessControl):
 
     def leaves(self, name: str, life: int) -> list[str]:
         """Remove a host and return its workers, unless another host replaced it."""
-        host = self._hosts.get(name)
+        host = self.joined.get(name)
         if host is None or host.life != life:
             return []
         log.warning("host %s has left", name)
         self._outbox.forget(host.inbox)
-        del self._hosts[name]
+        del self.joined[name]
         return [] if host.replaced else list(host.workers)
 
     def sweep(self, now: float, heard_s: Callable[[str], float]) -> list[str]:
@@ -209,7 +209,7 @@ class Hosts(ProcessControl):
         `heard_s` returns the time of a worker's own last heartbeat.
         """
         ended = []
-        for host in self._hosts.values():
+        for host in self.joined.values():
             last_s = max(host.heard_s, *map(heard_s, host.workers))
             if host.present and presumed_dead(last_s, now):
                 log.error("host %s is silent: its workers are presumed dead", host.name)
@@ -223,7 +223,7 @@ class Hosts(ProcessControl):
 
     def host_of(self, instance: str) -> RemoteHost | None:
         """Return the host of a worker; None for the service's own host."""
-        return next((host for host in self._hosts.values() if instance in host.workers), None)
+        return next((host for host in self.joined.values() if instance in host.workers), None)
 
     # -- inside -----------------------------------------------------------------------------------------------------
 
@@ -318,8 +318,8 @@ class RemoteWorkers:
     def exited(self, instance: str) -> None:
         """Record an exit that the launcher reports.
 
-        The launcher reports the end of what it started, which may be a host's launcher: the workers of a present host
-        may still run, so their exit is awaited.
+        If the launcher started a host of its own for the worker, the report concerns that host's launcher. The
+        worker may still run while its host is present, so its own exit is awaited.
         """
         host = self._hosts.host_of(instance)
         if instance not in self._hosts.own or host is None or not host.present:

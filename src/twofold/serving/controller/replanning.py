@@ -55,7 +55,7 @@ class RoleControl(Protocol):
         ...
 
     def replanned(self, decision: ReplanDecision) -> None:
-        """Record a decision whose steps were taken."""
+        """Record a decision after its execution."""
         ...
 
 

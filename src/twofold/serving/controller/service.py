@@ -51,7 +51,7 @@ class Service(Protocol):
     def generate(self, generation: Generation) -> AsyncGenerator[TokenOutput, None]:
         """Yield the output tokens in order; the last one has a finish reason.
 
-        Raises RequestError for a rejected request and InstanceLostError for one that cannot be finished. Closing the
+        Raises RequestError for a rejected request, and InstanceLostError after repeated failures. Closing the
         generator, or cancelling the task that waits on it, aborts the request at once. Closing it after the last token
         has no effect.
         """

@@ -1,5 +1,6 @@
 """Telemetry of the controller: forwards events to metrics, history, logs and traces."""
 
+import logging
 import time
 from collections.abc import Collection
 from typing import Protocol
@@ -20,7 +21,7 @@ from twofold.serving.controller.forecast import MeasuredPaths
 from twofold.serving.messages import HandoffReport, LinkMeasured, StoreStatus
 from twofold.serving.telemetry.context import CURRENT, RequestContext, TraceParent
 from twofold.serving.telemetry.history import History
-from twofold.serving.telemetry.logs import log_ended, log_rejected
+from twofold.serving.telemetry.logs import FIELDS
 from twofold.serving.telemetry.metrics import (
     AdmissionMetrics,
     OverloadMetrics,
@@ -30,6 +31,8 @@ from twofold.serving.telemetry.metrics import (
 from twofold.serving.telemetry.snapshot import AttemptStage, InstanceState, ServiceSnapshot
 from twofold.slo import Slo
 from twofold.timeline import Timeline
+
+request_log = logging.getLogger("twofold.requests")
 
 
 class TelemetryConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -200,6 +203,49 @@ class Telemetry:
         """Export remaining traces; takes up to some seconds."""
         if self._tracing is not None:
             self._tracing.close()
+
+
+def log_ended(timeline: Timeline, context: RequestContext | None) -> None:
+    """Log one line for a finished request."""
+    if not request_log.isEnabledFor(logging.INFO):
+        return
+    reason = timeline.finish_reason
+    fields = _identity(timeline.request.id, context) | {
+        "prompt_tokens": timeline.request.prompt_tokens,
+        "output_tokens": timeline.output_tokens,
+        "finish_reason": None if reason is None else reason.value,
+        "prefill_instance": timeline.prefill_instance,
+        "decode_instance": timeline.decode_instance,
+        "queue_s": _rounded(timeline.queue_prefill_s),
+        "prefill_s": _rounded(timeline.prefill_s),
+        "transfer_s": _rounded(timeline.transfer_s),
+        "ttft_s": _rounded(timeline.ttft_s),
+        "tpot_s": _rounded(timeline.tpot_s),
+        "e2e_s": _rounded(timeline.e2e_s),
+    }
+    request_log.info("request ended", extra={FIELDS: fields})
+
+
+def log_rejected(request_id: str, prompt_tokens: int, reason: str, context: RequestContext | None) -> None:
+    """Log one line for a rejected request."""
+    if request_log.isEnabledFor(logging.INFO):
+        fields = _identity(request_id, context) | {"prompt_tokens": prompt_tokens, "reason": reason}
+        request_log.info("request rejected", extra={FIELDS: fields})
+
+
+def _identity(request_id: str, context: RequestContext | None) -> dict[str, object]:
+    if context is None:
+        return {"id": request_id}
+    return {
+        "id": request_id,
+        "request_id": context.id,
+        "trace_id": context.span.trace_id,
+        "operation": context.operation,
+    }
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 6)
 
 
 def make_telemetry(model: str, config: TelemetryConfig) -> Telemetry:

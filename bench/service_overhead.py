@@ -18,7 +18,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from twofold.bench.decisions import cpu_of, decisions_per_s, loop
+from twofold.bench.decisions import cpu_seconds, decisions_per_s, reference_loop
 from twofold.bench.endpoint import discover
 from twofold.bench.services import served
 from twofold.handoff import HandoffMode
@@ -99,7 +99,7 @@ def main() -> None:
     parser.add_argument("--decisions", type=int, default=40_000)
     parser.add_argument("--requests", type=int, default=200)
     args = parser.parse_args()
-    loops = [cpu_of(loop) for _ in range(3)]
+    loops = [cpu_seconds(reference_loop) for _ in range(3)]
     table = Table(title="Per core of this machine", title_justify="left")
     for column in ("what", "each", "a CPU second"):
         table.add_column(column, justify="left" if column == "what" else "right")
@@ -114,7 +114,7 @@ def main() -> None:
         "request through gateway and controller", f"{request_s * 1e6:,.0f} µs", f"{1 / request_s:,.0f}"
     )
     table.add_row("streamed token, likewise", f"{token_s * 1e6:,.0f} µs", f"{1 / token_s:,.0f}")
-    loops.append(cpu_of(loop))
+    loops.append(cpu_seconds(reference_loop))
     table.add_row(
         "a million turns of a plain loop", f"{min(loops) * 1e3:.1f} ms (at most {max(loops) * 1e3:.1f})", ""
     )

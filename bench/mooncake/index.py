@@ -20,7 +20,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from twofold.bench.decisions import TURNS, cpu_of, loop
+from twofold.bench.decisions import LOOP_ITERATIONS, cpu_seconds, reference_loop
 from twofold.kvcache.index import PrefixIndex
 from twofold.kvcache.prefix import KEY_BYTES
 from twofold.request import BlockKey
@@ -86,7 +86,7 @@ def fill(index: PrefixIndex, prompts: Prompts, blocks: int) -> tuple[Work, list[
     stored = list(prompts.documents())
     times, told, cpu_s = 0, 0, 0.0
     while True:
-        cpu_s += cpu_of(partial(store, stored))
+        cpu_s += cpu_seconds(partial(store, stored))
         times += len(stored)
         told += sum(len(keys) for _, keys in stored)
         if len(index) >= blocks:
@@ -104,7 +104,7 @@ def ask(what: str, questions: list[Prompt], answer: Callable[[Prompt], int]) -> 
             total += answer(keys)
         found[0] = total
 
-    cpu_s = cpu_of(work)
+    cpu_s = cpu_seconds(work)
     return Work(what=what, times=len(questions), blocks=found[0], cpu_s=cpu_s)
 
 
@@ -123,8 +123,8 @@ def measure(index: PrefixIndex, prompts: Prompts, stored: list[Where]) -> list[W
         ask("best, of unknown prompts", strangers, lambda keys: index.best(keys)[0]),
         ask("prefixes", known, lambda keys: max(index.prefixes(keys).values(), default=0)),
         ask("prefix of one instance", known, partial(index.prefix, name)),
-        Work(what="removed", times=len(stored), blocks=len(stored) * OWN_BLOCKS, cpu_s=cpu_of(remove)),
-        Work(what="an instance lost", times=1, blocks=0, cpu_s=cpu_of(partial(index.lost, name))),
+        Work(what="removed", times=len(stored), blocks=len(stored) * OWN_BLOCKS, cpu_s=cpu_seconds(remove)),
+        Work(what="an instance lost", times=1, blocks=0, cpu_s=cpu_seconds(partial(index.lost, name))),
     ]
 
 
@@ -136,15 +136,15 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=2_000_000)
     args = parser.parse_args()
     prompts = Prompts(max(1, args.blocks // 100), args.instances)
-    loops = [cpu_of(loop) for _ in range(3)]
+    loops = [cpu_seconds(reference_loop) for _ in range(3)]
     process, index = psutil.Process(), PrefixIndex()
     before = process.memory_info().rss
     filled, stored = fill(index, prompts, args.blocks)
     grown = process.memory_info().rss - before
     known = len(index)
     rows = [filled, *measure(index, prompts, stored)]
-    loops += [cpu_of(loop) for _ in range(3)]
-    turn_s = min(loops) / TURNS
+    loops += [cpu_seconds(reference_loop) for _ in range(3)]
+    turn_s = min(loops) / LOOP_ITERATIONS
     table = Table(
         title=f"{len(index.instances) + 1:,} instances, {known:,} blocks known, told of {filled.blocks:,} times",
         title_justify="left",

@@ -33,7 +33,7 @@ from twofold.simulation.result import SimulationResult
 from twofold.simulation.series import Series
 from twofold.simulation.simulate import simulate
 from twofold.slo import Slo
-from twofold.workload.rescale import first, scale_rate
+from twofold.workload.rescale import scale_rate, take
 from twofold.workload.trace import open_trace
 
 TRACE = Path(os.environ.get("TWOFOLD_DATA", "data")) / "traces" / "mooncake-conversation.jsonl"
@@ -146,7 +146,7 @@ def main() -> int:
         table.add_column(heading, justify="left" if heading == "rule" else "right")
     results: dict[str, SimulationResult] = {}
     for name in OVERLOADS if args.only is None else (args.only,):
-        arriving = first(scale_rate(open_trace(args.trace), args.speed), args.requests)
+        arriving = take(scale_rate(open_trace(args.trace), args.speed), args.requests)
         results[name] = simulate(
             cluster(args), arriving, catalog=load_catalog(), slo=slo, series=False, overload=name
         )

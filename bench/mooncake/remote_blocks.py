@@ -244,7 +244,7 @@ def main() -> int:
             subprocess.run(command, check=True)
         hosts = None
         if given.bits_per_s is not None:
-            hosts = stack.enter_context(two_hosts(first_here=True))
+            hosts = stack.enter_context(two_hosts(first_local=True))
             hosts.limit(given.bits_per_s)
         config = msgspec.json.decode((model / "config.json").read_bytes())
         found = [of_length(model, folder, config, length, given.rounds, hosts) for length in given.lengths]

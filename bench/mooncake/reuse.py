@@ -16,7 +16,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from twofold.bench.decisions import TURNS, cpu_of, loop
+from twofold.bench.decisions import LOOP_ITERATIONS, cpu_seconds, reference_loop
 from twofold.demo.real_data import find_data
 from twofold.errors import UserError
 from twofold.kvcache.cache import PrefixCache
@@ -70,18 +70,18 @@ def main() -> None:
         raise SystemExit(f"{trace} names no prefix blocks")
     distinct = len({key for request in requests for key in request.prefix_blocks})
     known = FIGURES if trace.name == NAME else {}
-    loops = [cpu_of(loop) for _ in range(3)]
+    loops = [cpu_seconds(reference_loop) for _ in range(3)]
     rows: list[tuple[str, int, float | None, float, float]] = []
     spent = 0.0
     for eviction in args.eviction:
         for capacity in args.capacity or tuple(FIGURES["lru"]):
             cache = PrefixCache(capacity, create_eviction(eviction))
-            cpu_s = cpu_of(partial(replay, requests, cache))
+            cpu_s = cpu_seconds(partial(replay, requests, cache))
             figure = known.get(eviction, {}).get(capacity)
             rows.append((eviction, capacity, figure, 100 * cache.hits / blocks, cpu_s))
             spent += cpu_s
-    loops += [cpu_of(loop) for _ in range(3)]
-    turn_s = min(loops) / TURNS
+    loops += [cpu_seconds(reference_loop) for _ in range(3)]
+    turn_s = min(loops) / LOOP_ITERATIONS
     table = Table(
         title=f"{trace.name}: {len(requests):,} requests, {blocks:,} blocks, {distinct:,} distinct\n"
         f"highest possible reuse {1 - distinct / blocks:.2%}" + (f" (published {HIGHEST}%)" if known else ""),

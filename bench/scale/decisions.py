@@ -18,7 +18,13 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from twofold.bench.decisions import TURNS, cpu_of, decisions_per_s, loop, some_requests
+from twofold.bench.decisions import (
+    LOOP_ITERATIONS,
+    cpu_seconds,
+    decisions_per_s,
+    reference_loop,
+    sample_requests,
+)
 from twofold.handoff import HandoffMode
 from twofold.instance import Role
 from twofold.kvcache.index import PrefixIndex
@@ -77,7 +83,7 @@ def reports_per_s(name: str, instances: int, reports: int) -> float:
     """Applied reports per CPU second, from all instances in turn with changing loads."""
     cluster = SharedCluster(ROUTERS[name](), BY_LAYER)
     populate(cluster, instances)
-    for request in some_requests(20):
+    for request in sample_requests(20):
         cluster.arrive(request, 0.0)  # build the ranking
     names = [load.id for load in cluster.pools]
     draw, nothing = random.Random(0), LoadTotals()
@@ -90,7 +96,7 @@ def reports_per_s(name: str, instances: int, reports: int) -> float:
         for report in made:
             cluster.reported(report)
 
-    return reports / cpu_of(work)
+    return reports / cpu_seconds(work)
 
 
 def bytes_per_instance(name: str, instances: int) -> float:
@@ -99,7 +105,7 @@ def bytes_per_instance(name: str, instances: int) -> float:
     before = process.memory_info().rss
     cluster = ClusterScheduler(KNOWN[name](), BY_LAYER)
     populate(cluster, instances)
-    cluster.arrive(some_requests(1)[0], 0.0)
+    cluster.arrive(sample_requests(1)[0], 0.0)
     return (process.memory_info().rss - before) / instances
 
 
@@ -110,7 +116,7 @@ def main() -> None:
     parser.add_argument("--instances", type=int, nargs="+", default=INSTANCES)
     parser.add_argument("--decisions", type=int, default=20_000)
     args = parser.parse_args()
-    loops = [cpu_of(loop) for _ in range(3)]
+    loops = [cpu_seconds(reference_loop) for _ in range(3)]
     memory = bytes_per_instance("jsq", max(args.instances))
     rows = [
         (name, [rate_of(name, instances, args.decisions) for instances in args.instances]) for name in KNOWN
@@ -119,8 +125,8 @@ def main() -> None:
         (f"reports, {name}", [reports_per_s(name, instances, args.decisions) for instances in args.instances])
         for name in ("jsq", "cells:jsq")
     ]
-    loops += [cpu_of(loop) for _ in range(3)]
-    turn_s = min(loops) / TURNS
+    loops += [cpu_seconds(reference_loop) for _ in range(3)]
+    turn_s = min(loops) / LOOP_ITERATIONS
     table = Table(title="A CPU second (turns of a plain loop that each takes)", title_justify="left")
     table.add_column("decisions")
     for instances in args.instances:

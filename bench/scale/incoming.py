@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 from talking_workers import ENCODE, PROMPT, STATUS, name_of, outputs, registered, role_of
 
-from twofold.bench.decisions import TURNS, cpu_of, loop
+from twofold.bench.decisions import LOOP_ITERATIONS, cpu_seconds, reference_loop
 from twofold.handoff import HandoffMode
 from twofold.request import Generation, Request, SamplingParams
 from twofold.scheduling.admission.admission import Admission
@@ -249,11 +249,11 @@ def main() -> None:
     parser.add_argument("--messages", type=int, default=40_000)
     parser.add_argument("--batch", type=int, nargs="+", default=(1, 8, 32))
     args = parser.parse_args()
-    loops = [cpu_of(loop) for _ in range(3)]
+    loops = [cpu_seconds(reference_loop) for _ in range(3)]
     rows = {workers: asyncio.run(measure(workers, args.messages, args.batch)) for workers in args.workers}
-    loops += [cpu_of(loop) for _ in range(3)]
+    loops += [cpu_seconds(reference_loop) for _ in range(3)]
     console = Console(width=110)
-    console.print(show(rows, min(loops) / TURNS))
+    console.print(show(rows, min(loops) / LOOP_ITERATIONS))
     console.print("Bytes: " + ", ".join(f"{name} {size:,}" for name, size in sizes(max(args.workers))) + ".")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     for name, context in (("ZeroMQ by itself", zmq.Context()), ("as a service", new_context())):

@@ -168,7 +168,7 @@ def run(given: argparse.Namespace, folder: Path) -> tuple[Report, list[str]]:
         threads=len(os.sched_getaffinity(0)),
     )
     report = Report(bits_per_s=given.bits_per_s, pairs=kept(given))
-    with two_hosts(first_here=True) as hosts:
+    with two_hosts(first_local=True) as hosts:
         hosts.limit(given.bits_per_s)
         across = AcrossHosts(hosts=hosts, stock=stock, proxy=given.proxy, longest=longest, folder=folder)
         wrong = list(measure(across, given, report))

@@ -1,6 +1,6 @@
 """The decision benchmark keeps a constant number of requests in the cluster."""
 
-from twofold.bench.decisions import decisions_per_s, some_requests
+from twofold.bench.decisions import decisions_per_s, sample_requests
 
 
 class Counted:
@@ -31,4 +31,4 @@ def test_the_oldest_request_leaves_before_the_next_arrives():
     cluster = Counted()
     assert decisions_per_s(cluster, 20, held=5) > 0
     assert cluster.most == 5
-    assert list(cluster.stages) == [request.id for request in some_requests(25)[20:]]
+    assert list(cluster.stages) == [request.id for request in sample_requests(25)[20:]]

@@ -66,17 +66,17 @@ def test_lines(text, pools):
         (f"{'9' * 5000}xh100", "invalid pool"),
         ("99999999xh100", "machines must be at most 1000000, not 99999999"),
         ("0xh100", "pool '0xh100': machines must be at least 1, not 0"),
-        ("5xh10", "pool '5xh10': machine 'h10' is not known (did you mean h100?); there are dgx-a100"),
+        ("5xh10", "pool '5xh10': unknown machine 'h10' (did you mean h100?); choose from dgx-a100"),
         (
             "5xh100:prefil",
-            "role 'prefil' is not known (did you mean prefill?); there are decode, mixed, prefill",
+            "unknown role 'prefil' (did you mean prefill?); choose from decode, mixed, prefill",
         ),
-        ("5xh100:", "role '' is not known"),
+        ("5xh100:", "unknown role ''"),
         ("5xh100@9:decode", "dgx-h100 has 8 accelerators, so tensor parallelism is 1 to 8, not 9"),
         ("5xh100@0", "not 0"),
         ("5xh100@x", "invalid pool"),
-        ("5xh100:mixed/chunked", "batcher 'chunked' is not known (did you mean chunked-prefill?)"),
-        ("5xh100:mixed/", "batcher '' is not known"),
+        ("5xh100:mixed/chunked", "unknown batcher 'chunked' (did you mean chunked-prefill?)"),
+        ("5xh100:mixed/", "unknown batcher ''"),
     ],
 )
 def test_mistakes_in_lines(text, message):
@@ -133,7 +133,7 @@ def test_machines_of_the_users_own_catalog(tmp_path):
         (YAML.replace("35", "many"), "pools[0].machines: expected int, got str"),
         (YAML.replace("35", "0"), "pools[0]: machines must be at least 1, not 0"),
         (YAML.replace("decode", "token"), "pools[1].role: 'token' is not one of prefill, decode, mixed"),
-        (YAML.replace("h100", "h10"), "pools[0]: machine 'h10' is not known"),
+        (YAML.replace("h100", "h10"), "pools[0]: unknown machine 'h10'"),
         (YAML.replace(": 4", ": 9"), "pools[1]: dgx-a100 has 8 accelerators"),
         (YAML + "max_num_batched_tokens: 0\n", "max_num_batched_tokens must be more than 0, not 0"),
         (

@@ -146,15 +146,15 @@ def test_short_names(catalog):
 @pytest.mark.parametrize(
     ("kind", "name", "message"),
     [
-        ("machine", "H10", "machine 'H10' is not known (did you mean h100?); there are dgx-a100, "),
+        ("machine", "H10", "unknown machine 'H10' (did you mean h100?); choose from dgx-a100, "),
         ("machine", "dgx-h1000", "did you mean dgx-h100?"),
-        ("machine", "", "machine '' is not known; there are"),
+        ("machine", "", "unknown machine ''; choose from"),
         ("accelerator", "h20", "did you mean h200?"),
-        ("link", "infiniband", "there are ethernet-100g, "),
-        ("tier", "ram", "there are dram, nvme"),
+        ("link", "infiniband", "choose from ethernet-100g, "),
+        ("tier", "ram", "choose from dram, nvme"),
         ("model", "bloom", "did you mean bloom-176b?"),
-        ("model", "zzz", "model 'zzz' is not known; there are bloom-176b, "),
-        ("model", "", "model '' is not known; there are"),
+        ("model", "zzz", "unknown model 'zzz'; choose from bloom-176b, "),
+        ("model", "", "unknown model ''; choose from"),
         ("model", "meta-llama/Llama-3.1-8B", "nor a name of the catalog (did you mean llama-3.1-8b?)"),
     ],
 )
@@ -219,7 +219,7 @@ def test_later_files_win(write, monkeypatch):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[machine.x]\n", "section 'machine' is not known (did you mean machines?)"),
+        ("[machine.x]\n", "unknown section 'machine' (did you mean machines?)"),
         ("machines = 3\n", "machines must hold a table for each name"),
         ("[machines]\nx = 3\n", "machines.x must be a table of fields"),
         ("[machines.dgx-h100]\nprice = 3\n", "machines.dgx-h100: field price: unknown field"),
@@ -230,7 +230,7 @@ def test_later_files_win(write, monkeypatch):
         ("[machines.dgx-h100]\nprice_per_h = inf\n", "field price_per_h: must be finite, not inf"),
         ("[machines.dgx-h100]\ncount = 1.5\n", "field count: expected int, got float"),
         ("[machines.dgx-h100]\npower_cap = 50\n", "field power_cap: expected float <= 1"),
-        ('[machines.dgx-h100]\naccelerator = "h10"\n', "field accelerator: accelerator 'h10' is not known"),
+        ('[machines.dgx-h100]\naccelerator = "h10"\n', "field accelerator: unknown accelerator 'h10'"),
         ("[machines.dgx-h100]\naccelerator = 3\n", "field accelerator: it must be the name"),
         ("[machines.mine]\ncount = 8\n", "machines.mine: missing required field accelerator"),
         ('[links.mine]\nbytes_per_s = 1\nlatency_s = 0\ndate = "2025"\n', "missing required field source"),

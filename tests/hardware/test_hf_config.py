@@ -201,15 +201,15 @@ def test_reads_a_directory_saved_by_transformers(tiny_model_dir):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_type": "xyz"}, "model_type 'xyz' is not known; there are bloom, "),
+        ({"model_type": "xyz"}, "unknown model_type 'xyz'; choose from bloom, "),
         ({"model_type": "lama"}, "did you mean llama?"),
-        ({"model_type": None}, "model_type '' is not known"),
+        ({"model_type": None}, "unknown model_type ''"),
         ({"hidden_size": None}, "field hidden_size is missing"),
         ({"num_hidden_layers": 0}, "field num_hidden_layers must be a whole number of at least 1, not 0"),
         ({"vocab_size": "x"}, "field vocab_size must be a whole number"),
         ({"num_attention_heads": 30}, "30 heads cannot share 8 KV heads evenly"),
         ({"hidden_size": 16}, "a hidden size of 16 is too small for 32 heads"),
-        ({"torch_dtype": "float1"}, "dtype 'float1' is not known"),
+        ({"torch_dtype": "float1"}, "unknown dtype 'float1'"),
         ({"quantization_config": {"quant_method": "x"}}, "has no number of bits"),
     ],
 )

@@ -54,7 +54,7 @@ def service(pytestconfig, tiny_model_dir):
 def hosts():
     """Two hosts joined by a link that tests can cut; skips where network namespaces are unavailable."""
     try:
-        with two_hosts(first_here=True) as joined:
+        with two_hosts(first_local=True) as joined:
             yield joined
     except ConfigurationError as error:
         pytest.skip(str(error))

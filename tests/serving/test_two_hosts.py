@@ -67,7 +67,7 @@ async def with_cable_cut(running, expected, *, after_s, for_s):
     await asyncio.sleep(after_s)
     running.hosts.cut()
     await asyncio.sleep(for_s)
-    running.hosts.mend()
+    running.hosts.restore()
     assert await asked == expected
 
 
@@ -88,7 +88,7 @@ def cut_while_busy(running, expected, for_s):
     try:
         asyncio.run(with_cable_cut(running, expected, after_s=0.4, for_s=for_s))
     finally:
-        running.hosts.mend()
+        running.hosts.restore()
 
 
 def test_deadlines_hold_while_the_link_is_cut(running):
@@ -109,7 +109,7 @@ def test_deadlines_hold_while_the_link_is_cut(running):
             try:
                 return await asyncio.gather(*asked)
             finally:
-                running.hosts.mend()
+                running.hosts.restore()
 
     assert set(asyncio.run(watch())) <= {200, 504}
     assert asyncio.run(all_blocks_free(running.url))

@@ -146,5 +146,7 @@ def test_rejects_invalid_trace_arguments_at_the_call(trace):
 
 def test_unknown_name_suggests_the_nearest():
     """`generate` accepts names only, not files."""
-    with pytest.raises(ConfigurationError, match=r"'azure-convs' is not known \(did you mean azure-conv\?\)"):
+    with pytest.raises(
+        ConfigurationError, match=r"unknown workload 'azure-convs' \(did you mean azure-conv\?\)"
+    ):
         generate("azure-convs", rate=1.0, num_requests=1)

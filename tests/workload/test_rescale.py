@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from support.traces import ask, request_lists
 from twofold.errors import ConfigurationError
 from twofold.workload.rescale import (
-    first,
     fit_lengths,
     fit_to_context,
     mean_rate,
     scale_lengths,
     scale_rate,
+    take,
     to_rate,
     window,
 )
@@ -93,7 +93,7 @@ def test_window_is_half_open_and_begins_at_zero():
 def test_window_and_first_stop_reading():
     """Taking part of an endless stream ends: no later request is read."""
     endless = (ask(index, float(index)) for index in iter(int, None))
-    assert len(list(first(endless, 3))) == 3
+    assert len(list(take(endless, 3))) == 3
     source = iter(TEN)
     list(window(source, 0.0, 2.0))
     assert next(source).id == "3"

@@ -287,12 +287,12 @@ async def _read_events(content: aiohttp.StreamReader, reply: Reply) -> None:
     async for received in content.iter_any():
         now = time.monotonic()
         for data in splitter.feed(received):
-            _take(data, now, reply)
+            _handle_event(data, now, reply)
     for data in splitter.close():
-        _take(data, time.monotonic(), reply)
+        _handle_event(data, time.monotonic(), reply)
 
 
-def _take(data: bytes, now: float, reply: Reply) -> None:
+def _handle_event(data: bytes, now: float, reply: Reply) -> None:
     if data == DONE:
         reply.done = True
         return

@@ -8,25 +8,25 @@ from collections.abc import Callable
 from twofold.request import Request
 from twofold.scheduling.cluster.scheduler import ClusterScheduler
 
-TURNS = 1_000_000
+LOOP_ITERATIONS = 1_000_000
 
 
-def cpu_of(work: Callable[[], object]) -> float:
+def cpu_seconds(work: Callable[[], object]) -> float:
     """CPU seconds of `work` in this process."""
     began = time.process_time()
     work()
     return time.process_time() - began
 
 
-def loop() -> int:
+def reference_loop() -> int:
     """A million iterations of a plain Python loop, as a speed reference between machines."""
     total = 0
-    for number in range(TURNS):
+    for number in range(LOOP_ITERATIONS):
         total += number & 7
     return total
 
 
-def some_requests(count: int) -> list[Request]:
+def sample_requests(count: int) -> list[Request]:
     """Reproducible requests with uniform lengths of up to 4,000 prompt and 500 output tokens."""
     draw = random.Random(0)  # noqa: S311
     return [
@@ -42,26 +42,26 @@ def decisions_per_s(cluster: ClusterScheduler, decisions: int, *, held: int) -> 
 
     A decision is all bookkeeping of one request.
     """
-    here: deque[str] = deque()
+    held_ids: deque[str] = deque()
 
     def place(request: Request) -> None:
         if cluster.arrive(request, 0.0) is None:
             raise RuntimeError("the router placed nothing on a cluster with room")
-        here.append(request.id)
+        held_ids.append(request.id)
 
-    def leave() -> None:
-        request_id = here.popleft()
+    def finish_oldest() -> None:
+        request_id = held_ids.popleft()
         cluster.prefilled(request_id)
         cluster.handed_off(request_id)
         cluster.ended(request_id)
 
-    asked = some_requests(held + decisions)
+    asked = sample_requests(held + decisions)
     for request in asked[:held]:
         place(request)
 
     def work() -> None:
         for request in asked[held:]:
-            leave()
+            finish_oldest()
             place(request)
 
-    return decisions / cpu_of(work)
+    return decisions / cpu_seconds(work)

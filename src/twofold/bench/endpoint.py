@@ -5,7 +5,7 @@ import msgspec
 
 from twofold.errors import ConfigurationError
 
-_PATIENCE_S = 30.0
+_TIMEOUT_S = 30.0
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,7 +59,7 @@ async def discover(base_url: str, model: str | None = None, api_key: str | None 
 
 
 async def _get(url: str, api_key: str | None) -> tuple[int, bytes]:
-    timeout = aiohttp.ClientTimeout(total=_PATIENCE_S)
+    timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
     try:
         async with (
             aiohttp.ClientSession(timeout=timeout, headers=authorization(api_key)) as session,
@@ -69,7 +69,7 @@ async def _get(url: str, api_key: str | None) -> tuple[int, bytes]:
     except aiohttp.InvalidURL as error:
         raise ConfigurationError(f"{url} is not an HTTP address such as http://127.0.0.1:8000") from error
     except TimeoutError as error:
-        raise ConfigurationError(f"no answer from {url} in {_PATIENCE_S:.0f} s") from error
+        raise ConfigurationError(f"no answer from {url} in {_TIMEOUT_S:.0f} s") from error
     except aiohttp.ClientError as error:
         raise ConfigurationError(f"no OpenAI endpoint can be reached at {url}: {error}") from error
 

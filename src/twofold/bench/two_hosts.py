@@ -16,9 +16,9 @@ QUEUE = "20ms"
 class TwoHosts:
     """Namespaces (None for this process's own), link devices and addresses of both hosts."""
 
-    def __init__(self, *, first_here: bool) -> None:
+    def __init__(self, *, first_local: bool) -> None:
         number = os.getpid()
-        self.names = (None if first_here else f"twofold-{number}-a", f"twofold-{number}-b")
+        self.names = (None if first_local else f"twofold-{number}-a", f"twofold-{number}-b")
         self.devices = (f"tf{number}a", f"tf{number}b")
         # Address range reserved for benchmarks (RFC 2544).
         net = f"198.{18 + number % 2}.{number // 2 % 256}"
@@ -41,7 +41,7 @@ class TwoHosts:
             lose = ["pfifo", "limit", "0"]
             _run(self.command(host, ["tc", "qdisc", "replace", "dev", device, "root", *lose]))
 
-    def mend(self) -> None:
+    def restore(self) -> None:
         """Restore the link to full bandwidth."""
         for host, device in enumerate(self.devices):
             _run(
@@ -52,12 +52,12 @@ class TwoHosts:
 
 
 @contextmanager
-def two_hosts(*, first_here: bool = False) -> Iterator[TwoHosts]:
+def two_hosts(*, first_local: bool = False) -> Iterator[TwoHosts]:
     """Create the hosts for the duration of the context; raises ConfigurationError without permission or kernel support.
 
-    With `first_here` the first host is this process's namespace, so it can connect to services there.
+    With `first_local` the first host is this process's namespace, so it can connect to services there.
     """
-    hosts = TwoHosts(first_here=first_here)
+    hosts = TwoHosts(first_local=first_local)
     try:
         for name in hosts.names:
             if name is not None:

@@ -26,24 +26,24 @@ class ConfigJson:
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ModelError(f"{self.path} is not a JSON object") from error
 
-    def refuse(self, reason: str) -> ModelError:
+    def error(self, reason: str) -> ModelError:
         return ModelError(f"{self.path}: {reason}")
 
     def number(self, *names: str, default: int | None = None) -> int:
         """The first of `names` as an integer of at least 1; missing fields give `default` or raise ModelError."""
-        value = self.maybe(*names)
+        value = self.optional_number(*names)
         if value is None and default is None:
-            raise self.refuse(f"field {names[0]} is missing")
+            raise self.error(f"field {names[0]} is missing")
         return value if value is not None else default or 0
 
-    def maybe(self, *names: str) -> int | None:
+    def optional_number(self, *names: str) -> int | None:
         """The first of `names` as an integer of at least 1; None if all are missing or null."""
         for name in names:
             value = self._raw.get(name)
             if value is None:
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise self.refuse(f"field {name} must be a whole number of at least 1, not {value!r}")
+                raise self.error(f"field {name} must be a whole number of at least 1, not {value!r}")
             return value
         return None
 
@@ -95,7 +95,7 @@ def bloom(config: ConfigJson) -> Architecture:
     """BLOOM: no positions (ALiBi), a norm after the embedding, output tied to it."""
     hidden = config.number("hidden_size", "n_embed")
     outside = config.number("vocab_size") * hidden + 4 * hidden
-    return _multi_head(config, hidden, 4 * hidden, outside, config.maybe("seq_length"))
+    return _multi_head(config, hidden, 4 * hidden, outside, config.optional_number("seq_length"))
 
 
 def opt(config: ConfigJson) -> Architecture:
@@ -133,7 +133,7 @@ def llama(config: ConfigJson) -> Architecture:
         head_dim=head_dim,
         parameters=layers * layer + outside + total,
         active=layers * layer + outside + active,
-        max_context=config.maybe("max_position_embeddings"),
+        max_context=config.optional_number("max_position_embeddings"),
     )
 
 
@@ -142,7 +142,7 @@ def deepseek(config: ConfigJson) -> Architecture:
     hidden, heads = config.number("hidden_size"), config.number("num_attention_heads")
     latent, rope = config.number("kv_lora_rank"), config.number("qk_rope_head_dim")
     plain, value = config.number("qk_nope_head_dim"), config.number("v_head_dim")
-    rank = config.maybe("q_lora_rank")
+    rank = config.optional_number("q_lora_rank")
     queries = heads * (plain + rope)
     layer = hidden * queries if rank is None else hidden * rank + rank + rank * queries
     layer += hidden * (latent + rope) + latent + latent * heads * (plain + value) + heads * value * hidden
@@ -159,7 +159,7 @@ def deepseek(config: ConfigJson) -> Architecture:
         head_dim=value,
         parameters=layers * layer + outside + total,
         active=layers * layer + outside + active,
-        max_context=config.maybe("max_position_embeddings"),
+        max_context=config.optional_number("max_position_embeddings"),
         kv_latent_dims=latent + rope,
     )
 
@@ -189,12 +189,12 @@ def _feed_forward(config: ConfigJson, hidden: int, layers: int) -> tuple[int, in
     gated = 3 * hidden * inner
     if config.flag("mlp_bias", default=False):
         gated += 2 * inner + hidden
-    experts = config.maybe("num_local_experts", "num_experts", "n_routed_experts")
+    experts = config.optional_number("num_local_experts", "num_experts", "n_routed_experts")
     if experts is None:
         return layers * gated, layers * gated
     expert = 3 * hidden * config.number("moe_intermediate_size", default=inner)
     chosen = min(config.number("num_experts_per_tok"), experts)
-    shared = config.maybe("n_shared_experts") or 0
+    shared = config.optional_number("n_shared_experts") or 0
     sparse = sum(_is_sparse(config, index) for index in range(layers))
     always = sparse * (hidden * experts + shared * expert) + (layers - sparse) * gated
     return always + sparse * experts * expert, always + sparse * chosen * expert
@@ -202,7 +202,9 @@ def _feed_forward(config: ConfigJson, hidden: int, layers: int) -> tuple[int, in
 
 def _is_sparse(config: ConfigJson, index: int) -> bool:
     """Whether a layer has experts instead of one feed-forward matrix."""
-    if index < (config.maybe("first_k_dense_replace") or 0) or index in config.numbers("mlp_only_layers"):
+    if index < (config.optional_number("first_k_dense_replace") or 0) or index in config.numbers(
+        "mlp_only_layers"
+    ):
         return False
     return (index + 1) % config.number("decoder_sparse_step", default=1) == 0 and (
         index % config.number("moe_layer_freq", default=1) == 0

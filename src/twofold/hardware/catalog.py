@@ -22,7 +22,7 @@ from twofold.hardware.suggestions import explain_validation, suggestion, unknown
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-KINDS: dict[str, type[msgspec.Struct]] = {
+SECTION_TYPES: dict[str, type[msgspec.Struct]] = {
     "accelerators": Accelerator,
     "machines": Machine,
     "links": Link,
@@ -37,12 +37,12 @@ class CatalogEntry(msgspec.Struct, frozen=True):
     where: str
     fields: dict[str, object]
 
-    def changed_by(self, later: "CatalogEntry") -> "CatalogEntry":
+    def overridden_by(self, later: "CatalogEntry") -> "CatalogEntry":
         """Override fields; the source then names the later file unless it states one."""
         source = f"{later.where}; the rest: {self.fields.get('source')}"
         return CatalogEntry(later.where, {**self.fields, "source": source, **later.fields})
 
-    def refuse(self, field: str, reason: str) -> ConfigurationError:
+    def error(self, field: str, reason: str) -> ConfigurationError:
         return ConfigurationError(f"{self.where}: field {field}: {reason}")
 
 
@@ -67,9 +67,9 @@ def read_text(text: str, name: str) -> Sections:
     except tomllib.TOMLDecodeError as error:
         raise ConfigurationError(f"catalog {name} is not TOML: {error}") from error
     for section in raw:
-        if section not in KINDS:
-            raise ConfigurationError(f"catalog {name}: {unknown_name('section', section, KINDS)}")
-    return {section: _entries(section, raw.get(section, {}), name) for section in KINDS}
+        if section not in SECTION_TYPES:
+            raise ConfigurationError(f"catalog {name}: {unknown_name('section', section, SECTION_TYPES)}")
+    return {section: _entries(section, raw.get(section, {}), name) for section in SECTION_TYPES}
 
 
 def merge_sections(earlier: Sections, later: Sections) -> Sections:
@@ -78,11 +78,11 @@ def merge_sections(earlier: Sections, later: Sections) -> Sections:
         section: {
             **earlier[section],
             **{
-                name: earlier[section][name].changed_by(entry) if name in earlier[section] else entry
+                name: earlier[section][name].overridden_by(entry) if name in earlier[section] else entry
                 for name, entry in later[section].items()
             },
         }
-        for section in KINDS
+        for section in SECTION_TYPES
     }
 
 
@@ -91,14 +91,14 @@ def build_entry(name: str, entry: CatalogEntry, kind: type[T]) -> T:
     known = [field for field in kind.__struct_fields__ if field != "name"]
     for field in entry.fields:
         if field not in known:
-            raise entry.refuse(field, f"unknown field{suggestion(field, known)}")
+            raise entry.error(field, f"unknown field{suggestion(field, known)}")
     try:
         return msgspec.convert({"name": name, **entry.fields}, kind)
     except msgspec.ValidationError as error:
         place, what = explain_validation(error)
         if not place:  # missing fields are named in the reason
             raise ConfigurationError(f"{entry.where}: {what}") from error
-        raise entry.refuse(place, what) from error
+        raise entry.error(place, what) from error
 
 
 def _entries(section: str, tables: object, name: str) -> dict[str, CatalogEntry]:
@@ -114,16 +114,16 @@ def _entries(section: str, tables: object, name: str) -> dict[str, CatalogEntry]
         if not isinstance(fields, dict):
             raise ConfigurationError(f"{entry.where} must be a table of fields, as in [{section}.mine]")
         entries[key] = CatalogEntry(
-            entry.where, {field: _plain(entry, field, value) for field, value in fields.items()}
+            entry.where, {field: _normalized(entry, field, value) for field, value in fields.items()}
         )
     return entries
 
 
-def _plain(entry: CatalogEntry, field: str, value: object) -> object:
+def _normalized(entry: CatalogEntry, field: str, value: object) -> object:
     """Normalize a TOML value: 80e9 becomes an integer, and an unquoted date becomes text."""
     if isinstance(value, float):
         if not math.isfinite(value):
-            raise entry.refuse(field, f"must be finite, not {value}")
+            raise entry.error(field, f"must be finite, not {value}")
         return int(value) if value.is_integer() else value
     return value.isoformat() if isinstance(value, dt.date) else value
 
@@ -142,10 +142,7 @@ class Catalog(msgspec.Struct, frozen=True, kw_only=True):
     models: dict[str, Model]
 
     def accelerator(self, name: str) -> Accelerator:
-        try:
-            return self.accelerators[name]
-        except KeyError:
-            raise unknown_name("accelerator", name, self.accelerators) from None
+        return _find("accelerator", name, self.accelerators)
 
     def machine(self, name: str) -> Machine:
         """Look up a machine by its name; `x` also finds `dgx-x`."""
@@ -156,16 +153,10 @@ class Catalog(msgspec.Struct, frozen=True, kw_only=True):
         raise unknown_name("machine", name, self.machines, also=short)
 
     def link(self, name: str) -> Link:
-        try:
-            return self.links[name]
-        except KeyError:
-            raise unknown_name("link", name, self.links) from None
+        return _find("link", name, self.links)
 
     def tier(self, name: str) -> StorageTier:
-        try:
-            return self.tiers[name]
-        except KeyError:
-            raise unknown_name("tier", name, self.tiers) from None
+        return _find("tier", name, self.tiers)
 
     def model(self, name: str) -> Model:
         """Look up a model by its name, or read a directory with a Hugging Face config.json.
@@ -177,13 +168,18 @@ class Catalog(msgspec.Struct, frozen=True, kw_only=True):
         directory = Path(name).expanduser()
         if name and directory.is_dir():
             return read_model(directory)
-        owner, slash, last = name.rpartition("/")
-        if slash:  # a path or hub name: suggest by its last part
-            hint = suggestion(last, self.models)
+        if "/" in name:  # a path or hub name: suggest by its last part
+            hint = suggestion(name.rpartition("/")[2], self.models)
             raise ConfigurationError(
-                f"model {owner}/{last} is neither a directory with a config.json nor a name of the catalog{hint}"
+                f"model {name} is neither a directory with a config.json nor a name of the catalog{hint}"
             )
         raise unknown_name("model", name, self.models)
+
+
+def _find(kind: str, name: str, known: Mapping[str, T]) -> T:
+    if name not in known:
+        raise unknown_name(kind, name, known)
+    return known[name]
 
 
 def load_catalog(extra: Sequence[Path] = ()) -> Catalog:
@@ -192,8 +188,8 @@ def load_catalog(extra: Sequence[Path] = ()) -> Catalog:
     A table of a later file may contain only the fields that it overrides. Raises ConfigurationError with file, entry
     and field for invalid files.
     """
-    sections = _package()
-    for path in (*_environment(), *extra):
+    sections = _package_sections()
+    for path in (*_environment_files(), *extra):
         sections = merge_sections(sections, read_file(path))
     accelerators = {
         name: build_entry(name, entry, Accelerator) for name, entry in sections["accelerators"].items()
@@ -201,24 +197,24 @@ def load_catalog(extra: Sequence[Path] = ()) -> Catalog:
     return Catalog(
         accelerators=accelerators,
         machines={
-            name: build_entry(name, _equipped(entry, sections["accelerators"]), Machine)
+            name: build_entry(name, _with_accelerator(entry, sections["accelerators"]), Machine)
             for name, entry in sections["machines"].items()
         },
         links={name: build_entry(name, entry, Link) for name, entry in sections["links"].items()},
         tiers={name: build_entry(name, entry, StorageTier) for name, entry in sections["tiers"].items()},
         models={
-            name: _checked(build_entry(name, entry, Model), entry)
+            name: _validated(build_entry(name, entry, Model), entry)
             for name, entry in sections["models"].items()
         },
     )
 
 
 @cache
-def _package() -> Sections:
+def _package_sections() -> Sections:
     """The entries of the package's data files."""
     folder = files("twofold.hardware").joinpath("data")
-    sections: Sections = {section: {} for section in KINDS}
-    for section in KINDS:
+    sections: Sections = {section: {} for section in SECTION_TYPES}
+    for section in SECTION_TYPES:
         name = f"{section}.toml"
         sections = merge_sections(
             sections, read_text(folder.joinpath(name).read_text(encoding="utf-8"), name)
@@ -226,28 +222,28 @@ def _package() -> Sections:
     return sections
 
 
-def _environment() -> list[Path]:
+def _environment_files() -> list[Path]:
     return [Path(part) for part in os.environ.get(ENVIRONMENT, "").split(os.pathsep) if part]
 
 
-def _equipped(entry: CatalogEntry, accelerators: Mapping[str, CatalogEntry]) -> CatalogEntry:
+def _with_accelerator(entry: CatalogEntry, accelerators: Mapping[str, CatalogEntry]) -> CatalogEntry:
     """A machine's entry with the accelerator's name replaced by its fields."""
     name = entry.fields.get("accelerator")
     if name is None:
         return entry
     if not isinstance(name, str):
-        raise entry.refuse("accelerator", "it must be the name of an accelerator")
+        raise entry.error("accelerator", "it must be the name of an accelerator")
     if name not in accelerators:
-        raise entry.refuse("accelerator", str(unknown_name("accelerator", name, accelerators)))
+        raise entry.error("accelerator", str(unknown_name("accelerator", name, accelerators)))
     return CatalogEntry(
         entry.where, {**entry.fields, "accelerator": {"name": name, **accelerators[name].fields}}
     )
 
 
-def _checked(model: Model, entry: CatalogEntry) -> Model:
+def _validated(model: Model, entry: CatalogEntry) -> Model:
     """Validate the consistency of a model's figures."""
     if model.heads % model.kv_heads:
-        raise entry.refuse("kv_heads", f"{model.heads} heads cannot share {model.kv_heads} KV heads evenly")
+        raise entry.error("kv_heads", f"{model.heads} heads cannot share {model.kv_heads} KV heads evenly")
     if model.active_parameters > model.parameters:
-        raise entry.refuse("active_parameters", "must be at most the number of parameters")
+        raise entry.error("active_parameters", "must be at most the number of parameters")
     return model

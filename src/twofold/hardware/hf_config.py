@@ -10,7 +10,7 @@ from twofold.hardware.specs import Model
 from twofold.hardware.suggestions import unknown_name
 
 _DTYPE_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1}
-_USUAL_BYTES = 2  # default dtype: half precision
+_DEFAULT_BYTES = 2  # default dtype: half precision
 
 
 class _IndexMetadata(msgspec.Struct):
@@ -30,12 +30,12 @@ def read_model(directory: Path) -> Model:
     config = ConfigJson(directory)
     kind = config.text("model_type", default="")
     if kind not in ARCHITECTURES:
-        raise config.refuse(str(unknown_name("model_type", kind, ARCHITECTURES)))
+        raise config.error(str(unknown_name("model_type", kind, ARCHITECTURES)))
     sizes = ARCHITECTURES[kind](config)
     if sizes.heads % sizes.kv_heads:
-        raise config.refuse(f"{sizes.heads} heads cannot share {sizes.kv_heads} KV heads evenly")
+        raise config.error(f"{sizes.heads} heads cannot share {sizes.kv_heads} KV heads evenly")
     if sizes.head_dim < 1:
-        raise config.refuse(f"a hidden size of {sizes.hidden_size} is too small for {sizes.heads} heads")
+        raise config.error(f"a hidden size of {sizes.hidden_size} is too small for {sizes.heads} heads")
     value_bytes = _value_bytes(config)
     weight_bytes = _quantized_bytes(config, directory, sizes.parameters)
     return Model(
@@ -61,8 +61,8 @@ def _value_bytes(config: ConfigJson) -> int:
     """Bytes of a KV cache value and of an unquantized weight."""
     name = config.text("dtype", "torch_dtype", default="")
     if name and name not in _DTYPE_BYTES:
-        raise config.refuse(str(unknown_name("dtype", name, _DTYPE_BYTES)))
-    return _DTYPE_BYTES.get(name, _USUAL_BYTES)
+        raise config.error(str(unknown_name("dtype", name, _DTYPE_BYTES)))
+    return _DTYPE_BYTES.get(name, _DEFAULT_BYTES)
 
 
 def _quantized_bytes(config: ConfigJson, directory: Path, parameters: int) -> int | None:
@@ -75,7 +75,7 @@ def _quantized_bytes(config: ConfigJson, directory: Path, parameters: int) -> in
         return stored
     bits = 8 if quantization.get("quant_method") == "fp8" else quantization.get("bits")
     if not isinstance(bits, int) or bits < 1:
-        raise config.refuse(
+        raise config.error(
             "the weights are quantized and missing, and quantization_config has no number of bits"
         )
     return -(-parameters * bits // 8)

@@ -24,7 +24,7 @@ def unknown_name(
     """Create the error for a name that is not in `known`; `also` are accepted aliases that the error does not list."""
     names = sorted(known)
     hint = suggestion(name, (*names, *also))
-    return ConfigurationError(f"{kind} {name!r} is not known{hint}; there are {', '.join(names)}")
+    return ConfigurationError(f"unknown {kind} {name!r}{hint}; choose from {', '.join(names)}")
 
 
 def explain_validation(error: msgspec.ValidationError) -> tuple[str, str]:

@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from twofold.errors import ConfigurationError
 from twofold.request import Request
 from twofold.workload.format import TraceFormat, output_length, prompt_length
-from twofold.workload.rows import Lines, csv_rows, whole
+from twofold.workload.rows import Lines, csv_rows, parse_int
 
 COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 _TIME = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)?", re.ASCII)
@@ -29,8 +29,8 @@ def read(lines: Lines) -> Iterator[Request]:
         yield Request(
             id=str(index),
             arrival_s=(moment - first) / 1e9,
-            prompt_tokens=prompt_length(lines, COLUMNS[1], whole(lines, COLUMNS[1], context)),
-            output_tokens=output_length(lines, COLUMNS[2], whole(lines, COLUMNS[2], generated)),
+            prompt_tokens=prompt_length(lines, COLUMNS[1], parse_int(lines, COLUMNS[1], context)),
+            output_tokens=output_length(lines, COLUMNS[2], parse_int(lines, COLUMNS[2], generated)),
         )
 
 

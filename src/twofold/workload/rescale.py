@@ -81,7 +81,7 @@ def _window(requests: Iterable[Request], start_s: float, end_s: float) -> Iterat
             yield replace(request, arrival_s=request.arrival_s - start_s) if start_s else request
 
 
-def first(requests: Iterable[Request], count: int | None) -> Iterator[Request]:
+def take(requests: Iterable[Request], count: int | None) -> Iterator[Request]:
     """The first `count` requests, or all of them for None."""
     if count is not None and count < 1:
         raise ConfigurationError(f"the number of requests must be at least 1, not {count}")

@@ -120,14 +120,14 @@ def csv_rows(lines: Lines, columns: Sequence[str]) -> Iterator[list[str]]:
         yield [fields[place] for place in places]
 
 
-def whole(lines: Lines, column: str, text: str) -> int:
+def parse_int(lines: Lines, column: str, text: str) -> int:
     """Parse a decimal integer."""
     if _WHOLE.fullmatch(text) is None:
         raise lines.error(f"{column} is {text!r}, which is not a whole number")
     return int(text)
 
 
-def seconds(lines: Lines, column: str, text: str) -> float:
+def parse_seconds(lines: Lines, column: str, text: str) -> float:
     """Parse a finite, non-negative time in seconds."""
     try:
         value = float(text)
@@ -162,7 +162,7 @@ def json_rows(lines: Lines, kind: type[T]) -> Iterator[T]:
         try:
             yield decoder.decode(line)
         except msgspec.DecodeError as error:
-            raise lines.error(reason(str(error))) from error
+            raise lines.error(explain_json_error(str(error))) from error
         except RecursionError as error:
             raise lines.error("the JSON is nested too deeply for a trace") from error
 
@@ -172,10 +172,10 @@ def json_keys(lines: Lines, line: str) -> tuple[str, ...]:
     try:
         return tuple(msgspec.json.decode(line, type=dict[str, msgspec.Raw]))
     except msgspec.DecodeError as error:
-        raise lines.error(reason(str(error))) from error
+        raise lines.error(explain_json_error(str(error))) from error
 
 
-def reason(message: str) -> str:
+def explain_json_error(message: str) -> str:
     """Rewrite a msgspec error for users."""
     if "truncated" in message:
         return "the JSON is cut off"

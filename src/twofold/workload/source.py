@@ -1,21 +1,21 @@
 """Requests of named workloads and trace files by one function."""
 
-import difflib
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from twofold.errors import ConfigurationError, WorkloadError
+from twofold.hardware.suggestions import suggestion, unknown_name
 from twofold.request import Request
 from twofold.workload.distributions import ARRIVALS, REPLAY, arrival_process, load_lengths, uniform_lengths
 from twofold.workload.rescale import (
-    first,
     fit_lengths,
     mean_rate,
     require_positive,
     retime,
     scale_rate,
+    take,
     to_rate,
     window,
 )
@@ -48,7 +48,7 @@ class Replay:
         if self.rate_scale is not None:
             require_positive("rate scale", self.rate_scale)
         window((), self.start_s, self.duration_s)
-        first((), self.num_requests)
+        take((), self.num_requests)
 
     def requests(self, reopen: Callable[[], Iterator[Request]]) -> Iterator[Request]:
         """Stream the requests; each call of `reopen` returns the whole trace from its first request."""
@@ -64,7 +64,7 @@ class Replay:
             # Tolerance for float error, so that 0.1 requests/s for 30 s give three requests.
             fitting = max(1, math.floor(self.rate * self.duration_s * (1 + 1e-12)))
             count = fitting if count is None else min(count, fitting)
-        return first(window(reopen(), self.start_s), count)
+        return take(window(reopen(), self.start_s), count)
 
 
 # Each name is a quantile file in data/.
@@ -138,7 +138,7 @@ def generate(
 ) -> Iterator[Request]:
     """Requests with the length distribution of a named workload; ids count from 0."""
     if not is_named(name):
-        raise ConfigurationError(f"workload {name!r} is not known{_hint(name)}; there are {', '.join(NAMED)}")
+        raise unknown_name("workload", name, NAMED)
     lengths = load_lengths(name)
     if rate is None:
         own = "as in 1.5"
@@ -155,7 +155,7 @@ def generate(
         Request(id=str(index), arrival_s=time, prompt_tokens=prompt, output_tokens=output)
         for index, (time, (prompt, output)) in enumerate(zip(times, pairs, strict=False))
     )
-    return window(first(endless, num_requests), 0.0, duration_s)
+    return window(take(endless, num_requests), 0.0, duration_s)
 
 
 def _from_trace(
@@ -174,7 +174,7 @@ def _from_trace(
     own = part.rate or mean_rate(window(reopen(), part.start_s))
     process = arrival_process(arrival, own or 1.0, burstiness)
     timed = retime(window(reopen(), part.start_s), process.times(seed))
-    return window(first(timed, part.num_requests), 0.0, part.duration_s)
+    return window(take(timed, part.num_requests), 0.0, part.duration_s)
 
 
 def _require_known(spec: str) -> None:
@@ -186,10 +186,5 @@ def _require_known(spec: str) -> None:
             raise
         raise ConfigurationError(
             f"workload {spec!r} is neither a trace file nor lengths as in 512+64 nor one of {', '.join(NAMED)}"
-            f"{_hint(spec)}"
+            f"{suggestion(spec, NAMED)}"
         ) from error
-
-
-def _hint(name: str) -> str:
-    near = difflib.get_close_matches(name, NAMED, n=1)
-    return f" (did you mean {near[0]}?)" if near else ""

@@ -12,7 +12,7 @@ from io import StringIO
 from twofold.errors import ConfigurationError
 from twofold.request import Request
 from twofold.workload.format import TraceFormat, output_length, prompt_length
-from twofold.workload.rows import Lines, csv_rows, seconds, whole
+from twofold.workload.rows import Lines, csv_rows, parse_int, parse_seconds
 
 HEADER = "request_id,request_type,application_id,arrival_timestamp,batch_size,prompt_size,token_size"
 COLUMNS = ("request_id", "arrival_timestamp", "batch_size", "prompt_size", "token_size")
@@ -20,13 +20,13 @@ COLUMNS = ("request_id", "arrival_timestamp", "batch_size", "prompt_size", "toke
 
 def read(lines: Lines) -> Iterator[Request]:
     for name, arrival, batch, prompt, output in csv_rows(lines, COLUMNS):
-        if whole(lines, "batch_size", batch) != 1:
+        if parse_int(lines, "batch_size", batch) != 1:
             raise lines.error(f"batch_size is {batch}, and only rows of one request are supported")
         yield Request(
             id=name,
-            arrival_s=seconds(lines, "arrival_timestamp", arrival),
-            prompt_tokens=prompt_length(lines, "prompt_size", whole(lines, "prompt_size", prompt)),
-            output_tokens=output_length(lines, "token_size", whole(lines, "token_size", output)),
+            arrival_s=parse_seconds(lines, "arrival_timestamp", arrival),
+            prompt_tokens=prompt_length(lines, "prompt_size", parse_int(lines, "prompt_size", prompt)),
+            output_tokens=output_length(lines, "token_size", parse_int(lines, "token_size", output)),
         )
 
 

@@ -59,10 +59,10 @@ def detect_format(path: str | Path) -> TraceFormat:
         for candidate in FORMATS.values():
             if set(candidate.keys) <= set(found):
                 return candidate
-        raise lines.error(_unknown(set(found), "key" if is_json else "column"))
+        raise lines.error(_mismatch(set(found), "key" if is_json else "column"))
 
 
-def _unknown(found: set[str], noun: str) -> str:
+def _mismatch(found: set[str], noun: str) -> str:
     """Reason why no format matches: the columns that the nearest one misses, or all formats."""
     nearest = max(FORMATS.values(), key=lambda candidate: len(found & set(candidate.keys)))
     missing = [key for key in nearest.keys if key not in found]
@@ -115,7 +115,7 @@ def write_trace(requests: Iterable[Request], path: str | Path, target: TraceForm
     writable or a request cannot be represented in the format.
     """
     written = WriteResult()
-    with _replacing(Path(path)) as file:
+    with _atomic_file(Path(path)) as file:
         if target.header is not None:
             file.write(f"{target.header}\n".encode())
         for index, request in enumerate(requests):
@@ -135,17 +135,17 @@ def _count(written: WriteResult, index: int, request: Request, target: TraceForm
 
 
 @contextmanager
-def _replacing(path: Path) -> Iterator[BufferedIOBase]:
+def _atomic_file(path: Path) -> Iterator[BufferedIOBase]:
     """Open a temporary file that replaces `path` on success and is deleted on failure."""
     try:
-        if _special(path):
-            with _opened(path, "ab", packed=path.suffix == ".gz") as file:
+        if _in_place(path):
+            with _open_binary(path, "ab", gzipped=path.suffix == ".gz") as file:
                 yield file
             return
         target = path.resolve()
         part = target.with_name(f".{target.name}.{os.getpid()}.part")
         try:
-            with _opened(part, "wb", packed=path.suffix == ".gz") as file:
+            with _open_binary(part, "wb", gzipped=path.suffix == ".gz") as file:
                 yield file
             part.replace(target)
         finally:
@@ -154,17 +154,17 @@ def _replacing(path: Path) -> Iterator[BufferedIOBase]:
         raise ConfigurationError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
-def _special(path: Path) -> bool:
+def _in_place(path: Path) -> bool:
     """Whether `path` cannot be replaced: a device such as /dev/stdout, a pipe or a directory."""
     return path.is_relative_to("/dev") or (path.exists() and not path.is_file())
 
 
 @contextmanager
-def _opened(place: Path, mode: Literal["ab", "wb"], *, packed: bool) -> Iterator[BufferedIOBase]:
+def _open_binary(place: Path, mode: Literal["ab", "wb"], *, gzipped: bool) -> Iterator[BufferedIOBase]:
     with place.open(mode) as file:
-        if not packed:
+        if not gzipped:
             yield file
             return
         # No file name and time in the header, so equal requests give equal bytes.
-        with gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0) as unpacked:
-            yield unpacked
+        with gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0) as stream:
+            yield stream

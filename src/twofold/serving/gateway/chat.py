@@ -119,7 +119,7 @@ class ChatWriter:
     def usage_event(self, usage: Usage) -> bytes:
         return event(self._encode(self._chunk([], usage)))
 
-    def whole(self, choices: Sequence[Sequence[Delta]], usage: Usage) -> ChatCompletion:
+    def response(self, choices: Sequence[Sequence[Delta]], usage: Usage) -> ChatCompletion:
         return ChatCompletion(
             id=self._spec.id,
             created=self._spec.created,

@@ -103,7 +103,7 @@ class CompletionWriter:
     def usage_event(self, usage: Usage) -> bytes:
         return event(self._encode(self._body([], usage)))
 
-    def whole(self, choices: Sequence[Sequence[Delta]], usage: Usage) -> Completion:
+    def response(self, choices: Sequence[Sequence[Delta]], usage: Usage) -> Completion:
         return self._body([self._choice(deltas) for deltas in choices], usage)
 
     def _body(self, choices: list[CompletionChoice], usage: MaybeUsage) -> Completion:

@@ -102,8 +102,8 @@ async def _read_body(request: Request, max_bytes: int) -> bytes:
     too_large = RequestError(
         f"the body exceeds the limit of {max_bytes} bytes", status=413, code="request_too_large"
     )
-    announced = request.headers.get("content-length", "")
-    if announced.isdecimal() and int(announced) > max_bytes:
+    content_length = request.headers.get("content-length", "")
+    if content_length.isdecimal() and int(content_length) > max_bytes:
         raise too_large
     body = bytearray()
     async for part in request.stream():

@@ -28,7 +28,7 @@ class ApiKey:
     def __repr__(self) -> str:
         return f"ApiKey({self.name!r})"
 
-    def opens(self, digest: bytes) -> bool:
+    def matches(self, digest: bytes) -> bool:
         """Compare a digest with the key's in constant time."""
         return hmac.compare_digest(digest, self._digest)
 
@@ -57,7 +57,7 @@ class KeyRing:
         digest = _digest(secret.strip())
         found = None
         for key in self._keys:
-            if key.opens(digest) and scheme.lower() == _SCHEME:
+            if key.matches(digest) and scheme.lower() == _SCHEME:
                 found = key
         return found
 

@@ -18,7 +18,7 @@ from twofold.serving.gateway.responses import error_response, error_response_for
 from twofold.serving.telemetry.context import CURRENT, context_of
 
 ARRIVAL = "twofold.arrival"
-_KEYED = frozenset({"/v1", "/pools", "/dashboard/data"})
+_PROTECTED = frozenset({"/v1", "/pools", "/dashboard/data"})
 _SAFE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
@@ -43,7 +43,7 @@ def arrival_of(request: Request) -> Arrival:
 
 
 class RequestMiddleware:
-    """ASGI middleware; if there are API keys, paths in `_KEYED` and under /v1 require one."""
+    """ASGI middleware; if there are API keys, paths in `_PROTECTED` and under /v1 require one."""
 
     def __init__(self, app: ASGIApp, keys: KeyRing | None) -> None:
         self._app = app
@@ -92,7 +92,7 @@ class RequestMiddleware:
 
 
 def _is_protected(path: str) -> bool:
-    return path in _KEYED or path.startswith("/v1/")
+    return path in _PROTECTED or path.startswith("/v1/")
 
 
 def _request_id(headers: Headers) -> str:

@@ -50,7 +50,7 @@ def reference(kind: type) -> Json:
 def schemas(model: str) -> Json:
     """Schemas of all structs by name, narrowed to the accepted values; `model` is the served one."""
     _, made = msgspec.json.schema_components(
-        _STRUCTS, schema_hook=_anything, ref_template=f"{_PREFIX}{{name}}"
+        _STRUCTS, schema_hook=_schema_hook, ref_template=f"{_PREFIX}{{name}}"
     )
     for kind in (ChatFields, CompletionFields):
         fields = made[kind.__name__]["properties"]
@@ -73,7 +73,7 @@ def schemas(model: str) -> Json:
     return dict(made)
 
 
-def _anything(kind: type) -> Json:
+def _schema_hook(kind: type) -> Json:
     if kind is object:
         return {"description": "Anything."}  # msgspec treats an empty schema as missing
     raise NotImplementedError(f"{kind} has no place in a body")
@@ -125,10 +125,16 @@ def openapi(model: str, *, keys: bool) -> Json:
 def _api(*, keys: bool) -> Json:
     """Paths under /v1."""
     paths: dict[str, tuple[str, Json]] = {
-        "/v1/completions": ("post", _generates("completions", CompletionFields, Completion, Completion)),
-        "/v1/chat/completions": ("post", _generates("chat", ChatFields, ChatCompletion, ChatChunk)),
-        "/v1/models": ("get", _describes("models", "The model served", ModelList)),
-        "/v1/models/{model}": ("get", _describes("model", "One model", ModelCard, errors=(404,))),
+        "/v1/completions": (
+            "post",
+            _generation_operation("completions", CompletionFields, Completion, Completion),
+        ),
+        "/v1/chat/completions": (
+            "post",
+            _generation_operation("chat", ChatFields, ChatCompletion, ChatChunk),
+        ),
+        "/v1/models": ("get", _json_operation("models", "The model served", ModelList)),
+        "/v1/models/{model}": ("get", _json_operation("model", "One model", ModelCard, errors=(404,))),
     }
     paths["/v1/models/{model}"][1]["parameters"] = [_MODEL]
     if keys:
@@ -145,13 +151,13 @@ def _operations() -> Json:
     return {
         "/health": {"get": _health("health")},
         "/ping": {"get": _health("ping"), "post": _health("post_ping")},
-        "/version": {"get": _describes("version", "The version of the software", Version)},
+        "/version": {"get": _json_operation("version", "The version of the software", Version)},
         "/metrics": {"get": _operation("metrics", "Prometheus text exposition", text)},
         "/openapi.json": {"get": _operation("description", "This description", this)},
     }
 
 
-def _generates(name: str, body: type, whole: type, chunk: type) -> Json:
+def _generation_operation(name: str, body: type, whole: type, chunk: type) -> Json:
     """An operation that responds with a whole answer or with server-sent events of chunks."""
     stream: Json = {
         "type": "string",
@@ -170,13 +176,13 @@ def _generates(name: str, body: type, whole: type, chunk: type) -> Json:
     return operation
 
 
-def _describes(name: str, summary: str, answer: type, *, errors: Sequence[int] = ()) -> Json:
+def _json_operation(name: str, summary: str, answer: type, *, errors: Sequence[int] = ()) -> Json:
     return _operation(name, summary, {"application/json": {"schema": reference(answer)}}, errors=errors)
 
 
 def _health(name: str) -> Json:
     """A health check: the 503 has the same body type as the 200."""
-    operation = _describes(name, "200 if ready, else 503", Health)
+    operation = _json_operation(name, "200 if ready, else 503", Health)
     responses = _responses(operation)
     responses["503"] = responses["200"]
     return operation

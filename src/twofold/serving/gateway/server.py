@@ -20,7 +20,7 @@ class _HeadTooLargeError(Exception):
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """Rejects requests whose request line and headers exceed `header_bytes`; see `bounded`.
+    """Rejects requests whose request line and headers exceed `header_bytes`; see `bounded_protocol`.
 
     The parser itself has no limit. Errors use the API's error JSON.
     """
@@ -81,7 +81,7 @@ class BoundedProtocol(HttpToolsProtocol):
             raise _HeadTooLargeError
 
 
-def bounded(header_bytes: int) -> type[BoundedProtocol]:
+def bounded_protocol(header_bytes: int) -> type[BoundedProtocol]:
     """Create the protocol class for a limit, because uvicorn instantiates the class itself."""
     return type("BoundedProtocol", (BoundedProtocol,), {"header_bytes": header_bytes})
 
@@ -109,7 +109,7 @@ class HttpServer:
         self._server = _Server(
             uvicorn.Config(
                 app,
-                http=bounded((limits or RequestLimits()).header_bytes),
+                http=bounded_protocol((limits or RequestLimits()).header_bytes),
                 ws="none",
                 lifespan="off",
                 log_config=None,

@@ -255,7 +255,7 @@ class ResponseWriter(Protocol):
         """Format the final event of a stream, which has usage and no choices."""
         ...
 
-    def whole(self, choices: Sequence[Sequence[Delta]], usage: Usage) -> msgspec.Struct:
+    def response(self, choices: Sequence[Sequence[Delta]], usage: Usage) -> msgspec.Struct:
         """Build the whole answer; the deltas of each choice are in token order."""
         ...
 
@@ -276,7 +276,7 @@ async def respond(
     if fields.stream:
         return EventStream(_events(deltas, writer, fields.stream_options or StreamOptions(), usage))
     choices = await unless_disconnected(request.receive, _collect(deltas, len(planned), usage))
-    return Response(msgspec.json.encode(writer.whole(choices, usage.usage)), media_type="application/json")
+    return Response(msgspec.json.encode(writer.response(choices, usage.usage)), media_type="application/json")
 
 
 async def generate_deltas(service: Service, planned: PlannedChoice) -> AsyncGenerator[Delta, None]:

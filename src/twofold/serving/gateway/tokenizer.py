@@ -222,7 +222,7 @@ class Detokenizer:
         self._skip = skip_special_tokens
         self._stream = tokenizer.stream(skip_special_tokens=skip_special_tokens)
         self._token_ids: list[int] = []
-        self._spoken = 0  # number of tokens in the emitted pieces
+        self._emitted = 0  # number of tokens in the emitted pieces
         self._pieces: list[str] = []
         self.characters = 0
 
@@ -235,22 +235,22 @@ class Detokenizer:
             # The decoder changed text already emitted (some clean up spaces backwards): restart here.
             self._stream = self._tokenizer.stream(skip_special_tokens=self._skip)
             piece = self._stream.step(self._tokenizer.backend, token_id)
-        return self._give(piece or "")
+        return self._emit(piece or "")
 
     def flush(self) -> str:
         """Return the remaining text; incomplete characters become U+FFFD."""
-        if self._spoken == len(self._token_ids):
+        if self._emitted == len(self._token_ids):
             return ""
         given = "".join(self._pieces)
         whole = self._tokenizer.decode(self._token_ids, skip_special_tokens=self._skip)
         if whole.startswith(given):
-            return self._give(whole[len(given) :])
-        rest = self._token_ids[self._spoken :]
-        return self._give(self._tokenizer.decode(rest, skip_special_tokens=self._skip))
+            return self._emit(whole[len(given) :])
+        rest = self._token_ids[self._emitted :]
+        return self._emit(self._tokenizer.decode(rest, skip_special_tokens=self._skip))
 
-    def _give(self, piece: str) -> str:
+    def _emit(self, piece: str) -> str:
         if piece:
-            self._spoken = len(self._token_ids)
+            self._emitted = len(self._token_ids)
             self._pieces.append(piece)
             self.characters += len(piece)
         return piece

@@ -49,7 +49,7 @@ class UpstreamPromptKeys:
 
 # Shorter prompts, mostly those of a decode server (it computes one token), measure the overhead per request and not
 # the time per token.
-LEAST_TOKENS = 64
+MIN_TOKENS = 64
 MEMORY_TOKENS = 16384  # maximum weight of earlier measurements
 NOMINAL_S = 1e-3  # per prompt token until the first measurement; only ratios matter
 
@@ -60,20 +60,20 @@ class UpstreamForecast:
     Each server finds only blocks of its own cache: servers do not fetch from each other.
     """
 
-    def __init__(self, context: "zmq.asyncio.Context", names: UpstreamPromptKeys) -> None:
+    def __init__(self, context: "zmq.asyncio.Context", prompt_keys: UpstreamPromptKeys) -> None:
         self.forecast = ClusterForecast(PrefixIndex(), 0)
-        self._context, self._names = context, names
+        self._context, self._prompt_keys = context, prompt_keys
         self._speeds = PrefillSpeeds()
         self._feeds: dict[str, EventFeed] = {}
 
     def joined(self, server: ServerConfig, load: InstanceLoad, readings: ServerMetrics) -> None:
         """Register a server, also after a restart."""
-        self.forecast.block_tokens = self._names.block_tokens = (
-            self._names.block_tokens or readings.block_tokens
+        self.forecast.block_tokens = self._prompt_keys.block_tokens = (
+            self._prompt_keys.block_tokens or readings.block_tokens
         )
         self.forecast.join(load.id, ServerPrediction(load.id, self._speeds))
         if server.events is not None and load.id not in self._feeds:
-            blocks = _Blocks(load.id, self.forecast.memories, self._names.block_tokens)
+            blocks = _Blocks(load.id, self.forecast.memories, self._prompt_keys.block_tokens)
             feed = self._feeds[load.id] = EventFeed(server, self._context, blocks.follow, blocks.forget)
             feed.start()
 
@@ -93,11 +93,11 @@ class PrefillSpeeds:
         self._read: dict[str, PrefillTotals] = {}
         self._counted: dict[str, PrefillTotals] = {}
 
-    def read(self, instance: str, told: PrefillTotals) -> None:
+    def read(self, instance: str, totals: PrefillTotals) -> None:
         """Update from a server's cumulative totals."""
-        new = told.since(self._read.get(instance, PrefillTotals()))
-        self._read[instance] = told
-        if new.requests <= 0 or new.tokens < LEAST_TOKENS * new.requests:
+        new = totals.since(self._read.get(instance, PrefillTotals()))
+        self._read[instance] = totals
+        if new.requests <= 0 or new.tokens < MIN_TOKENS * new.requests:
             return
         before = self._counted.get(instance, PrefillTotals())
         share = MEMORY_TOKENS / max(before.tokens, MEMORY_TOKENS)

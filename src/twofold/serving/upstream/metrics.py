@@ -152,19 +152,19 @@ class ExternalLoads:
         if load is None:
             return
         added, before = self._added.get(instance, ExternalLoad()), self._read.get(instance, ExternalLoad())
-        stands = self._steps.get(instance) == readings.steps
-        found = ExternalLoad() if stands else _foreign(readings, load, added)
+        stalled = self._steps.get(instance) == readings.steps
+        found = ExternalLoad() if stalled else _external_load(readings, load, added)
         self._steps[instance], self._read[instance] = readings.steps, found
-        self._put(load, added, _less(found, before))
+        self._apply(load, added, _smaller(found, before))
 
     def forget(self, instance: str) -> None:
         """Remove the external load of a lost server."""
         self._read.pop(instance, None)
         load = self._pools.get(instance)
         if load is not None:
-            self._put(load, self._added.get(instance, ExternalLoad()), ExternalLoad())
+            self._apply(load, self._added.get(instance, ExternalLoad()), ExternalLoad())
 
-    def _put(self, load: InstanceLoad, before: ExternalLoad, now: ExternalLoad) -> None:
+    def _apply(self, load: InstanceLoad, before: ExternalLoad, now: ExternalLoad) -> None:
         self._added[load.id] = now
         load.pending_prefill_tokens += now.prompt_tokens - before.prompt_tokens
         load.prefills += now.waiting - before.waiting
@@ -175,7 +175,7 @@ class ExternalLoads:
             self._pools.changed(load)
 
 
-def _foreign(readings: ServerMetrics, load: InstanceLoad, added: ExternalLoad) -> ExternalLoad:
+def _external_load(readings: ServerMetrics, load: InstanceLoad, added: ExternalLoad) -> ExternalLoad:
     """Load in the metrics beyond our own requests; `added` is external load already in `load`."""
     ours = load.requests - added.requests
     foreign = max(0, readings.running + readings.waiting - ours)
@@ -184,7 +184,7 @@ def _foreign(readings: ServerMetrics, load: InstanceLoad, added: ExternalLoad) -
     return ExternalLoad(waiting, foreign - waiting, round(readings.mean_prompt), kv_tokens)
 
 
-def _less(one: ExternalLoad, other: ExternalLoad) -> ExternalLoad:
+def _smaller(one: ExternalLoad, other: ExternalLoad) -> ExternalLoad:
     return ExternalLoad(
         min(one.waiting, other.waiting),
         min(one.running, other.running),

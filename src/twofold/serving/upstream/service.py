@@ -53,7 +53,7 @@ class RouteService:
         cluster: ClusterScheduler,
         admission: Admission,
         telemetry: Telemetry,
-        names: UpstreamPromptKeys,
+        prompt_keys: UpstreamPromptKeys,
         forecast: UpstreamForecast | None,
     ) -> None:
         self._config, self._name = config, name
@@ -73,7 +73,7 @@ class RouteService:
             recomputes=False,
             overload=None,
             replanning=None,
-            prompt_keys=names,
+            prompt_keys=prompt_keys,
             forecast=None,
         )
         progress = Progress(
@@ -254,7 +254,7 @@ class RoutedGateway:
         )
         limits, ttft_s = self._http.admission, config.early_ttft_s
         admission = Admission(limits) if ttft_s is None else EarlyRejection(limits, cluster, ttft_s)
-        names = UpstreamPromptKeys()
+        prompt_keys = UpstreamPromptKeys()
         return RouteService(
             config,
             self._http.served_model_name,
@@ -262,8 +262,8 @@ class RoutedGateway:
             cluster,
             admission,
             self._telemetry,
-            names,
-            UpstreamForecast(context, names) if config.router in FORECASTING_ROUTERS else None,
+            prompt_keys,
+            UpstreamForecast(context, prompt_keys) if config.router in FORECASTING_ROUTERS else None,
         )
 
     async def _ready(self, service: RouteService) -> bool:

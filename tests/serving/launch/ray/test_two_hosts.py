@@ -73,7 +73,7 @@ def test_a_cut_link_breaks_no_stream(service, hosts, tiny_model_dir):
     def cut():
         hosts.cut()
         time.sleep(CUT_S)
-        hosts.mend()
+        hosts.restore()
         until(lambda: service.nodes() != nodes and len(service.up()) == 2)
 
     under_load(service, answers_of(tiny_model_dir("llama")), cut)

@@ -105,7 +105,7 @@ def end_lease(made):
 
 
 def land(made):
-    assert not made.landed("a", EPOCH)
+    assert not made.kv_received("a", EPOCH)
 
 
 def peer_lost(made):

@@ -99,7 +99,7 @@ def test_the_set_counts_what_counting_each_token_would(steps):
         elif action == "leave" and members:
             sequence = members[third % len(members)]
             model = naive.members.pop(third % len(members))
-            fast.leave(sequence)
+            fast.remove(sequence)
             assert progress(sequence) == (model.name, model.computed, model.generated)
             left[sequence.id] = sequence, model
         elif action == "return" and left:
@@ -133,7 +133,7 @@ def test_the_last_to_join_are_named_latest_first():
     members = [ready(name) for name in "abc"]
     for member in members:
         decoding.join(member)
-    decoding.leave(members[0])
+    decoding.remove(members[0])
     decoding.join(members[0])
     assert [member.id for member in decoding.latest(2)] == ["a", "c"]
     assert decoding.latest(0) == []
@@ -144,7 +144,7 @@ def test_members_that_left_are_forgotten():
     decoding, member = DecodeSet(), ready("a", output=10_000)
     for _ in range(1000):
         decoding.join(member)
-        decoding.leave(member)
+        decoding.remove(member)
     assert decoding.iterations_to_end() == 0
     assert len(decoding._ends) == 0
 
@@ -159,5 +159,5 @@ def test_those_that_end_together_end_in_the_order_in_which_they_joined():
 
 def test_a_stranger_is_not_a_member():
     """Taking out what is not there is a fault of the caller."""
-    with pytest.raises(ValueError, match="does not stand in this line"):
-        DecodeSet().leave(ready("a"))
+    with pytest.raises(ValueError, match="is not in this queue"):
+        DecodeSet().remove(ready("a"))

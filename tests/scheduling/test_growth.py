@@ -21,13 +21,13 @@ def lease(instance, *names, prompt=8, output=9):
 def arrive(instance, *names, **sizes):
     lease(instance, *names, **sizes)
     for name in names:
-        assert instance.landed(name, EPOCH)
+        assert instance.kv_received(name, EPOCH)
 
 
 def turn(instance):
     """One iteration: who was in it, and what was copied before it (out?, blocks here, blocks on the host)."""
     batch = instance.next_batch(0.0)
-    copies = [(copy.out, copy.device_blocks, copy.host_blocks) for copy in instance.growth.take_copies()]
+    copies = [(copy.out, copy.device_blocks, copy.host_blocks) for copy in instance.swap.take_copies()]
     instance.complete(batch)
     return [item.request_id for item in batch.items], copies
 
@@ -58,7 +58,7 @@ def test_without_room_the_last_that_came_is_swapped_out_until_there_is_some():
     for _ in range(3):
         assert turn(decode) == (["a"], []), "there is no room for what b has, and a step"
     batch = decode.next_batch(0.0)
-    ((out, _, host),) = [(c.out, c.device_blocks, c.host_blocks) for c in decode.growth.take_copies()]
+    ((out, _, host),) = [(c.out, c.device_blocks, c.host_blocks) for c in decode.swap.take_copies()]
     assert (out, host) == (False, (0, 1, 2))
     assert [(item.request_id, item.context_tokens) for item in batch.items] == [("b", 12)]
     assert decode.status().blocks_in_flight == 4, "nobody else gets them while they are filled"
@@ -99,12 +99,12 @@ def test_what_a_transfer_may_touch_stays_where_it_is():
     """One that waits for its KV cannot be swapped out: the first then stands still, with its memory, until it can."""
     decode = growing(6)
     lease(decode, "a", "b")
-    decode.landed("a", EPOCH)
+    decode.kv_received("a", EPOCH)
     for _ in range(4):
         turn(decode)
     assert decode.next_batch(0.0) is None
     assert (decode.status().blocks_free, decode.status().swapped) == (0, 0)
-    decode.landed("b", EPOCH)
+    decode.kv_received("b", EPOCH)
     running, ((out, _, _),) = turn(decode)
     assert (running, out) == (["a"], True)
 

@@ -82,7 +82,7 @@ def test_every_request_ends_once_with_its_tokens_in_order_and_finds_its_own_kv(w
     for instance in done.instances.values():
         status = instance.status()
         assert (status.swapped, status.swap_blocks_free) == (0, status.swap_blocks_total)
-        assert instance.growth is None or instance.growth._promised == 0
+        assert instance.swap is None or instance.swap._promised == 0
 
 
 @settings(max_examples=200)

@@ -59,7 +59,7 @@ def test_leases_wait_for_room_first_come_first_served():
     assert [lease.request_id for lease in decode.grant(0.0)] == ["a"]
     decode.abort("a")
     assert decode.grant(0.0) == [], "the source of a's lease may still write"
-    decode.landed("a", EPOCH)
+    decode.kv_received("a", EPOCH)
     assert [lease.request_id for lease in decode.grant(0.0)] == ["b", "c"]
 
 
@@ -76,7 +76,7 @@ def test_a_lease_at_once_passes_the_queue_or_changes_nothing(accounts):
     assert decode.status() == before
     with pytest.raises(ValueError, match="already here"):
         decode.lease_now(request("a", prompt=20), "p", 5.0)
-    assert decode.landed("a", EPOCH)
+    assert decode.kv_received("a", EPOCH)
     assert ran(decode) == ["a"]
 
 
@@ -86,7 +86,7 @@ def test_a_landed_request_decodes_from_its_second_token():
     decode.reserve(request("a"), "p")
     decode.grant(0.0)
     assert decode.next_batch(0.0) is None, "nothing runs before the KV cache has landed"
-    assert decode.landed("a", EPOCH)
+    assert decode.kv_received("a", EPOCH)
     assert [step(decode)[0].index for _ in range(2)] == [1, 2]
     assert decode.status().idle
 
@@ -155,12 +155,12 @@ def test_only_what_was_started_can_be_accounted_for():
     """A driver that loses count is told so, before tokens are made up."""
     decode = scheduler("decode")
     arrive(decode, request("a", output=5))
-    with pytest.raises(RuntimeError, match="only what was started"):
+    with pytest.raises(RuntimeError, match="only a batch that was started"):
         decode.advance(1)
     assert decode.start(0.0).limit == 4
-    with pytest.raises(RuntimeError, match="not been accounted for"):
+    with pytest.raises(RuntimeError, match="has not been completed"):
         decode.start(0.0)
-    with pytest.raises(RuntimeError, match="only what was started"):
+    with pytest.raises(RuntimeError, match="only a batch that was started"):
         decode.advance(5)
 
 

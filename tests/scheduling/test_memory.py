@@ -54,7 +54,7 @@ def test_a_lease_is_for_the_prompt_where_the_output_comes_later():
     decode.reserve(request("a", prompt=8, output=5), "p")
     (lease,) = decode.grant(0.0)
     assert len(lease.blocks) == 3
-    decode.landed("a", lease.epoch)
+    decode.kv_received("a", lease.epoch)
     step(decode)
     assert decode.status().blocks_free == 10 - 3 - 1
     for _ in range(3):

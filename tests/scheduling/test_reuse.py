@@ -78,7 +78,7 @@ def test_a_prompt_that_waits_for_blocks_can_be_aborted(batcher):
 @pytest.mark.parametrize("tokens", [-1, 10, 11])
 def test_the_last_token_of_a_prompt_is_computed(tokens):
     """Nor can there be less than nothing of it."""
-    with pytest.raises(ValueError, match="cannot be reused"):
+    with pytest.raises(ValueError, match="cannot reuse"):
         scheduler("prefill").submit(request("a", prompt=10), decodes_here=True, reused_tokens=tokens)
 
 

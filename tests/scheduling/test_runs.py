@@ -50,7 +50,7 @@ class Side:
         """One command, if it means something now; what came of it."""
         made = self.instance
         name = str(number)
-        here = name in made._here
+        here = name in made.sequences
         if action in ("colocated", "handed off") and not here:
             made.submit(request(name, prompt, output), decodes_here=action == "colocated")
         elif action == "reserve" and not (here or name in made.leases):
@@ -58,13 +58,13 @@ class Side:
         elif action == "lease now" and not (here or name in made.leases):
             self.told.append((made.lease_now(request(name, prompt, output + 1), "source", 0.0) is not None,))
         elif action == "land" and name in made.leases:
-            self.told.append((made.landed(name, EPOCH),))
+            self.told.append((made.kv_received(name, EPOCH),))
         elif action == "give up" and name in made.leases:
             made.end_lease(name, EPOCH)
             made.abort(name)
         elif action == "abort":
             made.abort(name)
-        elif action == "hand-off over" and not (here and made._here[name].line):  # its prompt is through
+        elif action == "hand-off over" and not (here and made.sequences[name].queue):  # its prompt is through
             made.handed_off(name)
         self.told += [("lease", lease.request_id) for lease in made.grant(0.0)]
 
@@ -79,7 +79,7 @@ class Side:
     @property
     def accounts(self):
         made = self.instance
-        stages = made._queues
+        stages = made.queues
         lines = (stages.waiting, stages.prefilling, stages.ready, stages.paused)
         context = stages.decoding.context_tokens, stages.decoding.items()
         return (
@@ -137,10 +137,10 @@ def test_a_run_of_iterations_is_as_many_single_ones(batcher, rounds, budget, mem
 
 def selected_anew(instance):
     """What the batcher would change if it were asked now."""
-    queues = instance._queues
-    seats = instance._max_seqs - queues.started
+    queues = instance.queues
+    seats = instance.max_num_seqs - queues.started
     room = SchedulingBudget(instance.blocks, instance.blocks.num_free, seats, instance.lease_queue.size > 0)
-    selection = instance._batcher.select(queues, room)
+    selection = instance.batcher.select(queues, room)
     return [*selection.prefills, *selection.resume, *selection.pause]
 
 
@@ -175,5 +175,5 @@ def test_runs_are_long_where_nothing_happens():
         made = scheduler(batcher, num_blocks=1000)
         for name in "ab":
             made.lease_now(request(name, output=200), "source", 0.0)
-            made.landed(name, EPOCH)
+            made.kv_received(name, EPOCH)
         assert made.start(0.0).limit == 199, batcher

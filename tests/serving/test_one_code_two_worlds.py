@@ -68,8 +68,8 @@ class VirtualRun:
         )
         leases = LeaseTable(blocks, name, epoch, lease_s)
         made = BATCHERS[batcher](max_num_batched_tokens, max_num_seqs)
-        growth = SwapPreemption(blocks, PagedBlockAllocator(swap_blocks, block_size)) if swap_blocks else None
-        self.instances[name] = InstanceScheduler(made, blocks, leases, max_num_seqs, growth=growth)
+        swap = SwapPreemption(blocks, PagedBlockAllocator(swap_blocks, block_size)) if swap_blocks else None
+        self.instances[name] = InstanceScheduler(made, blocks, leases, max_num_seqs, swap=swap)
 
     def on_add_instance(self, _, instance_id, role, capacity_tokens, cell):
         self.cluster.add_instance(instance_id, Role(role), capacity_tokens, cell)
@@ -95,8 +95,8 @@ class VirtualRun:
     def on_next_batch(self, name):
         instance = self.instances[name]
         self.batches[name] = instance.next_batch(self.clock)
-        if instance.growth is not None:
-            instance.growth.take_copies()
+        if instance.swap is not None:
+            instance.swap.take_copies()
         return self.batches[name]
 
     def on_complete(self, name, stopped):
@@ -106,7 +106,7 @@ class VirtualRun:
         return self.instances[name].grant(self.clock)
 
     def on_landed(self, name, **args):
-        return self.instances[name].landed(**args)
+        return self.instances[name].kv_received(**args)
 
     def on_end_lease(self, name, **args):
         self.instances[name].end_lease(**args)

@@ -15,7 +15,7 @@ from twofold.errors import ConfigurationError
 from twofold.instance import Role
 from twofold.performance.instance import Pipeline
 from twofold.request import Request
-from twofold.simulation import pipeline as pipeline_module
+from twofold.simulation import instance as instance_module
 from twofold.simulation.simulate import simulate
 from twofold.slo import Slo
 from twofold.timeline import Moment
@@ -82,15 +82,15 @@ def test_at_every_stage_a_chunk_runs_after_the_one_before_it(cluster, requests):
     """And stages neither overlap nor lose a token, whatever the lengths, links and speeds of stages."""
     passages = defaultdict(list)
 
-    class Recorded(pipeline_module._Passage):
+    class Recorded(instance_module._Passage):
         def __init__(self, *arguments):
             super().__init__(*arguments)
-            for part in self.iteration.prefills:
+            for part in self.batch.prefills:
                 passages[part.request_id].append((part.context_tokens, part.num_tokens, self))
 
     spec, batchers, model, capacity = cluster
     batchers = {role: "prefill-chunks" if role is Role.PREFILL else name for role, name in batchers.items()}
-    with patch.object(pipeline_module, "_Passage", Recorded):
+    with patch.object(instance_module, "_Passage", Recorded):
         world = run((spec, batchers, model, capacity), requests)
     ended = {timeline.request.id: timeline.request for timeline in world.ends.timelines}
     for request_id, parts in passages.items():

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.toy import CATALOG, ToyModel, ToyRun, clusters, pipelines, run, workloads
+from support.toy import CATALOG, ToyModel, ToyRun, pipelines, run, workloads
 from twofold.cluster.profiles import instance_profiles
 from twofold.cluster.spec import ClusterSpec, PoolSpec
 from twofold.cluster.timing import PS
@@ -16,10 +16,8 @@ from twofold.errors import ConfigurationError
 from twofold.instance import Role
 from twofold.performance.instance import LayersStage, Pipeline
 from twofold.request import Request
-from twofold.scheduling.instance.pipeline import PipelineScheduler
-from twofold.simulation import build as build_module
+from twofold.simulation.instance import pass_through
 from twofold.simulation.observers.base import QuietObserver
-from twofold.simulation.pipeline import VirtualPipeline, pass_through
 from twofold.simulation.simulate import simulate
 from twofold.slo import Slo
 from twofold.timeline import Moment
@@ -131,30 +129,6 @@ def test_the_last_stage_shows_one_iteration_after_the_other(cluster, requests):
     for of_one in runs.by_instance.values():
         for one, following in pairwise(of_one):
             assert one.start_ps < one.end_ps <= following.start_ps
-
-
-def test_a_pipeline_of_one_stage_is_an_instance_like_any_other(monkeypatch):
-    """Every moment, histogram, energy and count."""
-
-    def piped(site, scheduler, kernel, world, _max_run):
-        return VirtualPipeline(site, scheduler, kernel, world)
-
-    def lanes(batcher, blocks, leases, max_num_seqs, memory, _growth):
-        return PipelineScheduler(batcher, blocks, leases, max_num_seqs, 1, memory)
-
-    @settings(max_examples=300)
-    @given(
-        clusters(failures=False).filter(lambda drawn: "splitwise-sim" not in drawn[1].values()), workloads()
-    )
-    def check(cluster, requests):
-        expected = run(cluster, requests).facts()
-        with monkeypatch.context() as patch:
-            patch.setattr(build_module, "VirtualInstance", piped)
-            patch.setattr(build_module, "InstanceScheduler", lanes)
-            found = run(cluster, requests).facts()
-        assert found == expected
-
-    check()
 
 
 def test_two_stages_take_twice_the_prompts_of_one():

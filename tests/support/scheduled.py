@@ -5,10 +5,10 @@ from twofold.kvcache.leases import LeaseTable
 from twofold.kvcache.paged import PagedBlockAllocator
 from twofold.request import Request
 from twofold.scheduling.batchers import BATCHERS
+from twofold.scheduling.instance.batch import StepResult
 from twofold.scheduling.instance.batcher import Batcher
 from twofold.scheduling.instance.kv_reservation import FULL_RESERVATION, KvReservation
 from twofold.scheduling.instance.scheduler import InstanceScheduler
-from twofold.scheduling.instance.status import Outcome
 from twofold.scheduling.instance.swap_preemption import SwapPreemption
 
 EPOCH = 3
@@ -28,8 +28,8 @@ def scheduler(
     blocks = accounts(num_blocks, block_size)
     leases = LeaseTable(blocks, "instance", EPOCH, lease_s=10.0)
     made = BATCHERS[batcher](budget, max_num_seqs) if isinstance(batcher, str) else batcher
-    growth = SwapPreemption(blocks, accounts(swap_blocks, block_size), step_tokens) if swap_blocks else None
-    return InstanceScheduler(made, blocks, leases, max_num_seqs, memory, growth)
+    swap = SwapPreemption(blocks, accounts(swap_blocks, block_size), step_tokens) if swap_blocks else None
+    return InstanceScheduler(made, blocks, leases, max_num_seqs, memory, swap)
 
 
 def request(name: str, prompt: int = 10, output: int = 3, arrival_s: float = 0.0) -> Request:
@@ -39,10 +39,10 @@ def request(name: str, prompt: int = 10, output: int = 3, arrival_s: float = 0.0
 def arrive(instance: InstanceScheduler, made: Request, source: str = "p") -> None:
     """The KV cache of a request comes from `source` and is in place."""
     assert instance.lease_now(made, source, 0.0) is not None
-    assert instance.landed(made.id, EPOCH)
+    assert instance.kv_received(made.id, EPOCH)
 
 
-def step(instance: InstanceScheduler, stopped: tuple[str, ...] | set[str] = ()) -> list[Outcome]:
+def step(instance: InstanceScheduler, stopped: tuple[str, ...] | set[str] = ()) -> list[StepResult]:
     """One iteration."""
     batch = instance.next_batch(0.0)
     assert batch is not None

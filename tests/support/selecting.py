@@ -93,12 +93,12 @@ def selected(batcher: Batcher, *parts: State | SchedulingBudget) -> Selected:
     states = tuple(part for part in parts if isinstance(part, State))
     running = merged((State(ready=[each for state in states for each in state.decodes]),))
     for each in running.ready:
-        batcher.queued(each)
+        batcher.on_queued(each)
     batcher.select(running, room())
     for each in list(running.ready):
         running.ready.remove(each)
     queues = merged(states)
     for each in (*queues.waiting, *queues.ready):
-        batcher.queued(each)
+        batcher.on_queued(each)
     given = next((part for part in parts if isinstance(part, SchedulingBudget)), room())
     return named(batcher.select(queues, given))

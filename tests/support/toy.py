@@ -13,7 +13,7 @@ from twofold.performance.base import PerformanceModel
 from twofold.performance.cost import DecodeCost, ModelAccuracy
 from twofold.performance.instance import Pipeline
 from twofold.request import Request
-from twofold.scheduling.batchers import BATCHERS, GROWING, UNPIPELINED
+from twofold.scheduling.batchers import BATCHERS, can_swap
 from twofold.simulation.build import build_cluster
 from twofold.simulation.observers.base import QuietObserver
 from twofold.simulation.statistics import RunStatistics, Sampler
@@ -124,7 +124,7 @@ class ToyRun:
             "instances": {name: (i.busy, i.energy, i.iterations, i.sequence_time, i.scheduler.preemptions)
                           for name, i in self.cluster.instances.items()},
             "swaps": {name: (g.swaps, g.blocks_copied) for name, i in self.cluster.instances.items()
-                      if (g := i.scheduler.growth) is not None},
+                      if (g := i.scheduler.swap) is not None},
         }  # fmt: skip
 
 
@@ -170,7 +170,7 @@ def clusters(draw, swapping=False, failures=True):
     else:
         router = draw(st.sampled_from(["jsq", "jsq-pending", "jsq-requests", "round-robin", "random"]))
         shape = [(draw(st.integers(1, 3)), Role.MIXED)]
-        known = GROWING if swapping else BATCHERS
+        known = filter(can_swap, BATCHERS) if swapping else BATCHERS
         both = sorted(set(known) - {"prefill", "prefill-balanced", "prefill-chunks", "decode"})
         batchers = {Role.MIXED: draw(st.sampled_from(both))}
     lost = ()
@@ -203,7 +203,9 @@ def clusters(draw, swapping=False, failures=True):
 def pipelines(draw, failures=True):
     """The same with instances of two or three stages, of which later ones may be slower or quicker than the first."""
     spec, batchers, first, capacity = draw(clusters(failures=failures))
-    batchers = {role: "splitwise" if name in UNPIPELINED else name for role, name in batchers.items()}
+    batchers = {
+        role: "splitwise" if not BATCHERS[name].pipelined else name for role, name in batchers.items()
+    }
     stages = draw(st.integers(2, 3))
     later = ToyModel(draw(st.sampled_from([1, 4, 9])), first.per_sequence, first.per_token)
     piped = tuple(

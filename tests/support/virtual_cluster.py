@@ -19,14 +19,13 @@ from twofold.kvcache.allocator import BlockAllocator
 from twofold.kvcache.leases import LeaseTable
 from twofold.kvcache.paged import PagedBlockAllocator, PrefixBlockAllocator
 from twofold.request import BlockKey, FinishReason, Phase, Request
-from twofold.scheduling.batchers import BATCHERS, GROWING
+from twofold.scheduling.batchers import BATCHERS, can_swap
 from twofold.scheduling.cluster.handoff_policy import FixedHandoff
 from twofold.scheduling.cluster.router import FixedRoles, Router
 from twofold.scheduling.cluster.scheduler import ClusterScheduler
-from twofold.scheduling.instance.batch import RunningBatch
+from twofold.scheduling.instance.batch import RunningBatch, StepResult
 from twofold.scheduling.instance.kv_reservation import FULL_RESERVATION, KvReservation
 from twofold.scheduling.instance.scheduler import InstanceScheduler
-from twofold.scheduling.instance.status import Outcome
 from twofold.scheduling.instance.swap_preemption import SwapPreemption
 
 EPOCH = 1
@@ -81,11 +80,11 @@ class VirtualCluster:
             blocks = accounts(num_blocks, block_size)
             leases = LeaseTable(blocks, name, EPOCH, lease_s=1e9)
             made = BATCHERS[batcher](budget, max_num_seqs)
-            growth = None
-            if swap_blocks and batcher in GROWING:
+            swap = None
+            if swap_blocks and can_swap(batcher):
                 host = BlockAllocator if accounts is BlockAllocator else PagedBlockAllocator
-                growth = SwapPreemption(blocks, host(swap_blocks, block_size), step_tokens)
-            self.instances[name] = InstanceScheduler(made, blocks, leases, max_num_seqs, memory, growth)
+                swap = SwapPreemption(blocks, host(swap_blocks, block_size), step_tokens)
+            self.instances[name] = InstanceScheduler(made, blocks, leases, max_num_seqs, memory, swap)
             self.contents[name] = KvContents(self.instances[name], self._keys_of)
             self.cluster.add_instance(name, role, capacity_tokens)
             load = self.cluster.pools.get(name)
@@ -181,7 +180,7 @@ class VirtualCluster:
         self.instances[lease.source].handed_off(request_id)
         self.cluster.handed_off(request_id)
         decode = self.instances[lease.instance]
-        decodes = decode.landed(request_id, EPOCH)
+        decodes = decode.kv_received(request_id, EPOCH)
         assert decodes == (request_id not in self.ended)
         for instance in (decode, self.instances[lease.source]):
             self._keep(instance.grant(self.now))
@@ -229,10 +228,10 @@ class VirtualCluster:
         if self._runs:
             iteration = instance.start(self.now)
             if iteration is None:
-                assert instance.growth is None or not instance.growth.copies, "copies without a batch"
+                assert instance.swap is None or not instance.swap.copies, "copies without a batch"
                 return
-            if instance.growth is not None:
-                copies = instance.growth.take_copies()
+            if instance.swap is not None:
+                copies = instance.swap.take_copies()
                 assert iteration.limit == 1 or not copies
             each_s = self._batch_s(iteration.prefill_tokens, iteration.decode_sequences)
             prefills = iteration.prefills
@@ -240,14 +239,14 @@ class VirtualCluster:
         else:
             batch = instance.next_batch(self.now)
             if batch is None:
-                assert instance.growth is None or not instance.growth.copies, "copies without a batch"
+                assert instance.swap is None or not instance.swap.copies, "copies without a batch"
                 return
             assert batch.items, "an empty batch"
             if self.contents[name].known:
-                copies = [] if instance.growth is None else instance.growth.take_copies()
+                copies = [] if instance.swap is None else instance.swap.take_copies()
                 self.contents[name].begins(batch, copies)
-            elif instance.growth is not None:
-                instance.growth.take_copies()
+            elif instance.swap is not None:
+                instance.swap.take_copies()
             each_s = self._batch_s(batch.prefill_tokens, batch.decode_sequences)
             prefills = [item for item in batch.items if item.phase is Phase.PREFILL]
             run = Run(self.now, each_s, 1, batch=batch)
@@ -255,7 +254,7 @@ class VirtualCluster:
         self._expect(name, run)
         for item in prefills:
             self._reserve(item.request_id, name)
-        if instance.growth is not None:
+        if instance.swap is not None:
             self._keep(instance.grant(self.now))
 
     def _expect(self, name: str, run: Run) -> None:
@@ -284,7 +283,7 @@ class VirtualCluster:
             self._account(outcome)
         self._keep(instance.grant(self.now))
 
-    def _account(self, outcome: Outcome) -> None:
+    def _account(self, outcome: StepResult) -> None:
         request_id = outcome.request_id
         assert request_id not in self.ended, "a token for a request that has ended"
         made = self.tokens[request_id]
@@ -308,7 +307,9 @@ def check_blocks(instance: InstanceScheduler) -> None:
         return
     assert 0 <= blocks.num_in_flight <= blocks.num_blocks - blocks.num_free <= blocks.num_blocks
     if isinstance(blocks, PagedBlockAllocator):
-        grants = [sequence.grant for sequence in instance._here.values() if sequence.grant is not None]
+        grants = [
+            sequence.allocation for sequence in instance.sequences.values() if sequence.allocation is not None
+        ]
         owned = [block for grant in grants if grant.owned for block in blocks.blocks_of(grant)]
         assert len(owned) == len(set(owned)), "a block has two owners"
         held = blocks.num_blocks - blocks.num_free

@@ -8,7 +8,7 @@ from twofold.cluster.spec import ClusterSpec
 from twofold.errors import ConfigurationError
 from twofold.instance import Role
 from twofold.kvcache.sharding import UNSHARDED
-from twofold.scheduling.batchers import NEVER_REUSING
+from twofold.scheduling.batchers import BATCHERS
 from twofold.scheduling.routers import FORECASTING_ROUTERS
 from twofold.serving.config import ServiceConfig, WorkerConfig
 from twofold.serving.worker.engines import check_vllm
@@ -94,7 +94,7 @@ def check_repeats(flags: Flags, file: Path, spec: ClusterSpec, workers: tuple[Wo
 def check_reuse(flags: Flags, config: ServiceConfig) -> None:
     """Prompts that begin alike are of no use to batchers that take all of them whole."""
     batchers = {worker.batcher for worker in config.workers}
-    if flags.prefix_caching and batchers and batchers <= NEVER_REUSING:
+    if flags.prefix_caching and batchers and not any(BATCHERS[batcher].reuses_prefix for batcher in batchers):
         raise ConfigurationError(
             f"--prefix-caching is not for the batcher {min(batchers)}, which takes prompts as long as they are"
         )

@@ -8,7 +8,7 @@ from twofold.cluster.spec import ClusterSpec
 from twofold.errors import ConfigurationError
 from twofold.scheduling.admission.ledger import InstanceCapacity, OverloadLedger
 from twofold.scheduling.admission.overload import OverloadControl
-from twofold.scheduling.batchers import WHOLE_PROMPTS
+from twofold.scheduling.batchers import BATCHERS
 from twofold.scheduling.cluster.pools import Pools
 from twofold.scheduling.overload import create_overload
 from twofold.scheduling.routers import FIXED_ROLE_ROUTERS
@@ -37,7 +37,7 @@ def overload_control(
             raise ConfigurationError("overload control looks at the two phases apart: give no mixed pool")
         if kind.layout.stages > 1:
             raise ConfigurationError("overload control knows instances of one stage: leave pipelines out")
-        if role.prefills and kind.batcher not in WHOLE_PROMPTS:
+        if role.prefills and not BATCHERS[kind.batcher].whole_prompts:
             raise ConfigurationError(
                 f"overload control predicts prompts that are taken whole, in order: leave out batcher {kind.batcher}"
             )

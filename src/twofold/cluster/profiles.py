@@ -17,7 +17,7 @@ from twofold.performance.host_profile import HOST, PackedModel, read_host_profil
 from twofold.performance.instance import boundary_bandwidth, kv_capacity_tokens, resident_kv_bytes_per_token
 from twofold.performance.queueing import saturating_tokens
 from twofold.performance.registry import performance_model
-from twofold.scheduling.batchers import BATCHERS, CHUNKED, GROWING, UNPIPELINED, WHOLE_PROMPTS
+from twofold.scheduling.batchers import BATCHERS, can_swap
 from twofold.scheduling.routers import FIXED_ROLE_ROUTERS
 
 _ROLE_BATCHERS = {Role.PREFILL: "prefill", Role.DECODE: "decode", Role.MIXED: "mixed"}
@@ -150,9 +150,10 @@ def _profile(
     capacity = tokens // spec.block_size * spec.block_size
     batcher = _batcher(spec, pool)
     longest = min(capacity, model.max_context or capacity)
-    if swap.blocks and batcher not in (*GROWING, "prefill"):
+    if swap.blocks and BATCHERS[batcher].may_preempt:
+        known = ", ".join(filter(can_swap, BATCHERS))
         raise ConfigurationError(
-            f"the batcher {batcher} cannot swap: with swap_space_bytes use one of {', '.join(GROWING)}"
+            f"the batcher {batcher} preempts decodes by itself: with swap_space_bytes use one of {known}"
         )
     return InstanceProfile(
         pool=pool,
@@ -163,7 +164,7 @@ def _profile(
         timing=timing,
         capacity_tokens=capacity,
         max_num_batched_tokens=_token_budget(spec, batcher, timing.model, longest),
-        swap=swap if batcher in GROWING else NO_SWAP,
+        swap=swap if can_swap(batcher) else NO_SWAP,
     )
 
 
@@ -196,7 +197,7 @@ def _batcher(spec: ClusterSpec, pool: PoolSpec) -> str:
         batcher = _ROLE_BATCHERS[pool.role] if spec.router in FIXED_ROLE_ROUTERS else "splitwise"
     if batcher not in BATCHERS:
         raise ConfigurationError(f"unknown batcher {batcher!r}: choose one of {', '.join(BATCHERS)}")
-    if pool.pipeline_parallel > 1 and batcher in UNPIPELINED:
+    if pool.pipeline_parallel > 1 and not BATCHERS[batcher].pipelined:
         raise ConfigurationError(
             f"the batcher {batcher} does not support pipelines: set pipeline_parallel 1 for its pool"
         )
@@ -207,11 +208,11 @@ def _batcher(spec: ClusterSpec, pool: PoolSpec) -> str:
 
 def _token_budget(spec: ClusterSpec, batcher: str, model: PerformanceModel, longest: int) -> int:
     """Return the prompt tokens of an iteration: the chunk, the given number, or the saturating prompt length."""
-    if batcher in CHUNKED and spec.pipeline_chunk is not None:
+    if BATCHERS[batcher].chunked and spec.pipeline_chunk is not None:
         return spec.pipeline_chunk
     budget = spec.max_num_batched_tokens
     if isinstance(budget, int):
         return budget
-    if batcher not in WHOLE_PROMPTS:
+    if not BATCHERS[batcher].whole_prompts:
         return TOKEN_BUDGET
     return saturating_tokens(lambda tokens: model.prefill_s(tokens, tokens * tokens), max(1, longest))

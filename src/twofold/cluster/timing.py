@@ -101,7 +101,7 @@ class Timing:
             self._stages = Timing(self.model.first_stage), Timing(self.model.later_stage)
         return self._stages
 
-    def pace(self, batch: RunningBatch) -> RunTiming:
+    def batch(self, batch: RunningBatch) -> RunTiming:
         """The timing of a batch."""
         sequences, context = batch.decode_sequences, batch.context_tokens
         if batch.prefills:

@@ -6,7 +6,7 @@ from twofold.cluster.rules import cluster_rules
 from twofold.cluster.spec import CONTROL_ROUTERS, SATURATING, ClusterSpec, ControlSpec
 from twofold.errors import ConfigurationError
 from twofold.instance import Role
-from twofold.scheduling.batchers import CHUNKED, INLINED, WHOLE_PROMPTS
+from twofold.scheduling.batchers import BATCHERS, INLINED, batchers_with
 from twofold.scheduling.cluster.handoff_policy import HANDOFF_POLICIES
 from twofold.scheduling.routers import CELL_ROUTERS, FIXED_ROLE_ROUTERS, ROUTERS
 
@@ -40,10 +40,10 @@ def check_spec(spec: ClusterSpec) -> None:
 
 def check_batchers(spec: ClusterSpec, batchers: Collection[str]) -> None:
     """Check that one of the pools' `batchers` supports each batching option; raises ConfigurationError."""
-    whole_prompts = any(batcher in WHOLE_PROMPTS for batcher in batchers)
+    whole_prompts = any(BATCHERS[batcher].whole_prompts for batcher in batchers)
     if spec.max_num_batched_tokens == SATURATING and not whole_prompts:
         raise ConfigurationError(
-            f"max_num_batched_tokens {SATURATING} needs one of the batchers {', '.join(WHOLE_PROMPTS)}, which take "
+            f"max_num_batched_tokens {SATURATING} needs one of the batchers {', '.join(batchers_with('whole_prompts'))}, which take "
             "whole prompts, but no pool uses one: give a number"
         )
     if spec.pipeline_chunk is not None:
@@ -51,7 +51,7 @@ def check_batchers(spec: ClusterSpec, batchers: Collection[str]) -> None:
             raise ConfigurationError(
                 f"pipeline_chunk does not apply to the rules {spec.rules}, which do not chunk prompts"
             )
-        if not any(batcher in CHUNKED for batcher in batchers):
+        if not any(BATCHERS[batcher].chunked for batcher in batchers):
             raise ConfigurationError(
                 "pipeline_chunk needs a pipelined prefill pool, as in 2xdgx-a100@4x2:prefill, and one of the routers "
                 f"with fixed roles: {', '.join(FIXED_ROLE_ROUTERS)}"

@@ -1,12 +1,12 @@
-"""SplitwiseSim's machine-level scheduler, rule by rule, for comparisons with its results.
+"""The machine-level scheduler of SplitwiseSim, rule by rule.
 
-It departs from the paper (and from `splitwise`) in what follows from its implementation; the order of the
-rules is that of its `SplitwiseInstance`:
+Its rules depart from the Splitwise paper, and from the batcher `splitwise`, because of its implementation. The order
+of the rules is that of its `SplitwiseInstance`:
 
-- Whatever waits ages: a prompt, or a decode that was not taken, counts a pre-emption at each selection. From four
-  on it goes first, in an order that is sorted by age only where it was when the last of them came.
-- A prompt that would not fit beside the running decodes does not end their run: it waits until one of them ends.
-- A decode on the instance of its prefill is queued together with its prompt, and interrupts for itself.
+- Tasks that wait, prompts or paused decodes, age: each selection counts as a preemption. Tasks with four or more go
+  first, in a queue that is sorted by age only where it was when its last task was added.
+- A prompt that does not fit beside the running decodes does not end their run: it waits until one of them ends.
+- A decode on the instance of its prefill is queued together with its prompt, and interrupts by itself.
 """
 
 from typing import ClassVar
@@ -17,12 +17,12 @@ from twofold.kvcache.allocator import BlockAllocator
 from twofold.scheduling.instance.batch import RunningBatch
 from twofold.scheduling.instance.batcher import Batcher, SchedulerOutput, SchedulingBudget
 from twofold.scheduling.instance.queues import Queues
-from twofold.scheduling.instance.sequence import Note, ScheduledSequence
+from twofold.scheduling.instance.sequence import ScheduledSequence
 
 
 @mypyc_attr(free_list_len=1)
-class _Task(Note):
-    """A prompt or the decodes of one sequence. It ages while it is the sequence's next task and is left out."""
+class _Task:
+    """The prompt or the decodes of one sequence; ages while it is the sequence's next task and is left out."""
 
     __slots__ = (
         "arrival",
@@ -49,7 +49,7 @@ class _Task(Note):
         self.since = 0  # the selection from which on it is left out
         self.pending = False
         self.chosen = False
-        self.chained: _Task | None = None  # of a prompt: the decodes that were queued together with it
+        self.chained: _Task | None = None  # of a prompt: the decodes queued together with it
 
     def came_before(self, other: "_Task") -> bool:
         if self.arrival_s != other.arrival_s:
@@ -57,89 +57,91 @@ class _Task(Note):
         return self.arrival < other.arrival
 
     def is_younger(self, other: "_Task", selections: int) -> bool:
-        """By selections missed, then by arrival."""
-        age, its = self.age(selections), other.age(selections)
-        return age < its if age != its else self.arrival_s < other.arrival_s
+        """Compare by selections missed, then by arrival."""
+        age, other_age = self.age(selections), other.age(selections)
+        return age < other_age if age != other_age else self.arrival_s < other.arrival_s
 
     def age(self, selections: int) -> int:
         return self.missed + selections - self.since if self.left_out else self.missed
 
 
 @mypyc_attr(free_list_len=1)
-class _Choice:
-    """A batch in the making: which tasks were chosen, and what they leave of the limits."""
+class _Draft:
+    """A batch under construction: the chosen tasks, and the seats and tokens left."""
 
-    __slots__ = ("budget", "queues", "room", "seats", "tasks")
+    __slots__ = ("budget", "queues", "seats", "tasks", "tokens")
 
-    def __init__(self, queues: Queues, room: SchedulingBudget, seats: int, budget: int) -> None:
+    def __init__(self, queues: Queues, budget: SchedulingBudget, seats: int, tokens: int) -> None:
         self.queues = queues
-        self.room = room
-        self.seats = seats
         self.budget = budget
+        self.seats = seats
+        self.tokens = tokens
         self.tasks: list[_Task] = []
 
     def full(self, tokens: int) -> bool:
-        """A task of `tokens` tokens does not fit any more; the first of a batch always does."""
-        return self.seats < 1 or (len(self.tasks) > 0 and tokens > self.budget)
+        """Whether a task of `tokens` tokens does not fit; the first one always does."""
+        return self.seats < 1 or (len(self.tasks) > 0 and tokens > self.tokens)
 
     def take(self, task: _Task) -> bool:
-        """Choose a task if there is memory for it; one that was paused has its memory."""
-        if task.sequence.line is not self.queues.paused and not _take_memory(task, self.room):
+        """Choose a task if there are blocks for it; a paused one has its blocks."""
+        if task.sequence.queue is not self.queues.paused and not _admit(task, self.budget):
             return False
         task.chosen = True
         self.tasks.append(task)
         self.seats -= 1
-        self.budget -= task.tokens
+        self.tokens -= task.tokens
         return True
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class SplitwiseSimBatcher(Batcher):
-    """At most `max_num_seqs` (512) sequences and `max_num_batched_tokens` (2,048) tokens in a batch, four pre-emptions.
+    """The machine-level scheduler of SplitwiseSim, to reproduce its results.
 
-    The note of a sequence is the task that is its next or runs.
+    At most `max_num_seqs` (512) sequences and `max_num_batched_tokens` (2,048) tokens in a batch, and four preemptions.
     """
 
     MAX_PREEMPTIONS: ClassVar[int] = 4
+    may_preempt: ClassVar[bool] = True
+    reuses_prefix: ClassVar[bool] = False
+    pipelined: ClassVar[bool] = False
 
     def __init__(self, max_num_batched_tokens: int, max_num_seqs: int) -> None:
-        self.max_num_batched_tokens = max_num_batched_tokens
-        self.max_num_seqs = max_num_seqs
+        super().__init__(max_num_batched_tokens, max_num_seqs)
         self._selections = 0
         self._arrivals = 0
+        self._tasks: dict[str, _Task] = {}  # the next or running task of each sequence
         self._pending: list[_Task] = []
-        self._left_out: list[_Task] = []  # next tasks that are not in the batch, by arrival of their request
+        self._left_out: list[_Task] = []  # next tasks outside the batch, by arrival of their request
 
-    # -- what comes and goes --------------------------------------------------------------------------------------
+    # -- arrivals and ends --------------------------------------------------------------------------------------------
 
-    def queued(self, sequence: ScheduledSequence) -> None:
-        before = sequence.note
-        if isinstance(before, _Task) and before.chained is not None:
-            self._next(before.chained)
+    def on_queued(self, sequence: ScheduledSequence) -> None:
+        before = self._tasks.get(sequence.id)
+        if before is not None and before.chained is not None:
+            self._set_next(before.chained)
             return
         self._arrivals += 1
         task = _Task(sequence, not sequence.generated, sequence.request.arrival_s, self._arrivals)
-        self._next(task)
+        self._set_next(task)
         if task.prompt and sequence.decodes_here:
             task.chained = _Task(sequence, False, task.arrival_s, task.arrival)
             self._append(task.chained)
 
-    def gone(self, sequence: ScheduledSequence) -> None:
-        task = sequence.note
-        sequence.note = None
-        if isinstance(task, _Task):
+    def on_finished(self, sequence: ScheduledSequence) -> None:
+        task = self._tasks.pop(sequence.id, None)
+        if task is not None:
             self._drop(task)
             if task.chained is not None:
                 self._drop(task.chained)
 
-    def waiting(self, queues: Queues) -> int:
+    def num_queued(self, queues: Queues) -> int:
         return len(self._pending)
 
     def should_reschedule(
         self, sequence: ScheduledSequence | None, running: RunningBatch | None, blocks: BlockAllocator
     ) -> bool:
         if sequence is None:
-            return self._room_made(running, blocks)
+            return self._blocks_freed(running, blocks)
         prompt = not sequence.generated
         if self._interrupts(sequence, prompt, running, blocks):
             return True
@@ -164,7 +166,7 @@ class SplitwiseSimBatcher(Batcher):
             return True
         return prompt and tokens <= self.max_num_batched_tokens
 
-    def _room_made(self, running: RunningBatch | None, blocks: BlockAllocator) -> bool:
+    def _blocks_freed(self, running: RunningBatch | None, blocks: BlockAllocator) -> bool:
         if not self._pending:
             return False
         if running is None:
@@ -174,93 +176,93 @@ class SplitwiseSimBatcher(Batcher):
             return False
         return running.decode_sequences < min(self.max_num_seqs, self.max_num_batched_tokens)
 
-    # -- selection ------------------------------------------------------------------------------------------------
+    # -- selection ----------------------------------------------------------------------------------------------------
 
-    def select(self, queues: Queues, room: SchedulingBudget) -> SchedulerOutput:
-        room.free_seats = self.max_num_seqs  # its own limit is on the batch alone
+    def select(self, queues: Queues, budget: SchedulingBudget) -> SchedulerOutput:
+        budget.free_seats = self.max_num_seqs  # its only limit on sequences is per batch
         if len(self._left_out) == 1 and not queues.paused.size:
             task, decodes = self._left_out[0], queues.decoding.size
             if decodes < self.max_num_seqs and (
                 not decodes or decodes + task.tokens <= self.max_num_batched_tokens
             ):
-                return self._one_more(task, room)
-        choice = _Choice(queues, room, self.max_num_seqs, self.max_num_batched_tokens)
-        self._take_overdue(choice)
-        self._take_prompts(choice)
-        self._take_paused(choice)
-        kept = self._keep_running(choice, queues.decoding.size)
-        self._take_rest(choice, kept)
-        return self._settle(choice, queues.decoding.latest(queues.decoding.size - kept))
+                return self._one_more(task, budget)
+        draft = _Draft(queues, budget, self.max_num_seqs, self.max_num_batched_tokens)
+        self._take_overdue(draft)
+        self._take_prompts(draft)
+        self._take_paused(draft)
+        kept = self._keep_running(draft, queues.decoding.size)
+        self._take_rest(draft, kept)
+        return self._settle(draft, queues.decoding.latest(queues.decoding.size - kept))
 
-    def _one_more(self, task: _Task, room: SchedulingBudget) -> SchedulerOutput:
-        """The same, where one task waits and fits beside all that run: by far the most common case."""
-        selection = SchedulerOutput()
-        if _take_memory(task, room):
-            self._choose(task, selection)
+    def _one_more(self, task: _Task, budget: SchedulingBudget) -> SchedulerOutput:
+        """Shortcut with the same result: one task waits and fits beside the running ones (the most common case)."""
+        output = SchedulerOutput()
+        if _admit(task, budget):
+            self._choose(task, output)
         self._selections += 1
-        return selection
+        return output
 
-    def _take_overdue(self, choice: _Choice) -> None:
+    def _take_overdue(self, draft: _Draft) -> None:
         for task in self._pending:
-            if task.age(self._selections) < self.MAX_PREEMPTIONS or choice.full(task.tokens):
+            if task.age(self._selections) < self.MAX_PREEMPTIONS or draft.full(task.tokens):
                 break
-            choice.take(task)
+            draft.take(task)
 
-    def _take_prompts(self, choice: _Choice) -> None:
-        sequence = choice.queues.waiting.first
+    def _take_prompts(self, draft: _Draft) -> None:
+        sequence = draft.queues.waiting.first
         while sequence is not None:
-            task = _task(sequence)
-            if choice.full(task.tokens) or not (task.chosen or choice.take(task)):
+            task = self._tasks[sequence.id]
+            if draft.full(task.tokens) or not (task.chosen or draft.take(task)):
                 break
-            sequence = sequence.after
+            sequence = sequence.next
 
-    def _take_paused(self, choice: _Choice) -> None:
-        sequence = choice.queues.paused.first
+    def _take_paused(self, draft: _Draft) -> None:
+        sequence = draft.queues.paused.first
         while sequence is not None:
-            task = _task(sequence)
-            if not task.chosen and (choice.full(1) or not choice.take(task)):
+            task = self._tasks[sequence.id]
+            if not task.chosen and (draft.full(1) or not draft.take(task)):
                 break
-            sequence = sequence.after
+            sequence = sequence.next
 
-    def _keep_running(self, choice: _Choice, decodes: int) -> int:
-        """How many of the running decodes stay, those that joined first; the others are paused."""
-        kept = min(decodes, choice.seats, max(choice.budget, 0 if choice.tasks else 1))
-        choice.seats -= kept
-        choice.budget -= kept
+    def _keep_running(self, draft: _Draft, decodes: int) -> int:
+        """Number of running decodes that continue, in order of joining; the others are paused."""
+        kept = min(decodes, draft.seats, max(draft.tokens, 0 if draft.tasks else 1))
+        draft.seats -= kept
+        draft.tokens -= kept
         return kept
 
-    def _take_rest(self, choice: _Choice, kept: int) -> None:
+    def _take_rest(self, draft: _Draft, kept: int) -> None:
         for task in self._left_out:
-            if choice.seats < 1:
+            if draft.seats < 1:
                 break
             if task.chosen:
                 continue
-            if ((choice.tasks or kept) and task.tokens > choice.budget) or not choice.take(task):
+            if ((draft.tasks or kept) and task.tokens > draft.tokens) or not draft.take(task):
                 break
 
-    def _settle(self, choice: _Choice, pause: list[ScheduledSequence]) -> SchedulerOutput:
-        selection = SchedulerOutput()
-        selection.pause = pause[::-1]
-        # Paused tasks go into the line while those that were chosen still stand in it.
-        for sequence in selection.pause:
-            self._next(_task(sequence))
-        for task in choice.tasks:
-            self._choose(task, selection)
+    def _settle(self, draft: _Draft, pause: list[ScheduledSequence]) -> SchedulerOutput:
+        output = SchedulerOutput()
+        output.pause = pause[::-1]
+        # Paused tasks are queued while the chosen ones are still in the queue.
+        for sequence in output.pause:
+            self._set_next(self._tasks[sequence.id])
+        for task in draft.tasks:
+            self._choose(task, output)
         self._selections += 1
-        return selection
+        return output
 
-    def _choose(self, task: _Task, selection: SchedulerOutput) -> None:
+    def _choose(self, task: _Task, output: SchedulerOutput) -> None:
         self._drop(task)
         if task.prompt:
-            selection.prefills.append(task.sequence.prefill(task.tokens))
+            output.prefills.append(task.sequence.prefill(task.tokens))
         else:
-            selection.resume.append(task.sequence)
+            output.resume.append(task.sequence)
 
-    # -- the queues -----------------------------------------------------------------------------------------------
+    # -- queues -------------------------------------------------------------------------------------------------------
 
-    def _next(self, task: _Task) -> None:
-        """This task is what its sequence needs next."""
-        task.sequence.note = task
+    def _set_next(self, task: _Task) -> None:
+        """Queue the task that its sequence needs next."""
+        self._tasks[task.sequence.id] = task
         if not task.pending:
             self._append(task)
         task.left_out = True
@@ -271,7 +273,7 @@ class SplitwiseSimBatcher(Batcher):
         task.pending = True
         pending, low = self._pending, 0
         high = len(pending)
-        while low < high:  # bisection, whether it is sorted or not
+        while low < high:  # bisects the queue whether or not it is sorted, as SplitwiseSim does
             middle = (low + high) // 2
             if task.is_younger(pending[middle], self._selections):
                 high = middle
@@ -280,11 +282,11 @@ class SplitwiseSimBatcher(Batcher):
         pending.insert(low, task)
 
     def _drop(self, task: _Task) -> None:
-        """It waits no more: it runs, or is gone."""
+        """Remove a task from the queues because it runs or has ended."""
         task.chosen = False
         if task.pending:
             task.pending = False
-            for place, other in enumerate(self._pending):  # `list.remove` would ask whether tasks are equal
+            for place, other in enumerate(self._pending):  # `list.remove` would compare by equality
                 if other is task:
                     self._pending.pop(place)
                     break
@@ -294,18 +296,12 @@ class SplitwiseSimBatcher(Batcher):
             self._left_out.pop(_place(self._left_out, task))
 
 
-def _task(sequence: ScheduledSequence) -> _Task:
-    task = sequence.note
-    assert isinstance(task, _Task)  # noqa: S101  (it was queued; tells the type checker)
-    return task
-
-
-def _take_memory(task: _Task, room: SchedulingBudget) -> bool:
-    return room.take(task.sequence) if task.prompt else room.take_output(task.sequence)
+def _admit(task: _Task, budget: SchedulingBudget) -> bool:
+    return budget.admit(task.sequence) if task.prompt else budget.admit_decode(task.sequence)
 
 
 def _place(tasks: list[_Task], task: _Task) -> int:
-    """Where a task is, or belongs, by arrival."""
+    """Index of a task in a list sorted by arrival, present or not."""
     low, high = 0, len(tasks)
     while low < high:
         middle = (low + high) // 2

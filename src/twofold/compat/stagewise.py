@@ -1,40 +1,44 @@
-"""Instances as DistServe's simulator has them: every stage of a pipeline has queues of its own, and batches for itself.
+"""Instances as in DistServe's simulator: each stage of a pipeline has its own queues and batches independently.
 
-Its rules, where they differ from those of `VirtualPipeline`:
+Rules that differ from those of `VirtualInstance`:
 
-- A stage that is free takes prompts if any wait, and else decodes: never both in one batch.
-- The first stage batches prompts, first come first served, up to the tokens that fit in memory as its authors
-  measured it; the other stages take them as they were batched. Any number of batches may be under way.
-- A stage takes every decode that waits at it, with 50,000 tokens at most, whatever batches they came in. What it
-  leaves goes before those that come back later.
-- A request makes all its output tokens after the one that prefill made: one too many.
-- What happens at the same moment is seen by whoever was idle until then: arrivals at one time are batched together.
+- A free stage runs prompts if any wait, else decodes; never both in one batch.
+- The first stage batches prompts in order, up to the tokens that fit in memory as measured by DistServe's authors;
+  later stages keep its batches. Any number of batches may be in the pipeline.
+- A stage takes every decode that waits for it, up to 50,000 tokens, regardless of earlier batches. The rest goes
+  before decodes that return later.
+- A request makes all its output tokens after the one made by prefill: one too many.
+- An idle stage looks at its queues after everything else at that moment: simultaneous arrivals are batched together.
 """
 
 from collections import deque
 from typing import Final
 
+from msgspec.structs import replace
+
+from twofold.cluster.slots import InstanceSlot
 from twofold.cluster.timing import Timing, ps
+from twofold.handoff import Lease
 from twofold.kvcache.allocator import BlockAllocator
 from twofold.kvcache.leases import LeaseTable
-from twofold.request import FinishReason
+from twofold.request import FinishReason, Request
 from twofold.scheduling.batchers.prefill_fcfs import PrefillFcfs
 from twofold.scheduling.instance.batch import RunningBatch, StepResult
 from twofold.scheduling.instance.kv_reservation import KvReservation
 from twofold.scheduling.instance.scheduler import InstanceScheduler
 from twofold.scheduling.instance.sequence import PrefillChunk, ScheduledSequence, SequenceQueue
-from twofold.simulation.instance import InstanceEnvironment, VirtualInstance
+from twofold.simulation.instance import InstanceEnvironment, SimulatedInstance
 from twofold.simulation.kernel import Event, EventOrder, Kernel
-from twofold.simulation.site import Site
+from twofold.simulation.network import MachineLink
 
-_MOST_DECODE_TOKENS: Final = 50_000  # in a batch of decodes; each counts its context and the token it makes
-_LAST: Final = EventOrder.FAILURE + (1 << 40)  # after all else that happens at the same time
+_MAX_DECODE_TOKENS: Final = 50_000  # per batch of decodes; each counts its context and the token it makes
+_LAST: Final = EventOrder.FAILURE + (1 << 40)  # after everything else at the same time
 
 
 class StagewiseScheduler(InstanceScheduler):
-    """The queues before the first stage and the accounts of an instance.
+    """The queues before the first stage, and the KV accounts of an instance.
 
-    `most_tokens` fit in its memory: no batch has more prompt tokens, nor more decodes.
+    `max_tokens` fit in its memory: the limit of prompt tokens, and of decodes, in a batch.
     """
 
     def __init__(
@@ -42,69 +46,75 @@ class StagewiseScheduler(InstanceScheduler):
         blocks: BlockAllocator,
         leases: LeaseTable,
         max_num_seqs: int,
-        most_tokens: int,
-        memory: KvReservation,
+        max_tokens: int,
+        reservation: KvReservation,
     ) -> None:
-        super().__init__(PrefillFcfs(most_tokens, max_num_seqs), blocks, leases, max_num_seqs, memory)
-        self.most_tokens = most_tokens
+        super().__init__(PrefillFcfs(max_tokens, max_num_seqs), blocks, leases, max_num_seqs, reservation)
+        self.max_tokens = max_tokens
         self._decoding = SequenceQueue()
 
+    def submit(
+        self, request: Request, *, decodes_here: bool, reused_tokens: int = 0, fetching: bool = False
+    ) -> None:
+        super().submit(
+            _one_more(request), decodes_here=decodes_here, reused_tokens=reused_tokens, fetching=fetching
+        )
+
+    def reserve(self, request: Request, source: str) -> None:
+        super().reserve(_one_more(request), source)
+
+    def lease_now(self, request: Request, source: str, now: float) -> Lease | None:
+        return super().lease_now(_one_more(request), source, now)
+
     def take_prompts(self) -> list[PrefillChunk]:
-        """Whole prompts from the line, as many as fit."""
-        parts: list[PrefillChunk] = []
-        waiting, room = self._queues.waiting, self.most_tokens
-        while (sequence := waiting.first) is not None and sequence.prompt_tokens <= room:
-            room -= sequence.prompt_tokens
-            waiting.remove(sequence)
-            self._start_prefill(sequence)
-            parts.append(sequence.prefill(sequence.prompt_tokens))
-        return parts
+        """Start as many waiting prompts as fit in a batch."""
+        chunks: list[PrefillChunk] = []
+        waiting, left = self.queues.waiting, self.max_tokens
+        while (sequence := waiting.first) is not None and sequence.prompt_tokens <= left:
+            left -= sequence.prompt_tokens
+            self.start_prefill(sequence, self.queues)
+            chunks.append(sequence.prefill(sequence.prompt_tokens))
+        return chunks
 
     def take_ready(self) -> list[ScheduledSequence]:
-        """All that came to the first stage to decode."""
-        ready = list(self._queues.ready)
+        """All sequences that have come to the first stage to decode."""
+        ready = list(self.queues.ready)
         for sequence in ready:
-            self._queues.ready.remove(sequence)
+            self.queues.ready.remove(sequence)
             self._decoding.append(sequence)
         return ready
 
-    def prefilled(self, parts: list[PrefillChunk]) -> list[StepResult]:
-        """Prompts have passed all stages."""
-        steps: list[StepResult] = []
-        whole = RunningBatch(parts, 0, len(parts), 0, 0, 1)
-        self._advance_prefills(whole, (), steps)
-        return steps
+    def prefilled(self, chunks: list[PrefillChunk]) -> list[StepResult]:
+        """Complete prompts that have passed all stages."""
+        results: list[StepResult] = []
+        self.finish_prefills(self.queues, chunks, (), results)
+        return results
 
     def decoded(self, sequences: list[ScheduledSequence]) -> list[StepResult]:
-        """Sequences have made a token; the ends among them."""
-        steps: list[StepResult] = []
+        """Count a token for each sequence; returns the ended ones."""
+        results: list[StepResult] = []
         for sequence in sequences:
             sequence.computed += 1
             sequence.generated += 1
-            if sequence.generated > sequence.output_tokens:
+            if sequence.generated >= sequence.output_tokens:
                 self._decoding.remove(sequence)
-                self._done(sequence)
-                steps.append(
+                self.finish(sequence)
+                results.append(
                     StepResult(sequence, sequence.generated - 1, FinishReason.LENGTH, hands_off=False)
                 )
-        return steps
-
-    def _first_token(self, sequence: ScheduledSequence, stopped: bool) -> StepResult:
-        """Every request decodes, one of a single output token too."""
-        hands_off = not sequence.decodes_here
-        if hands_off:
-            self._done(sequence)
-        else:
-            self._queues.ready.append(sequence)
-        return StepResult(sequence, 0, None, hands_off)
+        return results
 
     @property
     def empty(self) -> bool:
-        return self._queues.settled and not self._decoding.size
+        return self.queues.settled and not self._decoding.size
+
+
+def _one_more(request: Request) -> Request:
+    return replace(request, output_tokens=request.output_tokens + 1)
 
 
 class PipelineStage:
-    """One stage: what waits before it, and what it computes."""
+    """One stage: its queues and the batch it computes."""
 
     def __init__(self, number: int, timing: Timing, next_stage: "PipelineStage | None") -> None:
         self.number = number
@@ -113,32 +123,38 @@ class PipelineStage:
         self.prompts: deque[list[PrefillChunk]] = deque()
         self.decodes: deque[ScheduledSequence] = deque()
         self.work: _Work | None = None
-        self.called = False  # it is idle, and will look at its queues
+        self.woken = False  # it is idle and will look at its queues
 
-    def duration(self, iteration: RunningBatch) -> int:
-        """Picoseconds, rounded once: over a long run what `Timing` rounds for each token would add up."""
-        if iteration.prefills:
-            return self.timing.pace(iteration).first_ps
-        cost = self.timing.model.decode_cost(iteration.decode_sequences)
-        return max(1, ps(cost.base_s + cost.context_s * iteration.context_tokens))
+    def duration(self, batch: RunningBatch) -> int:
+        """Picoseconds of a batch, rounded once: per-token rounding as in `Timing` would add up over a long run."""
+        if batch.prefills:
+            return self.timing.batch(batch).first_ps
+        cost = self.timing.model.decode_cost(batch.decode_sequences)
+        return max(1, ps(cost.base_s + cost.context_s * batch.context_tokens))
 
     def take_decodes(self, most: int) -> list[ScheduledSequence]:
         taken: list[ScheduledSequence] = []
-        room = _MOST_DECODE_TOKENS
-        while self.decodes and len(taken) < most and self.decodes[0].computed < room:
+        left = _MAX_DECODE_TOKENS
+        while self.decodes and len(taken) < most and self.decodes[0].computed < left:
             sequence = self.decodes.popleft()
-            room -= sequence.computed + 1
+            left -= sequence.computed + 1
             taken.append(sequence)
         return taken
 
 
-class StagewiseInstance(VirtualInstance):
-    """Stages that work for themselves, the last of which gives decodes back to the first."""
+class StagewiseInstance(SimulatedInstance):
+    """Stages that batch independently; the last one returns decodes to the first."""
 
     def __init__(
-        self, site: Site, scheduler: InstanceScheduler, kernel: Kernel, world: InstanceEnvironment
+        self,
+        slot: InstanceSlot,
+        number: int,
+        link: MachineLink,
+        scheduler: StagewiseScheduler,
+        kernel: Kernel,
+        environment: InstanceEnvironment,
     ) -> None:
-        super().__init__(site, scheduler, kernel, world)
+        super().__init__(slot, number, link, scheduler, kernel, environment)
         self._new_stages()
 
     def _new_stages(self) -> None:
@@ -152,66 +168,65 @@ class StagewiseInstance(VirtualInstance):
     @property
     def _queues(self) -> StagewiseScheduler:
         scheduler = self.scheduler
-        assert isinstance(scheduler, StagewiseScheduler)  # noqa: S101  (so it was built; tells the type checker)
+        assert isinstance(scheduler, StagewiseScheduler)  # noqa: S101  (so it was built; for the type checker)
         return scheduler
 
     def poke(self) -> None:
         if self.scheduler.changed:
             self.scheduler.changed = False
-            self._call(self._stages[0])
+            self._wake(self._stages[0])
 
     def die(self) -> None:
-        now = self._kernel.now
         for stage in self._stages:
             if stage.work is not None:
-                self._account_for(stage.work, now)
+                self._charge(stage.work)
                 stage.work.void = True
         self._new_stages()
-        self.iteration = None
+        self.batch = None
         self.milliwatts = 0
 
-    def _call(self, stage: PipelineStage) -> None:
-        """Something came to a stage; if it is idle it looks once all else of this moment has happened."""
-        if stage.work is None and not stage.called:
-            stage.called = True
-            self._kernel.schedule(self._kernel.now, _LAST, self._look, stage)
+    def _wake(self, stage: PipelineStage) -> None:
+        """Let an idle stage look at its queues after everything else at this moment."""
+        if stage.work is None and not stage.woken:
+            stage.woken = True
+            self.kernel.schedule(self.kernel.now, _LAST, self._look, stage)
 
     def _look(self, stage: PipelineStage) -> None:
-        stage.called = False
-        if stage.work is None and stage is self._stages[stage.number]:  # else it died meanwhile
-            self._work_on(stage)
+        stage.woken = False
+        if stage.work is None and stage is self._stages[stage.number]:  # else the instance has died since
+            self._start(stage)
 
-    def _work_on(self, stage: PipelineStage) -> None:
-        """Take the next batch, if there is any."""
-        now = self._kernel.now
-        iteration, decodes = self._batch(stage)
-        if iteration is None:
+    def _start(self, stage: PipelineStage) -> None:
+        """Start the next batch of a stage, if there is one."""
+        now = self.kernel.now
+        batch, decodes = self._next_batch(stage)
+        if batch is None:
             if all(each.work is None for each in self._stages):
-                self.iteration = None
-                self._world.idle(self)
+                self.batch = None
+                self.environment.idle(self)
             return
-        end, milliwatts = now + stage.duration(iteration), stage.timing.pace(iteration).milliwatts
-        work = _Work(self, stage, iteration, decodes, now, end, milliwatts)
-        stage.work, self.iteration = work, iteration
+        end, milliwatts = now + stage.duration(batch), stage.timing.batch(batch).milliwatts
+        work = _Work(self, stage, batch, decodes, now, end, milliwatts)
+        stage.work, self.batch = work, batch
         self.milliwatts += work.milliwatts - stage.timing.idle_mw
-        self._kernel.add(work)
+        self.kernel.add(work)
         if stage.number == 0:
-            rest = (len(self._stages) - 1) * self._stages[-1].timing.pace(iteration).first_ps
-            self._world.started(iteration, work.at + rest)
-        iteration.joined = decodes
+            rest = (len(self._stages) - 1) * self._stages[-1].timing.batch(batch).first_ps
+            self.environment.started(batch, work.at + rest)
+        batch.joined = decodes
 
-    def _batch(self, stage: PipelineStage) -> tuple[RunningBatch | None, list[ScheduledSequence]]:
-        """What a stage takes; `joined` says which sequences decode for the first time."""
+    def _next_batch(self, stage: PipelineStage) -> tuple[RunningBatch | None, list[ScheduledSequence]]:
+        """The next batch of a stage and its decodes; `joined` lists those that decode for the first time."""
         if stage.number == 0:
-            parts = self._queues.take_prompts()
-            if parts:
-                stage.prompts.append(parts)
+            chunks = self._queues.take_prompts()
+            if chunks:
+                stage.prompts.append(chunks)
             stage.decodes.extend(self._queues.take_ready())
         if stage.prompts:
-            parts = stage.prompts.popleft()
-            tokens = sum(part.num_tokens for part in parts)
-            return RunningBatch(parts, tokens, len(parts), 0, 0, 1), []
-        decodes = stage.take_decodes(self._queues.most_tokens)
+            chunks = stage.prompts.popleft()
+            tokens = sum(chunk.num_tokens for chunk in chunks)
+            return RunningBatch(chunks, tokens, len(chunks), 0, 0, 1), []
+        decodes = stage.take_decodes(self._queues.max_tokens)
         if not decodes:
             return None, []
         context = sum(sequence.computed for sequence in decodes)
@@ -219,51 +234,49 @@ class StagewiseInstance(VirtualInstance):
         return RunningBatch([], 0, 0, len(decodes), context, 1, new), decodes
 
     def done(self, work: "_Work") -> None:
-        """A stage is through with a batch: it goes to the next stage, or has made its tokens."""
-        stage, iteration, now = work.stage, work.iteration, self._kernel.now
+        """Pass a batch on to the next stage, or sample its tokens after the last."""
+        stage, batch, now = work.stage, work.batch, self.kernel.now
         stage.work = None
-        self._account_for(work, now)
+        self._charge(work)
         self.milliwatts -= work.milliwatts - stage.timing.idle_mw
         if stage.next is None:
             self._sample(work, now)
         else:
-            if iteration.prefills:
-                stage.next.prompts.append(iteration.prefills)
+            if batch.prefills:
+                stage.next.prompts.append(batch.prefills)
             stage.next.decodes.extend(work.decodes)
-            self._call(stage.next)
-        self._work_on(stage)
+            self._wake(stage.next)
+        self._start(stage)
 
     def _sample(self, work: "_Work", now: int) -> None:
-        iteration, first = work.iteration, self._stages[0]
+        batch, first = work.batch, self._stages[0]
         self.iterations += 1
-        self._world.passed(self, iteration, work.begun, 0, work.milliwatts)
-        if iteration.prefills:
-            steps = self._queues.prefilled(iteration.prefills)
+        self.environment.passed(self, batch, work.begun, 0, work.milliwatts)
+        if batch.prefills:
+            results = self._queues.prefilled(batch.prefills)
         else:
-            steps = self._queues.decoded(work.decodes)
+            results = self._queues.decoded(work.decodes)
             for sequence in work.decodes:
                 sequence.last_token_at = now
             first.decodes.extend(self._queues.take_ready())  # they came before
-            first.decodes.extend([each for each in work.decodes if each.line is not None])
-        self._call(first)
-        if steps:
-            self._world.stepped(self, steps)
+            first.decodes.extend([each for each in work.decodes if each.queue is not None])
+        self._wake(first)
+        if results:
+            self.environment.stepped(self, results)
 
-    def _account_for(self, work: "_Work", now: int) -> None:
-        duration, iteration = now - work.begun, work.iteration
-        self._spend(duration, work.milliwatts - work.stage.timing.idle_mw)
-        sequences = iteration.decode_sequences + iteration.prefill_sequences
-        self._use(duration // len(self._stages), sequences)
+    def _charge(self, work: "_Work") -> None:
+        milliwatts = work.milliwatts - work.stage.timing.idle_mw
+        self.charge(self.kernel.now - work.begun, milliwatts, work.batch, len(self._stages))
 
 
 class _Work(Event):
-    """A batch on a stage; it happens when the stage is done with it. `void` when its instance died since."""
+    """The end of a batch on a stage; `void` if its instance died."""
 
     def __init__(
         self,
         instance: StagewiseInstance,
         stage: PipelineStage,
-        iteration: RunningBatch,
+        batch: RunningBatch,
         decodes: list[ScheduledSequence],
         begun: int,
         at: int,
@@ -273,7 +286,7 @@ class _Work(Event):
         self.order = _LAST
         self.instance = instance
         self.stage = stage
-        self.iteration = iteration
+        self.batch = batch
         self.decodes = decodes
         self.begun = begun
         self.milliwatts = milliwatts

@@ -10,7 +10,7 @@ from twofold.handoff import HandoffMode
 from twofold.instance import Role
 from twofold.kvcache.sharding import UNSHARDED, Sharding
 from twofold.performance.host_profile import PackedTimes
-from twofold.scheduling.batchers import NEVER_REUSING, WHOLE_PROMPTS
+from twofold.scheduling.batchers import BATCHERS
 from twofold.scheduling.cluster.breaker import LONGEST_S
 from twofold.scheduling.replan.replanner import ReplanRules
 from twofold.scheduling.routers import FIXED_ROLE_ROUTERS
@@ -119,7 +119,7 @@ class JoinTerms(msgspec.Struct, frozen=True, kw_only=True):
             role=role,
             batcher=batcher,
             max_num_batched_tokens=budget,
-            measures_budget=self.max_num_batched_tokens == AUTO and batcher in WHOLE_PROMPTS,
+            measures_budget=self.max_num_batched_tokens == AUTO and BATCHERS[batcher].whole_prompts,
         )
 
 
@@ -223,7 +223,7 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
     def reuses(self, worker: WorkerConfig) -> bool:
         """Return whether a worker caches prefixes: it may prefill, with a batcher that supports it."""
         prefills = worker.role.prefills or self.router not in FIXED_ROLE_ROUTERS
-        return self.engine.prefix_caching and prefills and worker.batcher not in NEVER_REUSING
+        return self.engine.prefix_caching and prefills and BATCHERS[worker.batcher].reuses_prefix
 
     def measured_pairs(self) -> list[tuple[str, str]]:
         """Return the (source, target) links that are measured at the start."""

@@ -19,29 +19,24 @@ from twofold.kvcache.tiers import TieredCache
 from twofold.performance.distserve_published import published_capacity
 from twofold.performance.host_profile import read_host_profile
 from twofold.performance.transfer import TransferModel
-from twofold.scheduling.batchers import BATCHERS, CHUNKED, INLINED
-from twofold.scheduling.batchers.inlined import InlinedPrefill
+from twofold.scheduling.batchers import create_batcher
 from twofold.scheduling.cluster.forecast import ClusterForecast, ModelPrediction
 from twofold.scheduling.cluster.handoff_policy import HANDOFF_POLICIES, HandoffPolicy
 from twofold.scheduling.cluster.scheduler import ClusterScheduler
-from twofold.scheduling.instance.batcher import Batcher
 from twofold.scheduling.instance.kv_reservation import KvReservation
-from twofold.scheduling.instance.pipeline import ChunkedPipelineScheduler, PipelineScheduler
 from twofold.scheduling.instance.scheduler import InstanceScheduler
 from twofold.scheduling.instance.swap_preemption import SwapPreemption
 from twofold.scheduling.routers import FIXED_ROLE_ROUTERS, FORECASTING_ROUTERS, ROUTERS
 from twofold.simulation.cluster import VirtualCluster
 from twofold.simulation.controllers import ReplicatedControllers
 from twofold.simulation.handoffs import SimulatedHandoffs
-from twofold.simulation.hosting import Hosting
-from twofold.simulation.instance import VirtualInstance
+from twofold.simulation.hosted import HostedCluster
+from twofold.simulation.instance import SimulatedInstance, VirtualInstance
 from twofold.simulation.kernel import EventOrder, Kernel
 from twofold.simulation.network import MachineLink, VirtualNetwork
 from twofold.simulation.observers.base import Observer
-from twofold.simulation.pipeline import VirtualPipeline
 from twofold.simulation.reuse import BLOCK_TOKENS, HostCache, PrefixReuse, make_cache
 from twofold.simulation.reuse_statistics import ReuseStatistics
-from twofold.simulation.site import Site
 from twofold.simulation.statistics import RunStatistics
 
 _DRAM_LINK, _DISK_LINK = "pcie4", "nvme"
@@ -63,13 +58,12 @@ def build_cluster(
     handoffs = HANDOFF_POLICIES[spec.handoff](paths_of(spec, model, profiles))
     scheduler = _cluster_scheduler(spec, kernel, handoffs, rules.memory)
     slots = list(instance_slots(profiles))
-    hosting: Hosting | None = None
     if spec.profile is None:
         cluster = VirtualCluster(kernel, scheduler, statistics, observers)
     else:
         workers = [(slot.name, slot.profile.pool.role) for slot in slots]
-        hosting = Hosting(read_host_profile(spec.profile), workers, kernel, scheduler, statistics, observers)
-        cluster = hosting.cluster
+        host = read_host_profile(spec.profile)
+        cluster = HostedCluster(host, workers, kernel, scheduler, statistics, observers)
     transfers = [transfer_model(spec, model, profile) for profile in profiles]
     network = VirtualNetwork(kernel, contention=spec.contention, latency_s=transfers[0].latency_s)
     by_instance = {slot.name: slot.profile for slot in slots}
@@ -84,17 +78,15 @@ def build_cluster(
         if slot.machine not in links:
             links[slot.machine] = MachineLink(transfers[slot.pool].bytes_per_s, local_bandwidth(slot))
         cluster.capacities[name] = profile.longest(spec.block_size)
-        site = Site(name, number, links[slot.machine], slot.pool, profile.pool.role, profile.timing)
-        fresh = new_scheduler(name, 1)
-        instance: VirtualInstance
-        if hosting is not None:
-            instance = hosting.instance(site, fresh)
-        elif rules.stagewise:
-            instance = StagewiseInstance(site, fresh, kernel, cluster)
-        elif profile.layout.stages > 1:
-            instance = VirtualPipeline(site, fresh, kernel, cluster)
+        link, fresh = links[slot.machine], new_scheduler(name, 1)
+        instance: SimulatedInstance
+        if isinstance(fresh, StagewiseScheduler):
+            instance = StagewiseInstance(slot, number, link, fresh, kernel, cluster)
+        elif isinstance(cluster, HostedCluster):
+            # One iteration at a time, because other workers may start to compute in the middle of any.
+            instance = VirtualInstance(slot, number, link, fresh, kernel, cluster, 1, cluster.cores[name])
         else:
-            instance = VirtualInstance(site, fresh, kernel, cluster, max_run)
+            instance = VirtualInstance(slot, number, link, fresh, kernel, cluster, max_run)
         cluster.instances[name] = instance
     cluster.handoffs = SimulatedHandoffs(
         kernel,
@@ -134,20 +126,12 @@ def _scheduler(
         published = published_capacity(spec.model, profile.tensor_parallel, stages)
         budget = published or profile.max_num_batched_tokens
         return StagewiseScheduler(blocks, leases, spec.max_num_seqs, budget, rules.memory)
-    batcher = _new_batcher(spec, profile)
-    if stages > 1:
-        pipeline = ChunkedPipelineScheduler if profile.batcher in CHUNKED else PipelineScheduler
-        return pipeline(batcher, blocks, leases, spec.max_num_seqs, stages, rules.memory)
-    swap = profile.swap.blocks
-    growth = SwapPreemption(blocks, BlockAllocator(swap, spec.block_size)) if swap else None
-    return InstanceScheduler(batcher, blocks, leases, spec.max_num_seqs, rules.memory, growth)
-
-
-def _new_batcher(spec: ClusterSpec, profile: InstanceProfile) -> Batcher:
-    budget = profile.max_num_batched_tokens
-    if profile.batcher == INLINED and spec.inline_tbt_s is not None:
-        return InlinedPrefill(budget, spec.max_num_seqs, profile.model, spec.inline_tbt_s)
-    return BATCHERS[profile.batcher](budget, spec.max_num_seqs)
+    batcher = create_batcher(
+        profile.batcher, profile.max_num_batched_tokens, spec.max_num_seqs, profile.model, spec.inline_tbt_s
+    )
+    host_blocks = profile.swap.blocks
+    swap = SwapPreemption(blocks, BlockAllocator(host_blocks, spec.block_size)) if host_blocks else None
+    return InstanceScheduler(batcher, blocks, leases, spec.max_num_seqs, rules.memory, swap, stages)
 
 
 def _attach_caches(

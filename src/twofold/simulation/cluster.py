@@ -12,7 +12,7 @@ from twofold.scheduling.cluster.scheduler import ClusterScheduler
 from twofold.scheduling.instance.batch import RunningBatch, StepResult
 from twofold.scheduling.instance.scheduler import InstanceScheduler
 from twofold.simulation.handoffs import SimulatedHandoffs
-from twofold.simulation.instance import InstanceEnvironment, VirtualInstance
+from twofold.simulation.instance import InstanceEnvironment, SimulatedInstance
 from twofold.simulation.kernel import Event, EventOrder, Kernel
 from twofold.simulation.observers.base import IterationRun, Observer
 from twofold.simulation.overload import SimulatedOverload
@@ -38,7 +38,7 @@ class VirtualCluster(InstanceEnvironment):
         observers: Sequence[Observer],
     ) -> None:
         self.kernel, self.scheduler, self.statistics = kernel, scheduler, statistics
-        self.instances: dict[str, VirtualInstance] = {}
+        self.instances: dict[str, SimulatedInstance] = {}
         self.handoffs: SimulatedHandoffs
         self.reuse: PrefixReuse | None = None  # where there are caches
         self.capacities: dict[str, int] = {}
@@ -52,7 +52,7 @@ class VirtualCluster(InstanceEnvironment):
 
     # -- from outside -----------------------------------------------------------------------------------------------
 
-    def join(self, instance: VirtualInstance) -> None:
+    def join(self, instance: SimulatedInstance) -> None:
         """Make an instance, which must be empty, part of the cluster."""
         name = instance.name
         self.scheduler.add_instance(name, instance.role, self.capacities[name], self.cells.get(name, ""))
@@ -154,7 +154,7 @@ class VirtualCluster(InstanceEnvironment):
                 if life.splits:
                     self.handoffs.prefill_started(life, end)
 
-    def ran(self, instance: VirtualInstance, iteration: RunningBatch, pace: RunTiming, count: int) -> None:
+    def ran(self, instance: SimulatedInstance, iteration: RunningBatch, pace: RunTiming, count: int) -> None:
         start = instance.started_at
         if iteration.decode_sequences:
             self.statistics.gaps(pace, count, iteration.decode_sequences, start, iteration.joined)
@@ -162,7 +162,7 @@ class VirtualCluster(InstanceEnvironment):
             self._tell_run(instance, iteration, start, count, pace.milliwatts)
 
     def passed(
-        self, instance: VirtualInstance, iteration: RunningBatch, begun: int, gap: int, milliwatts: int
+        self, instance: SimulatedInstance, iteration: RunningBatch, begun: int, gap: int, milliwatts: int
     ) -> None:
         """An iteration left a pipeline, whose last stage began it at `begun`, `gap` after the last of its sequences."""
         now, sequences = self.kernel.now, iteration.decode_sequences
@@ -171,7 +171,7 @@ class VirtualCluster(InstanceEnvironment):
         if self._observers:
             self._tell_run(instance, iteration, begun, 1, milliwatts)
 
-    def stepped(self, instance: VirtualInstance, steps: list[StepResult]) -> None:
+    def stepped(self, instance: SimulatedInstance, steps: list[StepResult]) -> None:
         for step in steps:
             life = self.lives[step.sequence.id]
             if step.index == 0:
@@ -191,10 +191,10 @@ class VirtualCluster(InstanceEnvironment):
                 life.preemptions += 1
         self.handoffs.grant(instance)
 
-    def resumed(self, instance: VirtualInstance) -> None:
+    def resumed(self, instance: SimulatedInstance) -> None:
         self.handoffs.grant(instance)
 
-    def idle(self, instance: VirtualInstance) -> None:
+    def idle(self, instance: SimulatedInstance) -> None:
         load = instance.load
         if load is not None and load.role is not load.home and instance.scheduler.empty:
             self.scheduler.idle(instance.name)
@@ -250,7 +250,7 @@ class VirtualCluster(InstanceEnvironment):
         self.scheduler.ended(life.id)
         self._tell_ended(life, FinishReason.ERROR, 0)
 
-    def take_down(self, instance: VirtualInstance) -> None:
+    def take_down(self, instance: SimulatedInstance) -> None:
         """An instance dies, and with it the requests that it holds a part of."""
         if instance.load is None:
             return
@@ -264,7 +264,7 @@ class VirtualCluster(InstanceEnvironment):
         for request_id in held:
             self._fail(self.lives[request_id])
 
-    def bring_back(self, instance: VirtualInstance) -> None:
+    def bring_back(self, instance: SimulatedInstance) -> None:
         """An instance that died lives again, empty."""
         if instance.load is None:
             self.note("failure", instance.name, "up again")
@@ -275,7 +275,7 @@ class VirtualCluster(InstanceEnvironment):
     # -- observers --------------------------------------------------------------------------------------------------
 
     def _tell_run(
-        self, instance: VirtualInstance, iteration: RunningBatch, start: int, count: int, milliwatts: int
+        self, instance: SimulatedInstance, iteration: RunningBatch, start: int, count: int, milliwatts: int
     ) -> None:
         run = IterationRun(
             instance.name,

@@ -10,7 +10,7 @@ from twofold.handoff import HandoffMode
 from twofold.performance.transfer import TransferModel
 from twofold.scheduling.cluster.scheduler import ClusterScheduler
 from twofold.scheduling.instance.scheduler import InstanceScheduler
-from twofold.simulation.instance import VirtualInstance
+from twofold.simulation.instance import SimulatedInstance
 from twofold.simulation.kernel import Event, EventOrder, Kernel
 from twofold.simulation.network import VirtualNetwork
 from twofold.simulation.observers.base import KvTransfer, Observer
@@ -65,7 +65,7 @@ class SimulatedHandoffs:
         life.decode.scheduler.reserve(life.request, life.prefill.name)
         self.grant(life.decode)
 
-    def grant(self, instance: VirtualInstance) -> None:
+    def grant(self, instance: SimulatedInstance) -> None:
         """Room may have been made on an instance."""
         if not instance.scheduler.lease_queue.size:
             return
@@ -168,7 +168,7 @@ class SimulatedHandoffs:
         life.handoff_ended = self._kernel.now
         prefill, decode = life.prefill, life.decode
         prefill.scheduler.handed_off(life.id)
-        decode.scheduler.landed(life.id, life.lease.epoch)
+        decode.scheduler.kv_received(life.id, life.lease.epoch)
         self._statistics.handoffs += 1
         self._scheduler.handed_off(life.id)
         if self._observers:

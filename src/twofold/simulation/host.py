@@ -1,7 +1,7 @@
-"""A host whose cores workers and gateway share: who runs on a core with others gets an equal share of it.
+"""A host whose cores workers and gateway share: tasks on the same core get equal shares of it.
 
-Where each worker has an accelerator to itself there is nothing to share. Workers that compute on the cores of one host
-do: more of them than cores, or a gateway beside them, and each takes longer while the others run.
+Workers with an accelerator each share nothing. Workers that compute on the cores of one host do: with more workers
+than cores, or a gateway beside them, each takes longer while others run.
 """
 
 from collections.abc import Sequence
@@ -10,20 +10,22 @@ from typing import Final
 from twofold.cluster.timing import nearest
 from twofold.performance.host_profile import ContentionFactors
 from twofold.request import Phase
+from twofold.scheduling.instance.batch import RunningBatch
 from twofold.simulation.kernel import Event, Kernel
 
 _NONE: Final = ContentionFactors()
 
 
-class Task:
-    """Something that computes now and then, with so many threads on some cores; `phase` is that of what it runs."""
+class HostTask:
+    """A worker or the gateway: computes with `threads` threads on some cores; `phase` is the phase it runs, if
+    any."""
 
-    def __init__(self, cores: Sequence[int], threads: int = 1, slowdowns: ContentionFactors = _NONE) -> None:
+    def __init__(self, cores: Sequence[int], threads: int = 1, contention: ContentionFactors = _NONE) -> None:
         self.cores = tuple(cores)
         self.threads = threads
-        self.slowdowns = slowdowns
+        self.contention = contention
         self.phase: Phase | None = None
-        self.left = 0.0  # picoseconds of work, at full speed, as of `since`
+        self.left = 0.0  # picoseconds of work at full speed, as of `since`
         self.rate = 0.0
         self.since = 0
         self.end: Event | None = None
@@ -31,38 +33,38 @@ class Task:
 
 
 class Host:
-    """Cores, and the tasks that are busy on them."""
+    """The cores of a host and the tasks that are busy on them."""
 
     def __init__(self, kernel: Kernel, cores: int) -> None:
-        self._kernel = kernel
+        self.kernel = kernel
         self._cores = cores
-        self._busy: dict[Task, None] = {}
+        self._busy: dict[HostTask, None] = {}
 
-    def begin(self, task: Task, work: int, end: Event) -> None:
-        """`task` has `work` picoseconds of work; `end` happens when it is done."""
-        task.left, task.rate, task.since, task.end = float(work), 0.0, self._kernel.now, end
+    def begin(self, task: HostTask, work: int, end: Event) -> None:
+        """Give `task` `work` picoseconds of work; `end` happens when it is done."""
+        task.left, task.rate, task.since, task.end = float(work), 0.0, self.kernel.now, end
         self._busy[task] = None
-        self._share_anew()
+        self._share()
 
-    def drop(self, task: Task) -> None:
-        """What `task` was doing is not finished."""
+    def drop(self, task: HostTask) -> None:
+        """Abandon the work of a task."""
         if self._busy.pop(task, task) is None:
             task.version += 1
-            self._share_anew()
+            self._share()
 
-    def _ended(self, argument: tuple[Task, int]) -> None:
+    def _ended(self, argument: tuple[HostTask, int]) -> None:
         task, version = argument
         if task.version != version:
-            return  # its speed changed since
+            return  # its rate has changed since
         del self._busy[task]
-        self._share_anew()
-        assert task.end is not None  # noqa: S101  (it was begun; tells the type checker so)
+        self._share()
+        assert task.end is not None  # noqa: S101  (set by `begin`; for the type checker)
         task.end.happen()
 
-    def _share_anew(self) -> None:
-        """Place every thread on the core, of those its task may use, where fewest run, as a kernel balances them."""
+    def _share(self) -> None:
+        """Place each thread on the least loaded core that its task may use, as an operating system balances them."""
         load = [0] * self._cores
-        places: dict[Task, list[int]] = {}
+        places: dict[HostTask, list[int]] = {}
         for task in sorted(self._busy, key=lambda one: len(one.cores)):
             places[task] = sorted(task.cores, key=load.__getitem__)[: task.threads]
             for place in places[task]:
@@ -72,28 +74,70 @@ class Host:
             others = self._cores - len(own)
             crowd = (busy - len(own)) / others if others else 0.0
             share = sum(1.0 / load[place] for place in own) / len(own)
-            slower = 1.0 + (task.slowdowns.crowded - 1.0) * crowd
-            if share < 1.0 and self._meets_another_phase(task, own, places):
-                slower *= task.slowdowns.shared
-            self._pace(task, share / slower)
+            slowdown = 1.0 + (task.contention.crowded - 1.0) * crowd
+            if share < 1.0 and self._shares_with_other_phase(task, own, places):
+                slowdown *= task.contention.shared
+            self._set_rate(task, share / slowdown)
 
-    def _meets_another_phase(self, task: Task, own: list[int], places: dict[Task, list[int]]) -> bool:
-        """Whether one of those with whom it takes turns runs the other phase.
+    def _shares_with_other_phase(
+        self, task: HostTask, own: list[int], places: dict[HostTask, list[int]]
+    ) -> bool:
+        """Whether a task on the same cores runs the other phase.
 
-        A prefill and a decode that take turns empty each other's caches; two decodes read the same weights.
+        A prefill and a decode that take turns evict each other's caches; two decodes read the same weights.
         """
         return any(
             other.phase is not None and other.phase is not task.phase and not set(own).isdisjoint(theirs)
             for other, theirs in places.items()
         )
 
-    def _pace(self, task: Task, rate: float) -> None:
+    def _set_rate(self, task: HostTask, rate: float) -> None:
         if rate == task.rate:
             return
-        now = self._kernel.now
+        now = self.kernel.now
         task.left -= task.rate * (now - task.since)
         task.since, task.rate = now, rate
         task.version += 1
-        assert task.end is not None  # noqa: S101  (as above)
+        assert task.end is not None  # noqa: S101  (set by `begin`; for the type checker)
         at = now + max(1, nearest(max(0.0, task.left) / rate))
-        self._kernel.schedule(at, task.end.order, self._ended, (task, task.version))
+        self.kernel.schedule(at, task.end.order, self._ended, (task, task.version))
+
+
+class HostCores:
+    """A worker's share of a host.
+
+    `prefill` and `decode` are the contention factors of batches with and without prompts. The first batch after
+    `cold_after` picoseconds without work takes `cold` longer.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        cores: Sequence[int],
+        prefill: ContentionFactors,
+        decode: ContentionFactors,
+        cold: int,
+        cold_after: int,
+    ) -> None:
+        self._host = host
+        self._task = HostTask(cores, len(cores))
+        self._prefill, self._decode = prefill, decode
+        self._cold, self._cold_after = cold, cold_after
+        self._ended_at = -cold_after - 1
+
+    def compute(self, batch: RunningBatch, work: int, end: Event) -> None:
+        """Compute a batch that takes `work` picoseconds alone; `end` happens when it is done."""
+        task = self._task
+        task.contention = self._prefill if batch.prefills else self._decode
+        task.phase = Phase.PREFILL if batch.prefills else Phase.DECODE
+        if self._host.kernel.now - self._ended_at > self._cold_after:
+            work += self._cold
+        self._host.begin(task, work, end)
+
+    def ended(self) -> None:
+        """Note that a batch has just been completed."""
+        self._ended_at = self._host.kernel.now
+
+    def drop(self) -> None:
+        """Abandon the batch."""
+        self._host.drop(self._task)

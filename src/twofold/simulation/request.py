@@ -7,7 +7,7 @@ from mypy_extensions import mypyc_attr
 from twofold.cluster.timing import PS
 from twofold.handoff import HandoffMode, Lease
 from twofold.request import FinishReason, Request
-from twofold.simulation.instance import VirtualInstance
+from twofold.simulation.instance import SimulatedInstance
 from twofold.timeline import Moment, Timeline
 
 NEVER: Final = -1  # stands for a moment that has not come: an optional integer takes longer to write down
@@ -46,8 +46,8 @@ class SimulatedRequest:
         request: Request,
         number: int,
         arrived: int,
-        prefill: VirtualInstance,
-        decode: VirtualInstance,
+        prefill: SimulatedInstance,
+        decode: SimulatedInstance,
         mode: HandoffMode | None,
     ) -> None:
         self.request = request

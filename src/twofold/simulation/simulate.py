@@ -111,7 +111,7 @@ def _result(
     swapping = [
         (growth, kinds[instance.pool].swap.block_bytes)
         for instance in cluster.instances.values()
-        if (growth := instance.scheduler.growth) is not None
+        if (growth := instance.scheduler.swap) is not None
     ]
     slowdowns = statistics.slowdowns
     return SimulationResult(

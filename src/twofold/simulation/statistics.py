@@ -7,7 +7,7 @@ from twofold.cluster.timing import PS, RunTiming, nearest
 from twofold.instance import Role
 from twofold.performance.base import PerformanceModel
 from twofold.scheduling.instance.sequence import ScheduledSequence
-from twofold.simulation.instance import VirtualInstance
+from twofold.simulation.instance import SimulatedInstance
 from twofold.simulation.request import NEVER, SimulatedRequest
 from twofold.simulation.series import Series
 from twofold.simulation.tally import Tally
@@ -141,7 +141,7 @@ class Sampler:
 
     _MANY = 1024
 
-    def __init__(self, instances: Sequence[VirtualInstance]) -> None:
+    def __init__(self, instances: Sequence[SimulatedInstance]) -> None:
         self._instances = list(instances)
         self._interval = PS // 10
         self._samples = 0
@@ -167,7 +167,7 @@ class Sampler:
         prefill, decode, mixed = _PoolNow(), _PoolNow(), _PoolNow()
         milliwatts = 0
         for instance in self._instances:
-            load, iteration = instance.load, instance.iteration
+            load, iteration = instance.load, instance.batch
             if load is None:
                 continue
             pool = prefill if load.role is _PREFILL else decode if load.role is _DECODE else mixed

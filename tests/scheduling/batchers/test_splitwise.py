@@ -52,7 +52,7 @@ def test_decodes_that_were_paused_go_on_before_those_that_run():
     assert mixed.preemptions == 6
 
 
-def test_a_decode_left_out_four_times_goes_before_the_prompts():
+def test_a_decode_skipped_four_times_goes_before_the_prompts():
     """A steady stream of prompts cannot hold it up for ever."""
     mixed = scheduler("splitwise", num_blocks=1000, budget=10)
     arrive(mixed, request("a", output=50))
@@ -140,7 +140,7 @@ lives = st.lists(
 
 @settings(max_examples=500)
 @given(lives, st.integers(1, 12), st.integers(1, 8))
-def test_no_decode_is_left_out_more_than_four_times_in_a_row(lives, budget, max_num_seqs):
+def test_no_decode_is_skipped_more_than_four_times_in_a_row(lives, budget, max_num_seqs):
     """Whatever comes when, and however small an iteration is; and everybody comes to an end."""
     watched = Watched(budget, max_num_seqs)
     mixed = scheduler(watched, num_blocks=2000, max_num_seqs=max_num_seqs)
@@ -162,7 +162,7 @@ def test_no_decode_is_left_out_more_than_four_times_in_a_row(lives, budget, max_
         assert iteration < 5000, "somebody starves"
     assert ended == total
     assert watched.longest <= SplitwiseMixed.MAX_PREEMPTIONS
-    assert not watched._left_out, "notes about nobody"
+    assert not watched._skipped, "notes about nobody"
 
 
 def test_the_limit_is_reached():

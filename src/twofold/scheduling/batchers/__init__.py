@@ -1,8 +1,7 @@
-"""Batchers by name: one file and one line each."""
-
-from collections.abc import Callable
+"""Registry of batchers: one file and one line each."""
 
 from twofold.compat.splitwise_sim import SplitwiseSimBatcher
+from twofold.performance.base import PerformanceModel
 from twofold.scheduling.batchers.chunked_prefill import ChunkedPrefill
 from twofold.scheduling.batchers.decode_fcfs import DecodeFcfs
 from twofold.scheduling.batchers.inlined import InlinedPrefill
@@ -14,8 +13,8 @@ from twofold.scheduling.batchers.prefill_first import PrefillFirst
 from twofold.scheduling.batchers.splitwise import SplitwiseMixed
 from twofold.scheduling.instance.batcher import Batcher
 
-# Each takes (token budget of an iteration, sequences in an iteration at most).
-BATCHERS: dict[str, Callable[[int, int], Batcher]] = {
+# Each is constructed with the token budget of an iteration and the maximum number of sequences in it.
+BATCHERS: dict[str, type[Batcher]] = {
     "prefill": PrefillFcfs,
     "prefill-balanced": PrefillBalanced,
     "prefill-chunks": PrefillChunks,
@@ -28,20 +27,32 @@ BATCHERS: dict[str, Callable[[int, int], Batcher]] = {
     "splitwise-sim": SplitwiseSimBatcher,
 }
 
-# Those whose budget is for prompts, which they take whole; one that is longer runs alone.
-WHOLE_PROMPTS = ("prefill", "mixed", "inlined", "prefill-first")
+INLINED = "inlined"  # takes a bound on the iteration time
 
-# Those beside which memory may grow (`scheduling.growth`): what stands still is left to it.
-GROWING = ("decode", "mixed", "chunked-prefill")
 
-# Those that take prompts as long as they are: what is computed already is computed again.
-NEVER_REUSING = frozenset({"splitwise-sim"})
+def create_batcher(
+    name: str,
+    max_num_batched_tokens: int,
+    max_num_seqs: int,
+    times: PerformanceModel | None = None,
+    tbt_s: float | None = None,
+) -> Batcher:
+    """A batcher by name; `inlined` bounds its iterations to `tbt_s` by the expected `times`."""
+    if name == INLINED and times is not None and tbt_s is not None:
+        return InlinedPrefill(max_num_batched_tokens, max_num_seqs, times, tbt_s)
+    return BATCHERS[name](max_num_batched_tokens, max_num_seqs)
 
-# Those that note which task comes next on their instance, and so cannot select for several iterations at once.
-UNPIPELINED = frozenset({"splitwise-sim"})
 
-# Those that cut prompts into chunks, of which a pipeline has several under way (`scheduling.chunked_pipeline`).
-CHUNKED = frozenset({"prefill-chunks"})
+def can_swap(name: str) -> bool:
+    """Whether decodes under a batcher may be swapped out to host memory (`SwapPreemption`)."""
+    return BATCHERS[name].decodes and not BATCHERS[name].may_preempt
 
-# Goes by the expected times of iterations, and without any by its token budget alone.
-INLINED = "inlined"
+
+def batchers_with(trait: str) -> list[str]:
+    """Names of the batchers that have a trait, a class attribute of `Batcher`."""
+    return [name for name, batcher in BATCHERS.items() if getattr(batcher, trait)]
+
+
+def batcher_help() -> dict[str, str]:
+    """One line on each batcher, by name."""
+    return {name: (batcher.__doc__ or "").partition("\n")[0] for name, batcher in BATCHERS.items()}

@@ -1,15 +1,20 @@
-"""Decode only: every sequence in place makes one token."""
+"""Decode only: one token for every sequence."""
 
-from twofold.scheduling.instance.batcher import EagerBatcher, SchedulerOutput, SchedulingBudget, take_ready
+from typing import ClassVar
+
+from twofold.scheduling.instance.batcher import Batcher, SchedulerOutput, SchedulingBudget, select_ready
 from twofold.scheduling.instance.queues import Queues
 
 
-class DecodeFcfs(EagerBatcher):
-    """Splitwise section 4.2: decodes FCFS as far as memory goes, at most `max_num_seqs` in an iteration."""
+class DecodeFcfs(Batcher):
+    """Decodes only, first come first served, up to `max_num_seqs` (Splitwise section 4.2)."""
+
+    prefills: ClassVar[bool] = False
 
     def __init__(self, max_num_batched_tokens: int, max_num_seqs: int) -> None:
-        self.max_num_seqs = min(max_num_seqs, max_num_batched_tokens)
+        super().__init__(max_num_batched_tokens, min(max_num_seqs, max_num_batched_tokens))
 
-    def select(self, queues: Queues, room: SchedulingBudget) -> SchedulerOutput:
-        seats = self.max_num_seqs - queues.decoding.size
-        return SchedulerOutput(resume=take_ready(queues.ready, room, seats))
+    def select(self, queues: Queues, budget: SchedulingBudget) -> SchedulerOutput:
+        return SchedulerOutput(
+            resume=select_ready(queues.ready, budget, self.max_num_seqs - queues.decoding.size)
+        )

@@ -1,33 +1,28 @@
-"""Mixed continuous batching: prompts first, and every decode beside them."""
+"""Mixed continuous batching: whole prompts beside all decodes."""
+
+from typing import ClassVar
 
 from twofold.scheduling.instance.batcher import (
-    EagerBatcher,
+    Batcher,
     SchedulerOutput,
     SchedulingBudget,
-    take_prompts,
-    take_ready,
+    select_prompts,
+    select_ready,
 )
 from twofold.scheduling.instance.queues import Queues
 
 
-class MixedContinuous(EagerBatcher):
-    """The colocated baseline of Splitwise (section 2.3): whole prompts join the running decodes.
+class MixedContinuous(Batcher):
+    """Whole prompts up to the token budget, beside all decodes (colocated baseline, Splitwise section 2.3).
 
-    Prompts are not cut, so a long one holds up every decode of its iteration: this is the interference that
-    splitting the phases removes. The token budget is for prompts; decodes run beside them.
+    A long prompt delays every decode of its iteration: the interference that phase splitting removes. The token
+    budget is for prompts alone.
     """
 
-    def __init__(self, max_num_batched_tokens: int, max_num_seqs: int) -> None:
-        self.max_num_batched_tokens = max_num_batched_tokens
-        self.max_num_seqs = max_num_seqs
+    whole_prompts: ClassVar[bool] = True
 
-    def select(self, queues: Queues, room: SchedulingBudget) -> SchedulerOutput:
-        resume = take_ready(queues.ready, room, self.max_num_seqs - queues.decoding.size)
-        prompts = take_prompts(
-            queues.waiting,
-            room,
-            self.max_num_batched_tokens,
-            max_prompts=self.max_num_seqs - queues.decoding.size - len(resume),
-            longer_runs_alone=True,
-        )
+    def select(self, queues: Queues, budget: SchedulingBudget) -> SchedulerOutput:
+        seats = self.max_num_seqs - queues.decoding.size
+        resume = select_ready(queues.ready, budget, seats)
+        prompts = select_prompts(queues.waiting, budget, self.max_num_batched_tokens, seats - len(resume))
         return SchedulerOutput(prompts, resume)

@@ -1,48 +1,42 @@
-"""Prefill only: whole prompts, first come first served, in iterations that are as equal as they can be."""
+"""Prefill only: whole prompts in iterations of nearly equal length."""
 
-from twofold.scheduling.instance.batcher import EagerBatcher, SchedulerOutput, SchedulingBudget, take_prompts
+from typing import ClassVar
+
+from twofold.scheduling.instance.batcher import Batcher, SchedulerOutput, SchedulingBudget, select_prompts
 from twofold.scheduling.instance.queues import Queues
 
-_AHEAD = 4  # budgets: how far down the line it looks
+_LOOKAHEAD = 4  # token budgets
 
 
-class PrefillBalanced(EagerBatcher):
-    """Iterations of different lengths leave bubbles in a pipeline (DistServe, section 4.3).
+class PrefillBalanced(Batcher):
+    """Prefills whole prompts in iterations of nearly equal length (DistServe section 4.3).
 
-    Where more waits than one iteration may have, the prompts at the head of the line are cut into as few iterations as
-    are needed, all about equal, instead of full ones and a rest. A prompt longer than the budget runs alone.
+    Iterations of different lengths leave bubbles in a pipeline. If more prompts wait than fit in one iteration, those
+    at the head of the queue are divided into as few iterations as needed, all about equal. A prompt longer than the
+    budget runs alone.
     """
 
-    def __init__(self, max_num_batched_tokens: int, max_num_seqs: int) -> None:
-        self.max_num_batched_tokens = max_num_batched_tokens
-        self.max_num_seqs = max_num_seqs
+    decodes: ClassVar[bool] = False
 
-    def select(self, queues: Queues, room: SchedulingBudget) -> SchedulerOutput:
-        return SchedulerOutput(
-            take_prompts(
-                queues.waiting,
-                room,
-                self._share(queues, room),
-                max_prompts=self.max_num_seqs,
-                longer_runs_alone=True,
-            )
-        )
+    def select(self, queues: Queues, budget: SchedulingBudget) -> SchedulerOutput:
+        share = self._share(queues, budget)
+        return SchedulerOutput(select_prompts(queues.waiting, budget, share, self.max_num_seqs))
 
-    def _share(self, queues: Queues, room: SchedulingBudget) -> int:
-        """Tokens of the next iteration: of the prompts from the head on, those that come nearest to an equal share."""
-        budget, ahead = self.max_num_batched_tokens, 0
+    def _share(self, queues: Queues, budget: SchedulingBudget) -> int:
+        """Tokens of the next iteration: the prompts at the head whose sum comes nearest to an equal share."""
+        limit, ahead = self.max_num_batched_tokens, 0
         for sequence in queues.waiting:
-            tokens = room.remaining(sequence)
-            if tokens > budget or ahead + tokens > _AHEAD * budget:
+            tokens = budget.prefill_tokens(sequence)
+            if tokens > limit or ahead + tokens > _LOOKAHEAD * limit:
                 break
             ahead += tokens
-        iterations = -(-ahead // budget)
+        iterations = -(-ahead // limit)
         taken = 0
         for sequence in queues.waiting:
-            tokens = room.remaining(sequence)
-            # Twice the share lies between what there is without it and what there would be with it: take it if nearer.
+            tokens = budget.prefill_tokens(sequence)
+            # Take the prompt if the share is nearer to the sum with it than to the sum without it.
             nearer = (2 * taken + tokens) * iterations < 2 * ahead
-            if taken + tokens > budget or (taken and not nearer):
+            if taken + tokens > limit or (taken and not nearer):
                 break
             taken += tokens
-        return taken or budget
+        return taken or limit

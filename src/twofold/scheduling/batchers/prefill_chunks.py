@@ -1,40 +1,41 @@
-"""Prefill only: short prompts whole, long ones in equal chunks, first come first served."""
+"""Prefill only: short prompts whole, long ones in equal chunks."""
 
 from itertools import chain
+from typing import ClassVar
 
-from twofold.scheduling.instance.batcher import EagerBatcher, SchedulerOutput, SchedulingBudget
+from twofold.scheduling.instance.batcher import Batcher, SchedulerOutput, SchedulingBudget
 from twofold.scheduling.instance.queues import Queues
 from twofold.scheduling.instance.sequence import PrefillChunk
 
 
-class PrefillChunks(EagerBatcher):
-    """Mooncake section 5.1: an iteration computes at most `chunk_tokens` tokens, and a prompt of more is divided.
+class PrefillChunks(Batcher):
+    """Prefills prompts in equal chunks of at most the token budget (Mooncake section 5.1).
 
-    It is divided into as few chunks as there may be, all about equal, because iterations of different lengths leave
-    bubbles in a pipeline. A prompt that one iteration can take is not cut: it waits for an iteration that has room
-    for all of it, behind those that came before.
+    A longer prompt is divided into as few chunks as possible, all about equal, because iterations of different
+    lengths leave bubbles in a pipeline. A prompt that fits in one iteration is not cut: it waits for one with enough
+    tokens left.
     """
 
-    def __init__(self, chunk_tokens: int, max_num_seqs: int) -> None:
-        self.chunk_tokens = chunk_tokens
-        self.max_num_seqs = max_num_seqs
+    decodes: ClassVar[bool] = False
+    cuts_prompts: ClassVar[bool] = True
+    chunked: ClassVar[bool] = True
 
-    def select(self, queues: Queues, room: SchedulingBudget) -> SchedulerOutput:
-        parts: list[PrefillChunk] = []
-        budget = self.chunk_tokens
+    def select(self, queues: Queues, budget: SchedulingBudget) -> SchedulerOutput:
+        chunks: list[PrefillChunk] = []
+        left = self.max_num_batched_tokens
         for sequence in chain(queues.prefilling, queues.waiting):
-            tokens = self._chunk(room.remaining(sequence))
+            tokens = self._chunk_tokens(budget.prefill_tokens(sequence))
             if not tokens:
-                continue  # in a pipeline: its last chunk is under way
-            if tokens > budget or len(parts) >= self.max_num_seqs:
+                continue  # its last chunk is running in another lane
+            if tokens > left or len(chunks) >= self.max_num_seqs:
                 break
-            if sequence.line is queues.waiting and not room.take(sequence):
+            if sequence.queue is queues.waiting and not budget.admit(sequence):
                 break
-            parts.append(sequence.prefill(tokens))
-            budget -= tokens
-        return SchedulerOutput(parts)
+            chunks.append(sequence.prefill(tokens))
+            left -= tokens
+        return SchedulerOutput(chunks)
 
-    def _chunk(self, remaining: int) -> int:
-        """Tokens of the next of the chunks into which what remains of a prompt is divided."""
-        chunks = -(-remaining // self.chunk_tokens)
+    def _chunk_tokens(self, remaining: int) -> int:
+        """Tokens of the next chunk of a prompt with `remaining` tokens."""
+        chunks = -(-remaining // self.max_num_batched_tokens)
         return -(-remaining // chunks) if chunks else 0

@@ -1,25 +1,21 @@
-"""Prefill only: whole prompts, first come first served, up to a token budget."""
+"""Prefill only: whole prompts in order of arrival."""
 
-from twofold.scheduling.instance.batcher import EagerBatcher, SchedulerOutput, SchedulingBudget, take_prompts
+from typing import ClassVar
+
+from twofold.scheduling.instance.batcher import Batcher, SchedulerOutput, SchedulingBudget, select_prompts
 from twofold.scheduling.instance.queues import Queues
 
 
-class PrefillFcfs(EagerBatcher):
-    """Splitwise section 4.2: prompts FCFS, at most `max_num_batched_tokens` (2,048) tokens, a longer prompt
-    runs alone.
+class PrefillFcfs(Batcher):
+    """Prefills whole prompts, first come first served, up to the token budget (Splitwise section 4.2).
+
+    A prompt longer than the budget runs alone.
     """
 
-    def __init__(self, max_num_batched_tokens: int, max_num_seqs: int) -> None:
-        self.max_num_batched_tokens = max_num_batched_tokens
-        self.max_num_seqs = max_num_seqs
+    decodes: ClassVar[bool] = False
+    whole_prompts: ClassVar[bool] = True
 
-    def select(self, queues: Queues, room: SchedulingBudget) -> SchedulerOutput:
+    def select(self, queues: Queues, budget: SchedulingBudget) -> SchedulerOutput:
         return SchedulerOutput(
-            take_prompts(
-                queues.waiting,
-                room,
-                self.max_num_batched_tokens,
-                max_prompts=self.max_num_seqs,
-                longer_runs_alone=True,
-            )
+            select_prompts(queues.waiting, budget, self.max_num_batched_tokens, self.max_num_seqs)
         )

@@ -1,38 +1,33 @@
-"""Prompts first, and nothing beside them."""
+"""Prefill first: prompts preempt all decodes."""
+
+from typing import ClassVar
 
 from twofold.scheduling.instance.batcher import (
-    EagerBatcher,
+    Batcher,
     SchedulerOutput,
     SchedulingBudget,
-    take_prompts,
-    take_ready,
+    select_prompts,
+    select_ready,
 )
 from twofold.scheduling.instance.queues import Queues
 
 
-class PrefillFirst(EagerBatcher):
-    """The colocated baseline of DistServe: how vLLM batched before it cut prompts into chunks.
+class PrefillFirst(Batcher):
+    """Prompts first, and all decodes paused meanwhile (colocated baseline of DistServe, vLLM before chunked prefill).
 
-    While prompts run, first come first served up to the token budget, every decode stands still and keeps its memory
-    (which counts as a pre-emption): decodes never slow a prompt, and prompts hold decodes up for as long as they come.
+    Paused decodes keep their KV cache and count as preempted. Decodes never slow a prompt, and prompts delay decodes
+    for as long as they keep coming.
     """
 
-    def __init__(self, max_num_batched_tokens: int, max_num_seqs: int) -> None:
-        self.max_num_batched_tokens = max_num_batched_tokens
-        self.max_num_seqs = max_num_seqs
+    whole_prompts: ClassVar[bool] = True
+    may_preempt: ClassVar[bool] = True
 
-    def select(self, queues: Queues, room: SchedulingBudget) -> SchedulerOutput:
-        prompts = take_prompts(
-            queues.waiting,
-            room,
-            self.max_num_batched_tokens,
-            max_prompts=self.max_num_seqs,
-            longer_runs_alone=True,
-        )
+    def select(self, queues: Queues, budget: SchedulingBudget) -> SchedulerOutput:
+        prompts = select_prompts(queues.waiting, budget, self.max_num_batched_tokens, self.max_num_seqs)
         if prompts:
-            selection = SchedulerOutput(prompts)
-            selection.pause = list(queues.decoding)
-            return selection
+            output = SchedulerOutput(prompts)
+            output.pause = list(queues.decoding)
+            return output
         resume = list(queues.paused)
         seats = self.max_num_seqs - queues.decoding.size - len(resume)
-        return SchedulerOutput(resume=resume + take_ready(queues.ready, room, seats))
+        return SchedulerOutput(resume=resume + select_ready(queues.ready, budget, seats))

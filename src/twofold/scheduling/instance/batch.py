@@ -1,4 +1,4 @@
-"""What an instance runs: an iteration, and what it does for the sequences in it."""
+"""The batch an instance runs, and its results."""
 
 from mypy_extensions import mypyc_attr
 
@@ -8,17 +8,17 @@ from twofold.scheduling.instance.sequence import PrefillChunk, ScheduledSequence
 
 @mypyc_attr(free_list_len=1)
 class RunningBatch:
-    """An iteration under way: what it computes, and how often it may be run as it is.
+    """A batch under way on a lane, and the number of iterations it may run unchanged.
 
-    `limit` is 1 with a prompt in it; without, it is the number of iterations until the first decode ends.
-    `joined` are sequences whose first decode iteration this is, or the first after a pause; `paused` those that
-    were running and are not.
+    `limit` is 1 with prefills; otherwise the number of iterations until the first decode ends. `joined` lists the
+    sequences that start or resume decoding with this batch, `paused` the decodes it preempted.
     """
 
     __slots__ = (
         "context_tokens",
         "decode_sequences",
         "joined",
+        "lane",
         "limit",
         "paused",
         "prefill_sequences",
@@ -36,6 +36,7 @@ class RunningBatch:
         limit: int,
         joined: list[ScheduledSequence] | None = None,
         paused: list[ScheduledSequence] | None = None,
+        lane: int = 0,
     ) -> None:
         self.prefills = prefills
         self.prefill_tokens = prefill_tokens
@@ -45,12 +46,16 @@ class RunningBatch:
         self.limit = limit
         self.joined: list[ScheduledSequence] = [] if joined is None else joined
         self.paused: list[ScheduledSequence] = [] if paused is None else paused
+        self.lane = lane
 
 
 @mypyc_attr(free_list_len=1)
 class StepResult:
-    """A sequence sampled output token `index`, for which something else comes next: it ends, or goes on elsewhere
-    or otherwise."""
+    """Output token `index` of a sequence, and what follows: it ends (`finish_reason`), is handed off, or goes on.
+
+    `complete` reports every sampled token; `advance` only those after which the sequence ends, is handed off or stops
+    decoding.
+    """
 
     __slots__ = ("finish_reason", "hands_off", "index", "sequence")
 

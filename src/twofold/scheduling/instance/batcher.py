@@ -1,6 +1,7 @@
-"""The batcher seam: which work goes into the next iteration of an instance?"""
+"""The batcher seam: which sequences run in the next batch of an instance."""
 
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 from mypy_extensions import mypyc_attr
 
@@ -14,15 +15,15 @@ from twofold.scheduling.instance.swap_preemption import SwapPreemption
 
 @mypyc_attr(free_list_len=1)
 class SchedulingBudget:
-    """What is left for sequences that want more: blocks of the cache, and seats in the running set.
+    """Free blocks and sequence slots for one selection.
 
-    While a lease is waited for here (`leases_first`), prompts that will be handed off do not start. Two instances
-    that prefill for each other could otherwise fill up with KV caches that each wants to send to the other. Where
-    memory grows, `growth` has a say in who begins. Where prompts find what others have computed, in `shared` memory,
-    they are given it as soon as they are chosen: it may not go to make room for those that are chosen after them.
+    While a lease is pending here (`leases_first`) no prompt starts that will be handed off: two instances that
+    prefill for each other could otherwise fill up with KV caches that neither can send. With `swap`, admission is
+    subject to swap preemption. With `shared`, a prompt gets its blocks as soon as it is selected, so that its cached
+    prefix is not evicted for prompts selected after it.
     """
 
-    __slots__ = ("blocks", "free_blocks", "free_seats", "growth", "leases_first", "shared")
+    __slots__ = ("blocks", "free_blocks", "free_seats", "leases_first", "shared", "swap")
 
     def __init__(
         self,
@@ -30,25 +31,25 @@ class SchedulingBudget:
         free_blocks: int,
         free_seats: int,
         leases_first: bool = False,
-        growth: SwapPreemption | None = None,
+        swap: SwapPreemption | None = None,
         shared: PrefixBlockAllocator | None = None,
     ) -> None:
         self.blocks = blocks
         self.free_blocks = free_blocks
         self.free_seats = free_seats
         self.leases_first = leases_first
-        self.growth = growth
+        self.swap = swap
         self.shared = shared
 
-    def remaining(self, sequence: ScheduledSequence) -> int:
-        """Prompt tokens that a sequence has to compute, were it to start now if it waits; to be asked before `take`."""
-        if self.shared is not None and sequence.grant is None:
+    def prefill_tokens(self, sequence: ScheduledSequence) -> int:
+        """Prompt tokens that a sequence still has to compute; to be called before `admit`."""
+        if self.shared is not None and sequence.allocation is None:
             keys = sequence.request.prefix_blocks
             sequence.computed = self.shared.reusable_tokens(keys, sequence.prompt_tokens)
         return sequence.prefill_remaining
 
-    def take(self, sequence: ScheduledSequence) -> bool:
-        """Set room aside for a waiting sequence; False, and nothing taken, when there is not enough."""
+    def admit(self, sequence: ScheduledSequence) -> bool:
+        """Take blocks and a slot for a waiting sequence; False, and nothing taken, if they are not available."""
         shared, keys = self.shared, sequence.request.prefix_blocks
         if shared is None:
             needed = self.blocks.blocks_for(sequence.start_tokens)
@@ -58,18 +59,18 @@ class SchedulingBudget:
             return False
         if self.leases_first and not sequence.decodes_here:
             return False
-        if self.growth is not None and not self.growth.take(sequence):
+        if self.swap is not None and not self.swap.offer(sequence):
             return False
         self.free_seats -= 1
         self.free_blocks -= needed
         if shared is not None:
             found = shared.allocate_prompt(sequence.id, sequence.start_tokens, keys, sequence.prompt_tokens)
-            sequence.grant, sequence.copy = found.grant, found.copy
+            sequence.allocation, sequence.copy = found.grant, found.copy
             sequence.computed = sequence.reused_tokens = found.tokens
         return True
 
-    def take_output(self, sequence: ScheduledSequence) -> bool:
-        """Set memory aside for the output of a ready sequence, where it was not taken at the start."""
+    def admit_decode(self, sequence: ScheduledSequence) -> bool:
+        """Take blocks for the output of a ready sequence, if they were not reserved at its start."""
         if sequence.decode_tokens == 0:
             return True
         needed = self.blocks.blocks_for(sequence.decode_tokens)
@@ -81,11 +82,13 @@ class SchedulingBudget:
 
 @mypyc_attr(free_list_len=1)
 class SchedulerOutput:
-    """What changes with the next iteration: prompt work, sequences that begin or resume decoding, and decodes
-    that pause. Every other member of the decode set goes on. `stands` False asks for another selection right after
-    it, because whoever was left out of this one is to have a turn."""
+    """Changes with the next batch: prefill chunks, decodes that start or resume, and decodes to preempt.
 
-    __slots__ = ("pause", "prefills", "resume", "stands")
+    All other decodes continue. With `repeatable` False the batcher is called again after one iteration, so that
+    sequences left out of this batch get a turn.
+    """
+
+    __slots__ = ("pause", "prefills", "repeatable", "resume")
 
     def __init__(
         self, prefills: list[PrefillChunk] | None = None, resume: list[ScheduledSequence] | None = None
@@ -93,91 +96,80 @@ class SchedulerOutput:
         self.prefills: list[PrefillChunk] = [] if prefills is None else prefills
         self.resume: list[ScheduledSequence] = [] if resume is None else resume
         self.pause: list[ScheduledSequence] = []
-        self.stands = True
+        self.repeatable = True
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Batcher(ABC):
-    """Picks the work of the next iterations; it changes nothing but `room` and notes of its own.
+    """Selects the work of the next batches; changes only the budget and its own state.
 
-    A selection stands until a sequence in it ends or a prompt in it is done: iterations of decodes only run on
-    without asking again, unless something happens meanwhile that `reselects`.
+    A selection holds until a sequence in it ends or a prompt in it is done. Until then decode iterations repeat
+    without another call, unless `should_reschedule` asks for one.
+
+    The class attributes are the traits by which configurations are checked.
     """
 
-    @abstractmethod
-    def select(self, queues: Queues, room: SchedulingBudget) -> SchedulerOutput:
-        """Waiting sequences are started in their order only, each after `room.take` said yes, so that a large
-        request is never starved by small ones behind it; ready ones after `room.take_output` did."""
-        ...
+    prefills: ClassVar[bool] = True  # runs prompts
+    decodes: ClassVar[bool] = True  # runs decodes
+    whole_prompts: ClassVar[bool] = False  # fills the token budget with whole prompts, in order
+    cuts_prompts: ClassVar[bool] = False  # computes at most the token budget of a prompt at a time
+    chunked: ClassVar[bool] = False  # cuts prompts into chunks that a pipeline may run concurrently
+    may_preempt: ClassVar[bool] = False  # preempts decodes by itself, which excludes swap preemption
+    reuses_prefix: ClassVar[bool] = True  # skips prompt tokens found in the prefix cache
+    pipelined: ClassVar[bool] = True  # can select for several concurrent batches of an instance
+
+    def __init__(self, max_num_batched_tokens: int, max_num_seqs: int) -> None:
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.max_num_seqs = max_num_seqs
 
     @abstractmethod
-    def queued(self, sequence: ScheduledSequence) -> None:
-        """A sequence came to wait for prefill (nothing of it is generated), or is ready for decode."""
+    def select(self, queues: Queues, budget: SchedulingBudget) -> SchedulerOutput:
+        """Select the next batch.
+
+        Waiting sequences start in order, each after `budget.admit`, so that large requests are not starved by small
+        ones behind them; ready ones after `budget.admit_decode`.
+        """
         ...
 
-    @abstractmethod
-    def gone(self, sequence: ScheduledSequence) -> None:
-        """A sequence that was queued has ended here, or goes on elsewhere."""
-        ...
+    def on_queued(self, sequence: ScheduledSequence) -> None:  # noqa: B027  (a hook, not an obligation)
+        """A sequence waits for prefill (nothing is generated yet) or is ready to decode."""
 
-    def waiting(self, queues: Queues) -> int:
-        """How many sequences are here and not in the iteration that runs: what a router may ask."""
+    def on_finished(self, sequence: ScheduledSequence) -> None:  # noqa: B027  (a hook)
+        """A queued sequence has finished here, was aborted, or continues on another instance."""
+
+    def num_queued(self, queues: Queues) -> int:
+        """Sequences on the instance that are not in the running batch, as reported to routers."""
         return queues.waiting.size + queues.ready.size + queues.paused.size
 
-    @abstractmethod
     def should_reschedule(
         self, sequence: ScheduledSequence | None, running: RunningBatch | None, blocks: BlockAllocator
     ) -> bool:
-        """Whether to select anew at the next boundary, after `sequence` was queued or (None) blocks became free.
-        `running` is the iteration under way, if any."""
-        ...
-
-
-@mypyc_attr(allow_interpreted_subclasses=True)
-class EagerBatcher(Batcher):
-    """Notes nothing: whatever happens may change the next iteration."""
-
-    def queued(self, sequence: ScheduledSequence) -> None:
-        pass
-
-    def gone(self, sequence: ScheduledSequence) -> None:
-        pass
-
-    def should_reschedule(
-        self, sequence: ScheduledSequence | None, running: RunningBatch | None, blocks: BlockAllocator
-    ) -> bool:
+        """Whether to select again at the next iteration, after `sequence` was queued or (None) blocks were freed."""
         return True
 
 
-def take_prompts(
-    waiting: SequenceQueue,
-    room: SchedulingBudget,
-    max_num_batched_tokens: int,
-    *,
-    max_prompts: int,
-    longer_runs_alone: bool,
+def select_prompts(
+    waiting: SequenceQueue, budget: SchedulingBudget, tokens: int, seqs: int
 ) -> list[PrefillChunk]:
-    """Whole prompts, first come first, up to `max_num_batched_tokens` tokens; the first may exceed it if it
-    runs alone.
-    """
-    items: list[PrefillChunk] = []
+    """Whole prompts in order, at most `seqs` with `tokens` tokens in all; a longer prompt runs alone."""
+    chunks: list[PrefillChunk] = []
     sequence = waiting.first
     while sequence is not None:
-        tokens = room.remaining(sequence)
-        fits = tokens <= max_num_batched_tokens or (longer_runs_alone and not items)
-        if not fits or len(items) >= max_prompts or not room.take(sequence):
+        remaining = budget.prefill_tokens(sequence)
+        fits = remaining <= tokens or not chunks
+        if not fits or len(chunks) >= seqs or not budget.admit(sequence):
             break
-        items.append(sequence.prefill(tokens))
-        max_num_batched_tokens -= tokens
-        sequence = sequence.after
-    return items
+        chunks.append(sequence.prefill(remaining))
+        tokens -= remaining
+        sequence = sequence.next
+    return chunks
 
 
-def take_ready(ready: SequenceQueue, room: SchedulingBudget, seats: int) -> list[ScheduledSequence]:
-    """Sequences that may begin to decode, first come first, as far as `seats` and memory go."""
+def select_ready(ready: SequenceQueue, budget: SchedulingBudget, seqs: int) -> list[ScheduledSequence]:
+    """Sequences that start to decode, in order, at most `seqs` and as far as blocks allow."""
     chosen: list[ScheduledSequence] = []
     sequence = ready.first
-    while sequence is not None and len(chosen) < seats and room.take_output(sequence):
+    while sequence is not None and len(chosen) < seqs and budget.admit_decode(sequence):
         chosen.append(sequence)
-        sequence = sequence.after
+        sequence = sequence.next
     return chosen

@@ -1,13 +1,13 @@
-"""How much KV memory a request takes, and when."""
+"""KV reservation: how many tokens of KV cache a request reserves, and when."""
 
 
 class KvReservation:
-    """Tokens of KV that a request of so many prompt and output tokens takes on the instances it runs on.
+    """KV tokens that a request reserves on the instances it runs on.
 
-    By default all of it at once, where it decodes: an admitted request can then always run to its end. With
-    `output_at_decode_start` the output's share is taken when its first decode iteration starts, and a request
-    may wait for it with its prompt's KV in place. With `step` the output takes so many tokens at a time, the first of
-    them at the start (`Growth`). `extra` tokens are counted on top of each prompt.
+    By default the whole request is reserved where it decodes, so an admitted request always finishes. With
+    `output_at_decode_start` the output is reserved with the first decode iteration, and a request may wait for it
+    with its prompt's KV in place. With `step` the output is reserved so many tokens at a time (`SwapPreemption`).
+    `extra` tokens are added to every prompt.
     """
 
     __slots__ = ("extra", "output_at_decode_start", "step")
@@ -18,7 +18,7 @@ class KvReservation:
         self.step = step
 
     def at_start(self, prompt: int, output: int, decodes_here: bool) -> int:
-        """Tokens taken before prefill, or before the KV cache arrives from elsewhere."""
+        """Tokens reserved before prefill, or before the KV cache arrives from another instance."""
         if self.output_at_decode_start or not decodes_here:
             return prompt + self.extra
         if self.step:
@@ -26,11 +26,11 @@ class KvReservation:
         return prompt + output - 1 + self.extra
 
     def at_decode_start(self, output: int) -> int:
-        """Tokens taken on top of that with the first decode iteration."""
+        """Tokens added with the first decode iteration."""
         return output - 1 if self.output_at_decode_start else 0
 
     def in_all(self, prompt: int, output: int) -> int:
-        """Tokens taken in the end where the request decodes."""
+        """Tokens held at the end on the instance that decodes."""
         return prompt + output - 1 + self.extra
 
 

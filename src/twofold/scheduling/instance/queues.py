@@ -1,10 +1,4 @@
-"""The sequences of an instance that decode: each makes one token in every iteration.
-
-Advancing the set by any number of iterations takes the time of the sequences that end, not of those that go
-on: progress is counted once for the whole set, and sequences are kept in the order in which they end.
-
-The sequences of an instance, by what they wait for.
-"""
+"""The queues of an instance: what waits, what is being prefilled, and the set that decodes."""
 
 from typing import Final
 
@@ -14,30 +8,34 @@ from twofold.batch import BatchItem
 from twofold.request import Phase
 from twofold.scheduling.instance.sequence import ScheduledSequence, SequenceQueue
 
-_EVER: Final = 1 << 60
+_UNBOUNDED: Final = 1 << 60
 
 
 class DecodeSet(SequenceQueue):
-    """Members in the order in which they joined, `size` of them; `context_tokens` is the KV that an iteration reads."""
+    """Sequences that make one token each per iteration, in the order in which they joined.
+
+    Advancing the set by any number of iterations costs the sequences that end: progress is counted once for the set,
+    and `_ends` is sorted by the iteration of ending. `context_tokens` is the KV read by one iteration.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.iterations = 0
         self.context_tokens = 0
-        self._ends: list[ScheduledSequence] = []  # those that end first come last
+        self._ends: list[ScheduledSequence] = []  # the next to end is last
         self._joins = 0
 
     def latest(self, count: int) -> list[ScheduledSequence]:
-        """The `count` members that joined last, latest first."""
+        """The `count` sequences that joined last, latest first."""
         members: list[ScheduledSequence] = []
         sequence = self.last
         while sequence is not None and len(members) < count:
             members.append(sequence)
-            sequence = sequence.before
+            sequence = sequence.previous
         return members
 
-    def join(self, sequence: ScheduledSequence, most: int = _EVER) -> None:
-        """A sequence decodes until its output is complete, or for `most` iterations."""
+    def join(self, sequence: ScheduledSequence, most: int = _UNBOUNDED) -> None:
+        """Decode a sequence until its output is complete, or for `most` iterations."""
         self.append(sequence)
         self._joins += 1
         sequence.joined_at = self.iterations
@@ -47,16 +45,16 @@ class DecodeSet(SequenceQueue):
         self.context_tokens += sequence.computed
         self._ends.insert(self._place(sequence), sequence)
 
-    def leave(self, sequence: ScheduledSequence) -> None:
-        """The sequence stops decoding, now or for good, and knows its own progress again."""
-        self.remove(sequence)
+    def remove(self, sequence: ScheduledSequence) -> None:
+        """Stop decoding a sequence and update its progress."""
+        super().remove(sequence)
         self._ends.pop(self._place(sequence))
-        self._halt(sequence)
+        self._update(sequence)
 
     def advance(self, iterations: int) -> list[ScheduledSequence]:
-        """Every member makes `iterations` tokens; those that are then at their end leave and are returned.
+        """Make `iterations` tokens for every member; remove and return the members at their end.
 
-        `iterations` may not exceed `iterations_to_end`: nobody can make more tokens than were asked for.
+        `iterations` must not exceed `iterations_to_end`.
         """
         self.iterations += iterations
         self.context_tokens += iterations * self.size
@@ -65,13 +63,13 @@ class DecodeSet(SequenceQueue):
         ended: list[ScheduledSequence] = []
         while ends and ends[-1].end <= now:
             sequence = ends.pop()
-            self.remove(sequence)
-            self._halt(sequence)
+            super().remove(sequence)
+            self._update(sequence)
             ended.append(sequence)
         return ended
 
     def iterations_to_end(self) -> int:
-        """After how many iterations the first member is at its end; 0 when there is none."""
+        """Iterations until the first member ends; 0 without members."""
         return self._ends[-1].end - self.iterations if self._ends else 0
 
     def generated(self, sequence: ScheduledSequence) -> int:
@@ -79,18 +77,18 @@ class DecodeSet(SequenceQueue):
         return sequence.generated + self.iterations - sequence.joined_at
 
     def items(self) -> list[BatchItem]:
-        """One more output token of each member, as work for an iteration."""
+        """One token of each member, as messages."""
         now = self.iterations
         return [BatchItem(s.id, Phase.DECODE, 1, s.computed + now - s.joined_at, True) for s in self]
 
-    def _halt(self, sequence: ScheduledSequence) -> None:
+    def _update(self, sequence: ScheduledSequence) -> None:
         done = self.iterations - sequence.joined_at
         sequence.computed += done
         sequence.generated += done
         self.context_tokens -= sequence.computed
 
     def _place(self, sequence: ScheduledSequence) -> i64:
-        """Where a member is in `_ends`, or belongs: behind those that end later or, together with it, joined later."""
+        """Index in `_ends`: sorted by end, then by joining, both descending."""
         ends, end, number = self._ends, sequence.end, sequence.join_number
         low: i64 = 0
         high: i64 = len(ends)
@@ -105,28 +103,32 @@ class DecodeSet(SequenceQueue):
 
 
 class Queues:
-    """Lines in order of entry.
+    """The queues that a batcher selects from.
 
-    `waiting`: prompts not started. `prefilling`: prompts computed in part. `ready`: the KV cache of the prompt
-    is in place and no decode iteration was run yet. `decoding`: one token each in every iteration. `paused`:
-    pre-empted decodes, which keep their memory.
+    `waiting`: prompts not started. `prefilling`: prompts computed in part. `ready`: the prompt's KV is in place, no
+    decode iteration has run. `decoding`: one token each per iteration. `paused`: preempted decodes.
     """
 
     __slots__ = ("decoding", "paused", "prefilling", "ready", "waiting")
 
-    def __init__(self) -> None:
-        self.waiting = SequenceQueue()
-        self.prefilling = SequenceQueue()
+    def __init__(self, waiting: SequenceQueue | None = None, prefilling: SequenceQueue | None = None) -> None:
+        self.waiting = SequenceQueue() if waiting is None else waiting
+        self.prefilling = SequenceQueue() if prefilling is None else prefilling
         self.ready = SequenceQueue()
         self.decoding = DecodeSet()
         self.paused = SequenceQueue()
 
     @property
+    def decodes(self) -> int:
+        """Sequences that decode, or will without further prefill."""
+        return self.ready.size + self.decoding.size + self.paused.size
+
+    @property
     def started(self) -> int:
-        """Sequences that hold a seat of the running set."""
+        """Sequences that count against `max_num_seqs`."""
         return self.prefilling.size + self.ready.size + self.decoding.size + self.paused.size
 
     @property
     def settled(self) -> bool:
-        """Nothing waits for anything but its next decode iteration."""
+        """Whether every sequence is decoding."""
         return not (self.waiting.size or self.ready.size or self.prefilling.size or self.paused.size)

@@ -1,7 +1,4 @@
-"""What an instance's scheduler knows of one request.
-
-A line of sequences that wait for the same thing.
-"""
+"""A request on one instance, its prompt chunks, and the queue it waits in."""
 
 from collections.abc import Iterator
 
@@ -12,35 +9,26 @@ from twofold.kvcache.allocator import BlockAllocation
 from twofold.request import Phase, Request
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
-class Note:
-    """What a batcher keeps of a sequence; one that keeps something extends this with what it is."""
-
-
 @mypyc_attr(free_list_len=1)
 class ScheduledSequence:
     """Progress of a request on one instance.
 
-    `computed` counts tokens whose KV is in this instance's cache, `generated` output tokens so far wherever
-    they were made; while the sequence decodes, both stand as they were when it joined the decode set, which
-    keeps count from there. `decodes_here` is False on an instance that prefills and then hands off.
-    `start_tokens` and `decode_tokens` say how much KV memory it takes when (see `MemoryRule`), `grant` which it has.
+    `computed` counts the tokens whose KV is in this instance's cache, `generated` the output tokens made so far on
+    any instance. Both are frozen while the sequence is in the decode set, which counts iterations instead.
+    `decodes_here` is False if the request is handed off after prefill. `start_tokens` and `decode_tokens` are the KV
+    tokens reserved before prefill and with the first decode (`KvReservation`); `allocation` holds its blocks.
+    `reused_tokens` prompt tokens were found in the prefix cache; `copy` is a block (source, target) to copy before
+    the first iteration. `admission` is the admission order under swap preemption, counted from 1 (0: not admitted),
+    and `swapped` the allocation in host memory while it is swapped out.
 
-    Where memory grows, `number` says as the how-manieth it got some, from 1 on, and `swapped` what it has on the host
-    while it has none here.
-
-    Where prompts find what others have computed, `reused_tokens` of it were found, and `copy` names a block (from, to)
-    that is to be copied before its first iteration.
-
-    What it waits for is the `line` it stands in; without one it is done, though its KV may still be on its way
-    from here (`handing_off`) or to here. `note` is its batcher's.
+    A sequence waits in `queue`. Without one it is finished here, though its KV may still be read (`handing_off`).
     """
 
-    # The lines' own: who stands before and after it. The decode set's own: at which of its iterations this sequence
-    # joined, as the how-manieth, and at which it ends. For the driver: when it last gave a token, on its clock.
+    # Set by queues: neighbours. Set by the decode set: iteration and rank of joining, iteration of ending. Set by the
+    # driver: time of the last token, on its clock.
     __slots__ = (
-        "after",
-        "before",
+        "admission",
+        "allocation",
         "computed",
         "copy",
         "decode_tokens",
@@ -48,17 +36,16 @@ class ScheduledSequence:
         "end",
         "fetching",
         "generated",
-        "grant",
         "handing_off",
         "id",
         "join_number",
         "joined_at",
         "last_token_at",
-        "line",
-        "note",
-        "number",
+        "next",
         "output_tokens",
+        "previous",
         "prompt_tokens",
+        "queue",
         "request",
         "reused_tokens",
         "source",
@@ -76,7 +63,7 @@ class ScheduledSequence:
         generated: int = 0,
     ) -> None:
         self.request = request
-        # Again what the request says, because they are asked for at every step.
+        # Copied from the request because every step reads them.
         self.id = request.id
         self.prompt_tokens = request.prompt_tokens
         self.output_tokens = request.output_tokens
@@ -85,18 +72,17 @@ class ScheduledSequence:
         self.decode_tokens = decode_tokens
         self.computed = computed
         self.generated = generated
-        self.grant: BlockAllocation | None = None
+        self.allocation: BlockAllocation | None = None
         self.reused_tokens = 0
         self.copy: tuple[int, int] | None = None
         self.handing_off = False
-        self.fetching = False  # some of what it reuses is on its way
-        self.source = ""  # who sends its KV, if it is prefilled elsewhere
-        self.note: Note | None = None
-        self.number = 0
+        self.fetching = False  # cached KV of its prefix is still being fetched
+        self.source = ""  # the instance that prefills it, if not this one
+        self.admission = 0
         self.swapped: BlockAllocation | None = None
-        self.line: SequenceQueue | None = None
-        self.before: ScheduledSequence | None = None
-        self.after: ScheduledSequence | None = None
+        self.queue: SequenceQueue | None = None
+        self.previous: ScheduledSequence | None = None
+        self.next: ScheduledSequence | None = None
         self.joined_at = 0
         self.join_number: i64 = 0
         self.end: i64 = 0
@@ -104,18 +90,21 @@ class ScheduledSequence:
 
     @property
     def prefill_remaining(self) -> int:
-        """Prompt tokens still to be computed."""
+        """Prompt tokens still to compute."""
         return max(0, self.prompt_tokens - self.computed)
 
     def prefill(self, num_tokens: int) -> "PrefillChunk":
-        """The next `num_tokens` tokens of the prompt as work for an iteration."""
+        """The next `num_tokens` prompt tokens as work for a batch."""
         completes = num_tokens == self.prompt_tokens - self.computed
         return PrefillChunk(self, num_tokens, self.computed, completes)
 
 
 @mypyc_attr(free_list_len=1)
 class PrefillChunk:
-    """A prompt's part in an iteration: what its `BatchItem` says, and whose it is."""
+    """`num_tokens` prompt tokens of a sequence in a batch, after `context_tokens` that are in the cache.
+
+    `samples` is True for the last chunk of a prompt, which yields the first token.
+    """
 
     __slots__ = ("context_tokens", "num_tokens", "samples", "sequence")
 
@@ -132,13 +121,14 @@ class PrefillChunk:
         return self.sequence.id
 
     def item(self) -> BatchItem:
+        """The chunk as a message."""
         return BatchItem(self.sequence.id, Phase.PREFILL, self.num_tokens, self.context_tokens, self.samples)
 
 
 class SequenceQueue:
-    """Sequences in order of entry, `size` of them. Each knows who stands beside it, so that any can leave at once.
+    """Sequences in order of entry, as a linked list: any of them leaves in constant time.
 
-    A sequence stands in one line at a time.
+    A sequence is in one queue at a time.
     """
 
     def __init__(self) -> None:
@@ -153,45 +143,44 @@ class SequenceQueue:
         sequence = self.first
         while sequence is not None:
             yield sequence
-            sequence = sequence.after
+            sequence = sequence.next
 
     def append(self, sequence: ScheduledSequence) -> None:
-        if sequence.line is not None:
-            raise ValueError(f"{sequence.id} stands in a line already")
+        if sequence.queue is not None:
+            raise ValueError(f"{sequence.id} is in a queue already")
         last = self.last
         if last is None:
             self.first = sequence
         else:
-            last.after = sequence
-            sequence.before = last
+            last.next = sequence
+            sequence.previous = last
         self.last = sequence
-        sequence.line = self
+        sequence.queue = self
         self.size += 1
 
     def prepend(self, sequence: ScheduledSequence) -> None:
-        """Let a sequence in before all others."""
         first = self.first
         if first is None:
             self.append(sequence)
             return
-        if sequence.line is not None:
-            raise ValueError(f"{sequence.id} stands in a line already")
-        self.first = first.before = sequence
-        sequence.after = first
-        sequence.line = self
+        if sequence.queue is not None:
+            raise ValueError(f"{sequence.id} is in a queue already")
+        self.first = first.previous = sequence
+        sequence.next = first
+        sequence.queue = self
         self.size += 1
 
     def remove(self, sequence: ScheduledSequence) -> None:
-        if sequence.line is not self:
-            raise ValueError(f"{sequence.id} does not stand in this line")
-        before, after = sequence.before, sequence.after
-        if before is None:
-            self.first = after
+        if sequence.queue is not self:
+            raise ValueError(f"{sequence.id} is not in this queue")
+        previous, following = sequence.previous, sequence.next
+        if previous is None:
+            self.first = following
         else:
-            before.after = after
-        if after is None:
-            self.last = before
+            previous.next = following
+        if following is None:
+            self.last = previous
         else:
-            after.before = before
-        sequence.before = sequence.after = sequence.line = None
+            following.previous = previous
+        sequence.previous = sequence.next = sequence.queue = None
         self.size -= 1

@@ -1,25 +1,14 @@
-"""What an instance says of its sequences and of itself. Not compiled, see `route`."""
+"""Status of an instance. Not compiled, because messages contain it."""
 
 import msgspec
 
-from twofold.request import FinishReason
-
-
-class Outcome(msgspec.Struct, frozen=True):
-    """What an iteration did for one sequence that sampled a token: output token `index`, and what follows."""
-
-    request_id: str
-    index: int
-    finish_reason: FinishReason | None
-    hands_off: bool
-
 
 class InstanceStatus(msgspec.Struct, frozen=True):
-    """The accounts of an instance at one moment, for routers, metrics and health.
+    """Counts of an instance at one moment, for routers, metrics and health.
 
-    `running` includes the `swapped`. `swaps` counts how often one was swapped out, and `swap_blocks_moved` what went
-    out and back, ever. `blocks_cached` hold KV that prompts find, and do so until their memory is wanted, as that
-    of `blocks_evicted` was, ever; `blocks_pinned` of them until their time is up, or no others can go.
+    `running` includes the `swapped` sequences. `swaps` counts all swap-outs so far, `swap_blocks_moved` the blocks
+    copied in both directions. `blocks_cached` hold KV of the prefix cache, `blocks_pinned` of them for a guaranteed
+    time; `blocks_evicted` counts all evictions so far.
     """
 
     waiting: int
@@ -41,6 +30,6 @@ class InstanceStatus(msgspec.Struct, frozen=True):
 
     @property
     def idle(self) -> bool:
-        """Nothing is here and nothing is held."""
+        """Whether the instance has no request and holds no block."""
         queued = self.waiting + self.running + self.arriving + self.handing_off + self.lease_queue
         return queued == 0 and self.blocks_free == self.blocks_total

@@ -1,12 +1,13 @@
-"""Memory that decodes take as they go, and what is done when there is none left: last in, first out.
+"""Swap preemption: decodes allocate KV blocks as they grow, and the latest are swapped to host memory when none are
+left.
 
-A sequence begins with room for its prompt and a step of output, and takes a step more whenever that is used up. Where
-there is no room, those that came after it are swapped out to the memory of the host, the last first (as in the runtime
-of DistServe). They come back when there is room, the first first, and until then nobody new begins. So the one that
-came first always goes on, and all end (docs/decisions/0014).
+A sequence starts with blocks for its prompt and one step of output, and is extended step by step. Without free blocks
+the sequences admitted after it are swapped out, latest first (as in the runtime of DistServe). They return in
+admission order, and no new sequence is admitted before. The first sequence therefore always makes progress, and all
+finish (docs/decisions/0014).
 
-Each has its place in the host's memory promised from the start, so that swapping never fails: the host's memory bounds
-how many there are, that of the instance how many run.
+Host blocks for its full length are promised to each sequence at admission, so swapping out cannot fail: host memory
+bounds the admitted sequences, device memory the running ones.
 """
 
 from collections.abc import Sequence
@@ -24,7 +25,7 @@ STEP_TOKENS: Final = 64
 
 @mypyc_attr(free_list_len=1)
 class BlockCopy:
-    """The first `blocks` blocks of a sequence go to the host, or come from there; numbers are empty where not known."""
+    """Copy the first `blocks` blocks of a sequence to the host (`out`) or back; ids are empty where unknown."""
 
     __slots__ = ("blocks", "device_blocks", "host_blocks", "out")
 
@@ -38,212 +39,212 @@ class BlockCopy:
 
 
 class SwapPreemption:
-    """Decides who has memory of an instance (`blocks`) and who is on the `host`, for the scheduler that it belongs to.
+    """Divides the sequences of one instance between device blocks and `host` blocks.
 
-    `memory` is the rule that goes with it. `swapped` sequences are on the host now, and `swaps` were there, some more
-    than once.
+    `reservation` is the KV reservation that goes with it. `swapped` counts the sequences on the host, `swaps` all
+    swap-outs so far. The scheduler sets `queues`.
 
-    `copies` are what was decided, in order. A driver carries them out before the iteration that they came with. Blocks
-    that a sequence leaves are free at once all the same, because nobody else gets them sooner: while one is swapped
-    out nobody is let in, and those that are here compute in that iteration. What one that comes back is given is in
-    flight until the end of it.
+    The driver carries out `copies`, in order, before the batch that was started with them. Blocks of a swapped-out
+    sequence are free at once: only members of that batch can get them, because nothing is admitted meanwhile. Blocks
+    of a returning sequence are in flight until that batch ends.
     """
 
     def __init__(self, blocks: BlockAllocator, host: BlockAllocator, step_tokens: int = STEP_TOKENS) -> None:
         if step_tokens < 1:
-            raise ValueError("memory grows by at least one token at a time")
-        self.memory = KvReservation(step=step_tokens)
+            raise ValueError("a step must have at least one token")
+        self.reservation = KvReservation(step=step_tokens)
         self.blocks = blocks
         self.host = host
+        self.queues = Queues()
         self.copies: list[BlockCopy] = []
         self.swapped = 0
         self.swaps = 0
         self.blocks_copied = 0
         self._step = step_tokens
-        self._entered = 0
-        self._promised = 0  # blocks of the host
-        self._offered = 0  # of those, to prompts that a batcher is choosing from
-        self._coming: list[BlockAllocation] = []
+        self._admitted = 0
+        self._promised = 0  # host blocks
+        self._offered = 0  # host blocks promised to prompts of the selection in progress
+        self._returning: list[BlockAllocation] = []
 
-    # -- coming and going -------------------------------------------------------------------------------------
+    # -- admission ----------------------------------------------------------------------------------------------------
 
-    def admits(self, sequence: ScheduledSequence, queues: Queues) -> bool:
-        """Whether a sequence that wants to begin may: nobody waits to go on, and all keep room for another step."""
-        if queues.paused.size:
+    def can_admit(self, sequence: ScheduledSequence) -> bool:
+        """Whether a new sequence may start: none is paused, and all others keep blocks for another step."""
+        if self.queues.paused.size:
             return False
-        wanted = self.blocks.blocks_for(sequence.start_tokens) + self._margin(queues)
+        needed = self.blocks.blocks_for(sequence.start_tokens) + self._headroom()
         return (
-            wanted <= self.blocks.num_free and self._promised + self._whole(sequence) <= self.host.num_blocks
+            needed <= self.blocks.num_free
+            and self._promised + self._full_blocks(sequence) <= self.host.num_blocks
         )
 
-    def offer(self, queues: Queues) -> int:
-        """Blocks that a batcher may give to prompts; each is to be accepted by `take`."""
+    def begin_selection(self) -> int:
+        """Free blocks for prompts of the next batch; each prompt must then `offer`."""
         self._offered = 0
-        return 0 if queues.paused.size else max(0, self.blocks.num_free - self._margin(queues))
+        return 0 if self.queues.paused.size else max(0, self.blocks.num_free - self._headroom())
 
-    def take(self, sequence: ScheduledSequence) -> bool:
-        """Whether the host has a place for a prompt beside those that were offered one before."""
+    def offer(self, sequence: ScheduledSequence) -> bool:
+        """Promise host blocks to a selected prompt; False if there are not enough."""
         if not sequence.decodes_here:
             return True
-        if self._promised + self._offered + self._whole(sequence) > self.host.num_blocks:
+        if self._promised + self._offered + self._full_blocks(sequence) > self.host.num_blocks:
             return False
-        self._offered += self._whole(sequence)
+        self._offered += self._full_blocks(sequence)
         return True
 
-    def enter(self, sequence: ScheduledSequence) -> None:
-        """A sequence that will decode here was given its first blocks."""
-        self._entered += 1
-        sequence.number = self._entered
-        self._promised += self._whole(sequence)
+    def admit(self, sequence: ScheduledSequence) -> None:
+        """Count a sequence that got its first blocks and will decode here."""
+        self._admitted += 1
+        sequence.admission = self._admitted
+        self._promised += self._full_blocks(sequence)
 
-    def leave(self, sequence: ScheduledSequence) -> None:
-        """Nothing of a sequence is left to do; one that never entered is forgotten as well."""
-        if sequence.number:
-            sequence.number = 0
-            self._promised -= self._whole(sequence)
+    def forget(self, sequence: ScheduledSequence) -> None:
+        """Withdraw what was promised to a sequence that has finished, whether it was admitted or not."""
+        if sequence.admission:
+            sequence.admission = 0
+            self._promised -= self._full_blocks(sequence)
         if sequence.swapped is not None:
-            self._return(sequence, sequence.swapped)
+            self._free_host(sequence, sequence.swapped)
 
-    # -- memory -----------------------------------------------------------------------------------------------
+    # -- blocks -------------------------------------------------------------------------------------------------------
 
-    def lasts(self, sequence: ScheduledSequence) -> int:
-        """For how many iterations a sequence that does not decode just now has memory."""
-        grant = sequence.grant
-        return 0 if grant is None else grant.blocks * self.blocks.block_size - sequence.computed
+    def iterations_left(self, sequence: ScheduledSequence) -> int:
+        """Iterations for which a sequence outside the decode set has blocks."""
+        allocation = sequence.allocation
+        return 0 if allocation is None else allocation.blocks * self.blocks.block_size - sequence.computed
 
     def extend(self, sequence: ScheduledSequence) -> bool:
-        """Give a sequence whose memory is used up some more, if there is some."""
-        grant, tokens = sequence.grant, self._more(sequence)
-        if grant is None or not self.blocks.fits(tokens):
+        """Allocate another step; False if too few blocks are free."""
+        allocation, tokens = sequence.allocation, self._step_of(sequence)
+        if allocation is None or not self.blocks.fits(tokens):
             return False
-        self.blocks.extend(grant, tokens)
+        self.blocks.extend(allocation, tokens)
         return True
 
-    def settle(self, queues: Queues) -> list[ScheduledSequence]:
-        """Let those that stand still go on as far as there is, or can be made, room; to be called between iterations.
+    def resume_paused(self) -> list[ScheduledSequence]:
+        """Make paused sequences ready, before all others, as far as blocks are free or can be swapped out.
 
-        They are ready then, before all others. Returns the decodes that were running and are swapped out for them.
+        To be called between batches. Returns the decodes that were swapped out for them.
         """
-        stopped: list[ScheduledSequence] = []
-        back: list[ScheduledSequence] = []
-        standing = sorted(queues.paused, key=_number)
-        for sequence in standing:
-            if sequence.grant is not None:
-                if not self._make_room(sequence, queues, stopped):
+        queues = self.queues
+        preempted: list[ScheduledSequence] = []
+        resumed: list[ScheduledSequence] = []
+        paused = sorted(queues.paused, key=_admission)
+        for sequence in paused:
+            if sequence.allocation is not None:
+                if not self._make_room(sequence, preempted):
                     break
                 self.extend(sequence)
-                back.append(sequence)
+                resumed.append(sequence)
         else:
             if not self.copies:
-                self._bring_back(standing, queues, back)
-        for sequence in reversed(back):
+                self._swap_in(paused, resumed)
+        for sequence in reversed(resumed):
             queues.paused.remove(sequence)
             queues.ready.prepend(sequence)
-        return stopped
-
-    def copied(self) -> None:
-        """The iteration that the last copies came with is over, and so are they."""
-        for grant in self._coming:
-            self.blocks.end_transfer(grant)
-        self._coming.clear()
+        return preempted
 
     def take_copies(self) -> list[BlockCopy]:
-        """What is to be copied before the iteration that was just started."""
+        """The copies to carry out before the batch that was just started."""
         copies, self.copies = self.copies, []
         return copies
 
-    def _make_room(
-        self, sequence: ScheduledSequence, queues: Queues, stopped: list[ScheduledSequence]
-    ) -> bool:
-        """Room for another step of a sequence, at the cost of those that came after it, if that is enough."""
-        wanted, free = self.blocks.blocks_for(self._more(sequence)), self.blocks.num_free
-        if wanted <= free:
+    def batch_ended(self) -> None:
+        """The batch has ended, and with it its copies."""
+        for allocation in self._returning:
+            self.blocks.end_transfer(allocation)
+        self._returning.clear()
+
+    def _make_room(self, sequence: ScheduledSequence, preempted: list[ScheduledSequence]) -> bool:
+        """Swap out later sequences if that frees a step for this one."""
+        needed, free = self.blocks.blocks_for(self._step_of(sequence)), self.blocks.num_free
+        if needed <= free:
             return True
+        queues = self.queues
         later = [
             other
-            for line in (queues.decoding, queues.ready, queues.paused)
-            for other in line
-            # What a transfer may touch stays where it is.
-            if other.number > sequence.number and other.grant is not None and not other.grant.transfers
+            for queue in (queues.decoding, queues.ready, queues.paused)
+            for other in queue
+            # Blocks in a transfer stay where they are.
+            if other.admission > sequence.admission
+            and other.allocation is not None
+            and not other.allocation.transfers
         ]
-        later.sort(key=_number, reverse=True)
-        leaving: list[ScheduledSequence] = []
-        grants: list[BlockAllocation] = []
+        later.sort(key=_admission, reverse=True)
+        victims: list[ScheduledSequence] = []
+        allocations: list[BlockAllocation] = []
         for other in later:
-            if free >= wanted:
+            if free >= needed:
                 break
-            leaving.append(other)
-            if other.grant is not None:
-                grants.append(other.grant)
-            free = self.blocks.num_free + self.blocks.freed_by(grants)
-        if free < wanted:
+            victims.append(other)
+            if other.allocation is not None:
+                allocations.append(other.allocation)
+            free = self.blocks.num_free + self.blocks.freed_by(allocations)
+        if free < needed:
             return False
-        for other in leaving:
-            self._swap_out(other, queues, stopped)
+        for other in victims:
+            self._swap_out(other, preempted)
         return True
 
-    def _swap_out(
-        self, sequence: ScheduledSequence, queues: Queues, stopped: list[ScheduledSequence]
-    ) -> None:
-        if sequence.line is queues.decoding:
-            queues.decoding.leave(sequence)
+    def _swap_out(self, sequence: ScheduledSequence, preempted: list[ScheduledSequence]) -> None:
+        queues = self.queues
+        if sequence.queue is queues.decoding:
+            queues.decoding.remove(sequence)
             queues.paused.append(sequence)
-            stopped.append(sequence)
-        elif sequence.line is queues.ready:
+            preempted.append(sequence)
+        elif sequence.queue is queues.ready:
             queues.ready.remove(sequence)
             queues.paused.append(sequence)
-        grant = sequence.grant
-        assert grant is not None  # noqa: S101  (who has none is not asked; tells the type checker so)
-        there = sequence.swapped = self.host.allocate(sequence.id, sequence.computed)
-        self._copy(True, grant, there)
-        self.blocks.release(grant)
-        sequence.grant = None
+        device = sequence.allocation
+        assert device is not None  # noqa: S101  (victims have blocks; for the type checker)
+        host = sequence.swapped = self.host.allocate(sequence.id, sequence.computed)
+        self._copy(True, device, host)
+        self.blocks.release(device)
+        sequence.allocation = None
         self.swapped += 1
         self.swaps += 1
 
-    def _bring_back(
-        self, standing: list[ScheduledSequence], queues: Queues, back: list[ScheduledSequence]
-    ) -> None:
-        """As many as there is room for beside a step more of all who run, first come first."""
-        for sequence in standing:
-            there = sequence.swapped
-            if there is None:
+    def _swap_in(self, paused: list[ScheduledSequence], resumed: list[ScheduledSequence]) -> None:
+        """Swap in sequences, in order of admission, while all running ones keep blocks for another step."""
+        for sequence in paused:
+            host = sequence.swapped
+            if host is None:
                 continue
-            tokens = sequence.computed + self._more(sequence)
-            margin = self._margin(queues) + len(back) * self.blocks.blocks_for(self._step)
-            if self.blocks.blocks_for(tokens) + margin > self.blocks.num_free:
+            tokens = sequence.computed + self._step_of(sequence)
+            headroom = self._headroom() + len(resumed) * self.blocks.blocks_for(self._step)
+            if self.blocks.blocks_for(tokens) + headroom > self.blocks.num_free:
                 return
-            grant = sequence.grant = self.blocks.allocate(sequence.id, tokens)
-            self._copy(False, grant, there)
-            self.blocks.begin_transfer(grant)
-            self._coming.append(grant)
-            self._return(sequence, there)
-            back.append(sequence)
+            device = sequence.allocation = self.blocks.allocate(sequence.id, tokens)
+            self._copy(False, device, host)
+            self.blocks.begin_transfer(device)
+            self._returning.append(device)
+            self._free_host(sequence, host)
+            resumed.append(sequence)
 
-    def _return(self, sequence: ScheduledSequence, there: BlockAllocation) -> None:
-        self.host.release(there)
+    def _free_host(self, sequence: ScheduledSequence, host: BlockAllocation) -> None:
+        self.host.release(host)
         sequence.swapped = None
         self.swapped -= 1
 
-    def _copy(self, out: bool, here: BlockAllocation, there: BlockAllocation) -> None:
+    def _copy(self, out: bool, device: BlockAllocation, host: BlockAllocation) -> None:
         self.copies.append(
-            BlockCopy(out, there.blocks, self.blocks.blocks_of(here), self.host.blocks_of(there))
+            BlockCopy(out, host.blocks, self.blocks.blocks_of(device), self.host.blocks_of(host))
         )
-        self.blocks_copied += there.blocks
+        self.blocks_copied += host.blocks
 
-    def _more(self, sequence: ScheduledSequence) -> int:
-        """Tokens of the next step; the last output token never needs any KV."""
-        whole = sequence.prompt_tokens + sequence.output_tokens - 1
-        return min(self._step, whole - sequence.computed)
+    def _step_of(self, sequence: ScheduledSequence) -> int:
+        """Tokens of the next step; the last output token needs no KV."""
+        full = sequence.prompt_tokens + sequence.output_tokens - 1
+        return min(self._step, full - sequence.computed)
 
-    def _whole(self, sequence: ScheduledSequence) -> int:
-        """Blocks of a sequence in the end."""
+    def _full_blocks(self, sequence: ScheduledSequence) -> int:
+        """Blocks of a sequence at its full length."""
         return self.blocks.blocks_for(sequence.prompt_tokens + sequence.output_tokens - 1)
 
-    def _margin(self, queues: Queues) -> int:
-        """Blocks of another step of everybody here."""
-        return (queues.decoding.size + queues.ready.size) * self.blocks.blocks_for(self._step)
+    def _headroom(self) -> int:
+        """Blocks of another step of every running sequence."""
+        return (self.queues.decoding.size + self.queues.ready.size) * self.blocks.blocks_for(self._step)
 
 
-def _number(sequence: ScheduledSequence) -> int:
-    return sequence.number
+def _admission(sequence: ScheduledSequence) -> int:
+    return sequence.admission

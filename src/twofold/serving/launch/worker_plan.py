@@ -13,7 +13,7 @@ from twofold.errors import ConfigurationError
 from twofold.hardware.catalog import Catalog
 from twofold.instance import Role
 from twofold.kvcache.sharding import UNSHARDED, Sharding
-from twofold.scheduling.batchers import CHUNKED, INLINED, WHOLE_PROMPTS
+from twofold.scheduling.batchers import BATCHERS, INLINED
 from twofold.scheduling.routers import LIVE_ROUTERS
 from twofold.serving.config import AUTO, JoinTerms, ServiceConfig, TokenBudget, WorkerConfig
 from twofold.transport.registry import DEFAULT_TRANSPORT
@@ -73,7 +73,9 @@ def join_terms(
         batchers = {Role.MIXED: "chunked-prefill" if chunked_prefill and not inlines else whole}
     if roles_move:
         batchers = dict.fromkeys(Role, "splitwise")
-    if max_num_batched_tokens == AUTO and not any(batcher in WHOLE_PROMPTS for batcher in batchers.values()):
+    if max_num_batched_tokens == AUTO and not any(
+        BATCHERS[batcher].whole_prompts for batcher in batchers.values()
+    ):
         raise ConfigurationError(
             "--max-num-batched-tokens auto needs batchers for whole prompts: leave out chunked prefill "
             "(--no-enable-chunked-prefill) and the router splitwise, or give a number"
@@ -168,7 +170,7 @@ def with_chunks(workers: Sequence[WorkerConfig], chunk: int | None) -> tuple[Wor
         else worker
         for worker in workers
     ]
-    if not any(worker.batcher in CHUNKED for worker in chunked):
+    if not any(BATCHERS[worker.batcher].chunked for worker in chunked):
         raise ConfigurationError(
             f"--pipeline-chunk {chunk} needs workers that prefill on several stages: set --prefill-pp 2 or more, "
             "and a router with fixed roles"
@@ -198,7 +200,7 @@ def check_splits(config: ServiceConfig) -> None:
         raise ConfigurationError(
             f"--swap-space needs whole blocks, which {first.instance} ({first.split}) shards: leave it out"
         )
-    if config.journal_dir is not None and any(worker.batcher in CHUNKED for worker in divided):
+    if config.journal_dir is not None and any(BATCHERS[worker.batcher].chunked for worker in divided):
         raise ConfigurationError(
             "--journal records one batch at a time, and --pipeline-chunk runs several: leave one of them out"
         )

@@ -18,8 +18,8 @@ from twofold.instance import Role
 from twofold.request import Request
 from twofold.scheduling.cluster.router import Placement, PrefixFetch, RoleMove, Route
 from twofold.scheduling.cluster.scheduler import ClusterScheduler
+from twofold.scheduling.instance.batch import StepResult
 from twofold.scheduling.instance.scheduler import InstanceScheduler
-from twofold.scheduling.instance.status import Outcome
 
 log = logging.getLogger(__name__)
 
@@ -113,9 +113,9 @@ class JournaledInstance(InstanceScheduler):
             self.journal.write("grant", {}, leases, now)
         return leases
 
-    def landed(self, request_id: str, epoch: int) -> bool:
-        decodes = super().landed(request_id, epoch)
-        self.journal.write("landed", {"request_id": request_id, "epoch": epoch}, decodes)
+    def kv_received(self, request_id: str, epoch: int) -> bool:
+        decodes = super().kv_received(request_id, epoch)
+        self.journal.write("kv_received", {"request_id": request_id, "epoch": epoch}, decodes)
         return decodes
 
     def end_lease(self, request_id: str, epoch: int) -> None:
@@ -134,7 +134,7 @@ class JournaledInstance(InstanceScheduler):
 
     def peer_lost(self, source: str) -> list[str]:
         requests = super().peer_lost(source)
-        self.journal.write("lose_source", {"source": source}, requests)
+        self.journal.write("peer_lost", {"source": source}, requests)
         return requests
 
     def handed_off(self, request_id: str) -> None:
@@ -151,7 +151,7 @@ class JournaledInstance(InstanceScheduler):
             self.journal.write("next_batch", {}, batch, now)
         return batch
 
-    def complete(self, batch: Batch, stopped: Collection[str] = ()) -> list[Outcome]:
+    def complete(self, batch: Batch, stopped: Collection[str] = ()) -> list[StepResult]:
         outcomes = super().complete(batch, stopped)
         self.journal.write("complete", {"stopped": sorted(stopped)}, outcomes)
         return outcomes

@@ -56,7 +56,7 @@ def written(state: WorkerState, message: HandoffEnded) -> None:
 
 def landed(state: WorkerState, request_id: str, epoch: int, first_token: int | None) -> None:
     """The KV of a request is complete here; to be called with the lock held."""
-    if first_token is not None and state.scheduler.landed(request_id, epoch):
+    if first_token is not None and state.scheduler.kv_received(request_id, epoch):
         _decode(state, request_id, first_token)
 
 

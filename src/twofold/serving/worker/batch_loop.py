@@ -12,9 +12,8 @@ from functools import partial
 from twofold.batch import Batch, BatchItem
 from twofold.engine.base import Engine, OnLayer, PipelineEngine, Sampled, SequenceStep
 from twofold.request import Phase, TokenOutput
-from twofold.scheduling.instance.pipeline import PipelineScheduler
+from twofold.scheduling.instance.batch import StepResult
 from twofold.scheduling.instance.scheduler import InstanceScheduler
-from twofold.scheduling.instance.status import Outcome
 from twofold.scheduling.instance.swap_preemption import BlockCopy
 from twofold.serving.messages import PrefillStarted, StepDone
 from twofold.serving.worker.engines import HostSwapSpace
@@ -113,11 +112,11 @@ class BatchLoop:
 
     def _swapped(self) -> list[BlockCopy]:
         """What is to be copied before the batch. Those that stood still may go on, so that others may begin."""
-        growth = self._scheduler.growth
-        if growth is None:
+        swap = self._scheduler.swap
+        if swap is None:
             return []
         self._state.grant()
-        return growth.take_copies()
+        return swap.take_copies()
 
     def _announce(self, batch: Batch) -> None:
         """Tell the controller of prompts that start, where it waits to hear of them."""
@@ -179,7 +178,7 @@ class BatchLoop:
         for outcome in outcomes:
             self._pass_on(outcome, drawn[outcome.request_id].token_id)
 
-    def _pass_on(self, outcome: Outcome, token_id: int) -> None:
+    def _pass_on(self, outcome: StepResult, token_id: int) -> None:
         """After the first token has left for the client, the sender learns whether to go on with the hand-off."""
         sender, request_id = self._state.sender, outcome.request_id
         if outcome.hands_off:
@@ -210,7 +209,7 @@ class BatchLoop:
             if request_id in sequences and sequences[request_id].ends_with(sample.token_id, self._eos)
         }
 
-    def _token(self, outcome: Outcome, sample: Sampled, reused: dict[str, int]) -> TokenOutput:
+    def _token(self, outcome: StepResult, sample: Sampled, reused: dict[str, int]) -> TokenOutput:
         if outcome.finish_reason is not None or outcome.hands_off:
             del self._state.sequences[outcome.request_id]
         else:
@@ -235,7 +234,7 @@ class PipelinedBatchLoop(BatchLoop):
     def __init__(
         self,
         state: WorkerState,
-        scheduler: PipelineScheduler,
+        scheduler: InstanceScheduler,
         engine: PipelineEngine,
         eos_token_ids: frozenset[int],
     ) -> None:

@@ -10,10 +10,8 @@ from twofold.kvcache.eviction import create_eviction
 from twofold.kvcache.leases import LeaseTable
 from twofold.kvcache.paged import PagedBlockAllocator, PrefixBlockAllocator
 from twofold.performance.host_profile import PackedModel
-from twofold.scheduling.batchers import BATCHERS, CHUNKED, INLINED
-from twofold.scheduling.batchers.inlined import InlinedPrefill
+from twofold.scheduling.batchers import create_batcher
 from twofold.scheduling.instance.batcher import Batcher
-from twofold.scheduling.instance.pipeline import ChunkedPipelineScheduler, PipelineScheduler
 from twofold.scheduling.instance.scheduler import InstanceScheduler
 from twofold.scheduling.instance.swap_preemption import SwapPreemption
 from twofold.serving.config import ServiceConfig, WorkerConfig
@@ -48,7 +46,7 @@ class BatchDriver:
     def bind(self, state: WorkerState) -> None:
         parts, scheduler = self._parts, self._scheduler
         self._use_store(state)
-        if isinstance(scheduler, PipelineScheduler):
+        if scheduler.stages > 1:
             assert isinstance(parts.engine, PipelineEngine)  # noqa: S101  (others get no such scheduler)
             self._iterations: BatchLoop = PipelinedBatchLoop(
                 state, scheduler, parts.engine, parts.eos_token_ids
@@ -67,7 +65,7 @@ class BatchDriver:
         Decodes that take memory as they go are counted on to have what is free, so their workers do without.
         """
         config, copier, shared = self._config, self._parts.copier, self._scheduler.shared
-        if config.store is None or shared is None or copier is None or self._scheduler.growth is not None:
+        if config.store is None or shared is None or copier is None or self._scheduler.swap is not None:
             return
         inbox = config.inbox(f"{self._spec.instance}-{os.getpid()}-store")
         client = StoreClient(self._context, inbox, config.store_inbox, verify=config.kv_checksums)
@@ -77,9 +75,9 @@ class BatchDriver:
 
 def _batcher(config: ServiceConfig, spec: WorkerConfig) -> Batcher:
     budget, most, inline = spec.max_num_batched_tokens, config.engine.max_num_seqs, config.inline
-    if inline is None or spec.batcher != INLINED:
-        return BATCHERS[spec.batcher](budget, most)
-    return InlinedPrefill(budget, most, PackedModel("this host", inline.times), inline.tbt_s)
+    if inline is None:
+        return create_batcher(spec.batcher, budget, most)
+    return create_batcher(spec.batcher, budget, most, PackedModel("this host", inline.times), inline.tbt_s)
 
 
 def _scheduler(
@@ -105,13 +103,13 @@ def _scheduler(
     leases = LeaseTable(blocks, spec.instance, epoch, lease_s, watcher)
     batcher = _batcher(config, spec)
     swap_blocks = 0 if parts.swap_space is None else parts.swap_space.num_blocks
-    growth = SwapPreemption(blocks, PagedBlockAllocator(swap_blocks, block_size)) if swap_blocks else None
+    swap = SwapPreemption(blocks, PagedBlockAllocator(swap_blocks, block_size)) if swap_blocks else None
     most = config.engine.max_num_seqs
-    if spec.split.pipeline > 1 and spec.batcher in CHUNKED:
-        return ChunkedPipelineScheduler(batcher, blocks, leases, most, spec.split.pipeline)
+    # Stages of a live worker run concurrently for the chunks of prompts only.
+    stages = spec.split.pipeline if batcher.chunked else 1
     if config.journal_dir is None:
-        return InstanceScheduler(batcher, blocks, leases, most, growth=growth)
-    scheduler = JournaledInstance(batcher, blocks, leases, most, growth=growth)
+        return InstanceScheduler(batcher, blocks, leases, most, swap=swap, stages=stages)
+    scheduler = JournaledInstance(batcher, blocks, leases, most, swap=swap, stages=stages)
     scheduler.journal = Journal(config.journal_dir, spec.instance)
     scheduler.journal.write(
         "instance",

@@ -144,7 +144,7 @@ class StoredPrefixes(PrefixSource):
 
     def _hold(self, item: BatchItem, keys: Sequence[bytes]) -> _Held:
         scheduler, shared = self._scheduler, self._shared
-        grant = scheduler.grant_of(item.request_id)
+        grant = scheduler.allocation_of(item.request_id)
         shared.begin_transfer(grant)
         self._held_blocks += len(keys)
         begins = item.context_tokens == scheduler.reused_tokens(item.request_id)

@@ -22,7 +22,7 @@ from twofold.engine.torch.pool import KvPool, copy_all_layers, copy_blocks
 from twofold.engine.torch.ranks import RANK_HEARTBEAT_S, RankFollower, SplitEngine
 from twofold.engine.torch.split_model import RankGroup, check_split_model, split_model
 from twofold.errors import ConfigurationError
-from twofold.scheduling.batchers import GROWING
+from twofold.scheduling.batchers import can_swap
 from twofold.scheduling.instance.swap_preemption import BlockCopy
 from twofold.security.network import HostNetwork
 from twofold.serving.config import ServiceConfig, WorkerConfig
@@ -176,7 +176,7 @@ class TorchFactory:
             spec.instance, epoch, plan.layout, plan.num_blocks, device, self._network
         )
         engine_pool, landing_pool = transport.engine_pool, transport.landing_pool
-        swaps = plan.swap_blocks > 0 and spec.batcher in GROWING
+        swaps = plan.swap_blocks > 0 and can_swap(spec.batcher)
         return WorkerParts(
             transport=transport,
             landing=KvLanding() if engine_pool is landing_pool else StagedLanding(landing_pool, engine_pool),
@@ -212,7 +212,7 @@ def prepare(service: ServiceConfig, stage: ReportStage) -> TorchFactory:
         workers=len(service.workers),
         available_bytes=available_bytes,
         swap_bytes=config.swap_bytes,
-        swapping=sum(worker.batcher in GROWING for worker in service.workers),
+        swapping=sum(can_swap(worker.batcher) for worker in service.workers),
     )
     name, make = model_fingerprint(Path(config.model)), load_transport(service.transport)
     return TorchFactory(model, name, plan, config.device, make, service.network)

@@ -132,7 +132,7 @@ class Instance(RuleBasedStateMachine):
             if instance.read_started(request.id, EPOCH):
                 assert instance.read_ended(request.id, complete=True) is alive
         elif way == "written":
-            assert instance.landed(request.id, EPOCH) is alive
+            assert instance.kv_received(request.id, EPOCH) is alive
         elif way == "cut":
             for lost in instance.peer_lost("p"):
                 self.touched.pop(lost, None)

@@ -20,7 +20,7 @@ from twofold.engine.vllm.sampling import vllm_sampling
 from twofold.errors import ModelError
 from twofold.handoff import LeaseWatcher
 from twofold.request import SamplingParams
-from twofold.scheduling.batchers import CHUNKED
+from twofold.scheduling.batchers import BATCHERS
 from twofold.serving.config import EngineConfig, ServiceConfig, WorkerConfig
 from twofold.serving.launch.memory_plan import DEFAULT_KV_CACHE_BYTES
 from twofold.serving.launch.model_source import model_fingerprint
@@ -54,11 +54,6 @@ class VllmEngine:
         while self._core.busy:
             self._core.step()
         return [None] * len(steps)
-
-
-# Batchers that cut prompts by their budget; for `decode` those are what is computed again after a pre-emption.
-# Others take prompts whole, so that their layers are complete, and on their way, as early as can be.
-_CUT = {*CHUNKED, "chunked-prefill", "decode"}
 
 
 class VllmFactory:
@@ -160,7 +155,10 @@ def _options(config: EngineConfig) -> dict[str, object]:
 
 
 def _knobs(config: EngineConfig, spec: WorkerConfig, max_model_len: int) -> CoreOptions:
-    cuts = spec.batcher in _CUT
+    batcher = BATCHERS[spec.batcher]
+    # A decode worker computes prompts only after a preemption. Others take them whole, unless their batcher cuts
+    # them, so that their layers are complete, and sent, as early as possible.
+    cuts = batcher.cuts_prompts or not batcher.prefills
     budget = spec.max_num_batched_tokens if cuts else max(spec.max_num_batched_tokens, max_model_len)
     return CoreOptions(
         max_num_batched_tokens=max(budget, config.max_num_seqs),

@@ -123,7 +123,7 @@ class VllmScheduler:
         granted, self._granted = self._granted, []
         return granted
 
-    def landed(self, request_id: str, epoch: int) -> bool:
+    def kv_received(self, request_id: str, epoch: int) -> bool:
         self.leases.end(request_id, epoch)
         return self._arrived(request_id)
 

@@ -1,0 +1,165 @@
+"""The decode side of a hand-off: leases on blocks, and sequences whose KV cache is on its way."""
+
+from mypy_extensions import mypyc_attr
+
+from twofold.handoff import Lease
+from twofold.kvcache.allocator import BlockAllocation, BlockAllocator
+from twofold.kvcache.leases import LeaseTable
+from twofold.request import Request
+from twofold.scheduling.instance.kv_reservation import KvReservation
+from twofold.scheduling.instance.sequence import ScheduledSequence, SequenceQueue
+from twofold.scheduling.instance.swap_preemption import SwapPreemption
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class KvReceiver:
+    """Grants leases to prefill instances and tracks their transfers until a sequence can decode.
+
+    `sequences` are all requests known to this instance. `lease_queue` holds the requests that wait for a lease, in
+    order; `arriving` those whose KV cache is being written or read.
+    """
+
+    def __init__(
+        self,
+        blocks: BlockAllocator,
+        leases: LeaseTable,
+        reservation: KvReservation,
+        swap: SwapPreemption | None,
+    ) -> None:
+        self.blocks = blocks
+        self.leases = leases
+        self.reservation = reservation if swap is None else swap.reservation
+        self.swap = swap
+        self.sequences: dict[str, ScheduledSequence] = {}
+        self.lease_queue = SequenceQueue()
+        self.arriving = SequenceQueue()
+        self.pulls: dict[str, BlockAllocation] = {}  # blocks that this instance fills itself, by request
+
+    def reserve(self, request: Request, source: str) -> None:
+        """Queue a request that is prefilled on `source` for a lease; `grant` returns it."""
+        sequence = _prefilled_elsewhere(request, source)
+        self.add(sequence)
+        self.lease_queue.append(sequence)
+
+    def grant(self, now: float) -> list[Lease]:
+        """Grant leases in order while there are blocks.
+
+        To be called after every command and completed batch, since each may queue a request or free blocks.
+        """
+        granted: list[Lease] = []
+        queue = self.lease_queue
+        while (sequence := queue.first) is not None and self._can_lease(sequence):
+            queue.remove(sequence)
+            granted.append(self._lease(sequence, now))
+            if not queue.size:
+                self.blocks_freed()
+        return granted
+
+    def lease_now(self, request: Request, source: str, now: float) -> Lease | None:
+        """Grant a lease ahead of the queue; None, and nothing changed, without enough blocks."""
+        sequence = _prefilled_elsewhere(request, source)
+        self.add(sequence)
+        if self._can_lease(sequence):
+            return self._lease(sequence, now)
+        del self.sequences[sequence.id]
+        return None
+
+    def kv_received(self, request_id: str, epoch: int) -> bool:
+        """End a lease whose KV cache is complete; True if the request now decodes."""
+        self.leases.end(request_id, epoch)
+        return self._arrived(request_id)
+
+    def end_lease(self, request_id: str, epoch: int) -> None:
+        """End a lease whose KV cache is incomplete: its source gave up or died, and writes no more."""
+        if self.leases.end(request_id, epoch):
+            self.blocks_freed()
+
+    def read_started(self, request_id: str, epoch: int) -> bool:
+        """End a lease because this instance pulls the KV cache itself.
+
+        Its blocks stay held until `read_ended`, whatever happens to the request. False if the request is not here any
+        more: then nothing is to be read.
+        """
+        sequence = self.sequences.get(request_id)
+        reads = sequence is not None and sequence.queue is self.arriving
+        if sequence is not None and reads:
+            allocation = self.pulls[request_id] = allocation_of(sequence)
+            self.blocks.begin_transfer(allocation)
+        self.end_lease(request_id, epoch)
+        return reads
+
+    def read_ended(self, request_id: str, *, complete: bool) -> bool:
+        """End a pull; True if the request now decodes."""
+        self.blocks.end_transfer(self.pulls.pop(request_id))
+        if complete:
+            return self._arrived(request_id)
+        self.blocks_freed()
+        return False
+
+    def peer_lost(self, source: str) -> list[str]:
+        """End the leases of a dead instance and drop its reservations.
+
+        Returns the requests concerned; those with blocks keep them until they are aborted.
+        """
+        queued = [sequence for sequence in self.lease_queue if sequence.source == source]
+        for sequence in queued:
+            self.lease_queue.remove(sequence)
+            del self.sequences[sequence.id]
+        leased = [lease.request_id for lease in self.leases.held_by(source)]
+        for request_id in leased:
+            self.leases.end(request_id, self.leases.epoch)
+        self.blocks_freed()
+        return [sequence.id for sequence in queued] + leased
+
+    # -- used and provided by the scheduler ---------------------------------------------------------------------------
+
+    def add(self, sequence: ScheduledSequence) -> None:
+        """Register a sequence and determine its KV reservation; raises ValueError if its id is taken."""
+        request_id, output, reservation = sequence.id, sequence.output_tokens, self.reservation
+        if self.sequences.setdefault(request_id, sequence) is not sequence:
+            raise ValueError(f"request {request_id} is already here")
+        sequence.start_tokens = reservation.at_start(sequence.prompt_tokens, output, sequence.decodes_here)
+        if sequence.decodes_here:
+            sequence.decode_tokens = reservation.at_decode_start(output)
+
+    def enqueue_ready(self, sequence: ScheduledSequence) -> None:
+        """Queue a sequence whose KV cache is complete for decode."""
+        raise NotImplementedError
+
+    def blocks_freed(self) -> None:
+        """Consider waiting sequences: blocks were freed, or the last pending lease was granted."""
+        raise NotImplementedError
+
+    def _can_lease(self, sequence: ScheduledSequence) -> bool:
+        swap = self.swap
+        return self.blocks.fits(sequence.start_tokens) and (swap is None or swap.can_admit(sequence))
+
+    def _lease(self, sequence: ScheduledSequence, now: float) -> Lease:
+        sequence.allocation = allocation = self.blocks.allocate(sequence.id, sequence.start_tokens)
+        if self.swap is not None:
+            self.swap.admit(sequence)
+        self.arriving.append(sequence)
+        return self.leases.grant(allocation, sequence.source, now)
+
+    def _arrived(self, request_id: str) -> bool:
+        sequence = self.sequences.get(request_id)
+        if sequence is None or sequence.queue is not self.arriving:
+            self.blocks_freed()
+            return False
+        self.arriving.remove(sequence)
+        self.enqueue_ready(sequence)
+        return True
+
+
+def allocation_of(sequence: ScheduledSequence) -> BlockAllocation:
+    """The blocks of a sequence; raises KeyError if it has none."""
+    allocation = sequence.allocation
+    if allocation is None:
+        raise KeyError(f"request {sequence.id} has no blocks")
+    return allocation
+
+
+def _prefilled_elsewhere(request: Request, source: str) -> ScheduledSequence:
+    sequence = ScheduledSequence(request, decodes_here=True, generated=1)
+    sequence.computed, sequence.source = sequence.prompt_tokens, source
+    return sequence

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from twofold.cluster.timing import PS
 from twofold.performance.host_profile import ContentionFactors
-from twofold.simulation.host import Host, Task
+from twofold.simulation.host import Host, HostTask
 from twofold.simulation.kernel import Event, EventOrder, Kernel
 
 
@@ -43,48 +43,48 @@ class Run:
 def test_a_task_alone_takes_its_time():
     """Nobody is in the way."""
     run = Run(cores=2)
-    run.job(0, Task([0]), 1.0, 2.0)
+    run.job(0, HostTask([0]), 1.0, 2.0)
     assert run.finish() == {0: 3.0}
 
 
 def test_two_on_a_core_take_turns():
     """Both run at half speed while both run: 1 s alone, then shared until the shorter has had its second second."""
     run = Run(cores=2)
-    run.job(0, Task([0]), 0.0, 3.0)
-    run.job(1, Task([0]), 1.0, 1.0)
+    run.job(0, HostTask([0]), 0.0, 3.0)
+    run.job(1, HostTask([0]), 1.0, 1.0)
     assert run.finish() == pytest.approx({0: 4.0, 1: 3.0})
 
 
 def test_who_may_run_anywhere_runs_where_nobody_does():
     """And is in nobody's way then."""
     run = Run(cores=2)
-    run.job(0, Task([0]), 0.0, 2.0)
-    run.job(1, Task([0, 1]), 0.0, 2.0)
+    run.job(0, HostTask([0]), 0.0, 2.0)
+    run.job(1, HostTask([0, 1]), 0.0, 2.0)
     assert run.finish() == pytest.approx({0: 2.0, 1: 2.0})
 
 
 def test_busy_neighbours_slow_down():
     """Only while they are busy, and only who suffers from it."""
     run = Run(cores=2)
-    run.job(0, Task([0], slowdowns=ContentionFactors(crowded=1.5)), 0.0, 3.0)
-    run.job(1, Task([1]), 0.0, 1.5)
+    run.job(0, HostTask([0], contention=ContentionFactors(crowded=1.5)), 0.0, 3.0)
+    run.job(1, HostTask([1]), 0.0, 1.5)
     assert run.finish() == pytest.approx({0: 3.5, 1: 1.5})
 
 
 def test_threads_take_a_core_each():
     """A task of two threads has the mean of what it gets of its cores."""
     run = Run(cores=2)
-    run.job(0, Task([0, 1], threads=2), 0.0, 3.0)
-    run.job(1, Task([1]), 0.0, 1.0)
+    run.job(0, HostTask([0, 1], threads=2), 0.0, 3.0)
+    run.job(1, HostTask([1]), 0.0, 1.0)
     assert run.finish() == pytest.approx({0: 3.5, 1: 2.0})
 
 
 def test_what_is_dropped_does_not_end():
     """And gives its share back."""
     run = Run(cores=1)
-    lost = Task([0])
+    lost = HostTask([0])
     run.job(0, lost, 0.0, 5.0)
-    run.job(1, Task([0]), 0.0, 2.0)
+    run.job(1, HostTask([0]), 0.0, 2.0)
     run.kernel.schedule(PS, EventOrder.FAILURE, lambda _: run.host.drop(lost))
     assert run.finish() == pytest.approx({1: 2.5})
 
@@ -100,7 +100,7 @@ def test_no_core_does_more_than_a_core_can(jobs):
     """All end, none before it could alone, and the host does no more work than its cores have time for."""
     run = Run(cores=2)
     for number, (start, work, cores) in enumerate(jobs):
-        run.job(number, Task(cores), start, work)
+        run.job(number, HostTask(cores), start, work)
     ends = run.finish()
     assert set(ends) == set(range(len(jobs)))
     assert all(ends[n] >= (start + work) * (1 - 1e-9) for n, (start, work, _) in enumerate(jobs))

@@ -37,8 +37,8 @@ def test_it_is_found_after_any_time(pace, elapsed):
 def test_a_later_iteration_of_a_run_takes_what_it_would_alone(sequences, context, later):
     """Every sequence has one token more in each; that is what makes closed form and single steps equal."""
     timing = Timing(ToyModel(4, 1, 7))
-    first = timing.pace(RunningBatch([], 0, 0, sequences, context, 10**6))
-    alone = timing.pace(RunningBatch([], 0, 0, sequences, context + later * sequences, 10**6))
+    first = timing.batch(RunningBatch([], 0, 0, sequences, context, 10**6))
+    alone = timing.batch(RunningBatch([], 0, 0, sequences, context + later * sequences, 10**6))
     assert alone.first_ps == first.first_ps + later * first.step_ps
 
 
@@ -57,6 +57,6 @@ def test_prompts_are_asked_for_with_their_squares_and_decodes_beside_them():
 
     chunk = ScheduledSequence(request("a", prompt=100), True, 100, computed=90).prefill(10)
     timing = Timing(Asked())
-    assert timing.pace(RunningBatch([chunk], 10, 1, 0, 0, 1)).first_ps == PS
-    assert timing.pace(RunningBatch([chunk], 10, 1, 3, 700, 1)).first_ps == 2 * PS
+    assert timing.batch(RunningBatch([chunk], 10, 1, 0, 0, 1)).first_ps == PS
+    assert timing.batch(RunningBatch([chunk], 10, 1, 3, 700, 1)).first_ps == 2 * PS
     assert asked == [(10, 100**2 - 90**2), (10, 100**2 - 90**2, 3, 700)]

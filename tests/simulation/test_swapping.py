@@ -82,7 +82,7 @@ def test_memory_that_grows_takes_more_requests_at_once():
         ({"swap_space_bytes": 10}, "is less than one KV block"),
         (
             {"pools": (PoolSpec(machines=1, machine="dgx-h100", role=Role.MIXED, batcher="splitwise"),)},
-            "the batcher splitwise cannot swap",
+            "the batcher splitwise preempts decodes",
         ),
     ],
 )

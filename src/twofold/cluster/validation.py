@@ -42,9 +42,10 @@ def check_batchers(spec: ClusterSpec, batchers: Collection[str]) -> None:
     """Check that one of the pools' `batchers` supports each batching option; raises ConfigurationError."""
     whole_prompts = any(BATCHERS[batcher].whole_prompts for batcher in batchers)
     if spec.max_num_batched_tokens == SATURATING and not whole_prompts:
+        known = ", ".join(batchers_with("whole_prompts"))
         raise ConfigurationError(
-            f"max_num_batched_tokens {SATURATING} needs one of the batchers {', '.join(batchers_with('whole_prompts'))}, which take "
-            "whole prompts, but no pool uses one: give a number"
+            f"max_num_batched_tokens {SATURATING} needs one of the batchers {known}, which take whole prompts, "
+            "but no pool uses one: give a number"
         )
     if spec.pipeline_chunk is not None:
         if cluster_rules(spec.rules).stagewise:

@@ -57,7 +57,7 @@ def test_an_iteration_takes_what_the_simulator_says(prompts, contexts):
     clock = FakeClock()
     steps = [prompt(tokens, start) for tokens, start in prompts] + [decode(context) for context in contexts]
     engine(clock).run(steps)
-    assert clock.now() == Timing(MODEL).pace(iteration).first_ps
+    assert clock.now() == Timing(MODEL).batch(iteration).first_ps
 
 
 def test_iterations_follow_each_other_without_drift():

@@ -102,7 +102,7 @@ class Service:
         path = LINK.transfer(MODEL.kv_bytes_per_token, MODEL.layers)
         prefill_s = TIMES.seconds(tokens, tokens * tokens, 0, 0)
         landed = end + path.layer_wise_s(tokens, prefill_s) - path.sync_s + SYNC_S
-        self.journals["decode"].append(JournalEntry(landed, "landed", {"request_id": request.id}, True))
+        self.journals["decode"].append(JournalEntry(landed, "kv_received", {"request_id": request.id}, True))
 
 
 def shared_logs():

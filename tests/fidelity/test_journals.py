@@ -56,5 +56,5 @@ def test_a_batch_that_did_not_end_is_left_out():
 
 def test_when_kv_landed():
     """By attempt."""
-    log = WorkerLog([JournalEntry(3.0, "landed", {"request_id": "r~0", "epoch": 1}, True)])
+    log = WorkerLog([JournalEntry(3.0, "kv_received", {"request_id": "r~0", "epoch": 1}, True)])
     assert log.landed == {"r~0": 3.0}

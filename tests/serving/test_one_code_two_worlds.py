@@ -105,7 +105,7 @@ class VirtualRun:
     def on_grant(self, name):
         return self.instances[name].grant(self.clock)
 
-    def on_landed(self, name, **args):
+    def on_kv_received(self, name, **args):
         return self.instances[name].kv_received(**args)
 
     def on_end_lease(self, name, **args):

@@ -42,6 +42,13 @@ def _fields(decision: object) -> dict[str, object]:
             return _route_fields(decision)
         case PrefixFetch():
             return {"source": decision.source, "blocks": decision.blocks}
+        case StepResult():
+            return {
+                "request_id": decision.request_id,
+                "index": decision.index,
+                "finish_reason": decision.finish_reason,
+                "hands_off": decision.hands_off,
+            }
         case RoleMove():
             return {"instance": decision.instance, "role": decision.role}
         case _:

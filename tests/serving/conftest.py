@@ -11,7 +11,7 @@ from twofold.bench.two_hosts import two_hosts
 from twofold.errors import ConfigurationError
 
 HERE = Path(__file__).parent
-MOST = 4  # services at once: each takes memory and, though nobody asks it anything, part of a core
+MOST = 4  # services at once: each takes memory and, even idle, part of a core
 
 
 class Services:

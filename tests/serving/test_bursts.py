@@ -9,7 +9,7 @@ from support.api_client import all_blocks_free, block_counts, complete_all, metr
 from support.flags import COLOCATED, SPLIT
 
 PULL = (*SPLIT, "--handoff", "pull")
-# Of 64 KV blocks a request of the longest kind has half.
+# The longest requests take half of the 64 KV blocks.
 TIGHT = ("--max-model-len", "512", "--kv-cache-memory-bytes", "1536KiB", "--max-num-seqs", "16")
 SWAP = (*TIGHT, "--swap-space", "16MiB")
 WAYS = [

@@ -66,7 +66,7 @@ def test_capacity_is_never_exceeded(tiny_model_dir, tmp_path):
             assert value <= blocks["kv_store_capacity_blocks", whose, part]
     assert blocks["kv_store_capacity_blocks", "home", "memory"] <= STORE_BYTES // BLOCK_BYTES
     assert blocks["kv_store_capacity_blocks", "home", "disk"] <= DISK_BYTES // BLOCK_BYTES
-    # It was full, or this shows nothing.
+    # The disk tier was full.
     assert blocks["kv_store_blocks", "home", "disk"] == blocks["kv_store_capacity_blocks", "home", "disk"]
     assert (
         blocks["kv_cache_blocks", "prefill-0", "cached"] > blocks["kv_cache_blocks", "prefill-0", "total"] / 2

@@ -17,8 +17,8 @@ from support.transports import NIXL
 
 SPLIT = ("prefill", "decode")
 PULLED = ("--handoff", "pull", "--kv-checksums")
-SOON = ("--max-restart-delay", "1")  # one that is killed a hundred times would be left alone for long
-# KV of a prompt of 150 tokens, as many as there are on average, takes a second; all else is quick.
+SOON = ("--max-restart-delay", "1")  # without it, the back-off after many kills takes too long
+# The KV of an average prompt (150 tokens) takes a second to transfer; all other work is fast.
 SLOW_LINKS = """
 model: opt-1.3b
 router: jsq

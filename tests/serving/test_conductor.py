@@ -17,7 +17,7 @@ from twofold.bench.services import metrics
 
 BLOCK, OUTPUT = 16, 8
 SHARED, OWN = 60 * BLOCK, 1000
-# Slow for what they are asked: a prompt of 2,000 tokens takes most of a second, and one that shares its beginning half.
+# Slow machines: a prompt of 2,000 tokens takes most of a second, and half of that with a cached prefix.
 CLUSTER = """
 model: llama2-70b
 performance: fitted
@@ -84,7 +84,7 @@ def test_prompts_are_routed_to_their_cached_prefix(emulated):
 
 
 def test_a_busy_worker_with_the_prefix_is_bypassed(emulated):
-    """The prefix is computed again elsewhere, so both workers have it."""
+    """The other worker computes the prefix again, so both workers cache it."""
     _, url = emulated
     begin = tokens("in demand", SHARED)
     asyncio.run(ask(url, begin))
@@ -110,7 +110,7 @@ def test_the_prefixes_of_a_killed_worker_are_recomputed(emulated):
         return await asked
 
     asyncio.run(killed())
-    # The other one has it now, or this one has again: whoever computed it last.
+    # Either worker may have computed the prefix last.
     assert asyncio.run(ask(url, begin + tokens("after", 40))) == [SHARED]
     assert asyncio.run(all_blocks_free(url))
 

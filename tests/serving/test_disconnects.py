@@ -43,7 +43,7 @@ def occasions(draw, answer_s):
     """
     while True:
         yield {"stream": draw.random() < 0.5}
-        # Early rather than late: the decode is much the longest part.
+        # Mostly early: decode is by far the longest phase.
         yield {"stream": draw.random() < 0.5, "after_s": answer_s * draw.random() ** 3}
         yield {"stream": True, "after_tokens": 1}
         yield {"stream": True, "after_tokens": draw.randint(2, OUTPUT // 5)}
@@ -67,7 +67,7 @@ async def storm(url, disconnects, settled, seed=5):
         await asyncio.gather(*(one(**next(occasion)) for _ in range(disconnects)))
         assert await settled(url), "blocks are still held after every client has gone"
         made = await complete(session, url, [11, 12, 13], max_tokens=5, ignore_eos=True)
-        assert len(made) == 5, "the next request is answered"
+        assert len(made) == 5, "the service must answer the next request"
 
 
 def check_disconnects(url, disconnects, settled=all_blocks_free):
@@ -82,7 +82,7 @@ def check_disconnects(url, disconnects, settled=all_blocks_free):
     ended, aborted, first_tokens = (
         metric(url, counter) - was for counter, was in zip(counters, before, strict=True)
     )
-    assert 0 < ended - first_tokens < aborted, "some end before their first token, some after"
+    assert 0 < ended - first_tokens < aborted, "some must end before their first token, some after"
 
 
 def test_disconnects_free_every_block_of_both_phases(service):

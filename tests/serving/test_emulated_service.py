@@ -10,7 +10,7 @@ import pytest
 from support.api_client import all_blocks_free, block_counts, complete, complete_all
 from twofold.bench.services import metrics, served
 
-# Small machines that are quick, so that hand-offs and decodes overlap within a second or two.
+# A small, fast model, so that hand-offs and decodes overlap within seconds.
 CLUSTER = """
 model: opt-1.3b
 router: jsq

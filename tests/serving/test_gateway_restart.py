@@ -17,7 +17,7 @@ from support.running_service import running_service
 from twofold.bench.services import free_port
 
 STREAMS = 6
-# Some 50 ms a token: an answer of thousands takes a minute or two.
+# About 50 ms a token: an answer of thousands of tokens takes minutes.
 SLOW = """
 model: bloom-176b
 router: jsq
@@ -67,7 +67,7 @@ async def end_under_load(process, url, number, max_tokens):
         process.send_signal(number)
         ends = await asyncio.wait_for(
             asyncio.gather(*reading), HANG_S
-        )  # raises TimeoutError for one that hangs
+        )  # raises TimeoutError for a stream that hangs
         return ends, [client.tokens for client in clients]
 
 
@@ -96,7 +96,7 @@ def test_streams_end_and_a_new_gateway_answers_the_same(number, max_tokens, end,
     with running_service(model, *ENGINE, *SPLIT, port=port) as (process, url):
         whole = asyncio.run(answer(url, max_tokens))
         processes, named = family(process), named_things(process)
-        assert len(named) == 1, "the directory of its sockets"
+        assert len(named) == 1, "the socket directory remains"
         ends, got = asyncio.run(end_under_load(process, url, number, max_tokens))
         assert set(ends) == {end}
         assert all(tokens == (whole if end == "whole" else whole[: len(tokens)]) for tokens in got)
@@ -113,7 +113,7 @@ def test_answers_beyond_the_grace_period_are_cut_off(tmp_path):
     with running_service(None, "--engine", "emulated", "--cluster", str(file)) as (process, url):
         processes, named = family(process), named_things(process)
         ends, got = asyncio.run(end_under_load(process, url, signal.SIGTERM, 1900))
-        assert set(ends) == {"error"}, "they are told"
+        assert set(ends) == {"error"}, "streams end with an error"
         longest = max(got, key=len)
         assert all(tokens == longest[: len(tokens)] for tokens in got)
         assert process.wait(timeout=300) == 0

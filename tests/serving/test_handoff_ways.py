@@ -75,4 +75,4 @@ def test_links_and_prefill_are_measured_before_readiness(service):
     ):
         (value,) = re.findall(f"^twofold:{re.escape(name)} (\\S+)$", shown, re.MULTILINE)
         assert float(value) > 0
-    assert 'source="decode-0"' not in shown, "it hands nothing over"
+    assert 'source="decode-0"' not in shown, "decode workers hand nothing over"

@@ -26,7 +26,7 @@ from twofold.serving.telemetry.journal import ENCODER, read_journal
 
 
 class VirtualRun:
-    """A minimal simulation with times from a live run; every decision is taken again and compared."""
+    """A minimal simulation with times from a live run; it repeats every decision and compares."""
 
     def __init__(self):
         self.cluster = ClusterScheduler(ROUTERS["jsq"](), FixedHandoff(HandoffMode.LAYER_WISE))
@@ -84,12 +84,12 @@ class VirtualRun:
 
     def on_submit(self, name, request, **_):
         request, placement = self.placements[request["id"]]
-        assert placement.route.prefill == name, "the live request went elsewhere"
+        assert placement.route.prefill == name, "the live route differs"
         self.instances[name].submit(request, decodes_here=not placement.route.splits)
 
     def on_reserve(self, name, request, **_):
         request, placement = self.placements[request["id"]]
-        assert placement.route.decode == name, "the live request went elsewhere"
+        assert placement.route.decode == name, "the live route differs"
         self.instances[name].reserve(request, placement.route.prefill)
 
     def on_next_batch(self, name):
@@ -139,7 +139,7 @@ def test_replaying_a_live_run_takes_the_same_decisions(flags, tiny_model_dir, tm
     draw = random.Random(3)
     prompts = [[draw.randint(10, 500) for _ in range(draw.randint(1, 700))] for _ in range(60)]
     beginning = [draw.randint(10, 500) for _ in range(200)]
-    for prompt in prompts[::3]:  # these find what others have computed
+    for prompt in prompts[::3]:  # these reuse cached prefixes
         prompt[:0] = beginning
     with served(tiny_model_dir("llama"), (*ENGINE, *flags, "--journal", str(tmp_path))) as url:
         asyncio.run(
@@ -156,7 +156,7 @@ def test_replaying_a_live_run_takes_the_same_decisions(flags, tiny_model_dir, tm
         )
         asyncio.run(complete_all(url, prompts[:10], at_once=3, max_tokens=1, n=2))
     journals = {path.stem: read_journal(path) for path in sorted(tmp_path.glob("*.jsonl"))}
-    assert len(journals) == 3, "the controller and two workers"
+    assert len(journals) == 3, "one for the controller and each worker"
     joined = [
         entry.args["instance_id"]
         for log in journals.values()
@@ -170,7 +170,7 @@ def test_replaying_a_live_run_takes_the_same_decisions(flags, tiny_model_dir, tm
     virtual.run(journals)
     assert len(virtual.placements) == 80
     assert any(i.shared is not None and i.shared.cache.hits for i in virtual.instances.values())
-    # 60 answers of 16 tokens, 20 at once: 48 iterations at the least, each begun and completed.
+    # 60 answers of 16 tokens, 20 at once: at least 48 iterations, each started and completed.
     assert virtual.decisions >= 80 + 2 * 48
     assert all(instance.status().idle for instance in virtual.instances.values())
 

@@ -17,7 +17,7 @@ from twofold.serving.gateway.app import create_app
 
 PROMPT = "The quick brown fox"
 MESSAGES = [{"role": "user", "content": "Say something."}]
-# The same tokens every time, and as many as asked for.
+# Deterministic output of the requested length.
 FIXED = {"temperature": 0, "max_tokens": 24, "extra_body": {"ignore_eos": True}}
 
 
@@ -146,7 +146,7 @@ def test_chat_logprobs_bytes_join_to_the_text(chat):
     assert len(content) == 24
     assert all(len(entry.top_logprobs) == 2 for entry in content)
     said = b"".join(bytes(entry.bytes or []) for entry in content).decode(errors="replace")
-    # The text leaves special tokens out; the log probabilities have them.
+    # The text omits special tokens, the log probabilities include them.
     if not any(entry.token.startswith("<") for entry in content):
         assert said == choice.message.content
 

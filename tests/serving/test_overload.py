@@ -9,7 +9,7 @@ import pytest
 from support.api_client import all_blocks_free, metric, served_name
 from twofold.bench.services import served
 
-# Slow for what it is asked: 2,000 prompt tokens take most of a second, and a second sequence slows tokens down.
+# Slow machines: 2,000 prompt tokens take most of a second, and a second sequence slows decoding.
 CLUSTER = """
 model: llama2-70b
 performance: fitted
@@ -82,7 +82,7 @@ def test_the_baseline_rejects_after_prefill_with_a_429(service):
             name = await served_name(session, url)
             long = {"model": name, "prompt": [7] * 20, "max_tokens": 2000, "stream": True}
             async with session.post(f"{url}/v1/completions", json=long) as running:
-                await running.content.readline()  # it has a token, and decodes
+                await running.content.readline()  # wait for its first token
                 streamed = await ask(session, url, name, prompt=[7] * 20, stream=True)
                 whole = await ask(session, url, name, prompt=[7] * 20)
             return streamed, whole

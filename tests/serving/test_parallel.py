@@ -63,7 +63,7 @@ def test_output_equals_generate_across_degrees(arch, flags, tiny_model_dir, expe
 
 @pytest.fixture(scope="module")
 def of_ranks(tiny_model_dir):
-    """A service whose workers all have several ranks."""
+    """A service of multi-rank workers."""
     with running_service(tiny_model_dir("llama"), *ENGINE, PP[0], "2", TP[1], "2") as running:
         yield running
 
@@ -90,7 +90,7 @@ def test_a_failed_rank_restarts_its_worker(of_ranks, number):
             assert await asyncio.gather(*streams) == [whole] * 3
             after = ranks("decode-0")
             assert len(after) == 2
-            assert not after & before, "the rank that was left was ended with it"
+            assert not after & before, "the other rank must be killed too"
 
     asyncio.run(asyncio.wait_for(watch(), 600))
     assert asyncio.run(all_blocks_free(url))
@@ -98,7 +98,7 @@ def test_a_failed_rank_restarts_its_worker(of_ranks, number):
 
 def test_a_failed_stage_restarts_its_worker_with_chunks_in_flight(tiny_model_dir):
     """Streams are complete and unchanged."""
-    # Without what the first prompt leaves behind, all of the others is to be computed.
+    # Without the first prompt's cached blocks, the others are computed in full.
     flags = ("--prefill-pp", "2", "--pipeline-chunk", "32", "--no-prefix-caching")
     with running_service(tiny_model_dir("llama"), *ENGINE, *flags) as (process, url):
 

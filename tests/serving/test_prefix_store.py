@@ -29,7 +29,9 @@ def test_the_same_tokens_from_every_tier(tiny_model_dir, tmp_path):
         until(lambda: hits(url, "disk") >= 40)
         assert asyncio.run(all_blocks_free(url))
     with running_service(tiny_model_dir("llama"), *ENGINE, *SPLIT, *store) as (_, url):
-        assert asyncio.run(ask(url, prompt)) == (expected, 40 * BLOCK), "the disk outlives the service"
+        assert asyncio.run(ask(url, prompt)) == (expected, 40 * BLOCK), (
+            "the disk tier must outlive the service"
+        )
 
 
 @pytest.mark.parametrize("flags", [SPLIT, COLOCATED], ids=["split", "colocated"])
@@ -49,7 +51,7 @@ def test_requests_survive_a_killed_store(flags, tiny_model_dir, tmp_path):
             return await asked
 
         assert asyncio.run(run()) == expected
-        # What the last life of the store has is more than the engine has.
+        # The store must hold more than the engine does.
         for _ in range(2):
             assert asyncio.run(complete_all(url, prompts[:12], at_once=6, **GREEDY)) == expected[:12]
         until(lambda: moved(url, "loaded") > 0)

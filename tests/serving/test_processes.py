@@ -23,7 +23,7 @@ def own_service(tiny_model_dir):
 
 @pytest.fixture(scope="module")
 def lasting_service(tiny_model_dir):
-    """A service whose workers may be killed repeatedly."""
+    """A service that survives repeated kills of its workers."""
     with running_service(tiny_model_dir("llama"), *ENGINE, *SPLIT, "--max-restart-delay", "1") as running:
         yield running
 
@@ -41,7 +41,7 @@ def test_stopping_leaves_no_process_and_no_file(own_service, number):
     """By Ctrl-C and by SIGTERM."""
     process, _ = own_service
     family = children(process)
-    assert len(family) == 3, "a nursery and two workers"
+    assert len(family) == 3, "a fork server and two workers"
     process.send_signal(number)
     assert process.wait(timeout=300) == 0
     _, alive = psutil.wait_procs(family, timeout=120)
@@ -76,7 +76,7 @@ def test_the_only_worker_of_a_phase_is_restarted(lasting_service, name, number):
             os.kill(before, number)
             assert await asyncio.gather(*streams) == [whole] * 3
             assert await complete(session, url, [5, 6, 7] * 30, **fields) == whole
-            assert worker(process, name) != before, "another process does its work"
+            assert worker(process, name) != before, "the worker must be a new process"
 
     asyncio.run(asyncio.wait_for(watch(), 600))
     assert asyncio.run(all_blocks_free(url))

@@ -75,10 +75,10 @@ def test_the_same_tokens_from_a_remote_store_and_its_copy(tiny_model_dir, tmp_pa
         url = hosts.url
         assert hosts.asked(prompt) == (expected, 0)
         source, target = hosts.with_blocks(40)
-        assert hosts.asked(prompt) == (expected, 40 * BLOCK), "the other host's turn"
+        assert hosts.asked(prompt) == (expected, 40 * BLOCK), "the other host is next"
         until(lambda: moved(url, "peer_read", target) == moved(url, "peer_sent", source) == 40)
         until(lambda: stored(url, target) == hits(url, "memory", target) == hits(url, "memory", source) == 40)
-        # What its worker had is lost, and what its host's store was brought is not.
+        # The killed worker loses its engine memory; its host's store keeps the fetched blocks.
         hosts.kill_worker(target)
         until(lambda: hosts.asked(prompt) == (expected, 40 * BLOCK) and hits(url, "memory", target) == 80)
         assert moved(url, "peer_read", target) == moved(url, "peer_sent", source) == 40
@@ -122,7 +122,7 @@ def test_a_prompt_is_computed_when_its_fetch_fails(tiny_model_dir, tmp_path):
             os.kill(store, signal.SIGSTOP)
             asked = asyncio.create_task(ask(hosts.url, prompt))
             await asyncio.sleep(2.0)
-            assert not asked.done(), "it does not wait for what is on its way"
+            assert not asked.done(), "the request must wait for the fetch"
             os.kill(store, signal.SIGKILL)
             return await asked
 

@@ -19,7 +19,7 @@ from support.running_service import children, running_service
 from support.transports import NIXL
 
 ROUNDS = int(os.environ.get("TWOFOLD_CHAOS_ROUNDS", "4"))
-LEASE_S, PAUSE_S = "0.4", 0.9  # one that is silent for no longer than that is not replaced
+LEASE_S, PAUSE_S = "0.4", 0.9  # shorter than the heartbeat timeout, so the worker is not replaced
 ASK = {"max_tokens": 8, "temperature": 1.0, "seed": 3, "ignore_eos": True, "timeout": DEADLINE_S}
 ARRIVING = 'num_requests{instance="decode-0",state="arriving"}'
 
@@ -93,14 +93,14 @@ def test_requests_are_replayed_when_a_source_outsleeps_its_lease(tiny_model_dir)
         asyncio.run(asyncio.wait_for(run(), 300 + 60 * ROUNDS))
         print(f"{load.answered} answers, {metric(url, 'request_replays_total'):.0f} attempts lost")
         assert load.wrong == []
-        assert metric(url, "request_replays_total") > 0, "leases ran out"
+        assert metric(url, "request_replays_total") > 0, "leases must expire"
         assert asyncio.run(all_blocks_free(url))
 
 
 @NIXL
 @pytest.mark.parametrize("handoff", ["layer-wise", "pull"])
 def test_requests_are_replayed_after_a_broken_transfer(handoff, tiny_model_dir, monkeypatch):
-    monkeypatch.setenv("UCX_TLS", "tcp")  # on one host it would use what no network can cut
+    monkeypatch.setenv("UCX_TLS", "tcp")  # shared memory cannot be cut on one host
     flags = (*SPLIT, "--transport", "nixl", "--handoff", handoff, "--kv-checksums")
     with running_service(tiny_model_dir("llama"), *ENGINE, *flags) as (process, url):
         load, cuts = Load(url), []
@@ -109,7 +109,7 @@ def test_requests_are_replayed_after_a_broken_transfer(handoff, tiny_model_dir, 
             async with load.running():
                 for _ in range(ROUNDS):
                     await load.something_arrives()
-                    # What is left of the last cut may not be connected again yet.
+                    # Connections of the last cut may not be restored yet.
                     while not (cut := cut_between(children(process))):  # noqa: ASYNC110 (only the kernel knows)
                         await asyncio.sleep(0.005)
                     cuts.append(cut)
@@ -121,7 +121,7 @@ def test_requests_are_replayed_after_a_broken_transfer(handoff, tiny_model_dir, 
         print(
             f"{load.answered} answers, cuts {cuts}, {metric(url, 'request_replays_total'):.0f} attempts lost"
         )
-        assert all(cuts), "there was a connection to cut every time"
+        assert all(cuts), "each cut must hit a connection"
         assert load.wrong == []
         assert asyncio.run(all_blocks_free(url))
         assert comes_back_to(process, before) == {}, "(before, after)"

@@ -1,4 +1,4 @@
-"""Workers on two hosts (network namespaces) whose link is cut."""
+"""Workers on two hosts (network namespaces) with a link that is cut."""
 
 import asyncio
 
@@ -38,7 +38,7 @@ def expected(service):
 
 NIXL_FLAGS = ("--transport", "nixl")
 MOONCAKE_FLAGS = ("--transport", "mooncake")
-# What runs here, what runs there, what the service is told, and for how long the cable is cut (seconds).
+# Workers on this and the other host, flags of the service, and duration of the cut in seconds.
 KINDS = {
     "curve": (("--prefill", "1", "--decode", "0"), ("--decode", "1"), (), (0.5, 3.0, 8.0)),
     "pull": (("--prefill", "1", "--decode", "0"), ("--decode", "1"), ("--handoff", "pull"), (3.0,)),
@@ -78,7 +78,7 @@ def test_a_cut_link_changes_no_answer(running, expected):
         cut_while_busy(running, expected, for_s)
     assert asyncio.run(ask(running.url)) == expected
     assert asyncio.run(all_blocks_free(running.url))
-    # Only where nobody can refuse what comes late, who was written to ends too.
+    # Without epochs on writes, the target of late writes restarts as well.
     assert ("may yet arrive in its memory" in running.said("serve.log")) == running.writes_outlive_lease
 
 

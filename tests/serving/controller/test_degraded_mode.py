@@ -67,7 +67,7 @@ def test_with_fixed_roles_a_worker_retires_for_the_missing_phase(staff):
     degraded = DegradedMode(staff, roles_move=False)
     degraded.update(["decode-0", "decode-1"])
     assert staff.retired == ["prefill-1"]
-    degraded.update(["decode-1"])  # the room that it gave up is taken
+    degraded.update(["decode-1"])  # decode-0 takes the released room
     assert staff.retired == ["prefill-1"]
     degraded.update([])
     assert staff.retired == []

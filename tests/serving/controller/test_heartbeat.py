@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from twofold.serving.controller.heartbeat import WATCHDOG_MARGIN_S, WATCHDOG_S, ParentWatchdog, presumed_dead
 
-# When it is said after the one before, how long it is on its way (None: lost), and how long its answer is.
+# Heartbeats: interval, delay (None: lost) and delay of the acknowledgement.
 DELAYS = st.none() | st.floats(0, 30)
 SAID = st.tuples(st.floats(0.01, 8), DELAYS, DELAYS)
 
@@ -36,7 +36,7 @@ class World:
                 given_up = given_up or self.heard_s + WATCHDOG_S + WATCHDOG_MARGIN_S
             left = self.watchdog.left_s(self.theirs(now))
             if left == 0.0 and ended is None:
-                ended = now  # it ended earlier, if anything: since its last event
+                ended = now  # an upper bound: it ended after its last event
             if what == "says" and ended is None:
                 there, back = value
                 if there is not None:

@@ -78,13 +78,13 @@ def test_a_prefix_is_fetched_from_another_hosts_store():
     world = World(p0="", p1="far", d0="")
     world.store("far", KEYS, address="tcp://far:1")
     world.busy("p1")
-    assert world.route() == Route("p0", "d0"), "there is no store yet that could take them"
+    assert world.route() == Route("p0", "d0"), "no store can receive them yet"
     world.store("", address="tcp://here:1")
     found = world.route()
     assert found == Route("p0", "d0", (), 8 * BLOCK, PrefixFetch("far", 8))
     assert world.live.fetch_of(found) == StoreFetch(host="far", address="tcp://far:1", blocks=8)
     assert world.live.fetch_of(Route("p0", "d0")) is None
-    world.store("far", KEYS, epoch=2)  # in this life nobody reaches it
+    world.store("far", KEYS, epoch=2)  # without an address
     assert world.live.fetch_of(found) is None
     world.live.host_lost("far")
     assert world.route() == Route("p0", "d0")

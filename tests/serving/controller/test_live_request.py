@@ -116,7 +116,7 @@ def test_the_stage_follows_the_attempts_progress():
         request.lose()
         begin(request)
         stages.append(request.stage)
-        request.push(tokens[1])  # the second of this attempt, before its first
+        request.push(tokens[1])  # before the first token of this attempt
         stages.append(request.stage)
         prompt, handoff, decode = AttemptStage
         assert stages == [prompt, prompt, handoff, decode, prompt, decode]

@@ -72,7 +72,7 @@ class Post:
             self.raw.send(frame)
         self.raw.send(encode(LAST))
         messages = []
-        for _ in range(300):  # looks, each of which may find nothing but what is dropped
+        for _ in range(300):  # a poll may return dropped frames only
             messages += self.inbox.receive(1.0)
             if messages and messages[-1] == LAST:
                 return messages[:-1]
@@ -122,7 +122,7 @@ def test_malformed_frames_are_dropped_and_counted(post, frames):
     before = post.inbox.dropped
     messages = post.received(*frames)
     assert post.inbox.dropped - before + len(messages) == len(frames)
-    # Encoded again, because a mutated number may be one that does not equal itself.
+    # Compare encodings, because a mutated float may be NaN.
     assert [encode(message) for message in messages] == [encode(each) for each in map(read, frames) if each]
 
 

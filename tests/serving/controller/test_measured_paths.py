@@ -27,7 +27,7 @@ def test_unmeasured_links_have_no_transfer_model():
     assert paths.transfer("p0", "d0") is None
     assert paths.summary() == ""
     paths.measured(link("p0", "d0"))
-    assert paths.transfer("p0", "d0") is None, "nobody said yet how fast it prefills"
+    assert paths.transfer("p0", "d0") is None, "its prefill speed is unknown"
 
 
 def test_the_crossover_follows_from_link_and_prefill_speed():

@@ -13,7 +13,7 @@ def keys(named, token_ids, tenant="", salt=""):
     sampling = SamplingParams(max_tokens=1)
     generation = Generation(request=request, prompt_token_ids=token_ids, sampling=sampling, key=tenant)
     made = named.name(msgspec.structs.replace(generation, cache_salt=salt))
-    assert not made.cache_salt, "no worker needs it"
+    assert not made.cache_salt, "workers do not need the salt"
     return made.request.prefix_blocks
 
 

@@ -114,8 +114,8 @@ def test_a_silent_worker_is_killed_within_two_seconds_then_restarted():
     assert scene.now - began < 2.0
     assert scene.orders.killed == ["d"]
     scene.look(10.0, living=["p"])
-    assert scene.orders.started == [], "it may still be there"
-    assert not scene.registry.exited("d", scene.now), "that is known already"
+    assert scene.orders.started == [], "the process may still run"
+    assert not scene.registry.exited("d", scene.now), "the loss is known already"
     scene.look(1.0, living=["p"])
     assert scene.orders.started == ["d"]
     scene.registry.register(registered("d", epoch=2), scene.now)

@@ -175,7 +175,7 @@ def test_a_returning_host_kills_workers_presumed_dead():
     scene.joins()
     scene.hosts.sweep(LONG, lambda _: 0.0)
     scene.hosts.start_worker("decode-0")
-    assert scene.told(StartWorker) == [], "it could not be told"
+    assert scene.told(StartWorker) == [], "the host is unreachable"
     assert scene.alive(20.0, running(1, 1)) == []
     assert scene.told(KillWorker, StartWorker) == [KillWorker(instance="decode-0", life=1)]
     assert scene.alive(20.2, running(1, 1) | {"decode-0": WorkerLife(1, runs=False)}) == []
@@ -238,7 +238,7 @@ def test_a_launched_host_is_replaced_once_presumed_dead():
     assert scene.hosts.sweep(LONG, lambda _: 0.0) == ["prefill-0"]
     scene.hosts.start_worker("prefill-0")
     assert scene.local.orders == [("start", "prefill-0")]
-    # The old one may come back, when a cable is mended: it is told to end, and its end is nothing new.
+    # The old host may return later. It is refused, and its exit is not reported again.
     assert scene.alive(LONG + 1.0, {"prefill-0": WorkerLife(2, runs=False)}, host="prefill-0") == []
     (refused,) = scene.told(HostRefused)
     assert "another host replaced it" in refused.reason
@@ -319,7 +319,7 @@ def test_the_desired_worker_runs_despite_lost_messages(events):
     assert lossy.runs
     assert before == lossy.scene.hosts.joined["b"].workers["decode-0"].life
     lossy.alive()
-    assert (lossy.life, lossy.runs) == (before, True), "and nothing more is done about it"
+    assert (lossy.life, lossy.runs) == (before, True), "no further command must follow"
 
 
 def test_worker_names_are_unique():

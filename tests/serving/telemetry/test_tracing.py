@@ -43,7 +43,7 @@ def test_a_request_has_a_span_for_each_stage(traced):
     *stages, request = traced(life([4.0, 6.0, 7.0], **SPLIT_LIFE), context=context)
     assert (request.name, request.kind) == ("chat tiny", SpanKind.SERVER)
     assert (f"{request.context.trace_id:032x}", f"{request.parent.span_id:016x}") == (TRACE, SPAN)
-    assert f"{request.context.span_id:016x}" == context.span.span_id  # the one that the client was told
+    assert f"{request.context.span_id:016x}" == context.span.span_id  # the id returned to the client
     assert request.end_time - request.start_time == pytest.approx(6e9)
     assert dict(request.attributes) == {
         "gen_ai.operation.name": "chat",

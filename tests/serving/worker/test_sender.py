@@ -12,7 +12,7 @@ from twofold.serving.worker.sender import HandoffSender
 LAYERS = 4
 
 
-# How the source sends; what it lets the target read has tests of its own.
+# Push modes; pull has its own tests.
 SENT = [HandoffMode.SERIALIZED, HandoffMode.LAYER_WISE]
 
 

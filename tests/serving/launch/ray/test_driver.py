@@ -25,7 +25,7 @@ class FakeRay:
         self.cpus, self.stuck = cpus, set()
         self.groups, self.outcomes = [], {}
 
-    # -- as the driver sees it
+    # -- interface of Ray
 
     def nodes(self):
         return [
@@ -67,7 +67,7 @@ class FakeRay:
             raise outcome
         return outcome
 
-    # -- as the test sees it
+    # -- interface of the tests
 
     def on(self, node):
         return [group for group in self.groups if group.node == node]
@@ -203,7 +203,7 @@ def test_a_retired_workers_resources_are_released(scene):
     running.driver._execute(WorkerCommand(free="prefill-0"))
     running.look()
     assert running.where() == {"decode-0": "a"}
-    running.driver._execute(WorkerCommand(free="prefill-0"))  # however often it is said
+    running.driver._execute(WorkerCommand(free="prefill-0"))  # idempotent
 
 
 def test_shutdown_waits_for_running_hosts_only(scene):

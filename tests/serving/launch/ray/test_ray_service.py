@@ -1,4 +1,4 @@
-"""A service on a Ray cluster of three nodes whose raylets are killed under load."""
+"""A service on a Ray cluster of three nodes; raylets are killed under load."""
 
 import pytest
 

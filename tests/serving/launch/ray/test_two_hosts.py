@@ -1,4 +1,4 @@
-"""A Ray cluster over two hosts (network namespaces) whose link is cut."""
+"""A Ray cluster over two hosts (network namespaces) with a link that is cut."""
 
 import os
 import socket

@@ -116,5 +116,5 @@ def test_a_link_is_as_fast_as_its_slower_end():
 def test_another_model_s_cache_is_refused():
     """One sentence says why."""
     other = World(groups=LayerGroups(40))
-    with pytest.raises(ConfigurationError, match="block size differ"):
+    with pytest.raises(ConfigurationError, match="different KV layouts"):
         World().own.connect(other.own.descriptor)

@@ -16,7 +16,7 @@ BLOCKS = 6
 
 def test_memory_that_is_gone_cannot_be_opened():
     """A restarted peer has new memory; the old address says so."""
-    with pytest.raises(ConfigurationError, match="cannot be opened"):
+    with pytest.raises(ConfigurationError, match="cannot open"):
         SharedMemory.open(f"/proc/{os.getpid()}/fd/987654", 4096)
 
 

@@ -95,7 +95,7 @@ def test_a_peer_with_another_layout_is_refused(cache, peer, transport):
     """Its bytes would mean something else."""
     cache.make(transport, 1, LAYOUTS["small"], OURS)
     theirs = peer.do("make", transport, 2, LAYOUTS["wide"], THEIRS)
-    with pytest.raises(ConfigurationError, match="block size differ"):
+    with pytest.raises(ConfigurationError, match="different KV layouts"):
         cache.connect(theirs)
 
 

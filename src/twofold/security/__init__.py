@@ -1,1 +1,1 @@
-"""Who may speak to a service from another host: the cluster key, and CURVE sockets that ask for it."""
+"""Authentication and encryption between hosts: the cluster key and CURVE sockets."""

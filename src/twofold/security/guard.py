@@ -1,4 +1,4 @@
-"""The guard of a ZeroMQ context: its CURVE sockets speak only with those who have the cluster key."""
+"""CURVE sockets of a ZeroMQ context, and authentication of peers by the cluster key."""
 
 import hmac
 import logging
@@ -12,23 +12,23 @@ from twofold.security.key import ClusterKey
 
 log = logging.getLogger(__name__)
 
-ENCRYPTION_BYTES = 256  # room for what CURVE puts around a frame
-_ZAP = "inproc://zeromq.zap.01"  # where ZeroMQ looks for who decides (RFC 27)
+ENCRYPTION_BYTES = 256  # overhead of CURVE per frame
+_ZAP = "inproc://zeromq.zap.01"  # ZeroMQ's authentication endpoint (RFC 27)
 _DOMAIN = b"twofold"
 _LOOK_MS = 200
-# A connection that carries nothing for so long is dropped and made anew; half of it is how often both ends ask.
+# A silent connection is dropped and reopened after this time; heartbeats go out at half of it.
 _DEAD_MS = 6000
 _CALL_MS = 2000
-# Those that ended before ZeroMQ asked about a key: they had none, or were not even ZeroMQ.
+# Handshakes that failed before authentication: no key, or no ZeroMQ peer.
 _FAILED = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 
 Socket = zmq.Socket[bytes]
 
 
 class Guard:
-    """Makes sockets of one context CURVE sockets, and decides who is let in.
+    """Turns sockets of one context into CURVE sockets and authenticates their peers.
 
-    A refused connection is noted in the log: of a flood, every power of two. `refused` counts them.
+    Refused connections are counted in `refused` and logged at every power of two.
     """
 
     def __init__(self, context: zmq.Context[Socket], key: ClusterKey) -> None:
@@ -49,19 +49,19 @@ class Guard:
         self._thread.start()
 
     def listen(self, socket: Socket, address: str, *, bulk: bool = False) -> None:
-        """To be called before `socket` is bound to `address`: it takes only those who have the key.
+        """Require the cluster key from clients. Call before binding `socket` to `address`.
 
-        Silence on a connection ends it, except where it is for `bulk`: behind that, a sign of life may take long.
+        Idle connections are dropped unless `bulk`, because large messages delay heartbeats.
         """
         socket.curve_secretkey = self._server_secret
         socket.curve_server = True
         socket.zap_domain = _DOMAIN
-        socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # nobody gets in when nobody decides
+        socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # reject connections while no authenticator runs
         _set_up(socket, address, bulk=bulk)
         self._monitors.append(socket.get_monitor_socket(_FAILED))
 
     def call(self, socket: Socket, address: str, *, bulk: bool = False) -> None:
-        """To be called before `socket` is connected: it shows the key, and speaks only with one who has it."""
+        """Authenticate to a server with the cluster key. Call before connecting `socket`."""
         socket.curve_secretkey, socket.curve_publickey = self._client_secret, self._client_public
         socket.curve_serverkey = self._server_public
         _set_up(socket, address, bulk=bulk)
@@ -70,7 +70,7 @@ class Guard:
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
 
     def close(self) -> None:
-        """To be called when nobody is to be let in any more, and before the context ends."""
+        """Stop admitting connections. Call before the context ends."""
         self._closing.set()
         self._thread.join()
         for socket in (self._zap, *self._monitors):
@@ -83,16 +83,16 @@ class Guard:
             for monitor in list(self._monitors):
                 while monitor.poll(0):
                     endpoint = recv_monitor_message(monitor)["endpoint"]
-                    self._refuse(f"to {endpoint.decode()}", "it has no cluster key, or another one")
+                    self._refuse(f"to {endpoint.decode()}", "missing or wrong cluster key")
 
     def _answer(self, request: list[bytes]) -> None:
-        """A ZAP request is: version, number, domain, address, identity, mechanism, the caller's public key."""
+        """Handle a ZAP request: version, number, domain, address, identity, mechanism, the client's public key."""
         version, number, domain, address, _, mechanism, *credentials = request
         known = [domain, mechanism] == [_DOMAIN, b"CURVE"] and len(credentials) == 1
         admitted = known and hmac.compare_digest(z85.encode(credentials[0]), self._client_public)
         if not admitted:
-            self._refuse(f"from {address.decode()}", "it has another cluster key")
-        status = [b"200", b"OK"] if admitted else [b"400", b"another key"]
+            self._refuse(f"from {address.decode()}", "wrong cluster key")
+        status = [b"200", b"OK"] if admitted else [b"400", b"wrong key"]
         self._zap.send_multipart([version, number, *status, b"", b""])
 
     def _refuse(self, which: str, why: str) -> None:

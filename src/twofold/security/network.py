@@ -1,4 +1,4 @@
-"""Where a process is among several hosts, and how it reaches the others."""
+"""Addresses of the hosts of a service."""
 
 import re
 import socket
@@ -7,14 +7,14 @@ import msgspec
 
 from twofold.errors import ConfigurationError
 
-HOME = ""  # the name of the host that the service runs on
+HOME = ""  # name of the host that runs the gateway and controller
 _ADDRESS = re.compile(r"tcp://(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\s:/\[\]]+):(?P<port>\d{1,5})")
 
 
 class HostNetwork(msgspec.Struct, frozen=True, kw_only=True):
-    """One host of a service of several: its name, the address that others reach it at, and where its key lies.
+    """One host of a multi-host service.
 
-    `controller` is the address of the controller's inbox.
+    Its name, the address for other hosts, its key file and the controller's inbox.
     """
 
     host: str
@@ -24,7 +24,7 @@ class HostNetwork(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TcpEndpoint(msgspec.Struct, frozen=True):
-    """`tcp://HOST:PORT`; HOST as it is written there, so in brackets where it is an IPv6 address."""
+    """`tcp://HOST:PORT`, with IPv6 hosts in brackets."""
 
     host: str
     port: int
@@ -34,37 +34,37 @@ class TcpEndpoint(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str, flag: str) -> "TcpEndpoint":
-        """Raises ConfigurationError for what names no host and port."""
+        """Parse an endpoint. Raises ConfigurationError without a host and a port."""
         match = _ADDRESS.fullmatch(text)
         if match is None or not 0 < int(match["port"]) < 1 << 16:
-            raise ConfigurationError(f"{flag} {text!r} is no address: write tcp://ADDRESS:PORT")
+            raise ConfigurationError(f"invalid {flag} {text!r}: write tcp://ADDRESS:PORT")
         return cls(match["host"], int(match["port"]))
 
     def own_address(self) -> str:
-        """The address of this host that its packets to there come from; raises ConfigurationError."""
+        """This host's source address for packets to the endpoint. Raises ConfigurationError."""
         try:
             family, kind, *_, address = socket.getaddrinfo(
                 self.host.strip("[]"), self.port, type=socket.SOCK_DGRAM
             )[0]
             with socket.socket(family, kind) as probe:
-                probe.connect(address)  # sends nothing: it only picks the way
+                probe.connect(address)  # sends nothing, only selects the route
                 found = str(probe.getsockname()[0])
         except OSError as error:
-            raise ConfigurationError(f"there is no way to {self}: {error.strerror or error}") from error
+            raise ConfigurationError(f"no route to {self}: {error.strerror or error}") from error
         return f"[{found}]" if ":" in found else found
 
 
 def own_host(host: str, flag: str) -> str:
-    """The number of this host, where it is given by name: sockets are bound to numbers.
+    """Numeric address of this host, for binding sockets.
 
-    Raises ConfigurationError for a name that has none, and for what means every address: nobody can call that.
+    Raises ConfigurationError for an unknown name and for wildcard addresses, which others cannot connect to.
     """
-    if host in {"*", "0.0.0.0", "[::]"}:  # noqa: S104  (it is refused here)
+    if host in {"*", "0.0.0.0", "[::]"}:  # noqa: S104  (refused here)
         raise ConfigurationError(
-            f"{flag} {host} names no host: write the address of this one that the others reach"
+            f"{flag} {host} is a wildcard: use the address at which other hosts reach this one"
         )
     try:
         found = str(socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)[0][4][0])
     except OSError as error:
-        raise ConfigurationError(f"{flag} {host} is not known here: {error.strerror or error}") from error
+        raise ConfigurationError(f"cannot resolve {flag} {host}: {error.strerror or error}") from error
     return f"[{found}]" if ":" in found else found

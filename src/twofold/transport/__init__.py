@@ -1,1 +1,1 @@
-"""What moves KV blocks between instances."""
+"""Transports: how KV blocks move between instances."""

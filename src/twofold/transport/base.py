@@ -1,8 +1,6 @@
-"""The transport seam: how KV blocks get from one instance's cache into another's.
+"""The transport seam: how KV blocks get from one instance's cache into another's."""
 
-What a transport writes into `MemoryDescriptor.address`, and reads from that of a peer.
-"""
-
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar, Protocol, Self
 
@@ -13,16 +11,15 @@ from twofold.errors import ConfigurationError
 from twofold.handoff import Lease
 from twofold.kvcache.sharding import UNSHARDED, Sharding
 
-# Every instance keeps this much memory that peers may write at any time, to measure the link.
+# Memory of every instance that peers may write at any time, to measure the link.
 SCRATCH_BYTES = 4 << 20
 
 
 class MemoryDescriptor(msgspec.Struct, frozen=True, kw_only=True):
-    """How peers reach the KV cache of one life of an instance.
+    """Where peers find the KV cache of one epoch of an instance.
 
-    `epoch` names that life; `address` means something to the transport that made it. Both sides must have
-    the same `layout`. Where an instance is `split`, that is of all its ranks together, `address` is how its first
-    rank's part is reached, and `others` are the addresses of its other ranks.
+    Only the transport that created `address` can read it. Both sides must have the same `layout`, which is that of the
+    whole instance. With `sharding`, `address` belongs to the first rank and `others` to the other ranks.
     """
 
     instance: str
@@ -30,7 +27,7 @@ class MemoryDescriptor(msgspec.Struct, frozen=True, kw_only=True):
     address: str
     num_blocks: int
     layout: KvLayout
-    split: Sharding = UNSHARDED
+    sharding: Sharding = UNSHARDED
     others: tuple[str, ...] = ()
 
     @property
@@ -39,73 +36,65 @@ class MemoryDescriptor(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Connection(Protocol):
-    """A peer's cache, open for writing and reading.
+    """A peer's cache, open for writing and reading. Methods are thread-safe.
 
-    Several threads may use it, and `close` may be called while another moves something: that then ends, with
-    InstanceLostError where not everything was moved. So it does when the life that the connection was made to is over.
+    `close` ends running moves with InstanceLostError, and so does the end of the peer's epoch.
     """
 
     def write(self, layers: range, source_blocks: Sequence[int], target_blocks: Sequence[int]) -> int:
-        """Copy these layers of local blocks into the peer's; returns the bytes moved once the peer can see them."""
+        """Copy these layers of local blocks to the peer; returns the bytes moved once the peer can see them."""
         ...
 
     def read(self, layers: range, source_blocks: Sequence[int], target_blocks: Sequence[int]) -> int:
-        """Copy these layers of the peer's blocks into local ones; returns the bytes moved once they are here."""
+        """Copy these layers of the peer's blocks into local ones; returns the bytes moved."""
         ...
 
     def probe(self, nbytes: int) -> None:
-        """Move `nbytes` (at most SCRATCH_BYTES) into the peer's scratch memory, as `write` would."""
+        """Move `nbytes` (at most SCRATCH_BYTES) into the peer's scratch memory in the same way as `write`."""
         ...
 
     def close(self) -> None: ...
 
 
-class Transport(Protocol):
-    """Exposes the local cache to peers and opens theirs."""
+class Transport:
+    """Exposes the local cache to peers and opens theirs.
 
-    @property
-    def descriptor(self) -> MemoryDescriptor: ...
+    `writes_outlive_lease` is true if data that a remote peer sent may still arrive after its lease ended, because the
+    network writes into memory without asking this process.
+    """
 
+    descriptor: MemoryDescriptor
+    writes_outlive_lease = False
+
+    @abstractmethod
     def connect(self, peer: MemoryDescriptor) -> Connection:
-        """Raises ConfigurationError when the peer's layout differs or its memory cannot be reached."""
+        """Open a peer's cache. Raises ConfigurationError if its layout differs or its memory is unreachable."""
         ...
 
     def publish(self, blocks: Sequence[int]) -> None:
-        """Make what the engine computed in these blocks readable for peers, if it is not."""
-        ...
+        """Make computed blocks readable for peers."""
 
     def add_checksums(self, layers: range, blocks: Sequence[int], sums: list[int], *, landed: bool) -> None:
-        """Go on with the checksum of each block over these layers; `sums` has one entry per block, 0 at first.
+        """Extend the checksum of each block by these layers; `sums` has one entry per block, initially 0.
 
-        `landed` says which contents: what peers wrote, or what the engine computed.
+        With `landed`, they cover the contents that peers wrote, otherwise the contents that the engine computed.
         """
-        ...
-
-    @property
-    def writes_outlive_lease(self) -> bool:
-        """Whether what a peer on another host has sent may still land here after the lease it was sent under ended.
-
-        It may where the network's own memory writes ours and nobody here is asked.
-        """
-        ...
 
     def granted(self, lease: Lease) -> None:
         """A peer may write the blocks of this lease from now on."""
-        ...
 
     def ended(self, lease: Lease) -> None:
-        """Nothing may be written under this lease any more; returns when nothing is, unless it `lingers`."""
-        ...
+        """End a lease. No write under it happens after this returns, unless `writes_outlive_lease`."""
 
     def close(self) -> None: ...
 
 
 def check_layout(ours: MemoryDescriptor, peer: MemoryDescriptor) -> None:
-    """Raises ConfigurationError when a peer's bytes would mean something else here."""
+    """Raise ConfigurationError if a peer's KV layout differs."""
     if peer.layout != ours.layout:
         raise ConfigurationError(
-            f"{peer.instance} lays out its KV cache otherwise than {ours.instance} "
-            "(model, dtype or block size differ), so they cannot hand requests over"
+            f"{peer.instance} and {ours.instance} have different KV layouts (model, dtype or block size) and "
+            "cannot exchange KV"
         )
 
 
@@ -115,7 +104,7 @@ def moved_bytes(layout: KvLayout, layers: range, blocks: int) -> int:
 
 
 class TransportAddress(msgspec.Struct, frozen=True):
-    """Root of those that are more than a name; `transport` is what the command line calls theirs."""
+    """Base of structured addresses in `MemoryDescriptor.address`; `transport` is the name on the command line."""
 
     transport: ClassVar[str]
 
@@ -124,11 +113,11 @@ class TransportAddress(msgspec.Struct, frozen=True):
 
     @classmethod
     def decode(cls, address: str) -> Self:
-        """Raises ConfigurationError for what another transport wrote."""
+        """Parse an address. Raises ConfigurationError for one of another transport."""
         try:
             return msgspec.json.decode(address, type=cls)
         except msgspec.MsgspecError as error:
             name = cls.transport
             raise ConfigurationError(
-                f"a peer's address is not one of {name}'s: both need --transport {name}"
+                f"invalid peer address for {name}: both instances need --transport {name}"
             ) from error

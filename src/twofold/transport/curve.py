@@ -1,9 +1,7 @@
-"""The way of transport `curve` to a peer on another host.
+"""Transport `curve`: shared memory within a host, encrypted ZeroMQ frames (CURVE) between hosts.
 
-Transport `curve`: shared memory between instances of one host, and encrypted frames between those of several.
-
-What comes from another host is written into place by a thread here, and only where a lease of its sender allows it at
-that moment. So a lease that has ended is revoked for good, also for a sender that nobody can reach to stop it.
+A server thread writes the data of remote senders into the cache, and only into blocks under a current lease of the
+sender. Ending a lease therefore revokes access even from an unreachable sender.
 """
 
 import threading
@@ -37,14 +35,13 @@ from twofold.transport.curve_server import (
 )
 from twofold.transport.shared_memory import SharedMemoryTransport
 
-_LOOK_MS = 50  # how soon a caller that waits sees that it waits in vain
+_LOOK_MS = 50  # between checks for a closed or broken connection
 
 
 class CurveConnection:
-    """Asks the peer's `CurveServer`; one question at a time, from whichever thread.
+    """Client of a peer's `CurveServer`; one request at a time, from any thread.
 
-    A connection that breaks takes questions and answers with it, so the question is then asked again: to do any of
-    them twice does no harm.
+    Requests are repeated after a reconnect, because the request or its reply may be lost. All of them are idempotent.
     """
 
     def __init__(
@@ -85,7 +82,7 @@ class CurveConnection:
         self._ask(Probe(self._peer.epoch), [bytes(nbytes)])
 
     def close(self) -> None:
-        """Whoever waits for an answer sees it soon, and closes the sockets then."""
+        """Wake a waiting caller, which then closes the sockets."""
         self._closed = True
         if self._lock.acquire(blocking=False):
             try:
@@ -94,7 +91,7 @@ class CurveConnection:
                 self._lock.release()
 
     def _ask(self, question: CurveRequest, data: Sequence[Bytes] = ()) -> list[zmq.Frame]:
-        """What came with the answer. Raises InstanceLostError when closed before it came, StaleEpochError if denied."""
+        """Data of the reply. Raises InstanceLostError when closed before, StaleEpochError if the peer denies."""
         try:
             with self._lock:
                 self._asked += 1
@@ -103,13 +100,13 @@ class CurveConnection:
         finally:
             if self._closed:
                 self.close()
-        said = self._answers.decode(answer.buffer)
-        if isinstance(said, Denied):
-            raise StaleEpochError(f"{self._peer.instance} refused KV: {said.reason}")
+        reply = self._answers.decode(answer.buffer)
+        if isinstance(reply, Denied):
+            raise StaleEpochError(f"{self._peer.instance} refused KV: {reply.reason}")
         return found
 
     def _answer(self, frames: list[Bytes]) -> list[zmq.Frame]:
-        """Send, and send again where the connection broke, until the answer to this question is there."""
+        """Send the request, again after every reconnect, until its reply arrives."""
         asked = False
         while not self._closed:
             if not asked:
@@ -122,7 +119,7 @@ class CurveConnection:
             while self._breaks.poll(0):
                 recv_monitor_message(self._breaks)
                 asked = False
-        raise InstanceLostError(f"{self._peer.instance} is gone")
+        raise InstanceLostError(f"{self._peer.instance} was lost")
 
     def _end(self) -> None:
         if self._socket.closed:
@@ -133,7 +130,7 @@ class CurveConnection:
 
 
 class CurveAddress(TransportAddress, frozen=True, tag=True):
-    """What `MemoryDescriptor.address` holds: the memory for those on this host, and who writes it for others."""
+    """The memory for peers on this host, and the server for other hosts."""
 
     transport = "curve"
 
@@ -143,7 +140,7 @@ class CurveAddress(TransportAddress, frozen=True, tag=True):
 
 
 class CurveTransport(SharedMemoryTransport):
-    """The local cache in memory that peers on this host map, and others have written for them."""
+    """A local cache that peers on this host map, and remote peers access through a server thread."""
 
     def __init__(
         self,
@@ -155,9 +152,7 @@ class CurveTransport(SharedMemoryTransport):
         network: HostNetwork | None = None,
     ) -> None:
         if network is None:
-            raise ConfigurationError(
-                "--transport curve is for services of several hosts: see --listen-workers"
-            )
+            raise ConfigurationError("--transport curve needs several hosts: see --listen-workers")
         super().__init__(instance, epoch, layout, num_blocks, device)
         self._host = network.host
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()

@@ -1,10 +1,6 @@
-"""What travels between the two ends of transport `curve`: questions, answers, and the bytes of KV blocks with either.
+"""Server side of transport `curve`: messages, lease checks, and the thread that serves remote peers.
 
-The bytes are one frame for the keys and one for the values of each layer, the blocks one after the other in each.
-
-Which blocks may be written for peers on other hosts just now.
-
-The thread of transport `curve` that peers on other hosts ask to write and read the cache for them.
+KV data follows a message as one frame for the keys and one for the values of each layer, with all blocks in order.
 """
 
 import logging
@@ -25,7 +21,7 @@ Bytes = bytes | memoryview
 
 
 class WriteBlocks(msgspec.Struct, frozen=True, tag=True):
-    """Put these layers of `source`'s, whose bytes come along, into these blocks of this life of the peer."""
+    """Write the attached layers of `source` into these blocks of the given epoch."""
 
     source: str
     epoch: int
@@ -34,7 +30,7 @@ class WriteBlocks(msgspec.Struct, frozen=True, tag=True):
 
 
 class ReadBlocks(msgspec.Struct, frozen=True, tag=True):
-    """Answer with these layers of these blocks."""
+    """Reply with these layers of these blocks."""
 
     epoch: int
     layers: tuple[int, int]
@@ -42,17 +38,17 @@ class ReadBlocks(msgspec.Struct, frozen=True, tag=True):
 
 
 class Probe(msgspec.Struct, frozen=True, tag=True):
-    """Only answer; bytes come along that mean nothing."""
+    """Reply without moving KV. The attached bytes are ignored."""
 
     epoch: int
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
-    """It is done; for `ReadBlocks`, the bytes come along."""
+    """Success, with data attached for `ReadBlocks`."""
 
 
 class Denied(msgspec.Struct, frozen=True, tag=True):
-    """It is not done, for this reason."""
+    """The request was not executed."""
 
     reason: str
 
@@ -62,7 +58,7 @@ CurveReply = Done | Denied
 
 
 def gather(pool: KvPool, layers: range, blocks: Sequence[int]) -> list[Bytes]:
-    """The bytes of these layers of these blocks, copied."""
+    """Copy the bytes of these layers and blocks into one buffer per part."""
     take = torch.tensor(blocks, device=pool.device)
     return [
         part.index_select(0, take).cpu().numpy().reshape(-1).data
@@ -72,7 +68,7 @@ def gather(pool: KvPool, layers: range, blocks: Sequence[int]) -> list[Bytes]:
 
 
 def scatter(pool: KvPool, layers: range, blocks: Sequence[int], frames: Sequence[zmq.Frame]) -> None:
-    """Write what `gather` made elsewhere into blocks of a pool in host memory; raises ValueError if it does not fit."""
+    """Write frames from `gather` into blocks of a host-memory pool. Raises ValueError if sizes differ."""
     parts = [part.numpy() for layer in layers for part in pool.block_rows(layer)]
     rows = [
         np.frombuffer(frame.buffer, dtype=np.uint8).reshape(len(blocks), part.shape[1])
@@ -85,10 +81,10 @@ def scatter(pool: KvPool, layers: range, blocks: Sequence[int], frames: Sequence
 
 
 class LeaseGate:
-    """The blocks of every lease that stands, by who holds it.
+    """Blocks that remote peers may write, by lease.
 
-    Whoever writes goes through the gate for as long as it writes, and nobody closes it meanwhile: when `close` has
-    returned, nothing more is written under that lease.
+    Writers hold the gate while they write, and `close` waits for them. After `close` returns, nothing more is written
+    under that lease.
     """
 
     def __init__(self) -> None:
@@ -105,7 +101,7 @@ class LeaseGate:
 
     @contextmanager
     def passing(self, source: str, blocks: Sequence[int]) -> Iterator[bool]:
-        """Whether `source` may write these blocks, for as long as the context lasts: all under one lease, or none."""
+        """Whether one lease of `source` covers all these blocks, for the duration of the context."""
         with self._lock:
             yield any(
                 holder == source and leased.issuperset(blocks) for (holder, _), leased in self._leases.items()
@@ -118,7 +114,7 @@ _LOOK_MS = 200
 
 
 class CurveServer:
-    """Answers at `address`, one question after the other, on the pool that lies in host memory."""
+    """Serves requests at `address` one after the other, on a pool in host memory."""
 
     def __init__(
         self,
@@ -136,7 +132,7 @@ class CurveServer:
         self._socket.setsockopt(
             zmq.MAXMSGSIZE, max(SCRATCH_BYTES, largest * pool.num_blocks) + ENCRYPTION_BYTES
         )
-        self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a peer that calls again is the same peer
+        self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a reconnecting peer keeps its identity
         self._socket.bind(f"tcp://{host_address}:*")
         self.address = self._socket.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()  # type: ignore[union-attr]
         self._questions = msgspec.msgpack.Decoder[CurveRequest](CurveRequest)
@@ -162,7 +158,7 @@ class CurveServer:
         try:
             question = self._questions.decode(frames[0].buffer)
             if question.epoch != self._epoch:
-                return Denied(f"it is of epoch {question.epoch}, which is over"), []
+                return Denied(f"epoch {question.epoch} is over"), []
             match question:
                 case WriteBlocks():
                     return self._write(question, frames[1:]), []
@@ -171,12 +167,12 @@ class CurveServer:
                 case _:
                     return Done(), []
         except (msgspec.MsgspecError, ValueError, IndexError) as error:
-            log.warning("a question about KV was not understood (%s)", type(error).__name__)
-            return Denied("it was not understood"), []
+            log.warning("malformed KV request (%s)", type(error).__name__)
+            return Denied("malformed request"), []
 
     def _write(self, question: WriteBlocks, frames: list[zmq.Frame]) -> CurveReply:
         with self._gate.passing(question.source, question.blocks) as allowed:
             if not allowed:
-                return Denied(f"no lease of {question.source} is for these blocks")
+                return Denied(f"{question.source} has no lease on these blocks")
             scatter(self._pool, range(*question.layers), question.blocks, frames)
         return Done()

@@ -1,7 +1,7 @@
-"""Transport `emulated`: moves no memory, but takes the time that the machines' network would.
+"""Transport `emulated`: moves no data, but takes as long as the network would.
 
-Hand-offs of an instance leave one after the other, each with all of the link, as its sender sends them. That
-other senders write to the same machine at the same time is not seen: an instance knows its own link only.
+Hand-offs of an instance leave one after the other, each at full link bandwidth. Contention from other senders to the
+same machine is not modelled, because an instance observes only its own link.
 """
 
 from collections.abc import Sequence
@@ -11,14 +11,13 @@ import msgspec
 from twofold.cluster.timing import ps
 from twofold.engine.base import KvLayout
 from twofold.engine.emulated.prefills import Clock, PrefillTimes
-from twofold.handoff import Lease
-from twofold.transport.base import Connection, MemoryDescriptor, check_layout, moved_bytes
+from twofold.transport.base import Connection, MemoryDescriptor, Transport, check_layout, moved_bytes
 
 
 class EmulatedPort(msgspec.Struct, frozen=True, kw_only=True):
-    """Where an instance is on the network: its machine, and what it may send or receive per second.
+    """Network position of an instance: its machine, bandwidth and latencies.
 
-    `local_bytes_per_s` is for peers on the same machine. `latency_s` and `sync_s` are those of
+    `local_bytes_per_s` applies to peers on the same machine. `latency_s` and `sync_s` are those of
     `performance.transfer.TransferModel`.
     """
 
@@ -29,14 +28,14 @@ class EmulatedPort(msgspec.Struct, frozen=True, kw_only=True):
     sync_s: float
 
     def rate_to(self, peer: "EmulatedPort") -> float:
-        """Bytes per second of a transfer that is alone."""
+        """Bytes per second of an uncontended transfer."""
         if peer.machine == self.machine:
             return self.local_bytes_per_s
         return min(self.bytes_per_s, peer.bytes_per_s)
 
 
 class _Link:
-    """The way out of one instance; `free_at` is when what was sent last has left."""
+    """Outgoing link of an instance, busy until `free_at`."""
 
     def __init__(self, port: EmulatedPort, prefills: PrefillTimes, clock: Clock) -> None:
         self.port, self.prefills, self.clock = port, prefills, clock
@@ -44,19 +43,22 @@ class _Link:
 
 
 class EmulatedConnection:
-    """The way to one peer. A hand-off that begins while its prompt is computed is layer-wise, and synchronises."""
+    """Link to one peer.
+
+    A hand-off that begins during the prefill of its prompt is layer-wise and adds synchronization.
+    """
 
     def __init__(self, link: _Link, layout: KvLayout, peer: EmulatedPort) -> None:
         self._link, self._layout = link, layout
         self._rate = link.port.rate_to(peer)
-        self._layer_wise: set[int] = set()  # hand-offs under way, by their last block
+        self._layer_wise: set[int] = set()  # running hand-offs by their last block
 
     def write(self, layers: range, source_blocks: Sequence[int], target_blocks: Sequence[int]) -> int:  # noqa: ARG002
-        """Returns when the bytes would be there."""
+        """Sleep until the bytes would arrive."""
         return sum(self._write(layer, source_blocks) for layer in layers)
 
     def read(self, layers: range, source_blocks: Sequence[int], target_blocks: Sequence[int]) -> int:  # noqa: ARG002
-        """Returns when the bytes would be here. They come over the link of the reader."""
+        """Sleep until the bytes would arrive, over the link of the reader."""
         link, size = self._link, moved_bytes(self._layout, layers, len(source_blocks))
         latency = ps(link.port.latency_s) if layers.start == 0 else 0
         link.free_at = max(link.clock.now() + latency, link.free_at) + ps(size / self._rate)
@@ -92,14 +94,12 @@ class EmulatedConnection:
         return now + ps(self._link.port.latency_s)
 
     def _ready(self, blocks: Sequence[int], layer: int) -> int:
-        """A layer leaves when it is computed, however late this process hears of it."""
+        """A layer leaves as soon as it is computed, even if this process notices later."""
         return self._link.prefills.ready(blocks, layer)
 
 
-class EmulatedTransport:
-    """What peers are told of this instance's KV cache, and the link to theirs."""
-
-    writes_outlive_lease = False
+class EmulatedTransport(Transport):
+    """Descriptor of an emulated cache, and emulated connections to peers."""
 
     def __init__(
         self,
@@ -124,17 +124,3 @@ class EmulatedTransport:
         check_layout(self.descriptor, peer)
         port = msgspec.json.decode(peer.address, type=EmulatedPort)
         return EmulatedConnection(self._link, self.descriptor.layout, port)
-
-    def publish(self, blocks: Sequence[int]) -> None:
-        """There is nothing in them."""
-
-    def add_checksums(self, layers: range, blocks: Sequence[int], sums: list[int], *, landed: bool) -> None:
-        """What is not there arrives undamaged."""
-
-    def granted(self, lease: Lease) -> None:
-        """Nobody writes anything."""
-
-    def ended(self, lease: Lease) -> None:
-        """The same."""
-
-    def close(self) -> None: ...

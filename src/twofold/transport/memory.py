@@ -1,4 +1,4 @@
-"""Memory that several processes map, and that the kernel frees when the last of them is gone."""
+"""Memory shared by several processes and freed by the kernel after the last one exits."""
 
 import ctypes
 import mmap
@@ -6,7 +6,7 @@ import os
 
 from twofold.errors import ConfigurationError
 
-# The module mmap cannot be told where.
+# Python's mmap module does not accept an address.
 _mmap = ctypes.CDLL(None, use_errno=True).mmap
 _mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_long)
 _mmap.restype = ctypes.c_void_p
@@ -14,10 +14,10 @@ _MAP_FAILED = ctypes.c_void_p(-1).value
 
 
 class SharedMemory:
-    """`nbytes` of memory shared through an anonymous file (memfd).
+    """`nbytes` of shared memory in an anonymous file (memfd).
 
-    It has no name in the file system: peers open it as /proc/PID/fd/FD, and nothing is left behind however
-    its processes end. A restarted process has new memory, so late writes of a peer go to the old one.
+    The memory has no name in the file system. Peers open /proc/PID/fd/FD, and no file remains however the processes
+    end. A restarted process has new memory, so late writes of a peer go to the old one.
     """
 
     def __init__(self, fd: int, nbytes: int, address: str) -> None:
@@ -28,48 +28,46 @@ class SharedMemory:
 
     @classmethod
     def create(cls, name: str, nbytes: int, flag: str = "--kv-cache-memory-bytes") -> "SharedMemory":
-        """Reserve `nbytes`, as `flag` asks for; raises ConfigurationError when the machine cannot give them."""
+        """Reserve `nbytes`. Raises ConfigurationError, naming `flag`, if the machine has too little memory."""
         fd = os.memfd_create(f"twofold-{name}")
         try:
             os.posix_fallocate(fd, 0, nbytes)
         except OSError as error:
             os.close(fd)
             raise ConfigurationError(
-                f"{nbytes / 2**20:,.0f} MiB of shared memory for {name} cannot be had "
+                f"cannot reserve {nbytes / 2**20:,.0f} MiB of shared memory for {name} "
                 f"({error.strerror}): lower {flag}"
             ) from error
         return cls(fd, nbytes, f"/proc/{os.getpid()}/fd/{fd}")
 
     @classmethod
     def open(cls, address: str, nbytes: int) -> "SharedMemory":
-        """Map what another process created; raises ConfigurationError when it is not there or of another size."""
+        """Map memory of another process. Raises ConfigurationError if it is missing or has another size."""
         try:
             fd = os.open(address, os.O_RDWR)
         except OSError as error:
-            raise ConfigurationError(f"shared memory {address} cannot be opened: {error.strerror}") from error
+            raise ConfigurationError(f"cannot open shared memory {address}: {error.strerror}") from error
         size = os.fstat(fd).st_size
         if size != nbytes:
             os.close(fd)
-            raise ConfigurationError(f"shared memory {address} has {size} bytes where {nbytes} were expected")
+            raise ConfigurationError(f"shared memory {address} has {size} bytes, not {nbytes}")
         return cls(fd, nbytes, address)
 
     def view(self) -> memoryview:
-        """All of it as bytes, writable."""
+        """All bytes, writable."""
         return memoryview(self._map)
 
     def map_again(self, address: int) -> int:
-        """Map it once more, until the process ends, at this address if that is free; returns where it is.
+        """Map the memory once more until the process exits, at this address if free; returns the address.
 
-        Raises ConfigurationError where the process has no room for it.
+        Raises ConfigurationError if the process has too little address space.
         """
         mapped = _mmap(address, self.nbytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, self._fd, 0)
         if mapped == _MAP_FAILED:
             reason = os.strerror(ctypes.get_errno())
-            raise ConfigurationError(
-                f"{self.nbytes / 2**20:,.0f} MiB cannot be mapped a second time: {reason}"
-            )
+            raise ConfigurationError(f"cannot map {self.nbytes / 2**20:,.0f} MiB a second time: {reason}")
         return int(mapped)
 
     def close(self) -> None:
-        """Give up this process's file descriptor; the mapping goes with the last view of it."""
+        """Close the file descriptor. The mapping ends with its last view."""
         os.close(self._fd)

@@ -1,13 +1,11 @@
-"""Mooncake's transfer engine, as far as a transport needs one.
+"""Transport `mooncake`: shared memory within a host, Mooncake's transfer engine between hosts.
 
-It has calls that move many pieces at once and wait for them. They return as soon as one piece has failed, with others
-still on their way, and an engine cannot be told to stop; whoever had lent the memory would then have it written to.
-So each piece is submitted by itself here, and all are waited for to their end.
+The engine would use TCP within a host too. Data in the sockets of a killed sender, some MiB by measurement, would then
+arrive after its death; shared memory leaves no such data.
 
-Transport `mooncake`: shared memory between instances of one host, Mooncake's transfer engine between hosts.
-
-Within a host it would be TCP as well, and what a killed writer has left in its sockets lands after its death (some MiB,
-measured). Where peers share memory nothing is left.
+The engine has calls that move many pieces and wait for all of them. They return as soon as one piece fails, while
+others are still in flight, and an engine cannot be stopped. Here, each piece is submitted separately and every one is
+waited for, so that no memory is written after its lease.
 """
 
 import os
@@ -28,12 +26,12 @@ from twofold.transport.base import Connection, MemoryDescriptor, TransportAddres
 from twofold.transport.one_sided import LIFE_BYTES, CacheMemory, OneSidedConnection, Operation, Pieces, pause
 from twofold.transport.shared_memory import SharedMemoryTransport
 
-# Pieces that the engine has at a time; it refuses those that do not fit into its queue (1,024 for each peer).
+# Pieces in flight; the engine refuses more than its queue takes (1,024 per peer).
 MAX_UNDER_WAY = 256
-_DONE, _FAILED = 1, -1  # what it says of a piece; anything else is still under way
+_DONE, _FAILED = 1, -1  # status of a piece; anything else is in flight
 
-# It reads these once. After a time limit it would say that a write has failed whose bytes may yet arrive: who has died
-# is told by the controller. And the first version of its protocol calls written what has left the writer.
+# Read once at start. After a timeout the engine would report a failed write although its bytes may still arrive; the
+# controller reports dead peers instead. Version 1 of its protocol reports a write as done once it left the sender.
 _NEVER_S = str(365 * 24 * 3600)
 _SETTINGS = {
     "MC_TCP_PROTO": "2",
@@ -43,88 +41,87 @@ _SETTINGS = {
 
 
 class MooncakeEngine:
-    """Registers memory and moves pieces between a peer's and ours; peers are called by `session`.
+    """Registers memory and moves pieces to and from peers, addressed by `session`.
 
-    Safe to use from several threads; each transfer waits in the thread that asked for it. Where it is given up,
-    because the peer is dead, the engine ends what is left by itself.
+    Thread-safe: each transfer waits in the calling thread. The engine ends the rest of a cancelled transfer on its own.
     """
 
     def __init__(self, address: str) -> None:
-        """`address` is how other hosts reach this one; one of IPv6 is in brackets. Raises ConfigurationError."""
+        """Start an engine at this host's `address` (IPv6 in brackets). Raises ConfigurationError."""
         os.environ.update(_SETTINGS)
         os.environ.setdefault("MC_LOG_LEVEL", "ERROR")
         if address.startswith("["):
             os.environ["MC_USE_IPV6"] = "1"
         self._engine = _load()
-        # TCP is what it takes where it finds no RDMA device; it looks for those whatever is written here.
+        # TCP is the fallback: the engine always looks for RDMA devices first.
         if self._engine.initialize(address, "P2PHANDSHAKE", "tcp", ""):
-            raise ConfigurationError(f"Mooncake's transfer engine cannot start at {address}")
+            raise ConfigurationError(f"cannot start Mooncake's transfer engine at {address}")
         self.session = f"{address}:{self._engine.get_rpc_port()}"
 
     def register(self, address: int, nbytes: int) -> None:
-        """Let peers write and read this memory of the host; raises ConfigurationError."""
+        """Let peers write and read this host memory. Raises ConfigurationError."""
         if self._engine.register_memory(address, nbytes):
             raise ConfigurationError(f"Mooncake cannot register {nbytes / 2**20:,.0f} MiB of memory")
 
     def forget(self, peer: str) -> None:
-        """There is nothing to drop: its sockets end with the peer's."""
+        """Nothing to drop: sockets end with the peer."""
 
     def move(
-        self, operation: Operation, local: Pieces, remote: Pieces, peer: str, given_up: Callable[[], bool]
+        self, operation: Operation, local: Pieces, remote: Pieces, peer: str, cancelled: Callable[[], bool]
     ) -> None:
-        """As `Mover.move` is to."""
+        """Implements `TransferEngine.move`."""
         engine, under_way, whole = self._engine, deque[int](), True
         submit = (
             engine.batch_transfer_async_write if operation == "WRITE" else engine.batch_transfer_async_read
         )
         for (here, nbytes), (there, _) in zip(local.rows.tolist(), remote.rows.tolist(), strict=True):
             if len(under_way) == MAX_UNDER_WAY:
-                whole = _moved(engine, under_way.popleft(), given_up)
-            number = submit(peer, [here], [there], [nbytes]) if whole and not given_up() else 0
-            if number == 0:  # also where it cannot ask the peer what its memory is
+                whole = _moved(engine, under_way.popleft(), cancelled)
+            number = submit(peer, [here], [there], [nbytes]) if whole and not cancelled() else 0
+            if number == 0:  # also if the peer does not describe its memory
                 whole = False
                 break
             under_way.append(number)
         for number in under_way:
-            whole = _moved(engine, number, given_up) and whole
+            whole = _moved(engine, number, cancelled) and whole
         if not whole:
             raise InstanceLostError(f"Mooncake cannot reach {peer}")
 
     def close(self) -> None:
-        """Peers cannot reach our memory any more."""
+        """Make the memory unreachable for peers."""
         del self._engine
 
 
-def _moved(engine: Any, number: int, given_up: Callable[[], bool]) -> bool:  # noqa: ANN401  (as below)
-    """Whether this piece was moved; returns when it was, failed, or was given up."""
+def _moved(engine: Any, number: int, cancelled: Callable[[], bool]) -> bool:  # noqa: ANN401
+    """Wait for the end of a piece, or for `cancelled`; returns whether it was moved."""
     began, checks = time.perf_counter(), 0
     while (status := engine.transfer_check_status(number)) not in {_DONE, _FAILED}:
-        if given_up():
+        if cancelled():
             return False
         pause(checks, time.perf_counter() - began)
         checks += 1
     return bool(status == _DONE)
 
 
-def _load() -> Any:  # noqa: ANN401  (an object of compiled code without types)
+def _load() -> Any:  # noqa: ANN401  (untyped compiled code)
     try:
         return import_module("mooncake.engine").TransferEngine()
     except ImportError as error:
         raise ConfigurationError(
-            f"Mooncake's transfer engine cannot be loaded ({error}): "
-            "it needs libibverbs1, libnuma1 and libcurl4 of the system, as Debian names them"
+            f"cannot load Mooncake's transfer engine ({error}): "
+            "install the system packages libibverbs1, libnuma1 and libcurl4 (Debian names)"
         ) from error
 
 
-# Where lives have the addresses that peers write to: far from what the kernel and the allocators give.
+# Address range for the memory of epochs, far from the addresses of the kernel and the allocators.
 _FIRST, _LAST = 1 << 44, 1 << 46
 _HUGE_PAGE = 2 << 20
 
 
 class MooncakeAddress(TransportAddress, frozen=True, tag=True):
-    """What `MemoryDescriptor.address` holds: the memory for those on this host, and for others the engine's.
+    """The memory for peers on this host.
 
-    `session` is the engine's name and address, `base` where the pool begins and `life` where the life word is.
+    For others the engine's `session`, the pool at `base` and the epoch word at `life`.
     """
 
     transport = "mooncake"
@@ -137,16 +134,14 @@ class MooncakeAddress(TransportAddress, frozen=True, tag=True):
 
 
 class MooncakeTransport(SharedMemoryTransport):
-    """The local cache in memory that peers on this host map, registered with the engine for those on others.
+    """A local cache that peers on this host map, registered with the engine for other hosts.
 
-    An engine connects again by itself, and to whoever is at its peer's port by then. So each life has its memory at
-    addresses of its own, and what is meant for another life is refused there: it is outside of what is registered.
-    A connection reads the peer's life word first.
+    An engine reconnects on its own, to any process at its peer's port. Each epoch therefore has its memory at separate
+    addresses: data for another epoch lies outside the registered memory and is refused. A connection reads the peer's
+    epoch word first.
     """
 
-    writes_outlive_lease = (
-        True  # bytes of a process that has ended may wait in the network, and the engine puts them into place
-    )
+    writes_outlive_lease = True  # data of an ended process may still be in the network
 
     def __init__(
         self,
@@ -158,9 +153,7 @@ class MooncakeTransport(SharedMemoryTransport):
         network: HostNetwork | None = None,
     ) -> None:
         if network is None:
-            raise ConfigurationError(
-                "--transport mooncake is for services of several hosts: see --listen-workers"
-            )
+            raise ConfigurationError("--transport mooncake needs several hosts: see --listen-workers")
         super().__init__(instance, epoch, layout, num_blocks, device)
         self._host = network.host
         base = self._memory.map_again(own_address(epoch, self._memory.nbytes))
@@ -194,7 +187,7 @@ class MooncakeTransport(SharedMemoryTransport):
         super().close()
 
     def _stage(self, layers: range, blocks: Sequence[int]) -> None:
-        """On an accelerator, bring what was computed to where it is sent from."""
+        """On an accelerator, copy computed blocks to the memory that the engine sends from."""
         if self.engine_pool is not self.landing_pool:
             with self.engine_pool.copying():
                 for layer in layers:
@@ -202,12 +195,12 @@ class MooncakeTransport(SharedMemoryTransport):
 
 
 def own_address(epoch: int, nbytes: int) -> int:
-    """Where the memory of this life goes: another place for another epoch, but for one in thousands."""
+    """Address of an epoch's memory; two epochs collide once in thousands of cases."""
     place = -(-nbytes // _HUGE_PAGE) * _HUGE_PAGE
     return _FIRST + epoch % ((_LAST - _FIRST) // place) * place
 
 
 def _cache_memory(layout: KvLayout, num_blocks: int, address: MooncakeAddress) -> CacheMemory:
-    """The pool, with the scratch memory behind it as SharedMemoryTransport lays it out, and the life word apart."""
+    """The pool, followed by scratch memory as in SharedMemoryTransport, with a separate epoch word."""
     scratch = address.base + layout.pool_bytes(num_blocks)
     return CacheMemory(layout, num_blocks, base=address.base, life=address.life, scratch=scratch)

@@ -1,11 +1,8 @@
-"""A NIXL agent with the UCX backend, as far as a transport needs one.
+"""Transport `nixl`: one-sided writes and reads over NIXL's UCX backend (RDMA, TCP, GPU to GPU, shared memory).
 
-It goes past the `nixl_agent` class of the nixl package to the bindings beneath: that class fixes the delay of the
-progress thread at 0, which makes it poll without a pause and take a core away from the engine. A progress thread
-there must be: over TCP it is the target's side that puts the bytes into place. With a delay it sleeps until the
-network wakes it.
-
-Transport `nixl`: one-sided writes and reads over what NIXL's UCX finds: RDMA, TCP, GPU to GPU, one host's memory.
+`NixlAgent` uses the bindings below the nixl package's own agent class, which fixes the delay of the progress thread
+at 0. With that delay the thread polls without a pause and occupies a core. A progress thread is needed, because over
+TCP the target writes incoming data into place. With a delay it sleeps until the network wakes it.
 """
 
 import os
@@ -29,19 +26,19 @@ from twofold.transport.one_sided import LIFE_BYTES, CacheMemory, OneSidedConnect
 from twofold.transport.pooled import PooledTransport, as_tensor
 from twofold.transport.registry import TRANSPORTS
 
-PROGRESS_DELAY_US = 5000  # how often the progress thread looks even where nothing wakes it
-PACKAGES = TRANSPORTS["nixl"].packages  # one API; which is installed depends on the CUDA beside it
+PROGRESS_DELAY_US = 5000  # longest sleep of the progress thread
+PACKAGES = TRANSPORTS["nixl"].packages  # the same API for different CUDA versions
 BACKEND = "UCX"
 
 
 class MemoryKind(Protocol):
-    """Where registered memory lies, in the terms of the bindings."""
+    """Location of registered memory, as an object of the bindings."""
 
 
 class NixlAgent:
-    """Registers memory, knows peers by their metadata, and moves pieces between theirs and ours.
+    """Registers memory, loads peers' metadata, and moves pieces to and from peers.
 
-    Safe to use from several threads; each transfer waits in the thread that asked for it.
+    Thread-safe: each transfer waits in the calling thread.
     """
 
     def __init__(self, name: str) -> None:
@@ -54,12 +51,12 @@ class NixlAgent:
         try:
             self._agent = bindings.nixlAgent(name, config)
             self._agent.createBackend(BACKEND, self._agent.getPluginParams(BACKEND)[0])
-        except Exception as error:  # the bindings have no common base for theirs
-            raise ConfigurationError(f"NIXL cannot start its {BACKEND} backend: {error}") from error
+        except Exception as error:  # the bindings' exceptions have no common base class
+            raise ConfigurationError(f"cannot start NIXL's {BACKEND} backend: {error}") from error
         self._unreleased: list[int] = []
 
     def register(self, address: int, nbytes: int, device: int | None) -> None:
-        """Make this memory (of a GPU, or of the host where `device` is None) reachable; raises ConfigurationError."""
+        """Make memory of a GPU, or of the host if `device` is None, reachable. Raises ConfigurationError."""
         pieces = self._bindings.nixlRegDList(self._kind(device), [(address, nbytes, device or 0, "")])
         try:
             self._agent.registerMem(pieces, [])
@@ -69,18 +66,18 @@ class NixlAgent:
             ) from error
 
     def metadata(self) -> bytes:
-        """What a peer must know of this agent and the memory it registered."""
+        """Metadata of this agent and its memory, for peers."""
         return bytes(self._agent.getLocalMD())
 
     def meet(self, metadata: bytes) -> str:
-        """Learn of a peer; returns its agent's name. Raises ConfigurationError for what is no metadata."""
+        """Load a peer's metadata; returns the name of its agent. Raises ConfigurationError for invalid metadata."""
         try:
             return bytes(self._agent.loadRemoteMD(metadata)).decode()
         except Exception as error:  # as above
-            raise ConfigurationError(f"NIXL cannot use a peer's metadata: {error}") from error
+            raise ConfigurationError(f"NIXL refused a peer's metadata: {error}") from error
 
     def forget(self, peer: str) -> None:
-        """Drop the connection to a peer. A peer that has ended already is no mistake."""
+        """Drop the connection to a peer, which may have ended already."""
         try:
             self._agent.invalidateRemoteMD(peer)
         except Exception as error:  # as above
@@ -88,9 +85,9 @@ class NixlAgent:
                 raise
 
     def move(
-        self, operation: Operation, local: Pieces, remote: Pieces, peer: str, given_up: Callable[[], bool]
+        self, operation: Operation, local: Pieces, remote: Pieces, peer: str, cancelled: Callable[[], bool]
     ) -> None:
-        """As `Mover.move` is to."""
+        """Implements `TransferEngine.move`."""
         bindings, agent, handle = self._bindings, self._agent, None
         try:
             handle = agent.createXferReq(
@@ -101,7 +98,7 @@ class NixlAgent:
                 b"",
                 [],
             )
-            status = self._wait(handle, agent.postXferReq(handle, b""), given_up)
+            status = self._wait(handle, agent.postXferReq(handle, b""), cancelled)
         except Exception as error:  # as above
             raise InstanceLostError(f"NIXL cannot reach {peer}: {error}") from error
         finally:
@@ -110,17 +107,17 @@ class NixlAgent:
         if status != bindings.NIXL_SUCCESS:
             raise InstanceLostError(f"NIXL cannot reach {peer}: {status}")
 
-    def _wait(self, handle: int, status: object, given_up: Callable[[], bool]) -> object:
-        """The status of a transfer that is over, or was given up."""
+    def _wait(self, handle: int, status: object, cancelled: Callable[[], bool]) -> object:
+        """Wait for the end of a transfer, or for `cancelled`; returns its status."""
         began, checks = time.perf_counter(), 0
-        while status == self._bindings.NIXL_IN_PROG and not given_up():
+        while status == self._bindings.NIXL_IN_PROG and not cancelled():
             pause(checks, time.perf_counter() - began)
             checks += 1
             status = self._agent.getXferStatus(handle)
         return status
 
     def _release(self, handle: int) -> None:
-        """A transfer that cannot be cancelled at once is released when a later one is."""
+        """Release a transfer, and earlier ones that could not be cancelled at the time."""
         waiting, self._unreleased = [*self._unreleased, handle], []
         for each in waiting:
             try:
@@ -135,13 +132,13 @@ class NixlAgent:
 
 
 def _with_device(pieces: Pieces) -> npt.NDArray[np.uint64]:
-    """Rows of (address, bytes, device), as the bindings want them."""
+    """Rows of (address, bytes, device) for the bindings."""
     devices = np.full(len(pieces.rows), pieces.device or 0, dtype=np.uint64)
     return np.column_stack((pieces.rows, devices))
 
 
-def _load_bindings() -> Any:  # noqa: ANN401  (a module of compiled code without types)
-    os.environ.setdefault("NIXL_LOG_LEVEL", "FATAL")  # what goes wrong is raised, and told by us
+def _load_bindings() -> Any:  # noqa: ANN401  (untyped compiled code)
+    os.environ.setdefault("NIXL_LOG_LEVEL", "FATAL")  # errors are raised and reported by Twofold
     package = next(name for name in PACKAGES if find_spec(name))
     return import_module(f"{package}._bindings")
 
@@ -150,10 +147,7 @@ ALIGNMENT = 64
 
 
 class NixlAddress(TransportAddress, frozen=True, tag=True):
-    """What `MemoryDescriptor.address` holds: the agent's metadata and where its memory begins.
-
-    `device` is the GPU it lies on, None for the host.
-    """
+    """The agent's metadata and the start of its memory, on GPU `device` or on the host if None."""
 
     transport = "nixl"
 
@@ -163,27 +157,25 @@ class NixlAddress(TransportAddress, frozen=True, tag=True):
 
 
 def life_offset(layout: KvLayout, num_blocks: int) -> int:
-    """Where the life word lies in a cache's memory: the first place behind the pool that is aligned."""
+    """Offset of the epoch word: the first aligned position after the pool."""
     return -(-layout.pool_bytes(num_blocks) // ALIGNMENT) * ALIGNMENT
 
 
 def cache_memory(layout: KvLayout, num_blocks: int, base: int, device: int | None) -> CacheMemory:
-    """The pool, the life word and the scratch memory, one behind the other."""
+    """The pool, the epoch word and the scratch memory, one after the other."""
     life = base + life_offset(layout, num_blocks)
     return CacheMemory(layout, num_blocks, base=base, life=life, scratch=life + LIFE_BYTES, device=device)
 
 
 class NixlTransport(PooledTransport):
-    """The local cache, registered with NIXL once and as a whole.
+    """A local cache in the engine's own memory, registered with NIXL as a whole, so nothing is staged.
 
-    It lies where the engine computes, so nothing is staged. The agent is named after the instance and its epoch:
-    metadata, and the connections made from it, belong to one life. What is written under an earlier one fails at the
-    connection, because the process that it was made to is gone, or at the life word, when another answers there.
+    The agent is named after the instance and its epoch, and so are its metadata and connections. A write under an
+    earlier epoch fails at the connection, because its process is gone, or at the epoch word of the process that
+    replaced it.
     """
 
-    writes_outlive_lease = (
-        True  # bytes of a process that has ended may wait in the network, and UCX puts them into place
-    )
+    writes_outlive_lease = True  # data of an ended process may still be in the network
 
     def __init__(
         self,
@@ -200,9 +192,7 @@ class NixlTransport(PooledTransport):
         where = torch.device(device)
         on_cpu = where.type == "cpu"
         if on_cpu:
-            self._shared = SharedMemory.create(
-                instance, nbytes
-            )  # taken from the machine now, not when it is full
+            self._shared = SharedMemory.create(instance, nbytes)  # reserved at start
             memory = as_tensor(self._shared)
         else:
             memory = torch.zeros(nbytes, dtype=torch.uint8, device=where)
@@ -228,4 +218,4 @@ class NixlTransport(PooledTransport):
         return connection
 
     def close(self) -> None:
-        """Its memory goes with the process, and so do the connections of peers."""
+        """Nothing to do: memory and connections end with the process."""

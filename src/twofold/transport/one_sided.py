@@ -1,4 +1,4 @@
-"""One-sided writes and reads of a peer's cache: the peer's process is not asked, so its life is checked first."""
+"""One-sided writes and reads of a peer's cache, after a check of the peer's epoch."""
 
 import math
 import time
@@ -15,40 +15,40 @@ from twofold.engine.torch.pool import block_runs
 from twofold.errors import InstanceLostError, StaleEpochError, TwofoldError
 from twofold.transport.base import moved_bytes
 
-LIFE_BYTES = 64  # the epoch as 8 bytes, and room for a peer's on its way here
+LIFE_BYTES = 64  # the epoch as 8 bytes, and a buffer for a peer's
 CONNECT_S = 10.0
 
 Operation = Literal["WRITE", "READ"]
 
 
 class Pieces(NamedTuple):
-    """Runs of memory on one side: rows of (address, bytes), all on one GPU, or on the host where `device` is None."""
+    """Memory ranges of one side: rows of (address, bytes), all on GPU `device` or on the host if None."""
 
     rows: npt.NDArray[np.uint64]
     device: int | None
 
 
 class TransferEngine(Protocol):
-    """A library that moves memory between registered addresses of processes. Several threads may use it."""
+    """A library that moves memory between registered addresses of processes. Methods are thread-safe."""
 
     def move(
-        self, operation: Operation, local: Pieces, remote: Pieces, peer: str, given_up: Callable[[], bool]
+        self, operation: Operation, local: Pieces, remote: Pieces, peer: str, cancelled: Callable[[], bool]
     ) -> None:
-        """`WRITE` local pieces over remote ones or `READ` them from there, pairwise; returns once that is done.
+        """`WRITE` local pieces over remote ones, or `READ` them from there, pairwise; returns when done.
 
-        Raises InstanceLostError when the peer cannot be reached, or `given_up()` before it is done.
+        Raises InstanceLostError if the peer is unreachable, or if `cancelled()` before the end.
         """
         ...
 
     def forget(self, peer: str) -> None:
-        """Drop what is kept of a peer. A peer that has ended already is no mistake."""
+        """Drop all state of a peer, which may have ended already."""
         ...
 
 
 class CacheMemory:
-    """Where each layer's keys and values lie in a cache's memory, which begins at `base`, and its life and scratch.
+    """Address map of a cache: each layer's keys and values from `base` on, the epoch word and the scratch memory.
 
-    `life` is the address of the life word (LIFE_BYTES), `scratch` that of SCRATCH_BYTES.
+    `life` is the address of the epoch word (LIFE_BYTES), `scratch` that of SCRATCH_BYTES.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class CacheMemory:
         device: int | None = None,
     ) -> None:
         self.layout, self.life, self.scratch, self.device = layout, life, scratch, device
-        # Of each layer (address, bytes per block) of its keys and of its values, as far as they lie apart.
+        # (address, bytes per block) of each layer's keys and values, if stored separately.
         self._parts: list[list[tuple[int, int]]] = []
         address = base
         for layer in layout.layers:
@@ -75,7 +75,7 @@ class CacheMemory:
             self._parts.append(parts)
 
     def pieces(self, layers: range, starts: Sequence[int], counts: Sequence[int]) -> Pieces:
-        """A row for the keys and for the values of each run of blocks in each layer."""
+        """One row for the keys and one for the values of each run of blocks in each layer."""
         parts = np.array(list(chain.from_iterable(self._parts[layers.start : layers.stop])), dtype=np.uint64)
         rows = np.empty((len(parts), len(starts), 2), dtype=np.uint64)
         rows[:, :, 0] = parts[:, :1] + parts[:, 1:] * np.array(starts, dtype=np.uint64)
@@ -87,9 +87,9 @@ class CacheMemory:
 
 
 class OneSidedConnection:
-    """One life of a peer. What is still to be moved when that ends, or `close` is called, is not moved.
+    """Connection to one epoch of a peer. Its end, or `close`, stops unfinished moves.
 
-    `ready(layers, blocks)` is called before local blocks are sent, and brings them to where they are sent from.
+    `ready(layers, blocks)` runs before local blocks are sent, to stage them in registered memory.
     """
 
     def __init__(
@@ -130,9 +130,9 @@ class OneSidedConnection:
         self._move("WRITE", local.piece(local.scratch, nbytes), remote.piece(remote.scratch, nbytes))
 
     def greet(self, epoch: int, life_word: torch.Tensor) -> None:
-        """Read the peer's life word into ours, [2] of int64; closed unless that names this epoch.
+        """Read the peer's epoch word into ours, [2] of int64, and close unless it matches.
 
-        Raises StaleEpochError when another life answers at its address, InstanceLostError when none does.
+        Raises StaleEpochError for another epoch, InstanceLostError if the peer does not respond.
         """
         local, remote = self._local, self._remote
         deadline = time.monotonic() + CONNECT_S
@@ -140,9 +140,7 @@ class OneSidedConnection:
         try:
             self._move("READ", answer, remote.piece(remote.life, 8), deadline)
             if (found := int(life_word[1])) != epoch:
-                raise StaleEpochError(
-                    f"epoch {epoch} of {self._name} is over: epoch {found} answers in its place"
-                )
+                raise StaleEpochError(f"epoch {epoch} of {self._name} is over: its epoch is {found}")
         except TwofoldError:
             self.close()
             raise
@@ -153,23 +151,20 @@ class OneSidedConnection:
 
     def _move(self, operation: Operation, local: Pieces, remote: Pieces, deadline: float = math.inf) -> None:
         if self._closed:
-            raise InstanceLostError(f"{self._name} is gone")
+            raise InstanceLostError(f"{self._name} was lost")
         self._mover.move(
             operation, local, remote, self._name, lambda: self._closed or time.monotonic() > deadline
         )
 
 
 def pause(checks: int, waited_s: float) -> None:
-    """Between looks at what is under way: often at first, then in proportion to the time it has taken.
-
-    A core is needed elsewhere.
-    """
+    """Sleep between checks of a transfer: briefly at first, then in proportion to its duration, to save CPU time."""
     time.sleep(0 if checks < 4 else min(waited_s / 16, 0.001))
 
 
 def _transposed(
     source_blocks: Sequence[int], target_blocks: Sequence[int]
 ) -> tuple[list[int], list[int], list[int]]:
-    """Runs of blocks that are neighbours on both sides, as their first sources, first targets and lengths."""
+    """Runs of blocks that are contiguous on both sides: first sources, first targets and lengths."""
     runs = block_runs(source_blocks, target_blocks)
     return [run[0] for run in runs], [run[1] for run in runs], [run[2] for run in runs]

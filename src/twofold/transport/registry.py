@@ -1,4 +1,4 @@
-"""The transports by name. They import torch; this module does not, so that a command line can be checked with it."""
+"""Transports by name. This module does not import torch, unlike the transports, so that the command line can use it."""
 
 from importlib.util import find_spec
 from typing import NamedTuple
@@ -7,26 +7,43 @@ from twofold.errors import ConfigurationError
 
 
 class TransportEntry(NamedTuple):
-    """Where a transport is, and what it needs beyond the default installation: one of `packages`, from `extra`."""
+    """Module and class of a transport, its help text, and the optional packages it needs (one of `packages`, from
+    `extra`).
+    """
 
     module: str
     name: str
+    help: str
     packages: tuple[str, ...] = ()
     extra: str = ""
 
 
 TRANSPORTS = {
-    "shared_memory": TransportEntry("twofold.transport.shared_memory", "SharedMemoryTransport"),
-    "curve": TransportEntry("twofold.transport.curve", "CurveTransport"),
-    "nixl": TransportEntry("twofold.transport.nixl", "NixlTransport", ("nixl_cu12", "nixl_cu13"), "nixl"),
-    "mooncake": TransportEntry("twofold.transport.mooncake", "MooncakeTransport", ("mooncake",), "mooncake"),
+    "shared_memory": TransportEntry(
+        "twofold.transport.shared_memory", "SharedMemoryTransport", "copies within one host"
+    ),
+    "curve": TransportEntry("twofold.transport.curve", "CurveTransport", "encrypted TCP between hosts"),
+    "nixl": TransportEntry(
+        "twofold.transport.nixl",
+        "NixlTransport",
+        "NIXL with UCX: RDMA, TCP, GPU to GPU",
+        ("nixl_cu12", "nixl_cu13"),
+        "nixl",
+    ),
+    "mooncake": TransportEntry(
+        "twofold.transport.mooncake",
+        "MooncakeTransport",
+        "Mooncake's transfer engine between hosts",
+        ("mooncake",),
+        "mooncake",
+    ),
 }
 
 DEFAULT_TRANSPORT = "shared_memory"
 
 
 def check_transport(name: str) -> None:
-    """Raises ConfigurationError for a transport that is unknown, or not installed."""
+    """Raise ConfigurationError if a transport is unknown or not installed."""
     if name not in TRANSPORTS:
         raise ConfigurationError(f"--transport {name!r} is unknown: choose one of {', '.join(TRANSPORTS)}")
     entry = TRANSPORTS[name]

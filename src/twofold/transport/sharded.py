@@ -1,9 +1,9 @@
-"""The cache of a split worker: each of its ranks moves its own part, and the first rank tells the others when.
+"""Transport of a worker with several ranks: each moves its own part of the cache when the first rank asks.
 
 first rank                                      another rank
-SplitConnection.write(layers, …) ── Move ─────▶ RankMemory: its own connection.write(layers, …)
+ShardedConnection.write(layers, …) ─ MoveBlocks ▶ RankServer: its own connection.write(layers, …)
   its own part meanwhile                          copies its heads of these layers
-  bytes of all ◀───────────────── bytes moved ──  or the error that kept it from that
+  total bytes ◀──────────── BytesMoved ──────────  or RankError
 """
 
 import threading
@@ -18,20 +18,19 @@ from twofold.engine.torch.pool import copy_all_layers
 from twofold.engine.typed_pipe import TypedPipe
 from twofold.errors import ConfigurationError, InstanceLostError, StaleEpochError, TwofoldError
 from twofold.handoff import Lease
-from twofold.transport.base import Connection, MemoryDescriptor
+from twofold.transport.base import Connection, MemoryDescriptor, Transport
 from twofold.transport.pooled import PooledTransport
 
 
 class Connect(msgspec.Struct, frozen=True, tag=True):
-    """Open the cache of a peer; `key` names the connection from now on."""
+    """Connect to a peer; later messages refer to the connection by `key`."""
 
     key: int
     peer: MemoryDescriptor
 
 
 class MoveBlocks(msgspec.Struct, frozen=True, tag=True):
-    """Move what this rank has, or is to have, of layers `first` to `end` (less that one): into the peer's cache if it
-    `writes`."""
+    """Move this rank's part of layers `first` … `end` − 1, into the peer's cache if `writes`, else from it."""
 
     key: int
     writes: bool
@@ -46,7 +45,7 @@ class MoveBlocks(msgspec.Struct, frozen=True, tag=True):
 
 
 class Close(msgspec.Struct, frozen=True, tag=True):
-    """Close a connection, if there is one of this key."""
+    """Close a connection, if open."""
 
     key: int
 
@@ -58,7 +57,7 @@ class Publish(msgspec.Struct, frozen=True, tag=True):
 
 
 class CopyToEngine(msgspec.Struct, frozen=True, tag=True):
-    """Bring these blocks from where they landed to where the engine computes."""
+    """Copy received blocks from the landing pool to the engine pool."""
 
     block_lists: Sequence[Sequence[int]]
 
@@ -67,19 +66,19 @@ RankRequest = Connect | MoveBlocks | Close | Publish | CopyToEngine
 
 
 class RankAddress(msgspec.Struct, frozen=True, tag=True):
-    """The first thing that a rank says: where its memory is."""
+    """Address of a rank's memory, its first message."""
 
     address: str
 
 
 class BytesMoved(msgspec.Struct, frozen=True, tag=True):
-    """Bytes; 0 where there was nothing to move."""
+    """Success; 0 bytes if there was nothing to move."""
 
     nbytes: int
 
 
 class RankError(msgspec.Struct, frozen=True, tag=True):
-    """What went wrong on the rank: the name of an error, and its words."""
+    """An error of a rank: class name and message."""
 
     error: str
     reason: str
@@ -89,7 +88,7 @@ class RankError(msgspec.Struct, frozen=True, tag=True):
         return cls(type(error).__name__, str(error))
 
     def again(self) -> TwofoldError:
-        """The error, to be raised here."""
+        """The error, to raise in this process."""
         return _ERRORS.get(self.error, TwofoldError)(self.reason)
 
 
@@ -98,30 +97,30 @@ _ERRORS: Final = {error.__name__: error for error in (ConfigurationError, Instan
 
 
 class _Other:
-    """Another rank, as the first sees it. The address of its memory is the first thing that it says."""
+    """The first rank's end of a pipe to another rank."""
 
     def __init__(self, pipe: Pipe) -> None:
-        self.lock = threading.Lock()  # held from a request to its answer
+        self.lock = threading.Lock()  # held from request to reply
         self.pipe = TypedPipe[RankReply](pipe, RankReply)
-        told = self.pipe.recv()
-        assert isinstance(told, RankAddress)  # noqa: S101  (it says nothing else first; tells the type checker)
-        self.address = told.address
+        first = self.pipe.recv()
+        assert isinstance(first, RankAddress)  # noqa: S101  (narrows the type)
+        self.address = first.address
 
 
 class OtherRanks:
-    """The ranks of this worker but the first. Its methods may be called from any thread."""
+    """All ranks of this worker except the first. Methods are thread-safe."""
 
     def __init__(self, pipes: Sequence[Pipe]) -> None:
         self._others = [_Other(pipe) for pipe in pipes]
         self.addresses = tuple(other.address for other in self._others)
 
     def ask(self, request: RankRequest, meanwhile: Callable[[], int] = lambda: 0) -> int:
-        """The bytes that all of them moved, and what we did `meanwhile`.
+        """Send a request to all ranks and run `meanwhile`; returns the sum of all moved bytes.
 
-        Raises what went wrong anywhere, and then as well nothing is being moved any more.
+        Raises the first error of any rank, after all ranks have replied.
         """
         with ExitStack() as stack:
-            for other in self._others:  # in one order, so that two threads cannot wait for each other
+            for other in self._others:  # in one order, to prevent deadlocks
                 stack.enter_context(other.lock)
             for other in self._others:
                 other.pipe.send(request)
@@ -138,7 +137,7 @@ class OtherRanks:
 
 
 class ShardedConnection:
-    """Implements `Connection` for all ranks together; `own` is that of the first."""
+    """A connection of all ranks together; `own` is that of the first."""
 
     def __init__(self, ranks: OtherRanks, key: int, own: Connection) -> None:
         self._ranks, self._key, self._own = ranks, key, own
@@ -150,7 +149,7 @@ class ShardedConnection:
         return self._move(layers, source_blocks, target_blocks, writes=False)
 
     def probe(self, nbytes: int) -> None:
-        """The way of one rank: the others have the same."""
+        """Probe from the first rank only: all ranks use the same link."""
         self._own.probe(nbytes)
 
     def close(self) -> None:
@@ -164,10 +163,8 @@ class ShardedConnection:
         return self._ranks.ask(move, lambda: move.through(self._own))
 
 
-class ShardedTransport:
-    """Implements `Transport` on the first rank of a split worker; `own` is what it has of the cache."""
-
-    writes_outlive_lease = False
+class ShardedTransport(Transport):
+    """The transport of a sharded worker, on its first rank; `own` covers that rank's part of the cache."""
 
     def __init__(self, own: PooledTransport, ranks: OtherRanks) -> None:
         self.descriptor = msgspec.structs.replace(own.descriptor, others=ranks.addresses)
@@ -189,9 +186,6 @@ class ShardedTransport:
         self._ranks.ask(Publish(blocks))
         self._own.publish(blocks)
 
-    def add_checksums(self, layers: range, blocks: Sequence[int], sums: list[int], *, landed: bool) -> None:
-        """There are none of blocks that are divided: a service with such workers is not told to compare any."""
-
     def granted(self, lease: Lease) -> None:
         self._own.granted(lease)
 
@@ -203,7 +197,7 @@ class ShardedTransport:
 
 
 class RankServer:
-    """What another rank has of the cache: does with it what the first rank asks for."""
+    """Executes the first rank's requests on another rank's part of the cache."""
 
     def __init__(self, own: PooledTransport, first: Pipe) -> None:
         self._own, self._first = own, TypedPipe[RankRequest](first, RankRequest)
@@ -211,7 +205,7 @@ class RankServer:
         self._first.send(RankAddress(own.descriptor.address))
 
     def serve(self, beat: Callable[[], None], beat_s: float) -> None:
-        """Until the first rank has ended; `beat` is called at least every `beat_s` unless something takes longer."""
+        """Serve until the first rank exits, and call `beat` at least every `beat_s` seconds between requests."""
         while True:
             try:
                 if self._first.poll(beat_s):

@@ -1,8 +1,7 @@
-"""The KV cache of a peer's process on this host, mapped into ours.
+"""Transport `shared_memory`: between processes of one host, by copies into mapped memory.
 
-A peer whose cache is divided among its ranks in another way than ours: what is moved of it from, or to, here.
-
-Transport `shared_memory`: both instances are on one host, and the writer copies straight into leased blocks.
+If sender and receiver shard the cache differently, each rank copies its heads and layers to or from the ranks of the
+peer that need or have them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,15 +18,15 @@ from twofold.transport.base import SCRATCH_BYTES, Connection, MemoryDescriptor, 
 from twofold.transport.memory import SharedMemory
 from twofold.transport.pooled import PooledTransport, as_tensor
 
-# Scratch memory as blocks, so that a probe does what a write does.
+# Scratch memory in blocks, so that probes and writes copy in the same way.
 _SCRATCH_LAYOUT = KvLayout((LayerShape(1, 8 << 10, 8 << 10),), block_size=1, dtype="uint8", itemsize=1)
 
 
 class MappedPool:
-    """`pool` is theirs. It stays there after their end, where nobody looks at it."""
+    """A peer's KV pool mapped into this process. The mapping remains valid after the peer exits."""
 
     def __init__(self, address: str, layout: KvLayout, num_blocks: int, device: torch.device) -> None:
-        """`device` is what copies there; raises ConfigurationError where there is no such memory."""
+        """Map a pool for copies from `device`. Raises ConfigurationError if the memory is missing."""
         nbytes = layout.pool_bytes(num_blocks)
         self._memory = SharedMemory.open(address, nbytes + SCRATCH_BYTES)
         self.pool = KvPool(layout, num_blocks, as_tensor(self._memory))
@@ -36,7 +35,7 @@ class MappedPool:
         self._own_scratch = _scratch_pool(None)
 
     def probe(self, nbytes: int) -> None:
-        """Write `nbytes` into their scratch memory."""
+        """Write `nbytes` into the peer's scratch memory."""
         blocks = range(-(-nbytes // _SCRATCH_LAYOUT.bytes_per_block))
         copy_blocks(self._own_scratch, 0, blocks, self._scratch, blocks)
 
@@ -50,15 +49,15 @@ def _scratch_pool(memory: torch.Tensor | None) -> KvPool:
 
 
 class RankShard:
-    """One rank of an instance that is split, and what it has of the whole instance's `layout`."""
+    """One rank of a sharded instance, and its part of the instance's `layout`."""
 
-    def __init__(self, split: Sharding, rank: int, layout: KvLayout) -> None:
-        self.split, self.rank = split, rank
-        self._first_layer = split.layers(rank, len(layout.layers)).start
-        self._first_heads = [split.heads(rank, count).start for count in layout.kv_heads]
+    def __init__(self, sharding: Sharding, rank: int, layout: KvLayout) -> None:
+        self.sharding, self.rank = sharding, rank
+        self._first_layer = sharding.layers(rank, len(layout.layers)).start
+        self._first_heads = [sharding.heads(rank, count).start for count in layout.kv_heads]
 
     def heads(self, pool: KvPool, layer: int, heads: range, blocks: Sequence[int]) -> PoolHeads:
-        """Heads of a layer of the model in the pool of this rank."""
+        """Heads of a model layer in this rank's pool."""
         first = self._first_heads[layer]
         return PoolHeads(
             pool, layer - self._first_layer, range(heads.start - first, heads.stop - first), blocks
@@ -66,25 +65,25 @@ class RankShard:
 
 
 class ReshardConnection:
-    """Implements `Connection` for one rank: of the layers that it is asked to move it moves what it has, or is to have.
+    """Connection of one rank, which moves its part of the requested layers.
 
-    `ours` are the pools that its engine computes on and that peers' blocks land in.
+    `ours` are the pools of the engine and of received blocks.
     """
 
     def __init__(self, member: RankShard, ours: tuple[KvPool, KvPool], peer: MemoryDescriptor) -> None:
-        """Raises ConfigurationError where a rank of the peer has no such memory."""
+        """Map the memory of the peer's ranks. Raises ConfigurationError if one is missing."""
         self._member, self._theirs = member, dict[int, MappedPool]()
         self._engine_pool, self._landing_pool = ours
-        layout, split = peer.layout, peer.split
-        # What we have for a rank of theirs is what it has for us, so the plan is good for both directions.
+        layout, sharding = peer.layout, peer.sharding
+        # The plan serves both directions: what we send to a rank is what it sends to us.
         self._pieces = [
-            (piece, RankShard(split, piece.target, layout))
-            for piece in plan_reshard(member.split, split, layout.kv_heads)
+            (piece, RankShard(sharding, piece.target, layout))
+            for piece in plan_reshard(member.sharding, sharding, layout.kv_heads)
             if piece.source == member.rank
         ]
         try:
             for rank in {piece.target for piece, _ in self._pieces}:
-                own = layout.of_rank(split, rank)
+                own = layout.of_rank(sharding, rank)
                 self._theirs[rank] = MappedPool(
                     peer.rank_addresses[rank], own, peer.num_blocks, self._engine_pool.device
                 )
@@ -129,7 +128,7 @@ class ReshardConnection:
 
 
 class SharedMemoryConnection:
-    """A peer's memory mapped into this process, where both sides lay it out alike."""
+    """A peer's memory mapped into this process, with the same layout."""
 
     def __init__(self, engine_pool: KvPool, landing_pool: KvPool, peer: MemoryDescriptor) -> None:
         self._engine_pool, self._landing_pool = engine_pool, landing_pool
@@ -150,11 +149,11 @@ class SharedMemoryConnection:
 
 
 class SharedMemoryTransport(PooledTransport):
-    """The local cache in memory that peers on this host map.
+    """A local cache in memory that peers on this host map.
 
-    On a CPU the engine computes in that memory; on an accelerator it has a pool of its own, and the shared memory
-    is where the blocks of its leases land and where its peers read. Where the instance is split, this is the cache of
-    one `rank`, and `layout` that of all of them.
+    On a CPU the engine computes in that memory. On an accelerator the engine has its own pool, and shared memory
+    holds the blocks that peers write or read. In a sharded instance this is the cache of one `rank`, while `layout`
+    is that of the whole instance.
     """
 
     def __init__(
@@ -165,11 +164,11 @@ class SharedMemoryTransport(PooledTransport):
         num_blocks: int,
         device: str,
         _network: HostNetwork | None = None,
-        split: Sharding = UNSHARDED,
+        sharding: Sharding = UNSHARDED,
         rank: int = 0,
     ) -> None:
-        self._member = RankShard(split, rank, layout)
-        own = layout.of_rank(split, rank)
+        self._member = RankShard(sharding, rank, layout)
+        own = layout.of_rank(sharding, rank)
         self._memory = SharedMemory.create(instance, own.pool_bytes(num_blocks) + SCRATCH_BYTES)
         self.landing_pool = KvPool(own, num_blocks, as_tensor(self._memory))
         on_cpu = torch.device(device).type == "cpu"
@@ -181,12 +180,12 @@ class SharedMemoryTransport(PooledTransport):
             address=self._memory.address,
             num_blocks=num_blocks,
             layout=layout,
-            split=split,
+            sharding=sharding,
         )
 
     def connect(self, peer: MemoryDescriptor) -> Connection:
         check_layout(self.descriptor, peer)
-        if self.descriptor.split == peer.split == UNSHARDED:
+        if self.descriptor.sharding == peer.sharding == UNSHARDED:
             return SharedMemoryConnection(self.engine_pool, self.landing_pool, peer)
         return ReshardConnection(self._member, (self.engine_pool, self.landing_pool), peer)
 

@@ -47,7 +47,7 @@ class MeasuredPaths(TransferPaths):
         """Record the KV layout and prefill speed of a worker."""
         memory = message.peer.memory
         self._layout = memory.layout
-        self._splits[memory.instance] = memory.split
+        self._splits[memory.instance] = memory.sharding
         self._hosts[memory.instance] = message.peer.host
         self._transfers.clear()
         self._into.clear()

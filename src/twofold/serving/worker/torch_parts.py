@@ -138,7 +138,7 @@ class TorchRanks:
     def _cache(self, spec: WorkerConfig, rank: int, epoch: int) -> SharedMemoryTransport:
         plan, device = self._plan, device_of(self._device, spec.first_rank + rank)
         return SharedMemoryTransport(
-            spec.instance, epoch, plan.layout, plan.num_blocks, device, split=spec.split, rank=rank
+            spec.instance, epoch, plan.layout, plan.num_blocks, device, sharding=spec.split, rank=rank
         )
 
 

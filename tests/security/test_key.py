@@ -31,7 +31,7 @@ def test_a_key_is_never_written_over(tmp_path):
     file = tmp_path / "key"
     write_key(file)
     before = file.read_text()
-    with pytest.raises(ConfigurationError, match="exists already"):
+    with pytest.raises(ConfigurationError, match="already exists"):
         write_key(file)
     assert file.read_text() == before
 
@@ -72,9 +72,9 @@ def test_what_is_no_key_is_refused_and_not_quoted(tmp_path, content):
 
 def test_a_file_that_is_not_there_is_one_sentence(tmp_path):
     """As every mistake in a flag."""
-    with pytest.raises(ConfigurationError, match="cannot be read: No such file"):
+    with pytest.raises(ConfigurationError, match="cannot read .*: No such file"):
         read_key(tmp_path / "none")
-    with pytest.raises(ConfigurationError, match="cannot be written"):
+    with pytest.raises(ConfigurationError, match="cannot write"):
         write_key(tmp_path / "none" / "key")
 
 

@@ -28,7 +28,7 @@ class Instance:
     def __init__(self, name, split):
         self.split = split
         self.ranks = [
-            SharedMemoryTransport(name, 1, LAYOUT, BLOCKS, "cpu", split=split, rank=rank)
+            SharedMemoryTransport(name, 1, LAYOUT, BLOCKS, "cpu", sharding=split, rank=rank)
             for rank in range(split.ranks)
         ]
         self.transport = self.ranks[0]
@@ -116,7 +116,7 @@ def test_a_peer_that_is_gone_is_said_by_whichever_rank_misses_it():
     """The first rank then has no half of a connection left."""
     source, target = Instance("s", Sharding(1, 2)), Instance("t", Sharding(1, 2))
     gone = msgspec.structs.replace(target.transport.descriptor, others=("/proc/1/fd/987654",))
-    with pytest.raises(ConfigurationError, match="cannot be opened"):
+    with pytest.raises(ConfigurationError, match="cannot open"):
         source.transport.connect(gone)
 
 

@@ -6,16 +6,17 @@ from hypothesis import strategies as st
 
 from twofold.engine.base import KvLayout, LayerShape
 from twofold.engine.torch.pool import KvPool
-from twofold.transport.pooled import add_checksums
+from twofold.transport.pooled import PooledTransport
 
 LAYOUT = KvLayout(layers=(LayerShape(2, 8, 4),) * 3, block_size=4, dtype="float32", itemsize=4)
 BLOCKS = 5
 
 
 def sums(pool, blocks, *steps):
-    made = [0] * len(blocks)
+    made, transport = [0] * len(blocks), PooledTransport()
+    transport.engine_pool = pool
     for layers in steps or (range(3),):
-        add_checksums(pool, layers, blocks, made)
+        transport.add_checksums(layers, blocks, made, landed=False)
     return made
 
 

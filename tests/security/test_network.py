@@ -43,7 +43,7 @@ def test_what_is_no_address_is_refused(text):
 @pytest.mark.parametrize("host", ["0.0.0.0", "*", "[::]"])  # noqa: S104  (they are refused)
 def test_an_address_that_means_every_one_is_refused(host):
     """Others are told it, and could not call it."""
-    with pytest.raises(ConfigurationError, match="names no host"):
+    with pytest.raises(ConfigurationError, match="is a wildcard"):
         own_host(host, "--listen-workers")
 
 
@@ -51,12 +51,12 @@ def test_a_name_is_looked_up():
     """Sockets are bound to numbers, and others are told those."""
     assert own_host("localhost", "--listen-workers") in {"127.0.0.1", "[::1]"}
     assert own_host("127.0.0.1", "--listen-workers") == "127.0.0.1"
-    with pytest.raises(ConfigurationError, match=r"--address no\.such\.host\.invalid is not known here"):
+    with pytest.raises(ConfigurationError, match=r"cannot resolve --address no\.such\.host\.invalid"):
         own_host("no.such.host.invalid", "--address")
 
 
 def test_ones_own_address_is_that_towards_the_other():
     """Over loopback, it is loopback's."""
     assert TcpEndpoint("127.0.0.1", 7600).own_address() == "127.0.0.1"
-    with pytest.raises(ConfigurationError, match=r"there is no way to tcp://no\.such\.host\.invalid"):
+    with pytest.raises(ConfigurationError, match=r"no route to tcp://no\.such\.host\.invalid"):
         TcpEndpoint("no.such.host.invalid", 7600).own_address()

@@ -72,7 +72,7 @@ def test_what_is_no_key_is_refused_and_not_quoted(tmp_path, content):
 
 def test_a_file_that_is_not_there_is_one_sentence(tmp_path):
     """As every mistake in a flag."""
-    with pytest.raises(ConfigurationError, match="cannot read .*: No such file"):
+    with pytest.raises(ConfigurationError, match=r"cannot read .*: No such file"):
         read_key(tmp_path / "none")
     with pytest.raises(ConfigurationError, match="cannot write"):
         write_key(tmp_path / "none" / "key")

@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # torch is one pinned version here so that pip takes the CPU build where one is at hand; pyproject.toml keeps the range.
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: setup demo test test-gpu test-helm test-ray test-vllm check chart bench compile clean
+.PHONY: setup data demo test test-gpu test-helm test-ray test-vllm check chart bench compile clean
 
 setup: $(VENV)/.installed
 
@@ -21,6 +21,9 @@ demo: setup  ## Make a small model, serve it split and colocated, replay a real 
 # Two at a time; tests that share a service, or anything else that takes long to make, run one after the other.
 test: setup  ## All tests.
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+data: setup  ## Public traces and profiles, into data/: tests and benchmarks that need them are skipped without (tools/data.toml).
+	$(BIN)/python tools/data.py
 
 test-helm: setup  ## The Helm chart, by the library of helm (75 MB, which `make test` does without).
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'helm-python-sdk>=0.2,<0.3'

@@ -10,7 +10,6 @@ times the SLO.
 
 import argparse
 import json
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from rich.table import Table
 
 from twofold.cluster.spec import ClusterSpec, PoolSpec
 from twofold.compat.presets import distserve_sim
+from twofold.demo.real_data import data_folder
 from twofold.hardware.catalog import load_catalog
 from twofold.instance import Role
 from twofold.request import Request
@@ -147,9 +147,7 @@ def main() -> None:
 
 
 def _folder() -> Path:
-    configured = os.environ.get("TWOFOLD_DATA")
-    root = Path(configured) if configured else Path(__file__).parents[3] / "shared" / "data"
-    return root / "golden" / "distserve"
+    return data_folder() / "golden" / "distserve"
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
 """The three SplitwiseSim reference runs, configured for SplitwiseSim and for Twofold."""
 
-import os
 from pathlib import Path
 
 import msgspec
 
 from twofold.cluster.spec import PoolSpec
+from twofold.demo.real_data import data_folder
 from twofold.instance import Role
 
 ROOT = Path(__file__).parents[2]
@@ -21,10 +21,7 @@ class ReferenceRun(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def trace_path(self) -> Path:
-        """Under TWOFOLD_DATA, else under shared/data beside the checkout."""
-        configured = os.environ.get("TWOFOLD_DATA")
-        root = Path(configured) if configured else ROOT.parent / "shared" / "data"
-        return root / "traces" / f"splitwise-{self.trace}-70rps-2min.csv"
+        return data_folder() / "traces" / f"splitwise-{self.trace}-70rps-2min.csv"
 
     @property
     def pools(self) -> tuple[PoolSpec, ...]:

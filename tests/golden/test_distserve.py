@@ -1,14 +1,13 @@
 """Every request of DistServe's simulator, and how many keep an SLO."""
 
 import json
-import os
 import re
-from pathlib import Path
 
 import pytest
 
 from twofold.cluster.spec import PoolSpec
 from twofold.compat.presets import distserve_sim
+from twofold.demo.real_data import data_folder
 from twofold.hardware.catalog import load_catalog
 from twofold.instance import Role
 from twofold.request import Request
@@ -22,9 +21,7 @@ NAME = re.compile(r"golden-(distserve|vllm)-(.+)-(\d)(\d)(\d)(\d)-r[\d.]+-N\d+\.
 
 
 def files():
-    configured = os.environ.get("TWOFOLD_DATA")
-    root = Path(configured) if configured else Path(__file__).parents[3] / "shared" / "data"
-    return sorted((root / "golden" / "distserve").glob("golden-*.json"))
+    return sorted((data_folder() / "golden" / "distserve").glob("golden-*.json"))
 
 
 def pool(role, tensor, stages):

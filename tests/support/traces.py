@@ -15,7 +15,7 @@ def public_trace(name: str) -> Path:
     """The path of a public trace; skips the test where it is absent."""
     path = find_data(f"traces/{name}")
     if path is None:
-        pytest.skip(f"{name} is absent; set TWOFOLD_DATA to the folder that holds traces/")
+        pytest.skip(f"{name} is absent: `make data` downloads public traces, TWOFOLD_DATA locates others")
     return path
 
 

@@ -1,12 +1,21 @@
-"""Real traces and reference results, which are not part of the project and may be absent."""
+"""Public traces, profiles and reference results, which are not part of the project (`make data` downloads some)."""
 
 import os
 from pathlib import Path
 
+_CHECKOUT = Path(__file__).parents[3]
+
+
+def data_folder() -> Path:
+    """TWOFOLD_DATA, else `data` in the checkout if it exists, else `shared/data` beside it."""
+    configured = os.environ.get("TWOFOLD_DATA")
+    if configured:
+        return Path(configured)
+    downloaded = _CHECKOUT / "data"
+    return downloaded if downloaded.is_dir() else _CHECKOUT.parent / "shared" / "data"
+
 
 def find_data(relative: str) -> Path | None:
-    """A file under TWOFOLD_DATA, else under `shared/data` beside the checkout; None where it is absent."""
-    configured = os.environ.get("TWOFOLD_DATA")
-    root = Path(configured) if configured else Path(__file__).parents[4] / "shared" / "data"
-    path = root / relative
+    """Path of a data file; None where it is absent."""
+    path = data_folder() / relative
     return path if path.is_file() else None

@@ -199,12 +199,12 @@ def run(spec: ClusterSpec, path: Path, requests: Sequence[Request], context: int
 
 def show(report: Report) -> None:
     console = Console()
-    for title, comparison in (("One at a time", report.alone), ("Under load", report.loaded)):
+    for title, comparison in (("Sequential requests", report.alone), ("Under load", report.loaded)):
         console.print(_table(f"{title}: {comparison.requests} requests", comparison))
     idle, busy = report.idle, report.busy
     console.print(
-        f"{report.instances} instances, ready after {report.ready_s:.1f} s, {busy.memory_mb:.0f} MB in all. CPU of an "
-        f"instance: {idle.worker:.2%} idle, {busy.worker:.2%} under load; of the gateway: {busy.gateway:.0%}."
+        f"{report.instances} instances, ready after {report.ready_s:.1f} s, {busy.memory_mb:.0f} MB in total. CPU "
+        f"of an instance: {idle.worker:.2%} idle, {busy.worker:.2%} under load; of the gateway: {busy.gateway:.0%}."
     )
 
 
@@ -216,7 +216,7 @@ def _table(title: str, comparison: Comparison) -> Table:
         rows = {
             "simulated": getattr(comparison.simulated, name),
             "live": getattr(comparison.live, name),
-            "added, by request": comparison.added_s.get(name),
+            "added per request": comparison.added_s.get(name),
         }
         for world, row in rows.items():
             if row is not None:
@@ -228,7 +228,7 @@ def _table(title: str, comparison: Comparison) -> Table:
         table.add_row(name.removesuffix("_s").replace("_", " "), "simulated", *_only_mean(span.simulated))
         table.add_row("", "live, in the service", *_only_mean(span.live))
         if name == "ttft_s" and client is not None:
-            table.add_row("", "between it and the client", *_only_mean(client.mean - span.live))
+            table.add_row("", "between service and client", *_only_mean(client.mean - span.live))
     return table
 
 
@@ -246,7 +246,7 @@ def main() -> None:
     parser.add_argument("--duration", type=float, default=30.0, help="seconds of arrivals")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--context", type=int, default=8192, help="longest prompt plus output")
-    parser.add_argument("--json", type=Path, help="write the report here as well")
+    parser.add_argument("--json", type=Path, help="also write the report to this file")
     flags = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         path = flags.cluster or Path(directory, "cluster.yaml")

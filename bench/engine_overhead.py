@@ -79,7 +79,7 @@ def _arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--model", type=Path, help="model directory (default: made by `twofold model create`)"
+        "--model", type=Path, help="model directory (default: created by `twofold model create`)"
     )
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=25)
@@ -88,7 +88,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _make_model(directory: Path) -> Path:
-    print("making a model with `twofold model create` …", file=sys.stderr)
+    print("creating a model with `twofold model create` …", file=sys.stderr)
     create_model(directory)
     return directory
 

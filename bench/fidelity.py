@@ -70,7 +70,7 @@ def main() -> None:
     parser.add_argument("--loads", default="0.4,0.9,2")
     parser.add_argument("--slo", default="ttft=1.5,tpot=0.12")
     parser.add_argument("--replays", type=int, default=3)
-    parser.add_argument("--json", type=Path, help="write all comparisons here as well")
+    parser.add_argument("--json", type=Path, help="also write all comparisons to this file")
     flags = parser.parse_args()
     console = Console(width=160)
     comparisons: list[Comparison] = []
@@ -86,7 +86,7 @@ def main() -> None:
     figures = [figure for one in comparisons for figure in one.figures()]
     console.print(
         f"{sum(figure.holds for figure in figures)} of {len(figures)} figures within their limits; "
-        f"{sum(figure.calibrated_holds for figure in figures)} without knowing the host's speed meanwhile."
+        f"{sum(figure.calibrated_holds for figure in figures)} without correction for the host's drift."
     )
     if flags.json is not None:
         flags.json.write_bytes(msgspec.json.format(msgspec.json.encode(comparisons), indent=2))

@@ -30,7 +30,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from handoff_ends import BLOCK_SIZE, Ask, Facts, Seen
+from handoff_ends import BLOCK_SIZE, HandoffRequest, HandoffTimes, StartupFacts
 from second_token import SecondToken, second_token
 from twofold.bench.two_hosts import TwoHosts, two_hosts
 from twofold.cluster.paths import KvEgress, ModelledPaths
@@ -72,7 +72,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 
 class LinkReport(msgspec.Struct, frozen=True, kw_only=True):
     bits_per_s: int
-    facts: Facts
+    facts: StartupFacts
     cells: list[Cell]
 
 
@@ -108,12 +108,12 @@ class End:
         assert self.process.stdout is not None  # noqa: S101  (created as a pipe above)
         line = self.process.stdout.readline()
         if not line:
-            raise RuntimeError(f"one end is gone, with code {self.process.wait()}")
+            raise RuntimeError(f"one end exited with code {self.process.wait()}")
         return msgspec.json.decode(line, type=kind)
 
 
 @contextmanager
-def two_ends(hosts: TwoHosts, model: Path) -> Iterator[tuple[End, Facts]]:
+def two_ends(hosts: TwoHosts, model: Path) -> Iterator[tuple[End, StartupFacts]]:
     """The prefill side, connected to the decode side, and its startup measurements."""
     ends: list[End] = []
     try:
@@ -121,7 +121,7 @@ def two_ends(hosts: TwoHosts, model: Path) -> Iterator[tuple[End, Facts]]:
             ends.append(End(hosts, host, role, model))
         prefill, decode = ends
         prefill.say(decode.hear(MemoryDescriptor))
-        yield prefill, prefill.hear(Facts)
+        yield prefill, prefill.hear(StartupFacts)
     finally:
         for end in ends:
             end.process.kill()
@@ -131,19 +131,19 @@ def two_ends(hosts: TwoHosts, model: Path) -> Iterator[tuple[End, Facts]]:
 def measure(hosts: TwoHosts, model: Path, bits_per_s: int, rounds: int) -> LinkReport:
     """Rounds over a link of this speed; the first mode alternates."""
     hosts.limit(bits_per_s)
-    seen: dict[tuple[int, HandoffMode], list[Seen]] = {}
+    seen: dict[tuple[int, HandoffMode], list[HandoffTimes]] = {}
     with two_ends(hosts, model) as (prefill, facts):
         for number in range(rounds):
             for tokens in PROMPTS:
                 for mode in MODES if number % 2 else reversed(MODES):
-                    prefill.say(Ask(tokens=tokens, mode=mode))
-                    seen.setdefault((tokens, mode), []).append(prefill.hear(Seen))
+                    prefill.say(HandoffRequest(tokens=tokens, mode=mode))
+                    seen.setdefault((tokens, mode), []).append(prefill.hear(HandoffTimes))
             print(f"{bits_per_s / 1e6:,.0f} Mbit/s: round {number + 1} of {rounds}", flush=True)
     cells = [cell(facts, tokens, {mode: seen[tokens, mode] for mode in MODES}) for tokens in PROMPTS]
     return LinkReport(bits_per_s=bits_per_s, facts=facts, cells=cells)
 
 
-def cell(facts: Facts, tokens: int, seen: dict[HandoffMode, list[Seen]]) -> Cell:
+def cell(facts: StartupFacts, tokens: int, seen: dict[HandoffMode, list[HandoffTimes]]) -> Cell:
     prefill_s = statistics.median(each.prefill_s for runs in seen.values() for each in runs)
     layer_s = facts.link.overhead_s + (
         tokens * facts.kv_bytes_per_token / facts.layers / facts.link.bytes_per_s
@@ -183,24 +183,24 @@ def table(link: LinkReport) -> Table:
     return drawn
 
 
-def mistakes(report: Report) -> list[str]:
+def violations(report: Report) -> list[str]:
     """Sentences for the expectations that do not hold."""
     found = []
     for link in report.links:
         for each in link.cells:
             where = f"{each.tokens:,} tokens at {link.bits_per_s / 1e6:,.0f} Mbit/s"
             if not each.hidden:
-                found.append(f"{where}: by layer leaves more than one layer's transfer + 10%")
+                found.append(f"{where}: layer-wise leaves more than one layer's transfer + 10%")
             if not each.well_chosen:
-                found.append(f"{where}: {each.chosen.value} was chosen, and is more than 5% worse")
+                found.append(f"{where}: {each.chosen.value} is auto's choice and over 5% worse")
     return found
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--model", type=Path, help="model directory; a small one is made if not given")
+    parser.add_argument("--model", type=Path, help="model directory (default: a small model is created)")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", type=Path, help="write all figures here")
+    parser.add_argument("--json", type=Path, help="write all results to this file")
     return parser.parse_args()
 
 
@@ -226,7 +226,7 @@ def main() -> None:
     console.print(report.second_token.sentence())
     if given.json is not None:
         given.json.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2))
-    wrong = mistakes(report)
+    wrong = violations(report)
     for each in wrong:
         print(f"✗ {each}")
     sys.exit(1 if wrong else 0)

@@ -29,7 +29,7 @@ from twofold.transport.nixl import NixlTransport
 BLOCK_SIZE = 16
 
 
-class Facts(msgspec.Struct, frozen=True, kw_only=True):
+class StartupFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Startup measurements of the prefill side, and the layer sizes of a hand-off."""
 
     link: LinkSpeed
@@ -38,14 +38,14 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     layers: int
 
 
-class Ask(msgspec.Struct, frozen=True, kw_only=True):
+class HandoffRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Request to prefill a prompt and hand it off."""
 
     tokens: int
     mode: HandoffMode
 
 
-class Seen(msgspec.Struct, frozen=True, kw_only=True):
+class HandoffTimes(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds of the prefill, of the whole hand-off, and of its part after the first token."""
 
     prefill_s: float
@@ -68,10 +68,10 @@ def prefill_end(model: Path, blocks: int, answers: TextIO) -> None:
     engine = TorchEngine(loaded, transport.engine_pool)
     peer = msgspec.json.decode(sys.stdin.readline(), type=MemoryDescriptor)
     connection = transport.connect(peer)
-    runs = Runs(engine, connection.write)
-    runs.once(Ask(tokens=blocks * BLOCK_SIZE, mode=HandoffMode.SERIALIZED))  # warm up all memory
+    runs = PrefillSide(engine, connection.write)
+    runs.once(HandoffRequest(tokens=blocks * BLOCK_SIZE, mode=HandoffMode.SERIALIZED))  # warm up all memory
     layout = engine.layout
-    facts = Facts(
+    facts = StartupFacts(
         link=link_speed(connection),
         prefill=prefill_speed(engine, 2048),
         kv_bytes_per_token=layout.bytes_per_token,
@@ -79,10 +79,10 @@ def prefill_end(model: Path, blocks: int, answers: TextIO) -> None:
     )
     _answer(answers, facts)
     for line in sys.stdin:
-        _answer(answers, runs.once(msgspec.json.decode(line, type=Ask)))
+        _answer(answers, runs.once(msgspec.json.decode(line, type=HandoffRequest)))
 
 
-class Runs:
+class PrefillSide:
     """Prefills with the service's engine and hands off with its sender."""
 
     def __init__(self, engine: TorchEngine, write: Callable[[range, list[int], list[int]], int]) -> None:
@@ -93,7 +93,7 @@ class Runs:
         self._sender = HandoffSender(layers, time.perf_counter, layers_at_once(engine.layout))
         self._sender.start(self._write_layers, lambda _: None, self._ended)
 
-    def once(self, ask: Ask) -> Seen:
+    def once(self, ask: HandoffRequest) -> HandoffTimes:
         blocks = list(range(-(-ask.tokens // BLOCK_SIZE)))
         self._over.clear()
         self._sender.expect("r", "decode-0", ask.mode)
@@ -116,7 +116,7 @@ class Runs:
         assert first is not None  # noqa: S101  (it is sampled; for the type checker)
         self._sender.prefilled("r", first.token_id)
         self._over.wait()
-        return Seen(
+        return HandoffTimes(
             prefill_s=token_s - began_s,
             transfer_s=self._ended_s - self._started_s,
             visible_s=max(0.0, self._ended_s - token_s),

@@ -35,7 +35,7 @@ SERVICES = {COLOCATED: ("--colocated", "1"), **WAYS}
 SHAPE = {"hidden-size": 4096, "layers": 16, "heads": 32, "kv-heads": 8, "max-model-len": 16384}
 
 
-class Seen(msgspec.Struct, frozen=True, kw_only=True):
+class TokenTimes(msgspec.Struct, frozen=True, kw_only=True):
     """Medians of one service and prompt length in seconds: TTFT, first to second token, and later gaps."""
 
     service: str
@@ -45,14 +45,14 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     step_s: float
 
 
-def measure(model: Path, service: str, given: argparse.Namespace) -> list[Seen]:
+def measure(model: Path, service: str, given: argparse.Namespace) -> list[TokenTimes]:
     flags = ["--device", given.device, "--kv-cache-memory-bytes", given.kv, "--no-prefix-caching"]
     found = []
     with served(model, (*SERVICES[service], *flags)) as url:
         for tokens in given.prompts:
             timelines = asyncio.run(ask(url, tokens))
             found.append(
-                Seen(
+                TokenTimes(
                     service=service,
                     prompt_tokens=tokens,
                     ttft_s=statistics.median(each.ttft_s or 0.0 for each in timelines),
@@ -63,12 +63,12 @@ def measure(model: Path, service: str, given: argparse.Namespace) -> list[Seen]:
     return found
 
 
-def table(seen: list[Seen], device: str) -> Table:
+def table(seen: list[TokenTimes], device: str) -> Table:
     """One row per mode and one column per prompt length."""
     lengths = sorted({each.prompt_tokens for each in seen})
     plain = {each.prompt_tokens: each for each in seen if each.service == COLOCATED}
     drawn = Table(
-        title=f"Second token later than where nothing is handed off, ms ({device}; in brackets its own step, ms)"
+        title=f"Delay of the second token relative to a colocated service, ms ({device}; in brackets its own step, ms)"
     )
     drawn.add_column("")
     for length in lengths:
@@ -86,7 +86,7 @@ def table(seen: list[Seen], device: str) -> Table:
     return drawn
 
 
-def _step(seen: Seen) -> str:
+def _step(seen: TokenTimes) -> str:
     return f"{seen.step_s * 1e3:.1f}"
 
 
@@ -98,12 +98,12 @@ def device_name(device: str) -> str:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--model", type=Path, help="model directory; one is made if not given")
+    parser.add_argument("--model", type=Path, help="model directory (default: a model is created)")
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--prompts", type=int, nargs="+", default=[512, 2048, 8192], help="tokens")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--kv", default="4GiB", help="KV cache of each worker")
-    parser.add_argument("--json", type=Path, help="all figures, written after each service")
+    parser.add_argument("--json", type=Path, help="file for all results, written after each service")
     return parser.parse_args()
 
 
@@ -116,7 +116,7 @@ def main() -> None:
             shape = [part for key, value in SHAPE.items() for part in (f"--{key}", str(value))]
             command = ["model", "create", str(model), *shape, "--dtype", "bfloat16"]
             subprocess.run([sys.executable, "-m", "twofold.cli.main", *command], check=True)
-        seen: list[Seen] = []
+        seen: list[TokenTimes] = []
         for service in (COLOCATED, *given.ways):
             try:
                 seen += measure(model, service, given)

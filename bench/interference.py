@@ -171,7 +171,7 @@ class Subject:
         ]
         itl_s = LatencyDistribution.of(gaps)
         if itl_s is None:
-            raise RuntimeError("the streams never decoded together: give them more --stream-output tokens")
+            raise RuntimeError("the streams never decoded concurrently: give more --stream-output tokens")
         ttft_s = LatencyDistribution.of(prompt.ttft_s or 0.0 for prompt in prompts)
         return Phase(itl_s=itl_s, gaps=len(gaps), long_ttft_s=ttft_s, long_prompts=len(prompts))
 
@@ -220,7 +220,7 @@ def table(report: Report) -> Table:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--model", type=Path, help="model directory; a small one is made if not given")
+    parser.add_argument("--model", type=Path, help="model directory (default: a small model is created)")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--streams", type=int, default=8)
     parser.add_argument("--stream-prompt", type=int, default=64)
@@ -229,7 +229,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--long-output", type=int, default=4)
     parser.add_argument("--utilisation", type=float, default=0.65)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, help="write all measurements here")
+    parser.add_argument("--json", type=Path, help="write all measurements to this file")
     return parser.parse_args()
 
 

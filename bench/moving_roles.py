@@ -63,7 +63,7 @@ PROMPTS = Phase(20.0, 1500, 6)
 OUTPUTS = Phase(5.0, 120, 220)
 
 
-class Ends(QuietObserver):
+class TimelineCollector(QuietObserver):
     """Collects the timeline of every request."""
 
     def __init__(self) -> None:
@@ -139,7 +139,7 @@ def judge(timelines: Sequence[Timeline], requests: Sequence[Request], period_s: 
 
 
 def simulated(file: Path, requests: Sequence[Request], period_s: float) -> Outcome:
-    ends = Ends()
+    ends = TimelineCollector()
     everything = sorted([*requests, *streams(period_s)], key=lambda request: request.arrival_s)
     simulate(load_cluster(file), everything, catalog=load_catalog(), observers=[ends])
     return judge(ends.timelines, requests, period_s)
@@ -185,7 +185,7 @@ async def live(url: str, requests: Sequence[Request], period_s: float) -> tuple[
             number = int(request.id.split("-")[1])
             await asyncio.sleep(request.arrival_s)
             if await stream(session, url, endpoint.model, number) != before[number]:
-                raise SystemExit(f"stream {number} got other tokens than before the traffic")
+                raise SystemExit(f"stream {number} produced other tokens than before the traffic")
 
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(run(request)) for request in streams(period_s)]
@@ -238,7 +238,7 @@ def main() -> None:
         for name, file in files.items():
             with served(None, ["--engine", "emulated", "--cluster", str(file)]) as url:
                 outcomes[name], runs = asyncio.run(live(url, requests, args.period))
-            print(f"{name}: {runs} long streams, each token as before the traffic")
+            print(f"{name}: {runs} long streams with unchanged tokens")
         console.print(table("Live", outcomes))
 
 

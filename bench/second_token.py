@@ -30,9 +30,9 @@ class SecondToken(msgspec.Struct, frozen=True, kw_only=True):
 
     def sentence(self) -> str:
         return (
-            f"shared memory, {PROMPT_TOKENS} tokens: the second token of a split service comes "
+            f"shared memory, {PROMPT_TOKENS} tokens: the second token of a split service is "
             f"{self.extra_steps:+.2f} decode steps ({(self.gap_s['split'] - self.gap_s['colocated']) * 1e3:+.1f} ms) "
-            "after that of a colocated one"
+            "later than that of a colocated one"
         )
 
 

@@ -87,7 +87,7 @@ def service_cost(requests: int) -> tuple[float, float]:
     each = short_s / requests
     if short != requests or long != requests // 2 * LONG:
         raise SystemExit(
-            f"{short} and {long} tokens came where {requests} and {requests // 2 * LONG} were asked for"
+            f"{short} and {long} tokens arrived, but {requests} and {requests // 2 * LONG} were requested"
         )
     return each, (long_s - each * (requests // 2)) / (long - requests // 2)
 
@@ -113,10 +113,14 @@ def main() -> None:
     table.add_row(
         "request through gateway and controller", f"{request_s * 1e6:,.0f} µs", f"{1 / request_s:,.0f}"
     )
-    table.add_row("streamed token, likewise", f"{token_s * 1e6:,.0f} µs", f"{1 / token_s:,.0f}")
+    table.add_row(
+        "streamed token through gateway and controller", f"{token_s * 1e6:,.0f} µs", f"{1 / token_s:,.0f}"
+    )
     loops.append(cpu_seconds(reference_loop))
     table.add_row(
-        "a million turns of a plain loop", f"{min(loops) * 1e3:.1f} ms (at most {max(loops) * 1e3:.1f})", ""
+        "a million iterations of a plain loop",
+        f"{min(loops) * 1e3:.1f} ms (at most {max(loops) * 1e3:.1f})",
+        "",
     )
     Console(width=110).print(table)
 

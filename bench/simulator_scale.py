@@ -73,7 +73,7 @@ def run(instances: int, requests: int) -> Case:
     )
 
 
-def apart(instances: int, requests: int) -> Case:
+def run_in_process(instances: int, requests: int) -> Case:
     """Run one case in its own process."""
     command = [sys.executable, __file__, "--case", str(instances), str(requests)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -118,7 +118,7 @@ def main() -> None:
     instances, requests = QUICK if args.quick else (args.instances, args.requests)
     if min(instances) < 2:
         raise SystemExit("a split cluster has at least 2 instances")
-    cases = [apart(number, length) for length, number in product(requests, instances)]
+    cases = [run_in_process(number, length) for length, number in product(requests, instances)]
     show(cases)
     if args.json:
         args.json.write_bytes(msgspec.json.format(msgspec.json.encode(cases)))

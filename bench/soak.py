@@ -66,7 +66,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         failed = [f"{count} × {how}" for how, count in self.ended.items() if how not in {"whole", "left"}]
         failed += [f"{row.process}: {row.what} grows" for row in self.rows if row.verdict is Verdict.GROWS]
         failed += [f"{count} blocks of {name} held at rest" for name, count in self.held.items() if count]
-        return failed + ([f"{self.restarts} workers started again"] if self.restarts else [])
+        return failed + ([f"{self.restarts} worker restarts"] if self.restarts else [])
 
 
 async def at_rest(sampler: Sampler) -> Sample:
@@ -172,13 +172,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", type=Path, help="model directory; a small one is made if not given")
+    parser.add_argument("--model", type=Path, help="model directory (default: a small model is created)")
     parser.add_argument("--minutes", type=float, default=30.0)
-    parser.add_argument("--share", type=float, default=0.9, help="of the capacity")
+    parser.add_argument("--share", type=float, default=0.9, help="load as a share of the capacity")
     parser.add_argument("--capacity-seconds", type=float, default=30.0)
-    parser.add_argument("--every", type=float, default=3.0, help="seconds between two looks")
+    parser.add_argument("--every", type=float, default=3.0, help="seconds between samples")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, help="write all samples here")
+    parser.add_argument("--json", type=Path, help="write all samples to this file")
     parser.add_argument("flags", nargs="*", help="flags of twofold serve, after --")
     given = parser.parse_args()
     report = serve_and_soak(given)

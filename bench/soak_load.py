@@ -87,4 +87,4 @@ class Load:
         whole = (
             timeline.output_tokens == request.output_tokens and timeline.finish_reason is FinishReason.LENGTH
         )
-        self.ended[error or ("whole" if whole else "an output of another length")] += 1
+        self.ended[error or ("whole" if whole else "an output of wrong length")] += 1

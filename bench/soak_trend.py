@@ -11,10 +11,10 @@ _T95 = 2.23  # Student's t for a two-sided 95% interval and PARTS - 2 degrees of
 HOUR_S = 3600.0
 FLAT_PER_H, UNCLEAR_PER_H = 0.01, 0.05
 RULE = (
-    f"A slope is that of the means of {PARTS} parts of the time after the warm-up, with a 95% interval from their "
-    f"scatter. Flat: the interval does not lie above {FLAT_PER_H:.0%} of the start an hour. Unclear: flat by that, but "
-    f"it reaches {UNCLEAR_PER_H:.0%} an hour. Stepped: not flat over all the time, but over its second half: what "
-    f"leaks does not stop. Counts: no more at rest after the load than at rest before it."
+    f"The slope is fitted to the means of {PARTS} parts of the time after the warm-up, with a 95% interval from their "
+    f"scatter. Flat: the interval is not above {FLAT_PER_H:.0%} of the start per hour. Unclear: flat, but it reaches "
+    f"{UNCLEAR_PER_H:.0%} per hour. Stepped: flat over the second half only, so not a leak. Counts: at most as many at "
+    f"rest after the load as before."
 )
 
 
@@ -38,7 +38,7 @@ class Trend(msgspec.Struct, frozen=True, kw_only=True):
         """Fit the trend. Raises ValueError for fewer samples than parts."""
         if len(values) < PARTS:
             raise ValueError(
-                f"{len(values)} samples are too few for {PARTS} parts: run for longer, or sample oftener"
+                f"{len(values)} samples are not enough for {PARTS} parts: run longer or sample more often"
             )
         x = np.array([part.mean() for part in np.array_split(np.array(times_s), PARTS)]) / HOUR_S
         y = np.array([part.mean() for part in np.array_split(np.array(values, dtype=np.float64), PARTS)])

@@ -35,7 +35,7 @@ SWAP_SPACE_BYTES = 10**12
 POOLS = tuple(PoolSpec(machines=1, machine="dgx-h100", role=role) for role in (Role.PREFILL, Role.DECODE))
 
 
-class Ends(QuietObserver):
+class TimelineCollector(QuietObserver):
     """Collects the timeline of every request."""
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Ends(QuietObserver):
         self.timelines.append(timeline)
 
 
-class Watch(msgspec.Struct):
+class BurstRun(msgspec.Struct):
     """One run: periodic samples of both instances, their peak usage, and the request timelines."""
 
     every_s: float
@@ -86,9 +86,9 @@ def requests(burst: int, output_tokens: tuple[int, int], seed: int) -> list[Requ
     ]
 
 
-def watch(spec: ClusterSpec, some: Sequence[Request], catalog: Catalog, every_s: float) -> Watch:
+def watch(spec: ClusterSpec, some: Sequence[Request], catalog: Catalog, every_s: float) -> BurstRun:
     """Simulate, sampling both instances before every event."""
-    ends, seen = Ends(), Watch(every_s=every_s)
+    ends, seen = TimelineCollector(), BurstRun(every_s=every_s)
     statistics = RunStatistics(None, None, over_all_tokens=False)
     cluster = build_cluster(spec, catalog, instance_profiles(spec, catalog), statistics, [ends], 1 << 60)
     prefill, decode = (cluster.instances[name].scheduler for name in ("prefill-0", "decode-0"))
@@ -100,7 +100,7 @@ def watch(spec: ClusterSpec, some: Sequence[Request], catalog: Catalog, every_s:
     return seen
 
 
-def over_time(seen: Watch, title: str) -> Table:
+def over_time(seen: BurstRun, title: str) -> Table:
     """Number of requests in each state per sample."""
     headings = (
         "s",
@@ -122,11 +122,11 @@ def over_time(seen: Watch, title: str) -> Table:
     return table
 
 
-def summary(runs: dict[str, Watch]) -> Table:
+def summary(runs: dict[str, BurstRun]) -> Table:
     """Memory, latencies and swaps of each run."""
-    headings = ("", "most held by prefill", "most decode memory", "TTFT P50 / P99 s", "TPOT P50 / P99 ms",
-                "last token s", "lost", "swapped out, times", "blocks out and back")  # fmt: skip
-    table = Table(title="what came of it", title_justify="left")
+    headings = ("", "max held by prefill", "max decode memory", "TTFT P50 / P99 s", "TPOT P50 / P99 ms",
+                "last token s", "lost", "swaps out", "blocks swapped")  # fmt: skip
+    table = Table(title="outcome", title_justify="left")
     for heading in headings:
         table.add_column(heading, justify="right")
     for name, seen in runs.items():

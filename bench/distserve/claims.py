@@ -182,7 +182,7 @@ def main() -> None:
         "req/s per GPU",
         "against mixed",
         "against chunked",
-        "against vLLM then",
+        "paper's claim",
         "paper claims",
         "simulations; requests",
     ):

@@ -67,7 +67,7 @@ def cluster_of(name: str) -> ClusterSpec:
     """Parse the cluster from a file name."""
     found = NAME.match(name)
     if found is None:
-        raise SystemExit(f"{name} is not called golden-ENGINE-MODEL-TPPPTPPP-rRATE-N…")
+        raise SystemExit(f"{name} is not named golden-ENGINE-MODEL-TPPPTPPP-rRATE-N…")
     prefill, decode = found["degrees"][:2], found["degrees"][2:]
     if found["engine"] == "vllm":
         return distserve_sim([_pool(Role.MIXED, prefill)], found["model"], engine="vllm")
@@ -130,7 +130,7 @@ def main() -> None:
     ttft_ms, tpot_ms = map(float, args.slo_ms.split(","))
     files: list[Path] = args.files or sorted(_folder().glob("golden-*.json"))
     if not files:
-        raise SystemExit("there are no files: set TWOFOLD_DATA, or name some")
+        raise SystemExit("no files: set TWOFOLD_DATA or give FILE")
     table = Table(title=f"distserve-published against DistServe's simulator, SLO {ttft_ms:g}/{tpot_ms:g} ms")
     for column in ("file", "requests", "TTFT off", "TPOT off", *(f"attained ×{scale:g}" for scale in SCALES)):
         table.add_column(column, justify="left" if column == "file" else "right")

@@ -62,7 +62,7 @@ def main() -> None:
             name=one.name,
             source=f"log-normal with the means of {one.data_set} in figure 7 of the paper; spread assumed",
             citation="Yinmin Zhong et al.: DistServe, OSDI 2024 (arXiv 2401.09670)",
-            licence="none needed: nothing but means was taken",
+            licence="none needed: only means were used",
             recorded="2024",
             derived="2026-11-22",
             requests=0,

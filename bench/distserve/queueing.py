@@ -217,7 +217,7 @@ def main() -> None:
             )
     console = Console(width=150)
     console.print(table)
-    console.print(f"simulator and recursion are at most {apart * 1e6:.1f} µs apart on the same arrivals")
+    console.print(f"simulator and recursion are at most {apart * 1e6:.1f} µs apart on equal arrivals")
     verdict = "within" if worst <= WITHIN else "NOT within"
     console.print(f"largest difference from the formulas {worst:.3%} ({verdict} {WITHIN:.1%})")
     expected = crossover_rate(prefill_s, speedup)

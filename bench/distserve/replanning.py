@@ -50,7 +50,7 @@ BEFORE = Traffic(8.0, 1500, 40)
 AFTER = Traffic(14.0, 400, 200)
 
 
-class Ends(QuietObserver):
+class TimelineCollector(QuietObserver):
     """Collects the timeline of every request."""
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ def served(
     wanted: Sequence[Request], router: str, *, replan: bool
 ) -> tuple[list[Timeline], Sequence[ReplanDecision]]:
     spec = msgspec.structs.replace(parse_cluster(CLUSTER, model=MODEL, catalog=CATALOG), router=router)
-    ends = Ends()
+    ends = TimelineCollector()
     observers: list[Observer] = [ends]
     if not replan:
         simulate(spec, wanted, catalog=CATALOG, observers=observers, series=False)
@@ -135,7 +135,7 @@ def step(minutes: int, seed: int, console: Console) -> None:
 
 def stationary(hours: float, seeds: int, console: Console) -> None:
     """Count decisions under stationary traffic."""
-    table = Table(title=f"{hours:g} h of traffic that does not change", title_justify="left")
+    table = Table(title=f"{hours:g} h of stationary traffic", title_justify="left")
     for heading in ("requests/s", "seed", "requests", "decisions", "moves", "CPU s"):
         table.add_column(heading, justify="right")
     for rate in STATIONARY_RATES:

@@ -46,7 +46,7 @@ def false_alarms(rate: float, burstiness: float, name: str, hours: float, seed: 
         if watch.alarmed:
             alarms += 1
             watch.accept(watch.shifts())
-    raise AssertionError("both go on for ever")
+    raise AssertionError("both are endless")
 
 
 def delay(
@@ -69,13 +69,11 @@ def delay(
             if now >= STATIONARY_S and any(shift.quantity is quantity for shift in shifts):
                 return since, now - STATIONARY_S
             watch.accept(shifts)
-    raise AssertionError("both go on for ever")
+    raise AssertionError("both are endless")
 
 
 def stationary(hours: float, seeds: int) -> Table:
-    table = _table(
-        "Alarms without a shift", ("requests/s", "CV of gaps", "lengths", "hours", "requests", "alarms")
-    )
+    table = _table("False alarms", ("requests/s", "CV of gaps", "lengths", "hours", "requests", "alarms"))
     for rate in RATES:
         for burstiness in BURSTINESSES:
             for name in ("azure-code", "azure-conv"):
@@ -88,7 +86,7 @@ def stationary(hours: float, seeds: int) -> Table:
 
 def steps(seeds: int) -> Table:
     table = _table(
-        "From a step to its alarm",
+        "Delay from step to alarm",
         ("what", "requests/s", "CV of gaps", "requests P50", "worst", "seconds P50", "worst", "missed"),
     )
     for quantity in Quantity:
@@ -135,7 +133,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--hours", type=float, default=1.0, help="that each seed is watched for")
+    parser.add_argument("--hours", type=float, default=1.0, help="hours per seed")
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--trace", type=Path, action="append", default=[])
     args = parser.parse_args()

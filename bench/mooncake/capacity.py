@@ -64,7 +64,7 @@ def hit_rates(prompts: Prompts) -> Table:
 def pooling(prompts: Prompts, tokens: int) -> Table:
     blocks = tokens // BLOCK_TOKENS
     table = Table(title=f"{tokens:,} tokens a node: {blocks:,} blocks", title_justify="left")
-    for heading in ("nodes", "each by itself", "one pool", "times as many"):
+    for heading in ("nodes", "separate caches", "one pool", "ratio"):
         table.add_column(heading, justify="right")
     whole = least_capacities(prompts)
     for nodes in NODES:
@@ -79,10 +79,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--trace", type=Path, default=find_data("traces/mooncake-conversation.jsonl"))
     parser.add_argument("--tokens", type=int, default=3_000_000)
-    parser.add_argument("--requests", type=int, help="only so many; all if not given")
+    parser.add_argument("--requests", type=int, help="number of requests (default: all)")
     args = parser.parse_args()
     if args.trace is None:
-        parser.error("set TWOFOLD_DATA to the folder that holds traces/, or give --trace")
+        parser.error("set TWOFOLD_DATA to the folder with traces/, or give --trace")
     prompts = [request.prefix_blocks for request in islice(open_trace(args.trace), args.requests)]
     console = Console(width=120)
     console.print(hit_rates(prompts))

@@ -100,7 +100,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 async def live(urls: Mapping[str, str], setting: Setting, engine: "Engine") -> dict[str, Ttft]:
     """Rounds in which the services alternate prompt by prompt; the first round is a warm-up."""
     async with AsyncExitStack() as stack:
-        services = [await stack.enter_async_context(Asked.service(name, url)) for name, url in urls.items()]
+        services = [
+            await stack.enter_async_context(MeasuredService.service(name, url)) for name, url in urls.items()
+        ]
         for number in range(setting.rounds + 1):
             for index, length in enumerate([setting.long] + [setting.short] * setting.shorts):
                 turn = (number + index) % len(services)
@@ -110,8 +112,8 @@ async def live(urls: Mapping[str, str], setting: Setting, engine: "Engine") -> d
                         (service.shorts_s if index else service.longs_s).append(seconds)
             if number:
                 engine.run()
-                said = (f"{each.name}: {each.longs_s[-1]:.3f} s" for each in services)
-                print(f"round {number}, long prompt: {', '.join(said)}", flush=True)
+                sentences = (f"{each.name}: {each.longs_s[-1]:.3f} s" for each in services)
+                print(f"round {number}, long prompt: {', '.join(sentences)}", flush=True)
     one = services[0]
     return {
         each.name: Ttft(
@@ -129,7 +131,7 @@ def paired(seconds: Sequence[float], of: Sequence[float]) -> float:
     return statistics.median(mine / other for mine, other in zip(seconds, of, strict=True))
 
 
-class Asked:
+class MeasuredService:
     """A service under measurement with its TTFTs of long and short prompts."""
 
     def __init__(self, name: str, client: Client, prompts: PromptMaker, timelines: list[Timeline]) -> None:
@@ -140,7 +142,7 @@ class Asked:
 
     @classmethod
     @asynccontextmanager
-    async def service(cls, name: str, url: str) -> AsyncIterator["Asked"]:
+    async def service(cls, name: str, url: str) -> AsyncIterator["MeasuredService"]:
         endpoint, timelines = await discover(url), list[Timeline]()
         lowest, vocabulary = token_range(endpoint.vocab_size)
         async with Client(endpoint, Recorder([timelines.append]), ClientConfig()) as client:
@@ -321,10 +323,10 @@ def engine_times(directory: Path, longest: int, processes: int) -> PackedTimes:
     """Performance model fitted to one of several processes that measure concurrently."""
     command = engine_command("--measure-engine", directory, longest)
     running = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(processes)]
-    said = [process.communicate()[0] for process in running]
+    sentences = [process.communicate()[0] for process in running]
     if any(process.returncode for process in running):
-        raise RuntimeError("the engine could not be measured")
-    return fit_packed(msgspec.json.decode(said[0], type=list[MeasuredIteration]))
+        raise RuntimeError("measuring the engine failed")
+    return fit_packed(msgspec.json.decode(sentences[0], type=list[MeasuredIteration]))
 
 
 # -- report ---------------------------------------------------------------------------------------------------------
@@ -356,31 +358,33 @@ def table(report: Report) -> Table:
 
 def verdict(report: Report) -> tuple[list[str], bool]:
     """Sentences about each expectation, and whether all hold."""
-    said, shown = [], True
+    sentences, holds = [], True
     for world, ttft in (("live", report.live), ("simulated", report.simulated)):
         long, short = ttft[CHUNKED].long_ratio, ttft[CHUNKED].short_ratio
-        said.append(f"{world}: a long prompt takes {long:.2f} of one stage's time (less is better)")
-        said.append(f"{world}: a short prompt takes {short:.2f} of it (at most {SHORT:.2f} is wanted)")
-        shown = shown and long < 1.0 and short <= SHORT
+        sentences.append(f"{world}: a long prompt takes {long:.2f} of one stage's time (less is better)")
+        sentences.append(f"{world}: a short prompt takes {short:.2f} of it (at most {SHORT:.2f} expected)")
+        holds = holds and long < 1.0 and short <= SHORT
     apart = max(
         abs(getattr(report.live[name], what) / getattr(report.simulated[name], what) - 1)
         for name in report.live
         for what in ("long_s", "short_s")
     )
-    said.append(f"live and simulated seconds differ by at most {apart:.0%} (at most {APART:.0%} is wanted)")
-    return said, shown and apart <= APART
+    sentences.append(
+        f"live and simulated seconds differ by at most {apart:.0%} (at most {APART:.0%} expected)"
+    )
+    return sentences, holds and apart <= APART
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--model", type=Path, help="model directory; a small one is made if not given")
+    parser.add_argument("--model", type=Path, help="model directory (default: a small model is created)")
     parser.add_argument("--long", type=int, default=6144)
     parser.add_argument("--short", type=int, default=512)
     parser.add_argument("--chunk", type=int, default=768)
     parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--shorts", type=int, default=12, help="short prompts after each long one")
+    parser.add_argument("--shorts", type=int, default=12, help="short prompts per long one")
     parser.add_argument("--boundary-gb-per-s", type=float, default=1.5)
-    parser.add_argument("--json", type=Path, help="write all measurements here")
+    parser.add_argument("--json", type=Path, help="write all measurements to this file")
     parser.add_argument("--measure-engine", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--run-engine", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -406,17 +410,17 @@ def main() -> int:
         slower = statistics.median(engine.seconds) / PackedModel("", alone).prefill_s(
             setting.long, setting.long**2
         )
-        print(f"the engine took {slower:.2f} times as long as when it was measured")
+        print(f"the engine took {slower:.2f} times as long as at calibration")
         alone, crowded = alone.slower(slower), crowded.slower(slower)
         besides_s = seen[ONE].short_s - PackedModel("", alone).prefill_s(setting.short, setting.short**2)
         played = simulate_all(setting, alone, crowded, hidden_bytes(model), max(0.0, besides_s))
         report = Report(setting=setting, live=seen, simulated=played, alone=alone, crowded=crowded)
     Console().print(table(report))
-    said, shown = verdict(report)
-    print("\n".join(said))
+    sentences, holds = verdict(report)
+    print("\n".join(sentences))
     if given.json is not None:
         given.json.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2))
-    return 0 if shown else 1
+    return 0 if holds else 1
 
 
 def services(setting: Setting) -> dict[str, Sequence[str]]:

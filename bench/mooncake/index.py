@@ -120,11 +120,11 @@ def measure(index: PrefixIndex, prompts: Prompts, stored: list[Where]) -> list[W
 
     return [
         ask("best", known, lambda keys: index.best(keys)[0]),
-        ask("best, of unknown prompts", strangers, lambda keys: index.best(keys)[0]),
+        ask("best match, unknown prompts", strangers, lambda keys: index.best(keys)[0]),
         ask("prefixes", known, lambda keys: max(index.prefixes(keys).values(), default=0)),
-        ask("prefix of one instance", known, partial(index.prefix, name)),
+        ask("longest prefix of one instance", known, partial(index.prefix, name)),
         Work(what="removed", times=len(stored), blocks=len(stored) * OWN_BLOCKS, cpu_s=cpu_seconds(remove)),
-        Work(what="an instance lost", times=1, blocks=0, cpu_s=cpu_seconds(partial(index.lost, name))),
+        Work(what="instance lost", times=1, blocks=0, cpu_s=cpu_seconds(partial(index.lost, name))),
     ]
 
 
@@ -146,7 +146,7 @@ def main() -> None:
     loops += [cpu_seconds(reference_loop) for _ in range(3)]
     turn_s = min(loops) / LOOP_ITERATIONS
     table = Table(
-        title=f"{len(index.instances) + 1:,} instances, {known:,} blocks known, told of {filled.blocks:,} times",
+        title=f"{len(index.instances) + 1:,} instances, {known:,} blocks known, reported by {filled.blocks:,} times",
         title_justify="left",
     )
     for heading in ("", "times a CPU s", "µs each", "turns each", "blocks each"):
@@ -163,8 +163,8 @@ def main() -> None:
     console = Console(width=110)
     console.print(table)
     console.print(
-        f"{grown / known:,.0f} bytes of memory for each block that is known. A plain loop makes {1 / turn_s:,.0f} "
-        f"turns in a CPU second (a million took {min(loops) * 1e3:.1f} ms, at most {max(loops) * 1e3:.1f})."
+        f"{grown / known:,.0f} bytes of memory per block. A plain loop makes {1 / turn_s:,.0f} "
+        f"iterations per CPU second (a million took {min(loops) * 1e3:.1f} ms, at most {max(loops) * 1e3:.1f})."
     )
 
 

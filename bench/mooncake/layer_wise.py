@@ -245,7 +245,7 @@ class Bench:
         compute_s = has.prefill([*begin, *end], [*begin_keys, *end_keys])
         put = self._client.lookup([*stored_keys, *end_keys]).blocks
         if token != has.answer.token_id or reused != len(begin) or put < len(stored_keys) + len(end_keys):
-            raise SystemExit("FAILED: it was not all loaded, or not put, or makes another token")
+            raise SystemExit("FAILED: incomplete load or store, or another first token")
         with loads.state.changed:
             scratch = loads.shared.allocate("scratch", len(begin))
             into = loads.shared.blocks_of(scratch)
@@ -299,14 +299,12 @@ def running_client(stack: ExitStack, folder: Path, model: LoadedModel, longest: 
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     client = StoreClient(context, f"ipc://{folder}/client-{os.getpid()}.sock", config.store_inbox)
     if not client.wait(60.0):
-        raise SystemExit("FAILED: the store does not start")
+        raise SystemExit("FAILED: the store did not start")
     return client
 
 
 def table(found: Sequence[Lanes]) -> Table:
-    drawn = Table(
-        title="Seconds alone, and of all layer by layer: also over the longest, and the model of it"
-    )
+    drawn = Table(title="Seconds alone and overlapped; ratios to the longest and to the prediction")
     for heading in ("prompt", "reused", "GB/s", "load", "compute", "store", "all", "longest", "model"):
         drawn.add_column(heading, justify="right", no_wrap=True)
     for lanes in found:
@@ -327,14 +325,14 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", type=Path, help="model directory; one of 32 layers is made if not given")
+    parser.add_argument("--model", type=Path, help="model directory (default: one of 32 layers is created)")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 2048, 4096], help="prompt tokens")
-    parser.add_argument("--shares", type=float, nargs="+", default=[0.5, 0.9], help="of them that are reused")
+    parser.add_argument("--shares", type=float, nargs="+", default=[0.5, 0.9], help="shares of reused tokens")
     parser.add_argument(
-        "--throttle", type=float, help="GB/s of slowed copies; as long as computing if not given"
+        "--throttle", type=float, help="GB/s of throttled copies (default: as slow as compute)"
     )
-    parser.add_argument("--json", type=Path, help="write all measurements here")
+    parser.add_argument("--json", type=Path, help="write all measurements to this file")
     return parser.parse_args()
 
 
@@ -360,7 +358,7 @@ def main() -> int:
     if given.json is not None:
         given.json.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=2))
     holds = all(lanes.holds() for lanes in found)
-    print(f"within {GOAL:.0%} of the longest, and of what is predicted: {'yes' if holds else 'NO'}")
+    print(f"within {GOAL:.0%} of the longest and of the prediction: {'yes' if holds else 'NO'}")
     return 0 if holds else 1
 
 

@@ -46,7 +46,7 @@ class Reuse(msgspec.Struct, frozen=True, kw_only=True):
         return statistics.median(self.warm_s[share]) / statistics.median(self.cold_s)
 
 
-class Asker:
+class PromptSender:
     """Sends sequential prompts of fresh random tokens."""
 
     def __init__(self, client: Client, timelines: list[Timeline], vocabulary: int | None) -> None:
@@ -73,7 +73,7 @@ async def measure(url: str, lengths: list[int], rounds: int) -> list[Reuse]:
     endpoint, timelines = await discover(url), list[Timeline]()
     found = [Reuse(prompt_tokens=n, cold_s=[], warm_s={share: [] for share in SHARES}) for n in lengths]
     async with Client(endpoint, Recorder([timelines.append]), ClientConfig()) as client:
-        asker = Asker(client, timelines, endpoint.vocab_size)
+        asker = PromptSender(client, timelines, endpoint.vocab_size)
         for number in range(rounds + 1):
             for reuse in found:
                 cold_s = await asker.ttft_s(asker.tokens(reuse.prompt_tokens))
@@ -85,7 +85,7 @@ async def measure(url: str, lengths: list[int], rounds: int) -> list[Reuse]:
     return found
 
 
-async def _warm_s(asker: Asker, prompt_tokens: int, share: float) -> float:
+async def _warm_s(asker: PromptSender, prompt_tokens: int, share: float) -> float:
     beginning = asker.tokens(round(prompt_tokens * share))
     if beginning:
         await asker.ttft_s(beginning)
@@ -93,9 +93,7 @@ async def _warm_s(asker: Asker, prompt_tokens: int, share: float) -> float:
 
 
 def table(found: list[Reuse]) -> Table:
-    drawn = Table(
-        title="TTFT by the share of the prompt that is cached, and as a share of that of a cold one"
-    )
+    drawn = Table(title="TTFT by cached share of the prompt, and relative to a cold prompt")
     drawn.add_column("prompt tokens", justify="right")
     drawn.add_column("cold", justify="right")
     for share in SHARES:
@@ -110,10 +108,10 @@ def table(found: list[Reuse]) -> Table:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--model", type=Path, help="model directory; a small one is made if not given")
+    parser.add_argument("--model", type=Path, help="model directory (default: a small model is created)")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 2048, 4000], help="prompt tokens")
-    parser.add_argument("--json", type=Path, help="write all measurements here")
+    parser.add_argument("--json", type=Path, help="write all measurements to this file")
     parser.add_argument("flags", nargs="*", help="flags of twofold serve, after --")
     return parser.parse_args()
 

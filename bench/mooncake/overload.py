@@ -56,7 +56,7 @@ def cluster(given: argparse.Namespace) -> ClusterSpec:
     )
 
 
-def late(result: SimulationResult) -> int:
+def refused_late(result: SimulationResult) -> int:
     """Requests that were rejected after their prefill."""
     assert result.overload is not None  # noqa: S101  (for the type checker)
     return sum(count for why, count in result.overload.refusals.items() if why.endswith("-after-prefill"))
@@ -66,7 +66,7 @@ def loads_of(result: SimulationResult) -> tuple[Series, Series]:
     return result.series[PREFILL], result.series[DECODE]
 
 
-def swing(series: Series) -> float:
+def fluctuation(series: Series) -> float:
     """Standard deviation of a load over time."""
     return statistics.pstdev([mean for _, mean, _ in series.points()])
 
@@ -75,14 +75,14 @@ def row(name: str, result: SimulationResult) -> list[str]:
     overload = result.overload
     assert overload is not None  # noqa: S101  (as above)
     share = overload.wasted_prefill_tokens / (overload.wasted_prefill_tokens + result.prompt_tokens)
-    swings = [f"{series.mean():.2f} ± {swing(series):.2f}" for series in loads_of(result)]
+    swings = [f"{series.mean():.2f} ± {fluctuation(series):.2f}" for series in loads_of(result)]
     together = overload.load_correlation
     return [
         name,
         f"{result.rejected:,}",
         f"{overload.refusals.get('prefill-load', 0) + overload.refusals.get('beyond-slo', 0):,}",
         f"{overload.refusals.get('decode-load', 0):,}",
-        f"{late(result):,}",
+        f"{refused_late(result):,}",
         f"{share:.1%}",
         f"{result.ttft_s.percentile(90) or 0.0:.1f}",
         f"{(result.tpot_s.percentile(90) or 0.0) * 1e3:.0f}",
@@ -100,11 +100,15 @@ def failures(results: dict[str, SimulationResult], slo: Slo) -> Iterator[str]:
         if one <= other:
             yield f"{more} refuses {one:,}, not more than {fewer} with {other:,}"
     for place, phase in enumerate(("prefill", "decode")):
-        without, with_it = (swing(loads_of(results[name])[place]) for name in ("early", "predicted"))
+        without, with_it = (fluctuation(loads_of(results[name])[place]) for name in ("early", "predicted"))
         if with_it >= without:
-            yield f"the {phase} load swings by {with_it:.3f} with prediction, not less than by {without:.3f} without"
-    if not late(results["predicted"]) <= late(results["early"]) < late(results["baseline"]):
-        yield "prompts are prefilled in vain as often as by the baseline, or more often with prediction than without"
+            yield f"the {phase} load fluctuates by {with_it:.3f} with prediction, not less than {without:.3f} without"
+    if (
+        not refused_late(results["predicted"])
+        <= refused_late(results["early"])
+        < refused_late(results["baseline"])
+    ):
+        yield "wasted prefills are not below the baseline's, or higher with prediction than without"
     for name in order:
         for what, latencies, bound in (
             ("TTFT", results[name].ttft_s, slo.ttft_s),
@@ -120,18 +124,16 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--trace", type=Path, default=TRACE)
-    parser.add_argument("--speed", type=float, default=2.0, help="how many times as fast as it was recorded")
+    parser.add_argument("--speed", type=float, default=2.0, help="replay speed relative to the recording")
     parser.add_argument("--slo", default=SLO)
     parser.add_argument("--model", default="llama2-70b")
     parser.add_argument("--performance", default="fitted")
     parser.add_argument("--router", default="conductor")
-    parser.add_argument(
-        "--room", default="3000000 tokens", help="of each machine for KV of prompts; empty: none"
-    )
-    parser.add_argument("--requests", type=int, help="only the first so many")
+    parser.add_argument("--room", default="3000000 tokens", help="prefix cache of each machine; empty: none")
+    parser.add_argument("--requests", type=int, help="number of requests")
     parser.add_argument("--prefill", type=int, default=8)
     parser.add_argument("--decode", type=int, default=8)
-    parser.add_argument("--only", choices=tuple(OVERLOADS), help="one rule, and no verdict")
+    parser.add_argument("--only", choices=tuple(OVERLOADS), help="run one rule without a verdict")
     args = parser.parse_args()
     slo = Slo.parse(args.slo)
     console = Console(width=160)
@@ -154,7 +156,7 @@ def main() -> int:
     console.print(table)
     wrong = [] if args.only is not None else list(failures(results, slo))
     for sentence in wrong:
-        console.print(f"[red]does not hold:[/] {sentence}")
+        console.print(f"[red]FAILED:[/] {sentence}")
     return 1 if wrong else 0
 
 

@@ -107,14 +107,14 @@ def failures(load: Load, slo: Slo, error: float | None) -> Iterator[str]:
     if others:
         yield f"requests failed otherwise: {dict(others)}"
     if not refused or not taken:
-        yield f"{len(refused)} refused and {len(taken)} taken say nothing: give another --load"
+        yield f"{len(refused)} refused and {len(taken)} admitted are too few: give another --load"
         return
     good = sum(slo.met_by(line) for line in taken) / len(taken)
     if good < IN_TIME:
-        yield f"{good:.1%} of those who were taken are within the SLO, not {IN_TIME:.0%}"
+        yield f"{good:.1%} of admitted requests are within the SLO, not {IN_TIME:.0%}"
     slow = statistics.quantiles([each.seconds for each in refused], n=10)[-1] if len(refused) > 1 else 0.0
     if slow >= AT_ONCE_S:
-        yield f"one refusal in ten takes {slow * 1e3:.0f} ms or more"
+        yield f"one rejection in ten takes {slow * 1e3:.0f} ms or more"
     if error is None or error > MEDIAN_ERROR:
         yield f"the median error of a predicted TTFT is above {MEDIAN_ERROR:.0%}"
 
@@ -137,7 +137,7 @@ def show(console: Console, load: Load, slo: Slo, error: float | None) -> None:
         waits = sorted(each.seconds * 1e3 for each in refused)
         middle, ninth = waits[len(waits) // 2], waits[len(waits) * 9 // 10]
         console.print(
-            f"a refusal takes {middle:.1f} ms in the median, {ninth:.1f} ms P90, {waits[-1]:.1f} ms at most"
+            f"a refusal takes {middle:.1f} ms median, {ninth:.1f} ms P90, {waits[-1]:.1f} ms maximum"
         )
     console.print("median error of a predicted TTFT: " + ("–" if error is None else f"at most {error:.1%}"))
 
@@ -149,7 +149,7 @@ def main() -> int:
     parser.add_argument("model", type=Path)
     parser.add_argument("--profile", type=Path)
     parser.add_argument("--rule", choices=tuple(OVERLOADS), default="predicted")
-    parser.add_argument("--load", type=float, default=2.0, help="times what the service can serve")
+    parser.add_argument("--load", type=float, default=2.0, help="load relative to the service's capacity")
     parser.add_argument("--requests", type=int, default=300)
     parser.add_argument("--workload", default="azure-conv")
     parser.add_argument("--length-scale", type=float, default=0.125)
@@ -185,7 +185,7 @@ def main() -> int:
         capacity = knee(twin, requests, slo)
         console.print(
             f"{DESIGN.name} of {host.model.name} serves {capacity:.3g} requests/s within {args.slo}, as simulated; "
-            f"{args.load:g} times as many come"
+            f"{args.load:g} times that rate is sent"
         )
         flags = [*DESIGN.flags, "--kv-cache-memory-bytes", KV, "--max-num-seqs", str(SEQS)]
         flags += ["--overload", args.rule, "--slo", args.slo, "--profile", str(profile)]
@@ -200,7 +200,7 @@ def main() -> int:
     show(console, load, slo, error)
     wrong = list(failures(load, slo, error))
     for sentence in wrong:
-        console.print(f"[red]does not hold:[/] {sentence}")
+        console.print(f"[red]FAILED:[/] {sentence}")
     return 1 if wrong else 0
 
 

@@ -25,7 +25,7 @@ from functools import cache
 from pathlib import Path
 
 import msgspec
-from rate_search import Found, run, search
+from rate_search import SearchResult, run, search
 from rich.console import Console
 from rich.table import Table
 from settings import EVEN, SETTINGS, SPLIT, VLLM, Setting, requests
@@ -65,8 +65,8 @@ RECORDED = {"10P+10D": 0.997, VLLM: 0.570}
 
 # Claims that do not hold here, with the reason.
 _CHUNKS = (
-    "With vLLM 0.5.1 most iterations with a chunk in them took over 200 ms. Here chunks cost what their tokens do, and "
-    "decodes beside them what they add: none takes 200 ms, and both systems keep the bound."
+    "With vLLM 0.5.1 most iterations with a chunk took over 200 ms. Here an iteration costs the sum of its tokens and "
+    "stays below 200 ms, so both systems meet the bound."
 )
 EXPLAINED = {"fast25, 200 ms, chunks": _CHUNKS, "fast25, 300 ms, chunks": _CHUNKS}
 
@@ -103,7 +103,7 @@ def bounds(setting: Setting) -> Slo:
     return Slo(ttft_s=TTFT_MULTIPLE * ttft_s, tpot_s=TBT_MULTIPLE * tbt_s)
 
 
-def search_generated(setting: Setting, system: str, slo: Slo, at_least: int, grid: RateGrid) -> Found:
+def search_generated(setting: Setting, system: str, slo: Slo, at_least: int, grid: RateGrid) -> SearchResult:
     def arriving(rate: float) -> list[Request]:
         return requests(setting, rate, max(at_least, math.ceil(SPAN * (slo.ttft_s or 0.0) * rate)))
 
@@ -139,7 +139,7 @@ def fast25_systems() -> dict[str, ClusterSpec]:
     }
 
 
-def search_trace(system: str, path: Path, count: int, grid: RateGrid) -> Found:
+def search_trace(system: str, path: Path, count: int, grid: RateGrid) -> SearchResult:
     replayed = trace(path)[:count]
     recorded = mean_rate(replayed) or 1.0
 
@@ -190,38 +190,38 @@ def table_of(title: str, *headings: str) -> Table:
     return table
 
 
-def times(one: Found, other: Found) -> float:
+def rate_ratio(one: SearchResult, other: SearchResult) -> float:
     """Ratio of two rates; infinite if the other meets the SLO at none."""
     return (one.rate or 0.0) / other.rate if other.rate else math.inf
 
 
-def generated_row(setting: Setting, slo: Slo, found: Mapping[str, Found]) -> list[str]:
+def generated_row(setting: Setting, slo: Slo, found: Mapping[str, SearchResult]) -> list[str]:
     split = found[SPLIT]
     best = max((found[name] for name in (VLLM, CHUNKED, EQUIPPED)), key=lambda each: each.rate or 0.0)
     return [
         setting.name,
         f"{slo.ttft_s:.1f} s, {(slo.tpot_s or 0.0) * 1e3:.0f} ms",
         *map(str, found.values()),
-        f"{times(split, found[VLLM]):.2f}×",
+        f"{rate_ratio(split, found[VLLM]):.2f}×",
         setting.claim,
         " / ".join(f"{setting.published[name]:g}" for name in (SPLIT, EVEN, VLLM)),
-        f"{times(split, best):.2f}×",
+        f"{rate_ratio(split, best):.2f}×",
         f"{sum(each.cpu_s for each in found.values()):.0f}",
     ]
 
 
-def generated_claims(setting: Setting, found: Mapping[str, Found]) -> Iterator[Claim]:
-    gain = times(found[SPLIT], found[VLLM])
-    text = f"{setting.name}: {SPLIT} takes {gain:.2f} times what vLLM does (paper: {setting.claim})"
+def generated_claims(setting: Setting, found: Mapping[str, SearchResult]) -> Iterator[Claim]:
+    gain = rate_ratio(found[SPLIT], found[VLLM])
+    text = f"{setting.name}: {SPLIT} takes {gain:.2f} times vLLM's rate (paper: {setting.claim})"
     yield setting.name, text, gain > 1.0
     if setting.name == "arxiv":
         even = found[EVEN]
-        text = f"arxiv: {EVEN} takes less than vLLM and is bound by TTFT: {even} of {found[VLLM]}"
-        yield "arxiv, 2P+2D", text, times(even, found[VLLM]) < 1.0 and even.bound == "TTFT"
+        text = f"arxiv: {EVEN} sustains less than vLLM and is bound by TTFT: {even} of {found[VLLM]}"
+        yield "arxiv, 2P+2D", text, rate_ratio(even, found[VLLM]) < 1.0 and even.bound == "TTFT"
 
 
-def trace_claims(found: Mapping[str, Found], shares: Mapping[str, Share]) -> Iterator[Claim]:
-    gain = times(found["10P+10D"], found[VLLM])
+def trace_claims(found: Mapping[str, SearchResult], shares: Mapping[str, Share]) -> Iterator[Claim]:
+    gain = rate_ratio(found["10P+10D"], found[VLLM])
     yield "trace, rate", f"trace: 10P+10D takes {gain:.2f} times the rate of 20 vLLM", gain > 1.0
     ours, theirs = shares["10P+10D"].shares[0], shares[VLLM].shares[0]
     text = f"{ours:.1%} of requests within the SLO, with vLLM {theirs:.1%} (paper: 99.7%, 57.0%)"
@@ -244,7 +244,7 @@ def _best(shares: Mapping[str, Share], names: Sequence[str], place: int) -> floa
     return max(shares[name].shares[place] for name in names)
 
 
-class Work:
+class Job:
     """Job of the worker processes and its result key."""
 
     def __init__(self, pool: ProcessPoolExecutor, given: argparse.Namespace, console: Console) -> None:
@@ -258,7 +258,7 @@ class Work:
             *("× vLLM", "paper", "paper's rates", "× best colocated", "CPU s"),
         )
         slos = list(self._pool.map(bounds, chosen))
-        asked: list[dict[str, Future[Found]]] = [
+        asked: list[dict[str, Future[SearchResult]]] = [
             {
                 name: self._pool.submit(
                     search_generated, setting, name, slo, self._given.requests, self._grid
@@ -299,7 +299,7 @@ class Work:
             table.add_row(
                 name,
                 str(found[name]),
-                f"{times(found['10P+10D'], found[name]):.2f}×",
+                f"{rate_ratio(found['10P+10D'], found[name]):.2f}×",
                 *(f"{share.shares[0]:.1%}" for share in shares[name]),
                 f"{RECORDED[name]:.1%}" if name in RECORDED else "–",
                 f"{found[name].cpu_s + sum(share.cpu_s for share in shares[name]):.0f}",
@@ -331,25 +331,23 @@ def main() -> int:
     )
     parts = [*(setting.name for setting in SETTINGS), "trace", "fast25"]
     parser.add_argument("--only", action="append", choices=parts)
-    parser.add_argument("--requests", type=int, default=400, help="of a run, at least")
+    parser.add_argument("--requests", type=int, default=400, help="minimum requests of a run")
     parser.add_argument("--trace-requests", type=int, default=4000)
     parser.add_argument("--trace", type=Path)
-    parser.add_argument("--tolerance", type=float, default=0.05, help="between two rates that are tried")
+    parser.add_argument("--tolerance", type=float, default=0.05, help="relative step between rates")
     parser.add_argument("--jobs", type=int, default=1)
     given = parser.parse_args()
     only = given.only or parts
     console = Console(width=180)
     claims: list[Claim] = []
     with ProcessPoolExecutor(given.jobs) as pool:
-        work = Work(pool, given, console)
+        work = Job(pool, given, console)
         chosen = [setting for setting in SETTINGS if setting.name in only]
         if chosen:
             claims += work.generated(chosen)
         path = given.trace or find_data(f"traces/{NAME}")
         if path is None and {"trace", "fast25"} & set(only):
-            console.print(
-                f"{NAME} is absent: set TWOFOLD_DATA to the folder that holds traces/, or give --trace"
-            )
+            console.print(f"{NAME} is missing: set TWOFOLD_DATA to the folder with traces/, or give --trace")
         elif path is not None:
             claims += work.trace(path) if "trace" in only else ()
             claims += work.fast25(path) if "fast25" in only else ()

@@ -73,7 +73,7 @@ def claims(results: dict[str, SimulationResult]) -> Iterator[tuple[str, bool]]:
     share = reuse.largest_share
     yield f"conductor gives no instance more than {share:.1%} of the requests ({MOST:.0%})", share <= MOST
     narrowest = min(block.caches for block in reuse.hottest)
-    text = f"the ten most used blocks are each on {narrowest} of {reuse.caches} caches or more (most of them)"
+    text = f"the ten hottest blocks are each in {narrowest} of {reuse.caches} caches or more (most of them)"
     yield text, narrowest > WIDE * reuse.caches
 
 
@@ -107,13 +107,11 @@ def main() -> None:
     parser.add_argument("--instances", type=int, default=8)
     parser.add_argument("--room", default="3000000 tokens")
     parser.add_argument("--eviction", default="lru")
-    parser.add_argument("--requests", type=int, help="only the first so many")
+    parser.add_argument("--requests", type=int, help="number of requests")
     given = parser.parse_args()
     trace = given.trace or find_data(f"traces/{NAME}")
     if trace is None:
-        raise SystemExit(
-            f"{NAME} is absent: set TWOFOLD_DATA to the folder that holds traces/, or name a trace"
-        )
+        raise SystemExit(f"{NAME} is missing: set TWOFOLD_DATA to the folder with traces/, or name a trace")
     requests: list[Request] = list(open_trace(trace))[: given.requests]
     catalog = load_catalog()
     machines = f"{given.instances} + {given.instances} × {given.machine}"

@@ -15,7 +15,7 @@ from twofold.slo import Slo
 _HOPELESS = 0.01  # give-up threshold relative to the starting rate
 
 
-class Found(msgspec.Struct, frozen=True):
+class SearchResult(msgspec.Struct, frozen=True):
     """Highest rate within the SLO (None if there is none), and the bound that is missed at the next rate."""
 
     rate: float | None
@@ -28,7 +28,7 @@ class Found(msgspec.Struct, frozen=True):
 
 def search(
     spec: ClusterSpec, arriving: Callable[[float], Sequence[Request]], slo: Slo, start: float, grid: RateGrid
-) -> Found:
+) -> SearchResult:
     """Search for a cluster; `arriving` returns the requests at a rate."""
     spent = 0.0
 
@@ -39,7 +39,7 @@ def search(
         return missed(result, slo)
 
     rate, bound = highest(misses, start, grid)
-    return Found(rate, bound, spent)
+    return SearchResult(rate, bound, spent)
 
 
 def run(spec: ClusterSpec, arriving: Sequence[Request], slo: Slo | None = None) -> SimulationResult:

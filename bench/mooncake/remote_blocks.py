@@ -49,7 +49,7 @@ class Answer(msgspec.Struct, frozen=True):
     cached: int
 
 
-class Found(msgspec.Struct, frozen=True, kw_only=True):
+class LengthResult(msgspec.Struct, frozen=True, kw_only=True):
     """TTFTs on the second host in seconds, and the failed expectations."""
 
     prompt_tokens: int
@@ -103,7 +103,7 @@ class Service:
         end_s = time.monotonic() + WAIT_S
         while await asyncio.to_thread(self.count, name, **labels) < least:
             if time.monotonic() > end_s:
-                raise SystemExit(f"FAILED: {name} of {labels} does not become {least:g}")
+                raise SystemExit(f"FAILED: {name} of {labels} did not reach {least:g}")
             await asyncio.sleep(0.2)
 
 
@@ -113,7 +113,7 @@ class Rounds:
     def __init__(self, service: Service, prompt_tokens: int, vocabulary: int, block_bytes: int) -> None:
         self._service, self._block_bytes = service, block_bytes
         self._draw, self._vocabulary = random.Random(0), vocabulary
-        self.found = Found(prompt_tokens=prompt_tokens, cold_s=[], remote_s=[], local_s=[], wrong=[])
+        self.found = LengthResult(prompt_tokens=prompt_tokens, cold_s=[], remote_s=[], local_s=[], wrong=[])
 
     async def run(self, rounds: int) -> None:
         """Run all rounds; the first one is a warm-up."""
@@ -142,10 +142,10 @@ class Rounds:
         )  # the engine may still hold some
         again = service.count("kv_store_bytes_total", host=SECOND, way="peer_read") - brought
         self._check("tokens differ", first.tokens == remote.tokens == local.tokens)
-        self._check("not all was cached", remote.cached == local.cached == blocks * BLOCK)
-        self._check("what was cold was not", first.cached == cold.cached == 0)
+        self._check("the prompt was not fully cached", remote.cached == local.cached == blocks * BLOCK)
+        self._check("the cold prompt was cached", first.cached == cold.cached == 0)
         self._check(
-            f"{again / self._block_bytes:g} blocks were brought, of {blocks}",
+            f"{again / self._block_bytes:g} blocks were fetched, of {blocks}",
             again == blocks * self._block_bytes,
         )
         return cold.ttft_s, remote.ttft_s, local.ttft_s
@@ -199,7 +199,9 @@ def running(model: Path, folder: Path, flags: list[str], store: str, hosts: TwoH
         yield url
 
 
-async def measure(url: str, prompt_tokens: int, rounds: int, vocabulary: int, block_bytes: int) -> Found:
+async def measure(
+    url: str, prompt_tokens: int, rounds: int, vocabulary: int, block_bytes: int
+) -> LengthResult:
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=WAIT_S)) as session:
         async with session.get(f"{url}/v1/models") as response:
             name = (await response.json())["data"][0]["id"]
@@ -211,9 +213,9 @@ async def measure(url: str, prompt_tokens: int, rounds: int, vocabulary: int, bl
         return found.found
 
 
-def table(found: list[Found]) -> Table:
-    drawn = Table(title="TTFT on the second host, and as a share of that of a cold prompt (medians)")
-    for name in ("prompt tokens", "cold", "brought from the first", "from its own store"):
+def table(found: list[LengthResult]) -> Table:
+    drawn = Table(title="TTFT on the second host, and relative to a cold prompt (medians)")
+    for name in ("prompt tokens", "cold", "fetched from the first", "from its own store"):
         drawn.add_column(name, justify="right")
     for each in found:
         cold_s = statistics.median(each.cold_s)
@@ -225,11 +227,11 @@ def table(found: list[Found]) -> Table:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--model", type=Path, help="model directory; a small one is made if not given")
+    parser.add_argument("--model", type=Path, help="model directory (default: a small model is created)")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 4000], help="prompt tokens")
-    parser.add_argument("--bits-per-s", type=int, help="what a cable between the hosts carries")
-    parser.add_argument("--json", type=Path, help="write all measurements here")
+    parser.add_argument("--bits-per-s", type=int, help="bandwidth of the link between the hosts")
+    parser.add_argument("--json", type=Path, help="write all measurements to this file")
     return parser.parse_args()
 
 
@@ -247,7 +249,9 @@ def main() -> int:
             hosts = stack.enter_context(two_hosts(first_local=True))
             hosts.limit(given.bits_per_s)
         config = msgspec.json.decode((model / "config.json").read_bytes())
-        found = [of_length(model, folder, config, length, given.rounds, hosts) for length in given.lengths]
+        found = [
+            measure_length(model, folder, config, length, given.rounds, hosts) for length in given.lengths
+        ]
     console = Console()
     console.print(table(found))
     if given.json is not None:
@@ -258,9 +262,9 @@ def main() -> int:
     return 1 if wrong else 0
 
 
-def of_length(
+def measure_length(
     model: Path, folder: Path, config: dict[str, Any], length: int, rounds: int, hosts: TwoHosts | None
-) -> Found:
+) -> LengthResult:
     """Measure one length with engines that hold one such prompt and stores that hold several."""
     heads = config["num_attention_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // heads

@@ -55,19 +55,17 @@ def main() -> None:
     parser.add_argument("--capacity", nargs="+", type=int, help="in blocks")
     args = parser.parse_args()
     if min(args.capacity or [1]) < 1:
-        parser.error("--capacity: a cache has room for at least one block")
+        parser.error("--capacity: must be at least one block")
     trace = args.trace or find_data(f"traces/{NAME}")
     if trace is None:
-        raise SystemExit(
-            f"{NAME} is absent: set TWOFOLD_DATA to the folder that holds traces/, or name a trace"
-        )
+        raise SystemExit(f"{NAME} is missing: set TWOFOLD_DATA to the folder with traces/, or name a trace")
     try:
         requests = list(open_trace(trace))
     except UserError as error:
         raise SystemExit(str(error)) from error
     blocks = sum(len(request.prefix_blocks) for request in requests)
     if not blocks:
-        raise SystemExit(f"{trace} names no prefix blocks")
+        raise SystemExit(f"{trace} has no prefix blocks")
     distinct = len({key for request in requests for key in request.prefix_blocks})
     known = FIGURES if trace.name == NAME else {}
     loops = [cpu_seconds(reference_loop) for _ in range(3)]
@@ -101,8 +99,8 @@ def main() -> None:
     console = Console(width=110)
     console.print(table)
     console.print(
-        f"All: {len(rows) * blocks / spent:,.0f} blocks a CPU second. A plain loop makes {1 / turn_s:,.0f} turns "
-        f"in one (a million took {min(loops) * 1e3:.1f} ms, at most {max(loops) * 1e3:.1f})."
+        f"All: {len(rows) * blocks / spent:,.0f} blocks per CPU second. A plain loop makes {1 / turn_s:,.0f} "
+        f"iterations per CPU second (a million took {min(loops) * 1e3:.1f} ms, at most {max(loops) * 1e3:.1f})."
     )
 
 

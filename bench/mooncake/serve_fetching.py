@@ -20,7 +20,7 @@ from twofold.serving.messages import Message, Prefill, Registered, StoreChanged,
 LIMIT_S = 60.0
 
 
-class Told:
+class Registrations:
     """Registrations of workers and stores."""
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class Told:
         return next((index for index, key in enumerate(keys) if key not in blocks), len(keys))
 
 
-def listen(told: Told) -> None:
+def listen(told: Registrations) -> None:
     """Observe messages of workers and stores, and add fetches to prefill messages."""
     register, handle, send = WorkerRegistry.register, Controller.handle, WorkerRegistry.send
 
@@ -78,6 +78,6 @@ def listen(told: Told) -> None:
 
 
 if __name__ == "__main__":
-    listen(Told())
+    listen(Registrations())
     sys.argv.insert(1, "serve")
     main()

@@ -161,7 +161,7 @@ class Crashes:
         while time.monotonic() < until_s:
             pass
 
-    # -- what came of it ----------------------------------------------------------------------------------------
+    # -- outcome ----------------------------------------------------------------------------------------
 
     def _look_at_disk(self) -> None:
         sizes = [path.stat().st_size for path in (self._directory / "disk").iterdir()]
@@ -175,17 +175,17 @@ class Crashes:
         assert store is not None  # noqa: S101  (created above; for the type checker)
         whole, recovered = read_all(Path(self._directory / "disk"), store.disk_bytes)
         print(f"store killed             {kills[GETS]} times during a get, {kills[PUTS]} times during a put")
-        print(f"broken off by that       {total['broken_gets']} gets, {total['broken_puts']} puts")
+        print(f"interrupted              {total['broken_gets']} gets, {total['broken_puts']} puts")
         print(f"clients killed           {len(self._done)}")
         print(f"requests                 {total['requests']:,}, all complete")
         print(
             f"blocks                   {total['loaded']:,} loaded, {total['computed']:,} computed, "
             f"{total['stored']:,} put"
         )
-        print(f"torn blocks read         {total['torn']} (checksums that did not fit: {total['damaged']})")
-        print(f"disk after the last kill {whole} of {recovered} blocks whole")
-        print(f"most bytes on the disk   {self._most_bytes:,} of {store.disk_bytes:,}")
-        print(f"all at work again after  {sorted(self._back_s)[len(self._back_s) // 2]:.2f} s (median)")
+        print(f"torn blocks read         {total['torn']} (checksum mismatches: {total['damaged']})")
+        print(f"disk after the last kill {whole} of {recovered} blocks intact")
+        print(f"max bytes on disk        {self._most_bytes:,} of {store.disk_bytes:,}")
+        print(f"all clients active after {sorted(self._back_s)[len(self._back_s) // 2]:.2f} s (median)")
         right = (
             not total["torn"]
             and not total["damaged"]
@@ -203,7 +203,7 @@ def _until(happens: Callable[[], bool], pause_s: float = 0.0) -> None:
     while not happens():
         time.sleep(pause_s)
         if time.monotonic() - began_s > WAIT_S:
-            raise SystemExit("FAILED: the clients do not use the store any more")
+            raise SystemExit("FAILED: the clients stopped using the store")
 
 
 # -- what clients do ------------------------------------------------------------------------------------------------

@@ -140,9 +140,9 @@ def compare(first_s: list[float], second_s: list[float]) -> Comparison:
 def tables(found: list[Pair]) -> tuple[Table, Table, list[Comparison]]:
     """Print the distributions and the test results."""
     kinds = {
-        "B, a prompt that A sent": [pair.sent for pair in found],
-        "B, a prompt that nobody sent": [pair.unsent for pair in found],
-        "A, its own prompt again": [pair.own for pair in found],
+        "B, prompt sent by A": [pair.sent for pair in found],
+        "B, fresh prompt": [pair.unsent for pair in found],
+        "A, own prompt repeated": [pair.own for pair in found],
     }
     times = Table(title=f"TTFT, {len(found)} interleaved pairs", title_justify="left")
     for heading in ("", "p10", "median", "p90", "p99", "mean", "tokens cached"):
@@ -156,10 +156,10 @@ def tables(found: list[Pair]) -> tuple[Table, Table, list[Comparison]]:
         times.add_row(name, *cells, f"{sum(answer.cached_tokens for answer in answers):,}")
     sent, unsent, own = ([answer.ttft_s for answer in answers] for answers in kinds.values())
     comparisons = [compare(sent, unsent), compare(own, unsent)]
-    tests = Table(title="Are they told apart?", title_justify="left")
+    tests = Table(title="Distinguishable?", title_justify="left")
     for heading in ("", "p", "right guesses", "median difference", "standard error"):
         tests.add_column(heading, justify="right" if heading else "left")
-    for name, each in zip(("sent by A or by nobody", "control: own or new"), comparisons, strict=True):
+    for name, each in zip(("sent by A or fresh", "control: own or new"), comparisons, strict=True):
         ms = (f"{1e3 * value:.3f} ms" for value in (each.median_s, each.error_s))
         tests.add_row(name, f"{each.p:.4f}", f"{each.told:.1%}", *ms)
     return times, tests, comparisons
@@ -175,11 +175,11 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", type=Path, help="model directory; a small one is made if not given")
+    parser.add_argument("--model", type=Path, help="model directory (default: a small model is created)")
     parser.add_argument("--pairs", type=int, default=200)
     parser.add_argument("--tokens", type=int, default=1024, help="tokens of each prompt")
-    parser.add_argument("--counters", action="store_true", help="judge by what answers say, not by times")
-    parser.add_argument("--json", type=Path, help="write all measurements here")
+    parser.add_argument("--counters", action="store_true", help="check reported token counts only")
+    parser.add_argument("--json", type=Path, help="write all measurements to this file")
     parser.add_argument("flags", nargs="*", help="flags of twofold serve, after --")
     return parser.parse_args()
 
@@ -203,14 +203,14 @@ def main() -> int:
     times, tests, (leak, control) = tables(found)
     console.print(times)
     right = counters_right(found, given.tokens)
-    console.print(f"tokens cached: {'as it should be' if right else 'NOT as it should be'}")
+    console.print(f"tokens cached: {'as expected' if right else 'NOT as expected'}")
     if given.counters:
         return 0 if right else 1
     console.print(tests)
     apart = leak.p < CHANCE
     console.print(
-        f"B {'CAN tell' if apart else 'cannot tell'} whether A was there; a median difference of "
-        f"{3.4e3 * leak.error_s:.2f} ms would have been seen four times in five. "
+        f"B {'CAN tell' if apart else 'cannot tell'} whether A sent it; a median difference of "
+        f"{3.4e3 * leak.error_s:.2f} ms would be detected with 80% probability. "
         f"A {'can tell' if control.p < CHANCE else 'CANNOT tell'} its own."
     )
     return 0 if right and not apart and control.p < CHANCE else 1

@@ -131,7 +131,9 @@ def measure(way: str, case: Case, transport: PooledTransport, connection: Connec
 
 
 def table(figures: list[Figure]) -> Table:
-    drawn = Table(title="KV written from process to process, GB/s (of shared memory)", title_justify="left")
+    drawn = Table(
+        title="KV written between processes, GB/s (relative to shared memory)", title_justify="left"
+    )
     drawn.add_column("transport")
     for case in CASES:
         drawn.add_column(case.name, justify="right", no_wrap=True)
@@ -151,7 +153,7 @@ def table(figures: list[Figure]) -> Table:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--json", type=Path, help="write all figures here")
+    parser.add_argument("--json", type=Path, help="write all results to this file")
     parser.add_argument("--lend", nargs=2, metavar=("WAY", "KEY"), help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -171,7 +173,7 @@ def main() -> None:
             try:
                 ends[way] = stack.enter_context(joined(way, key))
             except ConfigurationError as error:
-                print(f"{way} is left out: {error}")
+                print(f"{way} is skipped: {error}")
         for number in range(given.rounds + 1):
             for way, (transport, connection) in ends.items():
                 found = [measure(way, case, transport, connection) for case in CASES]
@@ -181,7 +183,7 @@ def main() -> None:
         given.json.write_bytes(msgspec.json.format(msgspec.json.encode(figures), indent=2))
     wrong = [each for each in figures if not each.whole]
     for each in wrong:
-        print(f"✗ {each.way}, {each.case.name}: what was read back is not what was written")
+        print(f"✗ {each.way}, {each.case.name}: the data read differs from the data written")
     sys.exit(1 if wrong else 0)
 
 

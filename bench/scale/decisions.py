@@ -127,7 +127,7 @@ def main() -> None:
     ]
     loops += [cpu_seconds(reference_loop) for _ in range(3)]
     turn_s = min(loops) / LOOP_ITERATIONS
-    table = Table(title="A CPU second (turns of a plain loop that each takes)", title_justify="left")
+    table = Table(title="Per CPU second (each in iterations of a plain loop)", title_justify="left")
     table.add_column("decisions")
     for instances in args.instances:
         table.add_column(f"{instances:,} instances", justify="right")
@@ -138,7 +138,7 @@ def main() -> None:
     console = Console(width=110)
     console.print(table)
     console.print(
-        f"{memory:,.0f} bytes for each of {max(args.instances):,} instances. A million turns took "
+        f"{memory:,.0f} bytes per instance of {max(args.instances):,} instances. A million loop iterations took "
         f"{min(loops) * 1e3:.1f} ms (at most {max(loops) * 1e3:.1f})."
     )
 

@@ -81,7 +81,7 @@ class Measured(msgspec.Struct, frozen=True):
     cpu_s: float
 
 
-class Scene:
+class ControllerBench:
     """A controller and the process of its workers."""
 
     def __init__(self, directory: Path, workers: int) -> None:
@@ -124,7 +124,7 @@ class Scene:
         """CPU time of one second with silent workers."""
         began = time.process_time()
         await asyncio.sleep(seconds)
-        return Measured("nothing, for a second", 1, (time.process_time() - began) / seconds)
+        return Measured("idle second", 1, (time.process_time() - began) / seconds)
 
     async def requests(self, count: int, tokens: int, batch: int) -> tuple[Measured, Measured]:
         """Run requests through their hand-offs, then all their tokens."""
@@ -132,14 +132,14 @@ class Scene:
         self.order(f"requests {count}")
         tasks = [asyncio.create_task(self._follow(number, tokens)) for number in range(count)]
         await until(lambda: self.inbox.count >= before + 3 * count)
-        begun = Measured("request, to its hand-off", count, time.process_time() - began)
+        begun = Measured("request up to its hand-off", count, time.process_time() - began)
         began = time.process_time()
         self.order(f"tokens {batch}")
         came = sum(await asyncio.gather(*tasks))
         if came != count * tokens:
-            raise SystemExit(f"{came} tokens came of {count * tokens}")
+            raise SystemExit(f"{came} tokens arrived of {count * tokens}")
         made = count * (tokens - 1)
-        return begun, Measured(f"token, {batch} to an iteration", made, time.process_time() - began)
+        return begun, Measured(f"token, {batch} per iteration", made, time.process_time() - began)
 
     async def _follow(self, number: int, tokens: int) -> int:
         request = Request(
@@ -168,7 +168,7 @@ async def until(happens: Callable[[], bool]) -> None:
     end = time.monotonic() + PATIENCE_S
     while not happens():
         if time.monotonic() > end:
-            raise SystemExit("what was to come did not come")
+            raise SystemExit("expected messages did not arrive")
         await asyncio.sleep(0.02)
 
 
@@ -176,13 +176,13 @@ async def measure(workers: int, messages: int, batches: list[int]) -> list[Measu
     prefill = (workers + 3) // 4
     pairs = prefill * (workers - prefill)
     with tempfile.TemporaryDirectory() as directory:
-        scene = Scene(Path(directory), workers)
+        scene = ControllerBench(Path(directory), workers)
         scene.controller.start()
         try:
             rows = [
-                await scene.timed("worker that comes", "register", workers, workers),
-                await scene.timed("worker that comes back", "restart", 1, 1),
-                await scene.timed("link that was measured", "links", pairs, pairs),
+                await scene.timed("new worker", "register", workers, workers),
+                await scene.timed("returning worker", "restart", 1, 1),
+                await scene.timed("measured link", "links", pairs, pairs),
                 await scene.idle(3.0),
                 await scene.timed("Alive", f"alive {messages}", messages, messages),
                 await scene.timed("Status", f"status {messages}", messages, messages),
@@ -215,7 +215,7 @@ def sizes(workers: int) -> list[tuple[str, int]]:
 
 def sockets(context: zmq.Context[zmq.Socket[bytes]]) -> str:
     """Open connections to a controller's inboxes until the system's limit is reached."""
-    most, why = MOST_SOCKETS, "nobody tried more"
+    most, why = MOST_SOCKETS, "no more were tried"
     with tempfile.TemporaryDirectory() as directory:
         outbox, before = Outbox(context), len(list(Path("/proc/self/fd").iterdir()))
         for number in range(MOST_SOCKETS):
@@ -227,11 +227,11 @@ def sockets(context: zmq.Context[zmq.Socket[bytes]]) -> str:
         files = len(list(Path("/proc/self/fd").iterdir())) - before
         outbox.close()
         context.destroy(linger=0)
-    return f"{most:,} connections ({why}), {files / most:.1f} files each before anybody answers"
+    return f"{most:,} connections ({why}), {files / most:.1f} files per worker before any response"
 
 
 def show(rows: dict[int, list[Measured]], turn_s: float) -> Table:
-    table = Table(title="µs of the controller's CPU (turns of a plain loop)", title_justify="left")
+    table = Table(title="µs of the controller's CPU (iterations of a plain loop)", title_justify="left")
     table.add_column("each")
     for workers in rows:
         table.add_column(f"{workers:,} workers", justify="right")
@@ -259,7 +259,9 @@ def main() -> None:
     for name, context in (("ZeroMQ by itself", zmq.Context()), ("as a service", new_context())):
         console.print(f"{name}: {sockets(context)}.")
     console.print(f"A process may have {soft:,} files (at most {hard:,}).")
-    console.print(f"A million turns took {min(loops) * 1e3:.1f} ms (at most {max(loops) * 1e3:.1f}).")
+    console.print(
+        f"A million loop iterations took {min(loops) * 1e3:.1f} ms (at most {max(loops) * 1e3:.1f})."
+    )
 
 
 if __name__ == "__main__":

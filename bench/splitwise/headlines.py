@@ -15,7 +15,7 @@ from designs import (
     within,
 )
 from show import percent, progress, split_name, table, times
-from study import Found, Settings, Study, study, timings
+from study import BestDesign, Settings, Study, study, timings
 
 from twofold.hardware.catalog import Catalog
 from twofold.planning.design import Allows, Design
@@ -101,7 +101,7 @@ async def _row(searches: Study, claim: Claim, workload: str) -> list[str]:
     ]
 
 
-def _allowed(claim: Claim, base: Found, catalog: Catalog) -> Allows:
+def _allowed(claim: Claim, base: BestDesign, catalog: Catalog) -> Allows:
     most_units = claim.power * power_units(base.design, catalog) + 1e-6
     most_price = claim.price * base.design.price_per_h + 1e-6
     equal_power = within("iso-power", catalog)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from designs import KINDS, Kind, family, paper_set
 from show import split_name, table
 from study import Settings, problem_of, timings
-from whole_runs import Job, Whole, run_all
+from whole_runs import CompleteRun, Job, run_all
 
 from twofold.hardware.catalog import Catalog
 from twofold.planning.design import Design
@@ -49,7 +49,7 @@ def latency_over_load(settings: Settings, catalog: Catalog, workload: str, rates
         table(f"Latency over load: iso-power, {workload}, {timing.name} timing", _HEADER, rows)
 
 
-def _row(kind: Kind, counts: Sequence[int], rate: float, whole: Whole) -> list[str]:
+def _row(kind: Kind, counts: Sequence[int], rate: float, whole: CompleteRun) -> list[str]:
     result = whole.result
     latencies = [
         f"{(histogram.percentile(p) or 0.0) * scale:.{digits}f}"

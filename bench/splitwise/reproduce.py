@@ -73,19 +73,19 @@ def _parser() -> argparse.ArgumentParser:
     )
     for name in _PARTS:
         parser.add_argument(f"--{name}", action="store_true")
-    parser.add_argument("--minutes", type=float, default=2.0, help="simulated, at each rate")
-    parser.add_argument("--jobs", type=int, default=1, help="simulations at a time")
+    parser.add_argument("--minutes", type=float, default=2.0, help="simulated minutes per rate")
+    parser.add_argument("--jobs", type=int, default=1, help="parallel simulations")
     parser.add_argument("--model", default="bloom-176b", choices=("bloom-176b", "llama2-70b"))
-    parser.add_argument("--tolerance", type=float, default=0.02, help="step of the grid of rates")
-    parser.add_argument("--store", type=Path, help="a file of finished simulations")
-    parser.add_argument("--traces", type=Path, help="a folder with azure-2023-*.csv, whose lengths to use")
+    parser.add_argument("--tolerance", type=float, default=0.02, help="relative step of the rate grid")
+    parser.add_argument("--store", type=Path, help="cache file of simulation results")
+    parser.add_argument("--traces", type=Path, help="folder with azure-2023-*.csv traces for the lengths")
     parser.add_argument("--workload", default="conv", choices=("conv", "code"))
     parser.add_argument("--family", default="HH", choices=("AA", "HH", "HA", "HHcap"))
     parser.add_argument("--rate", type=float, default=70.0, help="for --provisioning, requests per second")
     parser.add_argument("--prefill", type=int, nargs="+", default=list(range(10, 29, 2)))
     parser.add_argument("--decode", type=int, nargs="+", default=list(range(4, 25, 2)))
     parser.add_argument("--rates", type=float, nargs="+", default=[30, 50, 70, 90, 110, 130])
-    parser.add_argument("--html", type=Path, help="for --provisioning, a page with pictures")
+    parser.add_argument("--html", type=Path, help="for --provisioning, HTML page with plots")
     return parser
 
 

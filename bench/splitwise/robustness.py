@@ -4,11 +4,11 @@ import asyncio
 
 from designs import KINDS, WORKLOADS, Kind, paper_set
 from show import percent, progress, split_name, table
-from study import Found, Settings, Study, study, timings
+from study import BestDesign, Settings, Study, study, timings
 
 from twofold.hardware.catalog import Catalog
 
-_HEADER = ("cluster", "workload", "tuned for it", "req/s", "tuned for the other", "req/s", "loss")
+_HEADER = ("cluster", "workload", "tuned for this one", "req/s", "tuned for the other", "req/s", "loss")
 
 
 def robustness(settings: Settings, catalog: Catalog) -> None:
@@ -16,7 +16,7 @@ def robustness(settings: Settings, catalog: Catalog) -> None:
     corrected one.
     """
     for timing in timings(settings, catalog).values():
-        own: dict[str, dict[str, Found]] = {}
+        own: dict[str, dict[str, BestDesign]] = {}
         for workload in WORKLOADS:
             with study(timing, workload, settings, catalog) as searches:
                 own[workload] = asyncio.run(_own(searches, workload))
@@ -28,20 +28,20 @@ def robustness(settings: Settings, catalog: Catalog) -> None:
         table(f"Robustness: iso-power, {timing.name} timing", _HEADER, rows)
 
 
-async def _own(searches: Study, workload: str) -> dict[str, Found]:
+async def _own(searches: Study, workload: str) -> dict[str, BestDesign]:
     """Each split kind, tuned for the workload."""
     kinds = [kind for kind in KINDS if kind.split]
     found = await asyncio.gather(*(_tuned(searches, kind, workload) for kind in kinds))
     return {kind.name: each for kind, each in zip(kinds, found, strict=True)}
 
 
-async def _tuned(searches: Study, kind: Kind, workload: str) -> Found:
+async def _tuned(searches: Study, kind: Kind, workload: str) -> BestDesign:
     if searches.timing.name == "published":
         return await searches.capacity(kind, paper_set("iso-power", workload).counts[kind.name])
     return await searches.tuned(kind, "iso-power")
 
 
-async def _rows(searches: Study, workload: str, own: dict[str, dict[str, Found]]) -> list[list[str]]:
+async def _rows(searches: Study, workload: str, own: dict[str, dict[str, BestDesign]]) -> list[list[str]]:
     other = next(each for each in WORKLOADS if each != workload)
     kinds = [kind for kind in KINDS if kind.split]
     crossed = await asyncio.gather(

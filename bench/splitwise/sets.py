@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import msgspec
 from designs import BASELINE_A100, BASELINE_H100, KINDS, SETS, Kind, PaperSet, power_units
 from show import progress, split_name, table, times
-from study import Found, Settings, Study, study, timings
+from study import BestDesign, Settings, Study, study, timings
 
 from twofold.hardware.catalog import Catalog
 from twofold.planning.design import Design
@@ -15,8 +15,8 @@ from twofold.planning.design import Design
 class Column(msgspec.Struct, frozen=True, kw_only=True):
     """One timing: each kind with the paper's split (None without one) and with the best split within the budget."""
 
-    paper: dict[str, Found]
-    tuned: dict[str, Found]
+    paper: dict[str, BestDesign]
+    tuned: dict[str, BestDesign]
 
 
 def design_sets(settings: Settings, catalog: Catalog) -> None:
@@ -48,7 +48,7 @@ async def _column(searches: Study, each: PaperSet) -> Column:
     )
 
 
-async def _tuned(searches: Study, each: PaperSet, kind: Kind) -> Found:
+async def _tuned(searches: Study, each: PaperSet, kind: Kind) -> BestDesign:
     """The tuned design; a baseline keeps the paper's number of machines."""
     if not kind.split:
         return await searches.capacity(kind, each.counts[kind.name])

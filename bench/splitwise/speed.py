@@ -140,7 +140,7 @@ def show(comparisons: Sequence[Comparison], rounds: int) -> None:
     table.add_row("geometric mean", "", "", "", f"{mean:.1f} ({process:.1f})", f"{series:.1f}")
     Console(width=110).print(table)
     worst = max(one.worst_difference for comparison in comparisons for one in comparison.rounds)
-    print(f"Every request completed in both, at the same times to {worst:.0e} of them.")
+    print(f"Every request completed in both at equal times within {worst:.0e} of them.")
 
 
 def _geometric_mean(values: Sequence[float]) -> float:
@@ -158,7 +158,7 @@ def main() -> None:
     args = parser.parse_args()
     missing = [run.trace_path for run in RUNS if not run.trace_path.is_file()]
     if missing:
-        raise SystemExit(f"{missing[0]} is absent: set TWOFOLD_DATA to the folder that holds traces/")
+        raise SystemExit(f"{missing[0]} is missing: set TWOFOLD_DATA to the folder with traces/")
     made: dict[str, list[Round]] = {run.name: [] for run in RUNS}
     for _ in range(args.rounds):
         for run in RUNS:

@@ -50,7 +50,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         return WorkloadArguments(workload=str(path), duration_s=60 * self.minutes, arrival="poisson")
 
 
-class Found(msgspec.Struct, frozen=True, kw_only=True):
+class BestDesign(msgspec.Struct, frozen=True, kw_only=True):
     """A design with its highest rate within the nine SLOs (0 if there is none)."""
 
     design: Design
@@ -90,17 +90,17 @@ class Study:
     def design(self, kind: Kind, counts: Sequence[int]) -> Design:
         return Design(family=self._families(kind)[0], counts=tuple(counts))
 
-    async def capacity(self, kind: Kind, counts: Sequence[int]) -> Found:
+    async def capacity(self, kind: Kind, counts: Sequence[int]) -> BestDesign:
         """Capacity of a given number of machines; a baseline uses its best batching policy."""
         designs = [Design(family=each, counts=tuple(counts)) for each in self._families(kind)]
         found = await asyncio.gather(*(self.search.highest(design) for design in designs))
         return max(map(self._found, found), key=lambda each: each.rate)
 
-    async def tuned(self, kind: Kind, equal: str) -> Found:
+    async def tuned(self, kind: Kind, equal: str) -> BestDesign:
         """Best split within the power or cost of 40 DGX-H100."""
         return await self.best(kind, within(equal, self.problem.catalog))
 
-    async def best(self, kind: Kind, allows: Allows) -> Found:
+    async def best(self, kind: Kind, allows: Allows) -> BestDesign:
         """Best split that satisfies the constraint."""
         frontiers = [frontier(each, allows) for each in self._families(kind)]
         found = await asyncio.gather(*(most_throughput(self.search, designs) for designs in frontiers))
@@ -117,7 +117,7 @@ class Study:
                 for phase, value in (("prefill", error.prefill), ("decode", error.decode))
                 if value is not None
             ]
-            off = f"mean error {', '.join(known)}" if known else "errors not known"
+            off = f"mean error {', '.join(known)}" if known else "errors unknown"
             lines.append(f"{model.name}: {off}{' (estimated)' if error.estimated else ''}; {error.basis}")
         return lines
 
@@ -126,9 +126,9 @@ class Study:
         batchers = self.timing.mixed_batchers[:1] if kind.split else self.timing.mixed_batchers
         return [family(kind, catalog, batcher) for batcher in batchers]
 
-    def _found(self, capacity: MaxRate) -> Found:
+    def _found(self, capacity: MaxRate) -> BestDesign:
         rate = 0.0 if capacity.step is None else self.search.grid.rate(capacity.step)
-        return Found(design=capacity.design, rate=rate)
+        return BestDesign(design=capacity.design, rate=rate)
 
 
 @contextmanager

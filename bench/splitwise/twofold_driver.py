@@ -34,7 +34,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("name", choices=[run.name for run in RUNS])
-    parser.add_argument("--series", action="store_true", help="keep the state over time as well")
+    parser.add_argument("--series", action="store_true", help="also record time series")
     parser.add_argument("--table", type=Path, help="write the latencies of every request")
     args = parser.parse_args()
     run = next(run for run in RUNS if run.name == args.name)

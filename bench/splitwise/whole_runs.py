@@ -22,7 +22,7 @@ class Job(msgspec.Struct, frozen=True):
     rate: float
 
 
-class Whole(msgspec.Struct, frozen=True):
+class CompleteRun(msgspec.Struct, frozen=True):
     """The result, and output tokens and requests per second in the middle of the run."""
 
     result: SimulationResult
@@ -41,13 +41,13 @@ class _Ends(QuietObserver):
             self.ends.append((timeline.moments[Moment.LAST_TOKEN], timeline.output_tokens))
 
 
-def run_all(jobs: Sequence[Job], processes: int) -> list[Whole]:
+def run_all(jobs: Sequence[Job], processes: int) -> list[CompleteRun]:
     """Run the jobs; results are in the order of the jobs."""
     with ProcessPoolExecutor(processes, mp_context=get_context("forkserver")) as pool:
         return list(pool.map(run, jobs))
 
 
-def run(job: Job) -> Whole:
+def run(job: Job) -> CompleteRun:
     ends = _Ends()
     problem = job.problem
     result = simulate(
@@ -59,7 +59,7 @@ def run(job: Job) -> Whole:
         series=False,
     )
     tokens, requests = _in_the_middle(ends.ends)
-    return Whole(result, tokens, requests)
+    return CompleteRun(result, tokens, requests)
 
 
 def _in_the_middle(ends: Sequence[tuple[float, int]]) -> tuple[float, float]:

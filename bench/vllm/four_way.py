@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 from compared import SYSTEMS, Setting
 from comparison_table import markdown, terminal
-from frame import concluded, made, say
+from frame import model_directory, run_and_exit, say
 from outside_client import Load, Measured, measure
 from rich.console import Console
 from started import Processes
@@ -51,33 +51,35 @@ def machine() -> str:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--proxy", type=Path, help="vLLM's toy_proxy_server.py (docs/comparison.md)")
-    parser.add_argument("--only", nargs="+", choices=SYSTEMS, help="these systems; others stay as in --json")
-    parser.add_argument("--model", type=Path, help="model directory; a small one is made if not given")
+    parser.add_argument(
+        "--only", nargs="+", choices=SYSTEMS, help="systems to run; keep the others from --json"
+    )
+    parser.add_argument("--model", type=Path, help="model directory (default: a small model is created)")
     parser.add_argument("--rates", type=float, nargs="+", default=[0.5, 1.0, 1.5], help="requests/s")
-    parser.add_argument("--seconds", type=float, default=30.0, help="that requests keep coming at each rate")
+    parser.add_argument("--seconds", type=float, default=30.0, help="seconds of arrivals per rate")
     parser.add_argument("--prompts", type=int, nargs=2, default=(256, 1024), metavar=("LEAST", "MOST"))
     parser.add_argument("--outputs", type=int, nargs=2, default=(32, 64), metavar=("LEAST", "MOST"))
-    parser.add_argument("--ttft", type=float, default=2.0, help="what is good, in seconds")
-    parser.add_argument("--tpot", type=float, default=0.05, help="what is good, in seconds")
+    parser.add_argument("--ttft", type=float, default=2.0, help="SLO in seconds")
+    parser.add_argument("--tpot", type=float, default=0.05, help="SLO in seconds")
     parser.add_argument(
-        "--cores", type=int, help="that the systems get (all); the client has the rest, if any"
+        "--cores", type=int, help="cores for the systems (default: all); the client gets the rest"
     )
-    parser.add_argument("--transport", default="nixl", help="of Twofold's workers")
+    parser.add_argument("--transport", default="nixl", help="transport of Twofold's workers")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--logs", type=Path, help="keep what the processes say in this directory")
+    parser.add_argument("--logs", type=Path, help="keep the processes' logs in this directory")
     parser.add_argument("--json", type=Path, default=Path("four-way.json"), help="all figures")
-    parser.add_argument("--markdown", type=Path, help="write the table here as well")
+    parser.add_argument("--markdown", type=Path, help="also write the table to this file")
     return parser.parse_args()
 
 
-def kept(path: Path, report: Report) -> Report:
+def merge_earlier(path: Path, report: Report) -> Report:
     """`report` with the systems of an earlier report; raises ConfigurationError if its settings differ."""
     if not path.exists():
         return report
     before = msgspec.json.decode(path.read_bytes(), type=Report)
     for what in ("machine", "cores", "load"):
         if getattr(before, what) != getattr(report, what):
-            raise ConfigurationError(f"{path} was measured with another {what}: give another --json")
+            raise ConfigurationError(f"{path} was measured with a different {what}: give another --json")
     return before
 
 
@@ -128,9 +130,9 @@ def run(given: argparse.Namespace, folder: Path) -> tuple[Report, list[str]]:
     cores = given.cores or len(ALL_CORES)
     report = Report(machine=machine(), cores=cores, load=load, systems={})
     if given.only:
-        report = kept(given.json, report)
+        report = merge_earlier(given.json, report)
     stock = StockVllm(
-        model=made(given.model, folder),
+        model=model_directory(given.model, folder),
         environment=vllm_environment(folder),
         flags=("--max-model-len", str(MAX_MODEL_LEN)),
         threads=cores,
@@ -165,7 +167,7 @@ def main() -> None:
         if given.markdown is not None:
             given.markdown.write_text(markdown(report.systems, title(report)))
 
-    concluded("four-way", partial(run, given), show)
+    run_and_exit("four-way", partial(run, given), show)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ def say(what: str) -> None:
     print(f"{time.strftime('%H:%M:%S')} {what}", flush=True)
 
 
-def made(model: Path | None, folder: Path, *flags: str) -> Path:
+def model_directory(model: Path | None, folder: Path, *flags: str) -> Path:
     """The model, or a small one created for the run."""
     if model is None:
         model = folder / "model"
@@ -28,7 +28,9 @@ def made(model: Path | None, folder: Path, *flags: str) -> Path:
     return model
 
 
-def concluded(name: str, run: Callable[[Path], tuple[T, list[str]]], show: Callable[[T], None]) -> NoReturn:
+def run_and_exit(
+    name: str, run: Callable[[Path], tuple[T, list[str]]], show: Callable[[T], None]
+) -> NoReturn:
     """Run `run` in a temporary folder, print its result and problems, and exit with 1 if there are any."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwind the stack to stop the processes
     with tempfile.TemporaryDirectory(prefix=f"twofold-{name}-") as folder:

@@ -126,7 +126,7 @@ def measure(
                 check=False,
             )
         except subprocess.TimeoutExpired as error:
-            raise ConfigurationError(f"the client was not done after {error.timeout:.0f} s") from error
+            raise ConfigurationError(f"the client did not finish within {error.timeout:.0f} s") from error
     if done.returncode or not result.exists():
         raise ConfigurationError(f"the client failed: {log.read_text(errors='replace')[-2000:]}")
     return _measured(msgspec.json.decode(result.read_bytes(), type=_Result), rate, load.requests(rate))

@@ -61,7 +61,7 @@ class Processes:
                 if process.poll() is not None:
                     raise ConfigurationError(f"{name} ended while starting: {self.last_words(name)}")
             if time.monotonic() > deadline_s:
-                raise ConfigurationError(f"nothing answers at {url} after {START_S:.0f} s")
+                raise ConfigurationError(f"no response at {url} after {START_S:.0f} s")
             time.sleep(0.5)
 
     def last_words(self, name: str) -> str:

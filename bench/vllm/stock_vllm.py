@@ -133,9 +133,7 @@ def check_proxy(proxy: Path | None) -> Path:
     """Raises ConfigurationError if the file does not exist."""
     if proxy is None or not proxy.is_file():
         where = f"vLLM's example proxy, {PROXY} of https://github.com/vllm-project/vllm"
-        raise ConfigurationError(
-            f"--proxy must name {where}: download it, or leave its system out with --only"
-        )
+        raise ConfigurationError(f"--proxy must name {where}: download it, or skip its system with --only")
     return proxy
 
 

@@ -31,7 +31,7 @@ async def ask(url: str, model: str, prompt: list[int], max_tokens: int) -> Strea
     try:
         return await _ask(url, model, prompt, max_tokens)
     except (aiohttp.ClientError, TimeoutError) as error:
-        raise ConfigurationError(f"{url} does not answer: {error!r}") from error
+        raise ConfigurationError(f"{url} failed: {error!r}") from error
 
 
 async def _ask(url: str, model: str, prompt: list[int], max_tokens: int) -> Streamed:

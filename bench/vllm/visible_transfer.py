@@ -21,7 +21,7 @@ from pathlib import Path
 
 import msgspec
 from across_hosts import NIXL, SPLITS, AcrossHosts
-from frame import concluded, made, say
+from frame import model_directory, run_and_exit, say
 from rich.console import Console
 from rich.table import Table
 from started import Processes
@@ -99,13 +99,15 @@ def measure(across: AcrossHosts, given: argparse.Namespace, report: Report) -> I
             given.json.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2))
 
 
-def kept(given: argparse.Namespace) -> list[Pair]:
+def merge_earlier(given: argparse.Namespace) -> list[Pair]:
     """With --only, results of the other systems from an earlier run at the same link speed."""
     if not given.only or not given.json.exists():
         return []
     before = msgspec.json.decode(given.json.read_bytes(), type=Report)
     if before.bits_per_s != given.bits_per_s:
-        raise ConfigurationError(f"{given.json} was measured with another --bits-per-s: give another --json")
+        raise ConfigurationError(
+            f"{given.json} was measured with a different --bits-per-s: give another --json"
+        )
     return [each for each in before.pairs if each.split not in given.only]
 
 
@@ -118,7 +120,7 @@ def logs(folder: Path, given: argparse.Namespace, name: str) -> Path:
 def table(report: Report, lengths: list[int]) -> Table:
     splits = [split for split in SPLITS if any(each.split == split for each in report.pairs)]
     drawn = Table(
-        title=f"Second token later than that of a colocated vLLM, at {report.bits_per_s / 1e6:,.0f} Mbit/s",
+        title=f"Delay of the second token relative to a colocated vLLM, at {report.bits_per_s / 1e6:,.0f} Mbit/s",
         title_justify="left",
     )
     for name in ("prompt", "colocated", *splits):
@@ -130,11 +132,11 @@ def table(report: Report, lengths: list[int]) -> Table:
     return drawn
 
 
-def mistakes(report: Report, lengths: list[int]) -> Iterator[str]:
+def violations(report: Report, lengths: list[int]) -> Iterator[str]:
     """Sentences for the expectations that do not hold."""
     for each in report.pairs:
         if not each.same:
-            yield f"{each.split}: tokens of a prompt of {each.prompt_tokens:,} are not the colocated one's"
+            yield f"{each.split}: tokens of a prompt of {each.prompt_tokens:,} differ from the colocated ones"
     for length in lengths:
         ours, theirs = report.visible_s(BEST, length), report.visible_s(NIXL, length)
         if ours is not None and theirs is not None and ours >= theirs:
@@ -144,13 +146,15 @@ def mistakes(report: Report, lengths: list[int]) -> Iterator[str]:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--proxy", type=Path, help="vLLM's toy_proxy_server.py (docs/comparison.md)")
-    parser.add_argument("--only", nargs="+", choices=SPLITS, help="these; others stay as in --json")
-    parser.add_argument("--model", type=Path, help="model directory; a small one is made if not given")
+    parser.add_argument(
+        "--only", nargs="+", choices=SPLITS, help="services to run; keep the others from --json"
+    )
+    parser.add_argument("--model", type=Path, help="model directory (default: a small model is created)")
     parser.add_argument("--lengths", type=int, nargs="+", default=[256, 512, 1024, 2048, 4096])
-    parser.add_argument("--bits-per-s", type=int, default=200_000_000, help="what the cable carries")
+    parser.add_argument("--bits-per-s", type=int, default=200_000_000, help="bandwidth of the link")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--logs", type=Path, help="keep what the processes say in this directory")
+    parser.add_argument("--logs", type=Path, help="keep the processes' logs in this directory")
     parser.add_argument("--json", type=Path, default=Path("visible-transfer.json"), help="all figures")
     return parser.parse_args()
 
@@ -158,7 +162,7 @@ def arguments() -> argparse.Namespace:
 def run(given: argparse.Namespace, folder: Path) -> tuple[Report, list[str]]:
     """Raises UserError without network namespaces or vLLM."""
     longest = max(given.lengths) + 2 * OUTPUT
-    model = made(given.model, folder, "--max-model-len", str(longest))
+    model = model_directory(given.model, folder, "--max-model-len", str(longest))
     given.vocabulary = msgspec.json.decode((model / "config.json").read_bytes())["vocab_size"]
     stock = StockVllm(
         model=model,
@@ -167,12 +171,12 @@ def run(given: argparse.Namespace, folder: Path) -> tuple[Report, list[str]]:
         flags=("--max-model-len", str(longest), "--max-num-batched-tokens", str(longest)),
         threads=len(os.sched_getaffinity(0)),
     )
-    report = Report(bits_per_s=given.bits_per_s, pairs=kept(given))
+    report = Report(bits_per_s=given.bits_per_s, pairs=merge_earlier(given))
     with two_hosts(first_local=True) as hosts:
         hosts.limit(given.bits_per_s)
         across = AcrossHosts(hosts=hosts, stock=stock, proxy=given.proxy, longest=longest, folder=folder)
         wrong = list(measure(across, given, report))
-    return report, [*wrong, *sorted(set(mistakes(report, given.lengths)))]
+    return report, [*wrong, *sorted(set(violations(report, given.lengths)))]
 
 
 def main() -> None:
@@ -181,7 +185,7 @@ def main() -> None:
     def show(report: Report) -> None:
         Console().print(table(report, given.lengths))
 
-    concluded("visible", partial(run, given), show)
+    run_and_exit("visible", partial(run, given), show)
 
 
 if __name__ == "__main__":

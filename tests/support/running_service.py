@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 from contextlib import contextmanager
 
 import psutil
@@ -24,6 +25,22 @@ def running_service(model, *flags, port=None, program=("-m", "twofold.cli.main",
     finally:
         process.kill()
         process.wait()
+
+
+def ended(processes, tries=1200):
+    """Whether all of these psutil processes end (or are zombies) within a bounded number of looks."""
+    for _ in range(tries):
+        if not any(_running(process) for process in processes):
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def _running(process):
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def children(process):

@@ -29,7 +29,7 @@ def nearest(number: float) -> int:
 
 
 def ps(seconds: float) -> int:
-    """Seconds in whole picoseconds."""
+    """Convert seconds to whole picoseconds."""
     return nearest(seconds * _PS)
 
 
@@ -59,14 +59,15 @@ class RunTiming:
         self.milliwatts = milliwatts
 
     def end_ps(self, iterations: int) -> int:
-        """Picoseconds that `iterations` iterations take (an arithmetic series)."""
+        """Return the picoseconds of `iterations` iterations (an arithmetic series)."""
         if iterations == 1:
             return self.first_ps
         end = product(self.first_ps, iterations)
         return end + product(iterations * (iterations - 1) // 2, self.step_ps) if self.step_ps else end
 
     def under_way(self, elapsed_ps: int) -> int:
-        """The iteration that runs after `elapsed_ps`, counted from 1; one that ends just then has ended."""
+        """Return the iteration running after `elapsed_ps`, counted from 1; an iteration ending just then has
+        ended."""
         if not self.step_ps:
             return elapsed_ps // self.first_ps + 1
         # Solves the series for the count: floats come close, integers decide.
@@ -96,13 +97,13 @@ class Timing:
         self._stages: tuple[Timing, Timing] | None = None
 
     def stages(self) -> "tuple[Timing, Timing]":
-        """Timings of the first stage of a pipeline, and of each other stage."""
+        """Return the timings of the first stage of a pipeline and of each later stage."""
         if self._stages is None:
             self._stages = Timing(self.model.first_stage), Timing(self.model.later_stage)
         return self._stages
 
     def batch(self, batch: RunningBatch) -> RunTiming:
-        """The timing of a batch."""
+        """Return the timing of a batch."""
         sequences, context = batch.decode_sequences, batch.context_tokens
         if batch.prefills:
             squares = 0
@@ -112,20 +113,20 @@ class Timing:
         return self.decodes(sequences, context)
 
     def after(self, copies: Sequence[BlockCopy], timing: RunTiming) -> RunTiming:
-        """The timing of a run whose first iteration waits for block copies."""
+        """Add the time of block copies before the first iteration of a run."""
         if not copies:
             return timing
         return RunTiming(timing.first_ps + self.copying(copies), timing.step_ps, timing.milliwatts)
 
     def copying(self, copies: Sequence[BlockCopy]) -> int:
-        """Picoseconds of consecutive block copies."""
+        """Return the picoseconds of consecutive block copies."""
         blocks = 0
         for copy in copies:
             blocks += copy.blocks
         return blocks * self._copy_ps
 
     def decodes(self, sequences: int, context: int) -> RunTiming:
-        """The timing of `sequences` decodes that read `context` KV tokens in all."""
+        """Return the timing of `sequences` decodes that read `context` KV tokens in all."""
         known = self._decodes.get(sequences)
         if known is None:
             cost, watts = self.model.decode_cost(sequences), self.model.decode_w(sequences)
@@ -138,7 +139,7 @@ class Timing:
         return RunTiming(first, per_token * sequences, without_context.milliwatts)
 
     def prompts(self, tokens: int, squares: int, sequences: int, context: int) -> RunTiming:
-        """The timing of a batch with prompts beside `sequences` decodes, see `PerformanceModel.mixed_s`."""
+        """Return the timing of a batch with prompts beside `sequences` decodes, see `PerformanceModel.mixed_s`."""
         if sequences:
             seconds = self.model.mixed_s(tokens, squares, sequences, context)
             return RunTiming(max(1, ps(seconds)), 0, nearest(self.model.prefill_w(tokens) * 1e3))

@@ -6,7 +6,7 @@ of the rules is that of its `SplitwiseInstance`:
 - Tasks that wait, prompts or paused decodes, age: each selection counts as a preemption. Tasks with four or more go
   first, in a queue that is sorted by age only where it was when its last task was added.
 - A prompt that does not fit beside the running decodes does not end their run: it waits until one of them ends.
-- A decode on the instance of its prefill is queued together with its prompt, and interrupts by itself.
+- A decode on the instance of its prefill is queued together with its prompt, and may interrupt a run as well.
 """
 
 from typing import ClassVar
@@ -97,7 +97,8 @@ class _Draft:
 class SplitwiseSimBatcher(Batcher):
     """The machine-level scheduler of SplitwiseSim, to reproduce its results.
 
-    At most `max_num_seqs` (512) sequences and `max_num_batched_tokens` (2,048) tokens in a batch, and four preemptions.
+    At most `max_num_seqs` (512) sequences and `max_num_batched_tokens` (2,048) tokens in a batch, and four
+    preemptions.
     """
 
     MAX_PREEMPTIONS: ClassVar[int] = 4

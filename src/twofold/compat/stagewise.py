@@ -216,7 +216,7 @@ class StagewiseInstance(SimulatedInstance):
         batch.joined = decodes
 
     def _next_batch(self, stage: PipelineStage) -> tuple[RunningBatch | None, list[ScheduledSequence]]:
-        """The next batch of a stage and its decodes; `joined` lists those that decode for the first time."""
+        """The next batch of a stage and its decodes; `joined` lists the first-time decodes among them."""
         if stage.number == 0:
             chunks = self._queues.take_prompts()
             if chunks:

@@ -1,7 +1,7 @@
-"""A host whose cores workers and gateway share: tasks on the same core get equal shares of it.
+"""CPU cores shared by the workers and the gateway of a host.
 
-Workers with an accelerator each share nothing. Workers that compute on the cores of one host do: with more workers
-than cores, or a gateway beside them, each takes longer while others run.
+Tasks on the same core get equal shares of it. Workers on accelerators share nothing, but workers that compute on the
+cores of one host slow each other down.
 """
 
 from collections.abc import Sequence

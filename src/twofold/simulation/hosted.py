@@ -1,8 +1,7 @@
-"""A cluster whose workers run on the cores of one host, beside the gateway and its clients.
+"""A cluster of CPU workers on one host, with the gateway and its clients beside them.
 
-A service on accelerators does not notice it, but here it decides: workers that share a core take turns, and each
-request and each streamed token costs CPU time on a core that a worker may be using. The times are those of a
-`HostProfile`.
+Workers on the same core take turns, and each request and each streamed token costs CPU time on a core that a worker
+may be using. The times come from a `HostProfile`.
 """
 
 from abc import abstractmethod

@@ -23,7 +23,7 @@ _REST: Final = (1 << _UNIT) - 1
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class InstanceEnvironment(ABC):
-    """What an instance reports to: the cluster it is part of."""
+    """The cluster as seen by its instances: receives their events."""
 
     @abstractmethod
     def loading(self, batch: RunningBatch, timing: RunTiming) -> RunTiming:
@@ -59,10 +59,10 @@ class InstanceEnvironment(ABC):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class SimulatedInstance(ABC):
-    """An instance as the cluster sees it, with its accounts of time and energy.
+    """Base of simulated instances: identity, scheduler, and accounts of time and energy.
 
-    `busy` is the time in which a batch ran, in picoseconds; in a pipeline the mean over its stages. `batch` is the
-    one that was started last and is still running.
+    `busy` is the time spent running batches, in picoseconds; for a pipeline it is the mean over its stages. `batch` is
+    the most recently started batch that is still running.
     """
 
     def __init__(
@@ -131,14 +131,14 @@ class SimulatedInstance(ABC):
 
 
 class VirtualInstance(SimulatedInstance):
-    """Runs what its scheduler starts, for as many iterations at a time as the batch may run unchanged.
+    """Runs the batches of an instance scheduler.
 
-    `max_run` limits that number; with 1 every iteration is an event, with the same results in more time. On a host
-    whose workers share `cores`, iterations take as long as the share of this worker makes them.
+    A batch runs for as many iterations per event as it may run unchanged, at most `max_run`. `max_run` 1 gives the
+    same results with one event per iteration. `cores` models a host with shared cores, which slow iterations down.
 
-    A pipeline runs each iteration by itself. It starts one when the first stage is free and a lane has work. A stage
-    computes one iteration at a time, in order; an iteration that waits for a stage leaves the one before it free, so
-    iterations of different lengths, or fewer of them than stages, leave stages idle.
+    A pipeline runs one iteration per event. It starts an iteration when the first stage is free and a lane has work.
+    Each stage computes one iteration at a time, in order. An iteration that waits for a stage does not block the
+    stage before it. Iterations of different lengths, or fewer iterations than stages, leave stages idle.
     """
 
     def __init__(

@@ -114,7 +114,7 @@ class Batcher(ABC):
     whole_prompts: ClassVar[bool] = False  # fills the token budget with whole prompts, in order
     cuts_prompts: ClassVar[bool] = False  # computes at most the token budget of a prompt at a time
     chunked: ClassVar[bool] = False  # cuts prompts into chunks that a pipeline may run concurrently
-    may_preempt: ClassVar[bool] = False  # preempts decodes by itself, which excludes swap preemption
+    may_preempt: ClassVar[bool] = False  # preempts decodes, which excludes swap preemption
     reuses_prefix: ClassVar[bool] = True  # skips prompt tokens found in the prefix cache
     pipelined: ClassVar[bool] = True  # can select for several concurrent batches of an instance
 

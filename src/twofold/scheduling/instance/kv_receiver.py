@@ -1,4 +1,4 @@
-"""The decode side of a hand-off: leases on blocks, and sequences whose KV cache is on its way."""
+"""The decode side of hand-offs: leases on blocks and incoming KV caches."""
 
 from mypy_extensions import mypyc_attr
 
@@ -15,8 +15,8 @@ from twofold.scheduling.instance.swap_preemption import SwapPreemption
 class KvReceiver:
     """Grants leases to prefill instances and tracks their transfers until a sequence can decode.
 
-    `sequences` are all requests known to this instance. `lease_queue` holds the requests that wait for a lease, in
-    order; `arriving` those whose KV cache is being written or read.
+    `sequences` maps request ids to all sequences of this instance. `lease_queue` holds the requests waiting for a
+    lease, in order; `arriving` the leased requests until their KV cache is complete.
     """
 
     def __init__(
@@ -65,20 +65,20 @@ class KvReceiver:
         return None
 
     def kv_received(self, request_id: str, epoch: int) -> bool:
-        """End a lease whose KV cache is complete; True if the request now decodes."""
+        """End a lease after its KV cache is complete; True if the request now decodes."""
         self.leases.end(request_id, epoch)
         return self._arrived(request_id)
 
     def end_lease(self, request_id: str, epoch: int) -> None:
-        """End a lease whose KV cache is incomplete: its source gave up or died, and writes no more."""
+        """End a lease before its KV cache is complete, because its source gave up or died."""
         if self.leases.end(request_id, epoch):
             self.blocks_freed()
 
     def read_started(self, request_id: str, epoch: int) -> bool:
         """End a lease because this instance pulls the KV cache itself.
 
-        Its blocks stay held until `read_ended`, whatever happens to the request. False if the request is not here any
-        more: then nothing is to be read.
+        The blocks stay held until `read_ended`, even if the request is aborted. Returns False, and nothing is to be
+        read, for unknown requests.
         """
         sequence = self.sequences.get(request_id)
         reads = sequence is not None and sequence.queue is self.arriving
@@ -114,7 +114,7 @@ class KvReceiver:
     # -- used and provided by the scheduler ---------------------------------------------------------------------------
 
     def add(self, sequence: ScheduledSequence) -> None:
-        """Register a sequence and determine its KV reservation; raises ValueError if its id is taken."""
+        """Register a sequence and determine its KV reservation; raises ValueError for a duplicate id."""
         request_id, output, reservation = sequence.id, sequence.output_tokens, self.reservation
         if self.sequences.setdefault(request_id, sequence) is not sequence:
             raise ValueError(f"request {request_id} is already here")
@@ -123,7 +123,7 @@ class KvReceiver:
             sequence.decode_tokens = reservation.at_decode_start(output)
 
     def enqueue_ready(self, sequence: ScheduledSequence) -> None:
-        """Queue a sequence whose KV cache is complete for decode."""
+        """Queue a sequence for decode after its KV cache is complete."""
         raise NotImplementedError
 
     def blocks_freed(self) -> None:

@@ -83,7 +83,7 @@ class InstanceScheduler(KvReceiver):
             self._lanes.append(Lane(number, Queues(self.queues.waiting, prefilling), True))
         self._idle = list(self._lanes)  # idle longest first
         self._running: list[Lane] = []  # oldest batch first
-        # Prompts whose cached prefix is being fetched, and all that were submitted after the first of them.
+        # Prompts with a prefix being fetched, and every prompt submitted after the first of them.
         self._fetching = SequenceQueue()
         self._handing_off = 0
         self._batches = 0
@@ -121,13 +121,13 @@ class InstanceScheduler(KvReceiver):
         self._end_fetches()
 
     def _end_fetches(self) -> None:
-        """Queue prompts for prefill up to the next one that is still fetching."""
+        """Queue prompts for prefill until one is still fetching its prefix."""
         while (sequence := self._fetching.first) is not None and not sequence.fetching:
             self._fetching.remove(sequence)
             self._enqueue(sequence, self.queues.waiting)
 
     def handed_off(self, request_id: str) -> None:
-        """End a hand-off, successful or not: the request's blocks here are not read any more."""
+        """End a hand-off, successful or not, and release the blocks that it kept."""
         sequence = self.sequences.get(request_id)
         if sequence is not None and sequence.handing_off:
             sequence.handing_off = False
@@ -263,7 +263,7 @@ class InstanceScheduler(KvReceiver):
     def complete(self, batch: Batch, stopped: Collection[str] = ()) -> list[StepResult]:
         """Complete the oldest running batch; returns all sampled tokens.
 
-        `stopped` are the requests whose sampled token ends their output.
+        `stopped` lists the requests that end with their sampled token.
         """
         lane = self._oldest()
         if batch is not lane.message:

@@ -13,15 +13,17 @@ from twofold.request import Phase, Request
 class ScheduledSequence:
     """Progress of a request on one instance.
 
-    `computed` counts the tokens whose KV is in this instance's cache, `generated` the output tokens made so far on
-    any instance. Both are frozen while the sequence is in the decode set, which counts iterations instead.
-    `decodes_here` is False if the request is handed off after prefill. `start_tokens` and `decode_tokens` are the KV
-    tokens reserved before prefill and with the first decode (`KvReservation`); `allocation` holds its blocks.
-    `reused_tokens` prompt tokens were found in the prefix cache; `copy` is a block (source, target) to copy before
-    the first iteration. `admission` is the admission order under swap preemption, counted from 1 (0: not admitted),
-    and `swapped` the allocation in host memory while it is swapped out.
+    `computed` counts the tokens with KV in this instance's cache, `generated` the output tokens made so far on any
+    instance. While the sequence is in the decode set both are frozen, and the set counts iterations instead.
+    `decodes_here` is False for a request that is handed off after prefill. `start_tokens` and `decode_tokens` are the
+    KV tokens reserved before prefill and with the first decode (`KvReservation`). `allocation` holds its blocks.
 
-    A sequence waits in `queue`. Without one it is finished here, though its KV may still be read (`handing_off`).
+    `reused_tokens` prompt tokens came from the prefix cache, and `copy` is a block (source, target) to copy before
+    the first iteration. Under swap preemption `admission` is the order of admission, counted from 1, and `swapped`
+    holds the host blocks of a swapped-out sequence.
+
+    `queue` is the queue it waits in. A sequence without a queue has finished here, though its KV may still be read
+    (`handing_off`).
     """
 
     # Set by queues: neighbours. Set by the decode set: iteration and rank of joining, iteration of ending. Set by the

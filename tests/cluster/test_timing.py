@@ -1,4 +1,4 @@
-"""Durations of iterations and of runs of them."""
+"""Timings of iterations and runs."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,37 +13,37 @@ paces = st.builds(RunTiming, st.integers(1, 10**11), st.integers(0, 10**9) | st.
 
 
 @given(paces, st.integers(0, 3000))
-def test_the_end_of_a_run_is_the_sum_of_its_iterations(pace, count):
-    """The closed form equals adding them up, exactly."""
+def test_end_of_a_run_is_the_sum_of_its_iterations(pace, count):
+    """The closed form equals the sum exactly."""
     assert pace.end_ps(count) == sum(pace.first_ps + pace.step_ps * i for i in range(count))
 
 
 @given(paces, st.integers(1, 5000), st.integers(-1, 1))
-def test_the_iteration_under_way_is_the_first_that_ends_later(pace, count, off):
-    """Also at and around every boundary, where one that ends just then is over."""
+def test_finds_the_iteration_under_way(pace, count, off):
+    """At and around every boundary; an iteration ending just then has ended."""
     elapsed = max(0, pace.end_ps(count) + off)
     running = pace.under_way(elapsed)
     assert pace.end_ps(running - 1) <= elapsed < pace.end_ps(running)
 
 
 @given(paces, st.integers(0, 10**17))
-def test_it_is_found_after_any_time(pace, elapsed):
-    """Floats only guess, integers decide."""
+def test_finds_the_iteration_at_any_time(pace, elapsed):
+    """Floats estimate, integers decide."""
     running = pace.under_way(elapsed)
     assert pace.end_ps(running - 1) <= elapsed < pace.end_ps(running)
 
 
 @given(st.integers(1, 100), st.integers(1, 10**6), st.integers(1, 500))
-def test_a_later_iteration_of_a_run_takes_what_it_would_alone(sequences, context, later):
-    """Every sequence has one token more in each; that is what makes closed form and single steps equal."""
+def test_iteration_of_a_run_takes_as_long_as_alone(sequences, context, later):
+    """Each iteration adds one token per sequence."""
     timing = Timing(ToyModel(4, 1, 7))
     first = timing.batch(RunningBatch([], 0, 0, sequences, context, 10**6))
     alone = timing.batch(RunningBatch([], 0, 0, sequences, context + later * sequences, 10**6))
     assert alone.first_ps == first.first_ps + later * first.step_ps
 
 
-def test_prompts_are_asked_for_with_their_squares_and_decodes_beside_them():
-    """A chunk after a context costs the attention to that context too."""
+def test_prompt_timing_includes_context_and_decodes():
+    """The attention of a chunk covers its context too."""
     asked = []
 
     class Asked(ToyModel):

@@ -1,4 +1,4 @@
-"""SplitwiseSim's rules, one by one."""
+"""The rules of SplitwiseSim, one by one."""
 
 import pytest
 
@@ -22,8 +22,8 @@ def running_decodes(count=3, **more):
     return made
 
 
-def test_prompts_then_running_then_the_rest_by_arrival():
-    """Prompts first come first served within the budget, then the decodes that run, then those that are ready."""
+def test_orders_prompts_then_running_then_ready_tasks():
+    """Within the token budget, each group in order of arrival."""
     chosen = selected(SplitwiseSimBatcher(100, 64), waiting(60, 37), decoding(2), ready(3))
     assert chosen.prefills == [("w0", 60), ("w1", 37)]
     assert (chosen.resume, chosen.pause) == (["r0"], [])
@@ -35,14 +35,14 @@ def test_a_prompt_over_the_budget_runs_alone():
     assert (chosen.prefills, chosen.resume, chosen.pause) == ([("w0", 500)], [], ["d0", "d1"])
 
 
-def test_a_batch_has_a_limit_of_sequences():
-    """512 as published, whatever they do."""
+def test_limits_the_sequences_of_a_batch():
+    """512 as published."""
     chosen = selected(SplitwiseSimBatcher(2048, 4), waiting(10, 10), decoding(3), ready(2))
     assert (len(chosen.prefills), chosen.resume, chosen.pause) == (2, [], ["d2"])
 
 
 def paused_by_prompts(arrival_s):
-    """A decode that came at `arrival_s` has run once, when prompts come, each of which fills an iteration."""
+    """A decode that arrived at `arrival_s` and ran once, then prompts that fill an iteration each."""
     made = sim(budget=10)
     arrive(made, request("a", output=50, arrival_s=arrival_s))
     assert ran(made) == ["a"]
@@ -51,22 +51,22 @@ def paused_by_prompts(arrival_s):
     return made
 
 
-def test_a_decode_left_out_four_times_goes_first():
-    """It ages by one at each selection that passes it over, the one that paused it included."""
+def test_decode_left_out_four_times_goes_first():
+    """It ages by one with each selection that leaves it out, including the one that paused it."""
     made = paused_by_prompts(arrival_s=0.0)
     assert [ran(made) for _ in range(5)] == [["p0"], ["p1"], ["p2"], ["p3"], ["a"]]
     assert made.preemptions == 1
 
 
-def test_among_the_overdue_the_first_to_arrive_goes_first():
-    """Prompts age like decodes: one that was left out as often, of a request that came before, is first."""
+def test_overdue_tasks_of_equal_age_go_by_arrival():
+    """Prompts age like decodes."""
     made = paused_by_prompts(arrival_s=2.0)
     assert [ran(made) for _ in range(8)] == [[f"p{number}"] for number in range(8)]
     assert ran(made) == ["a"]
 
 
-def test_what_ages_behind_something_that_does_not_stays_behind_it():
-    """The order by age is that of the moment at which the last of them came: a chained decode keeps its place."""
+def test_age_order_is_fixed_when_a_task_is_added():
+    """A task that ages stays behind a chained decode that does not."""
     made = sim(num_blocks=8, budget=100)
     arrive(made, request("a", prompt=16, output=17))  # two of eight blocks
     ran(made)
@@ -79,8 +79,8 @@ def test_what_ages_behind_something_that_does_not_stays_behind_it():
 
 
 @pytest.mark.parametrize("decodes_here", [False, True])
-def test_a_prompt_within_the_budget_ends_a_run_of_decodes(decodes_here):
-    """Also where decodes have to pause for it."""
+def test_prompt_within_the_budget_interrupts_decodes(decodes_here):
+    """Even if decodes must pause for it."""
     made = running_decodes()
     made.submit(request("p", prompt=2048), decodes_here=decodes_here)
     assert made.changed
@@ -89,7 +89,7 @@ def test_a_prompt_within_the_budget_ends_a_run_of_decodes(decodes_here):
     assert made.preemptions == 3
 
 
-def test_a_prompt_over_the_budget_does_not_end_a_run_of_decodes():
+def test_prompt_over_the_budget_does_not_interrupt_decodes():
     """It waits until one of them ends."""
     made = running_decodes()
     made.submit(request("p", prompt=2049), decodes_here=False)
@@ -100,8 +100,8 @@ def test_a_prompt_over_the_budget_does_not_end_a_run_of_decodes():
     assert ran(made) == ["p"]
 
 
-def test_the_chained_decode_of_a_long_prompt_interrupts_for_itself():
-    """It is queued together with its prompt, and is one token that fits; then the prompt goes first after all."""
+def test_chained_decode_of_a_long_prompt_interrupts_decodes():
+    """It is queued with its prompt, and its one token fits; then the prompt goes first."""
     made = running_decodes()
     made.submit(request("p", prompt=2049), decodes_here=True)
     assert made.changed
@@ -109,15 +109,13 @@ def test_the_chained_decode_of_a_long_prompt_interrupts_for_itself():
     assert ran(made) == ["p"]
 
 
-def test_a_full_batch_is_not_interrupted_by_a_decode():
-    """There would be no seat for it."""
+def test_decode_does_not_interrupt_a_full_batch():
     made = running_decodes(count=4, max_num_seqs=4)
     arrive(made, request("d", output=5))
     assert not made.changed
 
 
-def test_a_prompt_under_way_is_not_interrupted():
-    """It is over after one iteration anyway."""
+def test_running_prompt_is_not_interrupted():
     made = sim()
     made.submit(request("p", prompt=100), decodes_here=False)
     assert made.start(0.0).limit == 1
@@ -126,8 +124,8 @@ def test_a_prompt_under_way_is_not_interrupted():
     assert not made.changed
 
 
-def test_an_idle_instance_without_memory_waits_until_there_is_some():
-    """What comes meanwhile changes nothing, what frees memory does."""
+def test_idle_instance_without_blocks_waits_for_freed_blocks():
+    """Arrivals do not set `changed`, freed blocks do."""
     made = sim(num_blocks=8)
     made.submit(request("p", prompt=112), decodes_here=False)
     assert ran(made) == ["p"]
@@ -139,8 +137,7 @@ def test_an_idle_instance_without_memory_waits_until_there_is_some():
     assert ran(made) == ["q"]
 
 
-def test_room_ends_a_run_of_decodes_only_where_a_batch_has_seats():
-    """Otherwise what waits could not join it anyway."""
+def test_freed_blocks_interrupt_decodes_only_below_the_sequence_limit():
     for max_num_seqs, ends in ((4, False), (5, True)):
         made = sim(max_num_seqs=max_num_seqs)
         made.submit(request("p", prompt=112), decodes_here=False)

@@ -14,7 +14,7 @@ from twofold.timeline import Moment
 
 
 def play(shape, sizes, *, budget=100, later=None, failures=()):
-    """`shape` is (role, stages) of each instance; `sizes` (arrival in ms, prompt, output) of each request."""
+    """Simulate requests `sizes` (arrival in ms, prompt, output) on instances `shape` (role, stages)."""
     stages = {count for _, count in shape}
     assert len(stages) == 1
     model = Pipeline("toy", ToyModel.error, ToyModel(), later or ToyModel(), stages.pop())
@@ -49,7 +49,7 @@ def times(world, moment):
 
 
 def test_every_output_token_is_decoded():
-    """A prompt of 10 takes 14 ms; three tokens then take 5 ms each, and TPOT is over three."""
+    """A prompt of 10 tokens takes 14 ms, then three tokens 5 ms each; TPOT is the mean over three."""
     world = play(split(), [(0, 10, 3)])
     assert times(world, Moment.FIRST_TOKEN) == [14.0]
     assert times(world, Moment.HANDOFF_ENDED) == [14.0]
@@ -58,41 +58,39 @@ def test_every_output_token_is_decoded():
     assert world.statistics.tpot.total == 5 * PS // 1000
 
 
-def test_a_request_of_one_token_is_decoded_too():
-    """And has a TPOT."""
+def test_one_token_request_is_decoded_and_has_a_tpot():
     world = play(split(), [(0, 10, 1)])
     assert times(world, Moment.LAST_TOKEN) == [19.0]
     assert world.statistics.tpot.total == 5 * PS // 1000
 
 
-def test_who_comes_at_the_same_time_is_batched_together():
-    """Two prompts of 10 are one batch of 24 ms; a third, a moment later, waits for it."""
+def test_simultaneous_arrivals_are_batched_together():
+    """Two prompts of 10 tokens are one batch of 24 ms; a slightly later third one waits for it."""
     world = play(split(), [(0, 10, 1), (0, 10, 1), (0.001, 10, 1)])
     assert times(world, Moment.FIRST_TOKEN) == [24.0, 24.0, 38.0]
 
 
-def test_prompts_stop_at_what_fits_in_memory():
-    """First come first served: the second does not fit beside the first, and the third does not overtake it."""
+def test_prompt_batches_are_limited_by_memory():
+    """In order: the second does not fit beside the first, and the third does not overtake it."""
     world = play(split(), [(0, 60, 1), (0, 60, 1), (0, 10, 1)], budget=100)
     assert times(world, Moment.FIRST_TOKEN) == [64.0, 64.0 + 74.0, 64.0 + 74.0]
 
 
-def test_a_stage_of_both_kinds_takes_prompts_first():
-    """The first decodes for one iteration, then waits until the second prompt is done; then both decode."""
+def test_mixed_stage_runs_prompts_first():
+    """The first request decodes one token, waits for the second prompt, then both decode."""
     world = play([(Role.MIXED, 1)], [(0, 10, 2), (16, 20, 1)])
     assert times(world, Moment.FIRST_TOKEN) == [14.0, 19.0 + 24.0]
     assert times(world, Moment.LAST_TOKEN) == [43.0 + 6.0, 43.0 + 6.0]
 
 
-def test_any_number_of_batches_may_be_under_way():
-    """A later stage of 100 ms and more holds up three batches; the first stage does not wait for it."""
+def test_pipeline_depth_is_unlimited():
+    """A second stage of at least 100 ms delays three batches; the first stage does not wait for it."""
     world = play(split(2), [(0, 10, 1), (1, 10, 1), (15, 10, 1)], later=ToyModel(base=100))
     assert times(world, Moment.PREFILL_STARTED) == [0.0, 14.0, 28.0]
     assert times(world, Moment.FIRST_TOKEN) == [14.0 + 110, 14.0 + 220, 14.0 + 330]
 
 
-def test_a_later_stage_merges_the_decodes_that_wait_there():
-    """The first is back before the third comes; both wait for the second, and then are one batch."""
+def test_later_stage_merges_waiting_decodes():
     later = ToyModel(base=100, per_sequence=10)
     world = play(split(2), [(0, 10, 2), (30, 10, 1), (60, 5, 1)], later=later)
     # Prompts are done with stage one at 14, 44 and 69 ms, and then take 110, 110 and 105 ms on stage two.
@@ -102,8 +100,8 @@ def test_a_later_stage_merges_the_decodes_that_wait_there():
     assert times(world, Moment.LAST_TOKEN) == [469.0, 349.0, 469.0]
 
 
-def test_a_batch_of_decodes_reads_fifty_thousand_tokens_at_most():
-    """Of three with 20,000 each two run; the third goes before them the next time."""
+def test_decode_batch_reads_at_most_fifty_thousand_tokens():
+    """Of three decodes with 20,000 tokens each two run, and the third goes first in the next batch."""
     sizes = [(0, 20_000, 2)] * 3
     world = play(split(), sizes, budget=100_000)
     start = 60_004.0
@@ -114,8 +112,8 @@ def test_a_batch_of_decodes_reads_fifty_thousand_tokens_at_most():
 
 @settings(max_examples=200)
 @given(workloads(), st.integers(1, 3), st.booleans(), st.booleans())
-def test_every_request_ends_once_and_everything_is_given_back(requests, stages, colocated, fails):
-    """Gaps between tokens add up to decode time, nothing is left, and failures lose what they must."""
+def test_every_request_ends_once_and_all_blocks_are_freed(requests, stages, colocated, fails):
+    """Token gaps add up to the decode time, also with failures."""
     shape = [(Role.MIXED, stages)] * 2 if colocated else split(stages)
     failures = (InstanceFailure(instance="mixed-1" if colocated else "decode-0", at_s=0.05, back_s=0.1),)
     world = play(shape, requests, budget=400, later=ToyModel(base=2), failures=failures if fails else ())

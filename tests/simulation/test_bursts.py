@@ -1,4 +1,4 @@
-"""A burst under pull: the memory of prefill is the queue of decode (DistServe, section 4.3)."""
+"""Bursts under pull: prefill memory queues requests for decode (DistServe section 4.3)."""
 
 import msgspec
 
@@ -24,7 +24,7 @@ PULL = ClusterSpec(
 
 
 def watched(spec, output=OUTPUT):
-    """(statuses before every event: of prefill and of decode, what came of the run)."""
+    """(statuses of prefill and decode before every event, result of the run)."""
     statistics = RunStatistics(None, None, over_all_tokens=False)
     cluster = build_cluster(spec, CATALOG, instance_profiles(spec, CATALOG), statistics, [], 1 << 60)
     seen = []
@@ -43,8 +43,8 @@ def watched(spec, output=OUTPUT):
     return seen, statistics
 
 
-def test_the_prefill_buffer_rises_and_drains_and_nothing_is_lost():
-    """Decode never takes more than it has, prefill starts only what fits beside what was not pulled yet."""
+def test_prefill_buffer_fills_and_drains_without_loss():
+    """Decode never exceeds its blocks, and prefill starts only prompts that fit beside unpulled ones."""
     seen, statistics = watched(PULL)
     assert statistics.completed == BURST
     held = [prefill.handing_off for prefill, _ in seen]
@@ -55,8 +55,8 @@ def test_the_prefill_buffer_rises_and_drains_and_nothing_is_lost():
     assert all(status.idle for status in seen[-1])
 
 
-def test_a_prompt_takes_no_room_on_the_decode_instance_before_it_starts():
-    """Where KV is not pulled, room is kept for whoever comes, from the moment of arrival."""
+def test_decode_blocks_are_reserved_when_a_prompt_starts():
+    """Without pull they are reserved on arrival."""
     for handoff, waits in (("pull", True), ("layer-wise", False)):
         seen, _ = watched(msgspec.structs.replace(PULL, handoff=handoff))
         ahead = [
@@ -67,8 +67,7 @@ def test_a_prompt_takes_no_room_on_the_decode_instance_before_it_starts():
         assert any(ahead) != waits
 
 
-def test_with_swap_space_the_same_burst_swaps_and_ends():
-    """More begin at once, those that came last give way, and all of them end."""
+def test_burst_completes_with_swap_preemption():
     growing = msgspec.structs.replace(PULL, swap_space_bytes=10**11)
     seen, statistics = watched(growing, output=400)
     assert statistics.completed == BURST

@@ -1,4 +1,4 @@
-"""Tasks on the cores of a host: equal shares of a core, and no work is lost or done twice."""
+"""Tasks on the cores of a host: equal shares of a core, and conserved work."""
 
 import pytest
 from hypothesis import given
@@ -11,7 +11,7 @@ from twofold.simulation.kernel import Event, EventOrder, Kernel
 
 
 class Done(Event):
-    """Notes when it happens, in seconds."""
+    """Records its time in seconds."""
 
     def __init__(self, run, number):
         self.order = EventOrder.COMPLETION + number
@@ -40,47 +40,45 @@ class Run:
         return self.ends
 
 
-def test_a_task_alone_takes_its_time():
-    """Nobody is in the way."""
+def test_single_task_runs_at_full_speed():
     run = Run(cores=2)
     run.job(0, HostTask([0]), 1.0, 2.0)
     assert run.finish() == {0: 3.0}
 
 
-def test_two_on_a_core_take_turns():
-    """Both run at half speed while both run: 1 s alone, then shared until the shorter has had its second second."""
+def test_two_tasks_share_a_core():
+    """Each at half speed while both run."""
     run = Run(cores=2)
     run.job(0, HostTask([0]), 0.0, 3.0)
     run.job(1, HostTask([0]), 1.0, 1.0)
     assert run.finish() == pytest.approx({0: 4.0, 1: 3.0})
 
 
-def test_who_may_run_anywhere_runs_where_nobody_does():
-    """And is in nobody's way then."""
+def test_unpinned_task_runs_on_a_free_core():
     run = Run(cores=2)
     run.job(0, HostTask([0]), 0.0, 2.0)
     run.job(1, HostTask([0, 1]), 0.0, 2.0)
     assert run.finish() == pytest.approx({0: 2.0, 1: 2.0})
 
 
-def test_busy_neighbours_slow_down():
-    """Only while they are busy, and only who suffers from it."""
+def test_busy_neighbours_slow_a_sensitive_task_down():
+    """Only while they are busy."""
     run = Run(cores=2)
     run.job(0, HostTask([0], contention=ContentionFactors(crowded=1.5)), 0.0, 3.0)
     run.job(1, HostTask([1]), 0.0, 1.5)
     assert run.finish() == pytest.approx({0: 3.5, 1: 1.5})
 
 
-def test_threads_take_a_core_each():
-    """A task of two threads has the mean of what it gets of its cores."""
+def test_threads_run_on_separate_cores():
+    """A task of two threads runs at the mean of its core shares."""
     run = Run(cores=2)
     run.job(0, HostTask([0, 1], threads=2), 0.0, 3.0)
     run.job(1, HostTask([1]), 0.0, 1.0)
     assert run.finish() == pytest.approx({0: 3.5, 1: 2.0})
 
 
-def test_what_is_dropped_does_not_end():
-    """And gives its share back."""
+def test_dropped_task_does_not_end():
+    """It releases its share."""
     run = Run(cores=1)
     lost = HostTask([0])
     run.job(0, lost, 0.0, 5.0)
@@ -96,8 +94,8 @@ def test_what_is_dropped_does_not_end():
         max_size=8,
     )
 )
-def test_no_core_does_more_than_a_core_can(jobs):
-    """All end, none before it could alone, and the host does no more work than its cores have time for."""
+def test_cores_are_never_oversubscribed(jobs):
+    """All tasks end, none sooner than alone, and total work fits in the time of the cores."""
     run = Run(cores=2)
     for number, (start, work, cores) in enumerate(jobs):
         run.job(number, HostTask(cores), start, work)

@@ -1,4 +1,4 @@
-"""A service on the cores of one host, simulated: every latency here is known by hand."""
+"""A simulated service on the CPU cores of one host, with latencies computed by hand."""
 
 import pytest
 from hypothesis import given
@@ -26,7 +26,7 @@ class Ends(QuietObserver):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """Simulate requests (arrival, prompt, output) on a host; gives (TTFT, E2E) in seconds by request."""
+    """Simulate requests (arrival, prompt, output) on a host; returns (TTFT, E2E) in seconds by request."""
 
     def run(one, requests, *, prefill=1, decode=1, colocated=0, **settings):
         path = tmp_path_factory.mktemp("host") / "host.yaml"
@@ -58,13 +58,13 @@ def near(*seconds):
     return pytest.approx(seconds, abs=1e-6)
 
 
-def test_a_request_alone_takes_what_the_engine_takes(run):
-    """10 ms and 1 ms a token: 100 tokens of prompt, then two decodes."""
+def test_single_request_takes_the_engine_time(run):
+    """10 ms plus 1 ms per token: 100 prompt tokens, then two decodes."""
     assert run(profile(), [(0.0, 100, 3)]) == [near(0.110, 0.132)]
 
 
-def test_the_gateway_takes_its_time_before_and_after(run):
-    """2.5 ms and 10 us a token of the prompt before; 1 ms and 0.5 ms a token after each iteration."""
+def test_gateway_adds_time_before_and_after(run):
+    """2.5 ms plus 10 µs per prompt token before; 1 ms plus 0.5 ms per token after each iteration."""
     front = GatewayTimes(
         request_s=0.002,
         prompt_token_s=1e-5,
@@ -80,21 +80,21 @@ def test_the_gateway_takes_its_time_before_and_after(run):
 
 
 def test_workers_on_one_core_take_turns(run):
-    """Two prefill workers and one decode worker on two cores: who shares a core takes twice as long."""
+    """Two prefill workers and one decode worker on two cores: workers on a shared core take twice as long."""
     one, two = run(profile(), [(0.0, 100, 2), (0.110, 50, 2)], prefill=2)
     # prefill-0 and decode-0 are on core 0: the decode of the first request takes turns with the second's prefill.
     assert one == near(0.110, 0.132)
     assert two == near(0.071, 0.082)
 
 
-def test_taking_turns_costs_more_than_the_turns(run):
-    """A decode that shares its core with a prefill takes twice as long, and a tenth more than that."""
+def test_sharing_with_the_other_phase_costs_extra(run):
+    """A decode beside a prefill on its core takes twice as long, plus a tenth."""
     slower = ContentionFactors(shared=1.1)
     one, _ = run(profile(decode=slower), [(0.0, 100, 2), (0.110, 50, 2)], prefill=2)
     assert one == near(0.110, 0.1342)
 
 
-def test_a_busy_neighbour_slows_down(run):
+def test_busy_neighbour_slows_a_worker_down(run):
     """Two colocated workers, each a tenth slower while the other runs."""
     slower = ContentionFactors(crowded=1.1, shared=3.0)
     one, two = run(profile(prefill=slower), [(0.0, 100, 1), (0.0, 100, 1)], colocated=2)
@@ -103,8 +103,8 @@ def test_a_busy_neighbour_slows_down(run):
 
 
 @given(st.lists(st.tuples(st.floats(0, 2), st.integers(1, 300), st.integers(1, 20)), min_size=1, max_size=12))
-def test_nothing_is_faster_than_alone(run_many, requests):
-    """However requests meet, each is answered once, and none before it could be if it were alone."""
+def test_no_request_is_faster_than_alone(run_many, requests):
+    """Every request is answered once."""
     requests = sorted(requests)
     for (_, prompt, output), (ttft, e2e) in zip(requests, run_many(requests), strict=True):
         prefill = 0.010 + prompt * 0.001

@@ -1,4 +1,4 @@
-"""Prefill inlined into decode batches, as far as the time between two tokens allows."""
+"""Prefill inlined into decode batches within a TBT bound."""
 
 import msgspec
 import pytest
@@ -23,28 +23,28 @@ SPEC = ClusterSpec(
 
 
 def requests():
-    """Chats, and now and then a prompt that takes far longer than the bound."""
+    """Chat requests, some with a prompt that takes far longer than the bound."""
     for number in range(60):
         prompt = 3500 if number % 20 == 10 else 200
         yield Request(id=str(number), arrival_s=number / 10, prompt_tokens=prompt, output_tokens=60)
 
 
-def test_no_gap_between_tokens_is_longer_than_the_bound():
-    """Beside the baseline, whose decodes wait for every long prompt; nobody is left waiting for ever."""
+def test_token_gaps_stay_within_the_bound():
+    """In the baseline they exceed it during long prompts; all requests complete."""
     mixed = msgspec.structs.replace(SPEC, pools=(MIXED,), inline_tbt_s=None)
     inlined, baseline = (simulate(spec, requests(), catalog=CATALOG) for spec in (SPEC, mixed))
     assert inlined.completed == baseline.completed == 60
     assert inlined.itl_s.percentile(100) <= BOUND_S * 1.001 < baseline.itl_s.percentile(100)
 
 
-def test_the_batcher_and_its_bound_go_together():
-    """One without the other would do nothing."""
+def test_rejects_the_batcher_without_its_bound():
+    """And the bound without the batcher."""
     for changes in ({"inline_tbt_s": None}, {"pools": (MIXED,)}):
         with pytest.raises(ConfigurationError, match="give both or neither"):
             instance_profiles(msgspec.structs.replace(SPEC, **changes), CATALOG)
 
 
-def test_a_service_does_not_know_the_times():
-    """It is told so before it starts."""
+def test_a_service_rejects_the_inlined_batcher_of_a_cluster_file():
+    """It has no performance model."""
     with pytest.raises(ConfigurationError, match="does not inline prompts by expected times"):
         check_servable(SPEC)

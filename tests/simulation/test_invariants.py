@@ -1,4 +1,4 @@
-"""What must always hold in the simulator, over random workloads, clusters, links, memories, policies and failures."""
+"""Invariants of the simulator over random workloads, clusters, policies and failures."""
 
 from hypothesis import given, settings
 
@@ -19,8 +19,8 @@ ORDERED = [
 
 @settings(max_examples=1500)
 @given(clusters() | pipelines(), workloads())
-def test_every_request_ends_once_and_everything_is_given_back(cluster, requests):
-    """queue + running + done + rejected = arrived; no block is left, no load remains, no token is lost or repeated."""
+def test_every_request_ends_once_and_all_resources_are_freed(cluster, requests):
+    """queue + running + done + rejected = arrived; no block, load or token is lost."""
     world = run(cluster, requests)
     counts, lives = world.statistics, world.cluster.lives
     assert counts.arrived == len(requests)
@@ -41,7 +41,7 @@ def test_every_request_ends_once_and_everything_is_given_back(cluster, requests)
 @settings(max_examples=700)
 @given(clusters() | pipelines(), workloads())
 def test_time_never_runs_backwards_in_a_request(cluster, requests):
-    """Its moments come in their order, and a completed one has all it needs; a hand-off lies where it must."""
+    """The moments of a request are ordered, and a completed request has all of them."""
     for timeline in run(cluster, requests).ends.timelines:
         moments = timeline.moments
         times = [moments[moment] for moment in ORDERED if moment in moments]
@@ -59,8 +59,8 @@ def test_time_never_runs_backwards_in_a_request(cluster, requests):
 
 @settings(max_examples=500)
 @given(clusters() | pipelines(), workloads())
-def test_distributions_hold_what_the_timelines_say(cluster, requests):
-    """The same definitions in both: the sums of the histograms are those of the spans, and every gap is counted."""
+def test_distributions_match_the_timelines(cluster, requests):
+    """Histogram sums equal the sums of the spans, and every gap is counted."""
     world = run(cluster, requests)
     done = [t for t in world.ends.timelines if t.finish_reason is FinishReason.LENGTH]
     counts = world.statistics
@@ -82,6 +82,6 @@ def test_distributions_hold_what_the_timelines_say(cluster, requests):
 
 @settings(max_examples=200)
 @given(clusters() | pipelines(), workloads())
-def test_the_same_input_gives_the_same_result(cluster, requests):
-    """Nothing depends on hash order, identity or a clock."""
+def test_equal_inputs_give_equal_results(cluster, requests):
+    """Independent of hash order, identity and clock."""
     assert run(cluster, requests).facts() == run(cluster, requests).facts()

@@ -16,8 +16,7 @@ from twofold.simulation.kernel import EventOrder, Kernel
         )
     )
 )
-def test_events_happen_by_time_then_kind_then_as_scheduled(events):
-    """Whatever order they were scheduled in, but for equal ones."""
+def test_orders_events_by_time_then_kind_then_scheduling(events):
     kernel, happened = Kernel(), []
     for number, (at, order) in enumerate(events):
         kernel.schedule(at, order, happened.append, (at, order, number))
@@ -26,16 +25,15 @@ def test_events_happen_by_time_then_kind_then_as_scheduled(events):
     assert kernel.events == len(events)
 
 
-def test_the_past_cannot_be_scheduled():
-    """Time never runs backwards."""
+def test_rejects_events_in_the_past():
     kernel = Kernel()
     kernel.schedule(10, EventOrder.ARRIVAL, lambda _: kernel.schedule(9, EventOrder.ARRIVAL, print))
     with pytest.raises(ValueError, match="in the past"):
         kernel.run(until_events=10)
 
 
-def test_a_run_can_be_taken_in_parts():
-    """Which is how progress is shown and a run is ended early."""
+def test_runs_in_parts():
+    """As progress bars and early ends need it."""
     kernel, happened = Kernel(), []
     for at in range(5):
         kernel.schedule(at, EventOrder.ARRIVAL, happened.append, at)
@@ -45,13 +43,12 @@ def test_a_run_can_be_taken_in_parts():
     assert happened == [0, 1, 2, 3, 4]
 
 
-def test_seconds_become_whole_picoseconds():
-    """Half a picosecond is lost at most."""
+def test_rounds_seconds_to_picoseconds():
     assert ps(1.5) == 3 * PS // 2
     assert ps(1e-12) == 1
 
 
 @given(st.floats(0, 1e17) | st.integers(0, 2**54).map(lambda halves: halves / 2))
-def test_the_nearest_integer_is_that_of_round(number):
-    """Halves go to the even one."""
+def test_nearest_equals_round(number):
+    """Halves go to the even integer."""
     assert nearest(number) == round(number)

@@ -1,4 +1,4 @@
-"""Pipelines in the simulator: stages, what waits before them, and what must always hold."""
+"""Pipelines in the simulator: stages, queues between them, and invariants."""
 
 from collections import defaultdict
 from itertools import pairwise
@@ -56,26 +56,26 @@ def moments(world, moment):
     ]
 
 
-def test_a_prompt_passes_every_stage():
+def test_prompt_passes_every_stage():
     """14 ms on each of two stages."""
     assert moments(run(toy(2), requests((0, 10, 1))), Moment.FIRST_TOKEN) == [28.0]
 
 
-def test_the_next_prompt_starts_when_the_first_stage_is_free():
-    """The second arrives while the first is on stage one: it begins at 14 ms, not at 28."""
+def test_next_prompt_starts_when_the_first_stage_is_free():
+    """The second prompt arrives while the first is on stage one: it starts at 14 ms, not at 28."""
     world = run(toy(2), requests((0, 10, 1), (1, 10, 1)))
     assert moments(world, Moment.PREFILL_STARTED) == [0.0, 14.0]
     assert moments(world, Moment.FIRST_TOKEN) == [28.0, 42.0]
 
 
-def test_a_short_iteration_waits_behind_a_long_one():
-    """50 tokens take 54 ms a stage, one token takes 5: done with stage one at 59 ms, it waits until 108."""
+def test_short_iteration_waits_behind_a_long_one():
+    """50 tokens take 54 ms per stage, one token 5 ms: done with stage one at 59 ms, it waits until 108."""
     world = run(toy(2, max_num_batched_tokens=50), requests((0, 50, 1), (1, 1, 1)))
     assert moments(world, Moment.FIRST_TOKEN) == [108.0, 113.0]
 
 
 def test_decodes_in_two_lanes_overlap():
-    """Two sequences alternate on two stages of 5 ms: each makes a token every 10 ms, whenever the other came."""
+    """Two sequences alternate on two stages of 5 ms: each makes a token every 10 ms."""
     world = run(toy(2), requests((0, 10, 6), (0, 10, 6)))
     first, last = moments(world, Moment.DECODE_STARTED), moments(world, Moment.LAST_TOKEN)
     assert first[1] - first[0] == pytest.approx(15.0)
@@ -85,8 +85,8 @@ def test_decodes_in_two_lanes_overlap():
     assert decode.busy == 10 * 5 * MS
 
 
-def test_a_stage_that_idles_is_not_busy():
-    """One sequence is on one of two stages at a time: half of their time is computed."""
+def test_idle_stages_are_not_busy():
+    """One sequence occupies one of two stages at a time: half of their time is busy."""
     world = run(toy(2), requests((0, 10, 6)))
     begun, ended = moments(world, Moment.DECODE_STARTED)[0], moments(world, Moment.LAST_TOKEN)[0]
     assert ended - begun == pytest.approx(50.0)
@@ -97,8 +97,8 @@ def test_a_stage_that_idles_is_not_busy():
     st.integers(1, 5),
     st.lists(st.tuples(st.integers(0, 90), st.integers(1, 50), st.integers(1, 50)), max_size=30),
 )
-def test_no_stage_ever_computes_two_iterations(stages, iterations):
-    """Each begins an iteration when it and the stage before it are done with what they had, and no later."""
+def test_stages_compute_one_iteration_at_a_time(stages, iterations):
+    """Each starts an iteration as soon as it is free and the stage before it is done."""
     free_at, now = [0] * stages, 0
     for gap, first, later in iterations:
         before = list(free_at)
@@ -111,7 +111,7 @@ def test_no_stage_ever_computes_two_iterations(stages, iterations):
 
 
 class Runs(QuietObserver):
-    """What the last stages of instances did."""
+    """The iterations of the last stages, by instance."""
 
     def __init__(self):
         self.by_instance = defaultdict(list)
@@ -122,8 +122,8 @@ class Runs(QuietObserver):
 
 @settings(max_examples=200)
 @given(pipelines(failures=False), workloads())
-def test_the_last_stage_shows_one_iteration_after_the_other(cluster, requests):
-    """To observers, in order and without overlap."""
+def test_observers_see_iterations_of_the_last_stage_in_order(cluster, requests):
+    """Without overlap."""
     runs = Runs()
     run(cluster, requests, observers=[runs])
     for of_one in runs.by_instance.values():
@@ -131,8 +131,8 @@ def test_the_last_stage_shows_one_iteration_after_the_other(cluster, requests):
             assert one.start_ps < one.end_ps <= following.start_ps
 
 
-def test_two_stages_take_twice_the_prompts_of_one():
-    """Where they share the layers and nothing else limits: throughput of a saturated prefill doubles."""
+def test_two_stages_double_prefill_throughput():
+    """At saturation, with the layers divided between them."""
     many = requests(*[(0, 60, 1)] * 200)
 
     def duration(stages):
@@ -144,8 +144,8 @@ def test_two_stages_take_twice_the_prompts_of_one():
     assert duration(1) / duration(2) == pytest.approx(2.0, rel=0.01)
 
 
-def test_pipelines_of_the_catalog_run():
-    """From a cluster file's description to a result: opt-66b, prefill TP4 PP1, decode TP2 PP2 on one node each."""
+def test_simulates_a_pipeline_of_the_catalog():
+    """opt-66b, prefill TP4 PP1 and decode TP2 PP2 on one node each."""
     spec = ClusterSpec(
         pools=(
             PoolSpec(machines=1, machine="dgx-a100", role=Role.PREFILL, tensor_parallel=4, instances=1),
@@ -163,8 +163,8 @@ def test_pipelines_of_the_catalog_run():
     assert result.itl_s.count == 100 * 99
 
 
-def test_a_batcher_that_knows_one_iteration_at_a_time_is_refused():
-    """SplitwiseSim's, by name or by the rules."""
+def test_rejects_pipelines_with_an_unpipelined_batcher():
+    """SplitwiseSim's batcher, by name or by the rules."""
     pool = PoolSpec(machines=2, machine="dgx-h100", role=Role.MIXED, pipeline_parallel=2)
     for change, more in (({"batcher": "splitwise-sim"}, {}), ({}, {"rules": "splitwise-sim"})):
         spec = ClusterSpec(

@@ -1,4 +1,4 @@
-"""Chunks of one prompt on several stages at once, in the simulator."""
+"""Chunked pipelines in the simulator: chunks of one prompt on several stages at once."""
 
 from collections import defaultdict
 from itertools import pairwise
@@ -37,7 +37,7 @@ BOTH_PHASES = ("splitwise", "splitwise-sim")
 
 
 def toy(stages, chunk):
-    """Prefill as in the cluster of this many stages; every stage takes 4 ms and 1 ms a token."""
+    """A cluster with this many prefill stages; every stage takes 4 ms plus 1 ms per token."""
     model = Pipeline("toy", ToyModel.error, ToyModel(), ToyModel(), stages)
     pools = (
         PoolSpec(machines=stages, machine="dgx-h100", role=Role.PREFILL, pipeline_parallel=stages),
@@ -59,27 +59,26 @@ def first_tokens(world):
     return [round(t.moments[Moment.FIRST_TOKEN] * 1e3, 6) for t in ends]
 
 
-def test_chunks_of_a_prompt_are_on_both_stages():
-    """Four chunks of 29 ms a stage leave the second 29 ms after the fourth left the first: 145 ms, uncut 208."""
+def test_chunks_of_a_prompt_overlap_on_two_stages():
+    """Four chunks of 29 ms per stage end at 145 ms; uncut, the prompt takes 208 ms."""
     assert first_tokens(run(toy(2, 25), requests((0, 100)))) == [145.0]
     assert first_tokens(run(toy(2, 100), requests((0, 100)))) == [208.0]
 
 
-def test_a_short_prompt_is_not_cut():
-    """It takes what it takes without chunks, and behind a long one as long as the long one lets it wait."""
+def test_short_prompt_is_not_cut():
     assert first_tokens(run(toy(2, 25), requests((0, 20)))) == [48.0]
     assert first_tokens(run(toy(2, 25), requests((0, 100), (1, 20)))) == [145.0, 169.0]
 
 
-def test_one_stage_computes_chunks_one_after_the_other():
-    """Where there is nothing to overlap, cutting costs 4 ms for each further chunk."""
+def test_one_stage_computes_chunks_in_sequence():
+    """Without overlap each further chunk costs 4 ms."""
     assert first_tokens(run(toy(1, 25), requests((0, 100)))) == [116.0]
 
 
 @settings(max_examples=150)
 @given(pipelines(failures=False).filter(lambda drawn: drawn[0].router not in BOTH_PHASES), workloads())
-def test_at_every_stage_a_chunk_runs_after_the_one_before_it(cluster, requests):
-    """And stages neither overlap nor lose a token, whatever the lengths, links and speeds of stages."""
+def test_chunks_pass_every_stage_in_order(cluster, requests):
+    """Without overlap within a stage and without lost tokens, for random workloads and clusters."""
     passages = defaultdict(list)
 
     class Recorded(instance_module._Passage):
@@ -102,8 +101,8 @@ def test_at_every_stage_a_chunk_runs_after_the_one_before_it(cluster, requests):
     assert len(world.cluster.lives) == 0
 
 
-def test_a_cluster_with_chunks_is_quicker_with_long_prompts():
-    """From a cluster file's description to a result: two stages take little more than half the time of one pass."""
+def test_chunks_lower_the_ttft_of_long_prompts():
+    """Two stages take little more than half the time of one pass."""
     workload = [Request(id="0", arrival_s=0.0, prompt_tokens=16_000, output_tokens=2)]
 
     def ttft(chunk):
@@ -113,8 +112,7 @@ def test_a_cluster_with_chunks_is_quicker_with_long_prompts():
     assert ttft(2048) < 0.65 * ttft(None)
 
 
-def test_pipelines_that_prefill_get_the_batcher_and_its_budget():
-    """Others keep theirs."""
+def test_prefill_pipelines_get_the_chunk_batcher_and_budget():
     kinds = instance_profiles(SPEC, CATALOG)
     assert [(kind.batcher, kind.max_num_batched_tokens) for kind in kinds] == [
         ("prefill-chunks", 1024),
@@ -131,7 +129,6 @@ def test_pipelines_that_prefill_get_the_batcher_and_its_budget():
         ({"pipeline_chunk": 0}, "at least 1, not 0"),
     ],
 )
-def test_chunks_that_nobody_would_make_are_refused(changes, why):
-    """In a sentence that says what they are for."""
+def test_rejects_chunks_without_a_prefill_pipeline(changes, why):
     with pytest.raises(ConfigurationError, match=why):
         instance_profiles(msgspec.structs.replace(SPEC, **changes), CATALOG)

@@ -1,4 +1,4 @@
-"""What each batcher puts into an iteration."""
+"""Selections of each batcher."""
 
 import pytest
 
@@ -8,12 +8,12 @@ from support.toy import ToyModel
 from twofold.scheduling.batchers import BATCHERS
 from twofold.scheduling.batchers.inlined import InlinedPrefill
 
-# What they take: sequences that are to be prefilled, sequences that are ready for decode.
+# Batchers of one phase.
 ONLY_PREFILL, ONLY_DECODE = {"prefill", "prefill-balanced", "prefill-chunks"}, {"decode"}
 
 
 def test_prefill_stops_at_its_token_budget():
-    """First come first served up to 2,048 tokens; what exceeds waits, and nothing overtakes it."""
+    """First come first served up to 2,048 tokens; no prompt overtakes."""
     prefill = BATCHERS["prefill"](2048, 64)
     assert selected(prefill, waiting(1000, 1000, 100, 10)).prefills == [("w0", 1000), ("w1", 1000)]
 
@@ -25,8 +25,7 @@ def test_a_prompt_over_the_budget_runs_alone():
     assert selected(prefill, waiting(10, 5000)).prefills == [("w0", 10)]
 
 
-def test_a_large_prompt_without_room_is_not_overtaken():
-    """Small requests behind it must not starve it of blocks."""
+def test_large_prompt_is_not_starved_by_small_ones():
     prefill = BATCHERS["prefill"](2048, 64)
     assert selected(prefill, waiting(10, 1000, 10), room(blocks=5)).prefills == [("w0", 10)]
 
@@ -41,22 +40,22 @@ def test_balanced_prefill_makes_equal_iterations():
 
 
 def test_balanced_prefill_keeps_order_and_budget():
-    """A long prompt runs alone; nothing overtakes, whatever would be more equal."""
+    """A long prompt runs alone, and no prompt overtakes for balance."""
     balanced = BATCHERS["prefill-balanced"](2048, 64)
     assert selected(balanced, waiting(5000, 10)).prefills == [("w0", 5000)]
     assert selected(balanced, waiting(10, 5000, 10)).prefills == [("w0", 10)]
     assert selected(balanced, waiting(1500, 700, 10)).prefills == [("w0", 1500)]
 
 
-def test_decode_runs_everybody_once_up_to_the_limit():
-    """Those that are ready join those that decode, in the order of arrival."""
+def test_decode_runs_every_sequence_up_to_the_limit():
+    """Ready sequences join the running ones in order of arrival."""
     decode = BATCHERS["decode"](2048, 4)
     chosen = selected(decode, decoding(2), ready(5))
     assert (chosen.prefills, chosen.resume, chosen.pause) == ([], ["r0", "r1"], [])
 
 
-def test_prompts_that_go_first_have_an_iteration_to_themselves():
-    """Whoever decodes stands still, and goes on in the same order when no prompt waits."""
+def test_prefill_first_pauses_decodes():
+    """They resume in the same order when no prompt waits."""
     first = BATCHERS["prefill-first"](2048, 64)
     chosen = selected(first, waiting(2000, 100), decoding(2), ready(1))
     assert (chosen.prefills, chosen.resume, chosen.pause) == ([("w0", 2000)], [], ["d0", "d1"])
@@ -68,32 +67,30 @@ def test_prompts_that_go_first_have_an_iteration_to_themselves():
     assert [ran(alone), ran(alone)] == [["p"], ["a", "b"]]
 
 
-def test_an_iteration_has_no_more_decodes_than_tokens():
-    """A decode is one token of the budget too."""
+def test_decodes_are_limited_by_the_token_budget():
     for name in ("decode", "chunked-prefill", "splitwise", "splitwise-sim"):
         assert selected(BATCHERS[name](3, 64), ready(5)).resume == ["r0", "r1", "r2"], name
 
 
-def test_mixed_puts_whole_prompts_beside_decodes():
-    """The colocated baseline that interferes."""
+def test_mixed_runs_whole_prompts_beside_decodes():
     mixed = BATCHERS["mixed"](2048, 64)
     chosen = selected(mixed, waiting(1500), decoding(2), ready(1))
     assert (chosen.prefills, chosen.resume, chosen.pause) == ([("w0", 1500)], ["r0"], [])
 
 
-def test_mixed_keeps_to_its_number_of_sequences():
-    """Decodes keep their seats, what is left goes to prompts."""
+def test_mixed_is_limited_by_sequences():
+    """Prompts get the slots that decodes leave."""
     chosen = selected(BATCHERS["mixed"](2048, 4), waiting(10, 10, 10), decoding(2), ready(1))
     assert (chosen.prefills, chosen.resume) == ([("w0", 10)], ["r0"])
 
 
 def inlined(tbt_s, budget=2048):
-    """4 ms, 1 ms a prompt token and 1 ms a decode."""
+    """An iteration takes 4 ms, plus 1 ms per prompt token and per decode."""
     return InlinedPrefill(budget, 64, ToyModel(), tbt_s)
 
 
-def test_a_prompt_is_inlined_if_the_decodes_still_keep_their_time():
-    """4 + 10 + 3 ms; with the next prompt 27, and what waits behind it does not overtake it."""
+def test_inlines_prompts_within_the_tbt_bound():
+    """4 + 10 + 3 ms fit; the next prompt would make it 27 ms, and prompts behind it do not overtake it."""
     chosen = selected(inlined(0.020), waiting(10, 10, 1), decoding(2), ready(1))
     assert (chosen.prefills, chosen.resume) == ([("w0", 10)], ["r0"])
     assert selected(inlined(0.030), waiting(10, 10, 1), decoding(2)).prefills == [
@@ -104,14 +101,14 @@ def test_a_prompt_is_inlined_if_the_decodes_still_keep_their_time():
 
 
 def test_a_prompt_is_inlined_whole_or_not_at_all():
-    """Neither longer than the time that decodes allow, nor than the budget; alone it runs, however long."""
+    """It exceeds neither the bound nor the token budget; without decodes it runs at any length."""
     assert selected(inlined(0.020), waiting(100), decoding(1)).prefills == []
     assert selected(inlined(1.0, budget=64), waiting(100), decoding(1)).prefills == []
     assert selected(inlined(0.020, budget=64), waiting(100)).prefills == [("w0", 100)]
 
 
-def test_chunked_prefill_fills_what_decodes_leave():
-    """Decodes first; then prompts started earlier; then new ones; never more than the budget."""
+def test_chunked_prefill_fills_the_budget_that_decodes_leave():
+    """Decodes first, then started prompts, then new ones."""
     started = prefilling(300, computed=100, name="s0")
     chosen = selected(BATCHERS["chunked-prefill"](256, 64), waiting(100), decoding(1), ready(1), started)
     assert chosen.resume == ["r0"]
@@ -119,22 +116,22 @@ def test_chunked_prefill_fills_what_decodes_leave():
     assert [item.samples for item in chosen.items] == [True, False]
 
 
-def test_a_prompt_cut_in_pieces_takes_its_memory_once():
-    """What was started has its blocks, so it goes on where nothing is free."""
+def test_chunked_prompt_allocates_blocks_once():
+    """A started prompt continues without free blocks."""
     started = prefilling(300, computed=100, name="s0")
     chunked = BATCHERS["chunked-prefill"](256, 64)
     assert selected(chunked, started, waiting(10), room(blocks=0)).prefills == [("s0", 200)]
 
 
 def test_chunks_of_a_long_prompt_are_about_equal():
-    """Not nine full ones and a rest: 25 tokens in chunks of at most ten are 9 and 8 and 8."""
+    """25 tokens in chunks of at most ten are 9, 8 and 8."""
     chunks = BATCHERS["prefill-chunks"](10, 64)
     cut = [selected(chunks, prefilling(25, computed=done)).prefills[0][1] for done in (0, 9, 17)]
     assert cut == [9, 8, 8]
 
 
-def test_short_prompts_are_whole_beside_a_chunk_or_wait():
-    """What is started goes first; a prompt that one iteration can take is never cut, and nothing overtakes it."""
+def test_short_prompts_run_whole_beside_a_chunk_or_wait():
+    """Started prompts go first; a prompt that fits in one iteration is not cut, and none overtakes."""
     chunks = BATCHERS["prefill-chunks"](10, 64)
     for others, beside in (((2, 5, 1), [("w0", 2)]), ((3, 1), [])):
         started = prefilling(25, computed=9, name="s0")
@@ -142,16 +139,15 @@ def test_short_prompts_are_whole_beside_a_chunk_or_wait():
 
 
 @pytest.mark.parametrize("name", sorted(set(BATCHERS) - ONLY_PREFILL))
-def test_a_ready_sequence_without_memory_for_its_output_waits(name):
-    """So do those behind it, though there would be room for them."""
+def test_ready_sequence_waits_for_output_blocks(name):
+    """Sequences behind it wait too, even if their output fits."""
     batcher = BATCHERS[name](2048, 64)
     sequences = ready(3, output_tokens=(4, 500, 4))
     assert selected(batcher, sequences, room(blocks=10)).resume == ["r0"]
 
 
 @pytest.mark.parametrize("name", sorted(set(BATCHERS) - ONLY_DECODE - {"splitwise-sim"}))
-def test_no_more_prompts_start_than_there_are_seats(name):
-    """The running set of an instance is limited, whatever an iteration could take."""
+def test_starts_no_more_prompts_than_free_slots(name):
     assert selected(BATCHERS[name](2048, 64), waiting(10, 10, 10), room(seats=2)).prefills == [
         ("w0", 10),
         ("w1", 10),
@@ -159,14 +155,12 @@ def test_no_more_prompts_start_than_there_are_seats(name):
 
 
 @pytest.mark.parametrize("name", sorted(BATCHERS))
-def test_nothing_to_do_selects_nothing(name):
-    """An idle instance runs no empty batches."""
+def test_empty_queues_give_an_empty_selection(name):
     chosen = selected(BATCHERS[name](512, 8))
     assert (chosen.prefills, chosen.resume, chosen.pause) == ([], [], [])
 
 
 @pytest.mark.parametrize("name", sorted(BATCHERS))
-def test_decodes_go_on_when_nothing_waits(name):
-    """A selection says what changes; those that decode are not in it."""
+def test_running_decodes_are_not_part_of_a_selection(name):
     chosen = selected(BATCHERS[name](512, 8), decoding(3))
     assert (chosen.prefills, chosen.resume, chosen.pause) == ([], [], [])

@@ -10,8 +10,8 @@ from support.selecting import decoding, ready, room, selected, waiting
 from twofold.scheduling.batchers.splitwise import SplitwiseMixed
 
 
-def test_prompts_go_first_and_decodes_share_what_is_left_of_the_budget():
-    """Whole prompts, first come first served; the decodes that joined last are paused."""
+def test_prompts_go_first_and_decodes_share_the_rest():
+    """Whole prompts in order; the decodes that joined last are paused."""
     chosen = selected(SplitwiseMixed(100, 64), waiting(60, 37, 20), decoding(5))
     assert chosen.prefills == [("w0", 60), ("w1", 37)]
     assert chosen.pause == ["d4", "d3"]
@@ -19,26 +19,24 @@ def test_prompts_go_first_and_decodes_share_what_is_left_of_the_budget():
 
 
 def test_a_prompt_over_the_budget_runs_alone():
-    """Every decode pauses for it, and none begins."""
+    """All decodes pause, and none starts."""
     chosen = selected(SplitwiseMixed(100, 64), waiting(500, 1), decoding(2), ready(1))
     assert (chosen.prefills, chosen.resume, chosen.pause) == ([("w0", 500)], [], ["d1", "d0"])
 
 
-def test_an_iteration_has_no_more_sequences_than_there_are_seats():
-    """Prompts and decodes count alike."""
+def test_limits_prompts_and_decodes_together():
     chosen = selected(SplitwiseMixed(100, 4), waiting(10, 10, 10), decoding(3), room(seats=2))
     assert chosen.prefills == [("w0", 10), ("w1", 10)]
     assert chosen.pause == ["d2"]
 
 
-def test_ready_sequences_begin_after_those_that_run():
-    """They are the last to get a seat."""
+def test_running_decodes_go_before_ready_ones():
     chosen = selected(SplitwiseMixed(2048, 4), decoding(2), ready(3))
     assert (chosen.resume, chosen.pause) == (["r0", "r1"], [])
 
 
-def test_decodes_that_were_paused_go_on_before_those_that_run():
-    """So that a burst of prompts delays all of them a little and none of them much."""
+def test_paused_decodes_go_before_running_ones():
+    """A burst of prompts then delays all decodes a little and none of them much."""
     mixed = scheduler("splitwise", num_blocks=1000, budget=10)
     for name in "abcd":
         arrive(mixed, request(name, output=50))
@@ -52,8 +50,7 @@ def test_decodes_that_were_paused_go_on_before_those_that_run():
     assert mixed.preemptions == 6
 
 
-def test_a_decode_skipped_four_times_goes_before_the_prompts():
-    """A steady stream of prompts cannot hold it up for ever."""
+def test_decode_skipped_four_times_goes_before_prompts():
     mixed = scheduler("splitwise", num_blocks=1000, budget=10)
     arrive(mixed, request("a", output=50))
     assert ran(mixed) == ["a"]
@@ -62,8 +59,7 @@ def test_a_decode_skipped_four_times_goes_before_the_prompts():
     assert [ran(mixed) for _ in range(5)] == [["p0"], ["p1"], ["p2"], ["p3"], ["a"]]
 
 
-def test_after_the_turn_of_an_overdue_decode_prompts_go_on():
-    """They do not wait for its end: it made up for one turn, not for all of its output."""
+def test_prompts_continue_after_one_turn_of_an_overdue_decode():
     mixed = scheduler("splitwise", num_blocks=1000, budget=10)
     arrive(mixed, request("a", output=50))
     assert ran(mixed) == ["a"]
@@ -72,8 +68,7 @@ def test_after_the_turn_of_an_overdue_decode_prompts_go_on():
     assert [ran(mixed) for _ in range(6)][-2:] == [["a"], ["p4"]]
 
 
-def test_a_paused_decode_keeps_its_memory_and_a_dead_one_gives_it_back():
-    """It can go on at any time; when it is aborted, nothing of it is left behind."""
+def test_paused_decode_keeps_its_blocks_until_aborted():
     mixed = scheduler("splitwise", budget=10)
     arrive(mixed, request("a", output=5))
     assert ran(mixed) == ["a"]
@@ -89,7 +84,7 @@ def test_a_paused_decode_keeps_its_memory_and_a_dead_one_gives_it_back():
 
 
 class Watched(SplitwiseMixed):
-    """Checks each selection as it is made."""
+    """Checks each selection."""
 
     def __init__(self, max_num_batched_tokens, max_num_seqs):
         super().__init__(max_num_batched_tokens, max_num_seqs)
@@ -110,7 +105,7 @@ class Watched(SplitwiseMixed):
         assert started == waiting[: len(started)], "a prompt was overtaken"
         begun = [name for name in resume if name in ready]
         assert begun == ready[: len(begun)], "a ready sequence was overtaken"
-        assert [s.id for s in before][: len(stay)] == stay, "those that joined last are paused"
+        assert [s.id for s in before][: len(stay)] == stay, "the last to join are paused"
         assert not (stay or begun) or set(paused) <= set(resume), "paused decodes go first"
         self._count({s.id for s in before} | set(paused), set(running))
         return selection
@@ -140,8 +135,8 @@ lives = st.lists(
 
 @settings(max_examples=500)
 @given(lives, st.integers(1, 12), st.integers(1, 8))
-def test_no_decode_is_skipped_more_than_four_times_in_a_row(lives, budget, max_num_seqs):
-    """Whatever comes when, and however small an iteration is; and everybody comes to an end."""
+def test_skips_no_decode_more_than_four_times_in_a_row(lives, budget, max_num_seqs):
+    """All sequences end, at any token budget."""
     watched = Watched(budget, max_num_seqs)
     mixed = scheduler(watched, num_blocks=2000, max_num_seqs=max_num_seqs)
     lives = sorted(((*life, str(number)) for number, life in enumerate(lives)), reverse=True)
@@ -165,8 +160,8 @@ def test_no_decode_is_skipped_more_than_four_times_in_a_row(lives, budget, max_n
     assert not watched._skipped, "notes about nobody"
 
 
-def test_the_limit_is_reached():
-    """Or the property above would hold of any rule."""
+def test_decodes_are_skipped_four_times():
+    """So the property above is not vacuous."""
     watched = Watched(10, 16)
     mixed = scheduler(watched, num_blocks=1000)
     arrive(mixed, request("a", output=50))

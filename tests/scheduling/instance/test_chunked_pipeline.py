@@ -1,4 +1,4 @@
-"""Chunks of one prompt in several iterations under way."""
+"""Chunked pipelines: chunks of one prompt in several running batches."""
 
 import random
 
@@ -27,8 +27,8 @@ def parts(batch):
     return [(item.request_id, item.context_tokens, item.num_tokens) for item in batch.items]
 
 
-def test_as_many_chunks_of_a_prompt_as_stages():
-    """The third waits until the first has passed all of them; the last one samples."""
+def test_runs_as_many_chunks_of_a_prompt_as_stages():
+    """The third chunk waits until the first has left the pipeline; the last one samples."""
     scheduler = make(2)
     scheduler.submit(request("a", 30), decodes_here=False)
     first, second = scheduler.next_batch(0), scheduler.next_batch(0)
@@ -46,8 +46,7 @@ def test_as_many_chunks_of_a_prompt_as_stages():
     assert scheduler.status().idle
 
 
-def test_the_next_prompt_enters_behind_the_last_chunk():
-    """No stage waits for the first token of the one before it."""
+def test_next_prompt_enters_behind_the_last_chunk():
     scheduler = make(2)
     for name in "ab":
         scheduler.submit(request(name, 20), decodes_here=False)
@@ -56,8 +55,7 @@ def test_the_next_prompt_enters_behind_the_last_chunk():
     assert parts(scheduler.next_batch(0)) == [("b", 0, 10)]
 
 
-def test_blocks_of_an_aborted_prompt_stay_held_until_its_last_chunk_has_passed():
-    """An earlier chunk may leave the pipeline before."""
+def test_holds_blocks_of_an_aborted_prompt_until_its_last_chunk_ends():
     scheduler = make(3)
     scheduler.submit(request("a", 40), decodes_here=False)
     batches = [scheduler.next_batch(0) for _ in range(3)]
@@ -70,8 +68,8 @@ def test_blocks_of_an_aborted_prompt_stay_held_until_its_last_chunk_has_passed()
     assert scheduler.next_batch(0) is None
 
 
-def test_a_prompt_aborted_between_chunks_frees_its_blocks_at_once():
-    """Nothing of it is under way then, and the next in line has its turn."""
+def test_frees_blocks_of_a_prompt_aborted_between_chunks():
+    """No batch computes it then, and the next prompt starts."""
     scheduler = make(2)
     scheduler.submit(request("a", 30), decodes_here=False)
     scheduler.submit(request("b", 10), decodes_here=False)
@@ -89,8 +87,8 @@ chunks = st.sampled_from([1, 7, 20, 64])
 
 @settings(max_examples=400)
 @given(st.integers(2, 4), sizes, chunks, st.integers(0, 1 << 32))
-def test_every_chunk_follows_the_one_before_it(stages, sizes, chunk, seed):  # noqa: C901  (one story)
-    """Whatever comes and goes when: each token of a prompt is computed once, in order, and no block is left."""
+def test_chunks_run_in_order_under_random_commands(stages, sizes, chunk, seed):  # noqa: C901  (one story)
+    """Each prompt token is computed once, in order, and no block is leaked."""
     chance = random.Random(seed)
     scheduler = make(stages, chunk, blocks=60)
     todo = [request(str(number), *size) for number, size in enumerate(sizes)]

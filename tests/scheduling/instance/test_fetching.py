@@ -1,4 +1,4 @@
-"""Prompts part of which is in a cache: what is computed, and who waits for blocks that are on their way."""
+"""Prompts with cached prefixes: computed tokens, and order while prefixes are fetched."""
 
 import pytest
 from hypothesis import given
@@ -10,8 +10,8 @@ from twofold.scheduling.batchers import BATCHERS
 
 
 @pytest.mark.parametrize("batcher", ["prefill", "prefill-balanced", "mixed", "chunked-prefill", "splitwise"])
-def test_only_the_rest_of_the_prompt_is_computed(batcher):
-    """The batch says after how much context; memory is taken for all of it."""
+def test_computes_only_uncached_prompt_tokens(batcher):
+    """The batch states the context, and blocks are allocated for the whole prompt."""
     made = scheduler(batcher)
     made.submit(request("a", prompt=40), decodes_here=True, reused_tokens=32)
     batch = made.next_batch(0.0)
@@ -21,8 +21,7 @@ def test_only_the_rest_of_the_prompt_is_computed(batcher):
     assert made.complete(batch)[0].index == 0
 
 
-def test_a_prompt_is_cut_after_what_is_reused():
-    """Chunks begin there, and each takes its memory once."""
+def test_chunks_start_after_the_cached_prefix():
     made = scheduler("chunked-prefill", budget=16)
     made.submit(request("a", prompt=60, output=2), decodes_here=True, reused_tokens=20)
     parts = []
@@ -33,8 +32,8 @@ def test_a_prompt_is_cut_after_what_is_reused():
     assert parts == [(16, 20), (16, 36), (8, 52), (1, 60)]
 
 
-def test_a_prompt_waits_for_its_blocks_and_those_behind_it_too():
-    """Nobody overtakes it: what comes is soon there, and a long prompt would keep it waiting for long."""
+def test_prompts_do_not_overtake_a_fetching_prompt():
+    """Fetching is short, and an overtaken prompt might wait for a long one."""
     made = scheduler("prefill")
     made.submit(request("first", output=1), decodes_here=True)
     made.submit(request("a", output=1), decodes_here=True, reused_tokens=4, fetching=True)
@@ -51,8 +50,8 @@ def test_a_prompt_waits_for_its_blocks_and_those_behind_it_too():
     assert ran(made) == ["a", "b", "c"]
 
 
-def test_blocks_that_did_not_come_are_computed():
-    """The source is gone: what is here by now is said again."""
+def test_computes_blocks_after_a_failed_fetch():
+    """`fetched` states the number of tokens that did arrive."""
     made = scheduler("prefill")
     made.submit(request("a", output=1), decodes_here=True, reused_tokens=8, fetching=True)
     assert made.next_batch(0.0) is None
@@ -61,8 +60,8 @@ def test_blocks_that_did_not_come_are_computed():
 
 
 @pytest.mark.parametrize("batcher", ["prefill", "splitwise", "splitwise-sim"])
-def test_a_prompt_that_waits_for_blocks_can_be_aborted(batcher):
-    """What comes then is for nobody."""
+def test_aborts_a_fetching_prompt(batcher):
+    """A later `fetched` is ignored."""
     made = scheduler(batcher)
     made.submit(request("a"), decodes_here=True, fetching=True)
     made.submit(request("b", output=1), decodes_here=True)
@@ -76,8 +75,8 @@ def test_a_prompt_that_waits_for_blocks_can_be_aborted(batcher):
 
 
 @pytest.mark.parametrize("tokens", [-1, 10, 11])
-def test_the_last_token_of_a_prompt_is_computed(tokens):
-    """Nor can there be less than nothing of it."""
+def test_rejects_invalid_numbers_of_reused_tokens(tokens):
+    """At least the last prompt token must be computed."""
     with pytest.raises(ValueError, match="cannot reuse"):
         scheduler("prefill").submit(request("a", prompt=10), decodes_here=True, reused_tokens=tokens)
 
@@ -86,8 +85,8 @@ PROMPTS = st.lists(st.tuples(st.integers(1, 60), st.integers(0, 59), st.booleans
 
 
 @given(st.sampled_from(sorted({*BATCHERS} - {"decode"})), PROMPTS, st.randoms(use_true_random=False))
-def test_every_prompt_computes_what_it_does_not_reuse(batcher, prompts, draw):
-    """Each token once, whatever comes when; and everything is given back."""
+def test_computes_each_uncached_token_once(batcher, prompts, draw):
+    """Under random commands; all blocks are free at the end."""
     made = scheduler(batcher, budget=64, max_num_seqs=8)
     left, computed, ended = {}, {}, set()
     for number, (prompt, most, fetching) in enumerate(prompts):

@@ -1,4 +1,4 @@
-"""How much memory a request takes, and when."""
+"""KV reservation: how many blocks a request takes, and when."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,16 +9,15 @@ from twofold.scheduling.instance.kv_reservation import FULL_RESERVATION, KvReser
 LATE = KvReservation(output_at_decode_start=True)
 
 
-def test_a_handed_off_prompt_takes_blocks_for_the_prompt_alone():
-    """The output's KV is the decode instance's business."""
+def test_handed_off_prompt_reserves_no_output():
     assert FULL_RESERVATION.at_start(16, 8, decodes_here=True) == 16 + 8 - 1
     assert FULL_RESERVATION.at_start(16, 8, decodes_here=False) == 16
     assert FULL_RESERVATION.at_decode_start(8) == 0
 
 
 @given(st.integers(1, 1000), st.integers(1, 1000), st.booleans(), st.integers(0, 3))
-def test_what_is_taken_at_the_start_and_later_is_what_is_taken_in_all(prompt, output, late, extra):
-    """However it is divided; the last output token never needs any KV."""
+def test_reservations_add_up_to_the_full_length(prompt, output, late, extra):
+    """The last output token needs no KV."""
     rule = KvReservation(late, extra)
     at_start = rule.at_start(prompt, output, decodes_here=True)
     assert at_start + rule.at_decode_start(output) == rule.in_all(prompt, output)
@@ -26,13 +25,13 @@ def test_what_is_taken_at_the_start_and_later_is_what_is_taken_in_all(prompt, ou
     assert rule.at_start(prompt, output, decodes_here=False) == prompt + extra
 
 
-def test_an_output_waits_for_memory_with_its_prompt_in_place():
-    """It is ready, and begins when another has ended; a smaller one behind it does not overtake it."""
+def test_output_waits_for_blocks_after_its_prefill():
+    """It starts when another request ends, and a smaller one behind it does not overtake it."""
     decode = scheduler("decode", num_blocks=12, memory=LATE)
     arrive(decode, request("a", prompt=8, output=17))  # 2 blocks, and 4 for the output
     arrive(decode, request("b", prompt=8, output=17))
     arrive(decode, request("c", prompt=4, output=2))  # 1, and 1
-    assert ran(decode) == ["a"], "5 blocks hold prompts, 4 are taken, 3 are left"
+    assert ran(decode) == ["a"], "5 blocks hold prompts, 4 hold output, 3 are free"
     assert decode.status().blocks_free == 3
     assert decode.queued == 2
     for _ in range(15):
@@ -40,16 +39,16 @@ def test_an_output_waits_for_memory_with_its_prompt_in_place():
     assert ran(decode) == ["b", "c"]
 
 
-def test_a_prompt_starts_where_its_output_would_not_fit():
-    """That is what the rule is for; by default it waits for room for all of it."""
+def test_prompt_starts_without_blocks_for_its_output():
+    """With output reserved at decode start; by default the prompt waits for blocks for its full length."""
     for memory, started in ((FULL_RESERVATION, 1), (LATE, 0)):
         mixed = scheduler("mixed", num_blocks=5, memory=memory)
         mixed.submit(request("a", prompt=8, output=21), decodes_here=True)
         assert (mixed.next_batch(0.0) is None) == started
 
 
-def test_a_lease_is_for_the_prompt_where_the_output_comes_later():
-    """And the whole of it is given back in the end."""
+def test_lease_excludes_output_reserved_later():
+    """All blocks are free at the end."""
     decode = scheduler("decode", num_blocks=10, memory=KvReservation(output_at_decode_start=True, extra=1))
     decode.reserve(request("a", prompt=8, output=5), "p")
     (lease,) = decode.grant(0.0)
@@ -62,8 +61,8 @@ def test_a_lease_is_for_the_prompt_where_the_output_comes_later():
     assert decode.status().idle
 
 
-def test_paused_decodes_keep_the_memory_of_their_output():
-    """It is taken once, however often they go on."""
+def test_paused_decodes_keep_their_output_blocks():
+    """Output blocks are allocated once, however often a decode resumes."""
     mixed = scheduler("splitwise", num_blocks=20, budget=10, memory=LATE)
     arrive(mixed, request("a", prompt=8, output=9))
     assert ran(mixed) == ["a"]

@@ -1,4 +1,4 @@
-"""Several iterations under way on one instance, each on sequences of its own."""
+"""Pipelined instances: several running batches with disjoint sequences."""
 
 import random
 
@@ -29,8 +29,7 @@ def members(batch):
     return [item.request_id for item in batch.items]
 
 
-def test_as_many_iterations_as_stages():
-    """Each on other sequences; a third has to wait."""
+def test_runs_as_many_batches_as_stages():
     scheduler = make(2, budget=10)
     for name in "abc":
         scheduler.submit(request(name), decodes_here=True)
@@ -42,8 +41,7 @@ def test_as_many_iterations_as_stages():
     assert members(scheduler.next_batch(0)) == ["c", "a"]
 
 
-def test_iterations_end_in_the_order_in_which_they_began():
-    """Stages do not overtake each other."""
+def test_rejects_completion_out_of_order():
     scheduler = make(2, budget=10)
     for name in "ab":
         scheduler.submit(request(name), decodes_here=True)
@@ -55,8 +53,8 @@ def test_iterations_end_in_the_order_in_which_they_began():
     assert first is not None
 
 
-def test_decodes_are_shared_among_the_lanes():
-    """Six prompts of one iteration decode three by three."""
+def test_balances_decodes_over_lanes():
+    """Six prompts of one batch decode in two lanes of three."""
     scheduler = make(2)
     for name in "abcdef":
         scheduler.submit(request(name), decodes_here=True)
@@ -65,8 +63,8 @@ def test_decodes_are_shared_among_the_lanes():
     assert [sorted(members(batch)) for batch in batches] == [["b", "d", "f"], ["a", "c", "e"]]
 
 
-def test_blocks_of_an_aborted_request_stay_held_until_its_own_iteration_ends():
-    """The other lane's iteration may end before."""
+def test_holds_blocks_of_an_aborted_request_until_its_batch_ends():
+    """A batch of another lane may end before."""
     scheduler = make(2, budget=10)
     for name in "ab":
         scheduler.submit(request(name), decodes_here=True)
@@ -86,8 +84,8 @@ batchers = st.sampled_from(sorted(name for name in BOTH_PHASES if BATCHERS[name]
 
 @settings(max_examples=400)
 @given(st.integers(2, 4), batchers, sizes, st.sampled_from([6, 64]), st.integers(0, 1 << 32))
-def test_no_token_is_lost_and_no_block_is_left(stages, batcher, sizes, budget, seed):  # noqa: C901 (one story)
-    """Whatever comes when: a sequence is in one iteration at a time, its tokens come in order, it ends once."""
+def test_invariants_hold_under_random_commands(stages, batcher, sizes, budget, seed):  # noqa: C901 (one story)
+    """Each sequence is in one batch at a time, makes its tokens in order and ends once; no block is leaked."""
     chance = random.Random(seed)
     scheduler = make(stages, batcher, blocks=60, budget=budget)
     todo = [request(str(number), *size) for number, size in enumerate(sizes)]

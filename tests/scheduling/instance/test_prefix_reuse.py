@@ -1,4 +1,4 @@
-"""An instance scheduler over shared blocks: prompts compute what nobody has computed before them."""
+"""Prefix reuse within an instance: prompts skip tokens computed for earlier prompts."""
 
 import msgspec
 import pytest
@@ -30,21 +30,21 @@ def reusing(batcher, **how):
 
 
 def prompt(name, tokens=10, keys="abcdefgh", **how):
-    """A block of four tokens for each letter; its key says what came before as well."""
+    """A request with one block of four tokens per letter of `keys`; the block keys include the prefix."""
     blocks = tuple(keys[: end + 1].encode() for end in range(tokens // 4))
     return msgspec.structs.replace(request(name, prompt=tokens, **how), prefix_blocks=blocks)
 
 
 def items(instance):
-    """The prompts of one iteration."""
+    """The prefills of one batch."""
     batch = instance.next_batch(0.0)
     instance.complete(batch)
     return [item for item in batch.items if item.phase is Phase.PREFILL]
 
 
 @pytest.mark.parametrize("batcher", PREFILLS)
-def test_the_second_prompt_computes_the_rest(batcher):
-    """Whole blocks that begin alike are not computed again; the answer says how much that was."""
+def test_second_prompt_skips_shared_blocks(batcher):
+    """Only full blocks are shared; `reused_tokens` reports them."""
     instance = reusing(batcher)
     for name, keys, found in (("a", "abc", 0), ("b", "abx", 8), ("c", "axc", 4), ("d", "xbc", 0)):
         instance.submit(prompt(name, 14, keys), decodes_here=False)
@@ -56,8 +56,8 @@ def test_the_second_prompt_computes_the_rest(batcher):
 
 
 @pytest.mark.parametrize("batcher", PREFILLS)
-def test_a_whole_prompt_computes_its_last_token_in_a_block_of_its_own(batcher):
-    """It is a copy while others read the original, and the original itself when nobody does."""
+def test_fully_cached_prompt_recomputes_its_last_token(batcher):
+    """In a copy of the last block while others read it, else in place."""
     instance = reusing(batcher)
     instance.submit(prompt("a", 8), decodes_here=False)
     step(instance)
@@ -78,8 +78,8 @@ def test_a_whole_prompt_computes_its_last_token_in_a_block_of_its_own(batcher):
     assert list(instance.blocks_of("c")) == list(first)
 
 
-def test_chunks_are_found_as_soon_as_they_are_whole():
-    """By prompts that start after the iteration that has filled them."""
+def test_publishes_full_blocks_after_each_chunk():
+    """Prompts that start after that batch find them."""
     instance = reusing("chunked-prefill", budget=10)
     instance.submit(prompt("a", 22, "abcde"), decodes_here=True)
     step_items = items(instance)
@@ -92,8 +92,8 @@ def test_chunks_are_found_as_soon_as_they_are_whole():
     ]
 
 
-def test_what_was_aborted_in_mid_prefill_is_found_as_far_as_it_was_whole():
-    """Nothing of the iteration that was under way."""
+def test_keeps_full_blocks_of_an_aborted_prefill():
+    """Except those of the batch that was running."""
     instance = reusing("chunked-prefill", budget=8)
     instance.submit(prompt("a", 22, "abcde"), decodes_here=True)
     step(instance)
@@ -106,8 +106,8 @@ def test_what_was_aborted_in_mid_prefill_is_found_as_far_as_it_was_whole():
     assert [(item.num_tokens, item.context_tokens) for item in items(instance)] == [(8, 8)]
 
 
-def test_what_waits_holds_nothing():
-    """A prompt that has to wait for memory does not keep what it would reuse from making room for others."""
+def test_waiting_prompt_holds_no_cached_blocks():
+    """Its cached prefix may be evicted for prompts that start first."""
     instance = reusing("prefill", num_blocks=8)
     instance.submit(prompt("a", 12, "abc"), decodes_here=False)
     step(instance)
@@ -120,8 +120,8 @@ def test_what_waits_holds_nothing():
     assert [(item.num_tokens, item.context_tokens) for item in items(instance)] == [(12, 0)]
 
 
-def test_what_one_prompt_has_found_does_not_make_room_for_the_next():
-    """Prompts that start together each keep what they were counted with."""
+def test_selected_prompts_keep_their_cached_prefix():
+    """Prompts selected later for the same batch do not evict it."""
     instance = reusing("prefill", num_blocks=10)
     instance.submit(prompt("a", 16, "abcd"), decodes_here=False)
     step(instance)
@@ -133,8 +133,8 @@ def test_what_one_prompt_has_found_does_not_make_room_for_the_next():
     assert not set(instance.blocks_of("b")) & set(instance.blocks_of("c"))
 
 
-def test_a_shared_beginning_takes_its_memory_once():
-    """So more prompts fit than would without."""
+def test_shared_prefix_is_stored_once():
+    """More prompts fit than without sharing."""
     instance = reusing("mixed", num_blocks=11)
     for number in range(4):
         instance.submit(prompt(str(number), 17, "abcd", output=4), decodes_here=True)
@@ -143,8 +143,8 @@ def test_a_shared_beginning_takes_its_memory_once():
     assert ran(instance) == ["2", "0", "1"]
 
 
-def test_what_comes_from_elsewhere_is_found_when_it_is_in_place():
-    """A decode instance that later prefills finds the prompts that it has decoded."""
+def test_publishes_received_kv_when_decode_starts():
+    """A decode instance that prefills later finds the prompts it has decoded."""
     instance = reusing("splitwise")
     arrive(instance, prompt("a", 10, "ab"))
     assert instance.status().blocks_cached == 0, "where it has landed it may yet have to be copied"
@@ -154,7 +154,6 @@ def test_what_comes_from_elsewhere_is_found_when_it_is_in_place():
 
 
 def test_prompts_without_keys_reuse_nothing():
-    """Their blocks are their own."""
     instance = reusing("prefill")
     for name in "ab":
         instance.submit(request(name, prompt=12), decodes_here=False)
@@ -162,8 +161,8 @@ def test_prompts_without_keys_reuse_nothing():
     assert instance.status().blocks_cached == 0
 
 
-def test_a_prompt_is_kept_for_as_long_as_its_request_says():
-    """From when it is computed on; others go meanwhile, whichever was used last."""
+def test_retains_a_prompt_for_its_retention_time():
+    """Counted from its prefill. Other blocks are evicted first, even if used more recently."""
     instance = reusing("prefill", num_blocks=8)
 
     def compute(name, keys, now, retain_s=0.0):
@@ -187,8 +186,7 @@ def test_a_prompt_is_kept_for_as_long_as_its_request_says():
     assert compute("no more", "abc", 12.0)[1] < 12
 
 
-def test_a_prompt_that_takes_all_memory_does_not_wait_for_what_is_kept():
-    """It starts at once, in its place."""
+def test_evicts_retained_blocks_for_a_prompt_that_needs_them():
     instance = reusing("prefill", num_blocks=8)
     instance.submit(msgspec.structs.replace(prompt("kept", 12, "abc"), retain_s=1e9), decodes_here=False)
     step(instance)

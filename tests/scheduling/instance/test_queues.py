@@ -1,4 +1,4 @@
-"""The decode set, held against a model that counts every token of every member."""
+"""The decode set, compared with a model that counts every token of every member."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from twofold.scheduling.instance.sequence import ScheduledSequence
 
 
 def ready(name, prompt=10, output=4, generated=1):
-    """A sequence whose prompt is computed and whose output has begun."""
+    """A sequence after prefill, with some output tokens generated."""
     request = Request(id=name, arrival_s=0.0, prompt_tokens=prompt, output_tokens=output)
     computed = prompt + generated - 1
     return ScheduledSequence(request, True, prompt + output - 1, computed=computed, generated=generated)
@@ -24,7 +24,7 @@ def progress(sequence):
 
 @dataclass
 class Counted:
-    """One member as the model sees it."""
+    """A member of the model."""
 
     name: str
     computed: int
@@ -41,7 +41,7 @@ class Counted:
 
 
 class NaiveDecodeSet:
-    """One iteration after another, one member after another."""
+    """Advances one iteration and one member at a time."""
 
     def __init__(self):
         self.members: list[Counted] = []
@@ -72,7 +72,7 @@ def check(fast, naive):
     assert [fast.generated(sequence) for sequence in fast] == [m.generated for m in naive.members]
 
 
-# Join somebody new (prompt, output, generated so far), let somebody leave, let somebody who left join again, advance.
+# Join a new sequence (prompt, output, generated so far), remove one, rejoin a removed one, advance.
 steps = st.lists(
     st.tuples(
         st.sampled_from(["join", "join", "leave", "return", "advance", "advance"]),
@@ -86,8 +86,8 @@ steps = st.lists(
 
 @settings(max_examples=800)
 @given(steps)
-def test_the_set_counts_what_counting_each_token_would(steps):
-    """Sizes, contexts, items, ends and their order, after members joined, left and returned at any time."""
+def test_matches_token_by_token_model(steps):
+    """In sizes, contexts, items, and ends with their order, under random joins and removals."""
     fast, naive, left = DecodeSet(), NaiveDecodeSet(), {}
     for number, (action, first, second, third) in enumerate(steps):
         members = list(fast)
@@ -114,8 +114,7 @@ def test_the_set_counts_what_counting_each_token_would(steps):
 
 
 @given(st.lists(st.integers(2, 20), min_size=1, max_size=12), st.integers(1, 19))
-def test_advancing_by_many_is_advancing_by_one_that_often(outputs, count):
-    """As far as the first end goes."""
+def test_advancing_many_equals_advancing_one_by_one(outputs, count):
     sets = DecodeSet(), DecodeSet()
     for made in sets:
         for number, output in enumerate(outputs):
@@ -127,8 +126,8 @@ def test_advancing_by_many_is_advancing_by_one_that_often(outputs, count):
     assert together.items() == single.items()
 
 
-def test_the_last_to_join_are_named_latest_first():
-    """Those are paused where seats are short, and one that returns has joined anew."""
+def test_latest_lists_the_last_to_join_first():
+    """A member that returns has joined anew."""
     decoding = DecodeSet()
     members = [ready(name) for name in "abc"]
     for member in members:
@@ -139,8 +138,7 @@ def test_the_last_to_join_are_named_latest_first():
     assert decoding.latest(0) == []
 
 
-def test_members_that_left_are_forgotten():
-    """However often decodes pause and go on, the set does not grow."""
+def test_removed_members_leave_no_trace():
     decoding, member = DecodeSet(), ready("a", output=10_000)
     for _ in range(1000):
         decoding.join(member)
@@ -149,15 +147,13 @@ def test_members_that_left_are_forgotten():
     assert len(decoding._ends) == 0
 
 
-def test_those_that_end_together_end_in_the_order_in_which_they_joined():
-    """Outcomes come in one order, whatever the ends were pushed in."""
+def test_simultaneous_ends_keep_the_order_of_joining():
     decoding = DecodeSet()
     for name, output in (("c", 4), ("a", 6), ("b", 4)):
         decoding.join(ready(name, output=output))
     assert [sequence.id for sequence in decoding.advance(3)] == ["c", "b"]
 
 
-def test_a_stranger_is_not_a_member():
-    """Taking out what is not there is a fault of the caller."""
+def test_rejects_removal_of_a_nonmember():
     with pytest.raises(ValueError, match="is not in this queue"):
         DecodeSet().remove(ready("a"))

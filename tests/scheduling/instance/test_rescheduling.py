@@ -1,4 +1,4 @@
-"""`changed`: what happens to an instance that makes another selection of work due."""
+"""Events after which an instance sets `changed`."""
 
 import pytest
 
@@ -17,8 +17,7 @@ def in_a_run(batcher="mixed", **more):
     return made
 
 
-def test_a_selection_stands_until_a_decode_ends():
-    """Nothing is asked in between, and the rest of the run is what is left of it."""
+def test_selection_holds_until_a_decode_ends():
     made = in_a_run()
     made.advance(10)
     assert made.start(0.0).limit == 29
@@ -36,8 +35,7 @@ def test_a_selection_stands_until_a_decode_ends():
     ],
     ids=["a prompt came", "a KV cache landed", "a request was aborted"],
 )
-def test_what_may_join_or_leaves_is_a_change(happens):
-    """The run ends at the next boundary."""
+def test_arrivals_and_aborts_set_changed(happens):
     made = in_a_run()
     happens(made)
     assert made.changed
@@ -56,16 +54,15 @@ def test_what_may_join_or_leaves_is_a_change(happens):
     ],
     ids=["a reservation", "a lease", "an abort of nobody", "a hand-off of nobody"],
 )
-def test_what_cannot_join_yet_is_no_change(happens):
-    """Runs are not cut for what the next iteration cannot be about."""
+def test_requests_that_cannot_start_do_not_set_changed(happens):
     made = in_a_run()
     happens(made)
     assert not made.changed
 
 
 @pytest.mark.parametrize("accounts", [PagedBlockAllocator, BlockAllocator])
-def test_a_hand_off_that_ends_makes_room_for_what_waits(accounts):
-    """A prompt without memory begins when the KV cache of another has left."""
+def test_finished_handoff_sets_changed_for_a_waiting_prompt(accounts):
+    """Its blocks are free then."""
     made = scheduler("prefill", num_blocks=8, accounts=accounts)
     made.submit(request("a", prompt=20), decodes_here=False)
     made.submit(request("b", prompt=20), decodes_here=False)
@@ -77,8 +74,7 @@ def test_a_hand_off_that_ends_makes_room_for_what_waits(accounts):
     assert ran(made) == ["b"]
 
 
-def test_a_hand_off_that_ends_is_no_change_where_nothing_waits():
-    """There is nobody to make use of the room."""
+def test_finished_handoff_without_waiting_prompts_does_not_set_changed():
     made = in_a_run("splitwise")
     made.submit(request("a"), decodes_here=False)
     made.advance(1)
@@ -89,7 +85,7 @@ def test_a_hand_off_that_ends_is_no_change_where_nothing_waits():
 
 
 def arriving(made):
-    """Nothing runs; a lease holds the memory that a prompt waits for."""
+    """An idle instance with a lease on the blocks that a prompt waits for."""
     assert made.lease_now(request("a", prompt=20), "source", 0.0) is not None
     made.submit(request("b", prompt=20), decodes_here=True)
     assert made.next_batch(0.0) is None
@@ -116,8 +112,8 @@ def peer_lost(made):
     ("first", "last"),
     [(end_lease, abort), (peer_lost, abort), (abort, end_lease), (abort, land), (abort, peer_lost)],
 )
-def test_a_lease_that_comes_to_nothing_makes_room_for_what_waits(first, last):
-    """Memory is memory, whoever held it: a driver that looks at `changed` alone must not leave a prompt waiting."""
+def test_failed_lease_sets_changed_for_a_waiting_prompt(first, last):
+    """The lease ends before or after its request is aborted."""
     made = scheduler("mixed", num_blocks=8)
     arriving(made)
     first(made)
@@ -127,8 +123,7 @@ def test_a_lease_that_comes_to_nothing_makes_room_for_what_waits(first, last):
     assert made.changed
 
 
-def test_a_lease_that_comes_to_nothing_ends_a_run_for_what_waits():
-    """Else a prompt waits for the end of a decode, with all the memory it needs."""
+def test_failed_lease_interrupts_a_run_for_a_waiting_prompt():
     made = scheduler("mixed", num_blocks=30)
     arrive(made, request("d", prompt=4, output=40))  # 11 blocks
     assert made.lease_now(request("a", prompt=50), "source", 0.0) is not None  # 13 more

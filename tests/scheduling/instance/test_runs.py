@@ -1,4 +1,4 @@
-"""Running k iterations at once is running one iteration k times."""
+"""Running k iterations at once equals running one iteration k times."""
 
 from dataclasses import dataclass, field
 
@@ -13,7 +13,7 @@ from twofold.scheduling.instance.batcher import SchedulingBudget
 from twofold.scheduling.instance.kv_reservation import FULL_RESERVATION, KvReservation
 from twofold.scheduling.instance.scheduler import InstanceScheduler
 
-# What can be said to an instance, of which request, with a prompt and an output of which lengths.
+# Commands to an instance: action, request, prompt length, output length.
 commands = st.lists(
     st.tuples(
         st.sampled_from(
@@ -41,13 +41,13 @@ rounds = st.lists(st.tuples(commands, commands, st.integers(1, 12)), min_size=1,
 
 @dataclass
 class Side:
-    """An instance, and what came of its iterations."""
+    """An instance and the results of its iterations."""
 
     instance: InstanceScheduler
     told: list[tuple[object, ...]] = field(default_factory=list)
 
     def tell(self, action, number, prompt, output):
-        """One command, if it means something now; what came of it."""
+        """Apply a command if it is valid now, and record the result."""
         made = self.instance
         name = str(number)
         here = name in made.sequences
@@ -69,7 +69,7 @@ class Side:
         self.told += [("lease", lease.request_id) for lease in made.grant(0.0)]
 
     def hear(self, outcomes):
-        """First tokens and ends are what both ways of driving an instance report."""
+        """Record first tokens and ends, which both step APIs report."""
         self.told += [
             (o.request_id, o.index, o.finish_reason, o.hands_off)
             for o in outcomes
@@ -93,7 +93,7 @@ class Side:
 
 
 def one_round(together, single, during, count):
-    """A run of some iterations; all but the last have passed when the commands come that cut it short."""
+    """Run some iterations; commands that cut the run short come in its last iteration."""
     iteration = together.instance.start(0.0)
     if iteration is None:
         assert single.instance.next_batch(0.0) is None
@@ -119,8 +119,8 @@ def one_round(together, single, during, count):
     st.sampled_from([3, 20]),
     st.sampled_from([FULL_RESERVATION, KvReservation(output_at_decode_start=True, extra=1)]),
 )
-def test_a_run_of_iterations_is_as_many_single_ones(batcher, rounds, budget, memory):
-    """First tokens, ends, leases, memory, queues, preemptions and what is due next, whatever happens in between."""
+def test_a_run_equals_single_iterations(batcher, rounds, budget, memory):
+    """In results, leases, blocks, queues, preemptions and `changed`, under random commands."""
     how = {"num_blocks": 24, "max_num_seqs": 6, "budget": budget, "memory": memory}
     together = Side(scheduler(batcher, accounts=BlockAllocator, **how))
     single = Side(scheduler(batcher, accounts=PagedBlockAllocator, **how))
@@ -136,7 +136,7 @@ def test_a_run_of_iterations_is_as_many_single_ones(batcher, rounds, budget, mem
 
 
 def selected_anew(instance):
-    """What the batcher would change if it were asked now."""
+    """The changes that the batcher would select now."""
     queues = instance.queues
     seats = instance.max_num_seqs - queues.started
     room = SchedulingBudget(instance.blocks, instance.blocks.num_free, seats, instance.lease_queue.size > 0)
@@ -150,8 +150,8 @@ def selected_anew(instance):
     rounds,
     st.sampled_from([FULL_RESERVATION, KvReservation(output_at_decode_start=True, extra=1)]),
 )
-def test_what_is_not_said_to_be_changed_is_not(batcher, rounds, memory):
-    """While a selection stands another would be none, and who had nothing to run has nothing: drivers rely on it."""
+def test_selection_is_empty_while_changed_is_unset(batcher, rounds, memory):
+    """Drivers rely on it: another selection would change nothing."""
     side = Side(scheduler(batcher, num_blocks=24, max_num_seqs=6, budget=20, memory=memory))
     instance, idle = side.instance, False
     for before, during, count in rounds:
@@ -169,8 +169,8 @@ def test_what_is_not_said_to_be_changed_is_not(batcher, rounds, memory):
                 assert selected_anew(instance) == []
 
 
-def test_runs_are_long_where_nothing_happens():
-    """Or the property above would say nothing about them."""
+def test_runs_are_long_without_events():
+    """So the property above is not vacuous."""
     for batcher in sorted(set(BATCHERS) - {"prefill", "prefill-balanced", "prefill-chunks"}):
         made = scheduler(batcher, num_blocks=1000)
         for name in "ab":

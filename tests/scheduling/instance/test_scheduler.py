@@ -1,4 +1,4 @@
-"""The instance scheduler, driven through whole lives of requests."""
+"""The instance scheduler, driven through complete requests."""
 
 import pytest
 
@@ -8,8 +8,8 @@ from twofold.kvcache.paged import PagedBlockAllocator
 from twofold.request import FinishReason
 
 
-def test_a_colocated_request_makes_its_tokens_and_leaves():
-    """Prefill makes token 0, each decode one more, the last one ends it."""
+def test_colocated_request_runs_to_completion():
+    """Prefill makes token 0, each decode one more, and the last one ends it."""
     mixed = scheduler("mixed")
     mixed.submit(request("a"), decodes_here=True)
     outcomes = [step(mixed)[0] for _ in range(3)]
@@ -19,16 +19,15 @@ def test_a_colocated_request_makes_its_tokens_and_leaves():
     assert mixed.empty
 
 
-def test_a_stop_token_ends_a_request_early():
-    """The driver says which sampled tokens end the output."""
+def test_stop_token_ends_a_request_early():
     mixed = scheduler("mixed")
     mixed.submit(request("a"), decodes_here=True)
     assert step(mixed, stopped={"a"})[0].finish_reason is FinishReason.STOP
     assert mixed.next_batch(0.0) is None
 
 
-def test_a_stop_token_ends_one_decode_and_not_its_neighbours():
-    """Those that go on do so in the next iteration, and what waited takes the seat."""
+def test_stop_token_ends_only_its_own_request():
+    """A waiting request takes its place in the next batch."""
     decode = scheduler("decode", max_num_seqs=2)
     for name in "abc":
         arrive(decode, request(name, output=9))
@@ -40,8 +39,7 @@ def test_a_stop_token_ends_one_decode_and_not_its_neighbours():
     assert ran(decode) == ["b", "c"]
 
 
-def test_prefill_blocks_stay_held_until_the_hand_off_is_over():
-    """The request is done here with its first token, but its KV is still being read."""
+def test_holds_prefill_blocks_until_the_handoff_ends():
     prefill = scheduler("prefill")
     prefill.submit(request("a"), decodes_here=False)
     outcome = step(prefill)[0]
@@ -51,8 +49,8 @@ def test_prefill_blocks_stay_held_until_the_hand_off_is_over():
     assert prefill.status().idle
 
 
-def test_leases_wait_for_room_first_come_first_served():
-    """A large request at the head of the lease queue is not overtaken by a small one."""
+def test_grants_leases_in_order():
+    """A small request does not overtake a large one."""
     decode = scheduler("decode", num_blocks=10)
     for name, prompt in (("a", 20), ("b", 30), ("c", 4)):
         decode.reserve(request(name, prompt=prompt), "p")
@@ -64,8 +62,7 @@ def test_leases_wait_for_room_first_come_first_served():
 
 
 @pytest.mark.parametrize("accounts", [PagedBlockAllocator, BlockAllocator])
-def test_a_lease_at_once_passes_the_queue_or_changes_nothing(accounts):
-    """For drivers that ask again and again instead of waiting their turn."""
+def test_lease_now_overtakes_the_queue_or_changes_nothing(accounts):
     decode = scheduler("decode", num_blocks=10, accounts=accounts)
     decode.reserve(request("large", prompt=60), "p")
     assert decode.grant(0.0) == []
@@ -80,7 +77,7 @@ def test_a_lease_at_once_passes_the_queue_or_changes_nothing(accounts):
     assert ran(decode) == ["a"]
 
 
-def test_a_landed_request_decodes_from_its_second_token():
+def test_received_request_decodes_from_its_second_token():
     """The first token came from the prefill instance."""
     decode = scheduler("decode")
     decode.reserve(request("a"), "p")
@@ -91,8 +88,7 @@ def test_a_landed_request_decodes_from_its_second_token():
     assert decode.status().idle
 
 
-def test_an_abort_in_a_running_batch_keeps_its_blocks_until_the_batch_ends():
-    """The engine is still writing to them."""
+def test_holds_blocks_of_an_aborted_request_until_its_batch_ends():
     mixed = scheduler("mixed")
     mixed.submit(request("a"), decodes_here=True)
     batch = mixed.next_batch(0.0)
@@ -102,8 +98,7 @@ def test_an_abort_in_a_running_batch_keeps_its_blocks_until_the_batch_ends():
     assert mixed.status().idle
 
 
-def test_an_abort_of_everything_leaves_nothing_to_run():
-    """However many iterations the selection that is gone would have stood for."""
+def test_abort_of_all_requests_leaves_nothing_to_run():
     mixed = scheduler("mixed")
     mixed.submit(request("a", output=50), decodes_here=True)
     step(mixed)
@@ -114,8 +109,7 @@ def test_an_abort_of_everything_leaves_nothing_to_run():
     assert mixed.next_batch(0.0) is None
 
 
-def test_a_request_is_known_once():
-    """Sending it twice is a fault of the sender, said at once, whatever the first is doing."""
+def test_rejects_a_duplicate_request_in_any_state():
     mixed = scheduler("splitwise", budget=10)
     again = (
         lambda name: mixed.submit(request(name), decodes_here=True),
@@ -139,8 +133,8 @@ def test_a_request_is_known_once():
                 call(name)
 
 
-def test_a_dead_source_takes_its_reservations_and_leases_with_it():
-    """Nothing waits for KV that will never come, and nobody else's turn is held up by it."""
+def test_lost_peer_ends_its_reservations_and_leases():
+    """Reservations of other sources proceed."""
     decode = scheduler("decode", num_blocks=10)
     for name, prompt, source in (("a", 20, "dead"), ("b", 30, "dead"), ("c", 4, "alive")):
         decode.reserve(request(name, prompt=prompt), source)
@@ -151,8 +145,7 @@ def test_a_dead_source_takes_its_reservations_and_leases_with_it():
     assert [lease.request_id for lease in decode.grant(0.0)] == ["c"]
 
 
-def test_only_what_was_started_can_be_accounted_for():
-    """A driver that loses count is told so, before tokens are made up."""
+def test_rejects_completion_of_batches_that_were_not_started():
     decode = scheduler("decode")
     arrive(decode, request("a", output=5))
     with pytest.raises(RuntimeError, match="only a batch that was started"):
@@ -164,8 +157,8 @@ def test_only_what_was_started_can_be_accounted_for():
         decode.advance(5)
 
 
-def test_an_iteration_says_what_it_computes():
-    """What a performance model needs, and which sequences begin, resume or pause with it."""
+def test_batch_describes_its_work():
+    """Tokens, sequences, context and limit, and the sequences that join or pause."""
     mixed = scheduler("splitwise", budget=12)
     arrive(mixed, request("a", prompt=7, output=9))
     arrive(mixed, request("b", prompt=8, output=9))
@@ -187,8 +180,7 @@ def test_an_iteration_says_what_it_computes():
     assert mixed.preemptions == 1
 
 
-def test_what_waits_and_what_runs_are_counted_apart():
-    """`queued` is what a router may ask: how many are here and not in the iteration that runs."""
+def test_queued_excludes_the_running_batch():
     mixed = scheduler("mixed", max_num_seqs=2)
     for name in "abc":
         mixed.submit(request(name), decodes_here=True)
@@ -200,8 +192,8 @@ def test_what_waits_and_what_runs_are_counted_apart():
 
 @pytest.mark.parametrize("aborted", [False, True])
 @pytest.mark.parametrize("complete", [False, True])
-def test_what_this_instance_reads_itself_is_held_until_it_has(aborted, complete):
-    """Pull: the lease ends with the offer, and the blocks are held by the reading."""
+def test_holds_blocks_until_a_pull_ends(aborted, complete):
+    """The lease ends when the pull starts."""
     decode = scheduler("decode", num_blocks=4)
     decode.reserve(request("a"), "p")
     decode.grant(0.0)
@@ -218,8 +210,7 @@ def test_what_this_instance_reads_itself_is_held_until_it_has(aborted, complete)
     assert [lease.request_id for lease in decode.grant(0.0)] == ["b"]
 
 
-def test_nothing_is_read_for_a_request_that_is_over():
-    """Its source may free its blocks at once."""
+def test_refuses_a_pull_for_an_aborted_request():
     decode = scheduler("decode")
     decode.reserve(request("a"), "p")
     decode.grant(0.0)

@@ -1,4 +1,4 @@
-"""What must always hold where decodes take memory as they go and are swapped out, over random workloads and aborts."""
+"""Invariants of swap preemption under random workloads and aborts."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -75,8 +75,8 @@ def swaps(world):
 
 @settings(max_examples=600)
 @given(worlds, sizes)
-def test_every_request_ends_once_with_its_tokens_in_order_and_finds_its_own_kv(world, sizes):
-    """No block is leaked or owned twice, here or on the host; what a batch reads is its own, however late it comes."""
+def test_requests_end_once_with_their_tokens_in_order_and_read_their_own_kv(world, sizes):
+    """No block is leaked or owned twice, on device or host."""
     requests, aborts, done = run(world, sizes)
     done.check_ended(requests, aborts)
     for instance in done.instances.values():
@@ -87,16 +87,16 @@ def test_every_request_ends_once_with_its_tokens_in_order_and_finds_its_own_kv(w
 
 @settings(max_examples=200)
 @given(worlds, sizes)
-def test_runs_of_iterations_are_cut_where_memory_runs_out(world, sizes):
-    """Taken together or one by one, with numbered blocks or counted ones, all ends as it does, after the same swaps."""
+def test_runs_end_when_blocks_run_out(world, sizes):
+    """Runs equal single iterations, and counted blocks equal numbered ones, in all ends and swaps."""
     _, _, single = run(world, sizes)
     _, _, together = run(world, sizes, runs=True, accounts=BlockAllocator)
     assert story(single) == story(together)
     assert swaps(single) == swaps(together)
 
 
-def test_the_random_clusters_swap():
-    """Or the tests above would show little."""
+def test_random_clusters_do_swap():
+    """So the properties above are not vacuous."""
     world = {
         "cluster": "split",
         "router": "jsq",

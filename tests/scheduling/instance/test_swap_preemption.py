@@ -1,4 +1,4 @@
-"""Decodes that take memory as they go, one decision at a time."""
+"""Swap preemption, one decision at a time."""
 
 import pytest
 
@@ -8,12 +8,12 @@ from twofold.scheduling.instance.swap_preemption import SwapPreemption
 
 
 def growing(num_blocks, batcher="decode", swap_blocks=100):
-    """Blocks of 4 tokens, and steps of a block."""
+    """An instance with blocks of 4 tokens and steps of one block."""
     return scheduler(batcher, num_blocks=num_blocks, swap_blocks=swap_blocks)
 
 
 def lease(instance, *names, prompt=8, output=9):
-    """Room for requests: by default 3 blocks each, and 4 in the end."""
+    """Lease blocks to requests: by default 3 blocks each, and 4 at full length."""
     for name in names:
         assert instance.lease_now(request(name, prompt, output), "p", 0.0) is not None
 
@@ -25,15 +25,15 @@ def arrive(instance, *names, **sizes):
 
 
 def turn(instance):
-    """One iteration: who was in it, and what was copied before it (out?, blocks here, blocks on the host)."""
+    """Run one iteration; returns its members and the copies before it (out, device blocks, host blocks)."""
     batch = instance.next_batch(0.0)
     copies = [(copy.out, copy.device_blocks, copy.host_blocks) for copy in instance.swap.take_copies()]
     instance.complete(batch)
     return [item.request_id for item in batch.items], copies
 
 
-def test_a_request_takes_its_prompt_and_a_step_and_then_a_step_at_a_time():
-    """And no more than it needs in the end: the last output token has no KV."""
+def test_allocates_prompt_and_one_step_then_step_by_step():
+    """Up to the full length, where the last output token needs no KV."""
     decode = growing(12)
     arrive(decode, "a", output=10)
     used = []
@@ -44,8 +44,8 @@ def test_a_request_takes_its_prompt_and_a_step_and_then_a_step_at_a_time():
     assert decode.status().idle
 
 
-def test_without_room_the_last_that_came_is_swapped_out_until_there_is_some():
-    """Its blocks are the first one's in the same iteration, and it goes on where it was."""
+def test_swaps_out_the_latest_sequence_without_free_blocks():
+    """The first sequence gets its blocks in the same iteration, and it resumes where it stopped."""
     decode = growing(6)
     arrive(decode, "a", "b")
     blocks = tuple(decode.blocks_of("b"))
@@ -56,12 +56,12 @@ def test_without_room_the_last_that_came_is_swapped_out_until_there_is_some():
     status = decode.status()
     assert (status.swapped, status.swaps, status.swap_blocks_free, status.running) == (1, 1, 97, 2)
     for _ in range(3):
-        assert turn(decode) == (["a"], []), "there is no room for what b has, and a step"
+        assert turn(decode) == (["a"], []), "b's blocks and another step do not fit"
     batch = decode.next_batch(0.0)
     ((out, _, host),) = [(c.out, c.device_blocks, c.host_blocks) for c in decode.swap.take_copies()]
     assert (out, host) == (False, (0, 1, 2))
     assert [(item.request_id, item.context_tokens) for item in batch.items] == [("b", 12)]
-    assert decode.status().blocks_in_flight == 4, "nobody else gets them while they are filled"
+    assert decode.status().blocks_in_flight == 4, "they are in flight until the copy is done"
     decode.complete(batch)
     assert decode.status().blocks_in_flight == 0
     while not decode.empty:
@@ -70,8 +70,8 @@ def test_without_room_the_last_that_came_is_swapped_out_until_there_is_some():
     assert decode.status().swap_blocks_free == 100
 
 
-def test_no_more_are_swapped_out_than_it_takes():
-    """The last of three makes room for both others, and comes back when one of them has gone."""
+def test_swaps_out_as_few_sequences_as_possible():
+    """The last of three frees blocks for both others, and returns when one of them ends."""
     decode = growing(9)
     arrive(decode, "a", "b", "c")
     for _ in range(4):
@@ -83,8 +83,8 @@ def test_no_more_are_swapped_out_than_it_takes():
     assert (running, out, host) == (["a", "c"], False, (0, 1, 2))
 
 
-def test_nobody_begins_while_somebody_stands_still():
-    """A lease is granted when those that were swapped out are back, and there is room for a step more of all."""
+def test_admits_none_while_sequences_are_paused():
+    """A lease is granted when all have returned and another step of each fits."""
     decode = growing(6)
     arrive(decode, "a", "b")
     decode.reserve(request("c", prompt=1, output=2), "p")
@@ -95,8 +95,8 @@ def test_nobody_begins_while_somebody_stands_still():
     assert [lease.request_id for lease in decode.grant(0.0)] == ["c"]
 
 
-def test_what_a_transfer_may_touch_stays_where_it_is():
-    """One that waits for its KV cannot be swapped out: the first then stands still, with its memory, until it can."""
+def test_does_not_swap_out_blocks_in_a_transfer():
+    """The first sequence pauses with its blocks until the other's KV has arrived."""
     decode = growing(6)
     lease(decode, "a", "b")
     decode.kv_received("a", EPOCH)
@@ -109,8 +109,8 @@ def test_what_a_transfer_may_touch_stays_where_it_is():
     assert (running, out) == (["a"], True)
 
 
-def test_the_host_has_a_place_for_all_that_begin():
-    """So that swapping cannot fail; what has no place there waits, whatever room there is here."""
+def test_admission_is_bounded_by_host_blocks():
+    """So swapping out cannot fail."""
     decode = growing(100, swap_blocks=8)
     for name in "abc":
         decode.reserve(request(name, prompt=8, output=9), "p")
@@ -123,8 +123,8 @@ def test_the_host_has_a_place_for_all_that_begin():
     assert turn(mixed)[0] == ["a", "b"]
 
 
-def test_a_swapped_request_can_be_aborted():
-    """Its place on the host is free at once."""
+def test_aborts_a_swapped_request():
+    """Its host blocks are free at once."""
     decode = growing(6)
     arrive(decode, "a", "b")
     for _ in range(5):
@@ -136,8 +136,8 @@ def test_a_swapped_request_can_be_aborted():
     assert decode.status().idle
 
 
-def test_one_that_stops_by_itself_takes_no_more_memory():
-    """Its last token came with the last of its memory."""
+def test_stopped_request_is_not_extended():
+    """It stops with the last token that its blocks hold."""
     decode = growing(3)
     arrive(decode, "a", output=90)
     for _ in range(3):
@@ -146,7 +146,6 @@ def test_one_that_stops_by_itself_takes_no_more_memory():
     assert decode.status().idle
 
 
-def test_memory_grows_by_something():
-    """A step of nothing would never end."""
+def test_rejects_a_step_without_tokens():
     with pytest.raises(ValueError, match="at least one token"):
         SwapPreemption(BlockAllocator(1, 1), BlockAllocator(1, 1), 0)

@@ -55,4 +55,6 @@ def batchers_with(trait: str) -> list[str]:
 
 def batcher_help() -> dict[str, str]:
     """One line on each batcher, by name."""
-    return {name: (batcher.__doc__ or "").partition("\n")[0] for name, batcher in BATCHERS.items()}
+    return {
+        name: str(getattr(batcher, "__doc__", "")).partition("\n")[0] for name, batcher in BATCHERS.items()
+    }

@@ -1,4 +1,4 @@
-"""Decodes that are swapped out in the simulator: exact at any length of run, and as long as the copies take."""
+"""Swap preemption in the simulator: exact at any run length, with the time of the copies."""
 
 import msgspec
 import pytest
@@ -28,15 +28,15 @@ def two():
 
 @settings(max_examples=600)
 @given(clusters(swapping=True), workloads(outputs=LONG))
-def test_runs_are_cut_where_memory_runs_out(cluster, requests):
-    """Every moment of every request, every histogram bucket and every swap: to the picosecond."""
+def test_runs_end_when_blocks_run_out(cluster, requests):
+    """Single iterations give the same moments, histograms and swaps to the picosecond."""
     assert run(cluster, requests).facts() == run(cluster, requests, max_run=1).facts()
 
 
 @settings(max_examples=600)
 @given(clusters(swapping=True), workloads(outputs=LONG))
-def test_every_request_ends_once_and_everything_is_given_back(cluster, requests):
-    """Nobody waits for ever, whoever fails meanwhile; no block is left, here or on the host."""
+def test_every_request_ends_once_and_all_blocks_are_freed(cluster, requests):
+    """On device and host, also with failures."""
     world = run(cluster, requests)
     counts = world.statistics
     assert counts.arrived == len(requests) == counts.completed + counts.rejected + counts.failed
@@ -46,27 +46,26 @@ def test_every_request_ends_once_and_everything_is_given_back(cluster, requests)
         assert status.swap_blocks_free == status.swap_blocks_total or instance.load is None
 
 
-def test_copies_take_their_bytes_over_the_link_to_the_host():
-    """All is computed that was, in the same order, and takes longer by what went out and back."""
+def test_copies_take_the_time_of_the_host_link():
+    """The order of computation is the same, and the duration grows by the bytes copied."""
     slow = simulate(msgspec.structs.replace(ALONE, swap_bytes_per_s=1e9), two(), catalog=CATALOG)
     fast = simulate(msgspec.structs.replace(ALONE, swap_bytes_per_s=1e10), two(), catalog=CATALOG)
     assert slow.swaps == fast.swaps > 0
     assert slow.swap_bytes == fast.swap_bytes > 0
     assert slow.duration_s - fast.duration_s == pytest.approx(slow.swap_bytes * (1e-9 - 1e-10), abs=1e-9)
-    # What goes out comes back, and is a whole number of blocks.
+    # Each swapped block is copied out and back.
     block_bytes = 16 * CATALOG.model("llama2-70b").kv_bytes_per_token
     assert slow.swap_bytes % (2 * block_bytes) == 0
 
 
-def test_by_default_each_accelerator_has_pcie_of_its_own():
-    """The figure is the catalog's."""
+def test_default_host_link_is_pcie_per_accelerator():
     speed = 8 * CATALOG.link("pcie4").bytes_per_s
     given = simulate(msgspec.structs.replace(ALONE, swap_bytes_per_s=speed), two(), catalog=CATALOG)
     assert simulate(ALONE, two(), catalog=CATALOG).duration_s == given.duration_s
 
 
-def test_memory_that_grows_takes_more_requests_at_once():
-    """Two that would not fit side by side in full run side by side until they do not: the second token comes sooner."""
+def test_swapping_runs_more_requests_at_once():
+    """Two requests that do not fit at full length run together until blocks run out."""
     whole = simulate(msgspec.structs.replace(ALONE, swap_space_bytes=None), two(), catalog=CATALOG)
     grown = simulate(ALONE, two(), catalog=CATALOG)
     assert whole.swaps == 0
@@ -86,22 +85,20 @@ def test_memory_that_grows_takes_more_requests_at_once():
         ),
     ],
 )
-def test_clusters_that_cannot_swap(change, says):
-    """One sentence says why."""
+def test_rejects_clusters_that_cannot_swap(change, says):
     with pytest.raises(ConfigurationError, match=says):
         simulate(msgspec.structs.replace(ALONE, **change), two(), catalog=CATALOG)
 
 
-def test_a_request_that_the_host_has_no_place_for_is_refused():
-    """Its KV cache could never be swapped out in the end."""
+def test_rejects_a_request_larger_than_the_swap_space():
     little = msgspec.structs.replace(
         ALONE, swap_space_bytes=16 * 16 * CATALOG.model("llama2-70b").kv_bytes_per_token
     )
     assert simulate(little, two(), catalog=CATALOG).rejected == 2
 
 
-def test_cluster_files():
-    """Both settings are read back; nothing is written of them where they are not given."""
+def test_cluster_files_round_trip():
+    """Unset values are not written."""
     spec = msgspec.structs.replace(ALONE, swap_bytes_per_s=2e10)
     assert read_cluster(dump_cluster(spec), "c.yaml", catalog=CATALOG) == spec
     assert "swap" not in dump_cluster(msgspec.structs.replace(ALONE, swap_space_bytes=None))

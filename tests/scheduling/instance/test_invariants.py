@@ -1,4 +1,4 @@
-"""What must always hold, over random workloads, clusters, durations and aborts."""
+"""Scheduler invariants over random workloads, clusters, durations and aborts."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,7 +14,7 @@ from twofold.scheduling.routers.splitwise import SplitwiseRouter
 
 
 class ShortQueues(SplitwiseRouter):
-    """Prompts here are short, so that instances would never change pools with the published threshold."""
+    """Lowers the published threshold, because prompts here are too short to reach it."""
 
     MAX_PENDING_TOKENS = 60
 
@@ -34,7 +34,7 @@ FIXED = {
     "chunked": [("m0", Role.MIXED, "chunked-prefill")],
     "preempting": [("m0", Role.MIXED, "splitwise")],
 }
-# SplitwiseSim's rules let a prompt without memory hold up a decode that has its own, so there memory suffices too.
+# Under SplitwiseSim's rules a prompt without blocks delays decodes that have theirs, so blocks suffice here too.
 ROOMY = {
     "sim": [("m0", Role.MIXED, "splitwise-sim")],
     "sim split": pools("splitwise-sim", prefill=1),
@@ -49,18 +49,17 @@ MOVERS = {
     "splitwise": ShortQueues,
     "returns when idle": lambda: ShortQueues(returns_when_idle=True),
 }
-# Blocks of an instance, and what is taken when. Memory is short where roles are fixed: one request of the largest size
-# just fits. Where instances hand off to one another in both directions, and where output memory is taken late, requests
-# may wait for one another in a circle, so there it suffices for all.
+# Blocks of an instance and the KV reservation. With fixed roles the largest request just fits. With hand-offs in both
+# directions, or output reserved late, requests could deadlock, so blocks suffice for all.
 TIGHT, AMPLE, LATE = (
     (26, FULL_RESERVATION),
     (1300, FULL_RESERVATION),
     (1300, KvReservation(output_at_decode_start=True, extra=1)),
 )
-# What a router believes that an instance holds: now and then it finds one too full for a request.
+# Capacity that routers assume: sometimes an instance is too full for a request.
 CAPACITY_TOKENS = 160
 
-# Cluster, router and memory. Routers that ask an instance for what it was not started for need batchers for both.
+# Cluster, router and blocks. Routers that move instances between pools need batchers for both phases.
 FIXED_ROUTERS = st.sampled_from(["jsq", "round-robin"])
 worlds = st.one_of(
     st.tuples(st.sampled_from(sorted(FIXED)), FIXED_ROUTERS, st.sampled_from([TIGHT, TIGHT, LATE])),
@@ -75,7 +74,7 @@ sizes = st.lists(
     min_size=1,
     max_size=25,
 )
-# A few tokens an iteration, or many, so that prompts pause decodes.
+# Few tokens per iteration, or many, so that prompts pause decodes.
 budgets = st.sampled_from([6, 64])
 milliseconds = st.integers(1, 300)
 
@@ -119,10 +118,10 @@ def preemptions(world):
 @given(
     worlds, sizes, milliseconds, milliseconds, budgets, st.sampled_from([PagedBlockAllocator, BlockAllocator])
 )
-def test_every_request_ends_once_with_its_tokens_in_order_and_no_block_is_left(
+def test_requests_end_once_with_their_tokens_in_order_and_blocks_freed(
     world, sizes, per_token, transfer, budget, accounts
 ):
-    """No block leaked or owned twice, no token lost, repeated or reordered, a request ends exactly once."""
+    """No block is leaked or owned twice, and no token is lost, repeated or reordered."""
     requests, aborts, done = run(world, sizes, per_token, transfer, budget=budget, accounts=accounts)
     done.check_ended(requests, aborts)
     for load in done.cluster.pools:
@@ -132,8 +131,8 @@ def test_every_request_ends_once_with_its_tokens_in_order_and_no_block_is_left(
 
 @settings(max_examples=150)
 @given(worlds, sizes, milliseconds, milliseconds, budgets)
-def test_the_same_input_gives_the_same_result(world, sizes, per_token, transfer, budget):
-    """Nothing depends on hash order, identity or a clock, nor on which of the block accounts is kept."""
+def test_equal_inputs_give_equal_results(world, sizes, per_token, transfer, budget):
+    """Independent of hash order, identity, clock and kind of block allocator."""
     how = {"budget": budget}
     first = run(world, sizes, per_token, transfer, **how)[2]
     second = run(world, sizes, per_token, transfer, **how)[2]
@@ -144,19 +143,19 @@ def test_the_same_input_gives_the_same_result(world, sizes, per_token, transfer,
 
 @settings(max_examples=300)
 @given(worlds, sizes, milliseconds, milliseconds, budgets)
-def test_runs_of_iterations_end_requests_when_single_iterations_do(world, sizes, per_token, transfer, budget):
-    """A run that is cut wherever the scheduler says `changed` is the same as asking at every boundary."""
+def test_runs_end_requests_when_single_iterations_do(world, sizes, per_token, transfer, budget):
+    """A run that stops at `changed` equals asking the batcher after every iteration."""
     how = {"budget": budget}
     single = run(world, sizes, per_token, transfer, **how)[2]
     together = run(world, sizes, per_token, transfer, runs=True, accounts=BlockAllocator, **how)[2]
     assert (
         story(single)[:-1] == story(together)[:-1]
-    )  # all but the time of the last event, which may be a run's cut end
+    )  # except the time of the last event, which may be the void end of a shortened run
     assert preemptions(single) == preemptions(together)
 
 
-def test_the_random_clusters_do_what_they_are_for():
-    """Decodes are preempted, and instances change pools and come back, or the tests above would show little."""
+def test_random_clusters_preempt_and_change_pools():
+    """So the properties above are not vacuous."""
     sizes = [(40, 12, 1000 * i, None) for i in range(20)]
     alone = run(("preempting", "jsq", TIGHT), sizes, 20, 1, budget=6)[2]
     assert sum(preemptions(alone).values()) > 10
@@ -168,8 +167,8 @@ def test_the_random_clusters_do_what_they_are_for():
             assert all(load.role is load.home for load in moved.cluster.pools)
 
 
-def test_instances_that_hand_off_to_each_other_do_not_wait_in_a_circle():
-    """Each holds a lease for a request whose prompt waits at the other, for memory that such a lease holds there."""
+def test_mutual_handoffs_do_not_deadlock():
+    """Each instance leases blocks that the other's waiting prompt needs."""
     sizes = [(1, 1, 0, None), (34, 12, 0, None), (58, 12, 0, None)]
     requests, _, done = run(("splitwise 1P+1D", "splitwise", TIGHT), sizes, 1, 1, capacity=104)
     assert len(done.ended) == len(requests)

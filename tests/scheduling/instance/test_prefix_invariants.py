@@ -1,4 +1,4 @@
-"""What must always hold where prompts share the KV that they begin with, over random workloads and aborts."""
+"""Invariants of prefix reuse over random workloads and aborts."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -54,7 +54,7 @@ sizes = st.lists(
 
 
 def keys_of(number, prompt_tokens, shared_blocks, family):
-    """A block of a family is the same in all its prompts; what comes after is a prompt's own."""
+    """Keys of a prompt: blocks shared within its family, then its own."""
     return tuple(
         1000 * family + place if place < shared_blocks else 1_000_000 + 1000 * number + place
         for place in range(prompt_tokens // BLOCK)
@@ -96,16 +96,15 @@ def run(world, sizes):
 
 @settings(max_examples=600)
 @given(worlds, sizes)
-def test_every_request_ends_once_with_its_tokens_in_order_and_finds_the_kv_of_its_prompt(world, sizes):
-    """A batch reads what was computed of its own prompt or of an equal beginning, whole; no block is leaked."""
+def test_requests_end_once_with_their_tokens_in_order_and_read_matching_kv(world, sizes):
+    """A batch reads KV of its own prompt or of an equal prefix; no block is leaked."""
     requests, aborts, done = run(world, sizes)
     done.check_ended(requests, aborts)
 
 
 @settings(max_examples=100)
 @given(worlds, sizes)
-def test_the_same_input_gives_the_same_result(world, sizes):
-    """To the block."""
+def test_equal_inputs_allocate_equal_blocks(world, sizes):
     _, _, one = run(world, sizes)
     _, _, other = run(world, sizes)
     assert (one.end_s, one.first_token_s) == (other.end_s, other.first_token_s)
@@ -113,8 +112,8 @@ def test_the_same_input_gives_the_same_result(world, sizes):
         assert instance.shared._cached == other.instances[name].shared._cached
 
 
-def test_the_random_clusters_reuse_copy_and_evict():
-    """Or the tests above would show little."""
+def test_random_clusters_reuse_copy_and_evict():
+    """So the properties above are not vacuous."""
     world = {
         "eviction": "lru",
         "swap_blocks": 0,

@@ -78,42 +78,43 @@ def live(package: Path) -> dict[str, set[str]]:
 def simulated(package: Path) -> set[str]:
     """Files of `package` that one request executes while the simulation's kernel runs."""
     with tempfile.TemporaryDirectory() as folder:
-        trace = Path(folder, "one.csv")
-        trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:00:00.0000000,1000,20\n")
-        script = _SIMULATED.format(trace=str(trace))
+        paths = [str(package.parent), os.environ.get("PYTHONPATH", "")]
         run = subprocess.run(
-            [sys.executable, "-c", script],
-            env={**os.environ, "PYTHONPATH": f"{package.parent}:{os.environ.get('PYTHONPATH', '')}"},
+            [sys.executable, "-c", _SIMULATED.format(cluster=str(_cluster_file(folder)))],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
             check=True,
             stdout=subprocess.PIPE,
             text=True,
         )
-        return _ours(json.loads(run.stdout.splitlines()[-1]), package)
+        return _ours(json.loads(run.stdout), package)
 
 
 _SIMULATED = """
 import json, sys
-from twofold.simulation import kernel
+from pathlib import Path
+from twofold.cluster.file import load_cluster
+from twofold.hardware.catalog import load_catalog
+from twofold.request import Request
+from twofold.simulation.kernel import Kernel
+from twofold.simulation.simulate import simulate
 files = set()
-run = kernel.Kernel.run
+run = Kernel.run
 def traced(self, *args, **kwargs):
     sys.setprofile(lambda frame, event, arg: event == "call" and files.add(frame.f_code.co_filename))
     try:
         return run(self, *args, **kwargs)
     finally:
         sys.setprofile(None)
-kernel.Kernel.run = traced
-from twofold.cli.main import main
-sys.argv = ["twofold", "simulate", {trace!r}, "--cluster", "1xh100:prefill,1xh100:decode", "--model", "llama2-70b"]
-try:
-    main()
-except SystemExit as end:
-    assert not end.code, end.code
-print()
+Kernel.run = traced
+catalog = load_catalog()
+spec = load_cluster(Path({cluster!r}), catalog=catalog)
+request = Request(id="0", arrival_s=0.0, prompt_tokens=1000, output_tokens=20)
+assert simulate(spec, [request], catalog=catalog, series=False).completed == 1
 print(json.dumps(sorted(files)))
 """
 _CLUSTER = """
 model: llama2-70b
+router: jsq
 pools:
   - {machines: 1, machine: dgx-h100, role: prefill}
   - {machines: 1, machine: dgx-h100, role: decode}

@@ -20,9 +20,9 @@ from twofold.engine.torch.loader import load_model
 from twofold.handoff import HandoffMode, Lease
 from twofold.performance.transfer import LinkSpeed, PrefillSpeed
 from twofold.request import SamplingParams
-from twofold.serving.worker.handoffs import layers_at_once
-from twofold.serving.worker.probes import link_speed, prefill_speed
-from twofold.serving.worker.sender import HandoffSender, OutgoingHandoff
+from twofold.serving.worker.peers import link_speed
+from twofold.serving.worker.process import prefill_speed
+from twofold.serving.worker.sender import HandoffSender, OutgoingHandoff, layers_per_transfer
 from twofold.transport.base import MemoryDescriptor
 from twofold.transport.nixl import NixlTransport
 
@@ -90,7 +90,7 @@ class PrefillSide:
         self._over = threading.Event()
         self._started_s = self._ended_s = 0.0
         layers = len(engine.layout.layers)
-        self._sender = HandoffSender(layers, time.perf_counter, layers_at_once(engine.layout))
+        self._sender = HandoffSender(layers, time.perf_counter, layers_per_transfer(engine.layout))
         self._sender.start(self._write_layers, lambda _: None, self._ended)
 
     def once(self, ask: HandoffRequest) -> HandoffTimes:

@@ -56,7 +56,7 @@ from twofold.serving.worker.peers import PeerDirectory
 from twofold.serving.worker.prefix_store import StoredPrefixes
 from twofold.serving.worker.receiver import HandoffReceiver
 from twofold.serving.worker.sender import HandoffSender
-from twofold.serving.worker.state import KvLanding, TokenSequence, WorkerState
+from twofold.serving.worker.state import KvLanding, SharedWorkerState, TokenSequence
 from twofold.transport.shared_memory import SharedMemoryTransport
 
 GOAL = 0.1
@@ -146,7 +146,7 @@ class Worker:
         self.answer = Answer(context)
         self.answer.ends = self._end
         self._scheduler = InstanceScheduler(BATCHERS["mixed"](8192, 16), self.shared, leases, 16)
-        self.state = WorkerState(
+        self.state = SharedWorkerState(
             instance="prefill-0",
             role=Role.MIXED,
             scheduler=self._scheduler,

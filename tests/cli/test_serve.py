@@ -91,7 +91,7 @@ def test_a_device_that_is_not_there(model):
         with pytest.raises(ConfigurationError, match="cpu, cuda or cuda:N"):
             check_device(device)
     if torch.version.cuda is None:
-        assert "needs a torch with CUDA" in unprepared(model, device="cuda")
+        assert "needs torch with CUDA" in unprepared(model, device="cuda")
 
 
 @pytest.mark.parametrize(

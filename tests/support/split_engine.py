@@ -24,7 +24,7 @@ from twofold.request import SamplingParams
 from twofold.serving.config import WorkerConfig
 from twofold.serving.launch.memory_plan import MemoryPlan
 from twofold.serving.worker.engines import RankPipes
-from twofold.serving.worker.torch_parts import TorchRanks
+from twofold.serving.worker.torch_parts import TorchFactory
 
 OUTPUT, BLOCKS = 6, 96
 GREEDY = SamplingParams(max_tokens=OUTPUT, temperature=0.0, logprobs=1)
@@ -42,22 +42,22 @@ def main(files, *models):
 def of_split(model, files, split, prompts):
     """Forks also the first rank, because ranks cut the model down in place."""
     plan = MemoryPlan(layout=model.layout(16), num_blocks=BLOCKS, max_model_len=model.max_model_len)
-    ranks = TorchRanks(model, plan, "cpu")
+    factory = TorchFactory(model, "", plan, "cpu", None, None)
     spec = WorkerConfig(
         instance="w", role=Role.MIXED, batcher="mixed", max_num_batched_tokens=512, split=split
     )
-    wires = RankPipes(split.ranks, f"{files}/store")
+    pipes = RankPipes(split.ranks, f"{files}/store")
     read, write = os.pipe()
 
     def first():
         engine = TorchEngine(model, KvPool(plan.layout, BLOCKS))
         if split != UNSHARDED:
-            engine = ranks.first(spec, 1, wires).engine
+            engine = factory.parts(spec, 1, pipes).engine
         os.write(write, json.dumps(driven(engine, prompts)).encode())
 
-    others = [lambda rank=rank: ranks.run_other(spec, rank, wires) for rank in range(1, split.ranks)]
+    others = [lambda rank=rank: factory.run_rank(spec, rank, pipes) for rank in range(1, split.ranks)]
     pids = [fork(run) for run in (first, *others)]
-    wires.close()
+    pipes.close()
     os.close(write)
     with os.fdopen(read) as pipe:
         said = json.load(pipe)

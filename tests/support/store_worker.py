@@ -22,7 +22,7 @@ from twofold.serving.worker.batch_loop import BatchLoop
 from twofold.serving.worker.prefix_store import StoredPrefixes
 from twofold.serving.worker.receiver import HandoffReceiver
 from twofold.serving.worker.sender import HandoffSender
-from twofold.serving.worker.state import KvLanding, TokenSequence, WorkerState
+from twofold.serving.worker.state import KvLanding, SharedWorkerState, TokenSequence
 
 BLOCK = 16
 
@@ -90,7 +90,7 @@ class StoreWorker:
         self.scheduler = InstanceScheduler(
             BATCHERS["mixed"](2048, 16), self.shared, LeaseTable(self.shared, "w", 1, 10.0), 16
         )
-        self.state = WorkerState(
+        self.state = SharedWorkerState(
             instance="w",
             role=Role.MIXED,
             scheduler=self.scheduler,

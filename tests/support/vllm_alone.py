@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from twofold.serving.worker.engines import VLLM_ENVIRONMENT
+from twofold.engine.registry import ENGINES
 
 _SCRIPT = """
 import json, sys
@@ -29,7 +29,7 @@ def greedy_by_vllm(model_dir: Path, prompts: Sequence[list[int]], output: int) -
     done = subprocess.run(
         [sys.executable, "-c", _SCRIPT],
         input=asked,
-        env={**os.environ, **VLLM_ENVIRONMENT},
+        env={**os.environ, **ENGINES["vllm"].environment},
         capture_output=True,
         text=True,
         check=False,

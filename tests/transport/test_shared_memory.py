@@ -28,10 +28,10 @@ def test_landed_blocks_are_brought_into_a_pool_elsewhere():
         landing_pool.keys(layer).fill_(layer + 1.0)
         landing_pool.values(layer).fill_(layer + 1.0)
     landing = StagedLanding(landing_pool, engine_pool)
-    landing.landed("a", [1, 2])
-    landing.landed("b", [4])
+    landing.received("a", [1, 2])
+    landing.received("b", [4])
     landing.drop("b")
-    landing.bring(landing.take())
+    landing.copy(landing.take())
     for layer in range(3):
         assert engine_pool.keys(layer)[:, 0, 0, 0].tolist() == [0, layer + 1, layer + 1, 0, 0, 0]
     assert landing.take() == []

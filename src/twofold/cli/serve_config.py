@@ -21,6 +21,7 @@ from twofold.cli.serve_refusals import (
 )
 from twofold.cli.serve_replan import DEFAULT_ROUTER, replan_config
 from twofold.cluster.file import load_cluster
+from twofold.engine.registry import ENGINES
 from twofold.errors import ConfigurationError
 from twofold.hardware.catalog import load_catalog
 from twofold.instance import Role
@@ -38,7 +39,6 @@ from twofold.serving.launch.worker_plan import (
     with_chunks,
     with_splits,
 )
-from twofold.serving.worker.engines import ENGINES
 from twofold.transport.registry import DEFAULT_TRANSPORT, check_transport
 
 

@@ -8,6 +8,7 @@ from twofold.cli.serve_flags import Flags
 from twofold.cli.serve_refusals import check_choice, refuse
 from twofold.cli.store_flags import check_eviction
 from twofold.cluster.spec import ClusterSpec
+from twofold.engine.registry import ENGINES
 from twofold.errors import ConfigurationError
 from twofold.serving.config import EngineConfig, ServiceConfig
 from twofold.serving.gateway.tokenizer import load_tokenizer
@@ -39,7 +40,7 @@ def model_engine(flags: Flags, block_size: int, max_num_seqs: int, swap_bytes: i
 
 def usual_block_size(flags: Flags) -> int:
     """Tokens in a block; vLLM's on a CPU are multiples of 32."""
-    return 32 if flags.engine == "vllm" and (flags.device or "cpu") == "cpu" else 16
+    return ENGINES[flags.engine].cpu_block_size if (flags.device or "cpu") == "cpu" else 16
 
 
 def emulated_engine(flags: Flags, spec: ClusterSpec) -> EngineConfig:

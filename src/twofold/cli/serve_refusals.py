@@ -5,13 +5,13 @@ from pathlib import Path
 from twofold.cli.serve_flags import Flags
 from twofold.cli.serve_ray import check_ray
 from twofold.cluster.spec import ClusterSpec
+from twofold.engine.registry import ENGINES
 from twofold.errors import ConfigurationError
 from twofold.instance import Role
 from twofold.kvcache.sharding import UNSHARDED
 from twofold.scheduling.batchers import BATCHERS
 from twofold.scheduling.routers import FORECASTING_ROUTERS
 from twofold.serving.config import ServiceConfig, WorkerConfig
-from twofold.serving.worker.engines import check_vllm
 
 
 def check_use(flags: Flags) -> None:
@@ -63,7 +63,7 @@ def _refuse_for_vllm(flags: Flags) -> None:
         *flags.degrees,
     ):
         refuse(name, value, "is for --engine torch: vLLM has a scheduler and a block pool of its own")
-    check_vllm()
+    ENGINES["vllm"].check_installed()
 
 
 def check_repeats(flags: Flags, file: Path, spec: ClusterSpec, workers: tuple[WorkerConfig, ...]) -> None:

@@ -5,6 +5,7 @@ from typing import Final, Literal
 import msgspec
 
 from twofold.cluster.spec import ClusterSpec
+from twofold.engine.registry import ENGINES
 from twofold.errors import ConfigurationError
 from twofold.handoff import HandoffMode
 from twofold.instance import Role
@@ -37,7 +38,7 @@ DEFAULT_VOCAB_SIZE = 32_000  # of emulated models
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How each worker runs the model.
 
-    `engine` is a key of `serving.worker.engines.ENGINES`. With `emulated`, `model` is a catalog name and
+    `engine` is a key of `engine.registry.ENGINES`. With `emulated`, `model` is a catalog name and
     `vocab_size` sets the vocabulary. `tokenizer` is a directory, if it differs from the model's. `kv_cache_bytes` is
     per worker; None selects a default for the device. With `swap_bytes`, decodes allocate KV blocks as they grow,
     and each decoding worker swaps them out to this much host memory.
@@ -64,12 +65,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def computes(self) -> bool:
         """Whether the engine computes a model."""
-        return self.engine != "emulated"
+        return ENGINES[self.engine].runs_model
 
     @property
     def recomputes(self) -> bool:
         """Whether the engine may drop the KV of a decode and compute it again, which needs the prompt."""
-        return self.engine == "vllm"
+        return ENGINES[self.engine].recomputes
 
     def context(self, model_len: int) -> int:
         """Return the context length in tokens, given the model's; raises ConfigurationError."""

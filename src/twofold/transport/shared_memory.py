@@ -9,8 +9,14 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from twofold.engine.base import KvLayout, LayerShape
-from twofold.engine.torch.pool import KvPool, PoolHeads, copy_all_layers, copy_blocks, copy_heads
-from twofold.engine.torch.streams import PinnedMemory
+from twofold.engine.torch.pool import (
+    KvPool,
+    PinnedMemory,
+    PoolHeads,
+    copy_all_layers,
+    copy_blocks,
+    copy_heads,
+)
 from twofold.errors import ConfigurationError
 from twofold.kvcache.sharding import UNSHARDED, Sharding, overlap, plan_reshard
 from twofold.security.network import HostNetwork

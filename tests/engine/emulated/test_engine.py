@@ -76,7 +76,7 @@ def test_after_a_rest_an_iteration_begins_when_it_comes():
     clock = FakeClock()
     emulated = engine(clock)
     emulated.run([decode(50)])
-    emulated.rest()
+    emulated.pause()
     clock.pass_time(20 * MS)
     began = clock.now()
     emulated.run([decode(50)])

@@ -6,11 +6,9 @@ from hypothesis import strategies as st
 
 from twofold.engine.base import KvLayout, LayerShape, SequenceStep
 from twofold.engine.torch import batch as planner
-from twofold.engine.torch.attention import paged_attention
-from twofold.engine.torch.batch import LayerHooks, PackedBatch
+from twofold.engine.torch.batch import LayerHooks, PackedBatch, paged_attention
 from twofold.engine.torch.kernels import DecodeGroup, Scratch
-from twofold.engine.torch.pool import KvPool
-from twofold.engine.torch.streams import LayerNotifier
+from twofold.engine.torch.pool import KvPool, LayerNotifier
 
 HEADS, SHAPE = 6, LayerShape(kv_heads=2, key_dim=8, value_dim=5)
 SCALING = 0.4

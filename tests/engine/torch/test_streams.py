@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from support.device import DEVICE
-from twofold.engine.torch.streams import CopyStream, LayerNotifier, PinnedMemory
+from twofold.engine.torch.pool import CopyStream, LayerNotifier, PinnedMemory
 
 GPU_OR_CPU = torch.device(DEVICE)
 ON_GPU = pytest.mark.skipif(GPU_OR_CPU.type != "cuda", reason="on a CPU nothing is queued")

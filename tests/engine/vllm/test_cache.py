@@ -76,5 +76,5 @@ def test_memory_that_is_laid_out_otherwise_is_refused(cache):
 def test_layers_of_different_blocks_are_refused():
     """Blocks have one number for all layers."""
     first, second = torch.zeros(BLOCKS, HEADS, SIZE, NUMBERS), torch.zeros(BLOCKS + 1, HEADS, SIZE, NUMBERS)
-    with pytest.raises(ModelError, match="other blocks"):
+    with pytest.raises(ModelError, match="another number or size of blocks"):
         read_layout({"layer 0": first, "layer 1": second}, HEADS)

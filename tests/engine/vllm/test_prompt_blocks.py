@@ -36,7 +36,7 @@ def removed(blocks, *hashes):
 
 def told(blocks):
     changes = CacheChanges()
-    blocks.tell(changes)
+    blocks.report(changes)
     return changes.take()
 
 

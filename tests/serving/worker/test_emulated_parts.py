@@ -25,7 +25,7 @@ def config(pools="1xa100:prefill,1xh100:decode", model="bloom-176b", **engine):
 def test_memory_is_what_the_simulator_has():
     """Blocks of each instance, and a KV cache of the model's bytes."""
     made = config()
-    prepared = prepare(made)
+    prepared = prepare(made, print)
     for worker, kind in zip(made.workers, instance_profiles(made.cluster, CATALOG), strict=True):
         parts = prepared.parts(worker, epoch=7)
         assert parts.engine.num_blocks == kind.capacity_tokens // 16
@@ -36,21 +36,24 @@ def test_memory_is_what_the_simulator_has():
 
 def test_sizes_are_the_model_s_unless_told_otherwise():
     """The context may be longer than the model's own, as far as memory goes."""
-    assert (prepare(config()).max_model_len, prepare(config()).vocab_size) == (2048, DEFAULT_VOCAB_SIZE)
-    told = prepare(config(max_model_len=8192, vocab_size=99))
+    assert (prepare(config(), print).max_model_len, prepare(config(), print).vocab_size) == (
+        2048,
+        DEFAULT_VOCAB_SIZE,
+    )
+    told = prepare(config(max_model_len=8192, vocab_size=99), print)
     assert (told.max_model_len, told.vocab_size) == (8192, 99)
 
 
 def test_a_context_that_no_memory_holds():
     """The smallest machine decides, and is named."""
-    with pytest.raises(ConfigurationError, match="an instance on dgx-a100 has room for"):
-        prepare(config(max_model_len=10_000_000))
+    with pytest.raises(ConfigurationError, match="exceeds the KV cache of an instance on dgx-a100"):
+        prepare(config(max_model_len=10_000_000), print)
 
 
 def test_a_worker_that_waits_tells_its_engine():
     """So that what comes next begins when it comes."""
     made = config()
-    parts = prepare(made).parts(made.workers[0], epoch=1)
+    parts = prepare(made, print).parts(made.workers[0], epoch=1)
     parts.engine._busy_until = 5
     with parts.changed:
         parts.changed.wait(timeout=0.001)

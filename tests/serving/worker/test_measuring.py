@@ -3,7 +3,8 @@
 import pytest
 
 from twofold.engine.base import KvLayout, LayerShape
-from twofold.serving.worker.probes import FEW_BYTES, link_speed, prefill_speed
+from twofold.serving.worker.peers import SMALL_PROBE_BYTES, link_speed
+from twofold.serving.worker.process import prefill_speed
 
 LAYOUT = KvLayout(layers=(LayerShape(2, 8, 8),), block_size=16, dtype="float32", itemsize=4)
 
@@ -52,6 +53,6 @@ def test_a_link_is_told_as_overhead_and_bandwidth(per_byte_s):
     """A slow link is not kept busy longer than needed."""
     link = Timed(0.0005, per_byte_s, first_s=1.0)
     speed = link_speed(link, link.clock)
-    assert 0.0005 * 0.99 < speed.overhead_s < (0.0005 + FEW_BYTES * per_byte_s) * 1.01
+    assert 0.0005 * 0.99 < speed.overhead_s < (0.0005 + SMALL_PROBE_BYTES * per_byte_s) * 1.01
     assert speed.bytes_per_s == pytest.approx(1 / per_byte_s, rel=0.25)
     assert link.now < 1.0 + 8

@@ -1,9 +1,4 @@
-"""The tokens of an emulated model: drawn from a range by seed and position, as good as any others.
-
-Says when a machine is too busy to keep the time of what it emulates.
-
-The emulated engine: runs no model, but takes as long as a performance model says that one would.
-"""
+"""The emulated engine: takes the time of a performance model and computes nothing."""
 
 import logging
 import math
@@ -15,13 +10,18 @@ from twofold.engine.emulated.prefills import Clock, PrefillTimes
 from twofold.request import SamplingParams
 from twofold.scheduling.instance.swap_preemption import BlockCopy
 
+log = logging.getLogger(__name__)
+
 _MASK = 2**64 - 1
+_MAX_DELAY_PS = PS // 20  # of the end of a batch, without a warning
+_WARNING_INTERVAL_PS = 10 * PS
+_MAX_LAG_PS = PS  # work that a process makes up for after it was stopped
 
 
 class RandomTokens:
-    """The ids from `low` up to, not including, `vocab_size`, all equally likely; none of them ends an output.
+    """Uniformly distributed token ids from `low` to `vocab_size` − 1, without EOS.
 
-    The lowest ids are left out: that is where vocabularies keep their special tokens.
+    Most vocabularies have their special tokens below `low`.
     """
 
     def __init__(self, vocab_size: int) -> None:
@@ -29,7 +29,7 @@ class RandomTokens:
         self.size = vocab_size - self.low
 
     def sample(self, sampling: SamplingParams, position: int, output_index: int) -> Sampled:
-        """The token at `position` of a sequence: a function of seed and position, and greedily of position alone."""
+        """Return the token at `position`, a function of seed and position; if greedy, of the position only."""
         place = _mix(0 if sampling.greedy else sampling.seed, position) % self.size
         ruled_out = frozenset(sampling.stop_token_ids if output_index < sampling.min_tokens else ())
         places = (place + step for step in range(len(ruled_out) + 1))
@@ -40,13 +40,13 @@ class RandomTokens:
         return Sampled(token, -math.log(self.size), self._alternatives(token, sampling.logprobs))
 
     def _alternatives(self, token: int, count: int) -> tuple[tuple[int, float], ...]:
-        """The token itself and its successors: the best there are, as all are equally likely."""
+        """Return the token and its successors. All tokens have the same probability."""
         ids = (self.low + (token - self.low + step) % self.size for step in range(min(count, self.size)))
         return tuple((each, -math.log(self.size)) for each in ids)
 
 
 def _mix(seed: int, position: int) -> int:
-    """SplitMix64 (Steele, Lea and Flood, OOPSLA'14), keyed twice."""
+    """Hash seed and position by SplitMix64 (Steele, Lea and Flood, OOPSLA'14)."""
     state = 0
     for word in (seed, position):
         state = (state ^ word) + 0x9E3779B97F4A7C15 & _MASK
@@ -56,40 +56,30 @@ def _mix(seed: int, position: int) -> int:
     return state
 
 
-log = logging.getLogger(__name__)
-
-_TOLERATED = PS // 20
-_EVERY = 10 * PS
-
-
 class LatenessMonitor:
-    """How late batches end. Warns when it is much, and not more often than every ten seconds."""
+    """Warns when batches end more than 50 ms late, at most every ten seconds."""
 
     def __init__(self, instance: str) -> None:
         self._instance = instance
-        self._said: int | None = None
+        self._warned: int | None = None
 
     def note(self, now: int, due: int) -> None:
-        """A batch that was to end at picosecond `due` has ended at `now`."""
+        """A batch that was due at picosecond `due` has ended at `now`."""
         late = now - due
-        if late > _TOLERATED and (self._said is None or now - self._said > _EVERY):
-            self._said = now
+        if late > _MAX_DELAY_PS and (self._warned is None or now - self._warned > _WARNING_INTERVAL_PS):
+            self._warned = now
             log.warning(
-                "%s ended a batch %.0f ms late: this machine is too busy for all that it emulates",
+                "%s ended a batch %.0f ms late: this host is too slow for the emulated service",
                 self._instance,
                 late / PS * 1e3,
             )
 
 
-_MOST_BEHIND = PS  # of work that a process that was stopped makes up for in a burst
-
-
 class EmulatedEngine:
-    """Implements `twofold.engine.base.Engine` with durations from `timing`, the simulator's own.
+    """Implements `twofold.engine.base.Engine` with the durations of `timing`, which the simulator uses too.
 
-    Iterations that follow each other without a pause begin where the one before ended by the model, not where the
-    process came round to it: neither late wake-ups nor the work between iterations add up. `rest` tells the
-    engine of a pause; what comes after one begins when it comes.
+    An iteration starts at the modelled end of the one before, unless the worker has paused in between. So late
+    wake-ups and the work between iterations do not add up.
     """
 
     def __init__(
@@ -108,12 +98,12 @@ class EmulatedEngine:
         self._clock, self._lateness = clock, lateness
         self._busy_until: int | None = None
 
-    def rest(self) -> None:
-        """There is nothing to run: the worker waits."""
+    def pause(self) -> None:
+        """The worker waits for work: the next iteration starts when it is run."""
         self._busy_until = None
 
     def copy(self, copies: Sequence[BlockCopy]) -> None:
-        """Let the time pass that these blocks would take to the memory of the host, or from there."""
+        """Take the time of these swap copies."""
         end = self._begin() + self._timing.copying(copies)
         self._clock.sleep_until(end)
         self._busy_until = end
@@ -124,7 +114,7 @@ class EmulatedEngine:
         on_layer: OnLayer | None = None,
         wait_for: OnLayer | None = None,
     ) -> list[Sampled | None]:
-        """Let the time of one iteration pass (see `Engine.run`)."""
+        """Take the time of one iteration (see `Engine.run`)."""
         if not steps:
             return []
         begin = self._begin()
@@ -145,10 +135,10 @@ class EmulatedEngine:
 
     def _begin(self) -> int:
         now, after = self._clock.now(), self._busy_until
-        return now if after is None or now - after > _MOST_BEHIND else after
+        return now if after is None or now - after > _MAX_LAG_PS else after
 
     def _duration(self, prompts: Iterable[SequenceStep], decodes: Sequence[SequenceStep]) -> int:
-        """Picoseconds; the decodes read the KV before their token, as in the simulator."""
+        """Return picoseconds. Decodes read the KV before their token, as in the simulator."""
         context = sum(step.start for step in decodes)
         tokens = squares = 0
         for step in prompts:
@@ -165,5 +155,5 @@ class EmulatedEngine:
 
 
 def _decodes(step: SequenceStep) -> bool:
-    """Whether it continues an output, rather than computing a prompt or a piece of one."""
+    """Whether the step decodes, and is not a prompt or a chunk of one."""
     return step.output_index > 0 and len(step.token_ids) == 1

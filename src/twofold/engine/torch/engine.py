@@ -9,9 +9,8 @@ from twofold.engine.base import KvLayout, OnLayer, Sampled, SequenceStep
 from twofold.engine.torch.batch import LayerHooks, PackedBatch
 from twofold.engine.torch.kernels import Scratch
 from twofold.engine.torch.loader import LoadedModel
-from twofold.engine.torch.pool import KvPool, copy_blocks
+from twofold.engine.torch.pool import KvPool, LayerNotifier, copy_blocks
 from twofold.engine.torch.sampler import SamplingRow, sample
-from twofold.engine.torch.streams import LayerNotifier
 
 
 class TorchEngine:

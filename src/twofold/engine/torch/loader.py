@@ -16,7 +16,7 @@ from transformers.utils.logging import disable_progress_bar, enable_progress_bar
 
 from twofold.engine.base import KvLayout, LayerShape
 from twofold.engine.model_config import eos_token_ids
-from twofold.engine.torch.attention import register
+from twofold.engine.torch.batch import register
 from twofold.engine.torch.probe import probe_layers
 from twofold.errors import ModelError
 

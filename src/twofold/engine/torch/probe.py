@@ -15,7 +15,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 
 from twofold.engine.base import LayerShape
 from twofold.engine.model_config import context_length
-from twofold.engine.torch.attention import PAGED
+from twofold.engine.torch.batch import PAGED
 from twofold.engine.torch.kernels import AttentionScoring, attend
 from twofold.errors import ModelError
 

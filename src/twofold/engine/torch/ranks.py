@@ -1,12 +1,10 @@
-"""Which layers of an iteration are complete, where several ranks compute parts of them.
+"""An engine on several ranks: rank 0 sends each iteration to the others, which compute their parts.
 
-The engine of a split worker: its first rank, which is told what to run, and the others, which it tells.
-
-first rank                                      another rank
-SplitEngine.begin(…) ─── Iteration ──────────▶ follow(…)
-  own part of the model ◀─ process group ─────▶   own part of the model
-  on_layer(k), when all have it ◀── LayerDone ──   on_layer(k)
-  tokens ◀────────────── Tokens, if it samples ──   tokens
+rank 0                                          another rank
+SplitEngine.begin(…) ─── RankIteration ──────▶ RankFollower.follow(…)
+  its part of the model ◀─ process group ─────▶   its part of the model
+  on_layer(k), if all have it ◀── LayerDone ────   on_layer(k)
+  tokens ◀──────────── SampledTokens, if it samples
 """
 
 import queue
@@ -26,10 +24,7 @@ from twofold.kvcache.sharding import Sharding
 
 
 class LayerProgress:
-    """Calls `on_layer` for each layer once all `shards` that hold a part of it have computed theirs, in order.
-
-    Its methods may be called from any thread.
-    """
+    """Calls `on_layer` in order for each layer of which all `shards` have computed their parts. Thread-safe."""
 
     def __init__(self, num_layers: int, shards: int, on_layer: OnLayer) -> None:
         self._shards = shards
@@ -39,14 +34,14 @@ class LayerProgress:
         self._lock = threading.Lock()
 
     def computed(self, layer: int) -> None:
-        """One rank has the KV of its part of this layer."""
+        """One rank has computed its part of this layer."""
         with self._lock:
             self._computed[layer] += 1
             while self._complete < len(self._computed) and self._computed[self._complete] == self._shards:
                 self._announce()
 
     def finish(self) -> None:
-        """The iteration is over, so all layers are complete, also those whose ranks are yet to be heard."""
+        """The iteration has ended: complete the layers whose messages are still to be received."""
         with self._lock:
             while self._complete < len(self._computed):
                 self._announce()
@@ -57,51 +52,51 @@ class LayerProgress:
 
 
 RANK_HEARTBEAT_S = 0.2
-SILENCE_S = 2.0  # a rank that is not heard for so long hangs, or is stopped
+RANK_TIMEOUT_S = 2.0  # without a heartbeat: the rank hangs
 
 
 class RankIteration(msgspec.Struct, frozen=True):
-    """To the other ranks: run these steps, and say `LayerDone` of each layer if `announces`."""
+    """Rank 0 to others: run these steps, and send `LayerDone` for each layer if `reports_layers`."""
 
     number: int
     steps: Sequence[SequenceStep]
-    announces: bool
+    reports_layers: bool
 
 
 class LayerDone(msgspec.Struct, frozen=True, tag=True):
-    """From a rank: its part of the KV of a layer is in its pool."""
+    """A rank to rank 0: its part of a layer's KV is in its pool."""
 
     number: int
     layer: int
 
 
 class SampledTokens(msgspec.Struct, frozen=True, tag=True):
-    """From the rank that samples."""
+    """The sampling rank to rank 0."""
 
     number: int
     sampled: list[Sampled | None]
 
 
 class RankHeartbeat(msgspec.Struct, frozen=True, tag=True):
-    """From a rank: it lives."""
+    """A rank to rank 0."""
 
 
 RankMessage = LayerDone | SampledTokens | RankHeartbeat
 
 
-class _UnderWay(NamedTuple):
-    """An iteration that has not passed all stages; `progress` where its layers are announced."""
+class _RunningIteration(NamedTuple):
+    """An iteration that has not passed all stages. `progress` is set if its layers are reported."""
 
     progress: LayerProgress | None
     ended: IterationDone
 
 
 class SplitEngine:
-    """Implements `twofold.engine.base.PipelineEngine` on the first rank.
+    """Implements `twofold.engine.base.PipelineEngine` on rank 0.
 
-    `own` is its own part, `layout` that of all ranks together; `others` are its ways to ranks 1, 2, …, which follow.
-    An iteration that fails anywhere leaves the ranks waiting for each other, so it ends the process: the ranks end
-    with it, and the worker starts anew.
+    `own` is the engine of its own part, `layout` that of all ranks together, and `others` are the connections
+    to ranks 1, 2, …. A failed iteration leaves ranks waiting for each other, so it ends the process, and with
+    it the worker.
     """
 
     def __init__(
@@ -111,7 +106,7 @@ class SplitEngine:
         self._own, self._split = own, split
         self._others = {other: TypedPipe[RankMessage](other, RankMessage) for other in others}
         self._number = 0
-        self._under_way: dict[int, _UnderWay] = {}
+        self._running: dict[int, _RunningIteration] = {}
         self._heard_s = dict.fromkeys(others, time.monotonic())
         threading.Thread(target=self._listen, name="ranks", daemon=True).start()
 
@@ -119,9 +114,9 @@ class SplitEngine:
     def num_blocks(self) -> int:
         return self._own.num_blocks
 
-    def lives(self) -> bool:
-        """Whether all other ranks were heard lately."""
-        return time.monotonic() - min(self._heard_s.values()) < SILENCE_S
+    def ranks_alive(self) -> bool:
+        """Whether all other ranks have sent a heartbeat within `RANK_TIMEOUT_S`."""
+        return time.monotonic() - min(self._heard_s.values()) < RANK_TIMEOUT_S
 
     def run(
         self,
@@ -129,8 +124,8 @@ class SplitEngine:
         on_layer: OnLayer | None = None,
         wait_for: OnLayer | None = None,
     ) -> list[Sampled | None]:
-        """Run one iteration on all ranks (see `Engine.run`); none of them has anything to wait for."""
-        assert wait_for is None  # noqa: S101  (workers that are split do not use their host's store)
+        """Run one iteration on all ranks (see `Engine.run`)."""
+        assert wait_for is None  # noqa: S101  (no KV store with several ranks)
         if not steps:
             return []
         ended: queue.SimpleQueue[list[Sampled | None]] = queue.SimpleQueue()
@@ -138,19 +133,19 @@ class SplitEngine:
         return ended.get()
 
     def begin(self, steps: Sequence[SequenceStep], on_layer: OnLayer | None, ended: IterationDone) -> None:
-        """Start one iteration on all ranks (see `PipelineEngine.begin`); with one stage it has ended on return."""
+        """Start one iteration on all ranks (see `PipelineEngine.begin`). With one stage it ends before this returns."""
         try:
             self._begin(steps, on_layer, ended)
         except Exception as error:
-            raise SystemExit(f"a rank failed in mid-iteration: {error}") from error
+            raise SystemExit(f"a rank failed during an iteration: {error}") from error
 
     def _begin(self, steps: Sequence[SequenceStep], on_layer: OnLayer | None, ended: IterationDone) -> None:
         self._number += 1
         progress = None
         if on_layer is not None:
             progress = LayerProgress(len(self.layout.layers), self._split.tensor, on_layer)
-        self._under_way[self._number] = _UnderWay(progress, ended)
-        iteration = RankIteration(self._number, steps, announces=progress is not None)
+        self._running[self._number] = _RunningIteration(progress, ended)
+        iteration = RankIteration(self._number, steps, reports_layers=progress is not None)
         for other in self._others.values():
             other.send(iteration)
         sampled = self._own.run(steps, None if progress is None else progress.computed)
@@ -158,8 +153,8 @@ class SplitEngine:
             self._end(self._number, sampled)
 
     def _end(self, number: int, sampled: list[Sampled | None]) -> None:
-        """The last stage is done with an iteration."""
-        iteration = self._under_way.pop(number)
+        """The last stage has computed an iteration."""
+        iteration = self._running.pop(number)
         if iteration.progress is not None:
             iteration.progress.finish()
         iteration.ended(sampled)
@@ -167,41 +162,43 @@ class SplitEngine:
     def _listen(self) -> None:
         while True:
             for other in wait(list(self._others)):
-                assert isinstance(other, Connection)  # noqa: S101  (nothing else is waited for)
-                said = self._others[other].recv()  # ends the process where the rank has ended
+                assert isinstance(other, Connection)  # noqa: S101  (for the type checker)
+                message = self._others[
+                    other
+                ].recv()  # raises, and so ends the process, if the rank has exited
                 self._heard_s[other] = time.monotonic()
-                if isinstance(said, SampledTokens):
-                    self._end(said.number, said.sampled)
-                elif isinstance(said, LayerDone):
-                    self._layer_done(said)
+                if isinstance(message, SampledTokens):
+                    self._end(message.number, message.sampled)
+                elif isinstance(message, LayerDone):
+                    self._layer_done(message)
 
-    def _layer_done(self, said: LayerDone) -> None:
-        iteration = self._under_way.get(said.number)
+    def _layer_done(self, message: LayerDone) -> None:
+        iteration = self._running.get(message.number)
         if iteration is not None and iteration.progress is not None:
-            iteration.progress.computed(said.layer)
+            iteration.progress.computed(message.layer)
 
 
 class RankFollower:
-    """What another rank says to the first, from any of its threads."""
+    """Runs the iterations of rank 0 on another rank. `send` and `heartbeat` are thread-safe."""
 
     def __init__(self, first: Connection) -> None:
         self._first = TypedPipe[RankIteration](first, RankIteration)
         self._lock = threading.Lock()
-        self._beat_s = 0.0
+        self._heartbeat_s = 0.0
 
-    def say(self, message: RankMessage) -> None:
+    def send(self, message: RankMessage) -> None:
         with self._lock:
             self._first.send(message)
 
-    def beat(self) -> None:
-        """Say that this rank lives, if it was not said just now."""
+    def heartbeat(self) -> None:
+        """Send a heartbeat, unless one was sent within `RANK_HEARTBEAT_S`."""
         now = time.monotonic()
-        if now - self._beat_s >= RANK_HEARTBEAT_S:
-            self._beat_s = now
-            self.say(RankHeartbeat())
+        if now - self._heartbeat_s >= RANK_HEARTBEAT_S:
+            self._heartbeat_s = now
+            self.send(RankHeartbeat())
 
     def follow(self, engine: TorchEngine) -> None:
-        """Run what the first rank says until it has ended."""
+        """Run iterations until rank 0 exits."""
         while True:
             try:
                 iteration = self._first.recv()
@@ -209,9 +206,9 @@ class RankFollower:
                 return
             sampled = engine.run(iteration.steps, self._announce(iteration))
             if engine.samples:
-                self.say(SampledTokens(iteration.number, sampled))
+                self.send(SampledTokens(iteration.number, sampled))
 
     def _announce(self, iteration: RankIteration) -> OnLayer | None:
-        if not iteration.announces:
+        if not iteration.reports_layers:
             return None
-        return lambda layer: self.say(LayerDone(iteration.number, layer))
+        return lambda layer: self.send(LayerDone(iteration.number, layer))

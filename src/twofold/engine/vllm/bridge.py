@@ -1,10 +1,8 @@
-"""vLLM's own account of its blocks.
+"""The connection between a vLLM engine and the worker around it.
 
-What ties a vLLM engine to the worker around it: its KV connector asks and tells this, on the engine's own thread.
-
-vLLM makes the connector itself, from a class name, twice (for its scheduler and for its model runner), and hands
-neither of them anything but its configuration. All live in one process here, so they find their
-`ConnectorBridge` by a name.
+vLLM creates the KV connector itself, from a class name, once for its scheduler and once for its model runner,
+and passes only its configuration. Both are in the worker's process, where they find the worker's bridge by a
+name.
 """
 
 from collections.abc import Sequence
@@ -16,70 +14,67 @@ from twofold.engine.base import KvLayout
 
 
 class VllmBlockCounts(NamedTuple):
-    """How many there are for requests, and how many of them nobody holds, whatever is cached in them."""
+    """Size of vLLM's block pool. `free` includes cached blocks that no request uses."""
 
     total: int
     free: int
 
 
 class SettledTransfers(NamedTuple):
-    """Requests whose blocks vLLM may free, because they were sent, and those that may run, or be freed, here."""
+    """Requests whose blocks were sent, so that vLLM may free them, and requests whose KV was received."""
 
     sent: set[str]
     received: set[str]
 
 
 class ConnectorBridge(Protocol):
-    """The worker, as far as the engine's connector knows it."""
+    """The worker's side of the KV connector. All methods are called on the thread that runs vLLM."""
 
-    def place(self, layout: KvLayout, num_blocks: int) -> torch.Tensor:
-        """The memory [bytes of the pool] of uint8 in which the KV cache is to lie, so that peers reach it."""
+    def place_cache(self, layout: KvLayout, num_blocks: int) -> torch.Tensor:
+        """Return the memory for the KV cache [bytes of the pool] of uint8, which peers can access."""
         ...
 
-    def comes(self, request_id: str) -> bool:
-        """Whether the KV of this prompt is computed by a peer, and not here."""
+    def is_remote(self, request_id: str) -> bool:
+        """Whether a peer computes the KV of this prompt."""
         ...
 
     def allocated(self, request_id: str, blocks: Sequence[int]) -> None:
-        """There is room for the KV of a prompt that a peer computes: it may be written."""
+        """Blocks for the KV of a remote prompt are allocated and may be written."""
         ...
 
-    def starting(self, request_ids: Sequence[str]) -> None:
-        """These prompts start with the iteration that is about to run."""
+    def prefills_start(self, request_ids: Sequence[str]) -> None:
+        """The next iteration starts these prompts."""
         ...
 
-    def completing(self, request_id: str, computed: int, blocks: Sequence[int]) -> bool:
-        """The iteration that is about to run computes the KV of a request up to so many tokens, in these blocks.
-
-        True where that completes its prompt and each layer of it is to be followed.
-        """
+    def prompt_completes(self, request_id: str, computed: int, blocks: Sequence[int]) -> bool:
+        """Whether the next iteration, after which `computed` tokens have KV, completes a prompt that is handed off."""
         ...
 
-    def computed(self, request_ids: Sequence[str], layer: int) -> None:
-        """The KV of this layer is complete for these requests, and later layers are still to come."""
+    def layer_computed(self, request_ids: Sequence[str], layer: int) -> None:
+        """The KV of this layer is computed for these requests."""
         ...
 
-    def holds(self, request_id: str) -> bool:
-        """The request is over for vLLM: whether its blocks are still read, so that they may not be free yet."""
+    def holds_blocks(self, request_id: str) -> bool:
+        """Whether the blocks of a finished request are still to be sent, and must not be freed."""
         ...
 
-    def sending(self) -> bool:
-        """Whether blocks will become free without anything being run, because they were sent."""
+    def is_sending(self) -> bool:
+        """Whether blocks of finished requests are being sent."""
         ...
 
     def settle(self) -> SettledTransfers:
-        """What has become of hand-offs since this was asked last; each request is named once."""
+        """Return the transfers that have ended since the last call."""
         ...
 
 
-_known: dict[str, ConnectorBridge] = {}
+_bridges: dict[str, ConnectorBridge] = {}
 
 
-def register_bridge(name: str, ties: ConnectorBridge) -> None:
-    """Let connectors that are configured with this name find these."""
-    _known[name] = ties
+def register_bridge(name: str, bridge: ConnectorBridge) -> None:
+    """Register a bridge for the connectors configured with this name."""
+    _bridges[name] = bridge
 
 
 def find_bridge(name: str) -> ConnectorBridge:
-    """Those of this name; KeyError where there are none: the connector is of use within a worker only."""
-    return _known[name]
+    """Return the bridge of this name. Raises KeyError outside of a worker."""
+    return _bridges[name]

@@ -1,4 +1,4 @@
-"""vLLM's KV cache, moved into memory that peers can reach."""
+"""Moves vLLM's KV cache into memory that peers can access."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,18 +9,20 @@ from twofold.errors import ModelError
 
 
 def read_layout(caches: Mapping[str, torch.Tensor], kv_heads: int) -> tuple[KvLayout, int]:
-    """How these layers' caches lie in memory, and their number of blocks.
+    """Return the layout of vLLM's KV cache, and its number of blocks.
 
-    `caches` are as vLLM made them, by layer and in the order of layers: [blocks, heads, block size, numbers], where
-    the numbers are those of a key and of a value, one behind the other. So keys and values of a block are one run
-    of bytes, and `KvLayout` calls all of it keys. Raises ModelError for memory that is not of this kind.
+    `caches` has a tensor [blocks, heads, block size, key and value numbers] per layer, in the order of layers.
+    Keys and values of a block are contiguous, and `KvLayout` counts all of it as keys. Raises ModelError for
+    any other layout.
     """
     shapes = []
     first = next(iter(caches.values()))
     for name, cache in caches.items():
         blocks, heads, size, numbers = _shape(name, cache, kv_heads)
         if (blocks, size) != (first.shape[0], _shape(name, first, kv_heads)[2]):
-            raise ModelError(f"the KV cache of {name} has other blocks than that of the first layer")
+            raise ModelError(
+                f"the KV cache of {name} has another number or size of blocks than the first layer's"
+            )
         shapes.append(LayerShape(kv_heads=heads, key_dim=numbers, value_dim=0))
     dtype = str(first.dtype).removeprefix("torch.")
     size = _shape("the first layer", first, kv_heads)[2]
@@ -32,7 +34,7 @@ def _shape(name: str, cache: torch.Tensor, kv_heads: int) -> tuple[int, int, int
     if cache.dim() != 4 or cache.shape[1] != kv_heads or not cache.is_contiguous():
         raise ModelError(
             f"the KV cache of {name} is laid out as {tuple(cache.shape)} with strides {cache.stride()}; a hand-off "
-            "needs each layer's blocks one behind the other, as [blocks, heads, block size, keys and values]"
+            "needs contiguous layers of [blocks, heads, block size, keys and values]"
         )
     blocks, heads, size, numbers = cache.shape
     return blocks, heads, size, numbers
@@ -41,9 +43,9 @@ def _shape(name: str, cache: torch.Tensor, kv_heads: int) -> tuple[int, int, int
 def move_caches(
     memory: torch.Tensor, layout: KvLayout, num_blocks: int, views: Sequence[Sequence[torch.Tensor]]
 ) -> None:
-    """Let all views of each layer's cache, whoever holds them, lie in `memory` [bytes] of uint8 from now on.
+    """Move all views of each layer's cache into `memory` [bytes] of uint8. Their contents are lost.
 
-    The tensors stay the same objects, so nothing that holds one has to be told. What they held is lost.
+    The tensor objects stay the same, so their holders need no change.
     """
     numbers = memory[: layout.pool_bytes(num_blocks)].view(getattr(torch, layout.dtype))
     storage, offset = numbers.untyped_storage(), numbers.storage_offset()

@@ -1,9 +1,8 @@
-"""Our KV connector, which vLLM loads by `kv_connector_module_path` and knows nothing else of.
+"""A KV connector for vLLM, which loads it by `kv_connector_module_path`.
 
-vLLM's scheduler says when a prompt has blocks, its model runner when a layer of an iteration is computed; both are
-passed on to the worker (`Ties`), whose threads move what is to be moved: layer-wise, serialized or by pull. Nothing
-here waits for a transfer, so none stalls a forward pass. vLLM holds the blocks of a request, whatever becomes of it,
-from when it was told that they are written or read until `get_finished` names it.
+vLLM's scheduler reports allocated blocks and its model runner computed layers. Both are passed to the worker's
+`ConnectorBridge`, whose threads move the KV. Nothing here waits for a transfer, so no forward pass stalls. vLLM
+keeps the blocks of a transfer until `get_finished` names its request.
 """
 
 from collections.abc import Sequence
@@ -26,18 +25,18 @@ from twofold.engine.vllm.bridge import find_bridge
 from twofold.engine.vllm.cache import move_caches, read_layout
 from twofold.errors import ModelError
 
-BRIDGE = "twofold_ties"  # the entry of kv_connector_extra_config that names them
+BRIDGE = "twofold_bridge"  # key in kv_connector_extra_config for the bridge's name
 
 
 class CompletingPrefills(KVConnectorMetadata):
-    """The requests whose prompt an iteration completes, and whose KV is on its way as it is computed."""
+    """The requests whose prompt an iteration completes and whose KV is sent as it is computed."""
 
     def __init__(self, request_ids: Sequence[str]) -> None:
         self.request_ids = request_ids
 
 
 class TwofoldConnector(KVConnectorBase_V1, SupportsHMA):
-    """One of the two halves of the connector: vLLM makes one for its scheduler and one for its model runner."""
+    """vLLM creates one connector for its scheduler and one for its model runner."""
 
     def __init__(
         self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
@@ -46,53 +45,53 @@ class TwofoldConnector(KVConnectorBase_V1, SupportsHMA):
         if len(kv_cache_config.kv_cache_groups) != 1:
             kinds = len(kv_cache_config.kv_cache_groups)
             raise ModelError(
-                f"this model has {kinds} kinds of KV cache (sliding windows, or states): only one can be handed over"
+                f"this model has {kinds} kinds of KV cache (sliding windows, or states), and a hand-off supports one"
             )
         self._groups = tuple(range(len(kv_cache_config.kv_cache_groups)))
-        self._ties = find_bridge(vllm_config.kv_transfer_config.kv_connector_extra_config[BRIDGE])
-        self._layers: dict[str, int] = {}  # their places, by name
+        self._bridge = find_bridge(vllm_config.kv_transfer_config.kv_connector_extra_config[BRIDGE])
+        self._layers: dict[str, int] = {}  # layer index by name
 
     # -- model runner -----------------------------------------------------------------------------------------------
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        """Move the cache to where peers reach it, before anything is in it."""
+        """Move the empty cache into memory that peers can access."""
         context = self._vllm_config.compilation_config.static_forward_context
         self._layers = {name: place for place, name in enumerate(kv_caches)}
         heads = self._vllm_config.model_config.get_num_kv_heads(self._vllm_config.parallel_config)
         layout, num_blocks = read_layout(kv_caches, heads)
         views = [(cache, context[name].kv_cache) for name, cache in kv_caches.items()]
         if not all(one.data_ptr() == other.data_ptr() for one, other in views):
-            raise ModelError("a layer computes on other memory than vLLM has registered for it")
-        move_caches(self._ties.place(layout, num_blocks), layout, num_blocks, views)
+            raise ModelError("a layer uses other memory than vLLM has registered for it")
+        move_caches(self._bridge.place_cache(layout, num_blocks), layout, num_blocks, views)
 
     def start_load_kv(self, forward_context: object, **kwargs: Any) -> None:
-        """Peers write, or our own thread reads: nothing starts here."""
+        """Transfers are started by the worker's threads."""
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """A request is not run before all of its KV is here."""
+        """A request runs only after all of its KV was received."""
 
     def save_kv_layer(
         self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: object, **kwargs: Any
     ) -> None:
         metadata = self._get_connector_metadata()
         if isinstance(metadata, CompletingPrefills) and metadata.request_ids:
-            self._ties.computed(metadata.request_ids, self._layers[layer_name])
+            self._bridge.layer_computed(metadata.request_ids, self._layers[layer_name])
 
     def wait_for_save(self) -> None:
-        """What is on its way holds its blocks: an iteration need not wait for it."""
+        """Transfers hold their blocks, so an iteration does not wait for them."""
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
-        settled = self._ties.settle()
+        settled = self._bridge.settle()
         return settled.sent or None, settled.received or None
 
     # -- scheduler --------------------------------------------------------------------------------------------------
 
     def get_loaded_kv_cache_group_ids(self, request: Request) -> tuple[int, ...]:
-        """What comes is a request's whole KV: none of its blocks is to be cleared after it was written."""
+        """A peer writes all KV of a request: vLLM must not clear any of its blocks."""
         return self._groups
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int, bool]:
-        if not self._ties.comes(request.request_id):
+        if not self._bridge.is_remote(request.request_id):
             return 0, False
         return request.num_prompt_tokens - num_computed_tokens, True
 
@@ -100,12 +99,12 @@ class TwofoldConnector(KVConnectorBase_V1, SupportsHMA):
         self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
     ) -> None:
         if num_external_tokens:
-            self._ties.allocated(request.request_id, blocks.get_block_ids()[0])
+            self._bridge.allocated(request.request_id, blocks.get_block_ids()[0])
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> CompletingPrefills:
         output, cached = scheduler_output, scheduler_output.scheduled_cached_reqs
         new = output.scheduled_new_reqs
-        self._ties.starting([each.req_id for each in new])
+        self._bridge.prefills_start([each.req_id for each in new])
         before = {each.req_id: each.num_computed_tokens for each in new}
         before |= dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
         scheduled = output.num_scheduled_tokens
@@ -114,21 +113,21 @@ class TwofoldConnector(KVConnectorBase_V1, SupportsHMA):
         )
 
     def _follows(self, request_id: str, computed: int) -> bool:
-        """Whether a request has its whole prompt computed by an iteration, and is then to be handed over."""
+        """Whether an iteration completes the prompt of a request that is handed off."""
         manager = self._kv_cache_manager
-        assert manager is not None  # noqa: S101  (vLLM binds it before it schedules anything)
+        assert manager is not None  # noqa: S101  (vLLM binds it before scheduling)
         blocks = manager.get_block_ids(request_id)[0]
-        return self._ties.completing(request_id, computed, blocks)
+        return self._bridge.prompt_completes(request_id, computed, blocks)
 
     def request_finished_all_groups(
         self, request: Request, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        return self._ties.holds(request.request_id), None
+        return self._bridge.holds_blocks(request.request_id), None
 
     def has_pending_block_frees(self) -> bool:
-        return self._ties.sending()
+        return self._bridge.is_sending()
 
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
-        """A graph of the whole model would pass over what is done with each layer."""
+        """A graph of the whole model would skip the calls for each layer."""
         return True

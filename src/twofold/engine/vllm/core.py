@@ -1,7 +1,4 @@
-"""Which blocks of prompts vLLM has cached, under the names by which the service knows them.
-
-vLLM's engine core, in this process and on one thread.
-"""
+"""vLLM's engine core in the worker's process, on one thread, and the names of its cached prompt blocks."""
 
 import os
 import time
@@ -27,29 +24,29 @@ ExternalHash = int | bytes
 
 
 class CachedPromptBlocks(EventPublisher):
-    """Stands where vLLM publishes its KV events. vLLM names a block by a hash of its own, over the same tokens.
+    """Receives vLLM's KV cache events, and reports them under the service's block keys.
 
-    So the blocks of a prompt have two names each, which are told when it comes. Blocks of output, and those of prompts
-    whose KV comes from a peer, have only vLLM's, and are passed over.
+    vLLM identifies a block by its own hash over the same tokens, so the blocks of an added prompt have two names.
+    Blocks of outputs and of remote prompts have no key of the service, and are not reported.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._expected: dict[str, list[ExternalHash]] = {}
-        self._names: dict[ExternalHash, BlockKey] = {}  # of blocks that are cached, or may yet be
-        self._wanted: Counter[ExternalHash] = Counter()  # by how many requests, and blocks, a name is known
+        self._names: dict[ExternalHash, BlockKey] = {}  # of blocks that are cached, or may be later
+        self._wanted: Counter[ExternalHash] = Counter()  # requests and cached blocks per name
         self._cached: Counter[ExternalHash] = Counter()
         self._changes: list[tuple[BlockKey, bool]] = []
 
     def expect(self, request_id: str, hashes: Sequence[BlockHash], keys: Sequence[BlockKey]) -> None:
-        """A prompt has come, whose full blocks are these, by either name."""
+        """Add a prompt: both names of its full blocks."""
         named = [maybe_convert_block_hash(each) for each in hashes[: len(keys)]]
         self._expected[request_id] = named
         self._names.update(zip(named, keys, strict=False))
         self._wanted.update(named)
 
     def forget(self, request_id: str) -> None:
-        """It has ended: what it has left in the cache keeps its name."""
+        """Remove a finished request. Its cached blocks keep their names."""
         for each in self._expected.pop(request_id, ()):
             self._release(each)
 
@@ -63,10 +60,10 @@ class CachedPromptBlocks(EventPublisher):
                     self._removed(each)
 
     def shutdown(self) -> None:
-        """There is nothing to end."""
+        """Nothing to stop."""
 
-    def tell(self, watcher: CacheObserver) -> None:
-        """What has come and gone since this was called last."""
+    def report(self, watcher: CacheObserver) -> None:
+        """Report the changes since the last call."""
         changes, self._changes = self._changes, []
         for key, there in changes:
             if there:
@@ -96,7 +93,7 @@ class CachedPromptBlocks(EventPublisher):
 
 
 class CoreOptions(NamedTuple):
-    """What a worker's role makes of its engine: tokens of an iteration, by which longer prompts are cut; sequences."""
+    """vLLM options that depend on the worker's role. Longer prompts than `max_num_batched_tokens` are split."""
 
     max_num_batched_tokens: int
     max_num_seqs: int
@@ -104,11 +101,11 @@ class CoreOptions(NamedTuple):
 
 
 class VllmCore:
-    """Requests in, tokens out, one iteration at a time. All of it is for one thread, but `blocks` and the counts."""
+    """Runs vLLM one iteration at a time. Not thread-safe, except `blocks`, `waiting` and `running`."""
 
-    def __init__(self, name: str, ties: ConnectorBridge, knobs: CoreOptions, **options: Any) -> None:  # noqa: ANN401  (vLLM names and checks them)
-        """`options` are vLLM's engine arguments, by its names."""
-        register_bridge(name, ties)
+    def __init__(self, name: str, bridge: ConnectorBridge, role_options: CoreOptions, **options: Any) -> None:  # noqa: ANN401  (vLLM checks them)
+        """`options` are vLLM engine arguments."""
+        register_bridge(name, bridge)
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         transfer = KVTransferConfig(
             kv_connector="TwofoldConnector",
@@ -118,21 +115,23 @@ class VllmCore:
         )
         args = EngineArgs(
             kv_transfer_config=transfer,
-            kv_events_config=KVEventsConfig(enable_kv_cache_events=knobs.prefix_caching, publisher="null"),
+            kv_events_config=KVEventsConfig(
+                enable_kv_cache_events=role_options.prefix_caching, publisher="null"
+            ),
             logits_processors=["twofold.engine.vllm.sampling:KeyedSampling"],
             skip_tokenizer_init=True,
             disable_log_stats=True,
             use_tqdm_on_load=False,
-            async_scheduling=False,  # a first token that comes from elsewhere has to be known before the next
-            max_num_batched_tokens=knobs.max_num_batched_tokens,
-            max_num_seqs=knobs.max_num_seqs,
-            enable_prefix_caching=knobs.prefix_caching,
+            async_scheduling=False,  # a first token from a peer must be known before the next iteration
+            max_num_batched_tokens=role_options.max_num_batched_tokens,
+            max_num_seqs=role_options.max_num_seqs,
+            enable_prefix_caching=role_options.prefix_caching,
             **options,
         )
         self._core = EngineCore(args.create_engine_config(), UniProcExecutor, log_stats=False)
-        self._scheduler: Any = self._core.scheduler  # its interface says nothing of queues and blocks
+        self._scheduler: Any = self._core.scheduler  # its interface has neither queues nor blocks
         self.prompt_blocks = CachedPromptBlocks()
-        if knobs.prefix_caching:
+        if role_options.prefix_caching:
             self._scheduler.kv_event_publisher = self.prompt_blocks
 
     def add(
@@ -143,9 +142,9 @@ class VllmCore:
         cache_salt: str | None,
         keys: Sequence[BlockKey] = (),
     ) -> None:
-        """Queue a request. Who has the same `cache_salt` finds its prompt, and it theirs.
+        """Queue a request. Only requests with the same `cache_salt` share its blocks.
 
-        `keys` name its full blocks, where others are to know what is cached of them.
+        `keys` are the service's names of its full blocks, for cache reports.
         """
         request = EngineCoreRequest(
             request_id=request_id,
@@ -163,30 +162,30 @@ class VllmCore:
             self.prompt_blocks.expect(request_id, prepared.block_hashes, keys)
         self._core.add_request(prepared, wave)
 
-    def go_on_with(self, request_id: str, token_id: int) -> bool:
-        """The prompt of a request whose KV came from a peer is followed by this token; False if it is not here.
+    def append_first_token(self, request_id: str, token_id: int) -> bool:
+        """Append the first output token of a remote prompt before vLLM runs it. Returns False for unknown requests.
 
-        vLLM runs a request whose KV has come from the last token that it knows, so this comes first.
-        The worker of vLLM has not seen the request yet: only the scheduler's own record of it is to be changed.
+        vLLM runs a request with received KV from the last token it knows. Its model runner has not seen the
+        request yet, so only the scheduler's record changes.
         """
         request = self._scheduler.requests.get(request_id)
         if request is None or request.is_finished():
             return False
         request.prompt_token_ids.append(token_id)
-        request._all_token_ids.append(token_id)  # noqa: SLF001  (there is no other way to a longer prompt)
+        request._all_token_ids.append(token_id)  # noqa: SLF001  (vLLM has no public way to extend a prompt)
         request.num_prompt_tokens += 1
         request.update_block_hashes()
         return True
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        """Requests that are not here are passed over."""
+        """Abort requests; unknown ones are ignored."""
         aborted = list(request_ids)
         self._core.abort_requests(aborted)
         for request_id in aborted:
             self.prompt_blocks.forget(request_id)
 
     def step(self) -> tuple[list[EngineCoreOutput], bool]:
-        """Run one iteration; its outputs, and whether anything was computed."""
+        """Run one iteration. Returns its outputs, and whether anything was computed."""
         outputs, ran = self._core.step()
         self._core.post_step(ran)
         made = [output for engine in outputs.values() for output in engine.outputs]
@@ -197,7 +196,7 @@ class VllmCore:
 
     @property
     def busy(self) -> bool:
-        """Whether there is anything that vLLM has not done with."""
+        """Whether vLLM has unfinished requests."""
         return bool(self._scheduler.has_requests())
 
     @property
@@ -213,4 +212,4 @@ class VllmCore:
         pool = self._scheduler.kv_cache_manager.block_pool
         return VllmBlockCounts(
             pool.num_gpu_blocks - 1, pool.get_num_free_blocks()
-        )  # one is never given to anybody
+        )  # vLLM never allocates block 0

@@ -1,7 +1,7 @@
-"""Sampling as the built-in engine does it: keyed by seed and position, so that a replay goes on as it would have.
+"""Sampling keyed by seed and position, as in the torch engine, so that a replayed request gets the same tokens.
 
-vLLM draws from a generator of its own for each request, whose state depends on how often it was asked. So it is
-asked for greedy decoding always, and this logits processor leaves it one token to choose where one was drawn.
+vLLM's random generator has a state that depends on how often it was used. So vLLM always decodes greedily, and this
+logits processor masks all tokens but the sampled one.
 """
 
 from typing import Any
@@ -15,11 +15,11 @@ from vllm.v1.sample.logits_processor.interface import MoveDirectionality
 from twofold.engine.torch.sampler import SamplingRow, pick
 from twofold.request import SamplingParams
 
-SAMPLING = "twofold_sampling"  # the entry of a request's extra_args
+SAMPLING = "twofold_sampling"  # key in a request's extra_args
 
 
 class SampledRequest:
-    """One request of a batch that is not simply greedy: how to sample, and its tokens, which vLLM adds to."""
+    """A request with sampling. `output` is vLLM's own list, which grows with each token."""
 
     def __init__(self, extra: dict[str, Any], prompt: list[int], output: list[int]) -> None:
         self._sampling: SamplingParams = extra["sampling"]
@@ -33,7 +33,7 @@ class SampledRequest:
 
 
 class KeyedSampling(LogitsProcessor):
-    """Draws for the rows of requests that carry a `SAMPLING`; others are as vLLM has them."""
+    """Samples the rows of requests whose extra_args have `SAMPLING`; others stay greedy."""
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device, is_pin_memory: bool) -> None:
         self._rows: dict[int, SampledRequest] = {}
@@ -70,9 +70,9 @@ class KeyedSampling(LogitsProcessor):
 def vllm_sampling(
     sampling: SamplingParams, prompt_tokens: int, max_tokens: int, eos_token_ids: frozenset[int]
 ) -> VllmSampling:
-    """What vLLM is asked for: greedy decoding, our sampling beside it where that is something else.
+    """Return greedy parameters for vLLM, with the request's sampling in `extra_args` if it has any.
 
-    `prompt_tokens` are those that came with the request, which vLLM's prompt may exceed by output made elsewhere.
+    `prompt_tokens` is the request's own prompt length; vLLM's prompt may contain output from another worker as well.
     """
     extra = None
     if not sampling.greedy or sampling.min_tokens:
@@ -87,7 +87,7 @@ def vllm_sampling(
     return VllmSampling(
         temperature=0.0,
         max_tokens=max_tokens,
-        ignore_eos=True,  # the model's own ends are among the stop ids
+        ignore_eos=True,  # EOS ids are among the stop ids
         stop_token_ids=sorted(ends),
         logprobs=sampling.logprobs,
         extra_args=extra,

@@ -27,7 +27,7 @@ from twofold.serving.config import STORE, ServiceConfig
 from twofold.serving.launch.child_process import CommandPipe, Report, die_with_parent, read_line, take_stdout
 from twofold.serving.store.server import run_store
 from twofold.serving.telemetry.logs import configure_logs
-from twofold.serving.worker.engines import ENGINES, EngineFactory
+from twofold.serving.worker.engines import EngineFactory, prepare_engine
 from twofold.serving.worker.process import WorkerProcesses, worker_processes
 
 log = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ Reporter = Callable[[Report], None]
 
 def _start_workers(config: ServiceConfig, report: Reporter) -> "ForkServer":
     """Prepare the engine and fork the workers."""
-    prepared = ENGINES[config.engine.engine](config, lambda stage: report(Report(stage=stage)))
+    prepared = prepare_engine(config, lambda stage: report(Report(stage=stage)))
     facts = Report(
         stage="starting workers",
         max_model_len=prepared.max_model_len,

@@ -1,7 +1,4 @@
-"""The main thread of a worker: batches, one after the other.
-
-The main thread of a worker whose stages have an iteration each.
-"""
+"""The main thread of a worker: runs one batch after the other."""
 
 import logging
 import time
@@ -18,17 +15,18 @@ from twofold.scheduling.instance.swap_preemption import BlockCopy
 from twofold.serving.messages import PrefillStarted, StepDone
 from twofold.serving.worker.engines import HostSwapSpace
 from twofold.serving.worker.prefixes import LayerSync
-from twofold.serving.worker.state import WorkerState
+from twofold.serving.worker.state import SharedWorkerState
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedBatch:
-    """A batch about to run, with what the engine needs of it, taken while the lock was held.
+    """A batch about to run, with everything that the engine needs and that was read under the lock.
 
-    `reused` says of its prompts how many tokens were not to be computed, `layers` what there is to be done for them
-    with each layer, beside handing it off.
+    `reused` counts the cached tokens of each prompt. `handing_off` are the requests whose prompt this batch completes
+    and whose KV is then sent. `layers` synchronizes layers with the KV store. `received` and `copies` are the
+    blocks to copy before the batch.
     """
 
     batch: Batch
@@ -36,23 +34,22 @@ class PreparedBatch:
     reused: dict[str, int]
     handing_off: list[str]
     layers: LayerSync | None
-    landed: list[Sequence[int]]
+    received: list[Sequence[int]]
     copies: list[BlockCopy]
-    now: float
+    started_s: float
 
 
 class BatchLoop:
-    """next_batch → engine.run → complete → tokens to the controller, until the worker is to end."""
+    """Runs next_batch → engine.run → complete → tokens to the controller, until shutdown."""
 
     def __init__(
         self,
-        state: WorkerState,
+        state: SharedWorkerState,
         scheduler: InstanceScheduler,
         engine: Engine,
         eos_token_ids: frozenset[int],
         swap_space: HostSwapSpace | None = None,
     ) -> None:
-        """`scheduler` is that of the state, which has the lock."""
         self._state, self._scheduler = state, scheduler
         self._engine, self._eos = engine, eos_token_ids
         self._swap_space = swap_space
@@ -64,13 +61,13 @@ class BatchLoop:
                 waits = None if started.layers is None else started.layers.wait_for
                 sampled = self._engine.run(started.steps, self._on_layer(started), waits)
             except Exception as error:
-                log.exception("%s could not run a batch", self._state.instance)
+                log.exception("%s failed to run a batch", self._state.instance)
                 self._fail(started, f"{type(error).__name__} on {self._state.instance}")
             else:
                 self._complete(started, sampled)
 
     def _prepare(self, started: PreparedBatch) -> None:
-        self._state.landing.bring(started.landed)
+        self._state.landing.copy(started.received)
         if self._swap_space is not None and started.copies:
             self._swap_space.copy(started.copies)
         if started.layers is not None and any(step.copies for step in started.steps):
@@ -91,7 +88,7 @@ class BatchLoop:
         return both
 
     def _next_batch(self) -> PreparedBatch | None:
-        """Wait for work; None when the worker is to end."""
+        """Wait for a batch; None on shutdown."""
         state = self._state
         with state.changed:
             while not state.closing:
@@ -104,14 +101,14 @@ class BatchLoop:
                     steps = [self._step(item) for item in batch.items]
                     reused = self._reused(batch)
                     handing_off = self._begin_handoffs(batch)
-                    layers, landed = state.prefixes.begin(batch), state.landing.take()
-                    return PreparedBatch(batch, steps, reused, handing_off, layers, landed, copies, now)
+                    layers, received = state.prefixes.begin(batch), state.landing.take()
+                    return PreparedBatch(batch, steps, reused, handing_off, layers, received, copies, now)
                 state.report_changes()
                 state.changed.wait()
             return None
 
     def _swapped(self) -> list[BlockCopy]:
-        """What is to be copied before the batch. Those that stood still may go on, so that others may begin."""
+        """Return the swap copies of this batch. Resumed decodes may let leases be granted."""
         swap = self._scheduler.swap
         if swap is None:
             return []
@@ -119,7 +116,7 @@ class BatchLoop:
         return swap.take_copies()
 
     def _announce(self, batch: Batch) -> None:
-        """Tell the controller of prompts that start, where it waits to hear of them."""
+        """Report the start of prefills that the controller waits for."""
         announced = self._state.announced
         if announced:
             for item in batch.items:
@@ -145,7 +142,7 @@ class BatchLoop:
         return {request_id: self._scheduler.reused_tokens(request_id) for request_id in prompts}
 
     def _begin_handoffs(self, batch: Batch) -> list[str]:
-        """Requests whose prompt this batch completes and whose KV then travels."""
+        """Begin the hand-offs of the prompts that this batch completes."""
         completed = [i.request_id for i in batch.items if i.phase is Phase.PREFILL and i.samples]
         blocks_of = self._scheduler.blocks_of
         return [rid for rid in completed if self._state.sender.begin(rid, blocks_of(rid))]
@@ -163,12 +160,12 @@ class BatchLoop:
             tokens = [(o.request_id, self._token(o, drawn[o.request_id], started.reused)) for o in outcomes]
             state.grant()
             report = state.next_report()
-            state.tell_blocks()
+            state.report_blocks()
         state.tell(
             StepDone(
                 instance=state.instance,
                 epoch=state.epoch,
-                started_s=started.now,
+                started_s=started.started_s,
                 started=[i.request_id for i in items if i.context_tokens == started.reused.get(i.request_id)],
                 tokens=tokens,
                 status=report.status,
@@ -179,7 +176,7 @@ class BatchLoop:
             self._pass_on(outcome, drawn[outcome.request_id].token_id)
 
     def _pass_on(self, outcome: StepResult, token_id: int) -> None:
-        """After the first token has left for the client, the sender learns whether to go on with the hand-off."""
+        """Tell the sender, after the first token is on its way, whether the hand-off goes on."""
         sender, request_id = self._state.sender, outcome.request_id
         if outcome.hands_off:
             sending = sender.prefilled(request_id, token_id)
@@ -190,7 +187,7 @@ class BatchLoop:
                 self._scheduler.handed_off(request_id)
 
     def _fail(self, started: PreparedBatch, reason: str) -> None:
-        """The engine could not run it (out of memory, say): its requests fail, others go on."""
+        """Fail the requests of a batch that the engine could not run, for example for lack of memory."""
         if started.layers is not None:
             started.layers.give_up()
         batch = started.batch
@@ -225,15 +222,14 @@ class BatchLoop:
 
 
 class PipelinedBatchLoop(BatchLoop):
-    """The next iteration begins when the first stage is done with the last, as far as the scheduler has any.
+    """Starts the next batch as soon as the first stage has computed the one before.
 
-    The main thread begins them and computes on the first stage; the engine's own thread completes each when it has
-    passed all stages.
+    The main thread computes the first stage; a thread of the engine completes a batch that has passed all stages.
     """
 
     def __init__(
         self,
-        state: WorkerState,
+        state: SharedWorkerState,
         scheduler: InstanceScheduler,
         engine: PipelineEngine,
         eos_token_ids: frozenset[int],

@@ -1,11 +1,11 @@
-"""Our own scheduling of a worker: the instance scheduler, and the loop that runs what it says next."""
+"""Runs a worker's engine with an `InstanceScheduler`: the driver of all engines but vLLM."""
 
 import os
+from collections.abc import Callable
 
 import zmq
 
 from twofold.engine.base import PipelineEngine
-from twofold.handoff import LeaseWatcher
 from twofold.kvcache.eviction import create_eviction
 from twofold.kvcache.leases import LeaseTable
 from twofold.kvcache.paged import PagedBlockAllocator, PrefixBlockAllocator
@@ -20,57 +20,48 @@ from twofold.serving.telemetry.journal import Journal, JournaledInstance
 from twofold.serving.worker.batch_loop import BatchLoop, PipelinedBatchLoop
 from twofold.serving.worker.engines import WorkerParts
 from twofold.serving.worker.prefix_store import StoredPrefixes
-from twofold.serving.worker.state import CacheChanges, WorkerState
+from twofold.serving.worker.state import CacheChanges, SharedWorkerState
 
-STORE_S = 2.0  # a worker that begins waits so long for the store that begins beside it
+STORE_TIMEOUT_S = 2.0  # the store of the host starts at the same time
 
 
 class BatchDriver:
-    """For engines that run what they are told to."""
+    """Creates the scheduler of a worker, and the loop that runs its batches."""
 
     def __init__(
         self,
         config: ServiceConfig,
         spec: WorkerConfig,
         parts: WorkerParts,
+        epoch: int,
+        changes: CacheChanges,
         context: zmq.Context[zmq.Socket[bytes]],
     ) -> None:
+        """`changes` receives the cache events of prompt blocks."""
         self._config, self._spec, self._parts, self._context = config, spec, parts, context
+        self.scheduler = _scheduler(config, spec, parts, epoch, changes)
 
-    def scheduler(
-        self, epoch: int, lease_s: float, watcher: LeaseWatcher, changes: CacheChanges
-    ) -> InstanceScheduler:
-        self._scheduler = _scheduler(self._config, self._spec, self._parts, epoch, lease_s, watcher, changes)
-        return self._scheduler
-
-    def bind(self, state: WorkerState) -> None:
-        parts, scheduler = self._parts, self._scheduler
+    def loop(self, state: SharedWorkerState) -> Callable[[], None]:
+        """Return the main loop of the worker, which runs until shutdown."""
+        parts, scheduler = self._parts, self.scheduler
         self._use_store(state)
         if scheduler.stages > 1:
-            assert isinstance(parts.engine, PipelineEngine)  # noqa: S101  (others get no such scheduler)
-            self._iterations: BatchLoop = PipelinedBatchLoop(
-                state, scheduler, parts.engine, parts.eos_token_ids
-            )
-        else:
-            self._iterations = BatchLoop(
-                state, scheduler, parts.engine, parts.eos_token_ids, parts.swap_space
-            )
+            assert isinstance(parts.engine, PipelineEngine)  # noqa: S101  (no other engine gets this scheduler)
+            return PipelinedBatchLoop(state, scheduler, parts.engine, parts.eos_token_ids).run
+        return BatchLoop(state, scheduler, parts.engine, parts.eos_token_ids, parts.swap_space).run
 
-    def run(self) -> None:
-        self._iterations.run()
+    def _use_store(self, state: SharedWorkerState) -> None:
+        """Load prompt prefixes from the host's KV store, and put computed ones there.
 
-    def _use_store(self, state: WorkerState) -> None:
-        """Let prompts begin with what the store of this host has, where there is one and the worker finds prefixes.
-
-        Decodes that take memory as they go are counted on to have what is free, so their workers do without.
+        Not with swap preemption: decodes then rely on the free blocks, which loads would take.
         """
-        config, copier, shared = self._config, self._parts.copier, self._scheduler.shared
-        if config.store is None or shared is None or copier is None or self._scheduler.swap is not None:
+        config, copier, shared = self._config, self._parts.copier, self.scheduler.shared
+        if config.store is None or shared is None or copier is None or self.scheduler.swap is not None:
             return
         inbox = config.inbox(f"{self._spec.instance}-{os.getpid()}-store")
         client = StoreClient(self._context, inbox, config.store_inbox, verify=config.kv_checksums)
-        client.wait(STORE_S)
-        state.prefixes = StoredPrefixes(state, self._scheduler, shared, client, copier)
+        client.wait(STORE_TIMEOUT_S)
+        state.prefixes = StoredPrefixes(state, self.scheduler, shared, client, copier)
 
 
 def _batcher(config: ServiceConfig, spec: WorkerConfig) -> Batcher:
@@ -85,8 +76,6 @@ def _scheduler(
     spec: WorkerConfig,
     parts: WorkerParts,
     epoch: int,
-    lease_s: float,
-    watcher: LeaseWatcher,
     changes: CacheChanges,
 ) -> InstanceScheduler:
     engine = parts.engine
@@ -100,7 +89,7 @@ def _scheduler(
         if shares
         else PagedBlockAllocator(num_blocks, block_size)
     )
-    leases = LeaseTable(blocks, spec.instance, epoch, lease_s, watcher)
+    leases = LeaseTable(blocks, spec.instance, epoch, config.lease_s, parts.transport)
     batcher = _batcher(config, spec)
     swap_blocks = 0 if parts.swap_space is None else parts.swap_space.num_blocks
     swap = SwapPreemption(blocks, PagedBlockAllocator(swap_blocks, block_size)) if swap_blocks else None
@@ -121,7 +110,7 @@ def _scheduler(
             "num_blocks": num_blocks,
             "block_size": block_size,
             "epoch": epoch,
-            "lease_s": lease_s,
+            "lease_s": config.lease_s,
             "swap_blocks": swap_blocks,
             "eviction": config.engine.eviction if shares else None,
             "max_pinned": most_retained,

@@ -1,4 +1,4 @@
-"""The parts of workers that take their times from a performance model, as the cluster's file describes them."""
+"""The parts of emulated workers: the machines of a cluster file, timed by their performance models."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -16,12 +16,12 @@ from twofold.hardware.catalog import load_catalog
 from twofold.hardware.specs import Model
 from twofold.scheduling.instance.swap_preemption import BlockCopy
 from twofold.serving.config import DEFAULT_VOCAB_SIZE, ServiceConfig, WorkerConfig
-from twofold.serving.worker.engines import RankPipes, WorkerParts
+from twofold.serving.worker.engines import RankPipes, ReportStage, WorkerParts
 from twofold.transport.emulated import EmulatedPort, EmulatedTransport
 
 
 class EmulatedFactory:
-    """The machines of a cluster: their times, their memory and their network."""
+    """The machines of a cluster: their performance models, memory and network."""
 
     kv_layout = None
 
@@ -29,7 +29,7 @@ class EmulatedFactory:
         self,
         spec: ClusterSpec,
         model: Model,
-        kinds: list[InstanceProfile],
+        profiles: list[InstanceProfile],
         max_model_len: int,
         vocab_size: int,
     ) -> None:
@@ -37,8 +37,8 @@ class EmulatedFactory:
         self.vocab_size = vocab_size
         self.model = spec.model
         self._spec = spec
-        self._seats = {seat.name: seat for seat in instance_slots(kinds)}
-        self._transfers = [transfer_model(spec, model, kind) for kind in kinds]
+        self._slots = {slot.name: slot for slot in instance_slots(profiles)}
+        self._transfers = [transfer_model(spec, model, profile) for profile in profiles]
         self._groups = LayerGroups(model.layers)
         kv_bytes = self._transfers[0].kv_bytes_per_token
         self._layout = self._groups.layout(kv_bytes, spec.block_size)
@@ -47,12 +47,12 @@ class EmulatedFactory:
         self,
         spec: WorkerConfig,
         epoch: int,
-        wires: RankPipes | None = None,  # noqa: ARG002  (it has no other ranks)
+        pipes: RankPipes | None = None,  # noqa: ARG002  (a single rank)
     ) -> WorkerParts:
-        seat, clock, prefills = self._seats[spec.instance], MonotonicClock(), PrefillTimes(self._groups)
-        num_blocks = seat.profile.num_blocks(self._spec.block_size)
+        slot, clock, prefills = self._slots[spec.instance], MonotonicClock(), PrefillTimes(self._groups)
+        num_blocks = slot.profile.num_blocks(self._spec.block_size)
         engine = EmulatedEngine(
-            seat.profile.timing,
+            slot.profile.timing,
             self._layout,
             num_blocks,
             prefills,
@@ -60,33 +60,35 @@ class EmulatedFactory:
             clock,
             LatenessMonitor(spec.instance),
         )
-        port = self._port(seat)
+        port = self._port(slot)
         return WorkerParts(
             engine=engine,
             transport=EmulatedTransport(
                 spec.instance, epoch, self._layout, num_blocks, port, prefills, clock
             ),
-            changed=_Rests(engine.rest),
-            swap_space=_SwapSpace(engine, seat.profile.swap.blocks) if seat.profile.swap.blocks else None,
+            changed=_PausingCondition(engine.pause),
+            swap_space=_TimedSwapSpace(engine, slot.profile.swap.blocks)
+            if slot.profile.swap.blocks
+            else None,
         )
 
-    def run_rank(self, spec: WorkerConfig, rank: int, wires: RankPipes) -> None:
-        """There are none: a machine that is emulated takes one process, however many accelerators it has."""
+    def run_rank(self, spec: WorkerConfig, rank: int, pipes: RankPipes) -> None:
+        """Never called: one process emulates all accelerators of an instance."""
 
-    def _port(self, seat: InstanceSlot) -> EmulatedPort:
-        transfer = self._transfers[seat.pool]
+    def _port(self, slot: InstanceSlot) -> EmulatedPort:
+        transfer = self._transfers[slot.pool]
         return EmulatedPort(
-            machine=seat.machine,
+            machine=slot.machine,
             bytes_per_s=transfer.bytes_per_s,
-            local_bytes_per_s=local_bandwidth(seat),
+            local_bytes_per_s=local_bandwidth(slot),
             latency_s=transfer.latency_s,
             sync_s=max(each.sync_s for each in self._transfers),
         )
 
 
 @dataclass(frozen=True, slots=True)
-class _SwapSpace:
-    """Memory of a host that is not there: only the time of the copies is taken."""
+class _TimedSwapSpace:
+    """Takes the time of swap copies and moves nothing."""
 
     engine: EmulatedEngine
     num_blocks: int
@@ -95,40 +97,45 @@ class _SwapSpace:
         self.engine.copy(copies)
 
 
-class _Rests(threading.Condition):
-    """A worker's condition, which tells its engine when there is nothing to run."""
+class _PausingCondition(threading.Condition):
+    """The lock of an emulated worker, which reports to the engine when the main thread waits for work."""
 
-    def __init__(self, rest: Callable[[], None]) -> None:
+    def __init__(self, pause: Callable[[], None]) -> None:
         super().__init__()
-        self._rest = rest
+        self._pause = pause
 
     def wait(self, timeout: float | None = None) -> bool:
-        self._rest()
+        self._pause()
         return super().wait(timeout)
 
 
-def prepare(config: ServiceConfig) -> EmulatedFactory:
-    """Raises ConfigurationError where the cluster's machines cannot serve the context length."""
+def prepare(config: ServiceConfig, report: ReportStage) -> EmulatedFactory:
+    """Raise ConfigurationError if the machines have no memory for the context length."""
+    report("reading the catalog")
     spec = config.cluster
-    assert spec is not None  # noqa: S101  (the command line sees to it; tells the type checker)
+    assert spec is not None  # noqa: S101  (for the type checker: the command line requires --cluster)
     catalog = load_catalog([Path(file) for file in config.catalog])
-    kinds, model = instance_profiles(spec, catalog), catalog.model(spec.model)
-    max_model_len = _context_length(config.engine.max_model_len, model, kinds, spec.block_size)
-    return EmulatedFactory(spec, model, kinds, max_model_len, config.engine.vocab_size or DEFAULT_VOCAB_SIZE)
+    profiles, model = instance_profiles(spec, catalog), catalog.model(spec.model)
+    max_model_len = _context_length(config.engine.max_model_len, model, profiles, spec.block_size)
+    return EmulatedFactory(
+        spec, model, profiles, max_model_len, config.engine.vocab_size or DEFAULT_VOCAB_SIZE
+    )
 
 
-def _context_length(wanted: int | None, model: Model, kinds: list[InstanceProfile], block_size: int) -> int:
-    """What was asked for, else the model's own, as far as the smallest memory holds it.
+def _context_length(
+    wanted: int | None, model: Model, profiles: list[InstanceProfile], block_size: int
+) -> int:
+    """Return `wanted`, or the model's context length as far as the smallest KV cache holds it.
 
-    It may be more than the model's own: nothing is computed that would notice.
+    `wanted` may exceed the model's own length, because nothing is computed.
     """
-    smallest = min(kinds, key=lambda kind: kind.longest(block_size))
-    room = smallest.longest(block_size)
+    smallest = min(profiles, key=lambda profile: profile.longest(block_size))
+    available = smallest.longest(block_size)
     if wanted is None:
-        return min(model.max_context or room, room)
-    if wanted > room:
+        return min(model.max_context or available, available)
+    if wanted > available:
         raise ConfigurationError(
-            f"--max-model-len {wanted:,} is more than the {room:,} tokens of KV cache that an instance on "
-            f"{smallest.machine.name} has room for"
+            f"--max-model-len {wanted:,} exceeds the KV cache of an instance on {smallest.machine.name}, "
+            f"which holds {available:,} tokens"
         )
     return wanted

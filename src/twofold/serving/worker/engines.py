@@ -1,36 +1,27 @@
-"""The wires between the ranks of a split worker: made before its processes are forked, for one life of it.
-
-Where a worker swaps sequences out to: memory of its host, beside the one that its engine computes on.
-
-What an engine brings to its workers.
-
-Engines by name: one file and one line each. What an engine needs is imported when it is prepared.
-"""
+"""The seam between a worker and its engine: what each engine provides, and how the fork server prepares it."""
 
 import gc
 import os
 import secrets
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from importlib.util import find_spec
+from importlib import import_module
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import NamedTuple, Protocol
 
 from twofold.engine.base import Engine, KvLayout
-from twofold.errors import ConfigurationError
-from twofold.handoff import LeaseWatcher
+from twofold.engine.registry import ENGINES
 from twofold.scheduling.instance.swap_preemption import BlockCopy
 from twofold.serving.config import ServiceConfig, WorkerConfig
 from twofold.serving.store.client import BlockCopier
-from twofold.serving.worker.state import CacheChanges, KvLanding, WorkerScheduler, WorkerState
+from twofold.serving.worker.state import KvLanding, SharedWorkerState, WorkerScheduler
 from twofold.transport.base import Transport
 
 
 class RankPipe(NamedTuple):
-    """One end of what runs between the first rank and another: a pipe for iterations, and one for its memory."""
+    """One end of the pipes between rank 0 and another rank: for iterations, and for KV memory."""
 
     steps: Connection
     memory: Connection
@@ -41,75 +32,67 @@ class RankPipe(NamedTuple):
 
 
 class RankPipes:
-    """Pipes between the first rank and each other, and `store`, a file for all of them to meet at.
+    """The pipes between rank 0 and all other ranks of a worker, created before its processes are forked.
 
-    Each process keeps the ends that are its own, so that it notices when the process at the other end is gone.
+    `store` is the file of their process group's rendezvous. Each process closes the ends of others, so that it reads
+    EOF when its peer exits.
     """
 
     def __init__(self, ranks: int, store: str) -> None:
         self.store = f"{store}-{secrets.token_hex(8)}"
         pairs = [(Pipe(), Pipe()) for _ in range(1, ranks)]
-        self._firsts = [RankPipe(steps[0], memory[0]) for steps, memory in pairs]
+        self._first = [RankPipe(steps[0], memory[0]) for steps, memory in pairs]
         self._others = [RankPipe(steps[1], memory[1]) for steps, memory in pairs]
 
     def of_first(self) -> Sequence[RankPipe]:
-        """The first rank's ends, by rank from 1; all others are closed in this process."""
+        """Return rank 0's ends, by rank from 1, and close all others in this process."""
         _close(self._others)
-        return self._firsts
+        return self._first
 
     def of(self, rank: int) -> RankPipe:
-        """Another rank's ends; all others are closed in this process."""
-        _close([*self._firsts, *self._others[: rank - 1], *self._others[rank:]])
+        """Return the ends of another rank, and close all others in this process."""
+        _close([*self._first, *self._others[: rank - 1], *self._others[rank:]])
         return self._others[rank - 1]
 
     def close(self) -> None:
-        """This process is none of the ranks."""
-        _close([*self._firsts, *self._others])
+        """Close all ends in this process, which is not one of the ranks."""
+        _close([*self._first, *self._others])
 
 
-def _close(wires: Sequence[RankPipe]) -> None:
-    for wire in wires:
-        wire.close()
+def _close(pipes: Sequence[RankPipe]) -> None:
+    for pipe in pipes:
+        pipe.close()
 
 
 class HostSwapSpace(Protocol):
-    """`num_blocks` blocks like those of the engine."""
+    """Host memory for `num_blocks` blocks of swapped-out sequences."""
 
     @property
     def num_blocks(self) -> int: ...
 
     def copy(self, copies: Sequence[BlockCopy]) -> None:
-        """Copy all layers of these blocks, one sequence after the other; to be called by the thread that runs the
-        engine, before the batch that they came with."""
+        """Copy all layers of these blocks in order, on the engine's thread, before the batch that needs them."""
         ...
 
 
 class WorkerDriver(Protocol):
-    """What decides what a worker runs, and runs it. The methods are called once each, in this order."""
+    """Schedules a worker's requests and runs them."""
 
-    def scheduler(
-        self, epoch: int, lease_s: float, watcher: LeaseWatcher, changes: CacheChanges
-    ) -> WorkerScheduler:
-        """What the worker's threads have for a scheduler; it notes in `changes` which blocks come and go."""
-        ...
+    @property
+    def scheduler(self) -> WorkerScheduler: ...
 
-    def bind(self, state: WorkerState) -> None:
-        """The worker is there, but for what runs."""
-        ...
-
-    def run(self) -> None:
-        """Run what there is to run, until the worker is to end."""
+    def loop(self, state: SharedWorkerState) -> Callable[[], None]:
+        """Return the main loop of the worker, which runs until shutdown."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerParts:
-    """The parts of one worker that depend on its engine. `changed` becomes that of its `WorkerState`.
+    """The engine of one worker process, with everything that depends on it.
 
-    An engine may bring a `scheduling` of its own, and is then run by that alone.
-
-    With `swap_space` decodes take memory as they go. A `copier` reaches the blocks that the engine computes on.
-    `lives` tells whether all that the engine runs on is alive, beyond this process.
+    `driver` replaces `BatchDriver` for an engine with a scheduler of its own. `swap_space` enables swap preemption.
+    `copier` copies KV blocks to and from the host's store. `changed` becomes the lock of the worker's state, and
+    `ranks_alive` reports whether the worker's other ranks run.
     """
 
     engine: Engine
@@ -118,13 +101,13 @@ class WorkerParts:
     landing: KvLanding = field(default_factory=KvLanding)
     swap_space: HostSwapSpace | None = None
     copier: BlockCopier | None = None
-    scheduling: WorkerDriver | None = None
+    driver: WorkerDriver | None = None
     changed: threading.Condition = field(default_factory=threading.Condition)
-    lives: Callable[[], bool] = lambda: True
+    ranks_alive: Callable[[], bool] = lambda: True
 
 
 class EngineFactory(Protocol):
-    """What is made once, in the nursery, and inherited by every worker that is forked from there."""
+    """A prepared engine: loaded once in the fork server, and inherited by every forked worker."""
 
     @property
     def max_model_len(self) -> int: ...
@@ -134,88 +117,41 @@ class EngineFactory(Protocol):
 
     @property
     def model(self) -> str:
-        """What it computes: the same on every host that has the same model."""
+        """Identifies the model: equal on all hosts that have the same one."""
         ...
 
     @property
     def kv_layout(self) -> KvLayout | None:
-        """What is in a KV block; None where there is nothing in it."""
+        """Layout of a KV block, or None if a KV store cannot hold it."""
         ...
 
-    def parts(self, spec: WorkerConfig, epoch: int, wires: RankPipes | None = None) -> WorkerParts:
-        """Make the parts of one life of a worker; to be called in its own process. `wires` lead to its other ranks."""
+    def parts(self, spec: WorkerConfig, epoch: int, pipes: RankPipes | None = None) -> WorkerParts:
+        """Create the parts of a worker in its own process. `pipes` connect it to its other ranks."""
         ...
 
-    def run_rank(self, spec: WorkerConfig, rank: int, wires: RankPipes) -> None:
-        """Run another rank of a worker than its first, in a process of its own, until the first has ended."""
+    def run_rank(self, spec: WorkerConfig, rank: int, pipes: RankPipes) -> None:
+        """Run another rank than the first, in its own process, until the first has exited."""
         ...
 
 
-ReportStage = Callable[[str], None]  # told what is being done
-
-# vLLM runs in the worker's own process, on the cores that the worker has, and says what goes wrong only.
-VLLM_ENVIRONMENT = {
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_HOST_IP": "127.0.0.1",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    "VLLM_NO_USAGE_STATS": "1",
-    "OMP_NUM_THREADS": "1",
-}
+ReportStage = Callable[[str], None]  # called with a description of the current startup stage
 
 
-@contextmanager
-def _for_good() -> Iterator[None]:
-    """What is imported stays, and there is much of it: nobody looks for garbage in it, meanwhile or later.
-
-    That would take a quarter of the time, and what a worker looks at it no longer shares with those forked beside it.
-    """
+def prepare_engine(config: ServiceConfig, report: ReportStage) -> EngineFactory:
+    """Import and prepare the configured engine. Raises UserError if it cannot serve the model."""
+    engine = ENGINES[config.engine.engine]
+    engine.check_installed()
+    for name, value in engine.environment.items():
+        os.environ.setdefault(name, value)
+    if engine.package is not None:
+        report(f"importing {engine.package}")
+    # Imported objects live forever. Collecting garbage among them would take a quarter of the import time, and
+    # a collection in a worker would unshare their memory.
     gc.disable()
     try:
-        yield
+        module = import_module(f"twofold.serving.worker.{engine.module}")
     finally:
         gc.freeze()
         gc.enable()
-
-
-def _torch(config: ServiceConfig, stage: ReportStage) -> EngineFactory:
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # our own stages say what happens
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # no OpenMP pool may exist when workers are forked
-    stage("importing torch")
-    with _for_good():
-        from twofold.serving.worker.torch_parts import prepare  # noqa: PLC0415  (slow, hence a stage of its own)
-
-    return prepare(config, stage)
-
-
-def _emulated(config: ServiceConfig, stage: ReportStage) -> EngineFactory:
-    from twofold.serving.worker.emulated_parts import prepare  # noqa: PLC0415  (others do without)
-
-    stage("reading the catalog")
-    return prepare(config)
-
-
-def check_vllm() -> None:
-    """Raises ConfigurationError where vLLM is not installed, without importing it."""
-    if find_spec("vllm") is None:
-        raise ConfigurationError(
-            "--engine vllm needs a package that is not installed: pip install 'twofold[vllm]'"
-        )
-
-
-def _vllm(config: ServiceConfig, stage: ReportStage) -> EngineFactory:
-    check_vllm()
-    for name, value in VLLM_ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
-    stage("importing vllm")
-    with _for_good():
-        from twofold.serving.worker.vllm.parts import prepare  # noqa: PLC0415  (slow, hence a stage of its own)
-
-    return prepare(config, stage)
-
-
-ENGINES: dict[str, Callable[[ServiceConfig, ReportStage], EngineFactory]] = {
-    "torch": _torch,
-    "emulated": _emulated,
-    "vllm": _vllm,
-}
+    factory: EngineFactory = module.prepare(config, report)
+    return factory

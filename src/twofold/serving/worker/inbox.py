@@ -1,4 +1,4 @@
-"""The inbox thread of a worker: messages are applied at once, also while a batch runs."""
+"""The inbox thread of a worker: it applies each message at once, also while a batch runs."""
 
 import logging
 import os
@@ -13,6 +13,7 @@ from twofold.serving.messages import (
     Alive,
     HandoffEnded,
     HandoffOffered,
+    HandoffReport,
     HandoffTaken,
     Heartbeat,
     HeartbeatAck,
@@ -26,22 +27,140 @@ from twofold.serving.messages import (
     ToWorker,
     WorkerRefused,
 )
-from twofold.serving.worker import arrivals
-from twofold.serving.worker.state import TokenSequence, WorkerState
+from twofold.serving.worker.receiver import IncomingHandoff
+from twofold.serving.worker.sender import OutgoingHandoff
+from twofold.serving.worker.state import SharedWorkerState, TokenSequence
 
 log = logging.getLogger(__name__)
 
 
-class InboxLoop:
-    """Applies what the controller and peers say; shows peers that we live, and sees when they do not."""
+class HandoffEvents:
+    """Applies the events of hand-offs: messages of peers, and what the sender and receiver threads have completed."""
 
-    def __init__(self, state: WorkerState, inbox: Inbox[ToWorker], lease_s: float) -> None:
-        self._state, self._inbox, self._lease_s = state, inbox, lease_s
+    def __init__(self, state: SharedWorkerState) -> None:
+        self._state = state
+
+    # -- with the lock held -------------------------------------------------------------------------------------
+
+    def offered(self, message: HandoffOffered) -> None:
+        """A source offers KV for reading. The read holds the blocks from here on, instead of the lease."""
+        state, request_id = self._state, message.request_id
+        incoming = IncomingHandoff(
+            request_id=request_id,
+            source=message.source,
+            epoch=message.epoch,
+            first_token=message.first_token,
+            blocks=(),
+            source_blocks=message.blocks,
+            source_epoch=message.source_epoch,
+            checksums=message.checksums,
+        )
+        if message.epoch != state.epoch:
+            log.warning(
+                "%s ignores an offer of KV for %s with epoch %d", state.instance, request_id, message.epoch
+            )
+            self._reply(incoming, None)
+        elif state.scheduler.read_started(request_id, message.epoch):
+            incoming.blocks = tuple(state.scheduler.blocks_of(request_id))[: len(message.blocks)]
+            state.receiver.add(incoming)
+        else:
+            self._reply(incoming, None)
+
+    def ended(self, message: HandoffEnded) -> None:
+        """A source has stopped writing: the KV is complete if there is a first token."""
+        state, request_id = self._state, message.request_id
+        if message.epoch != state.epoch:
+            log.warning("%s ignores KV for %s with epoch %d", state.instance, request_id, message.epoch)
+            return
+        if message.first_token is None:
+            state.scheduler.end_lease(request_id, message.epoch)
+            if message.error is not None:
+                state.fail(request_id, message.error)
+            return
+        lease = state.scheduler.leases.find(request_id)
+        if lease is None or message.checksums is None:
+            self._written(request_id, message.epoch, message.first_token)
+            return
+        incoming = IncomingHandoff(
+            request_id=request_id,
+            source=lease.source,
+            epoch=message.epoch,
+            first_token=message.first_token,
+            blocks=lease.blocks[: len(message.checksums)],
+            checksums=message.checksums,
+        )
+        state.receiver.add(incoming)
+
+    def _written(self, request_id: str, epoch: int, first_token: int) -> None:
+        if self._state.scheduler.kv_received(request_id, epoch):
+            self._received(request_id, first_token)
+
+    def _received(self, request_id: str, first_token: int) -> None:
+        state = self._state
+        state.landing.received(request_id, state.scheduler.blocks_of(request_id))
+        state.sequences[request_id].append(first_token)
+
+    # -- without it, from the receiver and sender threads ------------------------------------------------------------
+
+    def received(self, incoming: IncomingHandoff) -> None:
+        """The receiver thread has ended a hand-off, complete or not."""
+        state, request_id = self._state, incoming.request_id
+        with state.changed:
+            if incoming.pulled:
+                if state.scheduler.read_ended(request_id, complete=incoming.complete):
+                    self._received(request_id, incoming.first_token)
+            elif incoming.complete:
+                self._written(request_id, incoming.epoch, incoming.first_token)
+            else:
+                state.scheduler.end_lease(request_id, incoming.epoch)
+            if incoming.error is not None:
+                state.fail(request_id, incoming.error)
+            state.grant()
+            state.changed.notify()
+        if incoming.pulled:
+            self._reply(incoming, incoming.bytes_moved if incoming.complete else None)
+
+    def sent(self, outgoing: OutgoingHandoff) -> None:
+        """The sender thread has ended a hand-off: no more reads or writes of its blocks follow."""
+        state, complete = self._state, not outgoing.cancelled
+        if complete and outgoing.started_s is not None:
+            report = HandoffReport(
+                instance=state.instance,
+                request_id=outgoing.request_id,
+                started_s=outgoing.started_s,
+                ended_s=time.monotonic(),
+                bytes_moved=outgoing.bytes_moved,
+            )
+            state.tell(report)
+        if outgoing.lease is not None and not outgoing.offered:
+            first_token = outgoing.first_token if complete else None
+            state.end_lease(outgoing.lease, first_token, outgoing.error, outgoing.checksums)
+        with state.changed:
+            state.scheduler.handed_off(outgoing.request_id)
+            state.grant()
+            state.changed.notify()  # the freed blocks may let a prompt start
+
+    def _reply(self, incoming: IncomingHandoff, bytes_moved: int | None) -> None:
+        inbox = self._state.peers.inbox(incoming.source)
+        if inbox is not None:
+            taken = HandoffTaken(
+                request_id=incoming.request_id, epoch=incoming.source_epoch, bytes_moved=bytes_moved
+            )
+            self._state.outbox.send(inbox, taken)
+
+
+class InboxLoop:
+    """Applies messages of the controller and of peers, sends heartbeats, and fails requests of silent peers."""
+
+    def __init__(
+        self, state: SharedWorkerState, events: HandoffEvents, inbox: Inbox[ToWorker], lease_s: float
+    ) -> None:
+        self._state, self._events, self._inbox, self._lease_s = state, events, inbox, lease_s
         self._heartbeat_s = time.monotonic()
         self._alive_s = 0.0
 
     def run(self) -> None:
-        """Receive until told to shut down."""
+        """Receive messages until shutdown."""
         state = self._state
         patience_s = min(ALIVE_S / 2, self._lease_s / 8)
         looked_s = time.monotonic()
@@ -53,7 +172,7 @@ class InboxLoop:
                     state.changed.notify()
             looked_s = self._keep_leases(looked_s)
 
-    def _apply(self, message: ToWorker) -> None:  # noqa: C901, PLR0912  (one flat match over the kinds of messages)
+    def _apply(self, message: ToWorker) -> None:  # noqa: C901, PLR0912  (one flat match over the message types)
         state = self._state
         match message:
             case Prefill():
@@ -64,11 +183,11 @@ class InboxLoop:
                 if not state.sender.lease(lease):
                     state.end_lease(lease)
             case HandoffEnded():
-                self._land(message)
+                self._events.ended(message)
             case HandoffOffered():
-                arrivals.offered(state, message)
+                self._events.offered(message)
             case HandoffTaken(request_id=request_id, bytes_moved=bytes_moved):
-                if message.epoch == state.scheduler.leases.epoch:
+                if message.epoch == state.epoch:
                     state.sender.taken(request_id, bytes_moved)
             case Abort(request_id=request_id):
                 state.abort(request_id)
@@ -81,7 +200,8 @@ class InboxLoop:
             case InstanceLost(instance=instance):
                 self._lose(instance)
             case HeartbeatAck(said_s=said_s):
-                state.tether.heard(said_s)
+                if state.deadline is not None:
+                    state.deadline.heard(said_s)
             case WorkerRefused(reason=reason):
                 sys.stderr.write(f"twofold: {state.instance} was refused: {reason}\n")
                 state.closing = True
@@ -114,24 +234,12 @@ class InboxLoop:
         self._state.sequences[request.id] = sequence
         self._state.scheduler.reserve(request, message.source)
 
-    def _land(self, message: HandoffEnded) -> None:
-        state, request_id = self._state, message.request_id
-        if message.epoch != state.scheduler.leases.epoch:
-            log.warning("%s refused KV of epoch %d for %s", state.instance, message.epoch, request_id)
-            return
-        if message.first_token is None:
-            state.scheduler.end_lease(request_id, message.epoch)
-            if message.error is not None:
-                state.fail(request_id, message.error)
-        else:
-            arrivals.written(state, message)
-
     def _lose(self, instance: str) -> None:
-        """A dead peer writes no more, and what was on its way to it has nowhere to go."""
+        """Fail transfers from a dead peer and cancel those to it."""
         state = self._state
         inbox, elsewhere = state.peers.inbox(instance), state.peers.elsewhere(instance)
         if elsewhere and state.peers.transport.writes_outlive_lease and state.receives_from(instance):
-            log.error("%s ends too: what %s has sent may yet arrive in its memory", state.instance, instance)
+            log.error("%s ends too: writes of %s may still arrive in its memory", state.instance, instance)
             os._exit(1)
         state.peers.remove(instance)
         state.sender.cancel_to(instance)
@@ -142,21 +250,21 @@ class InboxLoop:
             state.outbox.forget(inbox)
 
     def _keep_leases(self, looked_s: float) -> float:
-        """Show peers that we live, and fail requests whose KV comes from a source that does not; returns the time."""
+        """Send heartbeats, and fail requests whose source went silent. Returns the time of this check."""
         state, now = self._state, time.monotonic()
         if now - self._heartbeat_s > self._lease_s / 4:
             self._heartbeat_s = now
             for address in state.peers.inboxes():
                 state.outbox.send(address, Heartbeat(source=state.instance))
         with state.changed:
-            if now - looked_s > self._lease_s / 4:  # we were stopped: heartbeats may still lie unread
+            if now - looked_s > self._lease_s / 4:  # this process was stopped: heartbeats may be unread
                 state.scheduler.leases.renew_all(now)
             for lease in state.scheduler.leases.expired(now):
                 state.fail(lease.request_id, f"{lease.source} went silent during the hand-off")
             state.report_changes()
             batch_s = now - state.batches_started_s[0] if state.batches_started_s else 0.0
-        # Said where the lock could be had, and the other ranks were heard: a worker that lacks either hangs.
-        if now - self._alive_s >= ALIVE_S and state.lives():
+        # Reported only after taking the lock, with all ranks alive: otherwise the worker hangs.
+        if now - self._alive_s >= ALIVE_S and state.ranks_alive():
             self._alive_s = now
             said_s = watchdog_clock()
             state.tell(

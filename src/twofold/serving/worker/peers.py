@@ -1,19 +1,26 @@
-"""What a worker knows of its peers: where their inboxes are, and their caches open for writing and reading."""
+"""The peers of a worker: their inboxes, connections to their KV caches, and the speed of the links to them."""
 
+import statistics
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from twofold.errors import InstanceLostError, StaleEpochError, TwofoldError
+from twofold.performance.transfer import LinkSpeed
 from twofold.security.network import HOME
 from twofold.serving.messages import Peer
-from twofold.transport.base import Connection, MemoryDescriptor, Transport
+from twofold.transport.base import SCRATCH_BYTES, Connection, MemoryDescriptor, Transport
+
+SMALL_PROBE_BYTES, SMALL_PROBES = 16 << 10, 9
+LARGE_PROBE_BYTES, LARGE_PROBES = 256 << 10, 3
+PROBE_S = 0.025  # long enough to measure bandwidth
 
 
 class PeerDirectory:
-    """Peers by instance id. Connections are opened when first used and dropped with the life they belong to.
+    """Peers by instance. A connection is opened on first use and closed when the peer's epoch ends.
 
-    A connection may take its time, and a peer may be lost meanwhile: `update` and `remove` never wait for one.
+    Connecting may be slow, and a peer may be lost meanwhile: `update` and `remove` never wait for a connection.
     """
 
     def __init__(self, transport: Transport, host: str = HOME) -> None:
@@ -21,7 +28,7 @@ class PeerDirectory:
         self.host = host
         self._peers: dict[str, Peer] = {}
         self._connections: dict[str, Connection] = {}
-        self._fenced: dict[str, int] = {}  # the last epoch that was
+        self._fenced: dict[str, int] = {}  # last fenced epoch by instance
         self._known = threading.Lock()  # guards all three
         self._connecting = threading.Lock()  # taken first
         self.on_update: Callable[[], None] | None = None
@@ -35,7 +42,7 @@ class PeerDirectory:
         return self._transport
 
     def update(self, peers: list[Peer]) -> None:
-        """Replace what is known; a peer with a new epoch has new memory."""
+        """Replace the list of peers. A peer with a new epoch has new memory."""
         known = {peer.memory.instance: peer for peer in peers}
         with self._known:
             over = [
@@ -50,9 +57,9 @@ class PeerDirectory:
             self.on_update()
 
     def fence(self, instance: str) -> None:
-        """A peer was given up: whoever waits for it waits no more, and nobody connects to this life of it.
+        """Disconnect a peer that is about to be killed, and refuse new connections to its epoch.
 
-        Where what is read may still land after that, it is waited for until the peer is dead.
+        With a transport whose writes outlive the lease, open connections stay until the peer is dead.
         """
         with self._known:
             peer = self._peers.get(instance)
@@ -62,7 +69,7 @@ class PeerDirectory:
             self._disconnect(instance)
 
     def remove(self, instance: str) -> None:
-        """A peer is gone. A write or a read under way does no harm."""
+        """Remove a dead peer. Transfers under way fail."""
         with self._known:
             self._peers.pop(instance, None)
         self._disconnect(instance)
@@ -81,15 +88,15 @@ class PeerDirectory:
         return peer is not None and peer.host != self.host
 
     def others(self) -> list[MemoryDescriptor]:
-        """The caches of all peers but ourselves."""
+        """The KV caches of all peers."""
         own = self.own_memory.instance
         return [peer.memory for instance, peer in self._peers.items() if instance != own]
 
     @contextmanager
     def connected(self, instance: str, epoch: int) -> Iterator[Connection]:
-        """The peer's cache, for as long as it can be reached: a connection that fails is not used again.
+        """A connection to the peer's KV cache, which is dropped when it fails.
 
-        Raises InstanceLostError or StaleEpochError when that life of it is over.
+        Raises InstanceLostError or StaleEpochError when that epoch has ended.
         """
         connection = self._connection(instance, epoch)
         try:
@@ -115,7 +122,7 @@ class PeerDirectory:
                 with self._known:
                     self._memory(instance, epoch)
                     self._connections[instance] = connection
-            except (InstanceLostError, StaleEpochError):  # while we connected
+            except (InstanceLostError, StaleEpochError):  # lost while connecting
                 connection.close()
                 raise
             return connection
@@ -123,11 +130,11 @@ class PeerDirectory:
     def _memory(self, instance: str, epoch: int) -> MemoryDescriptor:
         peer = self._peers.get(instance)
         if peer is None:
-            raise InstanceLostError(f"{instance} is not part of the service any more")
+            raise InstanceLostError(f"{instance} has left the service")
         if peer.memory.epoch != epoch:
-            raise StaleEpochError(f"epoch {epoch} of {instance} is over")
+            raise StaleEpochError(f"epoch {epoch} of {instance} has ended")
         if self._fenced.get(instance) == epoch:
-            raise InstanceLostError(f"{instance} was given up")
+            raise InstanceLostError(f"{instance} is being stopped")
         return peer.memory
 
     def _disconnect(self, instance: str) -> None:
@@ -135,3 +142,50 @@ class PeerDirectory:
             connection = self._connections.pop(instance, None)
         if connection is not None:
             connection.close()
+
+
+class LinkProber:
+    """Measures the link to each new peer once, on a thread of its own. The connections stay open."""
+
+    def __init__(self, peers: PeerDirectory, report: Callable[[str, LinkSpeed], None]) -> None:
+        self._peers, self._report = peers, report
+        self._measured: set[tuple[str, int]] = set()
+        self._updated = threading.Event()
+
+    def start(self) -> None:
+        self._peers.on_update = self._updated.set
+        threading.Thread(target=self._run, name="link-prober", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            self._updated.wait()
+            self._updated.clear()
+            for peer in self._peers.others():
+                if (peer.instance, peer.epoch) not in self._measured:
+                    self._measured.add((peer.instance, peer.epoch))
+                    self._measure(peer.instance, peer.epoch)
+
+    def _measure(self, instance: str, epoch: int) -> None:
+        try:
+            with self._peers.connected(instance, epoch) as connection:
+                speed = link_speed(connection)
+        except TwofoldError:
+            return  # hand-offs report peers that cannot be reached
+        self._report(instance, speed)
+
+
+def link_speed(connection: Connection, clock: Callable[[], float] = time.perf_counter) -> LinkSpeed:
+    """Measure latency with small transfers, and bandwidth with transfers that grow until they take `PROBE_S`."""
+
+    def probe_s(nbytes: int) -> float:
+        began = clock()
+        connection.probe(nbytes)
+        return clock() - began
+
+    probe_s(SMALL_PROBE_BYTES)  # the first access to memory is slow
+    small_s = statistics.median(probe_s(SMALL_PROBE_BYTES) for _ in range(SMALL_PROBES))
+    size = LARGE_PROBE_BYTES
+    while probe_s(size) < PROBE_S and size < SCRATCH_BYTES:
+        size *= 4
+    large_s = statistics.median([probe_s(size) for _ in range(LARGE_PROBES)])
+    return LinkSpeed.fit((SMALL_PROBE_BYTES, small_s), (size, large_s))

@@ -4,11 +4,13 @@
                 ├─▶ the store has more of it than the engine ─▶ it holds that for us ─▶ prompt is queued ─▶ it runs
                 │                                                └▶ its layers are copied, one after the other ─▲
                 └─▶ otherwise ─────────────────────────────────────────────────────────▶ it is queued ─▶ it runs
-                                     its layers are copied into the store, one after the other, as they are computed ◀┘
+                                     its layers are copied into the store, one after the other, as they are
+                                     computed ◀┘
 
 What the store holds for us will come whatever becomes of the store, so the blocks that it goes to are found as if it
-were there already. Only iterations read blocks of prompts, and they wait, layer by layer, for what is still to come of
-those that they were given (`begin`). Whatever goes wrong before, the prompt is queued and computes what is not there.
+were there already. Only iterations read blocks of prompts, and they wait, layer by layer, for what is still to
+come of those that they were given (`begin`). Whatever goes wrong before, the prompt is queued and computes what
+is not there.
 """
 
 import threading
@@ -27,7 +29,7 @@ from twofold.scheduling.instance.scheduler import InstanceScheduler
 from twofold.serving.messages import StoreFetch
 from twofold.serving.store.client import BlockCopier, StoreClient
 from twofold.serving.worker.prefixes import LayerSync, PrefixSource, Queue, ReadyLayers
-from twofold.serving.worker.state import WorkerState
+from twofold.serving.worker.state import SharedWorkerState
 
 _OWNER = "the host's store"
 _MOST_FETCHES = 4  # that are under way at a time; the others wait, and their time runs
@@ -77,7 +79,7 @@ class StoredPrefixes(PrefixSource):
 
     def __init__(
         self,
-        state: WorkerState,
+        state: SharedWorkerState,
         scheduler: InstanceScheduler,
         shared: PrefixBlockAllocator,
         client: StoreClient,

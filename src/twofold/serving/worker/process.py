@@ -1,13 +1,11 @@
-"""The worker: drives one instance scheduler with a real clock, a real engine and real messages.
+"""A worker process: drives one instance scheduler with a real clock, an engine, a transport and messages.
 
-Four threads share it (see `WorkerState`):
+Four threads share its state (see `SharedWorkerState`):
 
-    main      Iterations   next_batch → engine.run → complete → tokens to the controller
-    inbox     Commands     applies messages at once; heartbeats and leases
-    sender    Handoffs     writes computed layers into the leased blocks of peers, or offers them for reading
-    receiver  Arrivals     reads what peers offer, and compares checksums
-
-A worker process from its configuration: engine, scheduler, transport, messages.
+    main      BatchLoop         next_batch → engine.run → complete → tokens to the controller
+    inbox     InboxLoop         applies messages at once; heartbeats and leases
+    sender    HandoffSender     writes computed layers into leased blocks of peers, or offers them for reading
+    receiver  HandoffReceiver   reads offered KV, and verifies checksums
 """
 
 import logging
@@ -23,169 +21,173 @@ from typing import NamedTuple
 import msgspec
 import zmq
 
-from twofold.engine.base import KvLayout
+from twofold.engine.base import Engine, SequenceStep
 from twofold.performance.queueing import saturating_tokens
-from twofold.performance.transfer import PrefillSpeed
+from twofold.performance.transfer import LinkSpeed, PrefillSpeed
 from twofold.security.guard import Guard
 from twofold.security.key import read_key
 from twofold.security.network import HOME
 from twofold.serving.config import ServiceConfig, WorkerConfig
 from twofold.serving.controller.mailbox import Inbox, Outbox
-from twofold.serving.messages import Peer, Registered, ToWorker
-from twofold.serving.worker.arrivals import HandoffReader
+from twofold.serving.messages import LinkMeasured, Peer, Registered, ToWorker
 from twofold.serving.worker.driver import BatchDriver
 from twofold.serving.worker.engines import EngineFactory, RankPipes
-from twofold.serving.worker.handoffs import HandoffWriter, layers_at_once
-from twofold.serving.worker.inbox import InboxLoop
-from twofold.serving.worker.peers import PeerDirectory
-from twofold.serving.worker.probes import LinkProber, prefill_speed
-from twofold.serving.worker.receiver import HandoffReceiver
-from twofold.serving.worker.sender import HandoffSender
-from twofold.serving.worker.state import AlarmDeadline, CacheChanges, ControllerDeadline, WorkerState
-
-
-def work(
-    state: WorkerState,
-    run: Callable[[], None],
-    layout: KvLayout,
-    model: str,
-    inbox: Inbox[ToWorker],
-    lease_s: float,
-    *,
-    checksums: bool,
-    prefill: PrefillSpeed | None,
-    probes: bool,
-) -> None:
-    """Register with the controller, and then `run` batches until told to shut down.
-
-    `prefill` is how fast it was measured to be, if it was. If it `probes`, it measures what its links carry.
-    """
-    if probes:
-        LinkProber(state).start()
-    peer = Peer(
-        inbox=inbox.address, memory=state.peers.own_memory, host=state.peers.host, outside=inbox.outside
-    )
-    state.tether.start()
-    status = state.scheduler.status()
-    state.tell(
-        Registered(
-            peer=peer, role=state.role, model=model, status=status, prefill=prefill, now_s=time.monotonic()
-        )
-    )
-    handoffs = HandoffWriter(state, checksums=checksums)
-    state.sender.start(handoffs.write_layers, handoffs.offer, handoffs.over)
-    arrivals = HandoffReader(state, layers_at_once(layout))
-    state.receiver.start(arrivals.receive, arrivals.ended)
-    state.prefixes.start()
-    receiver = threading.Thread(target=InboxLoop(state, inbox, lease_s).run, name="inbox", daemon=True)
-    receiver.start()
-    run()
-    receiver.join()
-    state.sender.close()
-    state.receiver.close()
-    state.outbox.close()  # nobody acts on what it still has to say: peers end as well, and may have ended
-
+from twofold.serving.worker.inbox import HandoffEvents, InboxLoop
+from twofold.serving.worker.peers import LinkProber, PeerDirectory
+from twofold.serving.worker.receiver import HandoffReader, HandoffReceiver
+from twofold.serving.worker.sender import HandoffSender, HandoffWriter, layers_per_transfer
+from twofold.serving.worker.state import CacheChanges, ControllerDeadline, SharedWorkerState
 
 log = logging.getLogger(__name__)
 
-STORE_S = 2.0  # a worker that begins waits so long for the store that begins beside it
+# Prompt lengths that measure the prefill speed; a prefill of `LONG_PREFILL_S` is long enough.
+SHORT_PROMPT, LONG_PROMPT = 32, 512
+LONG_PREFILL_S = 0.25
 
 
 class WorkerProcesses(NamedTuple):
-    """What the processes of one life of a worker do, the worker's own first; `forked` is called when all are there."""
+    """The main functions of a worker's processes, rank 0 first. Call `forked` after all have been forked."""
 
     runs: Sequence[Callable[[], None]]
     forked: Callable[[], None]
 
 
-def worker_processes(config: ServiceConfig, spec: WorkerConfig, prepared: EngineFactory) -> WorkerProcesses:
-    """One for each rank of the worker, yet to be forked; those beside the first end when that does."""
+def worker_processes(config: ServiceConfig, spec: WorkerConfig, factory: EngineFactory) -> WorkerProcesses:
+    """One process for each rank of the worker. The other ranks end when rank 0 does."""
     ranks = spec.split.ranks
     if ranks == 1:
-        return WorkerProcesses([partial(run_worker, config, spec, prepared)], lambda: None)
-    wires = RankPipes(ranks, f"{config.run_dir}/{spec.instance}")
-    others = [partial(_run_rank, spec, prepared, rank, wires) for rank in range(1, ranks)]
-    return WorkerProcesses([partial(run_worker, config, spec, prepared, wires), *others], wires.close)
+        return WorkerProcesses([partial(run_worker, config, spec, factory)], lambda: None)
+    pipes = RankPipes(ranks, f"{config.run_dir}/{spec.instance}")
+    others = [partial(_run_rank, spec, factory, rank, pipes) for rank in range(1, ranks)]
+    return WorkerProcesses([partial(run_worker, config, spec, factory, pipes), *others], pipes.close)
 
 
 def run_worker(
-    config: ServiceConfig, spec: WorkerConfig, prepared: EngineFactory, wires: RankPipes | None = None
+    config: ServiceConfig, spec: WorkerConfig, factory: EngineFactory, pipes: RankPipes | None = None
 ) -> None:
-    """Run one worker in this process until it is told to shut down; `wires` lead to its other ranks, if it has some."""
-    _settle(spec)
+    """Run a worker in this process until shutdown. `pipes` connect it to its other ranks."""
+    _set_up_process(spec)
     epoch = secrets.randbits(53)
-    parts = prepared.parts(spec, epoch, wires)
-    engine = parts.engine
+    parts = factory.parts(spec, epoch, pipes)
+    layout = parts.engine.layout
     measures, prefill = config.measures(spec), None
     if measures or spec.measures_budget:
-        prefill = prefill_speed(engine, min(spec.max_num_batched_tokens, prepared.max_model_len))
+        prefill = prefill_speed(parts.engine, min(spec.max_num_batched_tokens, factory.max_model_len))
     if prefill is not None and spec.measures_budget:
-        budget = saturating_tokens(prefill.seconds, prepared.max_model_len)
-        log.info("%s is kept busy by %d prompt tokens", spec.instance, budget)
+        budget = saturating_tokens(prefill.seconds, factory.max_model_len)
+        log.info("%s saturates at %d prompt tokens per batch", spec.instance, budget)
         spec = msgspec.structs.replace(spec, max_num_batched_tokens=budget)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     network = config.network
     guard = None if network is None else Guard(context, read_key(Path(network.key_file)))
-    elsewhere = network is not None and network.host != HOME
-    blocks = CacheChanges()
-    scheduling = parts.scheduling or BatchDriver(config, spec, parts, context)
-    state = WorkerState(
+    changes = CacheChanges()
+    driver = parts.driver or BatchDriver(config, spec, parts, epoch, changes, context)
+    state = SharedWorkerState(
         instance=spec.instance,
         role=spec.role,
-        scheduler=scheduling.scheduler(epoch, config.lease_s, parts.transport, blocks),
-        blocks=blocks,
-        sender=HandoffSender(len(engine.layout.layers), time.monotonic, layers_at_once(engine.layout)),
+        scheduler=driver.scheduler,
+        blocks=changes,
+        sender=HandoffSender(len(layout.layers), time.monotonic, layers_per_transfer(layout)),
         receiver=HandoffReceiver(),
         landing=parts.landing,
         peers=PeerDirectory(parts.transport, config.host),
         outbox=Outbox(context, guard, spec.instance),
         controller=config.controller,
         changed=parts.changed,
-        lives=parts.lives,
-        tether=AlarmDeadline() if elsewhere else ControllerDeadline(),
+        ranks_alive=parts.ranks_alive,
+        deadline=ControllerDeadline() if network is not None and network.host != HOME else None,
     )
-    scheduling.bind(state)
+    run_batches = driver.loop(state)
     inbox: Inbox[ToWorker] = Inbox(
         context,
         config.worker_inbox(spec.instance, os.getpid()),
         ToWorker,
         guard=guard,
         outside=None if network is None else f"tcp://{network.address}:*",
-        on_lost=_end_for,
+        on_lost=_exit_after_lost_message,
     )
-    work(
-        state,
-        scheduling.run,
-        engine.layout,
-        prepared.model,
-        inbox,
-        config.lease_s,
-        checksums=config.kv_checksums,
-        prefill=prefill,
-        probes=measures,
+    if measures:
+        LinkProber(state.peers, partial(_report_link, state)).start()
+    _register(state, inbox, factory.model, prefill)
+    events = HandoffEvents(state)
+    writer = HandoffWriter(state.sender, state.peers, state.outbox, checksums=config.kv_checksums)
+    state.sender.start(writer.write_layers, writer.offer, events.sent)
+    state.receiver.start(HandoffReader(state.peers, layers_per_transfer(layout)).receive, events.received)
+    state.prefixes.start()
+    loop = InboxLoop(state, events, inbox, config.lease_s)
+    inbox_thread = threading.Thread(target=loop.run, name="inbox", daemon=True)
+    inbox_thread.start()
+    run_batches()
+    inbox_thread.join()
+    state.sender.close()
+    state.receiver.close()
+    state.outbox.close()  # drops unsent messages: the peers end as well, or have ended
+
+
+def _register(
+    state: SharedWorkerState, inbox: Inbox[ToWorker], model: str, prefill: PrefillSpeed | None
+) -> None:
+    peers = state.peers
+    peer = Peer(inbox=inbox.address, memory=peers.own_memory, host=peers.host, outside=inbox.outside)
+    if state.deadline is not None:
+        state.deadline.start()
+    status, now_s = state.scheduler.status(), time.monotonic()
+    state.tell(
+        Registered(peer=peer, role=state.role, model=model, status=status, prefill=prefill, now_s=now_s)
     )
 
 
-def _run_rank(spec: WorkerConfig, prepared: EngineFactory, rank: int, wires: RankPipes) -> None:
-    _settle(spec)
-    prepared.run_rank(spec, rank, wires)
+def _report_link(state: SharedWorkerState, target: str, speed: LinkSpeed) -> None:
+    state.tell(LinkMeasured(source=state.instance, target=target, speed=speed))
 
 
-def _settle(spec: WorkerConfig) -> None:
-    threading.excepthook = _end_process
+def prefill_speed(
+    engine: Engine, max_tokens: int, clock: Callable[[], float] = time.perf_counter
+) -> PrefillSpeed:
+    """Time a short and a longer prefill, before any block is allocated. The first run warms the engine up."""
+
+    def prefill_s(tokens: int) -> float:
+        blocks = tuple(range(-(-tokens // engine.layout.block_size)))
+        step = SequenceStep("", [0] * tokens, start=0, block_table=blocks, sampling=None)
+        began = clock()
+        engine.run([step])
+        return clock() - began
+
+    short = max(1, min(SHORT_PROMPT, max_tokens // 2))
+    prefill_s(short)
+    short_s = min(prefill_s(short) for _ in range(2))
+    tokens, taken_s = short, short_s
+    while tokens < min(LONG_PROMPT, max_tokens) and taken_s < LONG_PREFILL_S:
+        tokens = min(4 * tokens, LONG_PROMPT, max_tokens)
+        taken_s = prefill_s(tokens)
+    if taken_s < LONG_PREFILL_S:
+        taken_s = min(taken_s, prefill_s(tokens))
+    if tokens == short:
+        return PrefillSpeed(fixed_s=0.0, s_per_token=short_s / short)
+    s_per_token = max(taken_s - short_s, 0.0) / (tokens - short)
+    return PrefillSpeed(fixed_s=max(0.0, short_s - short * s_per_token), s_per_token=s_per_token)
+
+
+def _run_rank(spec: WorkerConfig, factory: EngineFactory, rank: int, pipes: RankPipes) -> None:
+    _set_up_process(spec)
+    factory.run_rank(spec, rank, pipes)
+
+
+def _set_up_process(spec: WorkerConfig) -> None:
+    threading.excepthook = _exit_after_thread
     if spec.cores:
         os.sched_setaffinity(0, spec.cores)
 
 
-def _end_process(failed: threading.ExceptHookArgs) -> None:
-    """A worker that lost a thread must not go on: its peers and the controller learn of its end."""
+def _exit_after_thread(failed: threading.ExceptHookArgs) -> None:
+    """End the process when one of its threads fails: peers and the controller notice that."""
     thread = failed.thread.name if failed.thread is not None else "a thread"
     trace = (failed.exc_type, failed.exc_value or failed.exc_type(), failed.exc_traceback)
     log.critical("%s failed", thread, exc_info=trace)
     os._exit(1)
 
 
-def _end_for(sender: str) -> None:
-    """Who missed a message does not know what it holds for whom: its next life does."""
-    log.critical("a message from %s was lost on the way", sender)
+def _exit_after_lost_message(sender: str) -> None:
+    """End the process when a message was lost: its state may be wrong, and a new process starts empty."""
+    log.critical("a message from %s was lost", sender)
     os._exit(1)

@@ -1,17 +1,20 @@
-"""The hand-off receiver: a thread that reads what peers offer, and checks what they have written if asked to."""
+"""Incoming KV hand-offs: a thread reads what peers offer, and verifies the checksums of what they have written."""
 
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from twofold.errors import TwofoldError
+from twofold.serving.worker.peers import PeerDirectory
+
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class IncomingHandoff:
-    """The receiving side of one hand-off, from when its KV is complete at the source.
+    """The receiving side of one hand-off whose KV is complete at the source.
 
-    It is read from `source_blocks` of one life (`source_epoch`) of the source into local `blocks`; where the source
-    has written it already, there are none, and it is only looked at.
+    With pull, `source_blocks` of one epoch of the source are read into local `blocks`. Otherwise the source has
+    written the blocks, and only their checksums are verified.
     """
 
     request_id: str
@@ -35,14 +38,11 @@ class IncomingHandoff:
         return self.source_blocks is not None
 
 
-Receive = Callable[[IncomingHandoff], None]
+OnIncoming = Callable[[IncomingHandoff], None]
 
 
 class HandoffReceiver:
-    """Receives hand-offs one after the other, first come first served: the first is then decoded the soonest.
-
-    All methods may be called from any thread.
-    """
+    """Receives hand-offs one at a time, first come first served. All methods are thread-safe."""
 
     def __init__(self) -> None:
         self._waiting: deque[IncomingHandoff] = deque()
@@ -51,11 +51,11 @@ class HandoffReceiver:
         self._closed = False
         self._thread: threading.Thread | None = None
 
-    def start(self, receive: Receive, ended: Receive) -> None:
-        """Start the thread that receives.
+    def start(self, receive: OnIncoming, ended: OnIncoming) -> None:
+        """Start the receiver thread, which makes all calls.
 
-        `receive(incoming)` moves and checks it and notes what went wrong; `ended(incoming)` is told once that
-        nothing of it will be read any more. Both are called from that thread only.
+        `receive(incoming)` reads and verifies, and records errors. `ended(incoming)` is called once per
+        hand-off, after the last read.
         """
         arguments = (receive, ended)
         self._thread = threading.Thread(
@@ -71,31 +71,30 @@ class HandoffReceiver:
             self._thread.join()
 
     def add(self, incoming: IncomingHandoff) -> None:
-        """Its KV is complete at the source."""
         with self._changed:
             self._waiting.append(incoming)
             self._changed.notify()
 
     def cancel(self, request_id: str) -> None:
-        """Its request is over: read no more of it; `ended` will be called."""
-        for incoming in self._those(lambda each: each.request_id == request_id):
+        """Stop reading for an aborted request; `ended` still follows."""
+        for incoming in self._select(lambda each: each.request_id == request_id):
             incoming.cancelled = True
 
     def reads_from(self, source: str) -> bool:
-        """Whether something is still to be read from there."""
-        return bool(self._those(lambda each: each.source == source and each.pulled))
+        """Whether any read from this source is under way or waiting."""
+        return bool(self._select(lambda each: each.source == source and each.pulled))
 
     def cancel_from(self, source: str) -> None:
-        """A source is dead: what is still to be read from it fails."""
-        for incoming in self._those(lambda each: each.source == source and each.pulled):
+        """Fail all reads from a dead source."""
+        for incoming in self._select(lambda each: each.source == source and each.pulled):
             incoming.error = incoming.error or f"{source} ended during the hand-off"
 
-    def _those(self, wanted: Callable[[IncomingHandoff], bool]) -> list[IncomingHandoff]:
+    def _select(self, wanted: Callable[[IncomingHandoff], bool]) -> list[IncomingHandoff]:
         with self._changed:
             current = () if self._current is None else (self._current,)
             return [incoming for incoming in (*self._waiting, *current) if wanted(incoming)]
 
-    def _run(self, receive: Receive, ended: Receive) -> None:
+    def _run(self, receive: OnIncoming, ended: OnIncoming) -> None:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting or self._closed)
@@ -107,3 +106,41 @@ class HandoffReceiver:
             with self._changed:
                 self._current = None
             ended(incoming)
+
+
+class HandoffReader:
+    """Reads offered hand-offs and verifies checksums; called by the receiver thread."""
+
+    def __init__(self, peers: PeerDirectory, layers_at_once: Callable[[int], int]) -> None:
+        self._peers = peers
+        self._layers_at_once = layers_at_once
+        self._layers = range(len(peers.own_memory.layout.layers))
+
+    def receive(self, incoming: IncomingHandoff) -> None:
+        """Read and verify one hand-off. Read errors and wrong checksums are recorded as its `error`."""
+        try:
+            if incoming.source_blocks is not None:
+                self._read(incoming, incoming.source_blocks)
+            if incoming.complete and incoming.checksums is not None:
+                self._verify(incoming, incoming.checksums)
+        except TwofoldError as error:
+            incoming.error = incoming.error or str(error)
+
+    def _read(self, incoming: IncomingHandoff, source_blocks: Sequence[int]) -> None:
+        step = self._layers_at_once(len(incoming.blocks))
+        with self._peers.connected(incoming.source, incoming.source_epoch) as connection:
+            for first in self._layers[::step]:
+                if not incoming.complete:
+                    return
+                layers = self._layers[first : first + step]
+                incoming.bytes_moved += connection.read(layers, source_blocks, incoming.blocks)
+
+    def _verify(self, incoming: IncomingHandoff, expected: Sequence[int]) -> None:
+        found = [0] * len(incoming.blocks)
+        self._peers.transport.add_checksums(self._layers, incoming.blocks, found, landed=True)
+        wrong = sum(ours != theirs for ours, theirs in zip(found, expected, strict=True))
+        if wrong:
+            own = self._peers.own_memory.instance
+            incoming.error = (
+                f"checksum mismatch in {wrong} of {len(found)} KV blocks sent from {incoming.source} to {own}"
+            )

@@ -1,23 +1,33 @@
-"""One hand-off on its way out: what is computed, what is sent, and what is still missing.
-
-The hand-off sender: a thread that writes computed layers into leased blocks while later layers compute.
-"""
+"""Outgoing KV hand-offs: a thread writes computed layers into leased blocks while later layers are computed."""
 
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum, auto
 
+from twofold.engine.base import KvLayout
+from twofold.errors import TwofoldError
 from twofold.handoff import HandoffMode, Lease
+from twofold.serving.controller.mailbox import Outbox
+from twofold.serving.messages import HandoffOffered
+from twofold.serving.worker.peers import PeerDirectory
+
+BYTES_PER_WRITE = 1 << 20  # ready layers are batched up to this size, because each transfer has a fixed cost
+
+
+def layers_per_transfer(layout: KvLayout) -> Callable[[int], int]:
+    """Return a function from a number of blocks to the number of layers per transfer, at least 1."""
+    per_block = max(layout.layer_bytes_per_block(layer) for layer in range(len(layout.layers)))
+    return lambda blocks: max(1, BYTES_PER_WRITE // (per_block * max(1, blocks)))
 
 
 class SenderAction(Enum):
-    """What the sender has to do next for a hand-off."""
+    """The next step of an outgoing hand-off."""
 
-    NOTHING = auto()
-    WRITE = auto()  # layers that may be sent
-    OFFER = auto()  # its target may read it
+    WAIT = auto()
+    WRITE = auto()
+    OFFER = auto()  # let the target read
     END = auto()
 
 
@@ -25,10 +35,10 @@ class SenderAction(Enum):
 class OutgoingHandoff:
     """The sending side of one hand-off.
 
-    `layers_computed` counts the layers whose KV is complete in the local `blocks`, `layers_sent` those that
-    are in the lease's blocks. `first_token` is set once the prefill is over. A pulled hand-off is `offered` to its
-    target, and nothing frees its blocks until that has `taken` them, or will not read them any more.
-    `checksums` are those of the blocks, as far as they were sent.
+    `layers_computed` layers are complete in the local `blocks`, and `layers_sent` of them in the leased blocks.
+    `first_token` is set when the prefill has ended. With pull, the hand-off is `offered` to the target, and its
+    blocks stay allocated until the target has `taken` them or will not read them any more. `checksums` has one
+    per block.
     """
 
     request_id: str
@@ -46,58 +56,45 @@ class OutgoingHandoff:
     cancelled: bool = False
     error: str | None = None
     queued: bool = False
-    checksums: list[int] = field(default_factory=list)
+    checksums: list[int] | None = None
 
     @property
     def sendable(self) -> int:
-        """How many layers, counted from the first, may be sent now."""
+        """Number of layers, from the first, that may be in the leased blocks by now."""
         if self.lease is None or self.mode is HandoffMode.PULL:
             return 0
         if self.mode is HandoffMode.SERIALIZED and self.first_token is None:
             return 0
         return self.layers_computed
 
-    def turn(self, num_layers: int) -> SenderAction:
-        """What is to be done next."""
+    def next_action(self, num_layers: int) -> SenderAction:
         if self.offered:
-            return SenderAction.END if self.taken else SenderAction.NOTHING
+            return SenderAction.END if self.taken else SenderAction.WAIT
         if self.cancelled:
             return SenderAction.END
         if self.layers_sent < self.sendable:
             return SenderAction.WRITE
         if self.first_token is None or self.lease is None:
-            return SenderAction.NOTHING
+            return SenderAction.WAIT
         if self.mode is HandoffMode.PULL:
             return SenderAction.OFFER
-        return SenderAction.END if self.layers_sent == num_layers else SenderAction.NOTHING
-
-    def give_up(self, error: str) -> None:
-        """It cannot be completed; the request fails for this reason."""
-        self.cancelled, self.error = True, error
+        return SenderAction.END if self.layers_sent == num_layers else SenderAction.WAIT
 
 
 WriteLayers = Callable[[OutgoingHandoff, range], int]
-Offer = Callable[[OutgoingHandoff], None]
-Ended = Callable[[OutgoingHandoff], None]
-
-
-def one_layer(_blocks: int) -> int:
-    return 1
+OnHandoff = Callable[[OutgoingHandoff], None]
 
 
 class HandoffSender:
-    """Sends each hand-off layer by layer, in the order in which layers become ready.
-
-    All methods may be called from any thread.
-    """
+    """Sends hand-offs layer by layer, in the order in which layers become ready. All methods are thread-safe."""
 
     def __init__(
         self,
         num_layers: int,
         clock: Callable[[], float],
-        layers_at_once: Callable[[int], int] = one_layer,
+        layers_at_once: Callable[[int], int] = lambda _blocks: 1,
     ) -> None:
-        """`layers_at_once` says, for a number of blocks, how many layers are sent in one write if that many wait."""
+        """`layers_at_once(blocks)` limits the layers per write."""
         self._num_layers = num_layers
         self._clock = clock
         self._layers_at_once = layers_at_once
@@ -107,13 +104,12 @@ class HandoffSender:
         self._closed = False
         self._thread: threading.Thread | None = None
 
-    def start(self, write_layers: WriteLayers, offer: Offer, ended: Ended) -> None:
-        """Start the thread that sends.
+    def start(self, write_layers: WriteLayers, offer: OnHandoff, ended: OnHandoff) -> None:
+        """Start the sender thread, which makes all calls.
 
-        `write_layers(outgoing, layers)` moves layers and returns their bytes; `offer(outgoing)` tells the target of
-        a pulled hand-off that it may read; `ended(outgoing)` is told once that nothing of it will be read or written
-        any more, after success (all layers sent or taken) and after `cancel` alike. All are called from that thread
-        only: no write is under way when `ended` is called.
+        `write_layers(outgoing, layers)` moves layers and returns the bytes moved. `offer(outgoing)` tells the target
+        that it may read. `ended(outgoing)` is called once per hand-off, completed or cancelled, after the last access
+        to its blocks.
         """
         arguments = (write_layers, offer, ended)
         self._thread = threading.Thread(target=self._run, args=arguments, name="handoff-sender", daemon=True)
@@ -127,12 +123,12 @@ class HandoffSender:
             self._thread.join()
 
     def expect(self, request_id: str, target: str, mode: HandoffMode) -> None:
-        """A request that is going to be handed off was queued."""
+        """Register the hand-off of a queued request."""
         with self._changed:
             self._outgoing[request_id] = OutgoingHandoff(request_id, target, mode)
 
     def begin(self, request_id: str, blocks: Sequence[int]) -> bool:
-        """Its prefill starts, into these local blocks. False if it is not to be handed off."""
+        """Set the local blocks of a prefill that starts. Returns False if no hand-off is registered."""
         with self._changed:
             outgoing = self._outgoing.get(request_id)
             if outgoing is not None:
@@ -140,7 +136,7 @@ class HandoffSender:
             return outgoing is not None
 
     def layer_computed(self, request_ids: Iterable[str], layer: int) -> None:
-        """The KV of `layer` is complete for these requests; others may be computing already."""
+        """The KV of `layer` is complete for these requests."""
         with self._changed:
             for request_id in request_ids:
                 outgoing = self._outgoing.get(request_id)
@@ -149,7 +145,7 @@ class HandoffSender:
                     self._queue(outgoing)
 
     def prefilled(self, request_id: str, first_token: int) -> bool:
-        """The prefill is over and has made the first token. False if the hand-off is over already."""
+        """The prefill has ended. Returns False if the hand-off has ended already."""
         with self._changed:
             outgoing = self._outgoing.get(request_id)
             if outgoing is not None:
@@ -158,7 +154,7 @@ class HandoffSender:
             return outgoing is not None
 
     def lease(self, lease: Lease) -> bool:
-        """The target has made room. False if this hand-off is not, or no longer, wanted."""
+        """The target has granted a lease. Returns False if the hand-off is cancelled or unknown."""
         with self._changed:
             outgoing = self._outgoing.get(lease.request_id)
             if outgoing is None or outgoing.cancelled:
@@ -168,7 +164,7 @@ class HandoffSender:
             return True
 
     def taken(self, request_id: str, bytes_moved: int | None) -> None:
-        """The target of a pulled hand-off will read no more of it; None if it did not get all of it."""
+        """The target has stopped reading an offered hand-off; None if it did not read all of it."""
         with self._changed:
             outgoing = self._outgoing.get(request_id)
             if outgoing is not None and outgoing.offered:
@@ -178,10 +174,7 @@ class HandoffSender:
                 self._queue(outgoing)
 
     def cancel(self, request_id: str) -> bool:
-        """Send no more of it; `ended` will then be called: for what was offered, when the target has taken it.
-
-        False if there is no such hand-off, or none any more.
-        """
+        """Stop a hand-off; `ended` follows, after the target's reply if it was offered. Returns False if unknown."""
         with self._changed:
             outgoing = self._outgoing.get(request_id)
             if outgoing is not None:
@@ -190,7 +183,7 @@ class HandoffSender:
             return outgoing is not None
 
     def cancel_to(self, target: str) -> None:
-        """Cancel every hand-off to `target`, which is dead: it reads nothing any more either."""
+        """Cancel every hand-off to a dead instance, including those it was reading."""
         with self._changed:
             for outgoing in self._outgoing.values():
                 if outgoing.target == target:
@@ -198,12 +191,12 @@ class HandoffSender:
                     self._queue(outgoing)
 
     def _queue(self, outgoing: OutgoingHandoff) -> None:
-        if not outgoing.queued and outgoing.turn(self._num_layers) is not SenderAction.NOTHING:
+        if not outgoing.queued and outgoing.next_action(self._num_layers) is not SenderAction.WAIT:
             outgoing.queued = True
             self._ready.append(outgoing)
             self._changed.notify()
 
-    def _run(self, write_layers: WriteLayers, offer: Offer, ended: Ended) -> None:
+    def _run(self, write_layers: WriteLayers, offer: OnHandoff, ended: OnHandoff) -> None:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._ready or self._closed)
@@ -211,28 +204,72 @@ class HandoffSender:
                     return
                 outgoing = self._ready.popleft()
                 outgoing.queued = False
-                turn = outgoing.turn(self._num_layers)
-                layers = self._next_layers(outgoing)
-                if turn is SenderAction.END:  # from here on nobody finds it, so nobody can queue it again
+                action = outgoing.next_action(self._num_layers)
+                # A few layers at a time: hand-offs share the link, and a cancelled one stops soon.
+                sent, most = outgoing.layers_sent, self._layers_at_once(len(outgoing.blocks))
+                layers = range(sent, min(outgoing.sendable, sent + most))
+                if action is SenderAction.END:  # now no other thread can queue it again
                     del self._outgoing[outgoing.request_id]
-                elif turn is not SenderAction.NOTHING and outgoing.started_s is None:
+                elif action is not SenderAction.WAIT and outgoing.started_s is None:
                     outgoing.started_s = self._clock()
-                outgoing.offered = outgoing.offered or turn is SenderAction.OFFER
-            if turn is SenderAction.WRITE:
-                self._send(outgoing, layers, write_layers)
-            elif turn is SenderAction.OFFER:
+                outgoing.offered = outgoing.offered or action is SenderAction.OFFER
+            if action is SenderAction.WRITE:
+                moved = write_layers(outgoing, layers)
+                with self._changed:
+                    outgoing.bytes_moved += moved
+                    outgoing.layers_sent = layers.stop
+                    self._queue(outgoing)
+            elif action is SenderAction.OFFER:
                 offer(outgoing)
-            elif turn is SenderAction.END:
+            elif action is SenderAction.END:
                 ended(outgoing)
 
-    def _next_layers(self, outgoing: OutgoingHandoff) -> range:
-        """A few layers at a time, so that hand-offs share the link and a cancelled one stops soon."""
-        sent = outgoing.layers_sent
-        return range(sent, min(outgoing.sendable, sent + self._layers_at_once(len(outgoing.blocks))))
 
-    def _send(self, outgoing: OutgoingHandoff, layers: range, write_layers: WriteLayers) -> None:
-        moved = write_layers(outgoing, layers)
-        with self._changed:
-            outgoing.bytes_moved += moved
-            outgoing.layers_sent = layers.stop
-            self._queue(outgoing)
+class HandoffWriter:
+    """Writes layers into the blocks of peers, or offers them for reading; called by the sender thread."""
+
+    def __init__(
+        self, sender: HandoffSender, peers: PeerDirectory, outbox: Outbox, *, checksums: bool
+    ) -> None:
+        self._sender, self._peers, self._outbox = sender, peers, outbox
+        self._checksums = checksums
+
+    def write_layers(self, outgoing: OutgoingHandoff, layers: range) -> int:
+        """Write layers and return the bytes moved. A failed write cancels the hand-off with an error."""
+        lease, blocks = outgoing.lease, outgoing.blocks
+        assert lease is not None  # noqa: S101  (for the type checker: the sender writes only under a lease)
+        try:
+            with self._peers.connected(lease.instance, lease.epoch) as connection:
+                moved = connection.write(layers, blocks, lease.blocks[: len(blocks)])
+        except TwofoldError as error:
+            outgoing.cancelled, outgoing.error = True, str(error)
+            return 0
+        self._add_checksums(outgoing, layers)
+        return moved
+
+    def offer(self, outgoing: OutgoingHandoff) -> None:
+        """Tell the target, which has granted a lease, that all layers are computed and may be read."""
+        lease, own = outgoing.lease, self._peers.own_memory
+        assert lease is not None  # noqa: S101  (as above)
+        assert outgoing.first_token is not None  # noqa: S101
+        inbox = self._peers.inbox(lease.instance)
+        if inbox is None:  # the target is dead
+            self._sender.taken(outgoing.request_id, None)
+            return
+        self._peers.transport.publish(outgoing.blocks)
+        self._add_checksums(outgoing, range(len(own.layout.layers)))
+        offered = HandoffOffered(
+            request_id=outgoing.request_id,
+            epoch=lease.epoch,
+            source=own.instance,
+            source_epoch=own.epoch,
+            blocks=tuple(outgoing.blocks),
+            first_token=outgoing.first_token,
+            checksums=outgoing.checksums,
+        )
+        self._outbox.send(inbox, offered)
+
+    def _add_checksums(self, outgoing: OutgoingHandoff, layers: range) -> None:
+        if self._checksums:
+            outgoing.checksums = outgoing.checksums or [0] * len(outgoing.blocks)
+            self._peers.transport.add_checksums(layers, outgoing.blocks, outgoing.checksums, landed=False)

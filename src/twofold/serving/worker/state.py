@@ -1,15 +1,4 @@
-"""What the threads of a worker ask of its scheduler, whoever that is: ours, or the engine's own.
-
-Where leased blocks land: in the memory that the engine computes on, unless something else is said.
-
-The tokens of a request that is alive on a worker.
-
-What the controller is to be told of the blocks of prompts that a worker has.
-
-The end of a worker on another host that does not hear the controller any more (see `serving/tether.py`).
-
-What the four threads of a worker share, and what any of them may do.
-"""
+"""The state that the threads of a worker share: its scheduler, sequences, peers and open hand-offs."""
 
 import signal
 import threading
@@ -35,7 +24,7 @@ from twofold.serving.worker.sender import HandoffSender
 
 
 class WorkerScheduler(Protocol):
-    """As `InstanceScheduler`, which says what each of these does. All are called with the worker's lock held."""
+    """The methods of `InstanceScheduler` that every worker needs. The caller holds the worker's lock."""
 
     @property
     def leases(self) -> LeaseTable: ...
@@ -66,32 +55,29 @@ class WorkerScheduler(Protocol):
 
 
 class KvLanding:
-    """Peers write into the engine's own pool, so that what has landed is where it has to be.
+    """Received KV blocks. This base class is for peers that write directly into the engine's pool: nothing to copy."""
 
-    `PoolLanding` is for engines whose pool peers cannot write into.
-    """
-
-    def landed(self, request_id: str, blocks: Sequence[int]) -> None:
-        """These blocks are complete; they are brought over before the next batch."""
+    def received(self, request_id: str, blocks: Sequence[int]) -> None:
+        """These blocks are complete, and are to be copied before the next batch."""
 
     def take(self) -> list[Sequence[int]]:
-        """The blocks to bring over now; to be called where `landed` is."""
+        """Return the blocks to copy now. The caller holds the worker's lock, as for `received` and `drop`."""
         return []
 
     def drop(self, request_id: str) -> None:
-        """The request is over: its blocks may be given to another."""
+        """Skip the blocks of an aborted request."""
 
-    def bring(self, block_lists: Sequence[Sequence[int]]) -> None:
-        """Copy all layers of these blocks; to be called by the thread that runs the engine."""
+    def copy(self, block_lists: Sequence[Sequence[int]]) -> None:
+        """Copy all layers of these blocks into the engine's pool, on the engine's thread."""
 
 
 @dataclass(slots=True, eq=False)
 class TokenSequence:
-    """Known token ids of a request from position `offset` on, and how to sample the next.
+    """The known tokens of a request, from position `offset`, and its sampling parameters.
 
-    An instance that decodes what another prefilled never sees the prompt: its `offset` is the prompt's length.
-    `generated` counts the output tokens known here, `prefix_blocks` are the keys of the prompt's full blocks,
-    which only those find that have the same `cache_salt`.
+    A decode worker does not get the prompt of a request that another worker prefills: there `offset` is the prompt's
+    length. `generated` counts the output tokens known here. `prefix_blocks` are the keys of the prompt's full blocks;
+    only requests with the same `cache_salt` share them.
     """
 
     sampling: SamplingParams
@@ -102,82 +88,73 @@ class TokenSequence:
     cache_salt: str = ""
 
     def append(self, token_id: int) -> None:
-        """The next output token."""
+        """Append an output token."""
         self.token_ids.append(token_id)
         self.generated += 1
 
     def slice(self, start: int, count: int) -> list[int]:
-        """The tokens at positions `start` … `start + count − 1`."""
+        """Return `count` tokens from position `start`."""
         return self.token_ids[start - self.offset : start - self.offset + count]
 
     def ends_with(self, token_id: int, eos_token_ids: frozenset[int]) -> bool:
-        """Whether this sampled token ends the output."""
+        """Whether this sampled token is a stop token."""
         is_eos = token_id in eos_token_ids and not self.sampling.ignore_eos
         return is_eos or token_id in self.sampling.stop_token_ids
 
 
 class CacheChanges(CacheObserver):
-    """Notes what has come and gone since it was told last; what did both meanwhile is as it was.
-
-    Guarded by the lock that guards the memory that it watches.
-    """
+    """Prompt blocks cached and evicted since the last report. Guarded by the worker's lock."""
 
     def __init__(self) -> None:
-        self._changes: dict[BlockKey, bool] = {}  # whether it is there now
+        self._changes: dict[BlockKey, bool] = {}  # True: cached, False: evicted
 
     def stored(self, key: BlockKey) -> None:
-        self._note(key, there=True)
+        self._add(key, stored=True)
 
-    def removed(self, key: BlockKey, reason: RemovalReason) -> None:  # noqa: ARG002  (it is gone, whatever the reason)
-        self._note(key, there=False)
+    def removed(self, key: BlockKey, reason: RemovalReason) -> None:  # noqa: ARG002  (not reported)
+        self._add(key, stored=False)
 
     def take(self) -> tuple[list[BlockKey], list[BlockKey]]:
-        """The blocks that have come, and those that are gone."""
+        """Return the blocks cached and the blocks evicted, and start over."""
         changes, self._changes = self._changes, {}
         stored = [key for key, there in changes.items() if there]
         return stored, [key for key, there in changes.items() if not there]
 
-    def _note(self, key: BlockKey, *, there: bool) -> None:
-        # A block comes and goes in turn, so a second change takes the first one back.
+    def _add(self, key: BlockKey, *, stored: bool) -> None:
+        # Events of one block alternate, so a second one cancels the first.
         if self._changes.pop(key, None) is None:
-            self._changes[key] = there
-
-
-_AT_ONCE_S = 1e-6  # nothing at all would take the alarm back
+            self._changes[key] = stored
 
 
 class ControllerDeadline:
-    """Nothing, on the controller's own host: workers die with it there."""
+    """Ends a worker on another host that no longer hears from the controller.
+
+    It uses SIGALRM, so it also ends a process whose threads all hang. See `serving/controller/heartbeat.py`.
+    """
 
     def start(self) -> None:
-        """To be called before the controller hears of this worker."""
-
-    def heard(self, said_s: float) -> None:
-        """The controller has heard what was said at `said_s`."""
-
-
-class AlarmDeadline(ControllerDeadline):
-    """The kernel ends the process, by SIGALRM, so that it ends also where all of its threads hang or are stopped."""
-
-    def start(self) -> None:
+        """Start the timer, before the worker registers."""
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        self._tether = ParentWatchdog(watchdog_clock())
-        self._set()
+        self._watchdog = ParentWatchdog(watchdog_clock())
+        self._set_timer()
 
     def heard(self, said_s: float) -> None:
-        self._tether.acknowledged(said_s)
-        self._set()
+        """The controller has acknowledged the heartbeat sent at `said_s`."""
+        self._watchdog.acknowledged(said_s)
+        self._set_timer()
 
-    def _set(self) -> None:
-        signal.setitimer(signal.ITIMER_REAL, max(_AT_ONCE_S, self._tether.left_s(watchdog_clock())))
+    def _set_timer(self) -> None:
+        shortest_s = 1e-6  # zero would disarm the timer
+        signal.setitimer(signal.ITIMER_REAL, max(shortest_s, self._watchdog.left_s(watchdog_clock())))
 
 
 @dataclass(eq=False, kw_only=True)
-class WorkerState:
-    """One instance's scheduler, sequences and ties to others.
+class SharedWorkerState:
+    """Shared state of a worker's threads.
 
-    `changed` guards the scheduler and `sequences`, and wakes the main thread when there may be work. It is
-    never held while a batch runs or a block is copied. Where the sender's lock is taken too, it comes second.
+    `changed` is the worker's lock: it guards the scheduler and `sequences`, and wakes the main thread. It is
+    never held while a batch runs or a block is copied. A thread that needs the sender's lock as well takes it
+    second.
     """
 
     instance: str
@@ -193,28 +170,30 @@ class WorkerState:
     blocks: CacheChanges = field(default_factory=CacheChanges)
     prefixes: PrefixSource = field(default_factory=PrefixSource)
     changed: threading.Condition = field(default_factory=threading.Condition)
-    tether: ControllerDeadline = field(default_factory=ControllerDeadline)
-    lives: Callable[[], bool] = lambda: True  # whether the other ranks do, if it has some
-    announced: set[str] = field(default_factory=set)  # requests the controller waits to see started
-    batches_started_s: deque[float] = field(default_factory=deque)  # of those under way, the oldest first
+    deadline: ControllerDeadline | None = None
+    ranks_alive: Callable[[], bool] = lambda: True
+    announced: set[str] = field(default_factory=set)  # requests whose prefill start the controller waits for
+    batches_started_s: deque[float] = field(
+        default_factory=deque
+    )  # start times of running batches, oldest first
     closing: bool = False
     _reported: InstanceStatus | None = None
     _reports: int = 0
 
     @property
     def epoch(self) -> int:
-        """The number of this life of the instance."""
+        """Identifies this process among all that the instance has had."""
         return self.scheduler.leases.epoch
 
     # -- with the lock held -------------------------------------------------------------------------------------
 
     def grant(self) -> None:
-        """Grant what leases there is room for now; to be called when blocks may have become free."""
+        """Grant the leases that fit now. Call it when blocks may have been freed."""
         for lease in self.scheduler.grant(time.monotonic()):
             self.tell(LeaseGranted(lease=lease))
 
     def abort(self, request_id: str) -> None:
-        """Forget a request, whatever it is waiting for; its blocks become free when nothing touches them."""
+        """Abort a request in any state. Its blocks are freed after the last transfer from or to them."""
         self.sequences.pop(request_id, None)
         self.announced.discard(request_id)
         self.landing.drop(request_id)
@@ -224,35 +203,35 @@ class WorkerState:
             self.scheduler.handed_off(request_id)
 
     def fail(self, request_id: str, reason: str) -> None:
-        """The same, and the controller is told why."""
+        """Abort a request and report the reason to the controller."""
         self.abort(request_id)
         self.tell(RequestFailed(instance=self.instance, request_id=request_id, reason=reason))
 
     def receives_from(self, instance: str) -> bool:
-        """Whether KV of a request may be on its way from there."""
+        """Whether this instance may be sending KV to this worker."""
         return bool(self.scheduler.leases.held_by(instance)) or self.receiver.reads_from(instance)
 
     def next_report(self) -> Status:
-        """The accounts as they are, numbered."""
+        """Return a numbered status report."""
         self._reported = self.scheduler.status()
         self._reports += 1
         return Status(instance=self.instance, epoch=self.epoch, status=self._reported, number=self._reports)
 
     def report_changes(self) -> None:
-        """Tell the controller the accounts if they differ from what it was told last."""
+        """Report the status, if it has changed, and changes of the prompt cache."""
         before = self._reported
         report = self.next_report()
         if report.status != before:
             self.tell(report)
-        self.tell_blocks()
+        self.report_blocks()
 
-    def tell_blocks(self) -> None:
-        """Tell the controller which blocks of prompts came and went; the lock keeps what two threads say in order."""
+    def report_blocks(self) -> None:
+        """Report prompt blocks cached and evicted. The lock keeps reports of different threads in order."""
         stored, removed = self.blocks.take()
         if stored or removed:
             self.tell(BlocksChanged(instance=self.instance, epoch=self.epoch, stored=stored, removed=removed))
 
-    # -- with or without it ---------------------------------------------------------------------------------------
+    # -- with or without the lock -----------------------------------------------------------------------------
 
     def tell(self, message: Message) -> None:
         """Send a message to the controller."""
@@ -265,7 +244,7 @@ class WorkerState:
         error: str | None = None,
         checksums: list[int] | None = None,
     ) -> None:
-        """Tell the lease's instance that nothing more will be written under it."""
+        """Tell the instance that granted the lease that no more writes follow."""
         inbox = self.peers.inbox(lease.instance)
         if inbox is not None:
             ended = HandoffEnded(

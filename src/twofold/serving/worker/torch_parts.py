@@ -1,13 +1,4 @@
-"""Leased blocks that land beside the engine's pool, because that lies on an accelerator.
-
-Leased blocks of a split worker on accelerators: they land beside the pool of each of its ranks.
-
-Sequences that are swapped out of the pool that an engine computes on, and back.
-
-The parts of a worker whose model is divided among several processes, its ranks.
-
-The parts of workers that run a model with torch.
-"""
+"""The parts of workers that run a model with torch: engine, transport, KV landing, swap space and ranks."""
 
 import os
 import threading
@@ -38,14 +29,14 @@ from twofold.transport.shared_memory import SharedMemoryTransport
 
 
 class StagedLanding(KvLanding):
-    """Brings landed blocks from the memory that peers write into the pool that the engine computes on."""
+    """Copies received blocks from a host pool, which peers write into, to the engine's pool on an accelerator."""
 
-    def __init__(self, landing_pool: KvPool, engine_pool: KvPool) -> None:
-        self._landing_pool = landing_pool
-        self._engine_pool = engine_pool
+    def __init__(self, landing_pool: KvPool, engine_pool: KvPool, ranks: OtherRanks | None = None) -> None:
+        """The pools are those of rank 0; `ranks` copy their parts at the same time."""
+        self._landing_pool, self._engine_pool, self._ranks = landing_pool, engine_pool, ranks
         self._waiting: list[tuple[str, Sequence[int]]] = []
 
-    def landed(self, request_id: str, blocks: Sequence[int]) -> None:
+    def received(self, request_id: str, blocks: Sequence[int]) -> None:
         self._waiting.append((request_id, tuple(blocks)))
 
     def take(self) -> list[Sequence[int]]:
@@ -55,26 +46,15 @@ class StagedLanding(KvLanding):
     def drop(self, request_id: str) -> None:
         self._waiting = [(rid, blocks) for rid, blocks in self._waiting if rid != request_id]
 
-    def bring(self, block_lists: Sequence[Sequence[int]]) -> None:
+    def copy(self, block_lists: Sequence[Sequence[int]]) -> None:
+        if self._ranks is not None and block_lists:
+            self._ranks.ask(CopyToEngine(block_lists))
         for blocks in block_lists:
             copy_all_layers(self._landing_pool, self._engine_pool, blocks)
 
 
-class RankedLanding(StagedLanding):
-    """Lets the other ranks bring their parts as well; the pools are those of the first."""
-
-    def __init__(self, landing_pool: KvPool, engine_pool: KvPool, ranks: OtherRanks) -> None:
-        super().__init__(landing_pool, engine_pool)
-        self._ranks = ranks
-
-    def bring(self, block_lists: Sequence[Sequence[int]]) -> None:
-        if block_lists:
-            self._ranks.ask(CopyToEngine(block_lists))
-            super().bring(block_lists)
-
-
 class PoolSwapSpace:
-    """Implements `SwapSpace` with a pool in the memory of the host, which is taken bit by bit, as it is used."""
+    """Implements `HostSwapSpace` with a KV pool in host memory, whose pages are allocated as they are used."""
 
     def __init__(self, engine_pool: KvPool, num_blocks: int) -> None:
         self.num_blocks = num_blocks
@@ -82,73 +62,17 @@ class PoolSwapSpace:
         self._host_pool = KvPool(engine_pool.layout, num_blocks)
 
     def copy(self, copies: Sequence[BlockCopy]) -> None:
-        here, there = self._engine_pool, self._host_pool
+        device, host = self._engine_pool, self._host_pool
         for copy in copies:
-            for layer in range(len(here.layout.layers)):
+            for layer in range(len(device.layout.layers)):
                 if copy.out:
-                    copy_blocks(here, layer, copy.device_blocks, there, copy.host_blocks)
+                    copy_blocks(device, layer, copy.device_blocks, host, copy.host_blocks)
                 else:
-                    copy_blocks(there, layer, copy.host_blocks, here, copy.device_blocks)
-
-
-class TorchRanks:
-    """Makes the ranks of the workers that are split, each in its own process, from a model that all have inherited."""
-
-    def __init__(self, model: LoadedModel, plan: MemoryPlan, device: str) -> None:
-        self._model, self._plan, self._device = model, plan, device
-
-    def first(self, spec: WorkerConfig, epoch: int, wires: RankPipes) -> WorkerParts:
-        """The parts of a worker, which is its first rank; returns when the others are there as well."""
-        others = wires.of_first()
-        model = self._part_of_model(spec, 0, wires)
-        own = self._cache(spec, 0, epoch)
-        ranks = OtherRanks([wire.memory for wire in others])
-        engine = SplitEngine(
-            TorchEngine(model, own.engine_pool),
-            self._plan.layout,
-            spec.split,
-            [wire.steps for wire in others],
-        )
-        one_pool = own.engine_pool is own.landing_pool
-        return WorkerParts(
-            transport=ShardedTransport(own, ranks),
-            landing=KvLanding() if one_pool else RankedLanding(own.landing_pool, own.engine_pool, ranks),
-            engine=engine,
-            eos_token_ids=frozenset(model.eos_token_ids),
-            lives=engine.lives,
-        )
-
-    def run_other(self, spec: WorkerConfig, rank: int, wires: RankPipes) -> None:
-        """Run another rank until the first has ended."""
-        wire = wires.of(rank)
-        model = self._part_of_model(spec, rank, wires)
-        own = self._cache(spec, rank, epoch=0)  # peers ask the first rank whose life this is
-        follower = RankFollower(wire.steps)
-        memory = RankServer(own, wire.memory)
-        threading.Thread(
-            target=memory.serve, args=(follower.beat, RANK_HEARTBEAT_S), name="memory", daemon=True
-        ).start()
-        follower.follow(TorchEngine(model, own.engine_pool))
-
-    def _part_of_model(self, spec: WorkerConfig, rank: int, wires: RankPipes) -> LoadedModel:
-        torch.set_num_threads(max(1, spec.threads // spec.split.ranks))
-        device = device_of(self._device, spec.first_rank + rank)
-        return split_model(self._model, RankGroup(spec.split, rank, wires.store, device)).to(device)
-
-    def _cache(self, spec: WorkerConfig, rank: int, epoch: int) -> SharedMemoryTransport:
-        plan, device = self._plan, device_of(self._device, spec.first_rank + rank)
-        return SharedMemoryTransport(
-            spec.instance, epoch, plan.layout, plan.num_blocks, device, sharding=spec.split, rank=rank
-        )
-
-
-def device_of(device: str, number: int) -> str:
-    """Where the service's `number`-th rank computes: each has a GPU of its own."""
-    return f"cuda:{number}" if device == "cuda" else device
+                    copy_blocks(host, layer, copy.host_blocks, device, copy.device_blocks)
 
 
 class TorchFactory:
-    """A model whose weights all workers share, and the size of their KV caches."""
+    """A loaded model, whose weights all workers share, and the size of their KV caches."""
 
     def __init__(
         self,
@@ -165,13 +89,12 @@ class TorchFactory:
         self.max_model_len = plan.max_model_len
         self.vocab_size = model.vocab_size
         self.kv_layout = plan.layout
-        self._ranks = TorchRanks(model, plan, device)
 
-    def parts(self, spec: WorkerConfig, epoch: int, wires: RankPipes | None = None) -> WorkerParts:
-        if wires is not None:
-            return self._ranks.first(spec, epoch, wires)
+    def parts(self, spec: WorkerConfig, epoch: int, pipes: RankPipes | None = None) -> WorkerParts:
+        if pipes is not None:
+            return self._sharded_parts(spec, epoch, pipes)
         torch.set_num_threads(spec.threads)
-        plan, device = self._plan, device_of(self._device, spec.first_rank)
+        plan, device = self._plan, self._device_of(spec)
         transport = self._make_transport(
             spec.instance, epoch, plan.layout, plan.num_blocks, device, self._network
         )
@@ -186,18 +109,60 @@ class TorchFactory:
             copier=PoolCopier(engine_pool),
         )
 
-    def run_rank(self, spec: WorkerConfig, rank: int, wires: RankPipes) -> None:
-        self._ranks.run_other(spec, rank, wires)
+    def _sharded_parts(self, spec: WorkerConfig, epoch: int, pipes: RankPipes) -> WorkerParts:
+        """Return the parts of a worker on several ranks, when all ranks have joined its process group."""
+        others = pipes.of_first()
+        model, own = self._shard(spec, 0, pipes), self._cache(spec, 0, epoch)
+        ranks = OtherRanks([pipe.memory for pipe in others])
+        engine = SplitEngine(
+            TorchEngine(model, own.engine_pool),
+            self._plan.layout,
+            spec.split,
+            [pipe.steps for pipe in others],
+        )
+        one_pool = own.engine_pool is own.landing_pool
+        return WorkerParts(
+            transport=ShardedTransport(own, ranks),
+            landing=KvLanding() if one_pool else StagedLanding(own.landing_pool, own.engine_pool, ranks),
+            engine=engine,
+            eos_token_ids=frozenset(model.eos_token_ids),
+            ranks_alive=engine.ranks_alive,
+        )
+
+    def run_rank(self, spec: WorkerConfig, rank: int, pipes: RankPipes) -> None:
+        pipe = pipes.of(rank)
+        model = self._shard(spec, rank, pipes)
+        own = self._cache(spec, rank, epoch=0)  # peers check the epoch with rank 0
+        follower = RankFollower(pipe.steps)
+        memory = RankServer(own, pipe.memory)
+        arguments = (follower.heartbeat, RANK_HEARTBEAT_S)
+        threading.Thread(target=memory.serve, args=arguments, name="memory", daemon=True).start()
+        follower.follow(TorchEngine(model, own.engine_pool))
+
+    def _shard(self, spec: WorkerConfig, rank: int, pipes: RankPipes) -> LoadedModel:
+        torch.set_num_threads(max(1, spec.threads // spec.split.ranks))
+        device = self._device_of(spec, rank)
+        return split_model(self._model, RankGroup(spec.split, rank, pipes.store, device)).to(device)
+
+    def _cache(self, spec: WorkerConfig, rank: int, epoch: int) -> SharedMemoryTransport:
+        plan, device = self._plan, self._device_of(spec, rank)
+        return SharedMemoryTransport(
+            spec.instance, epoch, plan.layout, plan.num_blocks, device, sharding=spec.split, rank=rank
+        )
+
+    def _device_of(self, spec: WorkerConfig, rank: int = 0) -> str:
+        """Each rank of the service has its own GPU."""
+        return f"cuda:{spec.first_rank + rank}" if self._device == "cuda" else self._device
 
 
-def prepare(service: ServiceConfig, stage: ReportStage) -> TorchFactory:
-    """Load the model, on one thread and onto the CPU: before a fork there must be no other threads and no CUDA."""
+def prepare(service: ServiceConfig, report: ReportStage) -> TorchFactory:
+    """Load the model on the CPU with one thread: a process that forks must have no other threads and no CUDA."""
     config = service.engine
     torch.set_num_threads(1)
-    # Libraries ask whether there is CUDA. torch would ask the driver, which does not survive a fork; so it asks NVML.
+    # Libraries ask torch whether CUDA is available. With NVML it can answer without a context, which no fork survives.
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     check_device(config.device)
-    stage("loading the model")
+    report("loading the model")
     model = load_model(config.model, dtype=config.dtype)
     for worker in service.workers:
         check_split_model(model, worker.split, config.model)
@@ -219,14 +184,12 @@ def prepare(service: ServiceConfig, stage: ReportStage) -> TorchFactory:
 
 
 def check_device(name: str) -> None:
-    """Refuse a device that this torch cannot have, without touching any: workers are yet to be forked."""
+    """Raise ConfigurationError for a device that torch does not support, without initializing CUDA."""
     try:
         kind = torch.device(name).type
     except RuntimeError as error:
-        raise ConfigurationError(f"--device {name!r} is unknown: write cpu, cuda or cuda:N") from error
+        raise ConfigurationError(f"--device {name!r} is unknown: choose cpu, cuda or cuda:N") from error
     if kind not in {"cpu", "cuda"}:
-        raise ConfigurationError(f"--device {name!r} is not supported: write cpu, cuda or cuda:N")
+        raise ConfigurationError(f"--device {name!r} is not supported: choose cpu, cuda or cuda:N")
     if kind == "cuda" and torch.version.cuda is None:
-        raise ConfigurationError(
-            f"--device {name!r} needs a torch with CUDA, and {torch.__version__} has none"
-        )
+        raise ConfigurationError(f"--device {name!r} needs torch with CUDA, but {torch.__version__} has none")

@@ -68,8 +68,8 @@ class Vllm:
             held = self.instance.find(request_id)
             if order is VllmOrder.ABORT:
                 self.finish(request_id)
-            elif order is VllmOrder.GO_ON and held is not None:
-                self.instance.go_on(held)
+            elif order is VllmOrder.RESUME and held is not None:
+                self.instance.resume(held)
 
 
 class Instance(RuleBasedStateMachine):
@@ -106,7 +106,7 @@ class Instance(RuleBasedStateMachine):
     def vllm_makes_room(self, request):
         """Asked whether it comes, and allocated; perhaps aborted in between or before."""
         self.vllm.obey()
-        if not self.instance.comes(request.id) or len(self.vllm.free) < 8:
+        if not self.instance.is_remote(request.id) or len(self.vllm.free) < 8:
             self.instance.abort(request.id)
             return request
         blocks = self.vllm.take(request.id, request.prompt_tokens)
@@ -208,7 +208,7 @@ def test_a_request_cannot_be_here_twice():
     instance = Vllm().instance
     request = Request(id="a", arrival_s=0.0, prompt_tokens=3, output_tokens=2)
     instance.submit(request, decodes_here=True)
-    with pytest.raises(ValueError, match="already here"):
+    with pytest.raises(ValueError, match="already on this worker"):
         instance.reserve(request, "p")
 
 
@@ -218,7 +218,7 @@ def test_a_request_that_is_aborted_while_vllm_makes_room_gives_it_back(aborted):
     vllm = Vllm()
     vllm.instance.reserve(Request(id="a", arrival_s=0.0, prompt_tokens=3, output_tokens=2), "p")
     vllm.obey()
-    assert vllm.instance.comes("a")
+    assert vllm.instance.is_remote("a")
     if aborted:
         vllm.instance.abort("a")
     blocks = vllm.take("a", 3)

@@ -1,7 +1,4 @@
-"""What vLLM's connector asks of the worker and tells it, on the thread that runs vLLM.
-
-The main thread of a worker that runs vLLM: orders → one iteration of vLLM → tokens to the controller.
-"""
+"""The main thread of a worker that runs vLLM: queued orders → one iteration → tokens to the controller."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -13,13 +10,13 @@ from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.engine import FinishReason as VllmReason
 
 from twofold.engine.base import KvLayout
-from twofold.engine.torch.streams import LayerNotifier
+from twofold.engine.torch.pool import LayerNotifier
 from twofold.engine.vllm.bridge import SettledTransfers
 from twofold.engine.vllm.core import VllmCore
 from twofold.engine.vllm.sampling import vllm_sampling
 from twofold.request import FinishReason, TokenOutput
 from twofold.serving.messages import PrefillStarted, StepDone
-from twofold.serving.worker.state import WorkerState
+from twofold.serving.worker.state import SharedWorkerState
 from twofold.serving.worker.vllm.scheduler import VllmOrder, VllmRequest, VllmRequestState, VllmScheduler
 from twofold.transport.pooled import PooledTransport
 
@@ -28,45 +25,43 @@ NOTHING = SettledTransfers(set(), set())
 
 
 class WorkerBridge:
-    """First the memory of the engine is placed; the worker is there, and `bind` called, when the engine is."""
+    """Implements `ConnectorBridge`. vLLM places its cache first; `bind` connects the worker afterwards."""
 
     def __init__(self, make: MakePool) -> None:
         self._make = make
         self._transport: PooledTransport | None = None
-        self._bound: tuple[WorkerState, VllmScheduler] | None = None
-        self.started: list[str] = []  # prompts that started with the last iteration
-        self.settled = False  # whether the last iteration has told vLLM something
+        self._bound: tuple[SharedWorkerState, VllmScheduler] | None = None
+        self.started: list[str] = []  # prompts started by the last iteration
+        self.settled = False  # whether the last iteration reported ended transfers
 
     @property
     def transport(self) -> PooledTransport:
-        assert self._transport is not None  # noqa: S101  (every engine places its cache when it is made)
+        assert self._transport is not None  # noqa: S101  (VllmCore places its cache when it is created)
         return self._transport
 
-    def bind(self, state: WorkerState, instance: VllmScheduler) -> None:
+    def bind(self, state: SharedWorkerState, instance: VllmScheduler) -> None:
         self._bound = (state, instance)
 
-    # -- as `Ties` --------------------------------------------------------------------------------------------------
-
-    def place(self, layout: KvLayout, num_blocks: int) -> torch.Tensor:
+    def place_cache(self, layout: KvLayout, num_blocks: int) -> torch.Tensor:
         self._transport = self._make(layout, num_blocks)
-        self._announcer = LayerNotifier(self._transport.engine_pool.device)
+        self._notifier = LayerNotifier(self._transport.engine_pool.device)
         return self._transport.engine_pool.memory
 
-    def comes(self, request_id: str) -> bool:
+    def is_remote(self, request_id: str) -> bool:
         if self._bound is None:
             return False
         state, instance = self._bound
         with state.changed:
-            return instance.comes(request_id)
+            return instance.is_remote(request_id)
 
     def allocated(self, request_id: str, blocks: Sequence[int]) -> None:
         if self._bound is not None:
             state, instance = self._bound
             with state.changed:
                 instance.allocated(request_id, blocks)
-                state.grant()  # at once: the iteration that follows may be long
+                state.grant()  # now, because the next iteration may be long
 
-    def starting(self, request_ids: Sequence[str]) -> None:
+    def prefills_start(self, request_ids: Sequence[str]) -> None:
         self.started = []
         if self._bound is None:
             return
@@ -82,7 +77,7 @@ class WorkerBridge:
                     state.announced.remove(request_id)
                     state.tell(PrefillStarted(request_id=request_id))
 
-    def completing(self, request_id: str, computed: int, blocks: Sequence[int]) -> bool:
+    def prompt_completes(self, request_id: str, computed: int, blocks: Sequence[int]) -> bool:
         if self._bound is None:
             return False
         state, instance = self._bound
@@ -92,19 +87,18 @@ class WorkerBridge:
             complete = held is not None and computed >= held.request.prompt_tokens
         return hands_off and complete and state.sender.begin(request_id, blocks)
 
-    def computed(self, request_ids: Sequence[str], layer: int) -> None:
+    def layer_computed(self, request_ids: Sequence[str], layer: int) -> None:
         if self._bound is not None:
-            tell = partial(self._bound[0].sender.layer_computed, request_ids, layer)
-            self._announcer.after(tell)
+            self._notifier.after(partial(self._bound[0].sender.layer_computed, request_ids, layer))
 
-    def holds(self, request_id: str) -> bool:
+    def holds_blocks(self, request_id: str) -> bool:
         if self._bound is None:
             return False
         state, instance = self._bound
         with state.changed:
             return instance.holds(request_id)
 
-    def sending(self) -> bool:
+    def is_sending(self) -> bool:
         return self._bound is not None and self._bound[1].sending
 
     def settle(self) -> SettledTransfers:
@@ -117,8 +111,8 @@ class WorkerBridge:
         return settled
 
 
-class _Ended(NamedTuple):
-    """A prompt that was to be handed over, and whether it is: its first token may have been the last."""
+class _Prefilled(NamedTuple):
+    """A completed prompt of a hand-off. It does not hand off if the first token ended the output."""
 
     request_id: str
     first_token: int
@@ -126,29 +120,29 @@ class _Ended(NamedTuple):
 
 
 class VllmLoop:
-    """Runs vLLM for as long as it has something to do, and wakes it when it may have again."""
+    """Runs iterations of vLLM while it has requests, and waits otherwise."""
 
     def __init__(
         self,
-        state: WorkerState,
+        state: SharedWorkerState,
         instance: VllmScheduler,
         core: VllmCore,
-        ties: WorkerBridge,
+        bridge: WorkerBridge,
         eos_token_ids: frozenset[int],
     ) -> None:
-        self._state, self._instance, self._core, self._ties = state, instance, core, ties
+        self._state, self._instance, self._core, self._bridge = state, instance, core, bridge
         self._eos = eos_token_ids
-        self._idle = True  # the last iteration changed nothing, so the next one would not either
-        ties.bind(state, instance)
+        self._idle = True  # the last iteration changed nothing, and neither would the next
+        bridge.bind(state, instance)
 
     def run(self) -> None:
         while (began := self._begin()) is not None:
             outputs, ran = self._core.step()
-            self._idle = not ran and not self._ties.settled
+            self._idle = not ran and not self._bridge.settled
             self._account(outputs, began)
 
     def _begin(self) -> float | None:
-        """Wait until there is something to run, and have vLLM know of all that is new; None when we are to end."""
+        """Wait for work and apply queued orders; returns the start time, or None on shutdown."""
         state, instance = self._state, self._instance
         with state.changed:
             while not state.closing:
@@ -168,47 +162,49 @@ class VllmLoop:
             self._core.abort([request_id])
             return
         held = self._instance.find(request_id)
-        if held is None:  # aborted meanwhile
+        if held is None:  # aborted
             return
         if order is VllmOrder.ADD:
             self._add(held)
-        elif self._core.go_on_with(request_id, self._state.sequences[request_id].token_ids[-1]):
-            self._instance.go_on(held)
+        elif self._core.append_first_token(request_id, self._state.sequences[request_id].token_ids[-1]):
+            self._instance.resume(held)
 
     def _add(self, held: VllmRequest) -> None:
-        """Queue a request in vLLM. A prompt that is computed here is found by those that begin alike; one whose KV
-        comes from a peer is written over its blocks, so those must be its own: its salt is nobody else's."""
+        """Queue a request in vLLM.
+
+        Peers write the KV of a remote prompt into its blocks, so it must not share them: its cache salt is unique.
+        """
         request, sequence = held.request, self._state.sequences[held.request.id]
         output = request.output_tokens if held.decodes_here else 1
-        made = (
-            1 if held.source else 0
-        )  # of the output, elsewhere: all of it, perhaps, which is not known here
-        sampling = vllm_sampling(sequence.sampling, request.prompt_tokens, max(1, output - made), self._eos)
+        elsewhere = 1 if held.source else 0  # output tokens that the source computed
+        sampling = vllm_sampling(
+            sequence.sampling, request.prompt_tokens, max(1, output - elsewhere), self._eos
+        )
         salt = request.id if held.source else sequence.cache_salt
         keys = () if held.source else sequence.prefix_blocks
         self._core.add(request.id, sequence.token_ids, sampling, salt, keys)
 
     def _account(self, outputs: list[EngineCoreOutput], began: float) -> None:
-        state, tokens, ended = self._state, list[tuple[str, TokenOutput]](), list[_Ended]()
+        state, tokens, ended = self._state, list[tuple[str, TokenOutput]](), list[_Prefilled]()
         with state.changed:
             state.batches_started_s.popleft()
-            self._core.prompt_blocks.tell(state.blocks)
+            self._core.prompt_blocks.report(state.blocks)
             for output in outputs:
                 held = self._instance.find(output.request_id)
-                if held is not None:  # it was not aborted while the iteration ran
+                if held is not None:  # not aborted during the iteration
                     self._take(held, output, tokens, ended)
             state.grant()
-            if not (tokens or self._ties.started):
+            if not (tokens or self._bridge.started):
                 state.report_changes()
                 return
             report = state.next_report()
-            state.tell_blocks()
+            state.report_blocks()
         state.tell(
             StepDone(
                 instance=state.instance,
                 epoch=state.epoch,
                 started_s=began,
-                started=self._ties.started,
+                started=self._bridge.started,
                 tokens=tokens,
                 status=report.status,
                 number=report.number,
@@ -222,12 +218,12 @@ class VllmLoop:
         held: VllmRequest,
         output: EngineCoreOutput,
         tokens: list[tuple[str, TokenOutput]],
-        ended: list[_Ended],
+        ended: list[_Prefilled],
     ) -> None:
-        """What an iteration made of a request; to be called with the lock held."""
+        """Apply the output of one request, with the lock held."""
         request_id, state = held.request.id, self._state
         if output.finish_reason in {VllmReason.ABORT, VllmReason.ERROR}:
-            state.fail(request_id, f"vLLM gave it up: {output.finish_reason}")
+            state.fail(request_id, f"vLLM ended the request: {output.finish_reason}")
             return
         sequence, made = state.sequences[request_id], len(output.new_token_ids)
         over = output.finish_reason is not None
@@ -241,10 +237,10 @@ class VllmLoop:
             del state.sequences[request_id]
             self._instance.ended(request_id)
             if not held.decodes_here:
-                ended.append(_Ended(request_id, output.new_token_ids[-1], hands_off))
+                ended.append(_Prefilled(request_id, output.new_token_ids[-1], hands_off))
 
-    def _pass_on(self, prompt: _Ended) -> None:
-        """After the first token has left for the client, the sender learns whether to go on with the hand-off."""
+    def _pass_on(self, prompt: _Prefilled) -> None:
+        """Tell the sender, after the first token is on its way, whether the hand-off goes on."""
         sender, (request_id, first_token, hands_off) = self._state.sender, prompt
         sending = sender.prefilled(request_id, first_token) if hands_off else sender.cancel(request_id)
         if not sending:
@@ -253,7 +249,7 @@ class VllmLoop:
 
 
 def _hands_off(held: VllmRequest, output: EngineCoreOutput) -> bool:
-    """Whether the first token of a prompt is the last only here."""
+    """Whether a prompt's first token ends it only on this worker."""
     here_only = not held.decodes_here and output.finish_reason is VllmReason.LENGTH
     return here_only and held.request.output_tokens > 1
 
@@ -263,10 +259,7 @@ def _reason(output: EngineCoreOutput) -> FinishReason:
 
 
 def _token(output: EngineCoreOutput, place: int, index: int, reason: FinishReason | None) -> TokenOutput:
-    """One of its new tokens, the output's `index`-th, with log probabilities where they were asked for.
-
-    vLLM gives those of the token itself first, and then the best.
-    """
+    """Convert new token `place`, output token `index`. vLLM lists the sampled token's log probability first."""
     logprob, top = None, tuple[tuple[int, float], ...]()
     if output.new_logprobs is not None:
         ids = output.new_logprobs.logprob_token_ids[place].tolist()

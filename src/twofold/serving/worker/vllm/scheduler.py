@@ -1,9 +1,7 @@
-"""The blocks of vLLM that peers may touch: leased to be written, or read into by ourselves.
-
-vLLM's scheduler as the scheduler of a worker: what other threads want of it waits until its own thread takes it up.
+"""vLLM's scheduler as a `WorkerScheduler`. Requests of other threads are queued for the thread that runs vLLM.
 
         submit                     starts                completes its prompt
-prefill ──────▶ WAITING ─────────▶ RUNNING ──┬── decodes here, on to its end
+prefill ──────▶ WAITING ─────────▶ RUNNING ──┬── decodes here to the end
                                              └── hands off ── handed_off ─▶ vLLM may free its blocks
         reserve                    allocated             landed
 decode  ──────▶ LEASE_QUEUE ─────▶ ARRIVING ───────────▶ RUNNING, from the first token on
@@ -24,10 +22,10 @@ from twofold.scheduling.instance.status import InstanceStatus
 
 
 class LeasedVllmBlocks(BlockAllocator):
-    """Blocks that vLLM has allocated to a request whose KV comes from a peer, until all of it is here, or given up.
+    """Blocks that vLLM has allocated to requests whose KV a peer sends, until the KV is complete or cancelled.
 
-    vLLM does not free them in that time, whatever happens to the request. When their owner (the request as it
-    arrives) has let go of them and nothing touches them any more, `returned(request_id)` is called.
+    Until then vLLM keeps them, even if it aborts the request. `returned(request_id)` is called when the request has
+    released them and the last transfer has ended.
     """
 
     def __init__(self, num_blocks: int, block_size: int, returned: Callable[[str], None]) -> None:
@@ -43,7 +41,7 @@ class LeasedVllmBlocks(BlockAllocator):
         return self._lent[grant.owner]
 
     def _give(self, grant: BlockAllocation, blocks: int) -> None:
-        """Which ones they are was said by vLLM."""
+        """vLLM has chosen the blocks."""
 
     def _take_back(self, grant: BlockAllocation) -> None:
         del self._lent[grant.owner]
@@ -51,44 +49,43 @@ class LeasedVllmBlocks(BlockAllocator):
 
 
 class VllmRequestState(Enum):
-    """Where a request is."""
+    """State of a request on this worker."""
 
-    WAITING = auto()  # for its prompt to start
-    LEASE_QUEUE = auto()  # for room for what a peer computes
-    ARRIVING = auto()  # its KV is, or will be, on its way here
+    WAITING = auto()  # for its prefill to start
+    LEASE_QUEUE = auto()  # for blocks for KV of a peer
+    ARRIVING = auto()  # for its KV
     RUNNING = auto()
 
 
 class VllmOrder(Enum):
-    """What vLLM's own thread is to do with a request before the next iteration."""
+    """A change of vLLM's requests, to be made before the next iteration."""
 
     ADD = auto()
-    GO_ON = auto()  # its KV is here, and its first token known
+    RESUME = auto()  # its KV and first token have been received
     ABORT = auto()
 
 
 @dataclass(slots=True, eq=False)
 class VllmRequest:
-    """A request that is here. `source` prefills it, where that is not us; `grant` are the blocks that it writes."""
+    """A request on this worker. `source` is the peer that prefills it, if any, into the blocks of `grant`."""
 
     request: Request
     decodes_here: bool
     source: str = ""
     stage: VllmRequestState = VllmRequestState.WAITING
     grant: BlockAllocation | None = None
-    here: bool = False  # vLLM runs it, or has run it, with all of its KV
+    received: bool = False  # vLLM has all of its KV
 
 
 class VllmScheduler:
-    """A `WorkerScheduler` over vLLM's. `account` is vLLM's own of its blocks.
+    """A `WorkerScheduler` over vLLM's scheduler. `count_blocks` reads vLLM's block pool.
 
-    All but the account is guarded by the worker's lock. `orders` are for the thread that runs vLLM; `settle` is what
-    vLLM is told in turn.
+    The worker's lock guards all but the block pool.
     """
 
     def __init__(
         self,
-        account: Callable[[], VllmBlockCounts],
+        count_blocks: Callable[[], VllmBlockCounts],
         block_size: int,
         *,
         instance: str,
@@ -96,8 +93,8 @@ class VllmScheduler:
         lease_s: float,
         watcher: LeaseWatcher,
     ) -> None:
-        self._account = account
-        self._lent = LeasedVllmBlocks(account().total, block_size, self._returned)
+        self._count_blocks = count_blocks
+        self._lent = LeasedVllmBlocks(count_blocks().total, block_size, self._returned)
         self.leases = LeaseTable(self._lent, instance, epoch, lease_s, watcher)
         self._here: dict[str, VllmRequest] = {}
         self._stages: Counter[VllmRequestState] = Counter()
@@ -105,7 +102,7 @@ class VllmScheduler:
         self._reads: dict[str, BlockAllocation] = {}
         self._granted: list[Lease] = []
         self._handing_off: set[str] = set()
-        self._over: set[str] = set()  # those that vLLM has done with, but for their blocks, which are sent
+        self._sending: set[str] = set()  # finished in vLLM, while their blocks are sent
         self._sent: set[str] = set()
         self._received: set[str] = set()
 
@@ -119,7 +116,7 @@ class VllmScheduler:
     def reserve(self, request: Request, source: str) -> None:
         self._enter(VllmRequest(request, decodes_here=True, source=source), VllmRequestState.LEASE_QUEUE)
 
-    def grant(self, now: float) -> list[Lease]:  # noqa: ARG002  (vLLM has granted them, when it had room)
+    def grant(self, now: float) -> list[Lease]:  # noqa: ARG002  (vLLM has allocated them)
         granted, self._granted = self._granted, []
         return granted
 
@@ -156,8 +153,8 @@ class VllmScheduler:
 
     def handed_off(self, request_id: str) -> None:
         self._handing_off.discard(request_id)
-        if request_id in self._over:
-            self._over.remove(request_id)
+        if request_id in self._sending:
+            self._sending.remove(request_id)
             self._sent.add(request_id)
 
     def abort(self, request_id: str) -> None:
@@ -165,7 +162,7 @@ class VllmScheduler:
         if held is None:
             return
         self._orders.append((VllmOrder.ABORT, request_id))
-        if held.grant is not None and not held.here:
+        if held.grant is not None and not held.received:
             self._lent.release(held.grant)
 
     def blocks_of(self, request_id: str) -> Sequence[int]:
@@ -173,12 +170,12 @@ class VllmScheduler:
         return () if grant is None else self._lent.blocks_of(grant)
 
     def status(self) -> InstanceStatus:
-        blocks, stages = self._account(), self._stages
+        blocks, stages = self._count_blocks(), self._stages
         return InstanceStatus(
             waiting=stages[VllmRequestState.WAITING],
             running=stages[VllmRequestState.RUNNING],
             arriving=stages[VllmRequestState.ARRIVING],
-            handing_off=len(self._over),
+            handing_off=len(self._sending),
             lease_queue=stages[VllmRequestState.LEASE_QUEUE],
             blocks_total=blocks.total,
             blocks_free=blocks.free,
@@ -193,7 +190,7 @@ class VllmScheduler:
 
     @property
     def unsettled(self) -> bool:
-        """Whether vLLM is yet to be told what has become of a hand-off."""
+        """Whether ended transfers are to be reported to vLLM."""
         return bool(self._sent or self._received)
 
     def settle(self) -> SettledTransfers:
@@ -202,18 +199,18 @@ class VllmScheduler:
         return settled
 
     def find(self, request_id: str) -> VllmRequest | None:
-        """None for a request that was aborted meanwhile, or never came."""
+        """Return None for an aborted or unknown request."""
         return self._here.get(request_id)
 
-    def comes(self, request_id: str) -> bool:
-        """Its KV is computed by a peer. Whatever vLLM may ask again, when it has pre-empted it, is computed here."""
+    def is_remote(self, request_id: str) -> bool:
+        """Whether a peer computes this prompt. After a preemption by vLLM it is recomputed here."""
         held = self._here.get(request_id)
         return held is not None and held.stage is VllmRequestState.LEASE_QUEUE
 
     def allocated(self, request_id: str, blocks: Sequence[int]) -> None:
-        """vLLM has room for what a peer computes; it waits for it from now on."""
+        """vLLM has allocated blocks for KV of a peer: lease them."""
         held = self._here.get(request_id)
-        if held is None:  # aborted since vLLM asked whether it `comes`: nothing will
+        if held is None:  # aborted since vLLM called `is_remote`
             self._received.add(request_id)
             return
         held.grant = self._lent.lend(request_id, blocks)
@@ -223,32 +220,32 @@ class VllmScheduler:
     def starts(self, held: VllmRequest) -> None:
         self._move(held, VllmRequestState.RUNNING)
 
-    def go_on(self, held: VllmRequest) -> None:
-        """vLLM knows the first token of a request whose KV is here: it may run."""
+    def resume(self, held: VllmRequest) -> None:
+        """vLLM has the KV and the first token of a request, and may run it."""
         if held.grant is not None:
-            held.here = True
+            held.received = True
             self._lent.release(held.grant)
 
     def ended(self, request_id: str) -> None:
-        """vLLM has made the last token of a request."""
+        """vLLM has finished a request."""
         self._leave(request_id)
 
     def holds(self, request_id: str) -> bool:
         holds = request_id in self._handing_off
         if holds:
-            self._over.add(request_id)
+            self._sending.add(request_id)
         return holds
 
     @property
     def sending(self) -> bool:
-        return bool(self._over)
+        return bool(self._sending)
 
     # ---------------------------------------------------------------------------------------------------------------
 
     def _enter(self, held: VllmRequest, stage: VllmRequestState) -> None:
         request_id = held.request.id
         if self._here.setdefault(request_id, held) is not held:
-            raise ValueError(f"request {request_id} is already here")
+            raise ValueError(f"request {request_id} is already on this worker")
         held.stage = stage
         self._stages[stage] += 1
         self._orders.append((VllmOrder.ADD, request_id))
@@ -269,7 +266,7 @@ class VllmScheduler:
         if held is None or held.stage is not VllmRequestState.ARRIVING:
             return False
         self._move(held, VllmRequestState.RUNNING)
-        self._orders.append((VllmOrder.GO_ON, request_id))
+        self._orders.append((VllmOrder.RESUME, request_id))
         return True
 
     def _returned(self, request_id: str) -> None:

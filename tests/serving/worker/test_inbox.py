@@ -8,11 +8,11 @@ from twofold.engine.base import KvLayout, LayerShape
 from twofold.instance import Role
 from twofold.request import SamplingParams
 from twofold.serving.messages import HandoffEnded, HandoffOffered, HandoffTaken, Peer, RequestFailed
-from twofold.serving.worker import arrivals
+from twofold.serving.worker.inbox import HandoffEvents
 from twofold.serving.worker.peers import PeerDirectory
-from twofold.serving.worker.receiver import HandoffReceiver
+from twofold.serving.worker.receiver import HandoffReader, HandoffReceiver
 from twofold.serving.worker.sender import HandoffSender
-from twofold.serving.worker.state import KvLanding, TokenSequence, WorkerState
+from twofold.serving.worker.state import KvLanding, SharedWorkerState, TokenSequence
 from twofold.transport.pooled import add_checksums
 from twofold.transport.shared_memory import SharedMemoryTransport
 
@@ -37,7 +37,7 @@ class Decode:
             for part in self.source.engine_pool.block_rows(layer):
                 part.copy_(torch.randint(0, 256, part.shape, dtype=torch.uint8))
         ours = SharedMemoryTransport("d", EPOCH, LAYOUT, BLOCKS, "cpu")
-        self.state = WorkerState(
+        self.state = SharedWorkerState(
             instance="d",
             role=Role.DECODE,
             scheduler=scheduler("decode", num_blocks=BLOCKS),
@@ -53,12 +53,13 @@ class Decode:
         self.state.sequences["a"] = TokenSequence(SamplingParams(max_tokens=3), offset=10)
         self.state.scheduler.reserve(request("a"), "p")
         (self.lease,) = self.state.scheduler.grant(0.0)
-        self.work = arrivals.HandoffReader(self.state, lambda _: 2)
+        self.work = HandoffReader(self.state.peers, lambda _: 2)
+        self.events = HandoffEvents(self.state)
 
     def offer(self, **changed):
         fields = {"epoch": EPOCH, "source_epoch": 11, "first_token": 5, **changed}
         message = HandoffOffered(request_id="a", source="p", blocks=SOURCE_BLOCKS, **fields)
-        arrivals.offered(self.state, message)
+        self.events.offered(message)
 
     def next_incoming(self):
         (incoming,) = self.state.receiver._waiting
@@ -67,7 +68,7 @@ class Decode:
     def receive(self):
         incoming = self.next_incoming()
         self.work.receive(incoming)
-        self.work.ended(incoming)
+        self.events.received(incoming)
         return incoming
 
     def sent(self, kind):
@@ -111,7 +112,7 @@ def test_blocks_stay_held_while_a_read_is_in_flight():
     decode.state.abort("a")
     assert incoming.cancelled
     assert decode.state.scheduler.blocks.num_in_flight == len(decode.lease.blocks)
-    decode.work.ended(incoming)
+    decode.events.received(incoming)
     assert decode.state.scheduler.status().idle
     assert [message.bytes_moved for _, message in decode.sent(HandoffTaken)] == [None]
 
@@ -123,7 +124,7 @@ def test_a_lost_source_fails_the_request_after_pending_reads():
     assert decode.state.scheduler.peer_lost("p") == []
     assert decode.state.scheduler.blocks.num_in_flight == len(decode.lease.blocks)
     decode.state.receiver.cancel_from("p")
-    decode.work.ended(incoming)
+    decode.events.received(incoming)
     assert [m.reason for _, m in decode.sent(RequestFailed)] == ["p ended during the hand-off"]
     assert decode.state.scheduler.status().idle
 
@@ -142,7 +143,7 @@ def test_an_offer_of_another_epoch_is_not_read(wrong):
     before = [part.clone() for part in decode.pool.block_rows(0)]
     decode.offer(**wrong)
     if "source_epoch" in wrong:
-        assert "is over" in decode.receive().error
+        assert "has ended" in decode.receive().error
     assert all(torch.equal(a, b) for a, b in zip(decode.pool.block_rows(0), before, strict=True))
     assert [message.bytes_moved for _, message in decode.sent(HandoffTaken)] == [None]
 
@@ -157,12 +158,10 @@ def test_a_checksum_mismatch_fails_the_request(pulled):
         blocks = decode.lease.blocks[:3]
         with decode.state.peers.connected("p", 11) as connection:
             connection.read(range(5), SOURCE_BLOCKS, blocks)
-        arrivals.written(
-            decode.state, HandoffEnded(request_id="a", epoch=EPOCH, first_token=5, checksums=damaged)
-        )
+        decode.events.ended(HandoffEnded(request_id="a", epoch=EPOCH, first_token=5, checksums=damaged))
         assert decode.ran() == [], "it is not decoded before it was checked"
     decode.receive()
     (reason,) = [message.reason for _, message in decode.sent(RequestFailed)]
-    assert "1 of 3 KV blocks from p arrived at d with another checksum" in reason
+    assert "checksum mismatch in 1 of 3 KV blocks sent from p to d" in reason
     assert decode.ran() == []
     assert decode.state.scheduler.status().idle

@@ -1,0 +1,82 @@
+"""The engines by name, with what each supports. To add one, write its parts in `serving/worker` and a line here."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+
+from twofold.errors import ConfigurationError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineTraits:
+    """Properties of an engine that other modules depend on; those that are bool name supported features.
+
+    `module` is in `twofold.serving.worker` and has a function `prepare(config, report)`. It imports `package`, which
+    `extra` of this distribution installs. `environment` has defaults for variables that are set before the import.
+    """
+
+    help: str
+    module: str
+    package: str | None = None
+    extra: str | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    runs_model: bool = True  # False: takes the time of a model and computes nothing
+    parallelism: bool = True  # over tensor and pipeline ranks
+    chunked_pipeline: bool = True
+    swap_space: bool = True
+    kv_store: bool = True
+    cache_policies: bool = True  # eviction policies, and retention of prompts
+    inline_prefill: bool = True
+    journal: bool = True
+    recomputes: bool = False  # may preempt a decode and recompute its KV from the prompt
+    cpu_block_size: int = 16
+
+    def check_installed(self) -> None:
+        """Raise ConfigurationError if the engine's package is missing. The package is not imported."""
+        if self.extra is not None and find_spec(str(self.package)) is None:
+            raise ConfigurationError(
+                f"--engine {self.extra} needs a package that is not installed: pip install 'twofold[{self.extra}]'"
+            )
+
+
+ENGINES: dict[str, EngineTraits] = {
+    "torch": EngineTraits(
+        help="models of transformers over a paged KV cache",
+        module="torch_parts",
+        package="torch",
+        # Without progress bars; an OpenMP pool must not exist when workers are forked.
+        environment={"HF_HUB_DISABLE_PROGRESS_BARS": "1", "OMP_NUM_THREADS": "1"},
+    ),
+    "vllm": EngineTraits(
+        help="vLLM, with KV hand-off between its instances",
+        module="vllm.parts",
+        package="vllm",
+        extra="vllm",
+        # In the worker's process, on the worker's cores, and logging errors only.
+        environment={
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "VLLM_HOST_IP": "127.0.0.1",
+            "VLLM_LOGGING_LEVEL": "ERROR",
+            "VLLM_NO_USAGE_STATS": "1",
+            "OMP_NUM_THREADS": "1",
+        },
+        parallelism=False,
+        chunked_pipeline=False,
+        swap_space=False,
+        kv_store=False,
+        cache_policies=False,
+        inline_prefill=False,
+        journal=False,
+        recomputes=True,
+        cpu_block_size=32,
+    ),
+    "emulated": EngineTraits(
+        help="takes the time of the machines in --cluster, and computes nothing",
+        module="emulated_parts",
+        runs_model=False,
+        parallelism=False,
+        chunked_pipeline=False,
+        kv_store=False,
+    ),
+}

@@ -3,8 +3,8 @@
         submit                     starts                completes its prompt
 prefill ──────▶ WAITING ─────────▶ RUNNING ──┬── decodes here to the end
                                              └── hands off ── handed_off ─▶ vLLM may free its blocks
-        reserve                    allocated             landed
-decode  ──────▶ LEASE_QUEUE ─────▶ ARRIVING ───────────▶ RUNNING, from the first token on
+        reserve                    allocated             kv_received
+decode  ──────▶ LEASE_QUEUE ─────▶ ARRIVING ───────────────▶ RUNNING, from the first token on
 """
 
 import time
@@ -40,12 +40,10 @@ class LeasedVllmBlocks(BlockAllocator):
     def blocks_of(self, grant: BlockAllocation) -> Sequence[int]:
         return self._lent[grant.owner]
 
-    def _give(self, grant: BlockAllocation, blocks: int) -> None:
-        """vLLM has chosen the blocks."""
-
-    def _take_back(self, grant: BlockAllocation) -> None:
-        del self._lent[grant.owner]
-        self._returned(grant.owner)
+    def _free(self, allocation: BlockAllocation) -> None:
+        super()._free(allocation)
+        del self._lent[allocation.owner]
+        self._returned(allocation.owner)
 
 
 class VllmRequestState(Enum):

@@ -113,7 +113,7 @@ def designs() -> dict[str, str]:
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """SLO attainment: of all requests, per period, and of arrivals at least `RECOVERY_S` into a period."""
+    """Goodput (requests/s) and SLO attainment: overall, per period, and from `RECOVERY_S` into a period on."""
 
     goodput: float
     all: float

@@ -21,7 +21,7 @@ LIMIT_S = 60.0
 
 
 class Registrations:
-    """Registrations of workers and stores."""
+    """Hosts of the registered workers and blocks of the registered stores."""
 
     def __init__(self) -> None:
         self._hosts: dict[str, str] = {}  # by instance
@@ -40,7 +40,7 @@ class Registrations:
         self._blocks[message.host].update(message.stored)
 
     def fetch(self, instance: str, keys: Sequence[BlockKey]) -> StoreFetch | None:
-        """Source with more of these blocks than the host of the instance."""
+        """Fetch from the store with the longest prefix of these blocks; None if the instance's own host has as much."""
         own = self._leading(self._hosts[instance], keys)
         best = max(self._stores.values(), key=lambda store: self._leading(store.host, keys), default=None)
         if best is None or best.address is None or self._leading(best.host, keys) <= own:

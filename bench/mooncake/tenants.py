@@ -103,7 +103,7 @@ async def measure(url: str, tokens: int, pairs: int) -> list[Pair]:
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """Result for two kinds of times: `p` of the permutation test, and the difference of the medians.
+    """Result for two kinds of times: `p` of the permutation test, and the differences within pairs.
 
     `told` is the probability that the shorter of two random times, one of each kind, is of the first kind (0.5:
     indistinguishable). `median_s` is the median difference within a pair, `error_s` its standard error.

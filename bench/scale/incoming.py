@@ -114,7 +114,7 @@ class ControllerBench:
         self._process.stdin.flush()
 
     async def timed(self, what: str, order: str, messages: int, times: int) -> Measured:
-        """Time to receive the messages that an order causes; the order covers `times` operations."""
+        """CPU time to receive the messages that an order causes; the order covers `times` operations."""
         began, end = time.process_time(), self.inbox.count + messages
         self.order(order)
         await until(lambda: self.inbox.count >= end)

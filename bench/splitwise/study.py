@@ -33,7 +33,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """Simulated duration, search tolerance and cache file."""
+    """Model, simulated minutes, parallelism, tolerance of the rate search, and paths of cache file and traces."""
 
     minutes: float = 2.0
     jobs: int = 1

@@ -34,6 +34,7 @@ from twofold.serving.gateway.responses import (
 )
 from twofold.serving.gateway.tokenizer import TextTokenizer
 
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 # Minimum seconds between two snapshots, for any number of viewers.
 PERIOD_S = 1.0
 
@@ -82,9 +83,6 @@ def _hash(text: str) -> str:
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-
-
 def create_app(
     service: Service,
     tokenizer: TextTokenizer | None,
@@ -103,7 +101,6 @@ def create_app(
     app.add_exception_handler(HTTPException, answer_http_error)
     _add_api(app, gateway)
     _add_operations(app, service, gateway.limits, keys=keys is not None)
-    _add_dashboard(app, Dashboard(service))
     return app
 
 
@@ -130,7 +127,7 @@ class RoleChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def _add_operations(app: FastAPI, service: Service, limits: RequestLimits, *, keys: bool) -> None:
-    """Add health, metrics, pools, version and API description."""
+    """Add health, metrics, pools, version, API description and dashboard."""
 
     @app.get("/health")
     @app.api_route("/ping", methods=["GET", "POST"])
@@ -162,8 +159,7 @@ def _add_operations(app: FastAPI, service: Service, limits: RequestLimits, *, ke
     async def description() -> Response:
         return Response(described, media_type="application/json")
 
-
-def _add_dashboard(app: FastAPI, dashboard: Dashboard) -> None:
+    dashboard = Dashboard(service)
 
     @app.get("/dashboard")
     async def page() -> Response:

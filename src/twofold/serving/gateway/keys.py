@@ -13,6 +13,9 @@ from twofold.errors import ConfigurationError
 from twofold.scheduling.admission.limits import KeyLimits
 
 _SCHEME = "bearer "
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_KEY = re.compile(r"[!-~]+")  # characters allowed in a header value
+_UNLIMITED = "-"
 
 
 class ApiKey:
@@ -64,11 +67,6 @@ class KeyRing:
 
 def _digest(secret: str) -> bytes:
     return sha256(secret.encode()).digest()
-
-
-_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
-_KEY = re.compile(r"[!-~]+")  # characters allowed in a header value
-_UNLIMITED = "-"
 
 
 def read_keys(secrets: Sequence[str], file: Path | None) -> KeyRing | None:

@@ -76,9 +76,7 @@ class RequestMiddleware:
             await send(message)
 
         if key is None and self._keys is not None and _is_protected(scope["path"]):
-            refused = error_response(
-                401, "the API key is missing or wrong", code="invalid_api_key"
-            ).response()
+            refused = error_response(401, "the API key is missing or wrong", code="invalid_api_key")
             await refused(scope, receive, send_with_id)
             return
         try:
@@ -88,7 +86,7 @@ class RequestMiddleware:
         except Exception as error:
             if started:
                 raise
-            await error_response_for(error).response()(scope, receive, send_with_id)
+            await error_response_for(error)(scope, receive, send_with_id)
 
 
 def _is_protected(path: str) -> bool:

@@ -1,6 +1,7 @@
 """The gateway's OpenAPI 3.1 description, generated from the request and response types."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -17,15 +18,9 @@ from twofold.serving.gateway.responses import (
     ModelList,
     Version,
 )
-from twofold.serving.gateway.schemas import (
-    NEUTRAL,
-    ChatFields,
-    CompletionFields,
-    ContentPart,
-    UnsupportedFields,
-)
+from twofold.serving.gateway.schemas import UNSUPPORTED, ChatFields, CompletionFields, ContentPart
 
-Json = dict[str, object]
+Json = dict[str, Any]
 
 _STRUCTS = (
     ChatChunk,
@@ -39,46 +34,6 @@ _STRUCTS = (
     ModelList,
     Version,
 )
-_PREFIX = "#/components/schemas/"
-_NOT_SUPPORTED = "Not supported: accepts neutral values only."
-
-
-def reference(kind: type) -> Json:
-    return {"$ref": f"{_PREFIX}{kind.__name__}"}
-
-
-def schemas(model: str) -> Json:
-    """Schemas of all structs by name, narrowed to the accepted values; `model` is the served one."""
-    _, made = msgspec.json.schema_components(
-        _STRUCTS, schema_hook=_schema_hook, ref_template=f"{_PREFIX}{{name}}"
-    )
-    for kind in (ChatFields, CompletionFields):
-        fields = made[kind.__name__]["properties"]
-        fields["model"] = {"const": model}
-        fields["prompt_cache_retention"] = {"enum": [None, *RETENTIONS]}
-        for name in UnsupportedFields.__struct_fields__:
-            if name != "best_of":  # must equal `n`
-                fields[name] = {"enum": [None, *NEUTRAL.get(name, ())], "description": _NOT_SUPPORTED}
-    made["PromptCacheOptions"]["properties"]["mode"] = {"enum": [None, *MODES]}
-    made["ChatFields"]["properties"]["messages"]["minItems"] = 1
-    part = {"type": {"const": "text"}, "text": {"type": "string"}}
-    made["ContentPart"] |= {"properties": part, "required": list(part)}
-    message = made["InputMessage"]["properties"]
-    message["role"] = {"enum": list(ROLES)}
-    parts = {"type": "array", "items": reference(ContentPart)}
-    message["content"] = {"anyOf": [{"type": "string"}, parts]}
-    for name in UNSUPPORTED_PARTS:
-        message[name] = {"enum": [None, [], {}], "description": _NOT_SUPPORTED}
-    made["InputMessage"]["required"] = ["role", "content"]
-    return dict(made)
-
-
-def _schema_hook(kind: type) -> Json:
-    if kind is object:
-        return {"description": "Anything."}  # msgspec treats an empty schema as missing
-    raise NotImplementedError(f"{kind} has no place in a body")
-
-
 _ERRORS = {
     400: "The request is wrong; `param` names the field.",
     401: "The API key is missing or wrong.",
@@ -107,6 +62,44 @@ _TIMEOUT: Json = {
     "schema": {"type": "number", "exclusiveMinimum": 0},
 }
 _MODEL: Json = {"name": "model", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+_PREFIX = "#/components/schemas/"
+_NOT_SUPPORTED = "Not supported: accepts neutral values only."
+
+
+def reference(kind: type) -> Json:
+    return {"$ref": f"{_PREFIX}{kind.__name__}"}
+
+
+def schemas(model: str) -> Json:
+    """Schemas of all structs by name, narrowed to the accepted values; `model` is the served one."""
+    _, made = msgspec.json.schema_components(
+        _STRUCTS, schema_hook=_schema_hook, ref_template=f"{_PREFIX}{{name}}"
+    )
+    for kind in (ChatFields, CompletionFields):
+        fields = made[kind.__name__]["properties"]
+        fields["model"] = {"const": model}
+        fields["prompt_cache_retention"] = {"enum": [None, *RETENTIONS]}
+        for name, neutral in UNSUPPORTED.items():
+            if name != "best_of":  # must equal `n`
+                fields[name] = {"enum": [None, *neutral], "description": _NOT_SUPPORTED}
+    made["PromptCacheOptions"]["properties"]["mode"] = {"enum": [None, *MODES]}
+    made["ChatFields"]["properties"]["messages"]["minItems"] = 1
+    part = {"type": {"const": "text"}, "text": {"type": "string"}}
+    made["ContentPart"] |= {"properties": part, "required": list(part)}
+    message = made["InputMessage"]["properties"]
+    message["role"] = {"enum": list(ROLES)}
+    parts = {"type": "array", "items": reference(ContentPart)}
+    message["content"] = {"anyOf": [{"type": "string"}, parts]}
+    for name in UNSUPPORTED_PARTS:
+        message[name] = {"enum": [None, [], {}], "description": _NOT_SUPPORTED}
+    made["InputMessage"]["required"] = ["role", "content"]
+    return dict(made)
+
+
+def _schema_hook(kind: type) -> Json:
+    if kind is object:
+        return {"description": "Anything."}  # msgspec treats an empty schema as missing
+    raise NotImplementedError(f"{kind} has no place in a body")
 
 
 def openapi(model: str, *, keys: bool) -> Json:
@@ -140,7 +133,7 @@ def _api(*, keys: bool) -> Json:
     if keys:
         for _, operation in paths.values():
             operation["security"] = [{"bearer": []}]
-            _responses(operation)["401"] = _error(401)
+            operation["responses"]["401"] = _error(401)
     return {path: {method: operation} for path, (method, operation) in paths.items()}
 
 
@@ -183,8 +176,7 @@ def _json_operation(name: str, summary: str, answer: type, *, errors: Sequence[i
 def _health(name: str) -> Json:
     """A health check: the 503 has the same body type as the 200."""
     operation = _json_operation(name, "200 if ready, else 503", Health)
-    responses = _responses(operation)
-    responses["503"] = responses["200"]
+    operation["responses"]["503"] = operation["responses"]["200"]
     return operation
 
 
@@ -198,17 +190,9 @@ def _operation(name: str, summary: str, answers: Json, *, errors: Sequence[int] 
     return {"operationId": name, "summary": summary, "responses": responses}
 
 
-def _responses(operation: Json) -> Json:
-    responses = operation["responses"]
-    if not isinstance(responses, dict):
-        raise TypeError("an operation has its responses by status")
-    return responses
-
-
 def _error(status: int) -> Json:
-    headers: Json = (
-        {} if status == 431 else {"X-Request-Id": _REQUEST_ID}
-    )  # rejected before the request id is read
+    # Status 431 is sent before the request id is read.
+    headers: Json = {} if status == 431 else {"X-Request-Id": _REQUEST_ID}
     if status in (429, 503):
         headers["Retry-After"] = _RETRY_AFTER
     content = {"application/json": {"schema": reference(ErrorBody)}}

@@ -14,6 +14,9 @@ from twofold.serving.gateway.responses import (
 from twofold.serving.gateway.schemas import GenerationFields
 from twofold.serving.gateway.tokenizer import Detokenizer, TextTokenizer, id_name
 
+# JSON has no infinity; OpenAI's API uses this value for probability zero.
+LOWEST = -9999.0
+
 
 class StopText(msgspec.Struct, frozen=True):
     """Text to emit, and the stop string that ended it, if any."""
@@ -136,10 +139,6 @@ class OutputProcessor:
         silent = token.finish_reason is FinishReason.STOP and not self._include_stop
         text = "" if silent else self._detokenizer.push(token.token_id)
         return text if token.finish_reason is None else text + self._detokenizer.flush()
-
-
-# JSON has no infinity; OpenAI's API uses this value for probability zero.
-LOWEST = -9999.0
 
 
 class LogprobFormat:

@@ -166,20 +166,7 @@ class ErrorBody(Struct, frozen=True, kw_only=True):
     error: ErrorDetail
 
 
-class ErrorResponse(Struct, frozen=True, kw_only=True):
-    """An error response: HTTP status, body and additional headers."""
-
-    status: int
-    body: ErrorBody
-    headers: dict[str, str] = {}
-
-    def response(self) -> Response:
-        return Response(
-            msgspec.json.encode(self.body), self.status, headers=self.headers, media_type="application/json"
-        )
-
-
-def error_response_for(error: Exception) -> ErrorResponse:
+def error_response_for(error: Exception) -> Response:
     """Convert an exception; unexpected ones are logged and become a 500 without details."""
     if isinstance(error, RequestError):
         return error_response(
@@ -200,7 +187,7 @@ def error_response(
     param: str | None = None,
     code: str | None = None,
     retry_after_s: int | None = None,
-) -> ErrorResponse:
+) -> Response:
     headers = {}
     if retry_after_s is not None:
         headers["Retry-After"] = str(retry_after_s)
@@ -209,7 +196,9 @@ def error_response(
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     detail = ErrorDetail(message=message, type=_type_of(status), param=param, code=code)
-    return ErrorResponse(status=status, body=ErrorBody(error=detail), headers=headers)
+    return Response(
+        msgspec.json.encode(ErrorBody(error=detail)), status, headers=headers, media_type="application/json"
+    )
 
 
 def _type_of(status: int) -> str:
@@ -220,7 +209,7 @@ def _type_of(status: int) -> str:
 
 async def answer_error(_request: Request, error: Exception) -> Response:
     """Exception handler for TwofoldError."""
-    return error_response_for(error).response()
+    return error_response_for(error)
 
 
 async def answer_http_error(request: Request, error: Exception) -> Response:
@@ -229,8 +218,6 @@ async def answer_http_error(request: Request, error: Exception) -> Response:
         raise TypeError(f"expected an HTTPException, got {type(error).__name__}")
     reason = HTTPStatus(error.status_code).phrase
     code = reason.lower().replace(" ", "_")
-    answer = error_response(
-        error.status_code, f"{request.method} {request.url.path}: {reason}", code=code
-    ).response()
+    answer = error_response(error.status_code, f"{request.method} {request.url.path}: {reason}", code=code)
     answer.headers.update(error.headers or {})
     return answer

@@ -4,7 +4,7 @@ Null means the default in every optional field. Unknown fields are ignored; unsu
 answer are rejected unless they have a neutral value.
 """
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 from msgspec import Meta, Struct
@@ -17,75 +17,57 @@ def invalid(field: str, reason: str, *, status: int = 400, code: str | None = No
     return RequestError(f"{field}: {reason}", param=field, status=status, code=code)
 
 
-class UnsupportedFields(Struct, frozen=True, kw_only=True):
-    """Known but unsupported fields, decoded to reject values that would change the answer."""
-
-    allowed_token_ids: object = None
-    audio: object = None
-    bad_words: object = None
-    best_of: object = None
-    chat_template: object = None
-    continue_final_message: object = None
-    documents: object = None
-    echo: object = None
-    frequency_penalty: object = None
-    function_call: object = None
-    functions: object = None
-    guided_choice: object = None
-    guided_grammar: object = None
-    guided_json: object = None
-    guided_regex: object = None
-    length_penalty: object = None
-    logit_bias: object = None
-    logits_processors: object = None
-    min_p: object = None
-    modalities: object = None
-    prediction: object = None
-    presence_penalty: object = None
-    prompt_embeds: object = None
-    prompt_logprobs: object = None
-    reasoning_effort: object = None
-    repetition_penalty: object = None
-    response_format: object = None
-    structured_outputs: object = None
-    suffix: object = None
-    tool_choice: object = None
-    tools: object = None
-    truncate_prompt_tokens: object = None
-    use_beam_search: object = None
-    web_search_options: object = None
-
-
-# Values besides null that have no effect on the answer.
-NEUTRAL: dict[str, tuple[object, ...]] = {
+# Unsupported fields, with the values besides null that have no effect on the answer. They are decoded to reject others.
+UNSUPPORTED: dict[str, tuple[object, ...]] = {
+    "allowed_token_ids": (),
+    "audio": (),
     "bad_words": ([],),
+    "best_of": (),
+    "chat_template": (),
     "continue_final_message": (False,),
     "documents": ([],),
     "echo": (False,),
     "frequency_penalty": (0,),
     "function_call": ("none", "auto"),  # without functions both mean text
     "functions": ([],),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
     "length_penalty": (1,),
     "logit_bias": ({},),
     "logits_processors": ([],),
     "min_p": (0,),
     "modalities": (["text"],),
+    "prediction": (),
     "presence_penalty": (0,),
+    "prompt_embeds": (),
+    "prompt_logprobs": (),
     "reasoning_effort": ("none",),
     "repetition_penalty": (1,),
     "response_format": ({"type": "text"},),
+    "structured_outputs": (),
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
+    "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
+    "web_search_options": (),
 }
 
+if TYPE_CHECKING:
+    UnsupportedFields = Struct
+else:
+    UnsupportedFields = msgspec.defstruct(
+        "UnsupportedFields", [(name, object, None) for name in UNSUPPORTED], frozen=True, kw_only=True
+    )
 
-def refuse_unsupported(fields: UnsupportedFields, n: int) -> None:
+
+def refuse_unsupported(fields: "GenerationFields", n: int) -> None:
     """Raise RequestError on the first unsupported field with a value that is not neutral."""
-    for name in UnsupportedFields.__struct_fields__:
+    for name, neutral_values in UNSUPPORTED.items():
         value = getattr(fields, name)
-        neutral = (n,) if name == "best_of" else NEUTRAL.get(name, ())
+        neutral = (n,) if name == "best_of" else neutral_values
         if value is None or any(_same(value, allowed) for allowed in neutral):
             continue
         allowed = " or ".join(["null", *(msgspec.json.encode(each).decode() for each in neutral)])

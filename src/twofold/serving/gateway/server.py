@@ -5,7 +5,6 @@ import contextlib
 import socket
 from collections.abc import Iterator
 
-import msgspec
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
@@ -13,6 +12,11 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from twofold.errors import ConfigurationError
 from twofold.serving.gateway.gateway import RequestLimits
 from twofold.serving.gateway.responses import error_response
+
+# Poll interval for startup; uvicorn has no event for it.
+_POLL_S = 0.01
+# Longer than usual client pauses, so that few requests hit a closing connection.
+KEEP_ALIVE_S = 65
 
 
 class _HeadTooLargeError(Exception):
@@ -67,11 +71,11 @@ class BoundedProtocol(HttpToolsProtocol):
             )
         else:
             refused = error_response(400, msg or "invalid HTTP", code="invalid_http")
-        body = msgspec.json.encode(refused.body)
+        body = bytes(refused.body)
         head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(
             body
         )
-        self.transport.write(STATUS_LINE[refused.status] + head + body)
+        self.transport.write(STATUS_LINE[refused.status_code] + head + body)
         self.transport.close()
 
     def _count(self, size: int) -> None:
@@ -84,12 +88,6 @@ class BoundedProtocol(HttpToolsProtocol):
 def bounded_protocol(header_bytes: int) -> type[BoundedProtocol]:
     """Create the protocol class for a limit, because uvicorn instantiates the class itself."""
     return type("BoundedProtocol", (BoundedProtocol,), {"header_bytes": header_bytes})
-
-
-# Poll interval for startup; uvicorn has no event for it.
-_POLL_S = 0.01
-# Longer than usual client pauses, so that few requests hit a closing connection.
-KEEP_ALIVE_S = 65
 
 
 class HttpServer:

@@ -24,6 +24,14 @@ from twofold.serving.gateway.responses import MaybeUsage, PromptTokensDetails, U
 from twofold.serving.gateway.schemas import GenerationFields, StreamOptions
 
 logger = logging.getLogger(__name__)
+DONE = b"data: [DONE]\n\n"
+# The last two keep proxies from buffering tokens.
+HEADERS = {
+    "content-type": "text/event-stream; charset=utf-8",
+    "cache-control": "no-cache",
+    "x-accel-buffering": "no",
+}
+
 T = TypeVar("T")
 
 
@@ -193,15 +201,6 @@ class UsageCounter:
         )
 
 
-DONE = b"data: [DONE]\n\n"
-# The last two keep proxies from buffering tokens.
-HEADERS = {
-    "content-type": "text/event-stream; charset=utf-8",
-    "cache-control": "no-cache",
-    "x-accel-buffering": "no",
-}
-
-
 def event(data: bytes) -> bytes:
     """Format one event; `data` is JSON on one line."""
     return b"data: " + data + b"\n\n"
@@ -234,7 +233,7 @@ class EventStream(Response):
                 async for data in events:
                     await self._send(send, data)
             except Exception as error:  # noqa: BLE001 the status is already sent, so the error becomes an event
-                last = event(msgspec.json.encode(error_response_for(error).body))
+                last = event(bytes(error_response_for(error).body))
             else:
                 last = DONE
         await self._send(send, last, more=False)

@@ -6,7 +6,7 @@ import pytest
 from twofold.kvcache.prefix import prefix_keys
 from twofold.request import Generation, Request, SamplingParams
 from twofold.serving.upstream.forecast import UpstreamPromptKeys
-from twofold.serving.upstream.kv_events import BlockKeyMap, decode
+from twofold.serving.upstream.kv_events import CachedBlocks, decode
 
 SIZE = 4
 PROMPT = list(range(20))
@@ -35,30 +35,44 @@ def removed(*numbers, **fields):
     return {"type": "BlockRemoved", "block_hashes": names, "medium": "GPU", **fields}
 
 
+class Index:
+    """Records the changes of an index."""
+
+    def __init__(self):
+        self.changes = []
+
+    def stored(self, instance, keys):
+        self.changes.append(("stored", keys))
+
+    def removed(self, instance, keys):
+        self.changes.append(("removed", keys))
+
+    def lost(self, instance):
+        self.changes.append(("lost", []))
+
+
 def follow(*events):
-    """(cleared, removed, stored) of each event, and the final number of known blocks."""
-    known = BlockKeyMap(SIZE)
-    batch = decode(msgspec.msgpack.encode([1.5, events, 0]))
-    return [(each.cleared, list(each.removed), list(each.stored)) for each in known.follow(batch)], known
+    """Changes of the index."""
+    index = Index()
+    CachedBlocks("one", index, SIZE).follow(decode(msgspec.msgpack.encode([1.5, events, 0])))
+    return index.changes
 
 
 def test_stored_blocks_get_the_prompt_keys():
     """In one event or in several, each after its parent block."""
-    changes, _ = follow(stored(0, 2), stored(2, 5, parent=b"h1"))
-    assert changes == [(False, [], KEYS[:2]), (False, [], KEYS[2:])]
+    changes = follow(stored(0, 2), stored(2, 5, parent=b"h1"))
+    assert changes == [("stored", KEYS[:2]), ("stored", KEYS[2:])]
 
 
 def test_removed_blocks_are_forgotten():
     """Unknown hashes are ignored."""
-    changes, known = follow(stored(0, 3), removed(2, 9), removed(0, medium="CPU"), removed(0, group_idx=1))
-    assert changes[1:] == [(False, [KEYS[2]], []), (False, [], []), (False, [], [])]
-    assert len(known) == 2
+    changes = follow(stored(0, 3), removed(2, 9), removed(0, medium="CPU"), removed(0, group_idx=1))
+    assert changes[1:] == [("removed", [KEYS[2]])]
 
 
 def test_clearing_forgets_every_block():
-    changes, known = follow(stored(0, 3), CLEARED)
-    assert changes[-1] == (True, [], [])
-    assert len(known) == 0
+    changes = follow(stored(0, 3), CLEARED, removed(0))
+    assert changes[1:] == [("lost", []), ("removed", [])]
 
 
 @pytest.mark.parametrize(
@@ -75,7 +89,7 @@ def test_clearing_forgets_every_block():
 )
 def test_ignores_blocks_that_no_prompt_can_match(event):
     """Images, adapters, other memory, and successors of unknown blocks."""
-    assert follow(event)[0] == [(False, [], [])]
+    assert follow(event) == []
 
 
 @pytest.mark.parametrize(
@@ -90,7 +104,7 @@ def test_prompt_keys_equal_event_keys(key, salt):
     asked = Generation(request=request, prompt_token_ids=PROMPT, sampling=sampling, key=key, cache_salt=salt)
     named = names.name(asked)
     extra = [[named.cache_salt], None] if named.cache_salt else None
-    ((_, _, found),), _ = follow(stored(0, 2, extra_keys=extra))
+    ((_, found),) = follow(stored(0, 2, extra_keys=extra))
     assert list(named.request.prefix_blocks[:2]) == found
     assert bool(named.cache_salt) == bool(key or salt)
 

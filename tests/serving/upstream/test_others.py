@@ -35,7 +35,7 @@ def test_external_load_diverts_requests():
     busy = cluster()
     others = ExternalLoads(busy.pools)
     for step in range(3):
-        others.read("one", readings(step, running=2, waiting=1, used=0.3))
+        others.update("one", readings(step, running=2, waiting=1, used=0.3))
     assert accounts(busy.pools.get("one")) == (50, 1, 2, 3, 300)
     assert [busy.arrive(request(number), 0.0).route.prefill for number in range(2)] == ["two", "two"]
 
@@ -47,7 +47,7 @@ def test_own_requests_are_not_external_load():
         ours.arrive(request(number), 0.0)
     before = accounts(ours.pools.get("one"))
     for step in range(3):
-        others.read("one", readings(step, running=2, used=0.004))
+        others.update("one", readings(step, running=2, used=0.004))
     assert accounts(ours.pools.get("one")) == before
 
 
@@ -56,7 +56,7 @@ def test_a_stalled_engine_has_no_load():
     idle = cluster()
     others = ExternalLoads(idle.pools)
     for _ in range(3):
-        others.read("one", readings(7, running=2, used=0.3))
+        others.update("one", readings(7, running=2, used=0.3))
     assert accounts(idle.pools.get("one")) == (0, 0, 0, 0, 0)
 
 
@@ -65,7 +65,7 @@ def test_one_reading_does_not_count():
     quick = cluster()
     others = ExternalLoads(quick.pools)
     for step, running in enumerate((0, 3, 0, 3, 0)):
-        others.read("one", readings(step, running=running))
+        others.update("one", readings(step, running=running))
         assert accounts(quick.pools.get("one")) == (0, 0, 0, 0, 0)
 
 
@@ -73,6 +73,6 @@ def test_a_lost_server_has_no_external_load():
     lost = cluster()
     others = ExternalLoads(lost.pools)
     for step in range(3):
-        others.read("one", readings(step, running=2, waiting=2))
+        others.update("one", readings(step, running=2, waiting=2))
     others.forget("one")
     assert accounts(lost.pools.get("one")) == (0, 0, 0, 0, 0)

@@ -16,8 +16,14 @@ from twofold.scheduling.admission.queue import Ticket
 from twofold.scheduling.cluster.forecast import ClusterForecast, Prediction
 from twofold.scheduling.cluster.scheduler import ClusterScheduler
 from twofold.serving.upstream.config import ServerConfig
-from twofold.serving.upstream.kv_events import BlockKeyMap, CacheChanges, EventBatch, EventFeed
+from twofold.serving.upstream.kv_events import CachedBlocks, EventFeed
 from twofold.serving.upstream.metrics import PrefillTotals, ServerMetrics
+
+# Shorter prompts, mostly those of a decode server (it computes one token), measure the overhead per request and not
+# the time per token.
+MIN_TOKENS = 64
+MEMORY_TOKENS = 16384  # maximum weight of earlier measurements
+NOMINAL_S = 1e-3  # per prompt token until the first measurement; only ratios matter
 
 
 class UpstreamPromptKeys:
@@ -47,13 +53,6 @@ class UpstreamPromptKeys:
         return tenant_salt(generation.cache_salt, secret=own).hex()
 
 
-# Shorter prompts, mostly those of a decode server (it computes one token), measure the overhead per request and not
-# the time per token.
-MIN_TOKENS = 64
-MEMORY_TOKENS = 16384  # maximum weight of earlier measurements
-NOMINAL_S = 1e-3  # per prompt token until the first measurement; only ratios matter
-
-
 class UpstreamForecast:
     """Maintains a `Forecast` for servers, once the first of them has reported its block size.
 
@@ -66,20 +65,20 @@ class UpstreamForecast:
         self._speeds = PrefillSpeeds()
         self._feeds: dict[str, EventFeed] = {}
 
-    def joined(self, server: ServerConfig, load: InstanceLoad, readings: ServerMetrics) -> None:
+    def joined(self, server: ServerConfig, load: InstanceLoad, metrics: ServerMetrics) -> None:
         """Register a server, also after a restart."""
         self.forecast.block_tokens = self._prompt_keys.block_tokens = (
-            self._prompt_keys.block_tokens or readings.block_tokens
+            self._prompt_keys.block_tokens or metrics.block_tokens
         )
         self.forecast.join(load.id, ServerPrediction(load.id, self._speeds))
         if server.events is not None and load.id not in self._feeds:
-            blocks = _Blocks(load.id, self.forecast.memories, self._prompt_keys.block_tokens)
+            blocks = CachedBlocks(load.id, self.forecast.memories, self._prompt_keys.block_tokens)
             feed = self._feeds[load.id] = EventFeed(server, self._context, blocks.follow, blocks.forget)
             feed.start()
 
-    def read(self, instance: str, readings: ServerMetrics) -> None:
+    def read(self, instance: str, metrics: ServerMetrics) -> None:
         """Update a server's prefill speed from its metrics."""
-        self._speeds.read(instance, readings.prefills)
+        self._speeds.read(instance, metrics.prefills)
 
     def close(self) -> None:
         for feed in self._feeds.values():
@@ -125,31 +124,6 @@ class ServerPrediction(Prediction):
 
     def transfer_s(self, tokens: int) -> float:  # noqa: ARG002
         return inf
-
-
-class _Blocks:
-    """Applies the cache events of one server to the prefix index."""
-
-    def __init__(self, instance: str, index: PrefixIndex, block_tokens: int) -> None:
-        self._instance, self._index = instance, index
-        self._block_tokens = block_tokens
-        self._known = BlockKeyMap(block_tokens)
-
-    def follow(self, batch: EventBatch) -> None:
-        for change in self._known.follow(batch):
-            self._apply(change)
-
-    def forget(self) -> None:
-        """Drop all blocks after missed events."""
-        self._known = BlockKeyMap(self._block_tokens)
-        self._index.lost(self._instance)
-
-    def _apply(self, change: CacheChanges) -> None:
-        if change.cleared:
-            self._index.lost(self._instance)
-        self._index.removed(self._instance, change.removed)
-        if change.stored:
-            self._index.stored(self._instance, change.stored)
 
 
 class EarlyRejection(Admission):

@@ -6,16 +6,22 @@ the hash of the parent block, and the prompt's block keys follow from these.
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import msgspec
 import zmq
 import zmq.asyncio
 
+from twofold.kvcache.index import PrefixIndex
 from twofold.kvcache.prefix import next_key, root_key
 from twofold.serving.upstream.config import ServerConfig
 
+log = logging.getLogger(__name__)
+
 BlockHash = bytes | int
+REPLAY_S = 5.0
+_FRAMES = 3  # topic, number, events
+_END = (-1).to_bytes(8, "big", signed=True)
 
 # Engine memory; blocks in other media would have to be loaded first.
 _ENGINE = ("GPU", None)
@@ -67,14 +73,6 @@ class EventBatch(msgspec.Struct, frozen=True, array_like=True):
     events: list[BlockStored | BlockRemoved | AllBlocksCleared]
 
 
-class CacheChanges(msgspec.Struct, frozen=True):
-    """Keys of removed, then of stored blocks; `cleared` first removes all known blocks."""
-
-    cleared: bool = False
-    removed: Sequence[bytes] = ()
-    stored: Sequence[bytes] = ()
-
-
 _decoder = msgspec.msgpack.Decoder(EventBatch)
 
 
@@ -83,30 +81,29 @@ def decode(payload: bytes) -> EventBatch:
     return _decoder.decode(payload)
 
 
-class BlockKeyMap:
-    """Prefix keys of the blocks in one server's cache, by vLLM's block hashes."""
+class CachedBlocks:
+    """Mirrors the prefix cache of server `instance` in the index that routers query, from its KV events."""
 
-    def __init__(self, block_tokens: int) -> None:
-        self._block_tokens = block_tokens
+    def __init__(self, instance: str, index: PrefixIndex, block_tokens: int) -> None:
+        self._instance, self._index, self._block_tokens = instance, index, block_tokens
         self._keys: dict[BlockHash, bytes] = {}
 
-    def __len__(self) -> int:
-        return len(self._keys)
+    def follow(self, batch: EventBatch) -> None:
+        """Apply the events of a batch in order."""
+        for event in batch.events:
+            if isinstance(event, AllBlocksCleared):
+                self.forget()
+            elif isinstance(event, BlockStored):
+                if stored := self._store(event):
+                    self._index.stored(self._instance, stored)
+            elif event.medium in _ENGINE and not event.group_idx:
+                known = [self._keys.pop(each, None) for each in event.block_hashes]
+                self._index.removed(self._instance, [key for key in known if key is not None])
 
-    def follow(self, batch: EventBatch) -> list[CacheChanges]:
-        """Apply a batch and return its changes in order."""
-        return [self._change(event) for event in batch.events]
-
-    def _change(self, event: BlockStored | BlockRemoved | AllBlocksCleared) -> CacheChanges:
-        if isinstance(event, AllBlocksCleared):
-            self._keys.clear()
-            return CacheChanges(cleared=True)
-        if isinstance(event, BlockRemoved):
-            if event.medium not in _ENGINE or event.group_idx:
-                return CacheChanges()
-            known = [self._keys.pop(each, None) for each in event.block_hashes]
-            return CacheChanges(removed=[key for key in known if key is not None])
-        return CacheChanges(stored=self._store(event))
+    def forget(self) -> None:
+        """Drop all blocks, after a reset or missed events."""
+        self._keys.clear()
+        self._index.lost(self._instance)
 
     def _store(self, event: BlockStored) -> list[bytes]:
         """Keys of stored blocks; empty for blocks that are unusable or have an unknown parent."""
@@ -124,13 +121,6 @@ class BlockKeyMap:
             return self._keys.get(event.parent_block_hash)
         salt = event.salt()
         return None if salt is None else root_key(salt.encode())
-
-
-log = logging.getLogger(__name__)
-
-REPLAY_S = 5.0
-_FRAMES = 3  # topic, number, events
-_END = (-1).to_bytes(8, "big", signed=True)
 
 
 class EventFeed:

@@ -143,23 +143,23 @@ class ExternalLoads:
     def __init__(self, pools: Pools) -> None:
         self._pools = pools
         self._steps: dict[str, int] = {}
-        self._read: dict[str, ExternalLoad] = {}
+        self._latest: dict[str, ExternalLoad] = {}
         self._added: dict[str, ExternalLoad] = {}
 
-    def read(self, instance: str, readings: ServerMetrics) -> None:
+    def update(self, instance: str, metrics: ServerMetrics) -> None:
         """Update the external load of a server."""
         load = self._pools.get(instance)
         if load is None:
             return
-        added, before = self._added.get(instance, ExternalLoad()), self._read.get(instance, ExternalLoad())
-        stalled = self._steps.get(instance) == readings.steps
-        found = ExternalLoad() if stalled else _external_load(readings, load, added)
-        self._steps[instance], self._read[instance] = readings.steps, found
+        added, before = self._added.get(instance, ExternalLoad()), self._latest.get(instance, ExternalLoad())
+        stalled = self._steps.get(instance) == metrics.steps
+        found = ExternalLoad() if stalled else _external_load(metrics, load, added)
+        self._steps[instance], self._latest[instance] = metrics.steps, found
         self._apply(load, added, _smaller(found, before))
 
     def forget(self, instance: str) -> None:
         """Remove the external load of a lost server."""
-        self._read.pop(instance, None)
+        self._latest.pop(instance, None)
         load = self._pools.get(instance)
         if load is not None:
             self._apply(load, self._added.get(instance, ExternalLoad()), ExternalLoad())
@@ -175,13 +175,13 @@ class ExternalLoads:
             self._pools.changed(load)
 
 
-def _external_load(readings: ServerMetrics, load: InstanceLoad, added: ExternalLoad) -> ExternalLoad:
+def _external_load(metrics: ServerMetrics, load: InstanceLoad, added: ExternalLoad) -> ExternalLoad:
     """Load in the metrics beyond our own requests; `added` is external load already in `load`."""
-    ours = load.requests - added.requests
-    foreign = max(0, readings.running + readings.waiting - ours)
-    waiting = min(foreign, readings.waiting)
-    kv_tokens = max(0, readings.used_tokens - (load.reserved_tokens - added.kv_tokens)) if foreign else 0
-    return ExternalLoad(waiting, foreign - waiting, round(readings.mean_prompt), kv_tokens)
+    own = load.requests - added.requests
+    external = max(0, metrics.running + metrics.waiting - own)
+    waiting = min(external, metrics.waiting)
+    kv_tokens = max(0, metrics.used_tokens - (load.reserved_tokens - added.kv_tokens)) if external else 0
+    return ExternalLoad(waiting, external - waiting, round(metrics.mean_prompt), kv_tokens)
 
 
 def _smaller(one: ExternalLoad, other: ExternalLoad) -> ExternalLoad:

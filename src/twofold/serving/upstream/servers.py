@@ -180,7 +180,7 @@ class HealthProbe:
             self.statuses[server.instance] = metrics.status
             self._telemetry.status(server.instance, metrics.status)
             self._cluster.waits(server.instance, metrics.waiting)
-            self._external.read(server.instance, metrics)
+            self._external.update(server.instance, metrics)
             self._on_metrics(server.instance, metrics)
 
     def _bring_up(self, server: Server, card: ServerModel, metrics: ServerMetrics) -> None:

@@ -97,9 +97,9 @@ class Processes:
 
     def __init__(self) -> None:
         (self._gateway,) = psutil.Process().children()
-        (nursery,) = self._gateway.children()
-        self.workers = nursery.children()
-        self._all = [self._gateway, nursery, *self.workers]
+        (fork_server,) = self._gateway.children()
+        self.workers = fork_server.children()
+        self._all = [self._gateway, fork_server, *self.workers]
 
     @contextmanager
     def measured(self) -> Iterator[list[Usage]]:

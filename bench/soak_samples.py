@@ -42,9 +42,9 @@ class Sampler:
 
     def __init__(self, pid: int, url: str, started_s: float) -> None:
         gateway = psutil.Process(pid)
-        (nursery,) = gateway.children()
-        self._processes = {"gateway": gateway, "nursery": nursery}
-        self._processes |= {worker.name(): worker for worker in nursery.children()}
+        (fork_server,) = gateway.children()
+        self._processes = {"gateway": gateway, "fork server": fork_server}
+        self._processes |= {worker.name(): worker for worker in fork_server.children()}
         self._url, self._started_s = url, started_s
 
     def look(self, now: float) -> Sample:

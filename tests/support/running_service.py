@@ -44,5 +44,5 @@ def _running(process):
 
 
 def children(process):
-    """Its nursery and workers."""
+    """Its fork server and workers."""
     return psutil.Process(process.pid).children(recursive=True)

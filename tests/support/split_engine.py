@@ -1,4 +1,4 @@
-"""A program that drives models divided among ranks, each forked as the nursery forks them, and prints what comes out.
+"""A program that drives models divided among ranks, each forked as the fork server does, and prints what comes out.
 
 Arguments: a directory for files, and for each model its directory and splits as in 2x1,1x2 (tensor x pipeline). Reads
 prompts from stdin as JSON; prints for each model a line, with for each split [[[token id, log probability of it, …], …]

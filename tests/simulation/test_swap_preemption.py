@@ -6,6 +6,7 @@ from hypothesis import given, settings
 
 from support.toy import CATALOG, clusters, run, workloads
 from twofold.cluster.file import dump_cluster, read_cluster
+from twofold.cluster.profiles import instance_profiles
 from twofold.cluster.spec import ClusterSpec, PoolSpec
 from twofold.errors import ConfigurationError
 from twofold.instance import Role
@@ -71,6 +72,18 @@ def test_swapping_runs_more_requests_at_once():
     assert whole.swaps == 0
     assert (grown.ttft_s.maximum or 0) < (whole.ttft_s.maximum or 0)
     assert grown.completed == whole.completed == 2
+
+
+@pytest.mark.parametrize("batcher", ["prefill", "prefill-balanced", "prefill-chunks"])
+def test_prefill_batchers_run_beside_swapping_decodes(batcher):
+    """Prefill instances get no swap space."""
+    pools = (
+        PoolSpec(machines=1, machine="dgx-h100", role=Role.PREFILL, batcher=batcher),
+        PoolSpec(machines=1, machine="dgx-h100", role=Role.DECODE),
+    )
+    spec = msgspec.structs.replace(ALONE, pools=pools)
+    assert [profile.swap.blocks > 0 for profile in instance_profiles(spec, CATALOG)] == [False, True]
+    assert simulate(spec, two(), catalog=CATALOG).swaps > 0
 
 
 @pytest.mark.parametrize(

@@ -51,10 +51,3 @@ def can_swap(name: str) -> bool:
 def batchers_with(trait: str) -> list[str]:
     """Names of the batchers that have a trait, a class attribute of `Batcher`."""
     return [name for name, batcher in BATCHERS.items() if getattr(batcher, trait)]
-
-
-def batcher_help() -> dict[str, str]:
-    """One line on each batcher, by name."""
-    return {
-        name: str(getattr(batcher, "__doc__", "")).partition("\n")[0] for name, batcher in BATCHERS.items()
-    }

@@ -59,12 +59,12 @@ def _pattern(key, number, size):
 class RunningPeering:
     """The way to the stores of other hosts: on this one, for those who have the `key`."""
 
-    def __init__(self, book, memory, key, contents, at_once):
+    def __init__(self, manager, memory, key, contents, at_once):
         self._context = zmq.Context()
         self.guard = Guard(self._context, key)
         self.server = BlockServer(self._context, self.guard, "127.0.0.1", memory, contents)
         fetcher = BlockFetcher(self._context, self.guard, memory, contents)
-        self.peering = Peering(book, self.server, fetcher, at_once)
+        self.peering = Peering(manager, self.server, fetcher, at_once)
 
     def close(self):
         """When the store is closed."""
@@ -90,9 +90,9 @@ class RunningStore:
         block_bytes=BLOCK_BYTES,
     ):
         self.memory = SlotMemory.create("test", slots, block_bytes)
-        self.book = StoreManager(slots, 0 if disk is None else disk.capacity, eviction)
+        self.manager = StoreManager(slots, 0 if disk is None else disk.capacity, eviction)
         for block in () if disk is None else disk.recovered():
-            self.book.recover(block.key, block.position)
+            self.manager.recover(block.key, block.position)
         self.told = []
         self._context = zmq.Context()
         self._inbox = Inbox(self._context, f"ipc://{directory}/store.sock", ToStore)
@@ -106,9 +106,11 @@ class RunningStore:
         )
         self.epoch = welcome.epoch
         mover = None if disk is None else DiskThread(disk, self.memory)
-        self.peers = None if key is None else RunningPeering(self.book, self.memory, key, contents, at_once)
+        self.peers = (
+            None if key is None else RunningPeering(self.manager, self.memory, key, contents, at_once)
+        )
         self._store = StoreServer(
-            self.book,
+            self.manager,
             mover,
             self._inbox,
             self._outbox,

@@ -17,14 +17,14 @@ class Server:
     """Sends what it is given when it is told to."""
 
     def __init__(self):
-        self.said, self.gifts = [], []
+        self.events, self.replies = [], []
 
     def take(self):
-        said, self.said = self.said, []
-        return said
+        events, self.events = self.events, []
+        return events
 
-    def give(self, gift):
-        self.gifts.append(gift)
+    def reply(self, reply):
+        self.replies.append(reply)
 
 
 class Fetcher:
@@ -37,11 +37,11 @@ class Fetcher:
         brought, self.brought = self.brought, []
         return brought
 
-    def bring(self, order):
+    def order(self, order):
         assert order.fetch not in self.orders, "orders of a fetch come in turn"
         self.orders[order.fetch] = order
 
-    def over(self, fetch):
+    def end(self, fetch):
         order = self.orders.pop(fetch, None)
         if order is not None:
             self.brought.append(FetchedSlots(fetch, [], whole=False))
@@ -52,8 +52,8 @@ class PeersLive(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.book, self.server, self.fetcher = StoreManager(SLOTS, 0, "lru"), Server(), Fetcher()
-        self.peering = Peering(self.book, self.server, self.fetcher, AT_ONCE)
+        self.manager, self.server, self.fetcher = StoreManager(SLOTS, 0, "lru"), Server(), Fetcher()
+        self.peering = Peering(self.manager, self.server, self.fetcher, AT_ONCE)
         self.now, self.number = 0.0, 0
         self.memory = [None] * SLOTS
         self.asked = {}  # fetches that are not answered yet: their keys
@@ -64,18 +64,18 @@ class PeersLive(RuleBasedStateMachine):
     def turn(self):
         """What the process does after each event."""
         self.peering.turn(self.now)
-        for granted in self.book.take_granted():
+        for granted in self.manager.take_grants():
             if self.peering.granted(granted):
                 continue
             assert granted.puts
-            keys = self.puts.get(granted.asker)
+            keys = self.puts.get(granted.requester)
             if keys is not None:
-                self.putting[granted.asker] = {
+                self.putting[granted.requester] = {
                     block.slot: keys[index] for index, block in granted.blocks.items()
                 }
-        for asker, blocks in self.peering.take_done():
-            keys = self.asked.pop(asker)
-            assert blocks == self.book.lookup(keys)[0]
+        for requester, blocks in self.peering.take_done():
+            keys = self.asked.pop(requester)
+            assert blocks == self.manager.lookup(keys)[0]
 
     @rule(
         client=st.sampled_from(CLIENTS),
@@ -94,22 +94,24 @@ class PeersLive(RuleBasedStateMachine):
     def put(self, client, prompt, count):
         self.number += 1
         self.puts[client, self.number] = prompt[:count]
-        self.book.put((client, self.number), prompt[:count], 0)
+        self.manager.put((client, self.number), prompt[:count], 0)
         self.turn()
 
     @precondition(lambda self: any(self.putting.values()))
     @rule(data=st.data())
     def commit(self, data):
-        asker = data.draw(st.sampled_from([asker for asker, slots in self.putting.items() if slots]))
-        for slot, key in self.putting[asker].items():
+        requester = data.draw(
+            st.sampled_from([requester for requester, slots in self.putting.items() if slots])
+        )
+        for slot, key in self.putting[requester].items():
             self.memory[slot] = key
-        whole = [Block(slot, 0) for slot in self.putting.pop(asker)]
-        self.book.commit(asker, whole)
+        whole = [Block(slot, 0) for slot in self.putting.pop(requester)]
+        self.manager.commit(requester, whole)
         self.turn()
 
     @precondition(lambda self: self.fetcher.orders)
     @rule(data=st.data(), some=st.integers(0, AT_ONCE))
-    def bring(self, data, some):
+    def order(self, data, some):
         order = self.fetcher.orders.pop(data.draw(st.sampled_from(sorted(self.fetcher.orders))))
         whole = list(zip(order.keys, order.slots, strict=True))[:some]
         for key, slot in whole:
@@ -122,21 +124,21 @@ class PeersLive(RuleBasedStateMachine):
     def ask(self, prompt, start):
         self.number += 1
         self.wanted[self.number] = prompt[start:]
-        self.server.said.append(PeerRequest(PeerCaller(b"peer", self.number), prompt[start:]))
+        self.server.events.append(PeerRequest(PeerCaller(b"peer", self.number), prompt[start:]))
         self.turn()
 
-    @precondition(lambda self: self.server.gifts)
+    @precondition(lambda self: self.server.replies)
     @rule()
     def send(self):
-        self.server.said.append(ReplySent(self.server.gifts.pop(0)))
+        self.server.events.append(ReplySent(self.server.replies.pop(0)))
         self.turn()
 
     @rule(client=st.sampled_from(CLIENTS))
     def die(self, client):
         for of in (self.asked, self.puts, self.putting):
-            for asker in [asker for asker in of if asker[0] == client]:
-                del of[asker]
-        self.book.lose(client)
+            for requester in [requester for requester in of if requester[0] == client]:
+                del of[requester]
+        self.manager.lose(client)
         self.peering.lose(client)
         self.turn()
 
@@ -156,39 +158,39 @@ class PeersLive(RuleBasedStateMachine):
             keys += filled.values()
         assert len(set(slots)) == len(slots)
         assert len(set(keys)) == len(keys)
-        assert not any(slot in self.book.slots._kept for slot in slots)
+        assert not any(slot in self.manager.slots._kept for slot in slots)
 
     @invariant()
     def what_is_found_is_whole(self):
-        for key, block in self.book._blocks.items():
+        for key, block in self.manager._blocks.items():
             assert self.memory[block.slot] == key
 
     @invariant()
     def what_is_given_is_whole(self):
-        for gift in self.server.gifts:
-            keys = self.wanted[gift.caller.number]
-            for index, block in gift.blocks.items():
+        for reply in self.server.replies:
+            keys = self.wanted[reply.caller.number]
+            for index, block in reply.blocks.items():
                 assert self.memory[block.slot] == keys[index]
 
     @invariant()
     def capacity_is_kept(self):
-        assert len(self.book.tiers.tiers[MEMORY]) < SLOTS
+        assert len(self.manager.tiers.tiers[MEMORY]) < SLOTS
 
     def teardown(self):
         """When everybody is gone or answered, only what is found has a slot."""
         for client in CLIENTS:
             for of in (self.puts, self.putting):
-                for asker in [asker for asker in of if asker[0] == client]:
-                    del of[asker]
-            self.book.lose(client)
-        while self.server.gifts:
+                for requester in [requester for requester in of if requester[0] == client]:
+                    del of[requester]
+            self.manager.lose(client)
+        while self.server.replies:
             self.send()
         self.wait(100)
         self.turn()
         assert not self.fetcher.orders
         assert not self.asked, "a fetch has no answer"
         assert self.peering.wait_s(self.now) > 1e9
-        assert self.book.slots.num_free == SLOTS - len(self.book.tiers.tiers[MEMORY])
+        assert self.manager.slots.num_free == SLOTS - len(self.manager.tiers.tiers[MEMORY])
 
 
 TestPeersLive = PeersLive.TestCase

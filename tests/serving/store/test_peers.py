@@ -44,7 +44,7 @@ class Hosts:
 
     def brought(self):
         """Blocks that came from the other host."""
-        return self.here.book.moved["peer_read"]
+        return self.here.manager.moved["peer_read"]
 
 
 @contextmanager
@@ -61,12 +61,12 @@ def test_what_another_host_has_is_brought_once(tmp_path):
         assert hosts.fetch(keys) == 12
         assert load(hosts.client, keys) == 12
         assert hosts.fetch(keys) == 12
-        assert hosts.brought() == hosts.there.book.moved["peer_sent"] == 12
+        assert hosts.brought() == hosts.there.manager.moved["peer_sent"] == 12
         told = [message for message in hosts.here.told if hasattr(message, "stored")]
         assert {key for message in told for key in message.stored} == set(keys)
         assert {message.address for message in told} == {hosts.here.peers.server.address}
-        assert hosts.there.book.tiers.tiers[0].hits == 12
-    assert hosts.there.book.slots.num_free == 32 - 12, "nothing is held any more"
+        assert hosts.there.manager.tiers.tiers[0].hits == 12
+    assert hosts.there.manager.slots.num_free == 32 - 12, "nothing is held any more"
 
 
 def test_only_what_is_missing_is_brought(tmp_path):
@@ -99,9 +99,9 @@ def test_capacity_is_kept(tmp_path):
         put(hosts.far, keys)
         put(hosts.client, keys_of(2, 8))
         assert hosts.fetch(keys) == 8
-        assert len(hosts.here.book.tiers.tiers[0]) == 8
+        assert len(hosts.here.manager.tiers.tiers[0]) == 8
         assert load(hosts.client, keys) == 8
-        assert hosts.here.book.slots.num_free == 1
+        assert hosts.here.manager.slots.num_free == 1
 
 
 def test_fetches_of_the_same_blocks_share_them(tmp_path):
@@ -128,7 +128,7 @@ def test_a_block_that_was_spoiled_is_not_taken(tmp_path):
     keys = keys_of(1, 12)
     with two_hosts(tmp_path) as hosts:
         put(hosts.far, keys)
-        hosts.there.memory.slot(hosts.there.book._blocks[keys[7]].slot)[5] ^= 1
+        hosts.there.memory.slot(hosts.there.manager._blocks[keys[7]].slot)[5] ^= 1
         assert hosts.fetch(keys) == 7
         assert load(hosts.client, keys) == 7
 
@@ -139,7 +139,7 @@ def test_a_store_that_is_gone_is_not_waited_for(tmp_path):
     with two_hosts(tmp_path) as hosts:
         hosts.close_there()
         assert hosts.fetch(keys) == 0
-        assert hosts.here.book.slots.num_free == 32
+        assert hosts.here.manager.slots.num_free == 32
 
 
 def test_a_store_that_goes_in_the_middle(tmp_path):
@@ -156,7 +156,7 @@ def test_a_store_that_goes_in_the_middle(tmp_path):
         fetching.join()
         assert counts[0] >= 5
         assert load(hosts.client, keys) == counts[0]
-        assert hosts.here.book.slots.num_free == 256 - counts[0]
+        assert hosts.here.manager.slots.num_free == 256 - counts[0]
 
 
 def test_a_store_that_is_silent_costs_the_time_that_was_given(tmp_path):
@@ -169,13 +169,13 @@ def test_a_store_that_is_silent_costs_the_time_that_was_given(tmp_path):
         counts = []
         fetching = threading.Thread(target=lambda: counts.append(hosts.fetch(keys, 1.0)))
         fetching.start()
-        while not hosts.here.book.slots._leased:
+        while not hosts.here.manager.slots._leased:
             time.sleep(0.001)
         assert load(hosts.client, own) == 6
         assert not counts, "it goes on"
         fetching.join()
         assert counts == [0]
-        assert hosts.here.book.slots.num_free == 32 - 6
+        assert hosts.here.manager.slots.num_free == 32 - 6
 
 
 def test_a_store_that_knows_no_others(tmp_path):
@@ -193,7 +193,7 @@ def test_an_address_where_nobody_is(tmp_path, address):
     """Nobody waits, as nothing will come from there."""
     with two_hosts(tmp_path) as hosts:
         assert hosts.client.fetch(keys_of(1, 6), address, LONG_S) == 0
-        assert hosts.here.book.slots.num_free == 32
+        assert hosts.here.manager.slots.num_free == 32
 
 
 # -- who is heard, and what ------------------------------------------------------------------------------------------
@@ -207,7 +207,7 @@ def test_who_has_another_key_is_given_nothing(tmp_path):
         assert hosts.fetch(keys, 10.0) == 0
         while not hosts.there.peers.guard.refused:
             time.sleep(0.01)
-        assert hosts.there.book.moved["peer_sent"] == 0
+        assert hosts.there.manager.moved["peer_sent"] == 0
 
 
 def test_who_has_no_key_is_given_nothing(tmp_path):
@@ -218,7 +218,7 @@ def test_who_has_no_key_is_given_nothing(tmp_path):
         socket.connect(hosts.address)
         socket.send(msgspec.msgpack.encode(GetBlocks(b"same", 1, keys_of(1, 6))))
         assert not socket.poll(1000)
-        assert hosts.there.book.moved["peer_sent"] == 0
+        assert hosts.there.manager.moved["peer_sent"] == 0
 
 
 def test_blocks_of_another_model_are_not_brought(tmp_path):
@@ -321,9 +321,9 @@ def test_what_is_no_answer_does_no_harm(tmp_path):
             socket.send_multipart([caller, b"the end"])
             fetching.join()
             assert counts[0] == hosts.client.lookup(keys).blocks
-            here = len(hosts.here.book.tiers.tiers[0])
-            assert hosts.here.book.slots.num_free == 32 - here
-            for slot in hosts.here.book._blocks.values():
+            here = len(hosts.here.manager.tiers.tiers[0])
+            assert hosts.here.manager.slots.num_free == 32 - here
+            for slot in hosts.here.manager._blocks.values():
                 assert zlib.crc32(hosts.here.memory.slot(slot.slot)) == slot.checksum
 
         any_answer()

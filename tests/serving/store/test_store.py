@@ -32,7 +32,7 @@ def test_layers_come_one_after_the_other(tmp_path):
     with running_store(tmp_path), store_client(tmp_path) as client:
         assert client.wait(30)
         put(client, keys)
-        load(client, keys, coming=lambda count: seen.append(f"{count} blocks"), on_layer=seen.append)
+        load(client, keys, on_count=lambda count: seen.append(f"{count} blocks"), on_layer=seen.append)
         assert seen == ["4 blocks", *range(len(LAYOUT.layers))]
 
 
@@ -97,7 +97,7 @@ def test_the_controller_is_told_what_there_is(tmp_path):
         if hasattr(message, "stored"):
             assert message.epoch == store.epoch
             there = (there | set(message.stored)) - set(message.removed)
-    assert there == {key for prompt in range(3) for key in keys_of(prompt, 5) if key in store.book.tiers}
+    assert there == {key for prompt in range(3) for key in keys_of(prompt, 5) if key in store.manager.tiers}
     assert len(there) == 8
 
 
@@ -107,7 +107,7 @@ def test_what_was_spoiled_in_memory_is_not_used(tmp_path):
     with running_store(tmp_path) as store, store_client(tmp_path) as client:
         assert client.wait(30)
         put(client, keys)
-        store.memory.slot(store.book._blocks[keys[4]].slot)[7] ^= 1
+        store.memory.slot(store.manager._blocks[keys[4]].slot)[7] ^= 1
         assert load(client, keys) == 4
         assert client.damaged == 1
 
@@ -115,7 +115,7 @@ def test_what_was_spoiled_in_memory_is_not_used(tmp_path):
 def test_a_store_that_is_silent_is_not_waited_for(tmp_path):
     """What was asked ends with nothing, and nothing more is asked until it speaks."""
     keys = keys_of(1, 6)
-    with running_store(tmp_path) as store, store_client(tmp_path, patience_s=0.2) as client:
+    with running_store(tmp_path) as store, store_client(tmp_path, timeout_s=0.2) as client:
         assert client.wait(30)
         put(client, keys)
         store.pause()
@@ -128,7 +128,7 @@ def test_a_store_that_is_silent_is_not_waited_for(tmp_path):
 def test_no_life_is_taken_for_another(tmp_path):
     """The next life of a store has nothing of what this one had in memory, and hears nothing that was meant for it."""
     keys = keys_of(1, 6)
-    with store_client(tmp_path, patience_s=0.2) as client:
+    with store_client(tmp_path, timeout_s=0.2) as client:
         with running_store(tmp_path) as first:
             assert client.wait(30)
             put(client, keys)
@@ -147,6 +147,6 @@ def test_without_a_store_everything_is_computed(tmp_path):
     seen = []
     with store_client(tmp_path) as client:
         assert client.lookup(keys_of(1, 3)) == (0, 0)
-        assert load(client, keys_of(1, 3), coming=seen.append) == 0
+        assert load(client, keys_of(1, 3), on_count=seen.append) == 0
         assert put(client, keys_of(1, 3)) == 0
     assert seen == [0], "it is sure that nothing comes"

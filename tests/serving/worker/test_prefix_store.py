@@ -150,7 +150,7 @@ def test_the_store_may_die_while_it_comes(model, host, expected):
         worker.submit("a", PROMPT, OUTPUT)
         until(lambda: ("read", 0) in worker.copier.done)
         store.pause()
-        client._end(client._link)  # as when its process is gone
+        client._end(client._session)  # as when its process is gone
         worker.copier.open()
         until(lambda: len(worker.told.tokens.get("a", ())) == OUTPUT)
         assert (worker.told.tokens["a"], worker.told.reused["a"]) == (expected(PROMPT), SHARED)

@@ -1,9 +1,7 @@
-"""One life of a store, as one of its clients knows it.
+"""Client of a host's store, for workers.
 
-A worker's end of its host's store.
-
-All of it is for speed only: whatever becomes of the store, what was asked of it ends, with fewer blocks or none, and
-the caller computes the rest. Nothing here raises because of the store.
+The store only saves time. If it fails, requests end with fewer blocks or none, and the caller computes the rest. No
+method raises an error because of the store.
 """
 
 import logging
@@ -13,8 +11,8 @@ import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from queue import Empty, SimpleQueue
-from typing import NamedTuple, Protocol, TypeVar
+from queue import SimpleQueue
+from typing import NamedTuple, Protocol
 
 import zmq
 
@@ -36,90 +34,11 @@ from twofold.serving.store.messages import (
     Put,
     Release,
     StoreOperation,
-    StoreReply,
     StoreRequest,
-    StoreResult,
     ToClient,
     Welcome,
 )
-
-R = TypeVar("R", LookupResult, HeldBlocks, LeasedSlots, FetchResult)
-SendOperation = Callable[[int, int, StoreOperation], None]  # (epoch, number of the question, what is asked)
-
-
-class PendingRequest:
-    """Something that is asked of one life of a store, and what that answers; `memory` is that life's."""
-
-    def __init__(
-        self, number: int, memory: SlotMemory, say: Callable[[StoreOperation], None], patience_s: float
-    ) -> None:
-        self.number, self.memory, self.say = number, memory, say
-        self.silent = False  # it was not answered in time
-        self._patience_s = patience_s
-        self._answers: SimpleQueue[StoreResult | None] = SimpleQueue()
-
-    def answer(self, kind: type[R], after_s: float = 0.0) -> R | None:
-        """Wait for the next answer; None where there will be none, because the store is dead or silent.
-
-        It is silent when `after_s`, which it was given for the answer, and the patience with it are over.
-        """
-        try:
-            answer = self._answers.get(timeout=after_s + self._patience_s)
-        except Empty:
-            self.silent = True
-            return None
-        return answer if isinstance(answer, kind) else None
-
-    def hear(self, answer: StoreResult | None) -> None:
-        self._answers.put(answer)
-
-
-class StoreSession:
-    """A life of a store: its epoch, its memory, its end (`fileno` is readable then) and the questions under way."""
-
-    def __init__(self, welcome: Welcome, say: SendOperation, patience_s: float) -> None:
-        """Raises ConfigurationError or OSError where that life is over."""
-        self.epoch = welcome.epoch
-        self._say, self._patience_s = say, patience_s
-        self._questions: dict[int, PendingRequest] = {}
-        self._ended = False
-        self._pidfd = os.pidfd_open(welcome.pid)
-        try:
-            self._memory = SlotMemory.open(welcome.address, welcome.slots, welcome.block_bytes)
-        except ConfigurationError:
-            os.close(self._pidfd)
-            raise
-
-    def fileno(self) -> int:
-        return self._pidfd
-
-    def begin(self, number: int) -> PendingRequest:
-        question = PendingRequest(
-            number, self._memory, lambda what: self._say(self.epoch, number, what), self._patience_s
-        )
-        self._questions[number] = question
-        if self._ended:
-            question.hear(None)
-        return question
-
-    def over(self, question: PendingRequest) -> None:
-        """Nothing that is still answered to it matters."""
-        self._questions.pop(question.number, None)
-
-    def hear(self, message: StoreReply) -> None:
-        question = self._questions.get(message.number)
-        if question is not None:
-            question.hear(message.what)
-
-    def end(self) -> None:
-        """This life is over: no question will be answered any more. Its memory stays, for those who still read it."""
-        if not self._ended:
-            self._ended = True
-            for question in list(self._questions.values()):
-                question.hear(None)
-            self._memory.close()
-            os.close(self._pidfd)
-
+from twofold.serving.store.session import PendingRequest, StoreSession
 
 log = logging.getLogger(__name__)
 
@@ -167,16 +86,16 @@ class StoreClient:
         store: str,
         *,
         verify: bool = False,
-        patience_s: float = 5.0,
+        timeout_s: float = 5.0,
     ) -> None:
         self._inbox: Inbox[ToClient] = Inbox(context, inbox, ToClient)
         self._outbox = Outbox(context)
-        self._store, self._verify, self._patience_s = store, verify, patience_s
+        self._store, self._verify, self._timeout_s = store, verify, timeout_s
         self._lock = threading.Lock()  # of the link, and of the numbers of questions
-        self._link: StoreSession | None = None
-        self._silent: SimpleQueue[StoreSession] = SimpleQueue()
+        self._session: StoreSession | None = None
+        self._timed_out: SimpleQueue[StoreSession] = SimpleQueue()
         self._number = 0
-        self._met = threading.Event()
+        self._connected = threading.Event()
         self._closing = False
         self.damaged = 0
         self._thread = threading.Thread(target=self._receive, name="store-client", daemon=True)
@@ -185,17 +104,17 @@ class StoreClient:
     @property
     def epoch(self) -> int | None:
         """The life of the store that can be asked now."""
-        link = self._link
-        return None if link is None else link.epoch
+        session = self._session
+        return None if session is None else session.epoch
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until there is a store; False if there is none by then."""
-        return self._met.wait(timeout_s)
+        return self._connected.wait(timeout_s)
 
     def lookup(self, keys: Sequence[bytes]) -> StoreMatch:
         """How many leading blocks are there now."""
-        with self._ask(Lookup(list(keys))) as question:
-            found = None if question is None else question.answer(LookupResult)
+        with self._request(Lookup(list(keys))) as request:
+            found = None if request is None else request.wait(LookupResult)
         return StoreMatch(0, 0) if found is None else StoreMatch(found.blocks, found.in_memory)
 
     def fetch(self, keys: Sequence[bytes], address: str, limit_s: float) -> int:
@@ -203,8 +122,8 @@ class StoreClient:
 
         Returns how many leading blocks are there then, `limit_s` later at the latest.
         """
-        with self._ask(FetchBlocks(list(keys), address, limit_s)) as question:
-            fetched = None if question is None else question.answer(FetchResult, limit_s)
+        with self._request(FetchBlocks(list(keys), address, limit_s)) as request:
+            fetched = None if request is None else request.wait(FetchResult, limit_s)
         return 0 if fetched is None else fetched.blocks
 
     def load(
@@ -212,7 +131,7 @@ class StoreClient:
         keys: Sequence[bytes],
         copier: BlockCopier,
         blocks: Sequence[int],
-        coming: Callable[[int], None] = lambda _count: None,
+        on_count: Callable[[int], None] = lambda _count: None,
         on_layer: OnLayer = lambda _layer: None,
     ) -> int:
         """Copy as many leading blocks as are there into the engine's `blocks`; returns how many.
@@ -221,10 +140,10 @@ class StoreClient:
         more. Then `on_layer` is called for each layer in turn when it is there of all these blocks. Where the store
         dies before, they are what was copied until then.
         """
-        with self._ask(Load(list(keys))) as question:
-            if question is not None:
-                return self._load(question, copier, blocks, coming, on_layer)
-            coming(0)
+        with self._request(Load(list(keys))) as request:
+            if request is not None:
+                return self._load(request, copier, blocks, on_count, on_layer)
+            on_count(0)
             return 0
 
     def store(
@@ -241,17 +160,17 @@ class StoreClient:
         them; where it says that it never will be, nothing more is put. Returns how many were put.
         """
         stored = written = 0
-        with self._ask(Put(list(keys), start)) as question:
-            while question is not None and (leased := question.answer(LeasedSlots)) is not None:
+        with self._request(Put(list(keys), start)) as request:
+            while request is not None and (leased := request.wait(LeasedSlots)) is not None:
                 stored += written
                 if leased.last:
                     break
                 slots, sources = list(leased.slots.values()), [blocks[index] for index in leased.slots]
-                whole = _fill(question.memory, slots, copier, sources, computed)
+                whole = _fill(request.memory, slots, copier, sources, computed)
                 if whole is None:
                     break
                 written = len(whole)
-                question.say(Commit(whole))
+                request.send(Commit(whole))
         return stored
 
     def close(self) -> None:
@@ -263,113 +182,113 @@ class StoreClient:
 
     def _load(
         self,
-        question: PendingRequest,
+        request: PendingRequest,
         copier: BlockCopier,
         blocks: Sequence[int],
-        coming: Callable[[int], None],
+        on_count: Callable[[int], None],
         on_layer: OnLayer,
     ) -> int:
         """Blocks that come from the disk come bit by bit: all but the last are copied, and given back, at once."""
-        memory, whole = question.memory, set[int]()
-        while (held := question.answer(HeldBlocks)) is not None and not held.last:
-            right = self._right(memory, held.blocks)
+        memory, whole = request.memory, set[int]()
+        while (held := request.wait(HeldBlocks)) is not None and not held.last:
+            intact = self._intact(memory, held.blocks)
             for layer in range(copier.layers):
-                copier.read(memory, layer, list(right.values()), [blocks[index] for index in right])
-            whole.update(right)
-            question.say(Release([block.slot for block in held.blocks.values()]))
-        right = {} if held is None else self._right(memory, held.blocks)
-        count = _leading(whole.union(right))
-        slots, targets = list(right.values()), [blocks[index] for index in right]
-        coming(count)
+                copier.read(memory, layer, list(intact.values()), [blocks[index] for index in intact])
+            whole.update(intact)
+            request.send(Release([block.slot for block in held.blocks.values()]))
+        intact = {} if held is None else self._intact(memory, held.blocks)
+        count = _leading(whole.union(intact))
+        slots, targets = list(intact.values()), [blocks[index] for index in intact]
+        on_count(count)
         for layer in range(copier.layers):
             copier.read(memory, layer, slots, targets)
             on_layer(layer)
         return count
 
     @contextmanager
-    def _ask(self, what: StoreOperation) -> Iterator[PendingRequest | None]:
+    def _request(self, what: StoreOperation) -> Iterator[PendingRequest | None]:
         """Ask, and say in the end that the question is over; None where there is no store."""
         with self._lock:
-            link = self._link
+            session = self._session
             self._number += 1
-            question = None if link is None else link.begin(self._number)
-        if link is None or question is None:
+            request = None if session is None else session.begin(self._number)
+        if session is None or request is None:
             yield None
             return
-        question.say(what)
+        request.send(what)
         try:
-            yield question
+            yield request
         finally:
-            link.over(question)
-            question.say(Release())
-            if question.silent:
-                self._forget(link)
-                self._silent.put(link)
+            session.forget(request)
+            request.send(Release())
+            if request.timed_out:
+                self._forget(session)
+                self._timed_out.put(session)
 
-    def _right(self, memory: SlotMemory, blocks: Mapping[int, Block]) -> dict[int, int]:
+    def _intact(self, memory: SlotMemory, blocks: Mapping[int, Block]) -> dict[int, int]:
         """The slots of those that are what their writers wrote."""
-        right = {index: block.slot for index, block in blocks.items()}
+        intact = {index: block.slot for index, block in blocks.items()}
         if self._verify:
             for index, block in blocks.items():
                 if zlib.crc32(memory.slot(block.slot)) != block.checksum:
                     log.error("a block in the memory of the store is not as it was written: it is not used")
                     self.damaged += 1
-                    del right[index]
-        return right
+                    del intact[index]
+        return intact
 
     # -- the store, as it comes and goes ------------------------------------------------------------------------
 
     def _receive(self) -> None:
         while not self._closing:
-            self._turn()
-        if self._link is not None:
-            self._end(self._link)
+            self._poll()
+        if self._session is not None:
+            self._end(self._session)
 
-    def _turn(self) -> None:
+    def _poll(self) -> None:
         """Hear what is said within `_HELLO_S`; only here is a link made and ended."""
-        poll, link = select.poll(), self._link
+        poll, session = select.poll(), self._session
         poll.register(self._inbox.fileno(), select.POLLIN)
-        if link is None:
+        if session is None:
             self._outbox.send(self._store, Hello(client=self._inbox.address, pid=os.getpid()))
         else:
-            poll.register(link.fileno(), select.POLLIN)
+            poll.register(session.fileno(), select.POLLIN)
         ready = [fd for fd, _ in poll.poll(_HELLO_S * 1000)]
         for message in self._inbox.drain():
             if isinstance(message, Welcome):
-                self._meet(message)
-            elif self._link is not None and message.epoch == self._link.epoch:
-                self._link.hear(message)
-        if link is not None and link.fileno() in ready:
-            self._end(link)
-        while not self._silent.empty():
-            self._end(self._silent.get())
+                self._connect(message)
+            elif self._session is not None and message.epoch == self._session.epoch:
+                self._session.receive(message)
+        if session is not None and session.fileno() in ready:
+            self._end(session)
+        while not self._timed_out.empty():
+            self._end(self._timed_out.get())
 
-    def _meet(self, welcome: Welcome) -> None:
-        if self._link is not None:
+    def _connect(self, welcome: Welcome) -> None:
+        if self._session is not None:
             return
         try:
-            link = StoreSession(welcome, self._say, self._patience_s)
+            session = StoreSession(welcome, self._send, self._timeout_s)
         except (ConfigurationError, OSError):
             return  # that life is over
         with self._lock:
-            self._link = link
-        self._met.set()
+            self._session = session
+        self._connected.set()
 
-    def _say(self, epoch: int, number: int, what: StoreOperation) -> None:
+    def _send(self, epoch: int, number: int, what: StoreOperation) -> None:
         self._outbox.send(
             self._store, StoreRequest(client=self._inbox.address, epoch=epoch, number=number, what=what)
         )
 
-    def _forget(self, link: StoreSession) -> None:
+    def _forget(self, session: StoreSession) -> None:
         """Ask nothing more over it."""
         with self._lock:
-            if self._link is link:
-                self._link = None
-                self._met.clear()
+            if self._session is session:
+                self._session = None
+                self._connected.clear()
 
-    def _end(self, link: StoreSession) -> None:
-        self._forget(link)
-        link.end()
+    def _end(self, session: StoreSession) -> None:
+        self._forget(session)
+        session.end()
 
 
 def _fill(

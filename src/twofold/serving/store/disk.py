@@ -27,8 +27,8 @@ from typing import NamedTuple
 
 from twofold.errors import ConfigurationError
 from twofold.serving.store.events import EventQueue
-from twofold.serving.store.manager import DiskForget, DiskOperation, DiskRead, DiskSpare, DiskWrite
 from twofold.serving.store.memory import SlotMemory
+from twofold.serving.store.messages import DiskForget, DiskOperation, DiskRead, DiskSpare, DiskWrite
 
 log = logging.getLogger(__name__)
 

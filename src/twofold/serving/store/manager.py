@@ -1,63 +1,24 @@
-"""What a store does on its disk, one thing after the other.
+"""Decisions of a host's store: access to slots, placement of blocks in memory and on disk, and moves between them.
 
-What a host's store decides: who may touch which slot, which blocks stay in memory, go to the disk and come back.
-
-Book-keeping only. It says what is to be copied between memory and disk (`take_moves`), is told what came of it, and has
-the answers to questions (`take_granted`) when there are slots for them, first come first served.
+The manager moves no data. It queues operations for the disk (`take_moves`) and is notified of their results. Grants for
+requests (`take_granted`) are made first come, first served, as slots become free.
 """
 
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from twofold.kvcache.cache import CacheObserver, PrefixCache, RemovalReason
 from twofold.kvcache.eviction import create_eviction
 from twofold.kvcache.slots import SlotAllocator
 from twofold.kvcache.tiers import TieredCache
 from twofold.request import BlockKey
-from twofold.serving.store.messages import Block
-
-
-class DiskWrite(NamedTuple):
-    """Write what is in this slot of the memory, block `position` of its prompt, unless it is on the disk already.
-
-    `spare`: as below.
-    """
-
-    key: bytes
-    position: int
-    slot: int
-    checksum: int
-    spare: bool
-
-
-class DiskRead(NamedTuple):
-    """Read a block into this slot of the memory."""
-
-    key: bytes
-    slot: int
-
-
-class DiskSpare(NamedTuple):
-    """The memory has this block too: on the disk it may stay as long as its room is not needed for another."""
-
-    key: bytes
-
-
-class DiskForget(NamedTuple):
-    """A block is wanted no more."""
-
-    key: bytes
-
-
-DiskOperation = DiskWrite | DiskRead | DiskSpare | DiskForget
-
+from twofold.serving.store.messages import Block, DiskForget, DiskOperation, DiskRead, DiskSpare, DiskWrite
 
 MEMORY, DISK = 0, 1
 TIERS = ("memory", "disk")
 # Ways that blocks go: given to clients, put by them, from the disk, to it, from the stores of other hosts, to those.
-WAYS = ("loaded", "stored", "disk_read", "disk_written", "peer_read", "peer_sent")
+COUNTERS = ("loaded", "stored", "disk_read", "disk_written", "peer_read", "peer_sent")
 
 # Who asks: a client, and the number of its question.
 Requester = tuple[str, int]
@@ -68,37 +29,37 @@ _DISK: Requester = ("", 0)
 class StoreGrant:
     """Slots for some more blocks of a question, by their index in it; `last`: no more are to come."""
 
-    asker: Requester
+    requester: Requester
     puts: bool
     blocks: dict[int, Block]
     last: bool
 
 
 @dataclass(slots=True, eq=False)
-class _Loading:
+class _LoadRequest:
     """A Load under way: `waits` has the blocks that are still to come from the disk, by key.
 
     `way` is what it counts as.
     """
 
-    asker: Requester
+    requester: Requester
     length: int
-    way: str
+    counter: str
     waits: dict[bytes, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
-class _Putting:
+class _PutRequest:
     """A Put under way: `place` is the next block to be given a slot, `leased` has the others' slots.
 
     It is given `most` slots at a time. `way` is what it counts as.
     """
 
-    asker: Requester
+    requester: Requester
     keys: Sequence[bytes]
-    place: int
-    way: str
-    most: int
+    next_index: int
+    counter: str
+    limit: int
     leased: dict[int, int] = field(default_factory=dict)  # the block's index by slot
 
 
@@ -118,15 +79,15 @@ class StoreManager:
         self.tiers = TieredCache(tiers)
         self._blocks: dict[BlockKey, Block] = {}  # what is in memory
         self._leaving: dict[BlockKey, Block] = {}  # what just went from memory
-        self._coming: set[bytes] = set()  # what clients are putting
-        self._reading: dict[bytes, set[_Loading]] = {}  # what is to come from the disk, for whom
+        self._incoming: set[bytes] = set()  # what clients are putting
+        self._reading: dict[bytes, set[_LoadRequest]] = {}  # what is to come from the disk, for whom
         self._uncopied: deque[bytes] = deque(maxlen=slots)  # what was put and has no copy on the disk yet
         self._writing = [0, 0]  # blocks that go to the disk, and those that it gets a copy of
-        self._questions: dict[Requester, _Loading | _Putting] = {}
-        self._waiting: deque[bytes | _Putting] = deque()  # for a free slot: blocks on the disk, and puts
+        self._requests: dict[Requester, _LoadRequest | _PutRequest] = {}
+        self._waiting: deque[bytes | _PutRequest] = deque()  # for a free slot: blocks on the disk, and puts
         self._moves: list[DiskOperation] = []
-        self._granted: list[StoreGrant] = []
-        self.moved = dict.fromkeys(WAYS, 0)
+        self._grants: list[StoreGrant] = []
+        self.moved = dict.fromkeys(COUNTERS, 0)
         self._changes: dict[bytes, int] = {}  # 1 for blocks that came, −1 for those that went
 
     # -- what clients ask -------------------------------------------------------------------------------------
@@ -141,14 +102,14 @@ class StoreManager:
         """How many leading blocks are here, and how many leading ones are in memory."""
         return sum(self.tiers.match(keys)), self.tiers.tiers[MEMORY].match(keys)
 
-    def coming(self, key: bytes) -> bool:
+    def incoming(self, key: bytes) -> bool:
         """Whether a block is not here yet, and somebody has a slot for it."""
-        return key in self._coming
+        return key in self._incoming
 
-    def load(self, asker: Requester, keys: Sequence[bytes], way: str = "loaded") -> None:
+    def load(self, requester: Requester, keys: Sequence[bytes], counter: str = "loaded") -> None:
         """Hold the leading blocks that are here, as they come into memory."""
-        loading = _Loading(asker, sum(self.tiers.match(keys)), way)
-        self._questions[asker] = loading
+        loading = _LoadRequest(requester, sum(self.tiers.match(keys)), counter)
+        self._requests[requester] = loading
         ready: dict[int, Block] = {}
         for index, key in enumerate(keys[: loading.length]):
             block = self._blocks.get(key)
@@ -162,60 +123,60 @@ class StoreManager:
 
     def put(
         self,
-        asker: Requester,
+        requester: Requester,
         keys: Sequence[bytes],
         start: int,
-        way: str = "stored",
-        most: int | None = None,
+        counter: str = "stored",
+        limit: int | None = None,
     ) -> None:
         """Lease slots, as there are free ones, for the blocks of a prompt from the `start`-th on that are not here.
 
         With `most` it is that many at a time.
         """
-        putting = _Putting(asker, keys, start, way, self.slots.count if most is None else most)
-        self._questions[asker] = putting
+        putting = _PutRequest(requester, keys, start, counter, self.slots.count if limit is None else limit)
+        self._requests[requester] = putting
         self._waiting.append(putting)
         self._advance()
 
-    def commit(self, asker: Requester, blocks: Sequence[Block]) -> None:
+    def commit(self, requester: Requester, blocks: Sequence[Block]) -> None:
         """These slots of a put are filled, and its others will not be; then it goes on."""
-        putting = self._questions.get(asker)
-        if not isinstance(putting, _Putting):
+        putting = self._requests.get(requester)
+        if not isinstance(putting, _PutRequest):
             return
         whole = [block for block in blocks if block.slot in putting.leased]
         self._keep(putting, {putting.leased.pop(block.slot): block for block in whole})
         self._give_up(putting)
-        if putting.place < len(putting.keys):
+        if putting.next_index < len(putting.keys):
             self._waiting.append(putting)
         else:
             self._finish(putting)
         self._advance()
 
-    def release(self, asker: Requester, slots: Sequence[int]) -> None:
+    def release(self, requester: Requester, slots: Sequence[int]) -> None:
         """These slots of a load are read no more."""
-        if isinstance(self._questions.get(asker), _Loading):
+        if isinstance(self._requests.get(requester), _LoadRequest):
             for slot in slots:
-                if slot in self.slots.had_by(asker):
-                    self.slots.release(slot, asker)
+                if slot in self.slots.had_by(requester):
+                    self.slots.release(slot, requester)
             self._advance()
 
-    def end(self, asker: Requester) -> None:
+    def end(self, requester: Requester) -> None:
         """A question is over, with all that it has and waits for."""
-        question = self._questions.pop(asker, None)
-        if isinstance(question, _Loading):
-            for key in question.waits:
-                self._reading[key].discard(question)
-        elif isinstance(question, _Putting):
-            self._coming.difference_update(question.keys[index] for index in question.leased.values())
-            if question in self._waiting:
-                self._waiting.remove(question)
-        self.slots.lose(asker)
+        request = self._requests.pop(requester, None)
+        if isinstance(request, _LoadRequest):
+            for key in request.waits:
+                self._reading[key].discard(request)
+        elif isinstance(request, _PutRequest):
+            self._incoming.difference_update(request.keys[index] for index in request.leased.values())
+            if request in self._waiting:
+                self._waiting.remove(request)
+        self.slots.lose(requester)
         self._advance()
 
     def lose(self, client: str) -> None:
         """A client is dead: it touches no memory any more."""
-        for asker in [asker for asker in self._questions if asker[0] == client]:
-            self.end(asker)
+        for requester in [requester for requester in self._requests if requester[0] == client]:
+            self.end(requester)
 
     # -- what came of moves -------------------------------------------------------------------------------------
 
@@ -258,9 +219,9 @@ class StoreManager:
         moves, self._moves = self._moves, []
         return moves
 
-    def take_granted(self) -> list[StoreGrant]:
+    def take_grants(self) -> list[StoreGrant]:
         """What questions got since this was asked last."""
-        granted, self._granted = self._granted, []
+        granted, self._grants = self._grants, []
         return granted
 
     def take_changes(self) -> tuple[list[bytes], list[bytes]]:
@@ -270,7 +231,7 @@ class StoreManager:
 
     # -- slots --------------------------------------------------------------------------------------------------
 
-    def _want(self, key: bytes, index: int, loading: _Loading) -> None:
+    def _want(self, key: bytes, index: int, loading: _LoadRequest) -> None:
         """A load waits for a block on the disk."""
         loading.waits[key] = index
         if key not in self._reading:
@@ -282,46 +243,46 @@ class StoreManager:
         """Give free slots to those that wait for them."""
         while self._waiting and self.slots.num_free:
             first = self._waiting.popleft()
-            if isinstance(first, _Putting):
+            if isinstance(first, _PutRequest):
                 self._lease(first)
             elif not self._reading[first]:
                 del self._reading[first]  # nobody wants it any more
             else:
                 self._moves.append(DiskRead(first, self.slots.lease(_DISK)))
 
-    def _lease(self, putting: _Putting) -> None:
+    def _lease(self, putting: _PutRequest) -> None:
         """Some slots, so that others get some too."""
-        most = min(putting.most, max(1, self.slots.num_free // 2))
-        while putting.place < len(putting.keys) and len(putting.leased) < most and self.slots.num_free:
-            key = putting.keys[putting.place]
-            if key not in self.tiers and key not in self._coming:
-                putting.leased[self.slots.lease(putting.asker)] = putting.place
-                self._coming.add(key)
-            putting.place += 1
+        limit = min(putting.limit, max(1, self.slots.num_free // 2))
+        while putting.next_index < len(putting.keys) and len(putting.leased) < limit and self.slots.num_free:
+            key = putting.keys[putting.next_index]
+            if key not in self.tiers and key not in self._incoming:
+                putting.leased[self.slots.lease(putting.requester)] = putting.next_index
+                self._incoming.add(key)
+            putting.next_index += 1
         if putting.leased:
             blocks = {index: Block(slot, 0) for slot, index in putting.leased.items()}
-            self._granted.append(StoreGrant(putting.asker, True, blocks, False))
+            self._grants.append(StoreGrant(putting.requester, True, blocks, False))
         else:
             self._finish(putting)
 
-    def _finish(self, putting: _Putting) -> None:
-        del self._questions[putting.asker]
-        self._granted.append(StoreGrant(putting.asker, True, {}, True))
+    def _finish(self, putting: _PutRequest) -> None:
+        del self._requests[putting.requester]
+        self._grants.append(StoreGrant(putting.requester, True, {}, True))
 
-    def _give_up(self, putting: _Putting) -> None:
+    def _give_up(self, putting: _PutRequest) -> None:
         for slot, index in putting.leased.items():
-            self.slots.give_up(slot, putting.asker)
-            self._coming.remove(putting.keys[index])
+            self.slots.give_up(slot, putting.requester)
+            self._incoming.remove(putting.keys[index])
         putting.leased.clear()
 
-    def _keep(self, putting: _Putting, whole: dict[int, Block]) -> None:
+    def _keep(self, putting: _PutRequest, whole: dict[int, Block]) -> None:
         """These blocks of a prompt, by their index, were put whole."""
         keys = putting.keys
         for index, block in whole.items():
-            self._coming.remove(keys[index])
-            self.slots.commit(block.slot, putting.asker)
+            self._incoming.remove(keys[index])
+            self.slots.commit(block.slot, putting.requester)
             self._blocks[keys[index]] = block
-        self.moved[putting.way] += len(whole)
+        self.moved[putting.counter] += len(whole)
         for first, end in _runs(sorted(whole)):
             self.tiers.insert(keys[:end], first)
         self._settle([keys[index] for index in whole])
@@ -339,17 +300,17 @@ class StoreManager:
                 return
             self._uncopied.popleft()
 
-    def _hold(self, block: Block, loading: _Loading) -> Block:
-        self.moved[loading.way] += 1
-        self.slots.hold(block.slot, loading.asker)
+    def _hold(self, block: Block, loading: _LoadRequest) -> Block:
+        self.moved[loading.counter] += 1
+        self.slots.hold(block.slot, loading.requester)
         return block
 
-    def _grant_load(self, loading: _Loading, ready: dict[int, Block]) -> None:
+    def _grant_load(self, loading: _LoadRequest, ready: dict[int, Block]) -> None:
         last = not loading.waits
         if ready or last:
-            self._granted.append(StoreGrant(loading.asker, False, ready, last))
+            self._grants.append(StoreGrant(loading.requester, False, ready, last))
 
-    def _cut(self, loading: _Loading, key: bytes) -> None:
+    def _cut(self, loading: _LoadRequest, key: bytes) -> None:
         """A block of a load cannot be had: of no use are those after it."""
         loading.length = loading.waits[key]
         for other in [other for other, index in loading.waits.items() if index >= loading.length]:
@@ -360,21 +321,21 @@ class StoreManager:
 
     # -- tiers --------------------------------------------------------------------------------------------------
 
-    def came(self, key: BlockKey) -> None:
+    def added(self, key: BlockKey) -> None:
         """The accounts have a block in one more tier."""
         self._change(key, 1)
 
-    def went(self, tier: int, key: BlockKey, reason: RemovalReason) -> None:
+    def removed(self, tier: int, key: BlockKey, reason: RemovalReason) -> None:
         """They have it in this tier no more."""
         self._change(key, -1)
         if tier == MEMORY:
             self._leaving[key] = self._blocks.pop(key)
         else:
-            self._moves.append((DiskSpare if reason is RemovalReason.MOVED else DiskForget)(_live(key)))
+            self._moves.append((DiskSpare if reason is RemovalReason.MOVED else DiskForget)(_bytes_key(key)))
 
-    def _settle(self, came: Sequence[bytes]) -> None:
+    def _settle(self, added: Sequence[bytes]) -> None:
         """The accounts took in blocks: what went from memory for them is written to the disk, where that keeps up."""
-        for key in came:
+        for key in added:
             if key in self._blocks and key not in self.tiers.tiers[MEMORY]:
                 self._leaving[key] = self._blocks.pop(key)  # there was no room for it
         leaving, self._leaving = self._leaving, {}
@@ -384,7 +345,7 @@ class StoreManager:
             if (
                 disk is not None
                 and goes_down
-                and not self._write(_live(left), disk.position(left), block, spare=False)
+                and not self._write(_bytes_key(left), disk.position(left), block, spare=False)
             ):
                 disk.remove(left, RemovalReason.DROPPED)
             self.slots.drop(block.slot)
@@ -403,11 +364,11 @@ class StoreManager:
             self.tiers.tiers[DISK].remove(key, reason)
 
     def _change(self, key: BlockKey, by: int) -> None:
-        change = self._changes.get(_live(key), 0) + by
+        change = self._changes.get(_bytes_key(key), 0) + by
         if change:
-            self._changes[_live(key)] = change
+            self._changes[_bytes_key(key)] = change
         else:
-            del self._changes[_live(key)]
+            del self._changes[_bytes_key(key)]
 
 
 class _Watcher(CacheObserver):
@@ -417,10 +378,10 @@ class _Watcher(CacheObserver):
         self._book, self._tier = book, tier
 
     def stored(self, key: BlockKey) -> None:
-        self._book.came(key)
+        self._book.added(key)
 
     def removed(self, key: BlockKey, reason: RemovalReason) -> None:
-        self._book.went(self._tier, key, reason)
+        self._book.removed(self._tier, key, reason)
 
 
 def _runs(indices: Sequence[int]) -> list[tuple[int, int]]:
@@ -431,7 +392,7 @@ def _runs(indices: Sequence[int]) -> list[tuple[int, int]]:
     return list(zip(starts, ends, strict=True))
 
 
-def _live(key: BlockKey) -> bytes:
+def _bytes_key(key: BlockKey) -> bytes:
     """Keys of traces are numbers; those of a live service are not."""
     assert isinstance(key, bytes)  # noqa: S101  (tells the type checker)
     return key

@@ -29,6 +29,44 @@ class Block(NamedTuple):
     checksum: int
 
 
+# -- operations on the disk ------------------------------------------------------------------------------------------
+
+
+class DiskWrite(NamedTuple):
+    """Write what is in this slot of the memory, block `position` of its prompt, unless it is on the disk already.
+
+    `spare`: as below.
+    """
+
+    key: bytes
+    position: int
+    slot: int
+    checksum: int
+    spare: bool
+
+
+class DiskRead(NamedTuple):
+    """Read a block into this slot of the memory."""
+
+    key: bytes
+    slot: int
+
+
+class DiskSpare(NamedTuple):
+    """The memory has this block too: on the disk it may stay as long as its room is not needed for another."""
+
+    key: bytes
+
+
+class DiskForget(NamedTuple):
+    """A block is wanted no more."""
+
+    key: bytes
+
+
+DiskOperation = DiskWrite | DiskRead | DiskSpare | DiskForget
+
+
 # -- what is asked --------------------------------------------------------------------------------------------------
 
 

@@ -23,21 +23,21 @@ from twofold.serving.store.peers import (
 )
 
 # Who asks the book, where a client's inbox would be.
-_GIVES, _FETCHES = "gives to peers", "fetches from peers"
+_SENDS, _FETCHES = "gives to peers", "fetches from peers"
 
 
 @dataclass(slots=True, eq=False)
 class _Fetch:
     """Blocks that are brought for a client's question, or for nobody any more when that is dead."""
 
-    asker: Requester | None
+    requester: Requester | None
     keys: Sequence[bytes]
     address: str
     until_s: float
-    here: int = 0  # leading blocks that were seen here
+    found: int = 0  # leading blocks that were seen here
     puts: bool = True  # the book has more slots for it, or may have
     ordered: bool = False  # slots are being filled
-    over: bool = False  # no more are to be filled
+    ended: bool = False  # no more are to be filled
 
 
 class Peering:
@@ -47,8 +47,10 @@ class Peering:
     that is on its way to here already is waited for, and not brought twice.
     """
 
-    def __init__(self, book: StoreManager, server: BlockServer, fetcher: BlockFetcher, at_once: int) -> None:
-        self._book, self._server, self._fetcher, self._at_once = book, server, fetcher, at_once
+    def __init__(
+        self, manager: StoreManager, server: BlockServer, fetcher: BlockFetcher, at_once: int
+    ) -> None:
+        self._manager, self._server, self._fetcher, self._at_once = manager, server, fetcher, at_once
         self._number = 0
         self._callers: dict[int, PeerCaller] = {}
         self._fetches: dict[int, _Fetch] = {}
@@ -65,55 +67,55 @@ class Peering:
     def wait_s(self, now: float) -> float:
         """When, in seconds, the time of a fetch is up."""
         return max(
-            0.0, min((each.until_s for each in self._fetches.values() if not each.over), default=inf) - now
+            0.0, min((each.until_s for each in self._fetches.values() if not each.ended), default=inf) - now
         )
 
-    def fetch(self, asker: Requester, what: FetchBlocks, now: float) -> None:
+    def fetch(self, requester: Requester, what: FetchBlocks, now: float) -> None:
         """Begin to bring what is not here, as far as memory could hold it."""
-        keys = what.keys[: self._book.tiers.tiers[MEMORY].capacity]
+        keys = what.keys[: self._manager.tiers.tiers[MEMORY].capacity]
         self._number += 1
-        self._fetches[self._number] = _Fetch(asker, keys, what.address, now + what.limit_s)
-        self._book.put((_FETCHES, self._number), keys, 0, way="peer_read", most=self._at_once)
+        self._fetches[self._number] = _Fetch(requester, keys, what.address, now + what.limit_s)
+        self._manager.put((_FETCHES, self._number), keys, 0, counter="peer_read", limit=self._at_once)
 
     def lose(self, client: str) -> None:
         """A client is dead; what is on its way for it is of use to others."""
         for fetch in self._fetches.values():
-            if fetch.asker is not None and fetch.asker[0] == client:
-                fetch.asker = None
+            if fetch.requester is not None and fetch.requester[0] == client:
+                fetch.requester = None
 
     def turn(self, now: float) -> None:
         """Take up what other stores asked and sent, and end what took too long."""
-        for said in self._server.take():
-            if isinstance(said, PeerRequest):
+        for event in self._server.take():
+            if isinstance(event, PeerRequest):
                 self._number += 1
-                self._callers[self._number] = said.caller
-                self._book.load((_GIVES, self._number), said.keys, way="peer_sent")
+                self._callers[self._number] = event.caller
+                self._manager.load((_SENDS, self._number), event.keys, counter="peer_sent")
             else:
-                self._sent(said)
+                self._sent(event)
         for brought in self._fetcher.take():
             self._brought(brought)
         for number, fetch in self._fetches.items():
-            if not fetch.over and now >= fetch.until_s:
+            if not fetch.ended and now >= fetch.until_s:
                 self._stop(number, fetch)
 
     def granted(self, granted: StoreGrant) -> bool:
         """The book has slots, or blocks, for somebody; whether that is another store, or for a fetch."""
-        who, number = granted.asker
-        if who == _GIVES:
-            self._server.give(PeerReply(number, self._callers[number], granted.blocks, granted.last))
+        who, number = granted.requester
+        if who == _SENDS:
+            self._server.reply(PeerReply(number, self._callers[number], granted.blocks, granted.last))
         elif who == _FETCHES:
             self._order(number, granted)
-        return who in {_GIVES, _FETCHES}
+        return who in {_SENDS, _FETCHES}
 
     def take_done(self) -> list[tuple[Requester, int]]:
         """The questions whose fetches are over since this was asked last, and how many leading blocks are here now."""
         done = []
         for number, fetch in list(self._fetches.items()):
-            if not self._goes_on(fetch):
+            if not self._running(fetch):
                 del self._fetches[number]
-                self._fetcher.over(number)
-                if fetch.asker is not None:
-                    done.append((fetch.asker, self._book.lookup(fetch.keys)[0]))
+                self._fetcher.end(number)
+                if fetch.requester is not None:
+                    done.append((fetch.requester, self._manager.lookup(fetch.keys)[0]))
         return done
 
     def close(self) -> None:
@@ -121,46 +123,46 @@ class Peering:
         self._server.close()
 
     def _sent(self, sent: ReplySent) -> None:
-        gift = sent.gift
-        asker = (_GIVES, gift.load)
-        if gift.last:
-            del self._callers[gift.load]
-            self._book.end(asker)
+        reply = sent.reply
+        requester = (_SENDS, reply.load)
+        if reply.last:
+            del self._callers[reply.load]
+            self._manager.end(requester)
         else:
-            self._book.release(asker, [block.slot for block in gift.blocks.values()])
+            self._manager.release(requester, [block.slot for block in reply.blocks.values()])
 
     def _order(self, number: int, granted: StoreGrant) -> None:
         fetch = self._fetches.get(number)
-        if fetch is None or fetch.over:
+        if fetch is None or fetch.ended:
             return  # its slots were given back
         fetch.puts = not granted.last
         if granted.blocks:
             keys = [fetch.keys[index] for index in granted.blocks]
             slots = [block.slot for block in granted.blocks.values()]
-            self._fetcher.bring(FetchOrder(number, fetch.address, keys, slots))
+            self._fetcher.order(FetchOrder(number, fetch.address, keys, slots))
             fetch.ordered = True
 
     def _brought(self, brought: FetchedSlots) -> None:
         fetch = self._fetches[brought.fetch]
         fetch.ordered = False
-        self._book.commit((_FETCHES, brought.fetch), brought.blocks)
-        if fetch.over or not brought.whole:
+        self._manager.commit((_FETCHES, brought.fetch), brought.blocks)
+        if fetch.ended or not brought.whole:
             self._stop(brought.fetch, fetch)
 
     def _stop(self, number: int, fetch: _Fetch) -> None:
         """Bring no more. Slots that are being filled are given back when nobody does so any more."""
-        fetch.over = True
+        fetch.ended = True
         if fetch.ordered:
-            self._fetcher.over(number)
+            self._fetcher.end(number)
         else:
-            self._book.end((_FETCHES, number))
+            self._manager.end((_FETCHES, number))
 
-    def _goes_on(self, fetch: _Fetch) -> bool:
-        if fetch.ordered or fetch.over:
+    def _running(self, fetch: _Fetch) -> bool:
+        if fetch.ordered or fetch.ended:
             return fetch.ordered
         if fetch.puts:
             return True
-        keys, tiers = fetch.keys, self._book.tiers
-        while fetch.here < len(keys) and keys[fetch.here] in tiers:
-            fetch.here += 1
-        return fetch.here < len(keys) and self._book.coming(keys[fetch.here])
+        keys, tiers = fetch.keys, self._manager.tiers
+        while fetch.found < len(keys) and keys[fetch.found] in tiers:
+            fetch.found += 1
+        return fetch.found < len(keys) and self._manager.incoming(keys[fetch.found])

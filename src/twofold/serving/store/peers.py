@@ -50,7 +50,7 @@ class PeerReply(NamedTuple):
 class ReplySent(NamedTuple):
     """The slots of a gift are read no more."""
 
-    gift: PeerReply
+    reply: PeerReply
 
 
 class BlockServer:
@@ -79,64 +79,64 @@ class BlockServer:
         self._socket.bind(f"tcp://{host_address}:*")
         self.address = self._socket.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()  # type: ignore[union-attr]
         self.dropped = 0  # frames that are no question
-        self._questions = msgspec.msgpack.Decoder(GetBlocks)
-        self._gifts: EventQueue[PeerReply | None] = EventQueue()
-        self._said: EventQueue[PeerRequest | ReplySent] = EventQueue()
+        self._decoder = msgspec.msgpack.Decoder(GetBlocks)
+        self._replies: EventQueue[PeerReply | None] = EventQueue()
+        self._events: EventQueue[PeerRequest | ReplySent] = EventQueue()
         self._thread = threading.Thread(target=self._run, name="store-server", daemon=True)
         self._thread.start()
 
     def fileno(self) -> int:
-        return self._said.fileno()
+        return self._events.fileno()
 
     def take(self) -> Iterator[PeerRequest | ReplySent]:
         """What was asked, and what was sent, since this was asked last."""
-        return self._said.drain()
+        return self._events.drain()
 
-    def give(self, gift: PeerReply) -> None:
+    def reply(self, reply: PeerReply) -> None:
         """Send blocks, which are held until they are `ReplySent`."""
-        self._gifts.put(gift)
+        self._replies.put(reply)
 
     def close(self) -> None:
         """End when what there was to give is sent."""
-        self._gifts.put(None)
+        self._replies.put(None)
         self._thread.join()
         self._socket.close(linger=0)
-        self._gifts.close()
-        self._said.close()
+        self._replies.close()
+        self._events.close()
 
     def _run(self) -> None:
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
-        poller.register(self._gifts.fileno(), zmq.POLLIN)
+        poller.register(self._replies.fileno(), zmq.POLLIN)
         while True:
             if self._socket in dict(poller.poll()):
-                self._hear()
-            for gift in self._gifts.drain():
-                if gift is None:
+                self._receive()
+            for reply in self._replies.drain():
+                if reply is None:
                     return
-                self._send(gift)
+                self._send(reply)
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         connection, *frames = self._socket.recv_multipart()
         try:
             (frame,) = frames
-            question = self._questions.decode(frame)
+            request = self._decoder.decode(frame)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             self.dropped += 1
             log.warning("what another store asks is no question (%s)", type(error).__name__)
             return
-        caller, keys = PeerCaller(connection, question.number), question.keys
-        if question.contents != self._contents:
+        caller, keys = PeerCaller(connection, request.number), request.keys
+        if request.contents != self._contents:
             log.warning("the store of another host has blocks of another model or layout: it is given none")
             keys = []
-        self._said.put(PeerRequest(caller, keys))
+        self._events.put(PeerRequest(caller, keys))
 
-    def _send(self, gift: PeerReply) -> None:
-        checksums = {index: block.checksum for index, block in gift.blocks.items()}
-        given = BlocksFollow(gift.caller.number, checksums, gift.last)
-        slots = [self._memory.slot(block.slot) for block in gift.blocks.values()]
-        self._socket.send_multipart([gift.caller.connection, msgspec.msgpack.encode(given), *slots])
-        self._said.put(ReplySent(gift))
+    def _send(self, reply: PeerReply) -> None:
+        checksums = {index: block.checksum for index, block in reply.blocks.items()}
+        given = BlocksFollow(reply.caller.number, checksums, reply.last)
+        slots = [self._memory.slot(block.slot) for block in reply.blocks.values()]
+        self._socket.send_multipart([reply.caller.connection, msgspec.msgpack.encode(given), *slots])
+        self._events.put(ReplySent(reply))
 
 
 # Ends of a connection, or of the attempt at one: a life of a store has one address, and is not called again.
@@ -177,44 +177,44 @@ class BlockFetcher:
         self, context: zmq.Context[zmq.Socket[bytes]], guard: Guard, memory: SlotMemory, contents: bytes
     ) -> None:
         self._context, self._guard, self._memory, self._contents = context, guard, memory, contents
-        self._ways: dict[int, _Way] = {}
+        self._connections: dict[int, _PeerConnection] = {}
         self._poller = zmq.Poller()
         self._orders: EventQueue[FetchOrder | FetchEnd | None] = EventQueue()
-        self._brought: EventQueue[FetchedSlots] = EventQueue()
+        self._results: EventQueue[FetchedSlots] = EventQueue()
         self._thread = threading.Thread(target=self._run, name="store-fetcher", daemon=True)
         self._thread.start()
 
     def fileno(self) -> int:
-        return self._brought.fileno()
+        return self._results.fileno()
 
     def take(self) -> Iterator[FetchedSlots]:
         """What came of orders since this was asked last."""
-        return self._brought.drain()
+        return self._results.drain()
 
-    def bring(self, order: FetchOrder) -> None:
+    def order(self, order: FetchOrder) -> None:
         self._orders.put(order)
 
-    def over(self, fetch: int) -> None:
+    def end(self, fetch: int) -> None:
         self._orders.put(FetchEnd(fetch))
 
     def close(self) -> None:
         self._orders.put(None)
         self._thread.join()
         self._orders.close()
-        self._brought.close()
+        self._results.close()
 
     def _run(self) -> None:
         self._poller.register(self._orders.fileno(), zmq.POLLIN)
         while True:
             ready = dict(self._poller.poll())
-            for fetch, way in list(self._ways.items()):
-                if way.socket in ready:
-                    self._hear(fetch, way)
-                elif way.breaks in ready:
-                    self._break(fetch, way, "it is not there any more")
+            for fetch, connection in list(self._connections.items()):
+                if connection.socket in ready:
+                    self._receive(fetch, connection)
+                elif connection.breaks in ready:
+                    self._disconnect(fetch, connection, "it is not there any more")
             for order in self._orders.drain():
                 if order is None:
-                    for fetch in list(self._ways):
+                    for fetch in list(self._connections):
                         self._end(fetch)
                     return
                 if isinstance(order, FetchEnd):
@@ -223,66 +223,66 @@ class BlockFetcher:
                     self._begin(order)
 
     def _begin(self, order: FetchOrder) -> None:
-        way = self._ways.get(order.fetch)
+        connection = self._connections.get(order.fetch)
         try:
-            if way is None:
-                way = self._ways[order.fetch] = self._open(order.address)
-            way.order(order, self._contents)
+            if connection is None:
+                connection = self._connections[order.fetch] = self._open(order.address)
+            connection.order(order, self._contents)
         except zmq.ZMQError as error:
             log.warning("the store at %s cannot be asked: %s", order.address, error.strerror)
-            self._brought.put(FetchedSlots(order.fetch, [], whole=False))
+            self._results.put(FetchedSlots(order.fetch, [], whole=False))
 
-    def _open(self, address: str) -> "_Way":
+    def _open(self, address: str) -> "_PeerConnection":
         socket = self._context.socket(zmq.DEALER)
         self._guard.call(socket, address, bulk=True)
         socket.setsockopt(zmq.TCP_MAXRT, GONE_MS)
         socket.setsockopt(zmq.MAXMSGSIZE, max(self._memory.block_bytes, 1 << 20) + ENCRYPTION_BYTES)
-        way = _Way(socket, address)
+        connection = _PeerConnection(socket, address)
         try:
             socket.connect(address)
         except zmq.ZMQError:
-            way.close()
+            connection.close()
             raise
-        self._poller.register(way.socket, zmq.POLLIN)
-        self._poller.register(way.breaks, zmq.POLLIN)
-        return way
+        self._poller.register(connection.socket, zmq.POLLIN)
+        self._poller.register(connection.breaks, zmq.POLLIN)
+        return connection
 
-    def _hear(self, fetch: int, way: "_Way") -> None:
-        frames = way.socket.recv_multipart(copy=False)
+    def _receive(self, fetch: int, connection: "_PeerConnection") -> None:
+        frames = connection.socket.recv_multipart(copy=False)
         try:
-            last = way.take(frames, self._memory)
+            last = connection.take(frames, self._memory)
         except (msgspec.MsgspecError, ValueError, LookupError, RecursionError) as error:
-            self._break(fetch, way, f"what it sent is not what was asked for ({error})")
+            self._disconnect(fetch, connection, f"what it sent is not what was asked for ({error})")
             return
         if last:
-            self._answer(fetch, way)
+            self._answer(fetch, connection)
 
-    def _break(self, fetch: int, way: "_Way", why: str) -> None:
+    def _disconnect(self, fetch: int, connection: "_PeerConnection", why: str) -> None:
         """Nothing more comes over this connection; what is ordered yet is not brought."""
-        log.warning("blocks of the store at %s do not come: %s", way.address, why)
-        self._poller.unregister(way.socket)
-        self._poller.unregister(way.breaks)
-        way.close()
-        if way.under_way:
-            self._answer(fetch, way)
+        log.warning("blocks of the store at %s do not come: %s", connection.address, why)
+        self._poller.unregister(connection.socket)
+        self._poller.unregister(connection.breaks)
+        connection.close()
+        if connection.busy:
+            self._answer(fetch, connection)
 
-    def _answer(self, fetch: int, way: "_Way") -> None:
-        way.under_way = False
-        self._brought.put(FetchedSlots(fetch, way.filled, whole=not way.slots))
+    def _answer(self, fetch: int, connection: "_PeerConnection") -> None:
+        connection.busy = False
+        self._results.put(FetchedSlots(fetch, connection.filled, whole=not connection.slots))
 
     def _end(self, fetch: int) -> None:
-        way = self._ways.pop(fetch, None)
-        if way is None:
+        connection = self._connections.pop(fetch, None)
+        if connection is None:
             return
-        if not way.socket.closed:
-            self._poller.unregister(way.socket)
-            self._poller.unregister(way.breaks)
-            way.close()
-        if way.under_way:
-            self._answer(fetch, way)
+        if not connection.socket.closed:
+            self._poller.unregister(connection.socket)
+            self._poller.unregister(connection.breaks)
+            connection.close()
+        if connection.busy:
+            self._answer(fetch, connection)
 
 
-class _Way:
+class _PeerConnection:
     """A connection to another store, and the order that is under way over it."""
 
     def __init__(self, socket: zmq.Socket[bytes], address: str) -> None:
@@ -290,24 +290,24 @@ class _Way:
         self.breaks = socket.get_monitor_socket(_BREAKS)
         self.slots: dict[int, int] = {}  # those to be filled yet, by the index of the block in the question
         self.filled: list[Block] = []
-        self.under_way = False
+        self.busy = False
         self._number = 0
-        self._answers = msgspec.msgpack.Decoder(BlocksFollow)
+        self._decoder = msgspec.msgpack.Decoder(BlocksFollow)
 
     def order(self, order: FetchOrder, contents: bytes) -> None:
         """Raises ZMQError where the connection is broken."""
         self._number += 1
-        question = GetBlocks(contents, self._number, list(order.keys))
-        self.socket.send(msgspec.msgpack.encode(question), zmq.NOBLOCK)
-        self.slots, self.filled, self.under_way = dict(enumerate(order.slots)), [], True
+        request = GetBlocks(contents, self._number, list(order.keys))
+        self.socket.send(msgspec.msgpack.encode(request), zmq.NOBLOCK)
+        self.slots, self.filled, self.busy = dict(enumerate(order.slots)), [], True
 
     def take(self, frames: Sequence[zmq.Frame], memory: SlotMemory) -> bool:
         """Write blocks into their slots, as far as they are whole; returns whether no more are to come.
 
         Raises MsgspecError, ValueError, LookupError or RecursionError for what does not belong to what was asked.
         """
-        given = self._answers.decode(frames[0].buffer)
-        if not self.under_way or given.number != self._number:
+        given = self._decoder.decode(frames[0].buffer)
+        if not self.busy or given.number != self._number:
             raise ValueError("an answer to nothing")
         for (index, checksum), frame in zip(given.checksums.items(), frames[1:], strict=True):
             slot, block = self.slots[index], frame.buffer

@@ -27,10 +27,11 @@ from twofold.serving.config import STORE, ServiceConfig, StoreConfig
 from twofold.serving.controller.mailbox import Inbox, Outbox
 from twofold.serving.messages import StoreChanged, StoreStatus, StoreTier
 from twofold.serving.store.disk import DiskBlocks, DiskThread, blocks_on_disk
-from twofold.serving.store.manager import TIERS, DiskWrite, Requester, StoreGrant, StoreManager
+from twofold.serving.store.manager import TIERS, Requester, StoreGrant, StoreManager
 from twofold.serving.store.memory import SlotMemory
 from twofold.serving.store.messages import (
     Commit,
+    DiskWrite,
     FetchBlocks,
     FetchResult,
     HeldBlocks,
@@ -55,7 +56,7 @@ _LOOK_S = (
     1.0  # a look at the inbox even if nothing says that it has something; and between two reports of status
 )
 
-Tell = Callable[[StoreChanged | StoreStatus], None]
+Report = Callable[[StoreChanged | StoreStatus], None]
 
 
 class StoreServer:
@@ -66,21 +67,21 @@ class StoreServer:
 
     def __init__(
         self,
-        book: StoreManager,
+        manager: StoreManager,
         mover: DiskThread | None,
         inbox: Inbox[ToStore],
         outbox: Outbox,
         welcome: Welcome,
-        tell: Tell,
+        report: Report,
         host: str,
         peers: Peering | None = None,
     ) -> None:
-        self._book, self._mover, self._peers = book, mover, peers
+        self._manager, self._mover, self._peers = manager, mover, peers
         self._inbox, self._outbox = inbox, outbox
-        self._welcome, self._tell, self._host = welcome, tell, host
+        self._welcome, self._report, self._host = welcome, report, host
         self._introduced = False
-        self._told: StoreStatus | None = None
-        self._told_s = 0.0
+        self._reported: StoreStatus | None = None
+        self._reported_s = 0.0
         self._clients: dict[str, int] = {}  # the pidfd of each, by its inbox
         self._selector = selectors.DefaultSelector()
         mover_wakes = () if mover is None else (mover.fileno(),)
@@ -104,12 +105,12 @@ class StoreServer:
             self._peers.turn(time.monotonic())
         if self._mover is not None:
             self._take_moved(self._mover)
-            self._mover.begin(self._book.take_moves())
-        for granted in self._book.take_granted():
+            self._mover.begin(self._manager.take_moves())
+        for granted in self._manager.take_grants():
             self._grant(granted)
         self._answer_fetches()
-        self._tell_changes()
-        self._tell_status()
+        self._report_changes()
+        self._report_status()
 
     def status(self) -> StoreStatus:
         """The accounts as they are now."""
@@ -120,28 +121,28 @@ class StoreServer:
                 hits=tier.hits,
                 removals={reason.value: count for reason, count in tier.removals.items()},
             )
-            for name, tier in zip(TIERS, self._book.tiers.tiers, strict=False)
+            for name, tier in zip(TIERS, self._manager.tiers.tiers, strict=False)
         }
         size = self._welcome.block_bytes
-        moved = {way: blocks * size for way, blocks in self._book.moved.items()}
+        moved = {way: blocks * size for way, blocks in self._manager.moved.items()}
         return StoreStatus(host=self._host, epoch=self._welcome.epoch, tiers=tiers, bytes_moved=moved)
 
-    def _tell_changes(self) -> None:
+    def _report_changes(self) -> None:
         """The first time also that there are none: this life has nothing of what an earlier one had."""
-        stored, removed = self._book.take_changes()
+        stored, removed = self._manager.take_changes()
         if stored or removed or not self._introduced:
             self._introduced = True
             address = None if self._peers is None else self._peers.address
             epoch = self._welcome.epoch
-            self._tell(
+            self._report(
                 StoreChanged(host=self._host, epoch=epoch, stored=stored, removed=removed, address=address)
             )
 
-    def _tell_status(self) -> None:
+    def _report_status(self) -> None:
         now = time.monotonic()
-        if now - self._told_s >= _LOOK_S and (status := self.status()) != self._told:
-            self._told, self._told_s = status, now
-            self._tell(status)
+        if now - self._reported_s >= _LOOK_S and (status := self.status()) != self._reported:
+            self._reported, self._reported_s = status, now
+            self._report(status)
 
     def close(self) -> None:
         """What clients have of the memory stays theirs; the store knows nothing of it any more."""
@@ -155,44 +156,44 @@ class StoreServer:
 
     def _handle(self, message: ToStore) -> None:
         if isinstance(message, Hello):
-            self._meet(message)
+            self._register(message)
         elif message.epoch == self._welcome.epoch and message.client in self._clients:
-            self._asked(message)  # others are meant for an earlier life, or from somebody who is dead
+            self._execute(message)  # others are meant for an earlier life, or from somebody who is dead
 
-    def _asked(self, message: StoreRequest) -> None:
-        asker = (message.client, message.number)
+    def _execute(self, message: StoreRequest) -> None:
+        requester = (message.client, message.number)
         match message.what:
             case Lookup(keys=keys):
-                blocks, in_memory = self._book.lookup(keys)
-                self._answer(asker, LookupResult(blocks, in_memory))
+                blocks, in_memory = self._manager.lookup(keys)
+                self._answer(requester, LookupResult(blocks, in_memory))
             case Load(keys=keys):
-                self._book.load(asker, keys)
+                self._manager.load(requester, keys)
             case Put(keys=keys, start=start):
-                self._book.put(asker, keys, start)
+                self._manager.put(requester, keys, start)
             case Commit(blocks=blocks):
-                self._book.commit(asker, blocks)
+                self._manager.commit(requester, blocks)
             case Release(slots=None):
-                self._book.end(asker)
+                self._manager.end(requester)
             case Release(slots=list() as slots):
-                self._book.release(asker, slots)
+                self._manager.release(requester, slots)
             case FetchBlocks():
-                self._fetch(asker, message.what)
+                self._fetch(requester, message.what)
 
-    def _fetch(self, asker: Requester, what: FetchBlocks) -> None:
+    def _fetch(self, requester: Requester, what: FetchBlocks) -> None:
         if self._peers is None:
-            self._answer(asker, FetchResult(self._book.lookup(what.keys)[0]))
+            self._answer(requester, FetchResult(self._manager.lookup(what.keys)[0]))
         else:
-            self._peers.fetch(asker, what, time.monotonic())
+            self._peers.fetch(requester, what, time.monotonic())
 
     def _peers_s(self) -> float:
         """In how many seconds the time of a fetch is up."""
         return inf if self._peers is None else self._peers.wait_s(time.monotonic())
 
     def _answer_fetches(self) -> None:
-        for asker, blocks in () if self._peers is None else self._peers.take_done():
-            self._answer(asker, FetchResult(blocks))
+        for requester, blocks in () if self._peers is None else self._peers.take_done():
+            self._answer(requester, FetchResult(blocks))
 
-    def _meet(self, message: Hello) -> None:
+    def _register(self, message: Hello) -> None:
         """From here on the end of its process, that is of all its threads, is seen at once."""
         if message.client not in self._clients:
             try:
@@ -208,28 +209,28 @@ class StoreServer:
         self._selector.unregister(pidfd)
         os.close(pidfd)
         self._outbox.forget(client)
-        self._book.lose(client)
+        self._manager.lose(client)
         if self._peers is not None:
             self._peers.lose(client)
 
     def _take_moved(self, mover: DiskThread) -> None:
         for move, checksum in mover.take():
             if isinstance(move, DiskWrite):
-                self._book.written(move, done=checksum is not None)
+                self._manager.written(move, done=checksum is not None)
             else:
-                self._book.was_read(move, checksum)
+                self._manager.was_read(move, checksum)
 
     def _grant(self, granted: StoreGrant) -> None:
         if self._peers is not None and self._peers.granted(granted):
             return
         if granted.puts:
             slots = {index: block.slot for index, block in granted.blocks.items()}
-            self._answer(granted.asker, LeasedSlots(slots, granted.last))
+            self._answer(granted.requester, LeasedSlots(slots, granted.last))
         else:
-            self._answer(granted.asker, HeldBlocks(granted.blocks, granted.last))
+            self._answer(granted.requester, HeldBlocks(granted.blocks, granted.last))
 
-    def _answer(self, asker: Requester, what: StoreResult) -> None:
-        client, number = asker
+    def _answer(self, requester: Requester, what: StoreResult) -> None:
+        client, number = requester
         self._outbox.send(client, StoreReply(epoch=self._welcome.epoch, number=number, what=what))
 
 
@@ -271,9 +272,9 @@ def run_store(config: ServiceConfig, model: str, layout: KvLayout) -> None:
         disk = DiskBlocks(Path(store.disk_dir), store.disk_bytes, block_bytes, contents)
     slots = store.memory_bytes // block_bytes
     memory = SlotMemory.create("store", slots, block_bytes)
-    book = StoreManager(slots, 0 if disk is None else disk.capacity, config.engine.eviction)
+    manager = StoreManager(slots, 0 if disk is None else disk.capacity, config.engine.eviction)
     for block in () if disk is None else disk.recovered():
-        book.recover(block.key, block.position)
+        manager.recover(block.key, block.position)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     inbox: Inbox[ToStore] = Inbox(context, config.store_inbox, ToStore)
     welcome = Welcome(
@@ -286,28 +287,28 @@ def run_store(config: ServiceConfig, model: str, layout: KvLayout) -> None:
     guard = None if config.network is None else Guard(context, read_key(Path(config.network.key_file)))
     outside = Outbox(context, guard, f"{STORE} of {config.host}")
     StoreServer(
-        book,
+        manager,
         None if disk is None else DiskThread(disk, memory),
         inbox,
         Outbox(context),
         welcome,
         partial(outside.send, config.controller),
         config.host,
-        None if config.network is None else peering(config.network, book, memory, contents),
+        None if config.network is None else peering(config.network, manager, memory, contents),
     ).run()
 
 
-def peering(network: HostNetwork, book: StoreManager, memory: SlotMemory, contents: str) -> Peering:
+def peering(network: HostNetwork, manager: StoreManager, memory: SlotMemory, contents: str) -> Peering:
     """The way to the stores of the other hosts of `network`; `contents`: see `contents_of`.
 
     It has a context of its own: what that encrypts, nobody on this host waits for.
     """
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     guard = Guard(context, read_key(Path(network.key_file)))
-    meaning = hashlib.blake2b(contents.encode(), digest_size=16).digest()
-    server = BlockServer(context, guard, network.address, memory, meaning)
-    fetcher = BlockFetcher(context, guard, memory, meaning)
-    return Peering(book, server, fetcher, blocks_at_once(memory.block_bytes))
+    digest = hashlib.blake2b(contents.encode(), digest_size=16).digest()
+    server = BlockServer(context, guard, network.address, memory, digest)
+    fetcher = BlockFetcher(context, guard, memory, digest)
+    return Peering(manager, server, fetcher, blocks_at_once(memory.block_bytes))
 
 
 def _end_process(failed: threading.ExceptHookArgs) -> None:

@@ -23,7 +23,7 @@ def test_memory_alone_and_with_a_disk(tmp_path):
         ("1GiB", "/tmp", "is not a directory and a size"),
         ("1GiB", ":1GiB", "is not a directory and a size"),
         ("1GiB", "/tmp/x:much", "--kv-store-disk 'much' is not a size"),
-        ("1GiB", "/proc/nowhere:1GiB", "cannot be had"),
+        ("1GiB", "/proc/nowhere:1GiB", "cannot use"),
     ],
 )
 def test_what_cannot_be_had_is_refused(dram, disk, said):

@@ -160,7 +160,7 @@ def test_a_block_that_was_spoiled_is_computed(model, host, expected):
     """It is compared before the prompt begins; what comes before it is used."""
     store, client = host
     key = list(prefix_keys(PROMPT, BLOCK))[7]
-    store.memory.slot(store.book._blocks[key].slot)[99] ^= 1
+    store.memory.slot(store.manager._blocks[key].slot)[99] ^= 1
     with store_worker(model, client) as worker:
         assert worker.answer("a", PROMPT, OUTPUT) == (expected(PROMPT), 7 * BLOCK)
         assert client.damaged == 1

@@ -42,41 +42,41 @@ from twofold.serving.store.session import PendingRequest, StoreSession
 
 log = logging.getLogger(__name__)
 
-_HELLO_S = 0.2  # between two times that a store is asked whether it is there
+_HELLO_S = 0.2  # interval of registration attempts
 
 
 class BlockCopier(Protocol):
-    """Copies one layer of blocks between an engine's memory and slots of a store's, pairwise."""
+    """Copies one layer of blocks between an engine's memory and slots of a store, pairwise."""
 
     @property
     def layers(self) -> int: ...
 
     def span(self, layer: int) -> slice:
-        """The bytes of a slot that a layer takes; together, in turn, they are all of it."""
+        """The bytes of a slot that belong to a layer. All layers together cover the slot in order."""
         ...
 
     def read(self, memory: SlotMemory, layer: int, slots: Sequence[int], blocks: Sequence[int]) -> None:
-        """From slots into the engine's blocks."""
+        """Copy from slots to the engine's blocks."""
         ...
 
     def write(self, memory: SlotMemory, layer: int, slots: Sequence[int], blocks: Sequence[int]) -> None:
-        """From the engine's blocks into slots."""
+        """Copy from the engine's blocks to slots."""
         ...
 
 
 class StoreMatch(NamedTuple):
-    """How many leading blocks of a prompt a store has, and how many of them, from the first on, in its memory."""
+    """Leading blocks of a prompt in a store, and how many of them, from the first on, are in its memory."""
 
     blocks: int
     in_memory: int
 
 
 class StoreClient:
-    """Asks the store whose inbox is `store`, which may come, die and come again; it answers to `inbox`.
+    """Client of the store with inbox `store`, which may stop and restart at any time; replies go to `inbox`.
 
-    With `verify` what is loaded is compared with the checksum that its writer computed; `damaged` counts what differs.
-    A store that is silent for `patience_s` is not asked any more until it says something. All methods may be
-    called from any thread.
+    With `verify`, loaded blocks are compared with the checksums of their writers, and mismatches counted in
+    `damaged`. A store that does not reply for `timeout_s` is not used until its next message. All methods are
+    thread-safe.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class StoreClient:
         self._inbox: Inbox[ToClient] = Inbox(context, inbox, ToClient)
         self._outbox = Outbox(context)
         self._store, self._verify, self._timeout_s = store, verify, timeout_s
-        self._lock = threading.Lock()  # of the link, and of the numbers of questions
+        self._lock = threading.Lock()  # guards the session and request numbers
         self._session: StoreSession | None = None
         self._timed_out: SimpleQueue[StoreSession] = SimpleQueue()
         self._number = 0
@@ -103,24 +103,24 @@ class StoreClient:
 
     @property
     def epoch(self) -> int | None:
-        """The life of the store that can be asked now."""
+        """Epoch of the connected store."""
         session = self._session
         return None if session is None else session.epoch
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until there is a store; False if there is none by then."""
+        """Wait for a store; False after `timeout_s` without one."""
         return self._connected.wait(timeout_s)
 
     def lookup(self, keys: Sequence[bytes]) -> StoreMatch:
-        """How many leading blocks are there now."""
+        """Number of leading blocks in the store."""
         with self._request(Lookup(list(keys))) as request:
             found = None if request is None else request.wait(LookupResult)
         return StoreMatch(0, 0) if found is None else StoreMatch(found.blocks, found.in_memory)
 
     def fetch(self, keys: Sequence[bytes], address: str, limit_s: float) -> int:
-        """Let the store bring what it lacks of these blocks from that of another host, which gives them at `address`.
+        """Have the store fetch missing blocks from another host's store at `address`.
 
-        Returns how many leading blocks are there then, `limit_s` later at the latest.
+        Returns the number of leading blocks in the store afterwards, at most `limit_s` later.
         """
         with self._request(FetchBlocks(list(keys), address, limit_s)) as request:
             fetched = None if request is None else request.wait(FetchResult, limit_s)
@@ -134,11 +134,11 @@ class StoreClient:
         on_count: Callable[[int], None] = lambda _count: None,
         on_layer: OnLayer = lambda _layer: None,
     ) -> int:
-        """Copy as many leading blocks as are there into the engine's `blocks`; returns how many.
+        """Copy the leading blocks in the store into the engine's `blocks`; returns their number.
 
-        `coming` is told how many as soon as that is sure: all of them are held, or copied, and nothing can go wrong any
-        more. Then `on_layer` is called for each layer in turn when it is there of all these blocks. Where the store
-        dies before, they are what was copied until then.
+        `on_count` receives the number as soon as it is certain, because all blocks are held or copied. Then
+        `on_layer` runs for each layer once all blocks have it. If the store dies earlier, the number covers the
+        blocks copied until then.
         """
         with self._request(Load(list(keys))) as request:
             if request is not None:
@@ -154,10 +154,10 @@ class StoreClient:
         start: int = 0,
         computed: Callable[[int], bool] = lambda _layer: True,
     ) -> int:
-        """Put the blocks of a prompt from the `start`-th on into the store, as far as they are not there.
+        """Store the missing blocks of a prompt from index `start` on; returns the number of stored blocks.
 
-        `blocks` are the engine's for all `keys`, and must not change meanwhile. `computed` waits until a layer is in
-        them; where it says that it never will be, nothing more is put. Returns how many were put.
+        `blocks` are the engine's for all `keys` and must not change meanwhile. `computed` waits for a layer, and
+        returns False if the layer will never be computed; then nothing more is stored.
         """
         stored = written = 0
         with self._request(Put(list(keys), start)) as request:
@@ -174,7 +174,7 @@ class StoreClient:
         return stored
 
     def close(self) -> None:
-        """Ask no more; to be called when nothing is under way."""
+        """Stop the client. No request may be running."""
         self._closing = True
         self._thread.join()
         self._outbox.close()
@@ -188,7 +188,7 @@ class StoreClient:
         on_count: Callable[[int], None],
         on_layer: OnLayer,
     ) -> int:
-        """Blocks that come from the disk come bit by bit: all but the last are copied, and given back, at once."""
+        """Load blocks as they arrive from the disk: each part but the last is copied and released at once."""
         memory, whole = request.memory, set[int]()
         while (held := request.wait(HeldBlocks)) is not None and not held.last:
             intact = self._intact(memory, held.blocks)
@@ -207,7 +207,7 @@ class StoreClient:
 
     @contextmanager
     def _request(self, what: StoreOperation) -> Iterator[PendingRequest | None]:
-        """Ask, and say in the end that the question is over; None where there is no store."""
+        """Send a request, and release it at the end of the context; None without a store."""
         with self._lock:
             session = self._session
             self._number += 1
@@ -226,17 +226,17 @@ class StoreClient:
                 self._timed_out.put(session)
 
     def _intact(self, memory: SlotMemory, blocks: Mapping[int, Block]) -> dict[int, int]:
-        """The slots of those that are what their writers wrote."""
+        """Slots of the blocks with correct checksums."""
         intact = {index: block.slot for index, block in blocks.items()}
         if self._verify:
             for index, block in blocks.items():
                 if zlib.crc32(memory.slot(block.slot)) != block.checksum:
-                    log.error("a block in the memory of the store is not as it was written: it is not used")
+                    log.error("checksum mismatch in store memory: block ignored")
                     self.damaged += 1
                     del intact[index]
         return intact
 
-    # -- the store, as it comes and goes ------------------------------------------------------------------------
+    # -- sessions ---------------------------------------------------------------------------------------------
 
     def _receive(self) -> None:
         while not self._closing:
@@ -245,7 +245,7 @@ class StoreClient:
             self._end(self._session)
 
     def _poll(self) -> None:
-        """Hear what is said within `_HELLO_S`; only here is a link made and ended."""
+        """Handle messages for up to `_HELLO_S`. Sessions begin and end only here."""
         poll, session = select.poll(), self._session
         poll.register(self._inbox.fileno(), select.POLLIN)
         if session is None:
@@ -269,7 +269,7 @@ class StoreClient:
         try:
             session = StoreSession(welcome, self._send, self._timeout_s)
         except (ConfigurationError, OSError):
-            return  # that life is over
+            return  # that epoch is over
         with self._lock:
             self._session = session
         self._connected.set()
@@ -280,7 +280,7 @@ class StoreClient:
         )
 
     def _forget(self, session: StoreSession) -> None:
-        """Ask nothing more over it."""
+        """Stop using a session."""
         with self._lock:
             if self._session is session:
                 self._session = None
@@ -298,7 +298,7 @@ def _fill(
     blocks: Sequence[int],
     computed: Callable[[int], bool],
 ) -> list[Block] | None:
-    """Write blocks into slots, layer by layer as they are computed; None where one never is."""
+    """Write blocks into slots layer by layer as they are computed; None if a layer never is."""
     checksums = [0] * len(slots)
     for layer in range(copier.layers):
         if not computed(layer):
@@ -313,7 +313,7 @@ def _fill(
 
 
 def _leading(indices: set[int]) -> int:
-    """How many of 0, 1, 2 … are there."""
+    """Length of the run 0, 1, 2 … in a set."""
     count = 0
     while count in indices:
         count += 1

@@ -1,4 +1,4 @@
-"""Copies blocks between the pool that an engine computes on and the slots of a store."""
+"""Copies between an engine's KV pool and the slots of a store."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -10,7 +10,7 @@ from twofold.serving.store.memory import SlotMemory
 
 
 class PoolCopier:
-    """Implements `Copier` for a `KvPool`. A slot has a block's layers in turn, the keys and then the values of each."""
+    """`BlockCopier` for a `KvPool`. A slot contains a block's layers in order, keys before values."""
 
     def __init__(self, pool: KvPool) -> None:
         self._pool = pool

@@ -1,13 +1,8 @@
-"""Blocks on a disk: a flat file of slots, and an index of them in SQLite.
+"""KV blocks on disk: a file of slots with an SQLite index, and the thread that reads and writes it.
 
-SQLite keeps the index whole however a process or the machine ends (WAL, one transaction for each change). A block is
-written before it is entered and its slot is given away only after it was struck out, so what a process leaves behind
-that is killed is whole. What a machine leaves behind that loses its power may not be: that, and what the
-disk itself spoils, shows in the checksum, which is compared whenever a block is read.
-
-The thread of a store that reads and writes its disk, so that questions do not wait for it.
-
-The secret that a service's keys of blocks begin with, kept beside the blocks so that its next start finds them.
+SQLite keeps the index consistent through crashes (WAL, one transaction per change). A block is written before it is
+indexed, and its slot is reused only after it was removed from the index, so a killed process leaves only complete
+blocks. Checksums detect incomplete blocks after a power failure, and corruption by the disk, on every read.
 """
 
 import fcntl
@@ -33,7 +28,7 @@ from twofold.serving.store.messages import DiskForget, DiskOperation, DiskRead, 
 log = logging.getLogger(__name__)
 
 _INDEX, _BLOCKS, _LOCK = "index.sqlite", "blocks", "lock"
-# The index may take this much of the capacity: SQLite's pages, half full, and its log between two checkpoints.
+# Share of the capacity for the index: SQLite's pages, half full, and its log between two checkpoints.
 _BYTES_PER_ROW = 256
 _LOG_PAGES = 256
 _INDEX_BYTES = 2 << 20
@@ -56,42 +51,42 @@ class _Row(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """A block on the disk: what it is called, and which one of its prompt it is."""
+    """A block on disk: its key and its index in its prompt."""
 
     key: bytes
     position: int
 
 
 def check_directory(directory: Path, capacity_bytes: int) -> None:
-    """Make the directory; raises ConfigurationError where a store could not have so much of it for itself."""
+    """Create the directory. Raises ConfigurationError if the capacity is not available or another store uses it."""
     os.close(_lock(directory))
     ours = (*directory.glob(f"{_INDEX}*"), *directory.glob(_BLOCKS))
     used = sum(path.stat().st_size for path in ours)
     free = shutil.disk_usage(directory).free + used
     if free < capacity_bytes:
         raise ConfigurationError(
-            f"{directory} has {free / 2**30:,.1f} GiB left, and --kv-store-disk asks for {capacity_bytes / 2**30:,.1f} "
-            "GiB there: give it less"
+            f"--kv-store-disk of {capacity_bytes / 2**30:,.1f} GiB exceeds the {free / 2**30:,.1f} GiB free "
+            f"in {directory}"
         )
 
 
 def blocks_on_disk(capacity_bytes: int, block_bytes: int) -> int:
-    """How many blocks so much of a disk has room for; raises ConfigurationError where that is none."""
+    """Number of blocks that fit. Raises ConfigurationError if none do."""
     blocks = max(0, capacity_bytes - _INDEX_BYTES) // (block_bytes + _BYTES_PER_ROW)
     if not blocks:
         least = -(-(_INDEX_BYTES + block_bytes + _BYTES_PER_ROW) // 2**20)
         raise ConfigurationError(
-            f"--kv-store-disk of {capacity_bytes / 2**20:,.1f} MiB has no room for a block of KV: "
-            f"make it {least}MiB at least"
+            f"--kv-store-disk of {capacity_bytes / 2**20:,.1f} MiB is smaller than one KV block: "
+            f"set it to at least {least}MiB"
         )
     return blocks
 
 
 class DiskBlocks:
-    """Blocks of `block_bytes` bytes in a directory of this store's own, which never takes more than `capacity_bytes`.
+    """Blocks of `block_bytes` bytes in a private directory of at most `capacity_bytes`.
 
-    `contents` says what the blocks mean (the model, how its KV is laid out): those of another meaning are removed. All
-    is to be called from one thread. Raises ConfigurationError where the directory cannot be had, or has no room.
+    `contents` identifies model and KV layout; blocks with other contents are deleted. Call from one thread only. Raises
+    ConfigurationError if the directory is unavailable or too small.
     """
 
     def __init__(self, directory: Path, capacity_bytes: int, block_bytes: int, contents: str) -> None:
@@ -100,7 +95,7 @@ class DiskBlocks:
         self._directory = directory
         self._lock = _lock(directory)
         self._blocks: dict[bytes, _Row] = {}
-        self._spare: dict[bytes, None] = {}  # those whose room may be taken, the oldest first
+        self._spare: dict[bytes, None] = {}  # replaceable blocks, oldest first
         self._recovered: list[Stored] = []
         self._number = 0
         self._index = self._open(f"{contents} {block_bytes}")
@@ -111,11 +106,11 @@ class DiskBlocks:
             os.ftruncate(self._file, self.capacity * block_bytes)
 
     def recovered(self) -> list[Stored]:
-        """What an earlier life left behind, in the order in which it was written."""
+        """Blocks of an earlier process, in the order they were written."""
         return self._recovered
 
     def write(self, key: bytes, position: int, block: memoryview, checksum: int) -> bool:
-        """Keep a block; `checksum` is its CRC-32, as whoever made it computed it. False where that cannot be done."""
+        """Store a block with its writer's CRC-32; False if that fails."""
         self._spare.pop(key, None)
         if key in self._blocks:
             return True
@@ -129,7 +124,7 @@ class DiskBlocks:
             row = (key, slot, position, checksum, self._number)
             self._index.execute("INSERT INTO blocks VALUES (?, ?, ?, ?, ?)", row)
         except (OSError, sqlite3.Error) as error:
-            log.error("a block could not be written to %s: %s", self._directory, error)  # noqa: TRY400  (one line)
+            log.error("cannot write a block to %s: %s", self._directory, error)  # noqa: TRY400  (one line)
             heappush(self._free, slot)
             return False
         self._number += 1
@@ -137,27 +132,27 @@ class DiskBlocks:
         return True
 
     def read(self, key: bytes, into: memoryview) -> int | None:
-        """Read a block; returns its checksum, or None, with anything in `into`, where it is not there as it was."""
+        """Read a block; returns its checksum, or None with undefined contents of `into` if it is missing or damaged."""
         row = self._blocks.get(key)
         if row is None:
             return None
         try:
             count = os.preadv(self._file, [into], row.slot * self._block_bytes)
         except OSError as error:
-            log.error("a block could not be read from %s: %s", self._directory, error)  # noqa: TRY400
+            log.error("cannot read a block from %s: %s", self._directory, error)  # noqa: TRY400
             return None
         if count < self._block_bytes or zlib.crc32(into) != row.checksum:
-            log.error("a block in %s is not as it was written: it is dropped", self._directory)
+            log.error("checksum mismatch in %s: block dropped", self._directory)
             return None
         return row.checksum
 
     def spare(self, key: bytes) -> None:
-        """A block is wanted no more, but may be again: it stays until its room is."""
+        """Mark a block as replaceable: it stays until its room is needed."""
         if key in self._blocks:
             self._spare[key] = None
 
     def remove(self, key: bytes) -> None:
-        """Forget a block, if it is there."""
+        """Delete a block, if present."""
         self._spare.pop(key, None)
         row = self._blocks.get(key)
         if row is None:
@@ -165,8 +160,8 @@ class DiskBlocks:
         try:
             self._index.execute("DELETE FROM blocks WHERE key = ?", (key,))
         except sqlite3.Error as error:
-            # Its slot is not given away: the index would have two blocks in it.
-            log.error("a block could not be struck out in %s: %s", self._directory, error)  # noqa: TRY400
+            # Keep the slot: otherwise the index would contain two blocks for it.
+            log.error("cannot delete a block in %s: %s", self._directory, error)  # noqa: TRY400
             return
         del self._blocks[key]
         heappush(self._free, row.slot)
@@ -178,7 +173,7 @@ class DiskBlocks:
         os.close(self._lock)
 
     def _open(self, contents: str) -> sqlite3.Connection:
-        """The index of blocks with these contents; one that cannot be read, or is about others, is begun anew."""
+        """Open the index; recreate it if it is unreadable or has other contents."""
         index = self._opened(contents)
         if index is not None:
             return index
@@ -186,13 +181,11 @@ class DiskBlocks:
             path.unlink(missing_ok=True)
         index = self._opened(contents)
         if index is None:
-            raise ConfigurationError(
-                f"{self._directory} cannot be had for the store: SQLite cannot write there"
-            )
+            raise ConfigurationError(f"cannot use {self._directory} for the store: SQLite cannot write there")
         return index
 
     def _opened(self, contents: str) -> sqlite3.Connection | None:
-        """None, and a word in the log, where it has to be begun anew."""
+        """Open and recover an existing index; None, with a log message, if it must be recreated."""
         index = sqlite3.connect(self._directory / _INDEX, isolation_level=None, check_same_thread=False)
         try:
             for statement in _SCHEMA:
@@ -201,14 +194,14 @@ class DiskBlocks:
             if index.execute("SELECT contents FROM meaning").fetchone() == (contents,):
                 self._recover(index)
                 return index
-            log.warning("%s has blocks of another model or layout: they are removed", self._directory)
+            log.warning("deleting the blocks of another model or layout in %s", self._directory)
         except sqlite3.Error as error:
-            log.warning("the index in %s cannot be read (%s): its blocks are lost", self._directory, error)
+            log.warning("cannot read the index in %s (%s): its blocks are lost", self._directory, error)
         index.close()
         return None
 
     def _recover(self, index: sqlite3.Connection) -> None:
-        """Take up what is there. What is beyond the capacity, which may have been more, is struck out."""
+        """Load the index, and delete blocks beyond the capacity, which may have been larger before."""
         if index.execute("DELETE FROM blocks WHERE slot >= ?", (self.capacity,)).rowcount:
             index.execute("VACUUM")
             index.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
@@ -228,31 +221,33 @@ def _write_all(fd: int, block: memoryview, offset: int) -> None:
 
 
 def _lock(directory: Path) -> int:
-    """Make the directory ours, for as long as what is returned is open."""
+    """Create and lock the directory until the returned file descriptor is closed."""
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         fd = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise ConfigurationError(f"{directory} cannot be had for the store: {error.strerror}") from error
+        raise ConfigurationError(f"cannot use {directory} for the store: {error.strerror}") from error
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         os.close(fd)
-        raise ConfigurationError(f"{directory} is the store of another service: give each its own") from error
+        raise ConfigurationError(
+            f"{directory} is in use by another service: choose another directory"
+        ) from error
     return fd
 
 
 class DiskResult(NamedTuple):
-    """What came of a move: the checksum of the block that was written or read, None if it could not be."""
+    """Result of a disk operation: the checksum of the block, None on failure."""
 
     move: DiskWrite | DiskRead
     checksum: int | None
 
 
 class DiskThread:
-    """Does moves one after the other, between `disk` and `memory`, whose slots have room for the disk's blocks.
+    """Executes disk operations in order between `disk` and the slots of `memory`.
 
-    `fileno` is readable while there is something to `take`.
+    `fileno` is readable while results wait for `take`.
     """
 
     def __init__(self, disk: DiskBlocks, memory: SlotMemory) -> None:
@@ -266,16 +261,16 @@ class DiskThread:
         return self._moved.fileno()
 
     def begin(self, moves: list[DiskOperation]) -> None:
-        """Queue moves; safe from any thread."""
+        """Queue operations; thread-safe."""
         for move in moves:
             self._moves.put(move)
 
     def take(self) -> Iterator[DiskResult]:
-        """What has been done since this was asked last."""
+        """Results since the last call."""
         return self._moved.drain()
 
     def close(self) -> None:
-        """End when all that was begun is done."""
+        """Finish all queued operations and stop."""
         self._moves.put(None)
         self._thread.join()
         self._moved.close()
@@ -301,7 +296,10 @@ _BYTES = 32
 
 
 def load_or_create_secret(directory: Path) -> bytes:
-    """That of this directory, made when it is first asked for; raises ConfigurationError where it cannot be kept."""
+    """The 32-byte secret of the block keys in this directory, so that a restarted service finds its blocks.
+
+    Raises ConfigurationError if the file cannot be read or written.
+    """
     path = directory / "secret"
     try:
         if path.exists() and len(secret := path.read_bytes()) == _BYTES:
@@ -313,5 +311,5 @@ def load_or_create_secret(directory: Path) -> bytes:
             file.write(secret)
         whole.replace(path)
     except OSError as error:
-        raise ConfigurationError(f"{path} cannot be kept: {error.strerror}") from error
+        raise ConfigurationError(f"cannot read or write {path}: {error.strerror}") from error
     return secret

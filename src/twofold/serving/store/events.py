@@ -10,7 +10,10 @@ T = TypeVar("T")
 
 
 class EventQueue(Generic[T]):
-    """A queue from any thread to one, which waits for it as for a socket: `fileno` is readable when there is more."""
+    """Queue from any thread to one consumer, which can poll it like a socket.
+
+    `fileno` is readable while it has items.
+    """
 
     def __init__(self) -> None:
         self._items: SimpleQueue[T] = SimpleQueue()
@@ -24,12 +27,12 @@ class EventQueue(Generic[T]):
         os.eventfd_write(self._event, 1)
 
     def drain(self) -> Iterator[T]:
-        """All that is there, without waiting."""
+        """All queued items, without waiting."""
         with suppress(BlockingIOError):
             os.eventfd_read(self._event)
         while not self._items.empty():
             yield self._items.get()
 
     def close(self) -> None:
-        """To be called when nobody uses it any more."""
+        """Close the queue. No thread may use it afterwards."""
         os.close(self._event)

@@ -17,17 +17,17 @@ from twofold.serving.store.messages import Block, DiskForget, DiskOperation, Dis
 
 MEMORY, DISK = 0, 1
 TIERS = ("memory", "disk")
-# Ways that blocks go: given to clients, put by them, from the disk, to it, from the stores of other hosts, to those.
+# Counted moves of blocks: to clients, from clients, from disk, to disk, from other hosts, to other hosts.
 COUNTERS = ("loaded", "stored", "disk_read", "disk_written", "peer_read", "peer_sent")
 
-# Who asks: a client, and the number of its question.
+# A client and the number of its request.
 Requester = tuple[str, int]
 _DISK: Requester = ("", 0)
 
 
 @dataclass(frozen=True, slots=True)
 class StoreGrant:
-    """Slots for some more blocks of a question, by their index in it; `last`: no more are to come."""
+    """More slots or blocks of a request by block index; `last` ends the request."""
 
     requester: Requester
     puts: bool
@@ -37,10 +37,7 @@ class StoreGrant:
 
 @dataclass(slots=True, eq=False)
 class _LoadRequest:
-    """A Load under way: `waits` has the blocks that are still to come from the disk, by key.
-
-    `way` is what it counts as.
-    """
+    """A running Load: `waits` has the index of each block still to come from disk; `counter` counts its blocks."""
 
     requester: Requester
     length: int
@@ -50,9 +47,9 @@ class _LoadRequest:
 
 @dataclass(slots=True, eq=False)
 class _PutRequest:
-    """A Put under way: `place` is the next block to be given a slot, `leased` has the others' slots.
+    """A running Put: `next_index` is the next block without a slot, `leased` the blocks with one.
 
-    It is given `most` slots at a time. `way` is what it counts as.
+    At most `limit` slots are leased at a time; `counter` counts its blocks.
     """
 
     requester: Requester
@@ -60,54 +57,54 @@ class _PutRequest:
     next_index: int
     counter: str
     limit: int
-    leased: dict[int, int] = field(default_factory=dict)  # the block's index by slot
+    leased: dict[int, int] = field(default_factory=dict)  # block index by slot
 
 
 class StoreManager:
-    """The accounts of a store with `slots` slots of memory over `disk_blocks` of disk (0: none).
+    """State of a store with `slots` memory slots and `disk_blocks` blocks on disk (0: no disk).
 
-    Some slots are spare: they are filled, or copied to the disk, while all others are full. Times are the caller's.
+    An eighth of the slots is spare, to be filled or copied to disk while all others are in use.
     """
 
     def __init__(self, slots: int, disk_blocks: int, eviction: str) -> None:
         if slots < 2:
-            raise ValueError("a store has at least two slots: one to keep a block, and one to fill")
+            raise ValueError("a store needs at least two slots: one to keep a block and one to fill")
         self._spare = max(1, slots // 8)
         self.slots = SlotAllocator(slots)
         sizes = [slots - self._spare, *([disk_blocks] if disk_blocks else [])]
         tiers = [PrefixCache(n, create_eviction(eviction), _Watcher(self, i)) for i, n in enumerate(sizes)]
         self.tiers = TieredCache(tiers)
-        self._blocks: dict[BlockKey, Block] = {}  # what is in memory
-        self._leaving: dict[BlockKey, Block] = {}  # what just went from memory
-        self._incoming: set[bytes] = set()  # what clients are putting
-        self._reading: dict[bytes, set[_LoadRequest]] = {}  # what is to come from the disk, for whom
-        self._uncopied: deque[bytes] = deque(maxlen=slots)  # what was put and has no copy on the disk yet
-        self._writing = [0, 0]  # blocks that go to the disk, and those that it gets a copy of
+        self._blocks: dict[BlockKey, Block] = {}  # blocks in memory
+        self._leaving: dict[BlockKey, Block] = {}  # blocks just evicted from memory
+        self._incoming: set[bytes] = set()  # blocks with leased slots
+        self._reading: dict[bytes, set[_LoadRequest]] = {}  # pending disk reads and their loads
+        self._uncopied: deque[bytes] = deque(maxlen=slots)  # new blocks without a copy on disk
+        self._writing = [0, 0]  # queued writes of evicted blocks, and of copies
         self._requests: dict[Requester, _LoadRequest | _PutRequest] = {}
-        self._waiting: deque[bytes | _PutRequest] = deque()  # for a free slot: blocks on the disk, and puts
+        self._waiting: deque[bytes | _PutRequest] = deque()  # for free slots: disk reads and puts
         self._moves: list[DiskOperation] = []
         self._grants: list[StoreGrant] = []
         self.moved = dict.fromkeys(COUNTERS, 0)
-        self._changes: dict[bytes, int] = {}  # 1 for blocks that came, −1 for those that went
+        self._changes: dict[bytes, int] = {}  # +1 for added blocks, −1 for removed ones
 
-    # -- what clients ask -------------------------------------------------------------------------------------
+    # -- requests of clients --------------------------------------------------------------------------------
 
     def recover(self, key: bytes, position: int) -> None:
-        """A block was on the disk from the start."""
+        """Add a block that an earlier process left on disk."""
         disk = self.tiers.tiers[DISK]
         if key not in disk and len(disk) < disk.capacity:
             disk.put(key, position)
 
     def lookup(self, keys: Sequence[bytes]) -> tuple[int, int]:
-        """How many leading blocks are here, and how many leading ones are in memory."""
+        """Number of leading blocks in the store, and in its memory."""
         return sum(self.tiers.match(keys)), self.tiers.tiers[MEMORY].match(keys)
 
     def incoming(self, key: bytes) -> bool:
-        """Whether a block is not here yet, and somebody has a slot for it."""
+        """Whether a slot is leased for a block that the store lacks."""
         return key in self._incoming
 
     def load(self, requester: Requester, keys: Sequence[bytes], counter: str = "loaded") -> None:
-        """Hold the leading blocks that are here, as they come into memory."""
+        """Hold the leading blocks in the store as they come into memory."""
         loading = _LoadRequest(requester, sum(self.tiers.match(keys)), counter)
         self._requests[requester] = loading
         ready: dict[int, Block] = {}
@@ -129,17 +126,14 @@ class StoreManager:
         counter: str = "stored",
         limit: int | None = None,
     ) -> None:
-        """Lease slots, as there are free ones, for the blocks of a prompt from the `start`-th on that are not here.
-
-        With `most` it is that many at a time.
-        """
+        """Lease free slots for the missing blocks of a prompt from index `start` on, at most `limit` at a time."""
         putting = _PutRequest(requester, keys, start, counter, self.slots.count if limit is None else limit)
         self._requests[requester] = putting
         self._waiting.append(putting)
         self._advance()
 
     def commit(self, requester: Requester, blocks: Sequence[Block]) -> None:
-        """These slots of a put are filled, and its others will not be; then it goes on."""
+        """Keep the completed slots of a Put, take back its others, and continue it."""
         putting = self._requests.get(requester)
         if not isinstance(putting, _PutRequest):
             return
@@ -153,7 +147,7 @@ class StoreManager:
         self._advance()
 
     def release(self, requester: Requester, slots: Sequence[int]) -> None:
-        """These slots of a load are read no more."""
+        """Release slots of a Load."""
         if isinstance(self._requests.get(requester), _LoadRequest):
             for slot in slots:
                 if slot in self.slots.had_by(requester):
@@ -161,7 +155,7 @@ class StoreManager:
             self._advance()
 
     def end(self, requester: Requester) -> None:
-        """A question is over, with all that it has and waits for."""
+        """End a request with all its slots and waits."""
         request = self._requests.pop(requester, None)
         if isinstance(request, _LoadRequest):
             for key in request.waits:
@@ -174,14 +168,14 @@ class StoreManager:
         self._advance()
 
     def lose(self, client: str) -> None:
-        """A client is dead: it touches no memory any more."""
+        """End all requests of a dead client."""
         for requester in [requester for requester in self._requests if requester[0] == client]:
             self.end(requester)
 
-    # -- what came of moves -------------------------------------------------------------------------------------
+    # -- results of disk operations -------------------------------------------------------------------------
 
     def written(self, move: DiskWrite, *, done: bool) -> None:
-        """A block was written to the disk, or could not be."""
+        """Handle the result of a disk write."""
         self._writing[move.spare] -= 1
         self.moved["disk_written"] += done
         self.slots.release(move.slot, _DISK)
@@ -191,7 +185,7 @@ class StoreManager:
         self._advance()
 
     def was_read(self, move: DiskRead, checksum: int | None) -> None:
-        """A block was read from the disk; its checksum is None where it is not what it was."""
+        """Handle the result of a disk read; `checksum` is None for a damaged block."""
         waiting = self._reading.pop(move.key)
         if checksum is None:
             self.slots.give_up(move.slot, _DISK)
@@ -205,34 +199,34 @@ class StoreManager:
             for loading in waiting:
                 self._grant_load(loading, {loading.waits.pop(move.key): self._hold(block, loading)})
             if move.key in self._blocks or move.key not in self.tiers:
-                self.slots.drop(move.slot)  # it went from the disk meanwhile, or came back by itself
+                self.slots.drop(move.slot)  # removed from disk meanwhile, or stored again
             else:
                 self._blocks[move.key] = block
                 self.tiers.touch((move.key,), 1)
                 self._settle([move.key])
         self._advance()
 
-    # -- what is to be done -------------------------------------------------------------------------------------
+    # -- pending work ---------------------------------------------------------------------------------------
 
     def take_moves(self) -> list[DiskOperation]:
-        """What is to be done on the disk, in this order, since this was asked last."""
+        """Disk operations since the last call, in order."""
         moves, self._moves = self._moves, []
         return moves
 
     def take_grants(self) -> list[StoreGrant]:
-        """What questions got since this was asked last."""
+        """Grants since the last call."""
         granted, self._grants = self._grants, []
         return granted
 
     def take_changes(self) -> tuple[list[bytes], list[bytes]]:
-        """The blocks that can be read since this was asked last, and those that cannot any more."""
+        """Blocks that became readable, and blocks that stopped being readable, since the last call."""
         changes, self._changes = self._changes, {}
         return [key for key, by in changes.items() if by > 0], [key for key, by in changes.items() if by < 0]
 
-    # -- slots --------------------------------------------------------------------------------------------------
+    # -- slots ----------------------------------------------------------------------------------------------
 
     def _want(self, key: bytes, index: int, loading: _LoadRequest) -> None:
-        """A load waits for a block on the disk."""
+        """Let a load wait for a block on disk."""
         loading.waits[key] = index
         if key not in self._reading:
             self._reading[key] = set()
@@ -240,18 +234,18 @@ class StoreManager:
         self._reading[key].add(loading)
 
     def _advance(self) -> None:
-        """Give free slots to those that wait for them."""
+        """Assign free slots to waiting requests."""
         while self._waiting and self.slots.num_free:
             first = self._waiting.popleft()
             if isinstance(first, _PutRequest):
                 self._lease(first)
             elif not self._reading[first]:
-                del self._reading[first]  # nobody wants it any more
+                del self._reading[first]  # its loads have ended
             else:
                 self._moves.append(DiskRead(first, self.slots.lease(_DISK)))
 
     def _lease(self, putting: _PutRequest) -> None:
-        """Some slots, so that others get some too."""
+        """Lease at most half of the free slots, so that other requests get some too."""
         limit = min(putting.limit, max(1, self.slots.num_free // 2))
         while putting.next_index < len(putting.keys) and len(putting.leased) < limit and self.slots.num_free:
             key = putting.keys[putting.next_index]
@@ -276,7 +270,7 @@ class StoreManager:
         putting.leased.clear()
 
     def _keep(self, putting: _PutRequest, whole: dict[int, Block]) -> None:
-        """These blocks of a prompt, by their index, were put whole."""
+        """Store completed blocks of a prompt by index."""
         keys = putting.keys
         for index, block in whole.items():
             self._incoming.remove(keys[index])
@@ -291,7 +285,7 @@ class StoreManager:
             self._copy_behind()
 
     def _copy_behind(self) -> None:
-        """Let the disk have copies too: they outlive this process, and cost nothing when the blocks go from memory."""
+        """Copy new blocks to disk in the background: they survive this process, and need no write on eviction."""
         memory = self.tiers.tiers[MEMORY]
         while self._uncopied:
             key = self._uncopied[0]
@@ -311,7 +305,7 @@ class StoreManager:
             self._grants.append(StoreGrant(loading.requester, False, ready, last))
 
     def _cut(self, loading: _LoadRequest, key: bytes) -> None:
-        """A block of a load cannot be had: of no use are those after it."""
+        """End a load before an unavailable block, because the blocks after it are useless."""
         loading.length = loading.waits[key]
         for other in [other for other, index in loading.waits.items() if index >= loading.length]:
             del loading.waits[other]
@@ -319,14 +313,14 @@ class StoreManager:
                 self._reading[other].discard(loading)
         self._grant_load(loading, {})
 
-    # -- tiers --------------------------------------------------------------------------------------------------
+    # -- tiers ----------------------------------------------------------------------------------------------
 
     def added(self, key: BlockKey) -> None:
-        """The accounts have a block in one more tier."""
+        """A tier gained a block."""
         self._change(key, 1)
 
     def removed(self, tier: int, key: BlockKey, reason: RemovalReason) -> None:
-        """They have it in this tier no more."""
+        """A tier lost a block."""
         self._change(key, -1)
         if tier == MEMORY:
             self._leaving[key] = self._blocks.pop(key)
@@ -334,10 +328,10 @@ class StoreManager:
             self._moves.append((DiskSpare if reason is RemovalReason.MOVED else DiskForget)(_bytes_key(key)))
 
     def _settle(self, added: Sequence[bytes]) -> None:
-        """The accounts took in blocks: what went from memory for them is written to the disk, where that keeps up."""
+        """After insertions, write evicted blocks to disk, as far as it keeps up, and free their slots."""
         for key in added:
             if key in self._blocks and key not in self.tiers.tiers[MEMORY]:
-                self._leaving[key] = self._blocks.pop(key)  # there was no room for it
+                self._leaving[key] = self._blocks.pop(key)  # found no room in memory
         leaving, self._leaving = self._leaving, {}
         for left, block in leaving.items():
             disk = self.tiers.tiers[DISK] if len(self.tiers.tiers) > 1 else None
@@ -351,7 +345,7 @@ class StoreManager:
             self.slots.drop(block.slot)
 
     def _write(self, key: bytes, position: int, block: Block, *, spare: bool) -> bool:
-        """Whether the disk keeps up, so that it may be asked to."""
+        """Queue a disk write; False if too many are queued already."""
         keeps_up = self._writing[spare] < self._spare
         if keeps_up:
             self._writing[spare] += 1
@@ -372,7 +366,7 @@ class StoreManager:
 
 
 class _Watcher(CacheObserver):
-    """Tells the book of one tier."""
+    """Forwards changes of one tier to the manager."""
 
     def __init__(self, book: StoreManager, tier: int) -> None:
         self._book, self._tier = book, tier
@@ -385,7 +379,7 @@ class _Watcher(CacheObserver):
 
 
 def _runs(indices: Sequence[int]) -> list[tuple[int, int]]:
-    """Neighbours among ascending numbers, as (first, behind the last)."""
+    """Runs of consecutive numbers as (first, last + 1)."""
     among = set(indices)
     starts = [index for index in indices if index - 1 not in among]
     ends = [index + 1 for index in indices if index + 1 not in among]
@@ -393,6 +387,6 @@ def _runs(indices: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _bytes_key(key: BlockKey) -> bytes:
-    """Keys of traces are numbers; those of a live service are not."""
-    assert isinstance(key, bytes)  # noqa: S101  (tells the type checker)
+    """Keys of live requests are bytes; those of traces are integers."""
+    assert isinstance(key, bytes)  # noqa: S101  (narrows the type)
     return key

@@ -1,4 +1,4 @@
-"""The memory of a store: slots for blocks, one after the other, that its clients map."""
+"""The slot memory of a store, mapped by its clients."""
 
 from twofold.transport.memory import SharedMemory
 
@@ -6,7 +6,7 @@ from twofold.transport.memory import SharedMemory
 class SlotMemory:
     """`count` slots of `block_bytes` bytes each in shared memory.
 
-    What maps it keeps it: a client reads on in what it holds when the store that made it is dead.
+    The mapping keeps the memory alive: clients can read held slots after the store has died.
     """
 
     def __init__(self, memory: SharedMemory, count: int, block_bytes: int) -> None:
@@ -17,12 +17,12 @@ class SlotMemory:
 
     @classmethod
     def create(cls, name: str, count: int, block_bytes: int) -> "SlotMemory":
-        """Raises ConfigurationError where the machine cannot give so much."""
+        """Reserve the memory. Raises ConfigurationError if the machine has too little."""
         return cls(SharedMemory.create(name, count * block_bytes, "--kv-store-dram"), count, block_bytes)
 
     @classmethod
     def open(cls, address: str, count: int, block_bytes: int) -> "SlotMemory":
-        """What another process created; raises ConfigurationError where it is there no more."""
+        """Map the memory of another process. Raises ConfigurationError if it is gone."""
         return cls(SharedMemory.open(address, count * block_bytes), count, block_bytes)
 
     def slot(self, slot: int) -> memoryview:
@@ -30,5 +30,5 @@ class SlotMemory:
         return self.bytes[slot * self.block_bytes : (slot + 1) * self.block_bytes]
 
     def close(self) -> None:
-        """Give up the file descriptor; the mapping goes with the last that looks at it."""
+        """Close the file descriptor. The mapping ends with its last view."""
         self._memory.close()

@@ -1,18 +1,18 @@
-"""What a host's store and its clients say to each other.
+"""Messages between a store, its clients and the stores of other hosts.
 
 client                                   store
   │ Hello ───────────────────────────────▶ │
   │ ◀───────────────────────────── Welcome │
-  │ Ask: Lookup, Load, Put, Fetch ───────▶ │
-  │ ◀─ Answer: Found, Held, Leased, Fetched │  slots are the client's until it says otherwise, or is dead
-  │ Ask: Release, Commit ────────────────▶ │
+  │ StoreRequest: Lookup, Load, Put, … ──▶ │
+  │ ◀── StoreReply: LookupResult, …        │  slots belong to the client until it releases them or dies
+  │ StoreRequest: Release, Commit ───────▶ │
 
-What the stores of two hosts say to each other. Whatever comes is checked: see `MOST_KEYS` and `Key`.
+fetching store                            serving store
+  │ GetBlocks: keys ────────────────────────▶ │
+  │ ◀─ BlocksFollow: checksums, one frame of  │  as blocks become available in memory
+  │                  bytes for each block     │
 
-the one that fetches                      the one that has
-  │ Give: keys ─────────────────────────────▶ │
-  │ ◀─ Given: checksums, and a frame of bytes │   as blocks come into its memory; the last one says so
-  │                             for each block│
+Messages between hosts are validated: see `MOST_KEYS` and `Key`.
 """
 
 from typing import Annotated, NamedTuple
@@ -23,19 +23,19 @@ from twofold.serving.messages import Message
 
 
 class Block(NamedTuple):
-    """A slot, and the CRC-32 of the block in it (of no meaning where it is yet to be filled)."""
+    """A slot and the CRC-32 of its block (meaningless before the block is written)."""
 
     slot: int
     checksum: int
 
 
-# -- operations on the disk ------------------------------------------------------------------------------------------
+# -- operations on the disk -----------------------------------------------------------------------------------------
 
 
 class DiskWrite(NamedTuple):
-    """Write what is in this slot of the memory, block `position` of its prompt, unless it is on the disk already.
+    """Write a slot to disk as block `position` of its prompt, unless the disk already has it.
 
-    `spare`: as below.
+    With `spare`, mark it as in `DiskSpare`.
     """
 
     key: bytes
@@ -46,20 +46,20 @@ class DiskWrite(NamedTuple):
 
 
 class DiskRead(NamedTuple):
-    """Read a block into this slot of the memory."""
+    """Read a block into a slot."""
 
     key: bytes
     slot: int
 
 
 class DiskSpare(NamedTuple):
-    """The memory has this block too: on the disk it may stay as long as its room is not needed for another."""
+    """The memory also has this block: the disk may replace it when it needs room."""
 
     key: bytes
 
 
 class DiskForget(NamedTuple):
-    """A block is wanted no more."""
+    """Delete a block."""
 
     key: bytes
 
@@ -67,45 +67,42 @@ class DiskForget(NamedTuple):
 DiskOperation = DiskWrite | DiskRead | DiskSpare | DiskForget
 
 
-# -- what is asked --------------------------------------------------------------------------------------------------
+# -- requests -------------------------------------------------------------------------------------------------------
 
 
 class Lookup(msgspec.Struct, frozen=True, tag=True):
-    """How many leading blocks of these are there?"""
+    """Count the leading blocks in the store."""
 
     keys: list[bytes]
 
 
 class Load(msgspec.Struct, frozen=True, tag=True):
-    """Hold as many leading blocks of these as are there, until they are released."""
+    """Hold the leading blocks in the store until they are released."""
 
     keys: list[bytes]
 
 
 class Put(msgspec.Struct, frozen=True, tag=True):
-    """Lease slots for those blocks of a prompt, from the `start`-th on, that are not there."""
+    """Lease slots for the missing blocks of a prompt from index `start` on."""
 
     keys: list[bytes]
     start: int
 
 
 class Commit(msgspec.Struct, frozen=True, tag=True):
-    """These blocks of a Put are whole; its other slots are given back, and the next ones are leased."""
+    """These blocks of a Put are complete. Its other slots are returned, and the next ones are leased."""
 
     blocks: list[Block]
 
 
 class Release(msgspec.Struct, frozen=True, tag=True):
-    """These slots of a Load are read no more. With None a Load or a Put is over, whatever was still to come of it."""
+    """Release these slots of a Load. With None, end a Load or Put with everything still pending."""
 
     slots: list[int] | None = None
 
 
 class FetchBlocks(msgspec.Struct, frozen=True, tag=True):
-    """Bring those blocks of these that are not there from the store of another host, within `limit_s`.
-
-    `address` is where that one gives blocks to others.
-    """
+    """Fetch the missing blocks of these keys from another host's store at `address`, within `limit_s`."""
 
     keys: list[bytes]
     address: str
@@ -115,32 +112,32 @@ class FetchBlocks(msgspec.Struct, frozen=True, tag=True):
 StoreOperation = Lookup | Load | Put | Commit | Release | FetchBlocks
 
 
-# -- what is answered -----------------------------------------------------------------------------------------------
+# -- results --------------------------------------------------------------------------------------------------------
 
 
 class LookupResult(msgspec.Struct, frozen=True, tag=True):
-    """So many leading blocks are there, of which the first `in_memory` need not be read from the disk."""
+    """Number of leading blocks, of which the first `in_memory` are not on disk only."""
 
     blocks: int
     in_memory: int
 
 
 class HeldBlocks(msgspec.Struct, frozen=True, tag=True):
-    """Some more blocks of a Load, by their index in it. With `last` no more are to come."""
+    """More blocks of a Load by their index. `last` marks the end of the Load."""
 
     blocks: dict[int, Block]
     last: bool
 
 
 class LeasedSlots(msgspec.Struct, frozen=True, tag=True):
-    """Slots to fill, by the blocks' index in the Put. A Commit is answered with the next; the `last` are none."""
+    """Slots to fill by block index in the Put. The next ones follow a Commit; the `last` message has none."""
 
     slots: dict[int, int]
     last: bool
 
 
 class FetchResult(msgspec.Struct, frozen=True, tag=True):
-    """A Fetch is over, and so many leading blocks are there now."""
+    """A fetch has ended with this many leading blocks in the store."""
 
     blocks: int
 
@@ -148,20 +145,20 @@ class FetchResult(msgspec.Struct, frozen=True, tag=True):
 StoreResult = LookupResult | HeldBlocks | LeasedSlots | FetchResult
 
 
-# -- how it travels -------------------------------------------------------------------------------------------------
+# -- envelopes ------------------------------------------------------------------------------------------------------
 
 
 class Hello(Message, frozen=True, kw_only=True):
-    """A client, whose process is `pid`, wants to use the store; repeated until it is answered."""
+    """Registers a client, running as process `pid`; repeated until answered."""
 
     client: str
     pid: int
 
 
 class Welcome(Message, frozen=True, kw_only=True):
-    """Where the memory of this life of the store is: `slots` slots of `block_bytes` bytes each, one after the other.
+    """Memory of this epoch of the store.
 
-    It ends with process `pid`.
+    `slots` contiguous slots of `block_bytes` bytes. The epoch ends with process `pid`.
     """
 
     epoch: int
@@ -172,7 +169,7 @@ class Welcome(Message, frozen=True, kw_only=True):
 
 
 class StoreRequest(Message, frozen=True, kw_only=True):
-    """From the client whose inbox this is; `number` tells its questions apart. Meant for one life of the store."""
+    """A request to one epoch of the store; `client` is the inbox for replies and `number` identifies the request."""
 
     client: str
     epoch: int
@@ -181,7 +178,7 @@ class StoreRequest(Message, frozen=True, kw_only=True):
 
 
 class StoreReply(Message, frozen=True, kw_only=True):
-    """To question `number`, by the life of the store that it was asked of."""
+    """Reply to request `number`."""
 
     epoch: int
     number: int
@@ -195,16 +192,16 @@ ToClient = Welcome | StoreReply
 MOST_KEYS = 4096
 _MOST_KEY_BYTES = 64
 MOST_QUESTION_BYTES = (_MOST_KEY_BYTES + 4) * MOST_KEYS + 4096
-MOST_BYTES_AT_ONCE = 16 << 20  # of blocks that are asked for in one question
+MOST_BYTES_AT_ONCE = 16 << 20  # limit of blocks per request
 
 Key = Annotated[bytes, msgspec.Meta(min_length=1, max_length=_MOST_KEY_BYTES)]
 Crc32 = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 
 
 class GetBlocks(msgspec.Struct, frozen=True, tag=True):
-    """As many leading blocks of these as are there. `contents` are what blocks mean to the one that asks.
+    """Request the leading blocks of these keys. `contents` identifies the requester's model and KV layout.
 
-    `number` tells the questions of one connection apart.
+    `number` identifies the request within its connection.
     """
 
     contents: bytes
@@ -213,9 +210,9 @@ class GetBlocks(msgspec.Struct, frozen=True, tag=True):
 
 
 class BlocksFollow(msgspec.Struct, frozen=True, tag=True):
-    """Some more blocks of question `number`: their CRC-32 by their index in it, in the order of the frames that follow.
+    """More blocks of request `number`.
 
-    With `last` no more are to come.
+    CRC-32 by block index, in the order of the attached frames. `last` ends the reply.
     """
 
     number: int
@@ -224,5 +221,5 @@ class BlocksFollow(msgspec.Struct, frozen=True, tag=True):
 
 
 def blocks_at_once(block_bytes: int) -> int:
-    """How many blocks a question is for at most."""
+    """Maximum number of blocks per request."""
     return max(1, min(MOST_KEYS, MOST_BYTES_AT_ONCE // block_bytes))

@@ -1,8 +1,7 @@
-"""What a store does with those of other hosts: gives them blocks, and brings blocks from them for its clients.
+"""Exchange of blocks with the stores of other hosts, in terms of the store's manager.
 
-To the accounts (`book.py`) another store is a client like any other. What it asks for is a load, which holds blocks
-until they are sent. What is brought from it is a put: two fetches of one block lease one slot for it, and it is found
-when it is whole.
+To the manager another store is a client like any other. Sending blocks is a load, which holds them until they are sent.
+Fetching blocks is a put, so two fetches of one block lease a single slot, and the block becomes readable when complete.
 """
 
 from collections.abc import Sequence
@@ -22,29 +21,29 @@ from twofold.serving.store.peers import (
     ReplySent,
 )
 
-# Who asks the book, where a client's inbox would be.
-_SENDS, _FETCHES = "gives to peers", "fetches from peers"
+# Requesters of the manager, in place of a client's inbox.
+_SENDS, _FETCHES = "sends to peers", "fetches from peers"
 
 
 @dataclass(slots=True, eq=False)
 class _Fetch:
-    """Blocks that are brought for a client's question, or for nobody any more when that is dead."""
+    """A running fetch for a client's request, or for none after the client died."""
 
     requester: Requester | None
     keys: Sequence[bytes]
     address: str
     until_s: float
-    found: int = 0  # leading blocks that were seen here
-    puts: bool = True  # the book has more slots for it, or may have
+    found: int = 0  # leading blocks found in the store
+    puts: bool = True  # the manager may grant more slots
     ordered: bool = False  # slots are being filled
-    ended: bool = False  # no more are to be filled
+    ended: bool = False  # no more slots will be filled
 
 
 class Peering:
-    """All is called from the thread that has the `book`, and returns at once.
+    """Sends and fetches blocks. Call from the manager's thread; no method blocks.
 
-    A fetch asks for `at_once` blocks at a time, and ends when its time is up or what it is to bring is here. A block
-    that is on its way to here already is waited for, and not brought twice.
+    A fetch requests `at_once` blocks at a time, and ends at its deadline or when all its blocks are here. Blocks that
+    are already on their way are awaited instead of fetched twice.
     """
 
     def __init__(
@@ -57,34 +56,34 @@ class Peering:
 
     @property
     def address(self) -> str:
-        """Where other stores ask this one."""
+        """Address for requests of other stores."""
         return self._server.address
 
     def filenos(self) -> tuple[int, int]:
-        """One of them is readable when there is something to do."""
+        """File descriptors, readable when there is work."""
         return self._server.fileno(), self._fetcher.fileno()
 
     def wait_s(self, now: float) -> float:
-        """When, in seconds, the time of a fetch is up."""
+        """Seconds until the next deadline of a fetch."""
         return max(
             0.0, min((each.until_s for each in self._fetches.values() if not each.ended), default=inf) - now
         )
 
     def fetch(self, requester: Requester, what: FetchBlocks, now: float) -> None:
-        """Begin to bring what is not here, as far as memory could hold it."""
+        """Start fetching missing blocks, as many as memory can contain."""
         keys = what.keys[: self._manager.tiers.tiers[MEMORY].capacity]
         self._number += 1
         self._fetches[self._number] = _Fetch(requester, keys, what.address, now + what.limit_s)
         self._manager.put((_FETCHES, self._number), keys, 0, counter="peer_read", limit=self._at_once)
 
     def lose(self, client: str) -> None:
-        """A client is dead; what is on its way for it is of use to others."""
+        """Forget a dead client. Its running fetches continue for other clients."""
         for fetch in self._fetches.values():
             if fetch.requester is not None and fetch.requester[0] == client:
                 fetch.requester = None
 
     def turn(self, now: float) -> None:
-        """Take up what other stores asked and sent, and end what took too long."""
+        """Handle events of both threads, and end fetches after their deadline."""
         for event in self._server.take():
             if isinstance(event, PeerRequest):
                 self._number += 1
@@ -99,7 +98,7 @@ class Peering:
                 self._stop(number, fetch)
 
     def granted(self, granted: StoreGrant) -> bool:
-        """The book has slots, or blocks, for somebody; whether that is another store, or for a fetch."""
+        """Handle a grant of the manager; False if it belongs to a client."""
         who, number = granted.requester
         if who == _SENDS:
             self._server.reply(PeerReply(number, self._callers[number], granted.blocks, granted.last))
@@ -108,7 +107,7 @@ class Peering:
         return who in {_SENDS, _FETCHES}
 
     def take_done(self) -> list[tuple[Requester, int]]:
-        """The questions whose fetches are over since this was asked last, and how many leading blocks are here now."""
+        """Requests with finished fetches since the last call, and their number of leading blocks in the store."""
         done = []
         for number, fetch in list(self._fetches.items()):
             if not self._running(fetch):
@@ -134,7 +133,7 @@ class Peering:
     def _order(self, number: int, granted: StoreGrant) -> None:
         fetch = self._fetches.get(number)
         if fetch is None or fetch.ended:
-            return  # its slots were given back
+            return  # its slots were returned
         fetch.puts = not granted.last
         if granted.blocks:
             keys = [fetch.keys[index] for index in granted.blocks]
@@ -150,7 +149,7 @@ class Peering:
             self._stop(brought.fetch, fetch)
 
     def _stop(self, number: int, fetch: _Fetch) -> None:
-        """Bring no more. Slots that are being filled are given back when nobody does so any more."""
+        """End a fetch. Its slots are returned once no thread fills them."""
         fetch.ended = True
         if fetch.ordered:
             self._fetcher.end(number)

@@ -1,7 +1,4 @@
-"""The thread of a store that gives blocks to the stores of other hosts.
-
-The thread of a store that brings blocks from the stores of other hosts.
-"""
+"""The threads of a store that send blocks to, and fetch blocks from, the stores of other hosts."""
 
 import logging
 import threading
@@ -19,27 +16,25 @@ from twofold.serving.store.messages import MOST_KEYS, MOST_QUESTION_BYTES, Block
 
 log = logging.getLogger(__name__)
 
-GONE_MS = (
-    10_000  # a host that acknowledges nothing for so long is gone, and what was on its way to it is dropped
-)
+GONE_MS = 10_000  # a host without TCP acknowledgements for this long is lost, with all data in flight
 
 
 class PeerCaller(NamedTuple):
-    """A store that asks: its connection, and the number of its question."""
+    """A requesting store: its connection and the number of its request."""
 
     connection: bytes
     number: int
 
 
 class PeerRequest(NamedTuple):
-    """A question of another store: these blocks, as far as they are here."""
+    """A request of another store for these blocks."""
 
     caller: PeerCaller
     keys: list[bytes]
 
 
 class PeerReply(NamedTuple):
-    """Some more blocks of a question, by their index in it; `load` is what holds them until they are `ReplySent`."""
+    """More blocks of a request by index; `load` is the load request that holds them until `ReplySent`."""
 
     load: int
     caller: PeerCaller
@@ -48,16 +43,16 @@ class PeerReply(NamedTuple):
 
 
 class ReplySent(NamedTuple):
-    """The slots of a gift are read no more."""
+    """The slots of a reply are no longer read."""
 
     reply: PeerReply
 
 
 class BlockServer:
-    """Hears the questions of other stores at `address`, and sends them blocks out of `memory`.
+    """Receives requests of other stores at `address` and sends them blocks from `memory`.
 
-    Bytes are copied when they are sent, so nothing is held for a store that is slow, or dead: what it does not take is
-    dropped. Only those who have the cluster key are heard. `fileno` is readable while there is something to `take`.
+    Blocks are copied when sent, so nothing is held for slow or dead peers; undelivered data is dropped. Peers need the
+    cluster key. `fileno` is readable while events wait for `take`.
     """
 
     def __init__(
@@ -73,12 +68,10 @@ class BlockServer:
         guard.listen(self._socket, host_address, bulk=True)
         self._socket.setsockopt(zmq.MAXMSGSIZE, MOST_QUESTION_BYTES + ENCRYPTION_BYTES)
         self._socket.setsockopt(zmq.TCP_MAXRT, GONE_MS)
-        self._socket.setsockopt(
-            zmq.SNDHWM, MOST_KEYS
-        )  # no question has more answers: none of them is dropped
+        self._socket.setsockopt(zmq.SNDHWM, MOST_KEYS)  # no request has more replies, so none is dropped
         self._socket.bind(f"tcp://{host_address}:*")
         self.address = self._socket.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()  # type: ignore[union-attr]
-        self.dropped = 0  # frames that are no question
+        self.dropped = 0  # malformed requests
         self._decoder = msgspec.msgpack.Decoder(GetBlocks)
         self._replies: EventQueue[PeerReply | None] = EventQueue()
         self._events: EventQueue[PeerRequest | ReplySent] = EventQueue()
@@ -89,15 +82,15 @@ class BlockServer:
         return self._events.fileno()
 
     def take(self) -> Iterator[PeerRequest | ReplySent]:
-        """What was asked, and what was sent, since this was asked last."""
+        """Requests received and replies sent since the last call."""
         return self._events.drain()
 
     def reply(self, reply: PeerReply) -> None:
-        """Send blocks, which are held until they are `ReplySent`."""
+        """Send blocks, which stay held until `ReplySent`."""
         self._replies.put(reply)
 
     def close(self) -> None:
-        """End when what there was to give is sent."""
+        """Send all queued replies and stop."""
         self._replies.put(None)
         self._thread.join()
         self._socket.close(linger=0)
@@ -123,11 +116,11 @@ class BlockServer:
             request = self._decoder.decode(frame)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             self.dropped += 1
-            log.warning("what another store asks is no question (%s)", type(error).__name__)
+            log.warning("malformed request of another store (%s)", type(error).__name__)
             return
         caller, keys = PeerCaller(connection, request.number), request.keys
         if request.contents != self._contents:
-            log.warning("the store of another host has blocks of another model or layout: it is given none")
+            log.warning("refusing a store with another model or KV layout")
             keys = []
         self._events.put(PeerRequest(caller, keys))
 
@@ -139,12 +132,12 @@ class BlockServer:
         self._events.put(ReplySent(reply))
 
 
-# Ends of a connection, or of the attempt at one: a life of a store has one address, and is not called again.
+# Failed and broken connections. An epoch of a store has one address, so there is no reconnect.
 _BREAKS = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
 
 
 class FetchOrder(NamedTuple):
-    """For a fetch: fill these leased slots with these blocks, neighbours in a prompt, of the store at `address`."""
+    """Fill these leased slots with these consecutive blocks from the store at `address`, for a fetch."""
 
     fetch: int
     address: str
@@ -153,13 +146,13 @@ class FetchOrder(NamedTuple):
 
 
 class FetchEnd(NamedTuple):
-    """Nothing more is wanted of a fetch. An order under way is answered with what has come."""
+    """End a fetch. A running order is answered with the blocks received so far."""
 
     fetch: int
 
 
 class FetchedSlots(NamedTuple):
-    """These slots are filled, and no slot of the order is touched any more; `whole`: they are all that were ordered."""
+    """Filled slots of a finished order; `whole` if all ordered slots are filled."""
 
     fetch: int
     blocks: list[Block]
@@ -167,10 +160,10 @@ class FetchedSlots(NamedTuple):
 
 
 class BlockFetcher:
-    """Has a connection for each fetch, from its first order on until it is over; orders of a fetch come in turn.
+    """Fetches blocks, with one connection per fetch and one order at a time on each.
 
-    A block whose bytes do not fit the checksum that its writer computed is not written, and ends the fetch, as does
-    whatever else a store of another host might say. `fileno` is readable while there is something to `take`.
+    A block with a wrong checksum is not written, and ends the fetch, as does any invalid message. `fileno` is
+    readable while results wait for `take`.
     """
 
     def __init__(
@@ -188,7 +181,7 @@ class BlockFetcher:
         return self._results.fileno()
 
     def take(self) -> Iterator[FetchedSlots]:
-        """What came of orders since this was asked last."""
+        """Finished orders since the last call."""
         return self._results.drain()
 
     def order(self, order: FetchOrder) -> None:
@@ -211,7 +204,7 @@ class BlockFetcher:
                 if connection.socket in ready:
                     self._receive(fetch, connection)
                 elif connection.breaks in ready:
-                    self._disconnect(fetch, connection, "it is not there any more")
+                    self._disconnect(fetch, connection, "connection lost")
             for order in self._orders.drain():
                 if order is None:
                     for fetch in list(self._connections):
@@ -229,7 +222,7 @@ class BlockFetcher:
                 connection = self._connections[order.fetch] = self._open(order.address)
             connection.order(order, self._contents)
         except zmq.ZMQError as error:
-            log.warning("the store at %s cannot be asked: %s", order.address, error.strerror)
+            log.warning("cannot connect to the store at %s: %s", order.address, error.strerror)
             self._results.put(FetchedSlots(order.fetch, [], whole=False))
 
     def _open(self, address: str) -> "_PeerConnection":
@@ -252,14 +245,14 @@ class BlockFetcher:
         try:
             last = connection.take(frames, self._memory)
         except (msgspec.MsgspecError, ValueError, LookupError, RecursionError) as error:
-            self._disconnect(fetch, connection, f"what it sent is not what was asked for ({error})")
+            self._disconnect(fetch, connection, f"invalid reply ({error})")
             return
         if last:
             self._answer(fetch, connection)
 
     def _disconnect(self, fetch: int, connection: "_PeerConnection", why: str) -> None:
-        """Nothing more comes over this connection; what is ordered yet is not brought."""
-        log.warning("blocks of the store at %s do not come: %s", connection.address, why)
+        """Close a connection and finish its running order."""
+        log.warning("fetch from the store at %s failed: %s", connection.address, why)
         self._poller.unregister(connection.socket)
         self._poller.unregister(connection.breaks)
         connection.close()
@@ -283,36 +276,36 @@ class BlockFetcher:
 
 
 class _PeerConnection:
-    """A connection to another store, and the order that is under way over it."""
+    """A connection to another store, and the order running on it."""
 
     def __init__(self, socket: zmq.Socket[bytes], address: str) -> None:
         self.socket, self.address = socket, address
         self.breaks = socket.get_monitor_socket(_BREAKS)
-        self.slots: dict[int, int] = {}  # those to be filled yet, by the index of the block in the question
+        self.slots: dict[int, int] = {}  # slots still to fill, by block index in the request
         self.filled: list[Block] = []
         self.busy = False
         self._number = 0
         self._decoder = msgspec.msgpack.Decoder(BlocksFollow)
 
     def order(self, order: FetchOrder, contents: bytes) -> None:
-        """Raises ZMQError where the connection is broken."""
+        """Send the request of an order. Raises ZMQError if the connection is broken."""
         self._number += 1
         request = GetBlocks(contents, self._number, list(order.keys))
         self.socket.send(msgspec.msgpack.encode(request), zmq.NOBLOCK)
         self.slots, self.filled, self.busy = dict(enumerate(order.slots)), [], True
 
     def take(self, frames: Sequence[zmq.Frame], memory: SlotMemory) -> bool:
-        """Write blocks into their slots, as far as they are whole; returns whether no more are to come.
+        """Write complete blocks into their slots; returns whether the reply is finished.
 
-        Raises MsgspecError, ValueError, LookupError or RecursionError for what does not belong to what was asked.
+        Raises MsgspecError, ValueError, LookupError or RecursionError for anything that was not requested.
         """
         given = self._decoder.decode(frames[0].buffer)
         if not self.busy or given.number != self._number:
-            raise ValueError("an answer to nothing")
+            raise ValueError("no request is pending")
         for (index, checksum), frame in zip(given.checksums.items(), frames[1:], strict=True):
             slot, block = self.slots[index], frame.buffer
             if len(block) != memory.block_bytes or zlib.crc32(block) != checksum:
-                raise ValueError("a block that is not as it was written")
+                raise ValueError("checksum mismatch")
             memory.slot(slot)[:] = block
             del self.slots[index]
             self.filled.append(Block(slot, checksum))

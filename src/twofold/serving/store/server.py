@@ -1,7 +1,4 @@
-"""The process of a host's store: answers clients, ends what dead ones had, and tells the controller what there is.
-
-The process of a host's store, from the configuration of the service.
-"""
+"""The store process: serves clients, cleans up after dead ones and reports to the controller."""
 
 import hashlib
 import logging
@@ -52,17 +49,15 @@ from twofold.serving.store.messages import (
 from twofold.serving.store.peering import Peering
 from twofold.serving.store.peers import BlockFetcher, BlockServer
 
-_LOOK_S = (
-    1.0  # a look at the inbox even if nothing says that it has something; and between two reports of status
-)
+_LOOK_S = 1.0  # maximum wait for events, and interval of status reports
 
 Report = Callable[[StoreChanged | StoreStatus], None]
 
 
 class StoreServer:
-    """One life of the store of `host`; `welcome` is what clients need to know of it, `tell` reaches the controller.
+    """One epoch of the store of `host`. `welcome` introduces it to clients, and `report` sends to the controller.
 
-    `peers` are the stores of other hosts, where there may be some.
+    `peers` exchanges blocks with other hosts, if there are any.
     """
 
     def __init__(
@@ -82,7 +77,7 @@ class StoreServer:
         self._introduced = False
         self._reported: StoreStatus | None = None
         self._reported_s = 0.0
-        self._clients: dict[str, int] = {}  # the pidfd of each, by its inbox
+        self._clients: dict[str, int] = {}  # pidfd of each client by inbox
         self._selector = selectors.DefaultSelector()
         mover_wakes = () if mover is None else (mover.fileno(),)
         peers_wake = () if peers is None else peers.filenos()
@@ -90,12 +85,12 @@ class StoreServer:
             self._selector.register(fileno, selectors.EVENT_READ)
 
     def run(self) -> None:
-        """Serve until the process ends."""
+        """Serve until the process is terminated."""
         while True:
             self.turn(_LOOK_S)
 
     def turn(self, timeout_s: float) -> None:
-        """Wait until there is something to do, and do all that there is."""
+        """Wait for events and handle all of them."""
         for key, _ in self._selector.select(min(timeout_s, self._peers_s())):
             if key.data is not None:
                 self._lose(key.data)
@@ -113,7 +108,7 @@ class StoreServer:
         self._report_status()
 
     def status(self) -> StoreStatus:
-        """The accounts as they are now."""
+        """Current counters of all tiers."""
         tiers = {
             name: StoreTier(
                 capacity=tier.capacity,
@@ -128,7 +123,7 @@ class StoreServer:
         return StoreStatus(host=self._host, epoch=self._welcome.epoch, tiers=tiers, bytes_moved=moved)
 
     def _report_changes(self) -> None:
-        """The first time also that there are none: this life has nothing of what an earlier one had."""
+        """Report changed blocks. The first report is sent even if empty, to clear the blocks of an earlier epoch."""
         stored, removed = self._manager.take_changes()
         if stored or removed or not self._introduced:
             self._introduced = True
@@ -145,7 +140,7 @@ class StoreServer:
             self._report(status)
 
     def close(self) -> None:
-        """What clients have of the memory stays theirs; the store knows nothing of it any more."""
+        """Close all resources. Clients keep their mappings of the memory."""
         for pidfd in self._clients.values():
             os.close(pidfd)
         self._selector.close()
@@ -158,7 +153,7 @@ class StoreServer:
         if isinstance(message, Hello):
             self._register(message)
         elif message.epoch == self._welcome.epoch and message.client in self._clients:
-            self._execute(message)  # others are meant for an earlier life, or from somebody who is dead
+            self._execute(message)  # ignore requests to another epoch or of dead clients
 
     def _execute(self, message: StoreRequest) -> None:
         requester = (message.client, message.number)
@@ -186,7 +181,7 @@ class StoreServer:
             self._peers.fetch(requester, what, time.monotonic())
 
     def _peers_s(self) -> float:
-        """In how many seconds the time of a fetch is up."""
+        """Seconds until the next deadline of a fetch."""
         return inf if self._peers is None else self._peers.wait_s(time.monotonic())
 
     def _answer_fetches(self) -> None:
@@ -194,12 +189,12 @@ class StoreServer:
             self._answer(requester, FetchResult(blocks))
 
     def _register(self, message: Hello) -> None:
-        """From here on the end of its process, that is of all its threads, is seen at once."""
+        """Register a client, and watch for the end of its process."""
         if message.client not in self._clients:
             try:
                 pidfd = os.pidfd_open(message.pid)
             except ProcessLookupError:
-                return  # it is dead already
+                return  # the client has exited
             self._clients[message.client] = pidfd
             self._selector.register(pidfd, selectors.EVENT_READ, data=message.client)
         self._outbox.send(message.client, self._welcome)
@@ -240,11 +235,11 @@ LEAST_SLOTS = 8
 
 
 def check_store(config: StoreConfig, layout: KvLayout, available_bytes: int) -> None:
-    """Raises ConfigurationError where the memory is not there, or does not hold a few blocks."""
+    """Raise ConfigurationError if the memory is unavailable or too small for a few blocks."""
     if config.memory_bytes > available_bytes:
         raise ConfigurationError(
-            f"--kv-store-dram of {config.memory_bytes / 2**20:,.0f} MiB is more than the "
-            f"{available_bytes / 2**20:,.0f} MiB that this machine has left"
+            f"--kv-store-dram of {config.memory_bytes / 2**20:,.0f} MiB exceeds the "
+            f"{available_bytes / 2**20:,.0f} MiB available on this machine"
         )
     if config.memory_bytes < LEAST_SLOTS * layout.bytes_per_block:
         least = -(-LEAST_SLOTS * layout.bytes_per_block // 2**20)
@@ -257,14 +252,14 @@ def check_store(config: StoreConfig, layout: KvLayout, available_bytes: int) -> 
 
 
 def contents_of(model: str, layout: KvLayout) -> str:
-    """What blocks of KV mean: those of another model, or laid out otherwise, are of no use."""
+    """Identifies the model and KV layout of blocks. Blocks with other contents are useless."""
     return f"{model} {msgspec.json.encode(layout).decode()}"
 
 
 def run_store(config: ServiceConfig, model: str, layout: KvLayout) -> None:
-    """Be the store of this host until the process is ended; `model` names what the KV is of."""
+    """Run the store of this host until the process is terminated; `model` identifies the model of the KV."""
     store = config.store
-    assert store is not None  # noqa: S101  (there is no such process otherwise; tells the type checker)
+    assert store is not None  # noqa: S101  (narrows the type)
     threading.excepthook = _end_process
     block_bytes, contents = layout.bytes_per_block, contents_of(model, layout)
     disk = None
@@ -299,9 +294,9 @@ def run_store(config: ServiceConfig, model: str, layout: KvLayout) -> None:
 
 
 def peering(network: HostNetwork, manager: StoreManager, memory: SlotMemory, contents: str) -> Peering:
-    """The way to the stores of the other hosts of `network`; `contents`: see `contents_of`.
+    """Connect a store to those of the other hosts of `network`; see `contents_of` for `contents`.
 
-    It has a context of its own: what that encrypts, nobody on this host waits for.
+    A separate ZeroMQ context keeps encryption off the threads that serve local clients.
     """
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     guard = Guard(context, read_key(Path(network.key_file)))
@@ -312,7 +307,7 @@ def peering(network: HostNetwork, manager: StoreManager, memory: SlotMemory, con
 
 
 def _end_process(failed: threading.ExceptHookArgs) -> None:
-    """A store that lost a thread would leave questions without an answer: its next life does not."""
+    """Terminate the process when a thread fails: pending requests would hang, and a restart recovers."""
     thread = failed.thread.name if failed.thread is not None else "a thread"
     trace = (failed.exc_type, failed.exc_value or failed.exc_type(), failed.exc_traceback)
     log.critical("%s failed", thread, exc_info=trace)

@@ -1,4 +1,4 @@
-"""A client's view of one epoch of a store, and of its running requests."""
+"""A client's session with one epoch of a store, and its pending requests."""
 
 import os
 from collections.abc import Callable
@@ -19,25 +19,22 @@ from twofold.serving.store.messages import (
 )
 
 R = TypeVar("R", LookupResult, HeldBlocks, LeasedSlots, FetchResult)
-SendOperation = Callable[[int, int, StoreOperation], None]  # (epoch, number of the question, what is asked)
+SendOperation = Callable[[int, int, StoreOperation], None]  # (epoch, number, operation)
 
 
 class PendingRequest:
-    """Something that is asked of one life of a store, and what that answers; `memory` is that life's."""
+    """A request to one epoch of a store; `memory` belongs to that epoch."""
 
     def __init__(
         self, number: int, memory: SlotMemory, send: Callable[[StoreOperation], None], timeout_s: float
     ) -> None:
         self.number, self.memory, self.send = number, memory, send
-        self.timed_out = False  # it was not answered in time
+        self.timed_out = False
         self._timeout_s = timeout_s
         self._replies: SimpleQueue[StoreResult | None] = SimpleQueue()
 
     def wait(self, kind: type[R], extra_s: float = 0.0) -> R | None:
-        """Wait for the next answer; None where there will be none, because the store is dead or silent.
-
-        It is silent when `after_s`, which it was given for the answer, and the patience with it are over.
-        """
+        """Wait for the next reply; None if the store is dead or does not reply within its timeout plus `extra_s`."""
         try:
             wait = self._replies.get(timeout=extra_s + self._timeout_s)
         except Empty:
@@ -50,10 +47,10 @@ class PendingRequest:
 
 
 class StoreSession:
-    """A life of a store: its epoch, its memory, its end (`fileno` is readable then) and the questions under way."""
+    """One epoch of a store: its memory, its pending requests, and its end (`fileno` becomes readable)."""
 
     def __init__(self, welcome: Welcome, send: SendOperation, timeout_s: float) -> None:
-        """Raises ConfigurationError or OSError where that life is over."""
+        """Open the store's memory. Raises ConfigurationError or OSError if that epoch is over."""
         self.epoch = welcome.epoch
         self._send, self._timeout_s = send, timeout_s
         self._pending: dict[int, PendingRequest] = {}
@@ -78,7 +75,7 @@ class StoreSession:
         return request
 
     def forget(self, request: PendingRequest) -> None:
-        """Nothing that is still answered to it matters."""
+        """Ignore further replies to a request."""
         self._pending.pop(request.number, None)
 
     def receive(self, message: StoreReply) -> None:
@@ -87,7 +84,7 @@ class StoreSession:
             request.receive(message.what)
 
     def end(self) -> None:
-        """This life is over: no question will be answered any more. Its memory stays, for those who still read it."""
+        """End all pending requests. The memory stays mapped for current readers."""
         if not self._ended:
             self._ended = True
             for request in list(self._pending.values()):

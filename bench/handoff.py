@@ -39,7 +39,7 @@ from twofold.handoff import HandoffMode
 from twofold.reporting.summary import seconds
 from twofold.request import Request
 from twofold.scheduling.cluster.handoff_policy import AutoHandoff
-from twofold.scheduling.cluster.router import Route
+from twofold.placement import Route
 from twofold.transport.base import MemoryDescriptor
 
 MODES = (HandoffMode.SERIALIZED, HandoffMode.LAYER_WISE)

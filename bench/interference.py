@@ -36,7 +36,8 @@ from twofold.bench.prompts import PromptMaker, token_range
 from twofold.bench.services import served
 from twofold.reporting.summary import LatencyDistribution, seconds
 from twofold.request import Request
-from twofold.timeline import Recorder, Timeline
+from twofold.timeline import Timeline
+from twofold.events import Recorder
 
 SERVICES = {
     "split": ["--prefill", "1", "--decode", "1"],

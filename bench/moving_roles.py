@@ -30,7 +30,7 @@ from twofold.bench.services import served
 from twofold.cluster.file import load_cluster
 from twofold.hardware.catalog import load_catalog
 from twofold.request import Request
-from twofold.simulation.observers.base import QuietObserver
+from twofold.simulation.observers.base import Observer
 from twofold.simulation.simulate import simulate
 from twofold.slo import Slo
 from twofold.timeline import Timeline
@@ -63,13 +63,13 @@ PROMPTS = Phase(20.0, 1500, 6)
 OUTPUTS = Phase(5.0, 120, 220)
 
 
-class TimelineCollector(QuietObserver):
+class TimelineCollector(Observer):
     """Collects the timeline of every request."""
 
     def __init__(self) -> None:
         self.timelines: list[Timeline] = []
 
-    def ended(self, timeline: Timeline) -> None:
+    def ended(self, timeline: Timeline, now: float) -> None:
         self.timelines.append(timeline)
 
 

@@ -25,7 +25,7 @@ from twofold.instance import Role
 from twofold.request import Request
 from twofold.scheduling.instance.status import InstanceStatus
 from twofold.simulation.build import build_cluster
-from twofold.simulation.observers.base import QuietObserver
+from twofold.simulation.observers.base import Observer
 from twofold.simulation.statistics import RunStatistics
 from twofold.timeline import Timeline
 
@@ -35,13 +35,13 @@ SWAP_SPACE_BYTES = 10**12
 POOLS = tuple(PoolSpec(machines=1, machine="dgx-h100", role=role) for role in (Role.PREFILL, Role.DECODE))
 
 
-class TimelineCollector(QuietObserver):
+class TimelineCollector(Observer):
     """Collects the timeline of every request."""
 
     def __init__(self) -> None:
         self.timelines: list[Timeline] = []
 
-    def ended(self, timeline: Timeline) -> None:
+    def ended(self, timeline: Timeline, now: float) -> None:
         self.timelines.append(timeline)
 
 

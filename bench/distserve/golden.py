@@ -24,7 +24,7 @@ from twofold.demo.real_data import data_folder
 from twofold.hardware.catalog import load_catalog
 from twofold.instance import Role
 from twofold.request import Request
-from twofold.simulation.observers.base import QuietObserver
+from twofold.simulation.observers.base import Observer
 from twofold.simulation.simulate import simulate
 from twofold.timeline import Moment, Timeline
 
@@ -53,11 +53,11 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     attainment: tuple[tuple[float, float], ...]
 
 
-class _Ends(QuietObserver):
+class _Ends(Observer):
     def __init__(self) -> None:
         self.latencies: dict[str, tuple[float, float]] = {}
 
-    def ended(self, timeline: Timeline) -> None:
+    def ended(self, timeline: Timeline, now: float) -> None:
         first_s, last_s = timeline.moments[Moment.FIRST_TOKEN], timeline.moments[Moment.LAST_TOKEN]
         ttft_ms = (first_s - timeline.moments[Moment.ARRIVED]) * 1e3
         self.latencies[timeline.request.id] = ttft_ms, (last_s - first_s) * 1e3 / timeline.output_tokens

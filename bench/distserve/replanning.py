@@ -24,7 +24,7 @@ from twofold.planning.splits import SplitPlanner
 from twofold.request import Request
 from twofold.scheduling.replan.replanner import ReplanDecision, Replanner
 from twofold.scheduling.replan.traffic import TrafficMonitor
-from twofold.simulation.observers.base import Observer, QuietObserver
+from twofold.simulation.observers.base import Observer, Observer
 from twofold.simulation.replanning import SimulatedReplanning
 from twofold.simulation.simulate import simulate
 from twofold.slo import Slo
@@ -50,13 +50,13 @@ BEFORE = Traffic(8.0, 1500, 40)
 AFTER = Traffic(14.0, 400, 200)
 
 
-class TimelineCollector(QuietObserver):
+class TimelineCollector(Observer):
     """Collects the timeline of every request."""
 
     def __init__(self) -> None:
         self.timelines: list[Timeline] = []
 
-    def ended(self, timeline: Timeline) -> None:
+    def ended(self, timeline: Timeline, now: float) -> None:
         self.timelines.append(timeline)
 
 

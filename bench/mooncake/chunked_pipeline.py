@@ -48,9 +48,10 @@ from twofold.performance.host_profile import PackedModel, PackedTimes
 from twofold.performance.instance import LayersStage, Pipeline
 from twofold.request import Request
 from twofold.simulation.build import build_cluster
-from twofold.simulation.observers.base import QuietObserver
+from twofold.simulation.observers.base import Observer
 from twofold.simulation.statistics import RunStatistics
-from twofold.timeline import Recorder, Timeline
+from twofold.timeline import Timeline
+from twofold.events import Recorder
 
 if TYPE_CHECKING:
     from twofold.engine.torch.engine import TorchEngine
@@ -165,13 +166,13 @@ def request(name: str, prompt_tokens: int) -> Request:
 # -- simulated ------------------------------------------------------------------------------------------------------
 
 
-class FirstTokens(QuietObserver):
+class FirstTokens(Observer):
     """Observer that collects the TTFT of finished requests."""
 
     def __init__(self) -> None:
         self.ttft_s: list[float] = []
 
-    def ended(self, timeline: Timeline) -> None:
+    def ended(self, timeline: Timeline, now: float) -> None:
         self.ttft_s.append(timeline.ttft_s or 0.0)
 
 

@@ -28,7 +28,8 @@ from twofold.bench.prompts import token_range
 from twofold.bench.services import served
 from twofold.reporting.summary import seconds
 from twofold.request import Request
-from twofold.timeline import Recorder, Timeline
+from twofold.timeline import Timeline
+from twofold.events import Recorder
 
 SHARES = (0.0, 0.5, 0.95)
 GOAL_SHARE, GOAL_RATIO = 0.95, 0.2

@@ -39,7 +39,8 @@ from twofold.performance.host_profile import read_host_profile
 from twofold.request import Request
 from twofold.scheduling.overload import OVERLOADS
 from twofold.slo import Slo
-from twofold.timeline import Recorder, Timeline
+from twofold.timeline import Timeline
+from twofold.events import Recorder
 from twofold.workload.source import workload
 
 # Larger batches are hardly faster here, and each request waits for its whole batch.

@@ -34,7 +34,8 @@ from twofold.bench.prompts import token_range
 from twofold.bench.services import served
 from twofold.reporting.summary import LatencyDistribution, seconds
 from twofold.request import Request
-from twofold.timeline import Recorder, Timeline
+from twofold.timeline import Timeline
+from twofold.events import Recorder
 
 KEYS = ("tenant-a", "tenant-b")
 WARM_UP = 3  # uncounted pairs

@@ -13,19 +13,19 @@ from reference_runs import RUNS
 
 from twofold.compat.presets import splitwise_sim
 from twofold.hardware.catalog import load_catalog
-from twofold.simulation.observers.base import QuietObserver
+from twofold.simulation.observers.base import Observer
 from twofold.simulation.simulate import simulate
 from twofold.timeline import Timeline
 from twofold.workload.source import workload
 
 
-class Ended(QuietObserver):
+class Ended(Observer):
     """Collects the latencies of every request."""
 
     def __init__(self) -> None:
         self.rows: list[tuple[str, float | None, float | None]] = []
 
-    def ended(self, timeline: Timeline) -> None:
+    def ended(self, timeline: Timeline, now: float) -> None:
         self.rows.append((timeline.request.id, timeline.ttft_s, timeline.e2e_s))
 
 

@@ -8,7 +8,7 @@ import msgspec
 
 from twofold.planning.design import Design
 from twofold.planning.problem import Problem
-from twofold.simulation.observers.base import QuietObserver
+from twofold.simulation.observers.base import Observer
 from twofold.simulation.result import SimulationResult
 from twofold.simulation.simulate import simulate
 from twofold.timeline import Moment, Timeline
@@ -30,13 +30,13 @@ class CompleteRun(msgspec.Struct, frozen=True):
     requests_per_s: float
 
 
-class _Ends(QuietObserver):
+class _Ends(Observer):
     """End times and output lengths of requests."""
 
     def __init__(self) -> None:
         self.ends: list[tuple[float, int]] = []
 
-    def ended(self, timeline: Timeline) -> None:
+    def ended(self, timeline: Timeline, now: float) -> None:
         if Moment.LAST_TOKEN in timeline.moments:
             self.ends.append((timeline.moments[Moment.LAST_TOKEN], timeline.output_tokens))
 

@@ -19,7 +19,6 @@ Times are seconds on one monotonic clock of the world that records them. A reque
 has no hand-off moments, and its decode starts when the iteration after its first token does.
 """
 
-from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise
@@ -113,57 +112,3 @@ class Timeline:
         first = self.moments[Moment.FIRST_TOKEN]
         ready = max(first, self.moments.get(Moment.HANDOFF_ENDED, first))
         return max(0.0, self.moments[Moment.DECODE_STARTED] - ready)
-
-
-Sink = Callable[[Timeline], None]
-
-
-class Recorder:
-    """Writes timelines, for the simulator and the service alike, and hands each to its sinks when it ends.
-
-    A request ends exactly once; moments and tokens of a request that has ended, or never began, are dropped,
-    because a late message about an aborted request is ordinary in a live service.
-    """
-
-    def __init__(self, sinks: Iterable[Sink] = ()) -> None:
-        self._sinks = tuple(sinks)
-        self._open: dict[str, Timeline] = {}
-
-    def __len__(self) -> int:
-        return len(self._open)
-
-    @property
-    def live(self) -> Collection[Timeline]:
-        """The timelines of the requests that have not ended, in the order of their arrival."""
-        return self._open.values()
-
-    def arrive(self, request: Request, now: float) -> Timeline:
-        timeline = Timeline(request)
-        timeline.moments[Moment.ARRIVED] = now
-        self._open[request.id] = timeline
-        return timeline
-
-    def mark(self, request_id: str, moment: Moment, now: float) -> None:
-        """Record a moment; the first report of it counts."""
-        timeline = self._open.get(request_id)
-        if timeline is not None:
-            timeline.moments.setdefault(moment, now)
-
-    def token(self, request_id: str, now: float) -> None:
-        timeline = self._open.get(request_id)
-        if timeline is None:
-            return
-        timeline.token_times_s.append(now)
-        timeline.output_tokens += 1
-        timeline.moments.setdefault(Moment.FIRST_TOKEN, now)
-        timeline.moments[Moment.LAST_TOKEN] = now
-
-    def end(self, request_id: str, reason: FinishReason) -> Timeline | None:
-        """Close a request; returns its timeline, or None if it was closed before."""
-        timeline = self._open.pop(request_id, None)
-        if timeline is None:
-            return None
-        timeline.finish_reason = reason
-        for sink in self._sinks:
-            sink(timeline)
-        return timeline

@@ -119,7 +119,7 @@ def test_every_request_ends_once_and_all_blocks_are_freed(requests, stages, colo
     world = play(shape, requests, budget=400, later=ToyModel(base=2), failures=failures if fails else ())
     counts = world.statistics
     assert counts.completed + counts.rejected + counts.failed == len(requests) == counts.arrived
-    assert not world.cluster.lives
+    assert not world.cluster.requests
     for instance in world.cluster.instances.values():
         assert instance.scheduler.status().idle
         assert instance.scheduler.empty

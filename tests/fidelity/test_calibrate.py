@@ -13,7 +13,7 @@ from twofold.performance.host_profile import COLD_AFTER_S
 from twofold.performance.transfer import LinkSpeed
 from twofold.request import FinishReason, Phase
 from twofold.serving.telemetry.journal import JournalEntry
-from twofold.timeline import Recorder
+from twofold.events import Recorder
 
 LINK = LinkSpeed(overhead_s=1e-5, bytes_per_s=1e10)
 REQUEST_S, PROMPT_TOKEN_S, REQUEST_DELAY_S = 0.0012, 2e-6, 0.0010

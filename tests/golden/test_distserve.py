@@ -11,7 +11,7 @@ from twofold.demo.real_data import data_folder
 from twofold.hardware.catalog import load_catalog
 from twofold.instance import Role
 from twofold.request import Request
-from twofold.simulation.observers.base import QuietObserver
+from twofold.simulation.observers.base import Observer
 from twofold.simulation.simulate import simulate
 from twofold.slo import Slo
 from twofold.timeline import Moment
@@ -42,13 +42,13 @@ def cluster(name):
     return distserve_sim([pool(Role.PREFILL, *degrees[:2]), pool(Role.DECODE, *degrees[2:])], model)
 
 
-class Ended(QuietObserver):
+class Ended(Observer):
     """TTFT and TPOT of every request in milliseconds, as that simulator defines them."""
 
     def __init__(self):
         self.latencies = {}
 
-    def ended(self, timeline):
+    def ended(self, timeline, now):
         arrived, first, last = (
             timeline.moments[moment] * 1e3
             for moment in (Moment.ARRIVED, Moment.FIRST_TOKEN, Moment.LAST_TOKEN)

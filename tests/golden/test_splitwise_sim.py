@@ -12,7 +12,7 @@ from twofold.hardware.catalog import load_catalog
 from twofold.instance import Role
 from twofold.performance.registry import performance_model
 from twofold.request import Request
-from twofold.simulation.observers.base import QuietObserver
+from twofold.simulation.observers.base import Observer
 from twofold.simulation.result import verdict
 from twofold.simulation.simulate import simulate
 from twofold.slo import SPLITWISE
@@ -68,13 +68,13 @@ PREEMPTED_WHILE_OTHERS_AGE = [
 ]
 
 
-class Ended(QuietObserver):
+class Ended(Observer):
     """Keeps the timeline of every request."""
 
     def __init__(self):
         self.timelines = {}
 
-    def ended(self, timeline):
+    def ended(self, timeline, now):
         self.timelines[timeline.request.id] = timeline
 
 

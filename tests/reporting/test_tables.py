@@ -7,7 +7,7 @@ from rich.console import Console
 from twofold.reporting.summary import comparison_table, seconds, summarize, summary_table
 from twofold.request import FinishReason, Request
 from twofold.slo import Slo
-from twofold.timeline import Recorder
+from twofold.events import Recorder
 
 
 def run_of(ttft_s, failed=0):

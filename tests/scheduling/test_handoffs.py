@@ -13,7 +13,7 @@ from twofold.scheduling.cluster.handoff_policy import (
     BySizeHandoff,
     TransferPaths,
 )
-from twofold.scheduling.cluster.router import Route
+from twofold.placement import Route
 
 ROUTE = Route("p0", "d0")
 KV = 1000  # bytes per token

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from support.routed import cluster, load, pools, request
 from twofold.instance import Role
-from twofold.scheduling.cluster.router import Route
+from twofold.placement import Route
 from twofold.scheduling.routers import FIXED_ROLE_ROUTERS, ROUTERS
 
 

@@ -9,7 +9,7 @@ from twofold.hardware.catalog import load_catalog
 from twofold.instance import Role
 from twofold.request import Request
 from twofold.scheduling.cluster.shared import OwnLoad
-from twofold.simulation.observers.base import QuietObserver
+from twofold.simulation.observers.base import Observer
 from twofold.simulation.simulate import simulate
 from twofold.slo import Slo
 from twofold.workload.source import workload
@@ -26,11 +26,11 @@ SPLIT = ClusterSpec(
 SLO = Slo(ttft_s=1.0, tpot_s=0.1)
 
 
-class Ended(QuietObserver):
+class Ended(Observer):
     def __init__(self):
         self.timelines = []
 
-    def ended(self, timeline):
+    def ended(self, timeline, now):
         self.timelines.append(timeline)
 
 

@@ -10,17 +10,17 @@ from twofold.hardware.catalog import load_catalog
 from twofold.instance import Role
 from twofold.performance.host_profile import HOST, ContentionFactors, GatewayTimes, dump_host_profile
 from twofold.request import Request
-from twofold.simulation.observers.base import QuietObserver
+from twofold.simulation.observers.base import Observer
 from twofold.simulation.simulate import simulate
 
 CATALOG = load_catalog()
 
 
-class Ends(QuietObserver):
+class Ends(Observer):
     def __init__(self):
         self.timelines = []
 
-    def ended(self, timeline):
+    def ended(self, timeline, now):
         self.timelines.append(timeline)
 
 

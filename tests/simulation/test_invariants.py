@@ -22,7 +22,7 @@ ORDERED = [
 def test_every_request_ends_once_and_all_resources_are_freed(cluster, requests):
     """queue + running + done + rejected = arrived; no block, load or token is lost."""
     world = run(cluster, requests)
-    counts, lives = world.statistics, world.cluster.lives
+    counts, lives = world.statistics, world.cluster.requests
     assert counts.arrived == len(requests)
     assert counts.arrived == counts.completed + counts.rejected + counts.failed + len(lives)
     ended = [timeline.request.id for timeline in world.ends.timelines]
@@ -74,7 +74,7 @@ def test_distributions_match_the_timelines(cluster, requests):
     if cluster[0].rules == "twofold":
         several = [t.tpot_s for t in done if t.tpot_s is not None]
         assert abs(counts.tpot.total - sum(several) * PS) <= len(requests)
-    if not counts.failed and not world.cluster.lives:
+    if not counts.failed and not world.cluster.requests:
         assert sum(counts.itl.counts.values()) == sum(t.output_tokens - 1 for t in done)
         decoding = sum(t.span(Moment.FIRST_TOKEN, Moment.LAST_TOKEN) for t in done)
         assert abs(counts.itl.total - decoding * PS) <= len(requests)

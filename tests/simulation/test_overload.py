@@ -76,7 +76,7 @@ def test_nobody_is_lost_and_nothing_runs_for_the_refused(drawn, requests, rule, 
         prepare=attach(rule, model, ttft_s, tbt_s),
     )
     counts, overload = world.statistics, world.cluster.overload
-    assert not world.cluster.lives
+    assert not world.cluster.requests
     assert counts.arrived == counts.completed + counts.rejected + counts.failed == len(requests)
     ended = [timeline.request.id for timeline in world.ends.timelines]
     assert len(ended) == len(set(ended)) == len(requests)

@@ -17,7 +17,7 @@ from twofold.instance import Role
 from twofold.performance.instance import LayersStage, Pipeline
 from twofold.request import Request
 from twofold.simulation.instance import pass_through
-from twofold.simulation.observers.base import QuietObserver
+from twofold.simulation.observers.base import Observer
 from twofold.simulation.simulate import simulate
 from twofold.slo import Slo
 from twofold.timeline import Moment
@@ -110,7 +110,7 @@ def test_stages_compute_one_iteration_at_a_time(stages, iterations):
         assert begins == [max(free, at) for free, at in zip(before, arrives, strict=True)]
 
 
-class Runs(QuietObserver):
+class Runs(Observer):
     """The iterations of the last stages, by instance."""
 
     def __init__(self):

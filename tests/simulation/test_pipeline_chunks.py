@@ -98,7 +98,7 @@ def test_chunks_pass_every_stage_in_order(cluster, requests):
             assert context + tokens == then
             for stage, (begins, begins_then) in enumerate(zip(one.begins, following.begins, strict=True)):
                 assert begins + (one.later if stage else one.first) <= begins_then
-    assert len(world.cluster.lives) == 0
+    assert len(world.cluster.requests) == 0
 
 
 def test_chunks_lower_the_ttft_of_long_prompts():

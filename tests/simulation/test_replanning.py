@@ -26,7 +26,7 @@ from twofold.scheduling.replan.replanner import (
 from twofold.scheduling.replan.split import RoleSplit
 from twofold.scheduling.replan.traffic import TrafficMonitor
 from twofold.simulation.kernel import EventOrder
-from twofold.simulation.observers.base import QuietObserver
+from twofold.simulation.observers.base import Observer
 from twofold.simulation.replanning import SimulatedReplanning, assign, require_movable
 from twofold.simulation.simulate import simulate
 from twofold.slo import Slo
@@ -49,11 +49,11 @@ def traffic(*parts, seed=0):
             yield Request(id=f"{now}", arrival_s=now, prompt_tokens=sizes[0], output_tokens=sizes[1])
 
 
-class Seen(QuietObserver):
+class Seen(Observer):
     def __init__(self):
         self.timelines, self.roles, self.notes = [], [], []
 
-    def ended(self, timeline):
+    def ended(self, timeline, now):
         self.timelines.append(timeline)
 
     def role(self, instance, role, at_ps):
@@ -237,7 +237,7 @@ def test_moves_at_any_time_lose_nothing(requests, wanted, router, capacity):
 
     batchers = dict.fromkeys(Role, "splitwise")
     world = ToyRun(spec, requests, model=ToyModel(), capacity=capacity, batchers=batchers, prepare=prepare)
-    assert not world.cluster.lives
+    assert not world.cluster.requests
     assert len({each.request.id for each in world.ends.timelines}) == len(requests)
     for instance in world.cluster.instances.values():
         assert instance.scheduler.status().idle

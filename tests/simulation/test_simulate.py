@@ -12,7 +12,7 @@ from twofold.performance.queueing import saturating_tokens
 from twofold.performance.registry import performance_model
 from twofold.performance.transfer import TransferModel, default_sync_s
 from twofold.request import Request
-from twofold.simulation.observers.base import QuietObserver
+from twofold.simulation.observers.base import Observer
 from twofold.simulation.simulate import simulate
 from twofold.timeline import Moment
 from twofold.workload.source import workload
@@ -34,11 +34,11 @@ def model():
     return performance_model("fitted", CATALOG.model("llama2-70b"), CATALOG.machine("dgx-h100"), 8)
 
 
-class Timelines(QuietObserver):
+class Timelines(Observer):
     def __init__(self):
         self.all = []
 
-    def ended(self, timeline):
+    def ended(self, timeline, now):
         self.all.append(timeline)
 
 

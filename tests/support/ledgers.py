@@ -2,7 +2,8 @@
 
 from support.routed import load, pools
 from support.toy import ToyModel
-from twofold.scheduling.admission.ledger import InstanceCapacity, OverloadLedger, PlacedRequest
+from twofold.scheduling.admission.ledger import InstanceCapacity, OverloadLedger
+from twofold.placement import PlacedRequest
 from twofold.scheduling.admission.overload import OverloadControl
 from twofold.scheduling.overload import create_overload
 

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from twofold.request import FinishReason, Request
-from twofold.timeline import Moment, Recorder, Timeline
+from twofold.timeline import Moment, Timeline
+from twofold.events import Recorder
 
 SPLIT_LIFE = {
     "routed": 1.0,

@@ -15,7 +15,7 @@ from twofold.performance.instance import Pipeline
 from twofold.request import Request
 from twofold.scheduling.batchers import BATCHERS, can_swap
 from twofold.simulation.build import build_cluster
-from twofold.simulation.observers.base import QuietObserver
+from twofold.simulation.observers.base import Observer
 from twofold.simulation.statistics import RunStatistics, Sampler
 from twofold.slo import Slo
 
@@ -53,13 +53,13 @@ class ToyModel(PerformanceModel):
         return 20.0 + sequences
 
 
-class Ends(QuietObserver):
+class Ends(Observer):
     """Keeps the timeline of every request."""
 
     def __init__(self):
         self.timelines = []
 
-    def ended(self, timeline):
+    def ended(self, timeline, now):
         self.timelines.append(timeline)
 
 
@@ -120,7 +120,7 @@ class ToyRun:
                                          t.prefill_instance, t.decode_instance) for t in self.ends.timelines},
             "histograms": [(dict(sorted(h.counts.items())), h.total, h.low, h.high) for h in histograms],
             "counts": (statistics.arrived, statistics.completed, statistics.rejected, statistics.failed,
-                       statistics.slo_met, statistics.handoffs, len(self.cluster.lives)),
+                       statistics.slo_met, statistics.handoffs, len(self.cluster.requests)),
             "instances": {name: (i.busy, i.energy, i.iterations, i.sequence_time, i.scheduler.preemptions)
                           for name, i in self.cluster.instances.items()},
             "swaps": {name: (g.swaps, g.blocks_copied) for name, i in self.cluster.instances.items()

@@ -16,7 +16,8 @@ import msgspec
 from twofold.bench.endpoint import Endpoint, authorization
 from twofold.errors import TwofoldError
 from twofold.request import FinishReason, Request
-from twofold.timeline import Recorder, Timeline
+from twofold.timeline import Timeline
+from twofold.events import Recorder
 
 DONE = b"[DONE]"
 

@@ -14,7 +14,8 @@ from twofold.bench.endpoint import Endpoint
 from twofold.bench.prompts import PromptMaker
 from twofold.errors import ConfigurationError
 from twofold.request import Request
-from twofold.timeline import Moment, Recorder, Timeline
+from twofold.timeline import Moment, Timeline
+from twofold.events import Recorder
 
 
 class LoadConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ from twofold.scheduling.admission.ledger import InstanceCapacity, OverloadLedger
 from twofold.scheduling.admission.overload import OverloadControl
 from twofold.scheduling.batchers import BATCHERS
 from twofold.scheduling.cluster.pools import Pools
-from twofold.scheduling.overload import create_overload
+from twofold.scheduling.admission.overload import create_overload_rule
 from twofold.scheduling.routers import FIXED_ROLE_ROUTERS
 from twofold.slo import Slo
 
@@ -22,7 +22,7 @@ def overload_control(
 
     Raises ConfigurationError for an SLO, or a cluster, that it cannot judge by.
     """
-    chosen = create_overload(rule)
+    chosen = create_overload_rule(rule)
     if slo is None or slo.ttft_s is None or slo.tpot_s is None:
         raise ConfigurationError(
             "overload control refuses what would miss the SLO: give both bounds, as in --slo ttft=30,tpot=0.1"

@@ -16,7 +16,7 @@ from twofold.performance.host_profile import HOST, HostProfile, dump_host_profil
 from twofold.request import Request
 from twofold.serving.config import WorkerConfig
 from twofold.serving.launch.worker_plan import available_cores, plan_workers
-from twofold.simulation.observers.base import QuietObserver
+from twofold.simulation.observers.base import Observer
 from twofold.simulation.simulate import simulate
 from twofold.timeline import Timeline
 
@@ -113,11 +113,11 @@ def timelines_of(spec: ClusterSpec, requests: Sequence[Request], catalog: Catalo
     return ends.timelines
 
 
-class _Ends(QuietObserver):
+class _Ends(Observer):
     def __init__(self) -> None:
         self.timelines: list[Timeline] = []
 
-    def ended(self, timeline: Timeline) -> None:
+    def ended(self, timeline: Timeline, now: float) -> None:
         self.timelines.append(timeline)
 
 

@@ -91,7 +91,7 @@ def build_cluster(
     cluster.handoffs = SimulatedHandoffs(
         kernel,
         network,
-        scheduler,
+        cluster.events,
         statistics,
         observers,
         max(transfers, key=lambda transfer: transfer.sync_s),
@@ -172,6 +172,7 @@ def _attach_caches(
             hosts[slot.name] = HostCache(machine, caches[machine], block_ps, links[machine])
     statistics = ReuseStatistics([tier for tier, _ in cache.tier_sizes], list(caches), list(hosts))
     cluster.reuse = PrefixReuse(cluster.kernel, network, hosts, statistics, size, transfers[0].layers)
+    cluster.events.subscribe(cluster.reuse)
 
 
 def _cache_speeds(cache: CacheSpec, catalog: Catalog, tensor_parallel: int) -> tuple[float, float]:

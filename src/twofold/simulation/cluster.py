@@ -6,6 +6,7 @@ from typing import Final
 
 from twofold.cluster.timing import PS, RunTiming, ps
 from twofold.errors import WorkloadError
+from twofold.events import RequestEvents
 from twofold.instance import Role
 from twofold.request import FinishReason, Request
 from twofold.scheduling.cluster.scheduler import ClusterScheduler
@@ -44,11 +45,12 @@ class VirtualCluster(InstanceEnvironment):
         self.capacities: dict[str, int] = {}
         self.cells: dict[str, str] = {}  # of each instance, where they are divided
         self.new_scheduler: Callable[[str, int], InstanceScheduler]
-        self.lives: dict[str, SimulatedRequest] = {}
+        self.requests: dict[str, SimulatedRequest] = {}  # under way
         self.overload: SimulatedOverload | None = None
+        self.events = RequestEvents((scheduler, *observers))
         self._observers = tuple(observers)
-        self._requests: Iterator[Request] = iter(())
-        scheduler.on_move = self._note_role
+        self._arrivals: Iterator[Request] = iter(())
+        scheduler.on_role_change = self._note_role
 
     # -- from outside -----------------------------------------------------------------------------------------------
 
@@ -65,14 +67,14 @@ class VirtualCluster(InstanceEnvironment):
 
     def feed(self, requests: Iterable[Request]) -> None:
         """Requests that are to arrive, in order of arrival."""
-        self._requests = iter(requests)
+        self._arrivals = iter(requests)
         self._schedule_arrival(_Arrival(self))
 
     # -- arrivals ---------------------------------------------------------------------------------------------------
 
     def _schedule_arrival(self, arrival: "_Arrival") -> None:
         """Let it happen again with the next request, if there is one."""
-        request = next(self._requests, None)
+        request = next(self._arrivals, None)
         if request is None:
             return
         arrival_s = request.arrival_s
@@ -90,39 +92,39 @@ class VirtualCluster(InstanceEnvironment):
 
     def arrive(self, arrival: "_Arrival") -> None:
         self.statistics.arrive(self.kernel.now)
+        self.events.arrived(arrival.request, self.kernel.now / PS)
         self.enter(arrival.request, self.statistics.arrived, self.kernel.now)
         self._schedule_arrival(arrival)
 
     def enter(self, request: Request, number: int, arrived: int) -> None:
         """The controller has a request, the `number`th, that arrived at picosecond `arrived`: place it."""
         request_id, now, statistics = request.id, self.kernel.now, self.statistics
-        if request_id in self.lives:
+        if request_id in self.requests:
             raise WorkloadError("the workload", f"two requests under way have the id {request_id}")
-        placement = self.scheduler.arrive(request, now / PS)
-        overload = self.overload
-        if (
-            placement is not None
-            and overload is not None
-            and not overload.admits(request, placement.route, now)
-        ):
-            self.scheduler.ended(request_id)
-            placement = None
-        if placement is None:
+        now_s = now / PS
+        placed = self.scheduler.place(request, now_s)
+        reason = None if placed is not None else "no-instance"
+        if placed is not None and self.overload is not None:
+            reason = self.overload.rejection(placed, now)
+            if reason is not None:
+                self.scheduler.withdraw(request_id)
+        if placed is None or reason is not None:
             statistics.rejected += 1
-            for observer in self._observers:
-                observer.ended(refused_timeline(request, arrived))
+            if self.events.records_timelines:
+                self.events.rejected(refused_timeline(request, arrived), reason or "", now_s)
+            return
+        route = placed.route
+        prefill, decode = self.instances[route.prefill], self.instances[route.decode]
+        simulated = SimulatedRequest(request, number, arrived, prefill, decode, placed.mode)
+        self.requests[request_id] = simulated
+        self.events.placed(placed, now_s)
+        if self.reuse is None:
+            prefill.scheduler.submit(request, decodes_here=not simulated.splits)
         else:
-            route = placement.route
-            prefill, decode = self.instances[route.prefill], self.instances[route.decode]
-            life = SimulatedRequest(request, number, arrived, prefill, decode, placement.mode)
-            self.lives[request_id] = life
-            if self.reuse is None:
-                prefill.scheduler.submit(request, decodes_here=not life.splits)
-            else:
-                self.reuse.submit(life, route)
-            if life.splits:
-                self.handoffs.expect(life)
-            prefill.poke()
+            self.reuse.submit(simulated, route)
+        if simulated.splits:
+            self.handoffs.expect(simulated)
+        prefill.poke()
 
     # -- World, for instances -----------------------------------------------------------------------------------------
 
@@ -130,7 +132,7 @@ class VirtualCluster(InstanceEnvironment):
         return pace if self.reuse is None else self.reuse.loading(iteration, pace)
 
     def started(self, iteration: RunningBatch, end: int) -> None:
-        now, lives = self.kernel.now, self.lives
+        now, lives = self.kernel.now, self.requests
         if iteration.prefills:
             self._prompts_started(iteration, end)
         if iteration.paused:
@@ -148,9 +150,10 @@ class VirtualCluster(InstanceEnvironment):
         for part in iteration.prefills:
             if part.context_tokens and self.reuse is None:
                 continue  # not the first of its prompt
-            life = self.lives[part.sequence.id]
+            life = self.requests[part.sequence.id]
             if life.prefill_started == NEVER:
                 life.prefill_started = self.kernel.now
+                self.events.prefill_started(life.id, self.kernel.now / PS)
                 if life.splits:
                     self.handoffs.prefill_started(life, end)
 
@@ -172,23 +175,22 @@ class VirtualCluster(InstanceEnvironment):
             self._tell_run(instance, iteration, begun, 1, milliwatts)
 
     def stepped(self, instance: SimulatedInstance, steps: list[StepResult]) -> None:
+        now = self.kernel.now
         for step in steps:
-            life = self.lives[step.sequence.id]
+            simulated = self.requests[step.sequence.id]
             if step.index == 0:
-                life.first_token = self.kernel.now
-                self.scheduler.prefilled(life.id, self.kernel.now / PS)
-                if self.reuse is not None:
-                    self.reuse.prefilled(life)
-                if self.overload is not None and not self.overload.decodes(life.request, self.kernel.now):
-                    self._refuse(life)
+                simulated.first_token = now
+                self.events.first_token(simulated.id, now / PS)
+                if self.overload is not None and not self.overload.admits_decode(simulated.id, now):
+                    self._refuse(simulated)
                     continue
             if step.finish_reason is not None:
-                self._complete(life)
+                self._complete(simulated)
             elif step.hands_off:
-                self.handoffs.prefilled(life)
-            elif step.index:  # it stands still, for want of memory
-                step.sequence.last_token_at = self.kernel.now
-                life.preemptions += 1
+                self.handoffs.prefilled(simulated)
+            elif step.index:  # paused: no free memory
+                step.sequence.last_token_at = now
+                simulated.preemptions += 1
         self.handoffs.grant(instance)
 
     def resumed(self, instance: SimulatedInstance) -> None:
@@ -205,15 +207,13 @@ class VirtualCluster(InstanceEnvironment):
         now = self.kernel.now
         life.last_token = now
         life.ended = True
-        del self.lives[life.id]
+        del self.requests[life.id]
         if (
             life.splits and life.handoff_ended == NEVER
         ):  # it ended with its first token: nothing is to be decoded
             self.handoffs.give_up(life)
             life.decode.poke()
-        self.scheduler.ended(life.id)
-        if self.overload is not None:
-            self.overload.ended(life.request, now, complete=True)
+        self.events.finished(life.id, life.output_tokens, now / PS)
         self.record(life)
 
     def _refuse(self, life: SimulatedRequest) -> None:
@@ -225,8 +225,7 @@ class VirtualCluster(InstanceEnvironment):
     def record(self, life: SimulatedRequest) -> None:
         """The last token of a request is with its client."""
         self.statistics.complete(life, self.kernel.now)
-        if self._observers:
-            self._tell_ended(life, _LENGTH, life.output_tokens)
+        self._tell_ended(life, _LENGTH, life.output_tokens)
 
     def _poke_both(self, life: SimulatedRequest) -> None:
         for instance in (life.prefill, life.decode) if life.splits else (life.prefill,):
@@ -235,19 +234,15 @@ class VirtualCluster(InstanceEnvironment):
 
     def _fail(self, life: SimulatedRequest) -> None:
         self.statistics.failed += 1
-        if self.overload is not None:
-            self.overload.ended(life.request, self.kernel.now, complete=False)
         self._give_up(life)
         self._poke_both(life)
 
     def _give_up(self, life: SimulatedRequest) -> None:
         life.ended = True
-        del self.lives[life.id]
+        del self.requests[life.id]
         self.statistics.last_end = self.kernel.now
-        if self.reuse is not None:
-            self.reuse.give_up(life)
         self.handoffs.give_up(life)
-        self.scheduler.ended(life.id)
+        self.events.aborted(life.id, self.kernel.now / PS)
         self._tell_ended(life, FinishReason.ERROR, 0)
 
     def take_down(self, instance: SimulatedInstance) -> None:
@@ -262,7 +257,7 @@ class VirtualCluster(InstanceEnvironment):
             if other.load is not None:
                 other.scheduler.peer_lost(instance.name)
         for request_id in held:
-            self._fail(self.lives[request_id])
+            self._fail(self.requests[request_id])
 
     def bring_back(self, instance: SimulatedInstance) -> None:
         """An instance that died lives again, empty."""
@@ -292,10 +287,8 @@ class VirtualCluster(InstanceEnvironment):
             observer.run(run)
 
     def _tell_ended(self, life: SimulatedRequest, reason: FinishReason, output_tokens: int) -> None:
-        if self._observers:
-            timeline = life.timeline(reason, output_tokens)
-            for observer in self._observers:
-                observer.ended(timeline)
+        if self.events.records_timelines:
+            self.events.ended(life.timeline(reason, output_tokens), self.kernel.now / PS)
 
     def _note_role(self, instance: str, role: Role) -> None:
         for observer in self._observers:

@@ -16,7 +16,8 @@ from twofold.request import Request
 from twofold.scheduling.cluster.cells import CellLoad, CellPools
 from twofold.scheduling.cluster.handoff_policy import FixedHandoff, HandoffPolicy
 from twofold.scheduling.cluster.pools import Pools, load_totals
-from twofold.scheduling.cluster.router import FixedRoles, Placement, Route, Router
+from twofold.scheduling.cluster.router import FixedRoles, Router
+from twofold.placement import PlacedRequest, Route
 from twofold.scheduling.cluster.scheduler import ClusterScheduler
 from twofold.scheduling.cluster.shared import LoadReport, SharedCluster
 from twofold.scheduling.instance.kv_reservation import KvReservation
@@ -43,11 +44,11 @@ class _Dealt(FixedRoles):
         return self._controllers[drawn(request) % len(self._controllers)]
 
     def route(self, request: Request, tokens: int, pools: Pools, now: float) -> Route | None:
-        placement = self.dealt(request).arrive(request, now)
-        if placement is None or self._cells is None:
-            return None if placement is None else placement.route
+        placed = self.dealt(request).place(request, now)
+        if placed is None or self._cells is None:
+            return None if placed is None else placed.route
         assert isinstance(pools, CellPools)  # noqa: S101  (those of `new_pools`)
-        return self._cells.route_in(placement.route.prefill, request, tokens, pools, now)
+        return self._cells.route_in(placed.route.prefill, request, tokens, pools, now)
 
 
 class ReplicatedControllers(ClusterScheduler):
@@ -119,37 +120,37 @@ class ReplicatedControllers(ClusterScheduler):
 
     # -- requests ---------------------------------------------------------------------------------------------------
 
-    def arrive(self, request: Request, now: float) -> Placement | None:
+    def place(self, request: Request, now: float) -> PlacedRequest | None:
         controller = self._dealer.dealt(request)
-        placement = super().arrive(request, now)
-        if placement is None:
-            controller.ended(request.id)
+        placed = super().place(request, now)
+        if placed is None:
+            controller.withdraw(request.id)
             return None
-        prefill = self._unit(placement.route.prefill)
-        decode = self._unit(placement.route.decode)
+        prefill = self._unit(placed.route.prefill)
+        decode = self._unit(placed.route.decode)
         self._under_way[request.id] = controller, prefill, decode
         self._changed(prefill, decode)
-        return placement
+        return placed
 
-    def prefilled(self, request_id: str, now: float | None = None) -> None:
-        super().prefilled(request_id, now)
+    def first_token(self, request_id: str, now: float) -> None:
+        super().first_token(request_id, now)
         if request_id in self._under_way:
             controller, prefill, _ = self._under_way[request_id]
-            controller.prefilled(request_id, now)
+            controller.first_token(request_id, now)
             self._changed(prefill, prefill)
 
-    def handed_off(self, request_id: str) -> None:
-        super().handed_off(request_id)
+    def handed_off(self, request_id: str, started: float, now: float) -> None:
+        super().handed_off(request_id, started, now)
         if request_id in self._under_way:
             controller, prefill, _ = self._under_way[request_id]
-            controller.handed_off(request_id)
+            controller.handed_off(request_id, started, now)
             self._changed(prefill, prefill)
 
-    def ended(self, request_id: str) -> None:
-        super().ended(request_id)
+    def withdraw(self, request_id: str) -> None:
+        super().withdraw(request_id)
         if request_id in self._under_way:
             controller, prefill, decode = self._under_way.pop(request_id)
-            controller.ended(request_id)
+            controller.withdraw(request_id)
             self._changed(prefill, decode)
 
     # -- reports ----------------------------------------------------------------------------------------------------

@@ -5,10 +5,10 @@ from typing import Final
 
 from mypy_extensions import mypyc_attr
 
-from twofold.cluster.timing import ps
+from twofold.cluster.timing import PS, ps
+from twofold.events import RequestEvents
 from twofold.handoff import HandoffMode
 from twofold.performance.transfer import TransferModel
-from twofold.scheduling.cluster.scheduler import ClusterScheduler
 from twofold.scheduling.instance.scheduler import InstanceScheduler
 from twofold.simulation.instance import SimulatedInstance
 from twofold.simulation.kernel import Event, EventOrder, Kernel
@@ -37,7 +37,7 @@ class SimulatedHandoffs:
         self,
         kernel: Kernel,
         network: VirtualNetwork,
-        scheduler: ClusterScheduler,
+        events: RequestEvents,
         statistics: RunStatistics,
         observers: Sequence[Observer],
         times: TransferModel,
@@ -45,7 +45,7 @@ class SimulatedHandoffs:
         reserve_at_arrival: bool,
         instant: bool = False,
     ) -> None:
-        self._kernel, self._network, self._scheduler = kernel, network, scheduler
+        self._kernel, self._network, self._events = kernel, network, events
         self._statistics, self._observers = statistics, tuple(observers)
         self._kv_bytes_per_token, self._layers = times.kv_bytes_per_token, times.layers
         self._sync = ps(times.sync_s)
@@ -170,7 +170,7 @@ class SimulatedHandoffs:
         prefill.scheduler.handed_off(life.id)
         decode.scheduler.kv_received(life.id, life.lease.epoch)
         self._statistics.handoffs += 1
-        self._scheduler.handed_off(life.id)
+        self._events.handed_off(life.id, life.handoff_started / PS, self._kernel.now / PS)
         if self._observers:
             self._tell(life)
         self.grant(decode)

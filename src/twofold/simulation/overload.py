@@ -5,10 +5,8 @@ from math import sqrt
 import msgspec
 
 from twofold.cluster.timing import PS
-from twofold.request import Request
-from twofold.scheduling.admission.ledger import PlacedRequest
+from twofold.placement import PlacedRequest
 from twofold.scheduling.admission.overload import OverloadControl
-from twofold.scheduling.cluster.router import Route
 from twofold.simulation.series import Series
 
 PREFILL, DECODE = "load/prefill", "load/decode"
@@ -28,41 +26,34 @@ class OverloadResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SimulatedOverload:
-    """Drives overload control as a live service does, and looks at the loads whenever a request arrives."""
+    """Asks overload control about each request of a simulation, and counts rejections and loads."""
 
     def __init__(self, rule: str, control: OverloadControl) -> None:
         self.series = {PREFILL: Series(), DECODE: Series()}
-        self._rule, self._control = rule, control
+        self.control = control
+        self._rule = rule
         self._refusals: dict[str, int] = {}
         self._wasted_tokens = 0
 
-    def admits(self, request: Request, route: Route, now: int) -> bool:
-        """Whether a request is taken that arrives at picosecond `now`, and would run there."""
+    def rejection(self, placed: PlacedRequest, now: int) -> str | None:
+        """The reason to reject a request that arrives at picosecond `now`; None to accept it."""
         now_s = now / PS
-        for name, load in zip((PREFILL, DECODE), self._control.ledger.loads(now_s), strict=True):
+        for name, load in zip((PREFILL, DECODE), self.control.ledger.loads(now_s), strict=True):
             self.series[name].set(now, load)
-        newcomer = PlacedRequest.of(request, route)
-        reason = self._control.arrival(newcomer, now_s)
-        if reason is None:
-            self._control.placed(newcomer, now_s)
-            return True
-        self._refusals[reason.value] = self._refusals.get(reason.value, 0) + 1
-        return False
+        reason = self.control.rejection(placed, now_s)
+        if reason is not None:
+            self._refusals[reason.value] = self._refusals.get(reason.value, 0) + 1
+        return None if reason is None else reason.value
 
-    def decodes(self, request: Request, now: int) -> bool:
-        """Whether a request, which is prefilled now, is taken where it is to be decoded."""
-        reason = self._control.prefilled(request.id, now / PS)
+    def admits_decode(self, request_id: str, now: int) -> bool:
+        """Whether the decode instance accepts a request whose prefill ended at picosecond `now`."""
+        reason = self.control.admit_decode(request_id, now / PS)
         if reason is None:
             return True
-        self._wasted_tokens += self._control.ledger.computed_tokens(request.id)
-        self._control.ended(request.id, now / PS)
+        self._wasted_tokens += self.control.ledger.computed_tokens(request_id)
         after = f"{reason.value}-after-prefill"
         self._refusals[after] = self._refusals.get(after, 0) + 1
         return False
-
-    def ended(self, request: Request, now: int, *, complete: bool) -> None:
-        """A request that was taken is over."""
-        self._control.ended(request.id, now / PS, request.output_tokens if complete else None)
 
     def result(self) -> OverloadResult:
         return OverloadResult(

@@ -1,6 +1,6 @@
 """Re-planning in the simulator: the live decisions on simulated arrivals, and moves that take their time."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 
 from twofold.cluster.profiles import InstanceProfile
 from twofold.cluster.spec import ClusterSpec
@@ -13,11 +13,11 @@ from twofold.scheduling.replan.split import ReplanAction, ReplanStep, RoleSplit
 from twofold.scheduling.routers import FIXED_ROLE_ROUTERS, ROUTERS
 from twofold.simulation.cluster import VirtualCluster
 from twofold.simulation.kernel import EventOrder
-from twofold.simulation.observers.base import QuietObserver
+from twofold.simulation.observers.base import Observer
 from twofold.timeline import Timeline
 
 
-class SimulatedReplanning(QuietObserver):
+class SimulatedReplanning(Observer):
     """Watches a cluster and moves its instances: an observer of the run that also sees its requests (`watched`).
 
     A search takes `search_s` simulated seconds, however long it really takes. Of the cluster's instances the last
@@ -32,7 +32,6 @@ class SimulatedReplanning(QuietObserver):
         self._search_s, self._spare = search_s, spare
         self._numbers: dict[str, int] = {}  # of the requests that have not ended
         self._ids: dict[int, str] = {}
-        self._refused: set[str] = set()
         self._retired: list[str] = []
         self._cluster: VirtualCluster
 
@@ -47,42 +46,23 @@ class SimulatedReplanning(QuietObserver):
         for name in self._retired:
             cluster.scheduler.pause(name)
 
-    def watched(self, requests: Iterable[Request]) -> Iterator[Request]:
-        """The requests, for the cluster, which asks for the next one as soon as one has arrived."""
-        for request in requests:
-            yield request
-            self._arrived(request)
-
-    def ended(self, timeline: Timeline) -> None:
-        request_id = timeline.request.id
-        number = self._numbers.pop(request_id, None)
-        if number is None:  # it is refused while it arrives
-            self._refused.add(request_id)
-        else:
-            del self._ids[number]
-            self._replanner.watch.ended(number, timeline.output_tokens if timeline.complete else None)
-
-    def _arrived(self, request: Request) -> None:
-        now_s = self._cluster.kernel.now / PS
-        watch = self._replanner.watch
-        number = watch.arrived(request.prompt_tokens, now_s)
-        if request.id in self._refused:
-            self._refused.discard(request.id)
-            watch.ended(number, None)
-        else:
-            self._numbers[request.id], self._ids[number] = number, request.id
-        question = self._replanner.question(self._made, now_s)
-        if question is None:
+    def arrived(self, request: Request, now: float) -> None:
+        number = self._replanner.arrived(request, now)
+        query = self._replanner.query(self._generated, now)
+        if query is None:
             return
         running = RoleSplit.of(self._cluster.scheduler.pools)
         stock = running.instances + len(self._startable())
-        findings = self._planner.search(question.traffic, running, stock)
+        findings = self._search.search(query.traffic, running, stock)
         at = self._cluster.kernel.now + ps(self._search_s)
         self._cluster.kernel.schedule(at, EventOrder.REPLAN + number, self._decide, findings)
 
-    def _made(self, number: int) -> int:
+    def ended(self, timeline: Timeline, now: float) -> None:
+        self._replanner.ended(timeline)
+
+    def _generated(self, number: int) -> int:
         """Tokens that a request has so far."""
-        life = self._cluster.lives.get(self._ids.get(number, ""))
+        life = self._cluster.requests.get(self._ids.get(number, ""))
         return 0 if life is None else life.decode.scheduler.generated(life.id)
 
     def _decide(self, findings: SearchResult) -> None:

@@ -13,13 +13,14 @@ from typing import Final
 from twofold.cluster.spec import CacheSpec, cache_size_tokens
 from twofold.cluster.timing import PS, RunTiming, nearest
 from twofold.errors import ConfigurationError
+from twofold.events import RequestSubscriber
 from twofold.kvcache.cache import CacheObserver, PrefixCache, RemovalReason
 from twofold.kvcache.eviction import create_eviction
 from twofold.kvcache.index import PrefixIndex
 from twofold.kvcache.tiers import TieredCache
 from twofold.performance.reuse import layer_wise
 from twofold.request import BlockKey
-from twofold.scheduling.cluster.router import PrefixFetch, Route
+from twofold.placement import PrefixFetch, Route
 from twofold.scheduling.instance.batch import RunningBatch
 from twofold.simulation.kernel import Event, EventOrder, Kernel
 from twofold.simulation.network import MachineLink, VirtualNetwork
@@ -113,7 +114,7 @@ class _Use:
         return min(self.blocks * BLOCK_TOKENS, self.life.prompt_tokens - 1)
 
 
-class PrefixReuse:
+class PrefixReuse(RequestSubscriber):
     """Drives reuse for a virtual cluster; `hosts` are the caches of its instances, by instance."""
 
     def __init__(
@@ -162,9 +163,10 @@ class PrefixReuse:
         first = nearest(layer_wise(self._layers, float(loading), float(pace.first_ps)))
         return RunTiming(first, pace.step_ps, pace.milliwatts)
 
-    def prefilled(self, life: SimulatedRequest) -> None:
-        """The first token of a request is out: all blocks of its prompt are in the cache."""
-        use = self._uses.pop(life.id)
+    def first_token(self, request_id: str, now: float) -> None:
+        """Store all blocks of the computed prompt in the cache."""
+        use = self._uses.pop(request_id)
+        life = use.life
         use.host.release(use.keys[: use.blocks])
         use.host.cache.insert(use.keys)
         sizes = life.prompt_tokens, use.reused_tokens
@@ -172,9 +174,9 @@ class PrefixReuse:
         if use.ttft_s is not None:
             self.statistics.predicted(use.ttft_s, (life.first_token - life.arrived) / PS)
 
-    def give_up(self, life: SimulatedRequest) -> None:
-        """A request is over; what was on its way for it is still read where it comes from."""
-        use = self._uses.pop(life.id, None)
+    def aborted(self, request_id: str, now: float) -> None:
+        """Release the blocks of a request; a fetch under way for it still reads its source."""
+        use = self._uses.pop(request_id, None)
         if use is not None:
             use.host.release(use.keys[: use.blocks])
 

@@ -65,6 +65,7 @@ def simulate(
     if overload is not None:
         control = overload_control(overload, spec, kinds, slo, cluster.scheduler.pools)
         cluster.overload = SimulatedOverload(overload, control)
+        cluster.events.subscribe(control)
     if prepare is not None:
         prepare(cluster)
     cluster.feed(requests)
@@ -105,7 +106,7 @@ def _result(
     cpu_s: float,
 ) -> SimulationResult:
     first = statistics.first_arrival or 0
-    end = max(statistics.last_end, statistics.last_arrival) if not cluster.lives else cluster.kernel.now
+    end = max(statistics.last_end, statistics.last_arrival) if not cluster.requests else cluster.kernel.now
     duration = end - first
     pools = tuple(_pool(kind, place, cluster, duration) for place, kind in enumerate(kinds))
     swapping = [
@@ -120,7 +121,7 @@ def _result(
         completed=statistics.completed,
         rejected=statistics.rejected,
         failed=statistics.failed,
-        unfinished=len(cluster.lives),
+        unfinished=len(cluster.requests),
         prompt_tokens=statistics.prompt_tokens,
         output_tokens=statistics.output_tokens,
         duration_s=duration / PS,

@@ -3,7 +3,8 @@
 from support.ledgers import MODEL
 from support.routed import cluster, request
 from twofold.instance import Role
-from twofold.scheduling.admission.ledger import InstanceCapacity, OverloadLedger, PlacedRequest
+from twofold.scheduling.admission.ledger import InstanceCapacity, OverloadLedger
+from twofold.placement import PlacedRequest
 from twofold.scheduling.admission.limits import AdmissionLimits, RefusalReason
 from twofold.scheduling.admission.overload import OverloadAdmission, OverloadControl
 from twofold.scheduling.admission.queue import Ticket

@@ -2,7 +2,7 @@
 
 from support.routed import cluster, load, pools, request
 from twofold.instance import Role
-from twofold.scheduling.cluster.router import Route
+from twofold.placement import Route
 from twofold.scheduling.routers.jsq import PlannedRoles
 
 

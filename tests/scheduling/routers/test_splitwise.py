@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from support.routed import cluster, load, pools, request
 from twofold.instance import Role
 from twofold.scheduling.cluster.pools import pending_tokens
-from twofold.scheduling.cluster.router import RoleMove, Route
+from twofold.placement import RoleMove, Route
 from twofold.scheduling.routers.splitwise import SplitwiseRouter
 
 THRESHOLD = 8192

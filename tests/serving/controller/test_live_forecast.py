@@ -11,7 +11,7 @@ from twofold.cluster.spec import ClusterSpec, PoolSpec
 from twofold.hardware.catalog import load_catalog
 from twofold.instance import Role
 from twofold.performance.transfer import PrefillSpeed
-from twofold.scheduling.cluster.router import PrefixFetch, Route
+from twofold.placement import PrefixFetch, Route
 from twofold.scheduling.routers.conductor import Conductor
 from twofold.serving.config import ForecastConfig
 from twofold.serving.controller.forecast import LiveForecast, MeasuredPaths

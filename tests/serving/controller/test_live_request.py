@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from twofold.errors import InstanceLostError
 from twofold.request import FinishReason, Generation, Request, SamplingParams, TokenOutput
-from twofold.scheduling.cluster.router import Placement, Route
+from twofold.placement import PlacedRequest, Route
 from twofold.serving.controller.live_request import AttemptStage, LiveRequest
 
-PLACEMENT = Placement(Route("p", "d"), None)
+PLACEMENT = PlacedRequest(Route("p", "d"), None)
 
 
 def live(prompt=(7, 8, 9), outputs=6, min_tokens=0):

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from twofold.scheduling.cluster.router import Placement, PrefixFetch, Route
+from twofold.placement import PlacedRequest, PrefixFetch, Route
 from twofold.serving.telemetry.journal import ENCODER, Journal, read_journal
 
 
@@ -30,9 +30,9 @@ def test_entries_round_trip(tmp_path):
 
 def test_reuse_and_fetches_of_routes_are_written():
     """Routes without reuse have no such fields."""
-    plain = Placement(Route("p", "d"), None)
+    plain = PlacedRequest(Route("p", "d"), None)
     assert msgspec.json.decode(ENCODER.encode(plain))["route"] == {"prefill": "p", "decode": "d", "moves": []}
-    fetching = Placement(Route("p", "d", (), 1024, PrefixFetch("q", 2), 0.5), None)
+    fetching = PlacedRequest(Route("p", "d", (), 1024, PrefixFetch("q", 2), 0.5), None)
     assert msgspec.json.decode(ENCODER.encode(fetching))["route"] == {
         "prefill": "p",
         "decode": "d",

@@ -5,7 +5,7 @@ from collections import defaultdict
 
 from twofold.instance import Role
 from twofold.reporting.chart import PHASE_COLOURS, Layout, ReportChart, Trace, axis, grid
-from twofold.simulation.observers.base import IterationRun, QuietObserver
+from twofold.simulation.observers.base import IterationRun, Observer
 
 MOST_RUNS = 5000
 _PS_PER_S = 10**12
@@ -16,7 +16,7 @@ _HOVER = (
 )
 
 
-class GanttRuns(QuietObserver):
+class GanttRuns(Observer):
     """Keeps the runs of the first `until_s` seconds, or as far as about `limit` runs reach.
 
     Memory is bounded: once there are `limit` runs the picture ends where the latest of them does, and of those

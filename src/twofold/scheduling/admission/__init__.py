@@ -1,1 +1,1 @@
-"""Admission control and overload rejection."""
+"""Admission control: the bounded queue in front of the cluster, limits per API key, and overload rules."""

@@ -1,9 +1,8 @@
-"""Admission: a bounded priority queue in front of the cluster, which says no at the door rather than too late."""
+"""Admission: a bounded priority queue in front of the cluster that rejects early what cannot be served in time."""
 
 from math import ceil, floor
 
-from mypy_extensions import mypyc_attr
-
+from twofold.events import RequestSubscriber
 from twofold.scheduling.admission.limits import (
     AdmissionLimits,
     CompletionRate,
@@ -12,165 +11,166 @@ from twofold.scheduling.admission.limits import (
     Refusal,
     RefusalReason,
 )
-from twofold.scheduling.admission.queue import AdmissionQueue, Ticket
+from twofold.scheduling.admission.queue import AdmissionQueue, QueuedRequest
+from twofold.timeline import Timeline
 
-__all__ = ["Admission", "AdmissionLimits", "KeyLimits", "Refusal", "RefusalReason", "Ticket"]
 
+class Admission(RequestSubscriber):
+    """Decides which requests may wait, which runs next and which are refused.
 
-@mypyc_attr(allow_interpreted_subclasses=True)
-class Admission:
-    """Who may wait, whose turn it is and who is in.
+    A driver calls `offer` for each arrival, then `next` until it returns None, and `next` again whenever a request ended
+    or the cluster has room again. It calls `put_back` if the cluster could not place the request. Times must not
+    decrease. Policies with further grounds for refusal override `judge`.
 
-    A driver calls `offer` when a request comes, then `next` until it returns None, here and whenever something
-    `ended` or the cluster has room again; `put_back` when the cluster could not take what `next` gave. Times never
-    run backwards. A policy with further grounds to refuse overrides `judge`.
+    Requests wait by priority and, within a priority, in order of arrival. A queued request is never dropped for a later
+    one. A steady stream of urgent requests can delay others until their deadline.
 
-    Everybody waits by priority, and by arrival within one; nobody who was taken is turned away for one who comes
-    later. A steady stream of urgent requests can keep others waiting up to their deadline, and not longer.
-
-    `refusals` counts those refused by reason, `expirations` those whose deadline passed while they waited.
+    `refusals` counts refused requests by reason, `expirations` those whose deadline passed in the queue.
     """
 
     def __init__(self, limits: AdmissionLimits) -> None:
         self.limits = limits
         self.refusals: dict[RefusalReason, int] = {}
         self.expirations = 0
-        self._line = AdmissionQueue()
-        self._running: dict[str, Ticket] = {}
+        self._queue = AdmissionQueue()
+        self._running: dict[str, QueuedRequest] = {}
         self._keys: dict[str, KeyAccount] = {}
-        self._pace = CompletionRate()
-        self._taken = 0
+        self._completions = CompletionRate()
+        self._admitted = 0
 
-    # -- requests come and go -------------------------------------------------------------------------------------
+    # -- requests -------------------------------------------------------------------------------------------------
 
-    def offer(self, ticket: Ticket, now: float) -> Refusal | None:
-        """Take a request, which then waits for `next`; otherwise say why not, and when to try again.
+    def offer(self, queued: QueuedRequest, now: float) -> Refusal | None:
+        """Queue a request, or return why it is refused and when to retry.
 
-        Raises ValueError for a request that is in already.
+        Raises ValueError if the request is queued or running already.
         """
-        if ticket.id in self._line or ticket.id in self._running:
-            raise ValueError(f"request {ticket.id} was taken already")
-        if ticket.deadline_s is None:
-            ticket.deadline_s = ticket.arrival_s + self.limits.timeout_s
-        refusal = self._refusal(ticket, now)
+        if queued.id in self._queue or queued.id in self._running:
+            raise ValueError(f"request {queued.id} was admitted already")
+        if queued.deadline_s is None:
+            queued.deadline_s = queued.arrival_s + self.limits.timeout_s
+        refusal = self._refusal(queued, now)
         if refusal is None:
-            self._taken += 1
-            ticket.number = self._taken
-            self._account(ticket.key, now).take(ticket.id, now)
-            self._line.join(ticket)
+            self._admitted += 1
+            queued.number = self._admitted
+            self._account(queued.key, now).take(queued.id, now)
+            self._queue.join(queued)
             self._changed(now)
         else:
             self.refusals[refusal.reason] = self.refusals.get(refusal.reason, 0) + 1
         return refusal
 
-    def next(self, now: float) -> Ticket | None:
-        """The request whose turn it is, which then counts as running; None when none waits or no more may run."""
+    def next(self, now: float) -> QueuedRequest | None:
+        """Take the next request to run; None if the queue is empty or `max_running` requests run."""
         if len(self._running) >= self.limits.max_running:
             return None
-        ticket = self._line.pop(now)
-        if ticket is not None:
-            self._running[ticket.id] = ticket
-            self._keys[ticket.key].waiting -= 1
+        queued = self._queue.pop(now)
+        if queued is not None:
+            self._running[queued.id] = queued
+            self._keys[queued.key].waiting -= 1
             self._changed(now)
-        return ticket
+        return queued
 
-    def put_back(self, ticket: Ticket, now: float) -> None:
-        """No instance could take it, or lost it: it waits again, before all of its priority that came later.
+    def put_back(self, queued: QueuedRequest, now: float) -> None:
+        """Return a running request to its place in the queue, even if the queue is full.
 
-        It was taken once, so it keeps its place even where the line has filled up behind it.
+        For requests that no instance could take, or whose instance was lost.
         """
-        del self._running[ticket.id]
-        self._keys[ticket.key].waiting += 1
-        self._line.join(ticket)
+        del self._running[queued.id]
+        self._keys[queued.key].waiting += 1
+        self._queue.join(queued)
         self._changed(now)
 
-    def ended(self, request_id: str, now: float) -> None:
-        """A request has left the service, whatever the reason. One that is not in is none of our business."""
-        ticket = self._running.pop(request_id, None)
-        if ticket is None:
+    def ended(self, timeline: Timeline, now: float) -> None:
+        self.release(timeline.request.id, now)
+
+    def release(self, request_id: str, now: float) -> None:
+        """Remove a request that left the service, running or queued; unknown requests are ignored."""
+        queued = self._running.pop(request_id, None)
+        if queued is None:
             self.cancel(request_id, now)
             return
-        self._pace.ended(now)
-        self._keys[ticket.key].release(request_id, now, completed=True)
+        self._completions.add(now)
+        self._keys[queued.key].release(request_id, now, completed=True)
         self._changed(now)
 
     def cancel(self, request_id: str, now: float) -> bool:
-        """The client of a waiting request has left; False if it does not wait (any more)."""
-        ticket = self._line.leave(request_id)
-        if ticket is None:
+        """Remove a queued request whose client disconnected; False if it is not queued."""
+        queued = self._queue.leave(request_id)
+        if queued is None:
             return False
-        self._gone(ticket, now)
+        self._drop(queued, now)
         return True
 
-    def expired(self, now: float) -> list[Ticket]:
-        """The requests whose deadline passed while they waited; they are out."""
-        passed = self._line.overdue(now)
-        for ticket in passed:
-            self._gone(ticket, now)
-        self.expirations += len(passed)
-        return passed
+    def expired(self, now: float) -> list[QueuedRequest]:
+        """Remove and return the queued requests whose deadline has passed."""
+        expired = self._queue.expired(now)
+        for queued in expired:
+            self._drop(queued, now)
+        self.expirations += len(expired)
+        return expired
 
     def next_deadline(self) -> float | None:
-        """When to call `expired` next; None while nothing waits."""
-        return self._line.next_deadline()
+        """When to call `expired` next; None if the queue is empty."""
+        return self._queue.next_deadline()
 
     # -- counts ---------------------------------------------------------------------------------------------------
 
     @property
     def waiting(self) -> int:
-        return len(self._line)
+        return len(self._queue)
 
     @property
     def running(self) -> int:
         return len(self._running)
 
     def by_key(self) -> dict[str, tuple[int, int]]:
-        """The requests of each key that has ever asked: (waiting, running)."""
+        """The waiting and running requests of each API key seen so far."""
         return {name: (account.waiting, account.running) for name, account in self._keys.items()}
 
-    # -- grounds to refuse ----------------------------------------------------------------------------------------
+    # -- refusals -------------------------------------------------------------------------------------------------
 
-    def judge(self, ticket: Ticket, now: float) -> Refusal | None:
-        """What a policy refuses although the bounds allow it: here nothing."""
+    def judge(self, queued: QueuedRequest, now: float) -> Refusal | None:
+        """Refuse a request that is within all limits; this policy never does."""
         return None
 
-    def _refusal(self, ticket: Ticket, now: float) -> Refusal | None:
-        """Of several grounds the one that lasts longest: only then is it true that the next try succeeds."""
+    def _refusal(self, queued: QueuedRequest, now: float) -> Refusal | None:
+        """The refusal with the longest wait, so that a retry after it can succeed."""
         worst: Refusal | None = None
         for refusal in (
-            self._key_refusal(ticket, now),
-            self._queue_refusal(ticket, now),
-            self._deadline_refusal(ticket, now),
-            self.judge(ticket, now),
+            self._key_refusal(queued, now),
+            self._queue_refusal(queued, now),
+            self._deadline_refusal(queued, now),
+            self.judge(queued, now),
         ):
             if refusal is not None and (worst is None or refusal.retry_after_s > worst.retry_after_s):
                 worst = refusal
         return worst
 
-    def _key_refusal(self, ticket: Ticket, now: float) -> Refusal | None:
-        wait_s = self._account(ticket.key, now).wait_s(now)
+    def _key_refusal(self, queued: QueuedRequest, now: float) -> Refusal | None:
+        wait_s = self._account(queued.key, now).wait_s(now)
         return _refusal(RefusalReason.KEY_LIMIT, wait_s) if wait_s > 0.0 else None
 
-    def _queue_refusal(self, ticket: Ticket, now: float) -> Refusal | None:
-        if len(self._line) < self.limits.max_waiting or self._starts_at_once():
+    def _queue_refusal(self, queued: QueuedRequest, now: float) -> Refusal | None:
+        if len(self._queue) < self.limits.max_waiting or self._starts_at_once():
             return None
-        ends = self._line.ahead_of(ticket.priority) + 1
-        return _refusal(RefusalReason.QUEUE_FULL, self._pace.time_for(ends, now))
+        ends = self._queue.ahead_of(queued.priority) + 1
+        return _refusal(RefusalReason.QUEUE_FULL, self._completions.time_for(ends, now))
 
-    def _deadline_refusal(self, ticket: Ticket, now: float) -> Refusal | None:
-        """Its deadline has passed, or will before its turn comes, as far as can be told."""
-        left_s = (ticket.deadline_s or 0.0) - now
-        ends = 0 if self._starts_at_once() else self._line.ahead_of(ticket.priority) + 1
+    def _deadline_refusal(self, queued: QueuedRequest, now: float) -> Refusal | None:
+        """Refuse a request whose deadline has passed or is expected to pass in the queue."""
+        left_s = (queued.deadline_s or 0.0) - now
+        ends = 0 if self._starts_at_once() else self._queue.ahead_of(queued.priority) + 1
         if left_s <= 0.0:
-            return _refusal(RefusalReason.DEADLINE, self._pace.time_for(ends, now))
-        gap_s = self._pace.mean_gap_s(now)
-        if not self._pace.known or gap_s * ends <= left_s:
+            return _refusal(RefusalReason.DEADLINE, self._completions.time_for(ends, now))
+        gap_s = self._completions.mean_gap_s(now)
+        if not self._completions.known or gap_s * ends <= left_s:
             return None
         too_many = ends - min(floor(left_s / gap_s), ends - 1)
-        return _refusal(RefusalReason.DEADLINE, self._pace.time_for(too_many, now))
+        return _refusal(RefusalReason.DEADLINE, self._completions.time_for(too_many, now))
 
     def _starts_at_once(self) -> bool:
-        return not self._line and len(self._running) < self.limits.max_running
+        return not self._queue and len(self._running) < self.limits.max_running
 
     # -- accounts -------------------------------------------------------------------------------------------------
 
@@ -180,14 +180,14 @@ class Admission:
             account = self._keys[key] = KeyAccount(self.limits.keys.get(key, KeyLimits()), now)
         return account
 
-    def _gone(self, ticket: Ticket, now: float) -> None:
-        account = self._keys[ticket.key]
+    def _drop(self, queued: QueuedRequest, now: float) -> None:
+        account = self._keys[queued.key]
         account.waiting -= 1
-        account.release(ticket.id, now, completed=False)
+        account.release(queued.id, now, completed=False)
         self._changed(now)
 
     def _changed(self, now: float) -> None:
-        self._pace.saturated(not self._starts_at_once(), now)
+        self._completions.set_saturated(not self._starts_at_once(), now)
 
 
 def _refusal(reason: RefusalReason, wait_s: float) -> Refusal:

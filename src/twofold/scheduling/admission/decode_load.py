@@ -1,4 +1,4 @@
-"""The requests that decode on one instance, or are to, as far as a cluster knows of them."""
+"""The decoding requests of one instance, as overload control sees them."""
 
 from collections.abc import Iterator
 
@@ -7,7 +7,7 @@ from twofold.scheduling.admission.estimates import SpeedFactor
 
 
 class DecodeLoad:
-    """So many sequences whose prompts have so many tokens between them."""
+    """A number of sequences and the sum of their prompt tokens."""
 
     __slots__ = ("prompt_tokens", "sequences")
 
@@ -23,70 +23,70 @@ class DecodeLoad:
 
 
 class InstanceDecodes:
-    """Requests in the order in which their first tokens came.
+    """The requests that decode on an instance (`current`) and those still in prefill for it (`promised`).
 
-    Of more than `max_num_seqs` sequences, or than `capacity_tokens` KV tokens, some wait while others run: the
-    time between
-    tokens then grows in proportion, at least. Times are those of `model`, corrected by `speed`.
+    Times are those of `model`, corrected by `speed`. Beyond `max_num_seqs` sequences or `capacity_tokens` KV tokens,
+    sequences take turns, and the time between tokens grows at least in proportion.
     """
 
     def __init__(
         self, model: PerformanceModel, max_num_seqs: int, capacity_tokens: int, speed: SpeedFactor
     ) -> None:
-        self.here, self.promised = DecodeLoad(), DecodeLoad()
+        self.current, self.promised = DecodeLoad(), DecodeLoad()
         self._model = model
         self._speed = speed
-        self._max_seqs = max_num_seqs
+        self._max_num_seqs = max_num_seqs
         self._capacity_tokens = capacity_tokens
         self._coming: dict[str, DecodeLoad] = {}
-        self._members: dict[str, tuple[float, DecodeLoad]] = {}  # and when each began
+        self._members: dict[str, tuple[float, DecodeLoad]] = {}  # with the start of decode, in that order
 
     def promise(self, request_id: str, prompt_tokens: int) -> None:
-        """A prompt is being computed that is to be decoded here."""
+        """Announce a request that will decode here after its prefill."""
         self._coming[request_id] = one = DecodeLoad(1, prompt_tokens)
         self.promised += one
 
     def join(self, request_id: str, now: float) -> None:
-        """The prompt is computed, and decodes here from now on."""
+        """An announced request starts to decode."""
         one = self._coming.pop(request_id)
         self.promised -= one
         self._members[request_id] = now, one
-        self.here += one
+        self.current += one
 
     def leave(self, request_id: str) -> float | None:
-        """It has ended, if it was here or to come; returns when it began to decode, None if it did not."""
+        """Remove a request; returns when it started to decode, or None if it did not."""
         came = self._coming.pop(request_id, None)
         if came is not None:
             self.promised -= came
         began, one = self._members.pop(request_id, (None, None))
         if one is not None:
-            self.here -= one
+            self.current -= one
         return began
 
     def members(self) -> Iterator[tuple[float, DecodeLoad]]:
-        """When each began to decode, earliest first."""
+        """The decoding requests with the start of their decode, earliest first."""
         return iter(self._members.values())
 
     def coming(self, request_id: str) -> DecodeLoad | None:
-        """One that is to come; None for any other."""
+        """The load of an announced request; None for any other."""
         return self._coming.get(request_id)
 
-    def stepped(self, sequences: int, seconds: float, written: float) -> None:
-        """An iteration of so many sequences, which have written so many tokens on average, took so long."""
-        if self.here.sequences:
-            prompt_tokens = self.here.prompt_tokens / self.here.sequences
-            self._speed.took(self._iteration_s(sequences, sequences * (prompt_tokens + written)), seconds)
+    def observe_iteration(self, sequences: int, seconds: float, written: float) -> None:
+        """Learn from the time of an iteration of sequences with `written` output tokens on average."""
+        if self.current.sequences:
+            prompt_tokens = self.current.prompt_tokens / self.current.sequences
+            modelled_s = self._iteration_s(sequences, sequences * (prompt_tokens + written))
+            self._speed.observe(modelled_s, seconds)
 
-    def tbt_s(self, together: DecodeLoad, written: float) -> float:
-        """Seconds between two tokens of each of so many, which have written so many on average."""
-        sequences = together.sequences
+    def tbt_s(self, load: DecodeLoad, written: float) -> float:
+        """Predicted time between tokens of sequences with `written` output tokens on average, in seconds."""
+        sequences = load.sequences
         if not sequences:
             return 0.0
-        context = together.prompt_tokens + sequences * written
-        waits = max(1.0, sequences / self._max_seqs, context / self._capacity_tokens)
-        return waits * self._iteration_s(min(sequences, self._max_seqs), context) * self._speed.factor
+        context = load.prompt_tokens + sequences * written
+        rounds = max(1.0, sequences / self._max_num_seqs, context / self._capacity_tokens)
+        return rounds * self._iteration_s(min(sequences, self._max_num_seqs), context) * self._speed.factor
 
     def _iteration_s(self, sequences: int, context: float) -> float:
-        """As the model says."""
+        """The iteration time of the model without correction."""
         cost = self._model.decode_cost(sequences)
         return cost.base_s + cost.context_s * context

@@ -1,84 +1,69 @@
-"""How much comes to an instance, as far as was seen lately.
-
-How far predictions were off lately, on the side that matters.
-
-The mean of what was seen lately.
-
-How many times longer things take than they should, as far as that was seen.
-"""
+"""Running estimates of overload control: arrival rates, means, prediction margins and speed corrections."""
 
 from bisect import insort
 from collections import deque
 from typing import Final
 
-_KEPT: Final = 32  # prompts: enough to even out their lengths, few enough to follow the traffic
+_RATE_PROMPTS: Final = 32  # averages out prompt lengths and still follows the traffic
+_MEAN_VALUES: Final = 128
+_MARGIN_PREDICTIONS: Final = 100
+_MARGIN_MIN_PREDICTIONS: Final = 10
+_MARGIN_QUANTILE: Final = 0.9
+_MARGIN_MAX: Final = 3.0  # limits the rejections after a short stall of the service
+_SPEED_ITERATIONS: Final = 10  # follows a host whose speed drifts
+_SPEED_MAX: Final = 10.0  # limits the effect of a single delayed iteration
 
 
 class ArrivalRate:
-    """The prompts that were placed on an instance last."""
+    """The rate and mean length of the prompts most recently placed on an instance."""
 
     def __init__(self) -> None:
-        self._came: deque[tuple[float, int]] = deque()
+        self._arrivals: deque[tuple[float, int]] = deque()
         self._tokens = 0
 
-    def came(self, tokens: int, now: float) -> None:
-        """A prompt of so many tokens."""
-        self._came.append((now, tokens))
+    def add(self, tokens: int, now: float) -> None:
+        self._arrivals.append((now, tokens))
         self._tokens += tokens
-        if len(self._came) > _KEPT:
-            self._tokens -= self._came.popleft()[1]
+        if len(self._arrivals) > _RATE_PROMPTS:
+            self._tokens -= self._arrivals.popleft()[1]
 
     @property
     def tokens_per_s(self) -> float:
-        """0 where too few have come to say."""
-        if len(self._came) < 2:
+        """0 with fewer than two arrivals."""
+        if len(self._arrivals) < 2:
             return 0.0
-        seconds = self._came[-1][0] - self._came[0][0]
-        return (self._tokens - self._came[0][1]) / seconds if seconds > 0.0 else 0.0
+        seconds = self._arrivals[-1][0] - self._arrivals[0][0]
+        return (self._tokens - self._arrivals[0][1]) / seconds if seconds > 0.0 else 0.0
 
     @property
-    def tokens_each(self) -> float:
-        """Of a prompt, on average."""
-        return self._tokens / len(self._came) if self._came else 0.0
-
-
-_MARGIN_KEPT: Final = (
-    100  # predictions: enough to tell the worst tenth of them, few enough to forget what has changed
-)
-_FEW: Final = 10  # of which nine in ten say nothing
-_QUANTILE: Final = 0.9
-_MOST: Final = 3.0  # a service that was held up for a moment is not to refuse everybody afterwards
+    def tokens_per_prompt(self) -> float:
+        return self._tokens / len(self._arrivals) if self._arrivals else 0.0
 
 
 class PredictionMargin:
-    """`factor`: how many times longer than predicted things take at most, nine times in ten, and never less than 1."""
+    """The 90th percentile of actual over predicted time as `factor`, between 1 and 3."""
 
     def __init__(self) -> None:
         self.factor = 1.0
         self._ratios: deque[float] = deque()
         self._sorted: list[float] = []
 
-    def turned_out(self, predicted_s: float, real_s: float) -> None:
-        """Something that was predicted is known now."""
+    def observe(self, predicted_s: float, actual_s: float) -> None:
+        """Compare a prediction with the outcome."""
         if predicted_s <= 0.0:
             return
-        ratio = real_s / predicted_s
+        ratio = actual_s / predicted_s
         self._ratios.append(ratio)
         insort(self._sorted, ratio)
-        if len(self._ratios) > _MARGIN_KEPT:
+        if len(self._ratios) > _MARGIN_PREDICTIONS:
             self._sorted.remove(self._ratios.popleft())
-        if len(self._ratios) >= _FEW:
-            at = min(int(_QUANTILE * len(self._sorted)), len(self._sorted) - 1)
-            self.factor = min(max(1.0, self._sorted[at]), _MOST)
-
-
-_RUNNING_MEAN_KEPT: Final = (
-    128  # enough to even out single requests, few enough to forget the traffic of an hour ago
-)
+        if len(self._ratios) >= _MARGIN_MIN_PREDICTIONS:
+            at = min(int(_MARGIN_QUANTILE * len(self._sorted)), len(self._sorted) - 1)
+            self.factor = min(max(1.0, self._sorted[at]), _MARGIN_MAX)
 
 
 class RunningMean:
-    """Of few values their mean; of many one in which each new value counts for one part in 128."""
+    """The mean of the first 128 values; after that, each new value has a weight of 1/128."""
 
     def __init__(self) -> None:
         self.value = 0.0
@@ -86,30 +71,24 @@ class RunningMean:
 
     @property
     def known(self) -> bool:
-        """Whether anything was seen."""
+        """Whether there is at least one value."""
         return self._seen > 0
 
     def add(self, value: float) -> None:
-        self._seen = min(self._seen + 1, _RUNNING_MEAN_KEPT)
+        self._seen = min(self._seen + 1, _MEAN_VALUES)
         self.value += (value - self.value) / self._seen
 
 
-_SPEED_KEPT: Final = (
-    10  # iterations that the latest one is weighed against: a host whose speed drifts is followed within some
-)
-_SPEED_MOST: Final = 10.0  # a single iteration that was held up says little
-
-
 class SpeedFactor:
-    """The times of a performance model, corrected by what they turned out to be: begins as the model says."""
+    """The ratio of measured to modelled iteration times; starts at 1."""
 
     def __init__(self) -> None:
         self.factor = 1.0
-        self._seen = 1  # what the model says counts like one iteration
+        self._seen = 1  # the model weighs as much as one iteration
 
-    def took(self, expected_s: float, taken_s: float) -> None:
-        """Something that the model, uncorrected, says takes `expected_s` took `taken_s`."""
-        if expected_s > 0.0:
-            self._seen = min(self._seen + 1, _SPEED_KEPT)
-            seen = min(max(taken_s / expected_s, 1.0 / _SPEED_MOST), _SPEED_MOST)
-            self.factor += (seen - self.factor) / self._seen
+    def observe(self, modelled_s: float, measured_s: float) -> None:
+        """Learn from an iteration; `modelled_s` is the time of the model without correction."""
+        if modelled_s > 0.0:
+            self._seen = min(self._seen + 1, _SPEED_ITERATIONS)
+            ratio = min(max(measured_s / modelled_s, 1.0 / _SPEED_MAX), _SPEED_MAX)
+            self.factor += (ratio - self.factor) / self._seen

@@ -1,19 +1,18 @@
-"""What an overload rule knows: who is on the way through which instance, and what follows from that."""
+"""The overload ledger: admitted requests on their instances and the latencies predicted from them."""
 
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
 
 from twofold.performance.base import PerformanceModel
-from twofold.request import Request
+from twofold.placement import PlacedRequest
 from twofold.scheduling.admission.decode_load import DecodeLoad, InstanceDecodes
 from twofold.scheduling.admission.estimates import PredictionMargin, RunningMean, SpeedFactor
 from twofold.scheduling.admission.prefill_queue import PrefillQueue, QueuedPrompt
 from twofold.scheduling.cluster.pools import Pools
-from twofold.scheduling.cluster.router import Route
 
 
 class InstanceCapacity:
-    """What is known of an instance before it has done anything; `model` has its times."""
+    """The limits of an instance and the performance model of its iterations."""
 
     __slots__ = ("capacity_tokens", "max_num_batched_tokens", "max_num_seqs", "model")
 
@@ -26,196 +25,170 @@ class InstanceCapacity:
         self.capacity_tokens = capacity_tokens
 
 
-class PlacedRequest:
-    """A request and where it would run. `reused` tokens of its prompt are not computed; `fetches` as in
-    `QueuedPrompt`.
-    """
-
-    __slots__ = ("arrival_s", "decode", "decodes", "fetches", "id", "prefill", "prompt_tokens", "reused")
-
-    def __init__(
-        self,
-        request_id: str,
-        arrival_s: float,
-        prompt_tokens: int,
-        prefill: str,
-        decode: str,
-        *,
-        decodes: bool = True,
-        reused: int = 0,
-        fetches: bool = False,
-    ) -> None:
-        self.id = request_id
-        self.arrival_s = arrival_s
-        self.prompt_tokens = prompt_tokens
-        self.prefill = prefill
-        self.decode = decode
-        self.decodes = decodes  # past its first token
-        self.reused = reused
-        self.fetches = fetches
-
-    @classmethod
-    def of(cls, request: Request, route: Route) -> "PlacedRequest":
-        """A request where it is routed to."""
-        return cls(
-            request.id,
-            request.arrival_s,
-            request.prompt_tokens,
-            route.prefill,
-            route.decode,
-            decodes=request.output_tokens > 1,
-            reused=route.reused_tokens,
-            fetches=route.fetch is not None,
-        )
-
-    @property
-    def prompt(self) -> QueuedPrompt:
-        return QueuedPrompt(self.id, self.prompt_tokens - self.reused, self.reused, fetches=self.fetches)
-
-
 class OverloadLedger:
-    """Follows requests through the instances of `pools`, and predicts.
+    """Follows admitted requests through the instances of `pools` and predicts prefill and decode loads.
 
-    `ttft_s` and `tbt_s` are the bounds that loads are shares of. How long requests decode, and how much they write, is
-    the mean of those that have ended; it is not known of any before it has.
-    Loads leave the room that predictions turned out to need: nine in ten of those within a load of 1 meet their bound.
+    A load is a predicted latency over its bound: `ttft_s` for prefill, `tbt_s` for decode. Decode times and output
+    lengths are predicted by the mean of the finished requests. Loads include a margin for prediction errors, chosen so
+    that 90% of the requests with a load of at most 1 meet their bound.
     """
 
     def __init__(
-        self, pools: Pools, facts: Mapping[str, InstanceCapacity], *, ttft_s: float, tbt_s: float
+        self, pools: Pools, capacities: Mapping[str, InstanceCapacity], *, ttft_s: float, tbt_s: float
     ) -> None:
         self.ttft_s, self.tbt_s = ttft_s, tbt_s
         self._decode_s = RunningMean()
         self._output_tokens = RunningMean()
         self._pools = pools
-        speed, pace = SpeedFactor(), SpeedFactor()
-        self._lines = {
-            name: PrefillQueue(each.model, each.max_num_batched_tokens, speed) for name, each in facts.items()
+        prefill_speed, decode_speed = SpeedFactor(), SpeedFactor()
+        self._queues = {
+            name: PrefillQueue(each.model, each.max_num_batched_tokens, prefill_speed)
+            for name, each in capacities.items()
         }
-        self._decodings = {
-            name: InstanceDecodes(each.model, each.max_num_seqs, each.capacity_tokens, pace)
-            for name, each in facts.items()
+        self._decodes = {
+            name: InstanceDecodes(each.model, each.max_num_seqs, each.capacity_tokens, decode_speed)
+            for name, each in capacities.items()
         }
         self._placed: dict[str, PlacedRequest] = {}
-        self._promised_s: dict[str, float] = {}  # predicted TTFT of those that are placed, and not prefilled
+        self._predicted_ttft_s: dict[str, float] = {}  # of requests in prefill
         self._margin = PredictionMargin()
 
-    # -- what happens ---------------------------------------------------------------------------------------------
+    def get(self, request_id: str) -> PlacedRequest | None:
+        """The request, if it was placed and has not ended."""
+        return self._placed.get(request_id)
 
-    def placed(self, newcomer: PlacedRequest, now: float) -> float:
-        """A request is on its way to its prefill instance; returns its predicted TTFT."""
-        self._placed[newcomer.id] = newcomer
-        self._promised_s[newcomer.id] = ttft_s = self.ttft(newcomer, now)
-        self._lines[newcomer.prefill].join(newcomer.prompt, now)
-        if newcomer.decodes:
-            self._decodings[newcomer.decode].promise(newcomer.id, newcomer.prompt_tokens)
-        return ttft_s
+    # -- changes --------------------------------------------------------------------------------------------------
 
-    def prefilled(self, request_id: str, now: float) -> PlacedRequest | None:
-        """The first token of a request is there; None if it was not placed, or has ended."""
-        newcomer = self._placed.get(request_id)
-        if newcomer is not None:
-            self._lines[newcomer.prefill].done(request_id, now)
-            promised_s = self._promised_s.pop(request_id, None)
-            if promised_s is not None:
-                self._margin.turned_out(promised_s, now - newcomer.arrival_s)
-        return newcomer
+    def place(self, placed: PlacedRequest, now: float) -> None:
+        """Add a request to its prefill instance, and announce it to its decode instance."""
+        self._placed[placed.id] = placed
+        self._predicted_ttft_s[placed.id] = self.ttft(placed, now)
+        self._queues[placed.route.prefill].join(_prompt(placed), now)
+        if _decodes(placed):
+            self._decodes[placed.route.decode].promise(placed.id, placed.request.prompt_tokens)
 
-    def decodes(self, newcomer: PlacedRequest, now: float) -> None:
-        """Its decode instance takes it."""
-        self._decodings[newcomer.decode].join(newcomer.id, now)
+    def end_prefill(self, request_id: str, now: float) -> None:
+        """Take the prompt of a request off its prefill instance, and compare its TTFT with the prediction."""
+        placed = self._placed.get(request_id)
+        if placed is not None:
+            self._queues[placed.route.prefill].done(request_id, now)
+            predicted_s = self._predicted_ttft_s.pop(request_id, None)
+            if predicted_s is not None:
+                self._margin.observe(predicted_s, now - placed.request.arrival_s)
 
-    def stepped(self, decode: str, sequences: int, seconds: float) -> None:
-        """An iteration of so many decoding sequences took so long, where a driver knows."""
-        self._decodings[decode].stepped(sequences, seconds, self._written)
+    def start_decode(self, placed: PlacedRequest, now: float) -> None:
+        """Count a request as decoding on its decode instance."""
+        self._decodes[placed.route.decode].join(placed.id, now)
 
-    def ended(self, request_id: str, now: float, output_tokens: int | None = None) -> None:
-        """A request is over, wherever it was; `output_tokens` if it is complete."""
-        newcomer = self._placed.pop(request_id, None)
-        if newcomer is None:
+    def observe_iteration(self, decode: str, sequences: int, seconds: float) -> None:
+        """Learn from the measured time of a decode iteration."""
+        self._decodes[decode].observe_iteration(sequences, seconds, self._mean_written)
+
+    def remove(self, request_id: str, now: float, output_tokens: int | None = None) -> None:
+        """Remove a request that ended; `output_tokens` is None if it did not finish."""
+        placed = self._placed.pop(request_id, None)
+        if placed is None:
             return
-        self._promised_s.pop(request_id, None)
-        self._lines[newcomer.prefill].drop(request_id, now)
-        began = self._decodings[newcomer.decode].leave(request_id)
+        self._predicted_ttft_s.pop(request_id, None)
+        self._queues[placed.route.prefill].drop(request_id, now)
+        began = self._decodes[placed.route.decode].leave(request_id)
         if began is not None and output_tokens is not None and output_tokens > 1:
             self._decode_s.add(now - began)
             self._output_tokens.add(float(output_tokens))
 
+    # -- predictions ----------------------------------------------------------------------------------------------
+
     def computed_tokens(self, request_id: str) -> int:
-        """Prompt tokens of a request under way that are computed for it, and not reused."""
-        return self._placed[request_id].prompt.tokens
+        """Prompt tokens of a placed request that are computed, not reused."""
+        return _prompt(self._placed[request_id]).tokens
 
-    # -- what follows ---------------------------------------------------------------------------------------------
+    def predicted_ttft_s(self, request_id: str) -> float | None:
+        """The TTFT predicted when the request was placed; None after its prefill."""
+        return self._predicted_ttft_s.get(request_id)
 
-    def ttft(self, newcomer: PlacedRequest, now: float) -> float:
-        """Predicted seconds from the arrival of a newcomer to its first token, if it joined its line now."""
-        return now - newcomer.arrival_s + self._lines[newcomer.prefill].wait_s(newcomer.prompt, now)
+    def ttft(self, placed: PlacedRequest, now: float) -> float:
+        """Predicted seconds from the arrival of a request to its first token, if it joined its queue now."""
+        wait_s = self._queues[placed.route.prefill].wait_s(_prompt(placed), now)
+        return now - placed.request.arrival_s + wait_s
 
-    def alone(self, newcomer: PlacedRequest) -> tuple[float, float]:
-        """The prefill and the decode load that it would be if nobody else were there."""
-        alone_s = self._lines[newcomer.prefill].alone_s(newcomer.prompt)
-        return alone_s / self.ttft_s, self._with(newcomer, DecodeLoad())
+    def alone(self, placed: PlacedRequest) -> tuple[float, float]:
+        """The prefill and decode load of a request on idle instances."""
+        alone_s = self._queues[placed.route.prefill].alone_s(_prompt(placed))
+        return alone_s / self.ttft_s, self._load_with(placed, DecodeLoad())
 
-    def prefill_load(self, newcomer: PlacedRequest, now: float) -> float:
-        """Predicted TTFT over its bound, of the newcomer or of who has been longest in the iteration that it would
-        join: those who were taken are not made late by those who come after them."""
-        ttft_s = self.ttft(newcomer, now)
-        first = self._lines[newcomer.prefill].first_with(newcomer.prompt, now)
+    def prefill_load(self, placed: PlacedRequest, now: float) -> float:
+        """Predicted TTFT over its bound.
+
+        The TTFT is that of the oldest request in the iteration this one would join, so that later arrivals do not delay
+        admitted requests beyond their bound.
+        """
+        ttft_s = self.ttft(placed, now)
+        first = self._queues[placed.route.prefill].oldest_companion(_prompt(placed), now)
         if first is not None:
-            ttft_s += max(0.0, newcomer.arrival_s - self._placed[first].arrival_s)
+            ttft_s += max(0.0, placed.request.arrival_s - self._placed[first].request.arrival_s)
         return ttft_s * self._margin.factor / self.ttft_s
 
-    def decode_load(self, newcomer: PlacedRequest, now: float) -> float:
-        """Time between tokens over its bound, on its decode instance as it is now, with the newcomer."""
-        return self._with(newcomer, self._decodings[newcomer.decode].here)
+    def decode_load(self, placed: PlacedRequest, now: float) -> float:
+        """Time between tokens over its bound, with the request beside those now on its decode instance."""
+        return self._load_with(placed, self._decodes[placed.route.decode].current)
 
-    def coming_decode_load(self, newcomer: PlacedRequest, now: float) -> float:
-        """The same when all have come who were taken before it."""
-        decoding = self._decodings[newcomer.decode]
-        return self._with(newcomer, decoding.here + decoding.promised)
+    def coming_decode_load(self, placed: PlacedRequest, now: float) -> float:
+        """As `decode_load`, with the requests that are still in prefill counted as decoding."""
+        decodes = self._decodes[placed.route.decode]
+        return self._load_with(placed, decodes.current + decodes.promised)
 
     def loads(self, now: float) -> tuple[float, float]:
-        """Of prefill and of decode, as means over their instances: what a prompt without a token, or nobody, finds."""
-        prefill = [self._lines[load.id].busy_s(now) / self.ttft_s for load in self._pools.prefill]
-        decodings = [self._decodings[load.id] for load in self._pools.decode]
-        return _mean(prefill), _mean([self._load(each, each.here) for each in decodings])
+        """Mean prefill and decode load over the instances, for a request that adds no load of its own."""
+        prefill = [self._queues[load.id].busy_s(now) / self.ttft_s for load in self._pools.prefill]
+        decodes = [self._decodes[load.id] for load in self._pools.decode]
+        return _mean(prefill), _mean([self._load(each, each.current) for each in decodes])
 
-    def decode_relief_s(self, newcomer: PlacedRequest, most: float, now: float) -> float:
-        """Seconds until the decode load on the newcomer's instance is at most `most`, if nobody else comes.
+    def decode_relief_s(self, placed: PlacedRequest, limit: float, now: float) -> float:
+        """Seconds until the load of the decode instance drops to `limit` without further arrivals.
 
-        Whoever is to come counts from the start on. All decode for as long as those that have ended, on average; before
-        any has, for as long as the first has by now.
+        Requests in prefill count from the start. Each request decodes for the mean time of the finished ones, or, before
+        any finished, for the time the oldest has decoded so far.
         """
-        decoding = self._decodings[newcomer.decode]
-        oldest = next(decoding.members(), (now, DecodeLoad()))[0]
+        decodes = self._decodes[placed.route.decode]
+        oldest = next(decodes.members(), (now, DecodeLoad()))[0]
         decode_s = self._decode_s.value if self._decode_s.known else now - oldest
-        leaving = [(began + decode_s, one) for began, one in decoding.members()]
-        for line in self._lines.values():
-            for request_id, end in line.ends(now):
-                one = decoding.coming(request_id)
+        leaving = [(began + decode_s, one) for began, one in decodes.members()]
+        for queue in self._queues.values():
+            for request_id, end in queue.ends(now):
+                one = decodes.coming(request_id)
                 if one is not None:
                     leaving.append((end + decode_s, one))
-        there = decoding.here + decoding.promised
+        left = decodes.current + decodes.promised
         for at, one in sorted(leaving, key=itemgetter(0)):
-            there -= one
-            if self._with(newcomer, there) <= most:
+            left -= one
+            if self._load_with(placed, left) <= limit:
                 return max(0.0, at - now)
         return 0.0
 
-    def _with(self, newcomer: PlacedRequest, others: DecodeLoad) -> float:
-        """The load of a newcomer beside others; one that ends with its first token brings none."""
-        if not newcomer.decodes:
+    def _load_with(self, placed: PlacedRequest, others: DecodeLoad) -> float:
+        """The decode load of a request beside others; 0 for one that ends with its first token."""
+        if not _decodes(placed):
             return 0.0
-        together = others + DecodeLoad(1, newcomer.prompt_tokens)
-        return self._load(self._decodings[newcomer.decode], together)
+        total = others + DecodeLoad(1, placed.request.prompt_tokens)
+        return self._load(self._decodes[placed.route.decode], total)
 
-    def _load(self, decoding: InstanceDecodes, together: DecodeLoad) -> float:
-        return decoding.tbt_s(together, self._written) / self.tbt_s
+    def _load(self, decodes: InstanceDecodes, total: DecodeLoad) -> float:
+        return decodes.tbt_s(total, self._mean_written) / self.tbt_s
 
     @property
-    def _written(self) -> float:
-        """Output tokens that a decoding request has at any time, on average: half of what it has in the end."""
+    def _mean_written(self) -> float:
+        """Mean output tokens of a decoding request at any time: half the mean output length."""
         return self._output_tokens.value / 2
+
+
+def _prompt(placed: PlacedRequest) -> QueuedPrompt:
+    route, request = placed.route, placed.request
+    reused = route.reused_tokens
+    return QueuedPrompt(placed.id, request.prompt_tokens - reused, reused, fetches=route.fetch is not None)
+
+
+def _decodes(placed: PlacedRequest) -> bool:
+    return placed.request.output_tokens > 1
 
 
 def _mean(values: Sequence[float]) -> float:

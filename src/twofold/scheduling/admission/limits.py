@@ -1,9 +1,4 @@
-"""What a service takes on at once, and what it answers when that is too much. Structs, so not compiled.
-
-What one API key has in the service now, and what it may still ask for.
-
-The pace at which requests end while others wait for them to.
-"""
+"""Admission limits, the accounts of API keys, and the completion rate from which waiting times are estimated."""
 
 from collections import deque
 from enum import StrEnum
@@ -13,10 +8,10 @@ import msgspec
 
 
 class KeyLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What one API key may ask for; None means no limit.
+    """Limits of one API key; None means unlimited.
 
-    `max_concurrent` counts its requests that wait or run. `requests_per_minute` is a token bucket that holds a
-    minute's worth: that many may come at once, and then one every 60 / `requests_per_minute` seconds.
+    `max_concurrent` bounds its waiting and running requests. `requests_per_minute` is a token bucket that holds one
+    minute's worth.
     """
 
     max_concurrent: int | None = None
@@ -24,11 +19,10 @@ class KeyLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AdmissionLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds on the whole service.
+    """Limits of the whole service.
 
-    `max_running` requests are handed to the cluster at once and `max_waiting` wait in front of it. A request that
-    names no deadline has `timeout_s` seconds from its arrival, so that nothing waits for ever, whatever its
-    priority. `keys` holds the limits of each API key by its name.
+    At most `max_running` requests are in the cluster and `max_waiting` in the queue. A request without a deadline
+    expires `timeout_s` seconds after its arrival. `keys` has the limits of each API key by its name.
     """
 
     max_running: int = 1024
@@ -38,40 +32,40 @@ class AdmissionLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RefusalReason(StrEnum):
-    """What there was too much of. The last three are those of overload control: work that is there already, or, beyond
-    the SLO, the request itself."""
+    """Why a request was refused."""
 
     QUEUE_FULL = "queue-full"
     KEY_LIMIT = "key-limit"
     DEADLINE = "deadline"
     PREFILL_LOAD = "prefill-load"
     DECODE_LOAD = "decode-load"
-    BEYOND_SLO = "beyond-slo"
+    BEYOND_SLO = "beyond-slo"  # the request would miss the SLO on an idle cluster
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """A request is not taken; the same one would be, `retry_after_s` (at least 1) whole seconds from now.
+    """A refused request and the whole seconds (at least 1) after which a retry is expected to succeed.
 
-    That is an estimate from how fast requests ended lately. It holds while that goes on and nobody else comes first.
+    The estimate assumes that requests keep finishing at the recent rate and that no others arrive.
     """
 
     reason: RefusalReason
     retry_after_s: int
 
 
-_KEPT: Final = 16  # stays that are remembered
-_ALMOST_ONE: Final = 1.0 - 1e-9  # a token that refilled in steps is one, whatever rounding left of it
+_KEPT_DURATIONS: Final = 16
+_KEPT_GAPS: Final = 64  # averages out single requests and forgets an hour ago
+_ALMOST_ONE: Final = 1.0 - 1e-9  # a bucket token refilled in steps, less rounding errors
 
 
 class KeyAccount:
-    """The requests of a key from when each was taken until it ended, and its bucket of requests per minute."""
+    """The waiting and running requests of one API key, and its bucket of requests per minute."""
 
     def __init__(self, limits: KeyLimits, now: float) -> None:
         self.waiting = 0
         self._max_concurrent = limits.max_concurrent
         self._per_minute = limits.requests_per_minute
-        self._since: dict[str, float] = {}  # in the order in which they were taken
-        self._stays: deque[float] = deque(maxlen=_KEPT)
+        self._since: dict[str, float] = {}  # admission time by request, in that order
+        self._durations: deque[float] = deque(maxlen=_KEPT_DURATIONS)
         self._tokens = 0.0 if self._per_minute is None else float(self._per_minute)
         self._refilled_at = now
 
@@ -80,31 +74,31 @@ class KeyAccount:
         return len(self._since) - self.waiting
 
     def take(self, request_id: str, now: float) -> None:
-        """A request was taken: it waits."""
+        """Count an admitted request, which waits."""
         self._refill(now)
         self._tokens -= 1.0
         self._since[request_id] = now
         self.waiting += 1
 
     def release(self, request_id: str, now: float, completed: bool) -> None:
-        """A request left; if it was `completed` rather than given up, the time that it took is remembered."""
+        """Remove a request, and remember how long it took if it was `completed`."""
         since = self._since.pop(request_id)
         if completed:
-            self._stays.append(now - since)
+            self._durations.append(now - since)
 
     def wait_s(self, now: float) -> float:
-        """Seconds until one more request may come; 0.0 where one may come now."""
+        """Seconds until the key may send another request; 0.0 if it may now."""
         return max(self._until_slot(now), self._until_token(now))
 
     def _until_slot(self, now: float) -> float:
-        """Until the oldest request is expected to end.
+        """Expected seconds until the oldest request ends.
 
-        As long as the slowest stay in memory says; one that has outlasted it is given as long again as it took so far.
+        A request takes as long as the slowest one remembered; one that has already taken longer takes as long again.
         """
         if self._max_concurrent is None or len(self._since) < self._max_concurrent:
             return 0.0
         age = now - next(iter(self._since.values()))
-        left = max(self._stays, default=0.0) - age
+        left = max(self._durations, default=0.0) - age
         return max(left if left > 0.0 else age, 1.0)
 
     def _until_token(self, now: float) -> float:
@@ -120,52 +114,46 @@ class KeyAccount:
         self._refilled_at = now
 
 
-_PACE_KEPT: Final = (
-    64  # ends that are remembered: enough to even out single requests, few enough to forget an hour ago
-)
-
-
 class CompletionRate:
-    """Remembers the gaps between the latest ends, and from them tells how long the next ones take.
+    """Estimates waiting times from the recent gaps between ends of requests.
 
-    Only time counts in which the service was saturated: how often requests end when few come says nothing about
-    how often they would if many waited. The gap that is still open counts as soon as it is the longest, so a service
-    that stalls is not remembered as fast.
+    Only time in which the service was saturated counts: at low load, requests end as rarely as they arrive. The gap
+    since the last end counts as soon as it is the longest one, so that a stall is noticed.
     """
 
     def __init__(self) -> None:
-        self._gaps: deque[float] = deque(maxlen=_PACE_KEPT)
+        self._gaps: deque[float] = deque(maxlen=_KEPT_GAPS)
         self._open = 0.0
         self._at = 0.0
         self._saturated = False
 
     @property
     def known(self) -> bool:
-        """Whether anything was measured."""
+        """Whether a gap has been measured."""
         return len(self._gaps) > 0
 
-    def ended(self, now: float) -> None:
-        """A request ended."""
+    def add(self, now: float) -> None:
+        """Record the end of a request."""
         self._advance(now)
         if self._saturated:
             self._gaps.append(self._open)
             self._open = 0.0
 
-    def saturated(self, saturated: bool, now: float) -> None:
-        """From now on, a request that came would have to wait, or would not."""
+    def set_saturated(self, saturated: bool, now: float) -> None:
+        """Record whether arrivals have to wait from now on."""
         self._advance(now)
         self._saturated = saturated
 
     def mean_gap_s(self, now: float) -> float:
-        """Seconds from one end to the next, on average."""
+        """Mean seconds between two ends."""
         gaps = self._recent(now)
         return sum(gaps, 0.0) / len(gaps)
 
     def time_for(self, ends: int, now: float) -> float:
-        """Seconds in which `ends` requests end, taken from the slowest stretch of that many in memory.
+        """Seconds in which `ends` requests end, by the slowest remembered stretch of that many.
 
-        The slowest and not the mean: ends come in bursts where requests are batched, and a promise made from the
-        mean would be broken between two bursts. Before anything has ended it is as long as that has been waited for.
+        The mean would be too optimistic: batched requests end in bursts, and a retry between two bursts would fail.
+        Before the first end, it is the time waited for it so far.
         """
         gaps = self._recent(now)
         if not self._gaps:
@@ -179,7 +167,7 @@ class CompletionRate:
         self._at = now
 
     def _recent(self, now: float) -> list[float]:
-        """At least one gap."""
+        """The remembered gaps, at least one."""
         gaps = list(self._gaps)
         still_open = self._open + (max(0.0, now - self._at) if self._saturated else 0.0)
         if not gaps or still_open > max(gaps):
@@ -188,7 +176,7 @@ class CompletionRate:
 
 
 def _slowest(gaps: list[float], count: int) -> float:
-    """The largest sum of `count` neighbouring gaps, of which there are at least that many."""
+    """The largest sum of `count` consecutive gaps, for `count` up to their number."""
     window = slowest = sum(gaps[:count], 0.0)
     for entering, leaving in zip(gaps[count:], gaps, strict=False):
         window += entering - leaving

@@ -1,4 +1,4 @@
-"""The prompts on their way through one prefill instance, and when each of them will be done."""
+"""The prompts queued on one prefill instance and the predicted time at which each is computed."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -8,8 +8,10 @@ from twofold.scheduling.admission.estimates import ArrivalRate, SpeedFactor
 
 
 class QueuedPrompt:
-    """A prompt of which `tokens` tokens are to be computed, after `reused` that are not; if it `fetches` some of those
-    from elsewhere it may have to wait for them while others run."""
+    """A prompt with `tokens` tokens to compute after `reused` cached ones.
+
+    With `fetches`, cached blocks are copied from another instance first, and other prompts may overtake this one.
+    """
 
     __slots__ = ("fetches", "request_id", "reused", "tokens")
 
@@ -21,12 +23,12 @@ class QueuedPrompt:
 
     @property
     def squares(self) -> int:
-        """See `PerformanceModel.prefill_s`."""
+        """The attention term of `PerformanceModel.prefill_s`."""
         return self.tokens * (self.tokens + 2 * self.reused)
 
 
-class _Iteration:
-    """Prompts that will be computed together, in `seconds` as the model says."""
+class _PredictedIteration:
+    """Prompts expected to be computed together, in `seconds` by the model."""
 
     __slots__ = ("prompts", "seconds", "squares", "tokens")
 
@@ -37,37 +39,35 @@ class _Iteration:
 
 
 class PrefillQueue:
-    """Batches prompts as the instance does: whole, first come first, up to `max_num_batched_tokens` tokens in
-    an iteration, of
-    which a longer one has one for itself.
+    """Predicts the iterations of an instance that batches whole prompts first come, first served.
 
-    Times are those of `model`, corrected by `speed`, which learns from each iteration. One that takes longer than it
-    should is expected to end right now. Until an iteration begins others join it, and all in it wait for them:
-    they are expected to come as they came lately.
+    An iteration has up to `max_num_batched_tokens` tokens; a longer prompt has an iteration of its own. Times are those
+    of `model`, corrected by `speed`, which learns from each iteration. An overdue iteration is expected to end at once.
+    Later arrivals join an iteration until it starts and lengthen it; they are predicted from the recent arrival rate.
     """
 
     def __init__(self, model: PerformanceModel, max_num_batched_tokens: int, speed: SpeedFactor) -> None:
         self._model = model
-        self._token_budget = max_num_batched_tokens
+        self._max_num_batched_tokens = max_num_batched_tokens
         self._speed = speed
-        self._iterations: deque[_Iteration] = deque()  # the first of them is under way
-        self._where: dict[str, _Iteration] = {}
-        self._waiting_s = 0.0  # of all but the first, as the model says
-        self._influx = ArrivalRate()
+        self._iterations: deque[_PredictedIteration] = deque()  # the first one is running
+        self._iteration_of: dict[str, _PredictedIteration] = {}
+        self._waiting_s = 0.0  # model time of all iterations but the first
+        self._arrivals = ArrivalRate()
         self._began = 0.0
-        self._ended: float | None = None  # when the first prompt of the iteration under way was computed
-        self._measures = False  # whether the end of the first is still to be compared with what was expected
+        self._ended: float | None = None  # when the first prompt of the running iteration was computed
+        self._measures = False  # whether the running iteration may be compared with the model
 
     def __len__(self) -> int:
-        return len(self._where)
+        return len(self._iteration_of)
 
     def join(self, prompt: QueuedPrompt, now: float) -> None:
-        """A prompt was placed here."""
-        self._part_late(now)
-        self._influx.came(prompt.tokens, now)
-        last = self._open(prompt)
+        """Queue a prompt."""
+        self._requeue_late(now)
+        self._arrivals.add(prompt.tokens, now)
+        last = self._open_iteration(prompt)
         if last is None:
-            last = _Iteration(prompt, self._model_s(prompt))
+            last = _PredictedIteration(prompt, self._model_s(prompt))
             self._iterations.append(last)
             if len(self._iterations) > 1:
                 self._waiting_s += last.seconds
@@ -75,19 +75,19 @@ class PrefillQueue:
             last.prompts[prompt.request_id] = prompt
             last.tokens += prompt.tokens
             last.squares += prompt.squares
-            self._set_seconds(last)
-        self._where[prompt.request_id] = last
+            self._update_seconds(last)
+        self._iteration_of[prompt.request_id] = last
         if len(self._iterations) == 1:
             self._begin(now)
 
     def done(self, request_id: str, now: float) -> None:
         """A prompt is computed, and with it the others of its iteration."""
-        self._part_late(now)
-        iteration = self._where.get(request_id)
+        self._requeue_late(now)
+        iteration = self._iteration_of.get(request_id)
         if iteration is None:
             return
         if iteration is not self._iterations[0]:
-            # The first one has waited for something, and runs now at the soonest.
+            # The first iteration was delayed and starts now at the earliest.
             self._began, self._measures = now, False
         else:
             self._ended = now
@@ -96,9 +96,9 @@ class PrefillQueue:
         self.drop(request_id, now)
 
     def drop(self, request_id: str, now: float) -> None:
-        """A request is not here any more, whatever it did."""
-        self._part_late(now)
-        iteration = self._where.pop(request_id, None)
+        """Remove a prompt, computed or not."""
+        self._requeue_late(now)
+        iteration = self._iteration_of.pop(request_id, None)
         if iteration is None:
             return
         prompt = iteration.prompts.pop(request_id)
@@ -109,57 +109,59 @@ class PrefillQueue:
             return
         iteration.tokens -= prompt.tokens
         iteration.squares -= prompt.squares
-        self._set_seconds(iteration)
+        self._update_seconds(iteration)
         if not iteration.prompts:
             self._iterations.remove(iteration)
 
     def wait_s(self, prompt: QueuedPrompt, now: float) -> float:
-        """Seconds until this one would be computed, if it joined now."""
-        self._part_late(now)
-        joined, before_s = self._open(prompt), self.busy_s(now)
+        """Seconds until a prompt would be computed if it joined now."""
+        self._requeue_late(now)
+        joined, before_s = self._open_iteration(prompt), self.busy_s(now)
         if joined is not None:
             before_s -= joined.seconds * self._speed.factor
         return before_s + self._with_others_s(prompt, joined, before_s) * self._speed.factor
 
-    def first_with(self, prompt: QueuedPrompt, now: float) -> str | None:
-        """Who has been longest in the iteration that a prompt would join now; None if it is the first itself."""
-        self._part_late(now)
-        joined = self._open(prompt)
+    def oldest_companion(self, prompt: QueuedPrompt, now: float) -> str | None:
+        """The oldest request of the iteration a prompt would join now; None if it would begin one."""
+        self._requeue_late(now)
+        joined = self._open_iteration(prompt)
         return None if joined is None else next(iter(joined.prompts))
 
     def alone_s(self, prompt: QueuedPrompt) -> float:
-        """Seconds of the prefill of a prompt that has the instance to itself."""
+        """Seconds of the prefill of a prompt on the idle instance."""
         return self._model_s(prompt) * self._speed.factor
 
     def busy_s(self, now: float) -> float:
-        """Seconds until all that is here will be computed."""
-        self._part_late(now)
-        return self._left_s(now) + self._waiting_s * self._speed.factor if self._iterations else 0.0
+        """Seconds until all queued prompts are computed."""
+        self._requeue_late(now)
+        return self._remaining_s(now) + self._waiting_s * self._speed.factor if self._iterations else 0.0
 
     def ends(self, now: float) -> Iterator[tuple[str, float]]:
-        """Which prompts will be computed when, in that order."""
-        self._part_late(now)
+        """Queued requests with the predicted end of their prefill, in that order."""
+        self._requeue_late(now)
         end = now
         for number, iteration in enumerate(self._iterations):
-            end += iteration.seconds * self._speed.factor if number else self._left_s(now)
+            end += iteration.seconds * self._speed.factor if number else self._remaining_s(now)
             for request_id in iteration.prompts:
                 yield request_id, end
 
     def _model_s(self, prompt: QueuedPrompt) -> float:
-        """Seconds of the prefill of a prompt alone, as the model says."""
+        """Model time of the prefill of a prompt alone."""
         return self._model.prefill_s(prompt.tokens, prompt.squares)
 
-    def _with_others_s(self, prompt: QueuedPrompt, joined: _Iteration | None, before_s: float) -> float:
-        """Seconds of the iteration that a prompt joins, or begins, with those who come until it starts."""
+    def _with_others_s(
+        self, prompt: QueuedPrompt, joined: _PredictedIteration | None, before_s: float
+    ) -> float:
+        """Model time of the iteration that a prompt joins or begins, with the arrivals expected until it starts."""
         tokens, squares = prompt.tokens, prompt.squares
         if joined is not None:
             tokens, squares = tokens + joined.tokens, squares + joined.squares
-        each, room = self._influx.tokens_each, self._token_budget - tokens
-        others = min(self._influx.tokens_per_s * before_s, room) if each <= room else 0.0
+        each, free = self._arrivals.tokens_per_prompt, self._max_num_batched_tokens - tokens
+        others = min(self._arrivals.tokens_per_s * before_s, free) if each <= free else 0.0
         return self._model.prefill_s(tokens + int(others), squares + int(others * each))
 
-    def _part_late(self, now: float) -> None:
-        """Who was thought to be in the iteration that has ended, and was not, is in the next one."""
+    def _requeue_late(self, now: float) -> None:
+        """Move prompts that did not run in the iteration that ended, as predicted, to the next one."""
         if self._ended is None or now <= self._ended or not self._iterations:
             return
         late, ended = self._iterations.popleft(), self._ended
@@ -168,44 +170,44 @@ class PrefillQueue:
         late.squares = sum(prompt.squares for prompt in late.prompts.values())
         self._learn(tokens - late.tokens, squares - late.squares)
         following = self._iterations[0] if self._iterations else None
-        if following is not None and following.tokens + late.tokens <= self._token_budget:
-            self._where.update(dict.fromkeys(late.prompts, following))
+        if following is not None and following.tokens + late.tokens <= self._max_num_batched_tokens:
+            self._iteration_of.update(dict.fromkeys(late.prompts, following))
             following.prompts = late.prompts | following.prompts
             following.tokens += late.tokens
             following.squares += late.squares
-            self._set_seconds(following)
+            self._update_seconds(following)
         else:
             self._iterations.appendleft(late)
             late.seconds = 0.0
-            self._set_seconds(late)
+            self._update_seconds(late)
         self._begin(ended)
 
     def _learn(self, tokens: int, squares: int) -> None:
-        """What the iteration that has ended took for so many tokens, unless it is not known when it began."""
+        """Compare the iteration that ended with the model, if its start is known."""
         if self._measures and self._ended is not None and self._ended > self._began:
-            self._speed.took(self._model.prefill_s(tokens, squares), self._ended - self._began)
+            self._speed.observe(self._model.prefill_s(tokens, squares), self._ended - self._began)
 
-    def _left_s(self, now: float) -> float:
-        """Of the iteration under way."""
+    def _remaining_s(self, now: float) -> float:
+        """Seconds left of the running iteration."""
         return max(0.0, self._began + self._iterations[0].seconds * self._speed.factor - now)
 
-    def _open(self, prompt: QueuedPrompt) -> _Iteration | None:
-        """The iteration that a prompt would join: the last one, unless it runs already or would become too long."""
+    def _open_iteration(self, prompt: QueuedPrompt) -> _PredictedIteration | None:
+        """The last iteration, unless it is running or has no room for the prompt."""
         last = self._iterations[-1] if len(self._iterations) > 1 else None
-        return None if last is None or last.tokens + prompt.tokens > self._token_budget else last
+        return None if last is None or last.tokens + prompt.tokens > self._max_num_batched_tokens else last
 
-    def _set_seconds(self, waiting: _Iteration) -> None:
+    def _update_seconds(self, waiting: _PredictedIteration) -> None:
         seconds = self._model.prefill_s(waiting.tokens, waiting.squares) if waiting.prompts else 0.0
         self._waiting_s += seconds - waiting.seconds
         waiting.seconds = seconds
 
     def _begin(self, now: float) -> None:
-        """The first iteration, if there is one, is under way from now on."""
+        """Start the first iteration, if there is one."""
         self._began, self._ended = now, None
         self._measures = bool(self._iterations) and not any(
             prompt.fetches for prompt in self._iterations[0].prompts.values()
         )
         if len(self._iterations) <= 1:
-            self._waiting_s = 0.0  # and nothing of what rounding left
+            self._waiting_s = 0.0  # drops rounding errors
         else:
             self._waiting_s -= self._iterations[0].seconds

@@ -1,16 +1,15 @@
-"""The requests that wait in front of the cluster: by priority, and first come first served within one."""
+"""The queue of admitted requests: by priority, and first come, first served within a priority."""
 
 from heapq import heapify, heappop, heappush
 
 from twofold.request import Request
 
 
-class Ticket:
-    """A request on its way into the cluster, and whom it is for.
+class QueuedRequest:
+    """A request with its API key, priority and deadline.
 
-    `key` names the API key, `priority` is vLLM's: the lower, the sooner. `deadline_s` is when it has to be answered
-    by (None: the service's own limit); both times are seconds on the clock of its world. `number` is the line's:
-    the place of the request in the order in which requests were taken.
+    A lower `priority` is served first, as in vLLM. `deadline_s` is on the clock of `arrival_s`; None selects the default
+    of the service. `number` is the admission order, counted from 1.
     """
 
     __slots__ = ("arrival_s", "deadline_s", "key", "number", "priority", "request")
@@ -31,88 +30,90 @@ class Ticket:
 
 
 class AdmissionQueue:
-    """A priority queue whose members may leave from anywhere.
+    """A priority queue whose requests may leave from any position.
 
-    Two heaps, by turn and by deadline. Who has left stays in them until met at the top or, when there are too many
-    such entries, swept out.
+    It keeps two heaps, by turn and by deadline. Entries of requests that left stay in the heaps until they reach the top
+    or outnumber the others.
     """
 
     def __init__(self) -> None:
-        self._tickets: dict[str, Ticket] = {}
-        self._turns: list[tuple[int, int, Ticket]] = []
-        self._deadlines: list[tuple[float, int, Ticket]] = []
+        self._requests: dict[str, QueuedRequest] = {}
+        self._turns: list[tuple[int, int, QueuedRequest]] = []
+        self._deadlines: list[tuple[float, int, QueuedRequest]] = []
         self._by_priority: dict[int, int] = {}
-        self._joins = 0  # tells entries for one deadline apart, even two of one ticket that joined again
+        self._joins = 0  # breaks ties between equal deadlines, also of a request that joined twice
 
     def __len__(self) -> int:
-        return len(self._tickets)
+        return len(self._requests)
 
     def __contains__(self, request_id: str) -> bool:
-        return request_id in self._tickets
+        return request_id in self._requests
 
     def ahead_of(self, priority: int) -> int:
-        """How many would have their turn before a newcomer of `priority`."""
+        """The number of requests served before a new one of this priority."""
         return sum(count for each, count in self._by_priority.items() if each <= priority)
 
-    def join(self, ticket: Ticket) -> None:
-        """Wait for the turn that the ticket's priority and number give it."""
-        self._tickets[ticket.id] = ticket
-        self._by_priority[ticket.priority] = self._by_priority.get(ticket.priority, 0) + 1
-        heappush(self._turns, (ticket.priority, ticket.number, ticket))
-        if ticket.deadline_s is not None:
+    def join(self, queued: QueuedRequest) -> None:
+        """Add a request at the position given by its priority and number."""
+        self._requests[queued.id] = queued
+        self._by_priority[queued.priority] = self._by_priority.get(queued.priority, 0) + 1
+        heappush(self._turns, (queued.priority, queued.number, queued))
+        if queued.deadline_s is not None:
             self._joins += 1
-            heappush(self._deadlines, (ticket.deadline_s, self._joins, ticket))
+            heappush(self._deadlines, (queued.deadline_s, self._joins, queued))
         self._sweep()
 
-    def leave(self, request_id: str) -> Ticket | None:
-        """The ticket of a request that waits no longer; None if it did not."""
-        ticket = self._tickets.pop(request_id, None)
-        if ticket is not None:
-            left = self._by_priority[ticket.priority] - 1
+    def leave(self, request_id: str) -> QueuedRequest | None:
+        """Remove a request; None if it is not queued."""
+        queued = self._requests.pop(request_id, None)
+        if queued is not None:
+            left = self._by_priority[queued.priority] - 1
             if left:
-                self._by_priority[ticket.priority] = left
+                self._by_priority[queued.priority] = left
             else:
-                del self._by_priority[ticket.priority]
-        return ticket
+                del self._by_priority[queued.priority]
+        return queued
 
-    def pop(self, now: float) -> Ticket | None:
-        """Whose turn it is; those whose deadline has passed have none, and are left to `overdue`."""
+    def pop(self, now: float) -> QueuedRequest | None:
+        """Remove the next request whose deadline has not passed; `expired` returns the others."""
         while self._turns:
-            ticket = heappop(self._turns)[2]
-            if self._tickets.get(ticket.id) is not ticket:
+            queued = heappop(self._turns)[2]
+            if self._requests.get(queued.id) is not queued:
                 continue
-            if ticket.deadline_s is None or ticket.deadline_s > now:
-                return self.leave(ticket.id)
+            if queued.deadline_s is None or queued.deadline_s > now:
+                return self.leave(queued.id)
         return None
 
-    def overdue(self, now: float) -> list[Ticket]:
-        """Those whose deadline has passed leave, earliest first."""
-        passed: list[Ticket] = []
+    def expired(self, now: float) -> list[QueuedRequest]:
+        """Remove the requests whose deadline has passed, earliest deadline first."""
+        expired: list[QueuedRequest] = []
         deadline_s = self.next_deadline()
         while deadline_s is not None and deadline_s <= now:
-            ticket = heappop(self._deadlines)[2]
-            self.leave(ticket.id)
-            passed.append(ticket)
+            queued = heappop(self._deadlines)[2]
+            self.leave(queued.id)
+            expired.append(queued)
             deadline_s = self.next_deadline()
-        return passed
+        return expired
 
     def next_deadline(self) -> float | None:
-        """The earliest deadline of those who wait."""
+        """The earliest deadline in the queue."""
         deadlines = self._deadlines
         while deadlines:
-            deadline_s, _, ticket = deadlines[0]
-            if self._tickets.get(ticket.id) is ticket:
+            deadline_s, _, queued = deadlines[0]
+            if self._requests.get(queued.id) is queued:
                 return deadline_s
             heappop(deadlines)
         return None
 
     def _sweep(self) -> None:
-        many = 2 * len(self._tickets) + 16
+        many = 2 * len(self._requests) + 16
         if len(self._turns) > many:
-            self._turns = [(t.priority, t.number, t) for t in self._tickets.values()]
+            self._turns = [(each.priority, each.number, each) for each in self._requests.values()]
             heapify(self._turns)
         if len(self._deadlines) > many:
             self._deadlines = [
-                (t.deadline_s, t.number, t) for t in self._tickets.values() if t.deadline_s is not None
+                (each.deadline_s, each.number, each)
+                for each in self._requests.values()
+                if each.deadline_s is not None
             ]
             heapify(self._deadlines)

@@ -1,1 +1,1 @@
-"""The cluster scheduler: pools, routes, forecasts."""
+"""The cluster scheduler: instance loads and pools, the router interface, hand-off policies and load forecasts."""

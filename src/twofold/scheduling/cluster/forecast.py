@@ -72,14 +72,14 @@ class _Queue:
     `since` is when the first of them began, as far as can be told: when it was placed, or the one before it was done.
     """
 
-    __slots__ = ("given_s", "prediction", "prefills", "since", "total_s")
+    __slots__ = ("assigned_s", "prediction", "prefills", "since", "total_s")
 
     def __init__(self, prediction: Prediction) -> None:
         self.prediction = prediction
         self.prefills: dict[str, float] = {}
         self.since = 0.0
         self.total_s = 0.0
-        self.given_s = 0.0
+        self.assigned_s = 0.0
 
 
 class PrefixMatches:
@@ -94,7 +94,7 @@ class PrefixMatches:
             if blocks > self.longest:
                 self.longest, self.source = blocks, cache
 
-    def found_by(self, load: InstanceLoad) -> int:
+    def cached_blocks(self, load: InstanceLoad) -> int:
         """How many an instance finds without a fetch, in its cache or in its own memory."""
         return max(self._caches.get(load.cache, 0), self._memories.get(load.id, 0))
 
@@ -129,7 +129,7 @@ class ClusterForecast:
                 del self._placed[request_id]
             self._queues[instance] = _Queue(queue.prediction)
 
-    def of(self, instance: str) -> Prediction:
+    def prediction(self, instance: str) -> Prediction:
         """What is expected of an instance; raises KeyError where it never joined."""
         return self._queues[instance].prediction
 
@@ -141,15 +141,15 @@ class ClusterForecast:
         first_s = next(iter(queue.prefills.values()))
         return max(0.0, queue.total_s - min(max(0.0, now - queue.since), first_s))
 
-    def given_s(self, instance: str) -> float:
+    def assigned_s(self, instance: str) -> float:
         """Seconds of all prefills that an instance was ever given: among equals, who had least may be next."""
-        return self._queues[instance].given_s
+        return self._queues[instance].assigned_s
 
-    def where(self, keys: Sequence[BlockKey]) -> "PrefixMatches":
+    def matches(self, keys: Sequence[BlockKey]) -> "PrefixMatches":
         """How many leading blocks of a prompt are where."""
         return PrefixMatches(self.prefixes.prefixes(keys), self.memories.prefixes(keys))
 
-    def found_by(self, load: InstanceLoad, keys: Sequence[BlockKey]) -> int:
+    def cached_blocks(self, load: InstanceLoad, keys: Sequence[BlockKey]) -> int:
         """How many leading blocks of a prompt one instance finds without a fetch."""
         return max(self.prefixes.prefix(load.cache, keys), self.memories.prefix(load.id, keys))
 
@@ -169,10 +169,10 @@ class ClusterForecast:
             queue.since, queue.total_s = now, 0.0
         queue.prefills[request_id] = seconds
         queue.total_s += seconds
-        queue.given_s += seconds
+        queue.assigned_s += seconds
         self._placed[request_id] = instance
 
-    def prefilled(self, request_id: str, now: float | None = None) -> None:
+    def prefill_ended(self, request_id: str, now: float | None = None) -> None:
         """A prompt is computed, or given up; None: nobody looked when, but not before anything said earlier."""
         instance = self._placed.pop(request_id, None)
         if instance is None:

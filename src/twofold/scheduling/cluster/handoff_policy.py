@@ -8,7 +8,7 @@ from mypy_extensions import mypyc_attr
 from twofold.handoff import HandoffMode
 from twofold.performance.transfer import TransferModel
 from twofold.request import Request
-from twofold.scheduling.cluster.router import Route
+from twofold.placement import Route
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -39,7 +39,7 @@ class HandoffPolicy(ABC):
     @abstractmethod
     def choose(self, request: Request, route: Route) -> HandoffMode: ...
 
-    def over(self, request_id: str) -> None:  # noqa: B027  (most have no accounts to keep)
+    def ended(self, request_id: str) -> None:  # noqa: B027  (most have no accounts to keep)
         """The hand-off of a request is done, or will not be done; said once or more often."""
 
 
@@ -88,7 +88,7 @@ class AutoHandoff(HandoffPolicy):
         at_once_s = transfer.serialized_s(tokens, max(0.0, queued_s - prefill_s))
         return HandoffMode.LAYER_WISE if by_layer_s <= at_once_s else HandoffMode.SERIALIZED
 
-    def over(self, request_id: str) -> None:
+    def ended(self, request_id: str) -> None:
         decode, size = self._sending.pop(request_id, ("", 0))
         if size:
             self.outstanding[decode] -= size
@@ -105,5 +105,5 @@ HANDOFF_POLICIES: dict[str, Callable[[TransferPaths], HandoffPolicy]] = {
     "layer-wise": lambda _: FixedHandoff(HandoffMode.LAYER_WISE),
     "pull": lambda _: FixedHandoff(HandoffMode.PULL),
     "by-size": BySizeHandoff,
-    "chosen": AutoHandoff,
+    "auto": AutoHandoff,
 }

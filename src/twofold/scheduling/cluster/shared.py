@@ -1,32 +1,33 @@
-"""A cluster as one of several controllers sees it: what others place there it knows from reports only.
+"""A cluster scheduler for one of several controllers that share the instances.
 
-With one controller nothing has to be reported: it placed all that there is. With several, instances say now and then
-what they have, and what of it is whose. Such a report is old when it comes, and gets older until the next one; what
-a controller placed itself it knows as it is now, and counts in the place of what the report says of that.
+A single controller places every request and knows all loads. With several, each instance reports its load from time to
+time, with the share of each controller. A report is outdated when it arrives. Each controller knows the current load of
+its own requests and substitutes it for its share of the report.
 """
 
 from enum import StrEnum
 
+from twofold.placement import PlacedRequest
 from twofold.request import Request
 from twofold.scheduling.cluster.handoff_policy import HandoffPolicy
 from twofold.scheduling.cluster.pools import NO_LOAD, LoadTotals, load_totals, replace_totals
-from twofold.scheduling.cluster.router import Placement, Router
+from twofold.scheduling.cluster.router import Router
 from twofold.scheduling.cluster.scheduler import ClusterScheduler
 from twofold.scheduling.instance.kv_reservation import FULL_RESERVATION, KvReservation
 
 
 class OwnLoad(StrEnum):
-    """What a controller knows of its own requests besides reports."""
+    """What a controller knows about the load of its own requests besides the reports."""
 
-    FOLLOWED = "followed"  # from when they are placed until they end: of its own it knows all, at any time
-    SENT = "sent"  # that it placed them since the last report: their ends it hears of by reports
-    IGNORED = "ignored"  # nothing: a router without memory, which goes by reports alone
+    FOLLOWED = "followed"  # everything, from placement to end
+    SENT = "sent"  # the requests placed since the last report; ends are known from reports only
+    IGNORED = "ignored"  # nothing: the controller keeps no state and routes by reports alone
 
 
 class LoadReport:
-    """What there is on an instance, or in a cell, `total`; `yours` is the part of whom the report is for.
+    """The load of an instance or cell at one moment: in `total`, and the part that belongs to the receiver (`yours`).
 
-    Both are of the same moment. Where a controller does not follow its requests, `yours` is all that it ever sent.
+    For a controller that does not follow its requests, `yours` counts every request it ever sent.
     """
 
     __slots__ = ("instance", "total", "yours")
@@ -38,32 +39,32 @@ class LoadReport:
 
 
 class SharedCluster(ClusterScheduler):
-    """The accounts of one of several controllers: what it placed, and what reports say that others did.
+    """The loads as one of several controllers sees them.
 
-    An instance counts for what the last report says, less what is this controller's in it, plus what that is now.
-    `FOLLOWED`, and alone, this is a `ClusterScheduler`, whatever is reported and when.
+    The load of an instance is that of the last report, less this controller's share in it, plus the current load of this
+    controller's requests. A single controller with `FOLLOWED` behaves like `ClusterScheduler`, whatever is reported.
     """
 
     def __init__(
         self,
         router: Router,
         handoffs: HandoffPolicy,
-        memory: KvReservation = FULL_RESERVATION,
+        reservation: KvReservation = FULL_RESERVATION,
         own: OwnLoad = OwnLoad.FOLLOWED,
     ) -> None:
-        super().__init__(router, handoffs, memory)
+        super().__init__(router, handoffs, reservation)
         self._own = own
         self._others: dict[str, LoadTotals] = {}
 
     def own(self, instance_id: str) -> LoadTotals:
-        """What is counted on an instance as this controller's: its part of the next report."""
+        """The load on an instance that belongs to this controller."""
         load = self.pools.get(instance_id)
         if load is None:
             return NO_LOAD
         return load_totals(load).less(self._others.get(instance_id, NO_LOAD))
 
     def reported(self, report: LoadReport) -> None:
-        """A report has come; one about an instance that is not there means nothing."""
+        """Update the load of other controllers; reports on unknown instances are ignored."""
         load = self.pools.get(report.instance)
         if load is None:
             return
@@ -77,22 +78,22 @@ class SharedCluster(ClusterScheduler):
         self._others.pop(instance_id, None)
         return super().remove_instance(instance_id)
 
-    def arrive(self, request: Request, now: float) -> Placement | None:
-        placement = super().arrive(request, now)
+    def place(self, request: Request, now: float) -> PlacedRequest | None:
+        placed = super().place(request, now)
         if self._own is OwnLoad.IGNORED:
-            super().ended(request.id)
-        return placement
+            super().withdraw(request.id)
+        return placed
 
-    def prefilled(self, request_id: str, now: float | None = None) -> None:
+    def first_token(self, request_id: str, now: float) -> None:
         if self._own is not OwnLoad.SENT:
-            super().prefilled(request_id, now)
+            super().first_token(request_id, now)
 
-    def handed_off(self, request_id: str) -> None:
+    def handed_off(self, request_id: str, started: float, now: float) -> None:
         if self._own is not OwnLoad.SENT:
-            super().handed_off(request_id)
+            super().handed_off(request_id, started, now)
 
-    def ended(self, request_id: str) -> None:
+    def withdraw(self, request_id: str) -> None:
         if self._own is OwnLoad.SENT:
             self.forget(request_id)
         else:
-            super().ended(request_id)
+            super().withdraw(request_id)

@@ -1,1 +1,1 @@
-"""Re-planning: traffic monitoring and new role splits."""
+"""Re-planning: detect traffic shifts and decide whether another prefill/decode split is worth a move."""

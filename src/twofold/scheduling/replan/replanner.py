@@ -1,15 +1,12 @@
-"""What was decided about a shift, with every number that led there, and as a sentence to read.
+"""Re-planning: decide whether another prefill/decode split of the instances is worth a move.
 
-Re-planning: when the traffic has shifted, is another split of the instances worth a move?
+    monitoring ── traffic shift ──▶ settling ── new traffic known ──▶ searching ── decided ──▶ monitoring
+                      └─ shift has passed ──▶ monitoring
 
-    watching ── a shift ──▶ settling ── the new traffic is known ──▶ searching ── answered ──▶ watching
-                   └─ it has passed ──▶ watching
-
-DistServe (OSDI'24, section 4.3) watches rate and lengths and searches again on recent history. Here a shift has to be
-significant (`traffic.py`), a plan has to bring a gain (`ReplanRules.min_gain`), and decisions are
-`ReplanRules.min_between_s`
-apart. Nothing in here searches or moves: whoever drives it asks a `ReplanSearch` and takes the steps of a
-`ReplanDecision`.
+DistServe (OSDI'24, section 4.3) monitors the rate and lengths of requests and searches again on recent history. Here a
+shift must be significant (`traffic.py`), a plan must bring a gain (`ReplanRules.min_gain`), and decisions are at least
+`ReplanRules.min_between_s` apart. This module neither searches nor moves instances: a driver passes the query to a
+`ReplanSearch` and executes the steps of the decision.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,20 +15,24 @@ from typing import Protocol
 
 import msgspec
 
+from twofold.request import Request
 from twofold.scheduling.cluster.pools import Pools
 from twofold.scheduling.replan.split import ReplanAction, ReplanStep, RoleSplit, steps_to
 from twofold.scheduling.replan.traffic import Quantity, TrafficMonitor, TrafficSample, TrafficShift
+from twofold.timeline import Timeline
+
+_CHECK_EVERY_S = 1.0  # a check of unsettled shifts costs more than a request
 
 
 class SplitForecast(msgspec.Struct, frozen=True):
-    """The share of requests that a split would serve within the SLO."""
+    """The share of requests that would meet the SLO with a split."""
 
     split: RoleSplit
     attainment: float
 
 
 class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a search found: `searched` are all forecasts, each from `requests` requests; it took `cpu_s` to compute."""
+    """The forecasts of a search, each from a simulation of `requests` requests, and its CPU time."""
 
     running: SplitForecast
     best: SplitForecast
@@ -41,7 +42,7 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplanOutcome(StrEnum):
-    """What became of a search."""
+    """The outcome of a search."""
 
     MOVE = "move"
     BEST_ALREADY = "best-already"
@@ -50,9 +51,10 @@ class ReplanOutcome(StrEnum):
 
 
 class ReplanDecision(msgspec.Struct, frozen=True, kw_only=True):
-    """One entry of the log. `rate` is that of the new traffic; `steps` are in the order in which they are taken.
+    """A logged decision; `str` gives it as a sentence.
 
-    `findings` are None, and `reason` says why, where there was no answer.
+    `rate` is that of the new traffic in requests per second. `steps` are executed in order. If the search failed,
+    `findings` is None and `reason` says why.
     """
 
     at_s: float
@@ -64,75 +66,25 @@ class ReplanDecision(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
 
     def __str__(self) -> str:
-        shifted = " and ".join(map(_shift, self.shifts))
-        return f"{shifted}; {_searched(self)}; {_decided(self)}"
-
-
-def _shift(shift: TrafficShift) -> str:
-    since = f"since {shift.requests:,} requests ago ({shift.sigmas:.1f} sigmas)"
-    if shift.quantity is Quantity.RATE:
-        return (
-            f"{_times(shift.ratio)} as many requests, {shift.before:.3g} → {shift.after:.3g} a second {since}"
-        )
-    what = f"{shift.quantity.value}s"
-    return f"{what} {_times(shift.ratio)} as long, {shift.before:.3g} → {shift.after:.3g} tokens {since}"
-
-
-def _times(ratio: float) -> str:
-    return f"{ratio:.2g} times"
-
-
-def _searched(decision: ReplanDecision) -> str:
-    findings = decision.findings
-    if findings is None:
-        return f"no plan was found: {decision.reason}"
-    running, best = findings.running, findings.best
-    searched, requests = len(findings.searched), f"{findings.requests:,} requests at {decision.rate:.3g}/s"
-    simulated = f"simulated {searched} splits with {requests}"
-    now = f"{running.split}, which runs, would serve {running.attainment:.0%} within the SLO"
-    if best.split == running.split:
-        return f"{simulated}: {now}, and none more"
-    return f"{simulated}: {now}, {best.split} {best.attainment:.0%}"
-
-
-def _decided(decision: ReplanDecision) -> str:
-    if decision.outcome is ReplanOutcome.TOO_LITTLE:
-        return "stays as it is, because that is too little to move for"
-    if decision.outcome is not ReplanOutcome.MOVE:
-        return "stays as it is"
-    return ", ".join(map(_step, decision.steps)) or "nobody is left to move"
-
-
-def _step(step: ReplanStep) -> str:
-    role = "" if step.role is None else step.role.value
-    if step.action is ReplanAction.RETIRE:
-        return f"{step.instance} retires"
-    return (
-        f"{step.instance} goes to {role}"
-        if step.action is ReplanAction.ROLE
-        else f"{step.instance} starts as {role}"
-    )
-
-
-_LOOK_S = 1.0  # between two looks at a shift that is not settled: they take longer than a request
+        shifted = " and ".join(map(_shift_text, self.shifts))
+        return f"{shifted}; {_search_text(self)}; {_decision_text(self)}"
 
 
 class ReplanSearch(Protocol):
-    """Knows what a split would make of some traffic."""
+    """Searches the best split for given traffic."""
 
     def search(self, traffic: TrafficSample, running: RoleSplit, stock: int) -> SearchResult:
-        """The best split of at most `stock` instances for the traffic, with forecasts of it and of the running one."""
+        """Find the best split of at most `stock` instances and forecast it and the running split."""
         ...
 
 
 class ReplanRules(msgspec.Struct, frozen=True, kw_only=True):
     """When to move.
 
-    A move must bring at least `min_gain` more of the requests within the SLO: forecasts come from some hundred
-    requests, and are a point or two off by chance. Decisions are `min_between_s` apart: what runs on a worker whose
-    role changes has to end there, so a move that is taken back soon has cost twice and brought nothing. A shift is
-    planned for when enough of the new traffic has been seen, or after `patience_s` with what there is: where prompts
-    wait for long, no output may end for a while. `start_up_s` is how long an instance takes to start.
+    `min_gain` is the least gain in SLO attainment: forecasts from a few hundred requests are off by one or two points.
+    Decisions are at least `min_between_s` apart, because an instance that changes its role first finishes its requests.
+    A plan is searched when enough of the new traffic has been seen, or after `patience_s` with what there is: with long
+    queues, no output may end for a while. `start_up_s` is the time to start an instance.
     """
 
     min_gain: float = 0.05
@@ -142,87 +94,101 @@ class ReplanRules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplanQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """What to search a plan for."""
+    """The traffic to search a plan for, and the shifts that led to it."""
 
     shifts: tuple[TrafficShift, ...]
     traffic: TrafficSample
 
 
 class Replanner:
-    """The state between two decisions. Times are seconds on the caller's clock."""
+    """Follows the traffic and decides on search results. Times are seconds on the caller's clock.
 
-    def __init__(self, watch: TrafficMonitor, rules: ReplanRules | None = None) -> None:
-        self.watch = watch
+    A driver forwards the events `arrived` and `ended` (also for rejected requests), and asks `query` after arrivals.
+    """
+
+    def __init__(self, monitor: TrafficMonitor, rules: ReplanRules | None = None) -> None:
+        self.monitor = monitor
         self.rules = rules or ReplanRules()
         self.log: list[ReplanDecision] = []
-        self._asked: ReplanQuery | None = None
+        self._numbers: dict[str, int] = {}  # of requests that have not ended
+        self._ids: dict[int, str] = {}
+        self._pending: ReplanQuery | None = None
         self._alarmed_s: float | None = None
         self._quiet_until_s = float("-inf")
-        self._look_s = float("-inf")
+        self._check_s = float("-inf")
 
-    def question(self, made: Callable[[int], int], now: float) -> ReplanQuery | None:
-        """To be asked after every arrival: what to search a plan for, once there is something; then `answer` it.
+    def arrived(self, request: Request, now: float) -> int:
+        """Count an arrival; returns its number."""
+        number = self.monitor.arrived(request.prompt_tokens, now)
+        self._numbers[request.id], self._ids[number] = number, request.id
+        return number
 
-        `made` is asked how many tokens a request has so far, by its number.
+    def ended(self, timeline: Timeline) -> None:
+        """Count the output of a request if it is complete."""
+        number = self._numbers.pop(timeline.request.id, None)
+        if number is not None:
+            del self._ids[number]
+            self.monitor.ended(number, timeline.output_tokens if timeline.complete else None)
+
+    def query(self, generated: Callable[[str], int], now: float) -> ReplanQuery | None:
+        """What to search a plan for, if anything; follow up with `decide` or `give_up`.
+
+        `generated` returns the output tokens that a request has so far.
         """
-        if not self.watch.alarmed or self._asked is not None or now < max(self._look_s, self._quiet_until_s):
+        if not self.monitor.alarmed or self._pending or now < max(self._check_s, self._quiet_until_s):
             return None
-        self._look_s = now + _LOOK_S
-        shifts = self.watch.shifts()
+        self._check_s = now + _CHECK_EVERY_S
+        shifts = self.monitor.shifts()
         if not shifts:
             self._alarmed_s = None
             return None
         if self._alarmed_s is None:
             self._alarmed_s = now
         waited_s = now - self._alarmed_s
-        traffic = self.watch.traffic(shifts, made)
-        if traffic is None or (waited_s < self.rules.patience_s and not self.watch.settled(shifts)):
+        traffic = self.monitor.traffic(shifts, lambda number: generated(self._ids[number]))
+        if traffic is None or (waited_s < self.rules.patience_s and not self.monitor.settled(shifts)):
             return None
-        self.watch.accept(shifts)
+        self.monitor.accept(shifts)
         self._alarmed_s = None
-        self._asked = ReplanQuery(shifts=tuple(shifts), traffic=traffic)
-        return self._asked
+        self._pending = ReplanQuery(shifts=tuple(shifts), traffic=traffic)
+        return self._pending
 
-    def answer(
+    def decide(
         self, findings: SearchResult, pools: Pools, retired: Sequence[str], now: float
     ) -> ReplanDecision:
-        """Decide by what the search for the last question found; `retired` are instances that may be started."""
-        question = self._asked
-        if question is None:
-            raise RuntimeError("nobody has asked")
-        outcome = self._weigh(findings)
+        """Decide on the search for the last query; `retired` are instances that can be started."""
+        outcome = self._outcome(findings)
         steps = steps_to(findings.best.split, pools, retired) if outcome is ReplanOutcome.MOVE else ()
-        return self._decide(question, outcome, findings, steps, now)
+        return self._log(outcome, findings, steps, now)
 
     def give_up(self, reason: str, now: float) -> ReplanDecision:
-        """There is no answer to the last question, and why: everything stays as it is."""
-        question = self._asked
-        if question is None:
-            raise RuntimeError("nobody has asked")
-        return self._decide(question, ReplanOutcome.FAILED, None, (), now, reason)
+        """Keep the split because the search for the last query failed."""
+        return self._log(ReplanOutcome.FAILED, None, (), now, reason)
 
-    def _weigh(self, findings: SearchResult) -> ReplanOutcome:
+    def _outcome(self, findings: SearchResult) -> ReplanOutcome:
         best, running = findings.best, findings.running
         if best.split == running.split:
             return ReplanOutcome.BEST_ALREADY
-        # A planner proposes fewer instances only where they are enough.
+        # A search proposes fewer instances only if they suffice.
         saves = best.split.instances < running.split.instances
         gains = best.attainment - running.attainment >= self.rules.min_gain
         return ReplanOutcome.MOVE if saves or gains else ReplanOutcome.TOO_LITTLE
 
-    def _decide(
+    def _log(
         self,
-        question: ReplanQuery,
         outcome: ReplanOutcome,
         findings: SearchResult | None,
         steps: tuple[ReplanStep, ...],
         now: float,
         reason: str = "",
     ) -> ReplanDecision:
+        query = self._pending
+        if query is None:
+            raise RuntimeError("no query is pending")
         decision = ReplanDecision(
             at_s=now,
-            shifts=question.shifts,
-            rate=question.traffic.rate,
+            shifts=query.shifts,
+            rate=query.traffic.rate,
             outcome=outcome,
             findings=findings,
             steps=steps,
@@ -230,6 +196,41 @@ class Replanner:
         )
         starts = any(step.action is ReplanAction.START for step in steps)
         self._quiet_until_s = now + self.rules.min_between_s + (self.rules.start_up_s if starts else 0.0)
-        self._asked = None
+        self._pending = None
         self.log.append(decision)
         return decision
+
+
+def _shift_text(shift: TrafficShift) -> str:
+    change = f"{shift.ratio:.2g} times, {shift.before:.3g} → {shift.after:.3g}"
+    since = f"over the last {shift.requests:,} requests ({shift.sigmas:.1f} sigmas)"
+    if shift.quantity is Quantity.RATE:
+        return f"rate {change} requests/s {since}"
+    return f"{shift.quantity.value} length {change} tokens {since}"
+
+
+def _search_text(decision: ReplanDecision) -> str:
+    findings = decision.findings
+    if findings is None:
+        return f"search failed: {decision.reason}"
+    running, best = findings.running, findings.best
+    searched, requests = len(findings.searched), f"{findings.requests:,} requests at {decision.rate:.3g}/s"
+    attainment = f"running {running.split} {running.attainment:.0%} within the SLO"
+    if best.split == running.split:
+        return f"simulated {searched} splits with {requests}: {attainment}, the best"
+    return f"simulated {searched} splits with {requests}: {attainment}, {best.split} {best.attainment:.0%}"
+
+
+def _decision_text(decision: ReplanDecision) -> str:
+    if decision.outcome is ReplanOutcome.TOO_LITTLE:
+        return "no move: the gain is too small"
+    if decision.outcome is not ReplanOutcome.MOVE:
+        return "no move"
+    return ", ".join(map(_step_text, decision.steps)) or "no instance left to move"
+
+
+def _step_text(step: ReplanStep) -> str:
+    role = "" if step.role is None else step.role.value
+    if step.action is ReplanAction.RETIRE:
+        return f"{step.instance} retires"
+    return f"{step.instance} {'becomes' if step.action is ReplanAction.ROLE else 'starts as'} {role}"

@@ -1,42 +1,49 @@
-"""Routers by name: one file and one line each."""
+"""Routers by name: one file and one line here each."""
 
 from collections.abc import Callable
 
-from twofold.scheduling.cluster.router import FixedRoles, Router
+from twofold.scheduling.cluster.router import Router
 from twofold.scheduling.routers.cells import CellRouter
 from twofold.scheduling.routers.conductor import Conductor
-from twofold.scheduling.routers.forecasting import ForecastingRouter, ShortestPredictedQueue
+from twofold.scheduling.routers.forecasting import ShortestPredictedQueue
 from twofold.scheduling.routers.in_turn import at_random, round_robin
 from twofold.scheduling.routers.jsq import PlannedRoles, by_pending_tokens, by_requests, by_tokens
-from twofold.scheduling.routers.splitwise import SplitwiseRouter
+from twofold.scheduling.routers.splitwise import SplitwiseRouter, SplitwiseSimRouter
 from twofold.scheduling.routers.two_choices import TwoChoices
 
-ROUTERS: dict[str, Callable[[], Router]] = {
-    "jsq": by_tokens,
-    "jsq-pending": by_pending_tokens,
-    "jsq-requests": by_requests,
-    "round-robin": round_robin,
-    "random": at_random,
-    "two-choices": TwoChoices,
-    "cells:jsq": lambda: CellRouter(by_tokens()),
-    "jsq-planned": PlannedRoles,
-    "load": ShortestPredictedQueue,
-    "local-prefix": lambda: Conductor(threshold=None),
-    "conductor": Conductor,
-    "splitwise": SplitwiseRouter,
-    "splitwise-sim": lambda: SplitwiseRouter(returns_when_idle=True),
+
+class RegisteredRouter:
+    """A router's constructor, its one-line help and the traits of its class; call it for a new router."""
+
+    def __init__(self, create: Callable[[], Router], help_text: str) -> None:
+        self.create, self.help = create, help_text
+        made = create()
+        self.fixed_roles = made.fixed_roles
+        self.needs_forecast = made.needs_forecast
+        self.uses_cells = made.uses_cells
+        self.needs_idle_events = made.needs_idle_events
+
+    def __call__(self) -> Router:
+        return self.create()
+
+
+ROUTERS: dict[str, RegisteredRouter] = {
+    "jsq": RegisteredRouter(by_tokens, "fewest pending tokens, least reserved memory"),
+    "jsq-pending": RegisteredRouter(by_pending_tokens, "fewest pending tokens for both phases"),
+    "jsq-requests": RegisteredRouter(by_requests, "fewest requests for both phases"),
+    "round-robin": RegisteredRouter(round_robin, "each instance in turn"),
+    "random": RegisteredRouter(at_random, "any instance, the same ones in every run"),
+    "two-choices": RegisteredRouter(TwoChoices, "the less loaded of two random instances"),
+    "cells:jsq": RegisteredRouter(lambda: CellRouter(by_tokens()), "a cell by two choices, jsq within it"),
+    "jsq-planned": RegisteredRouter(PlannedRoles, "jsq with roles that re-planning may change"),
+    "load": RegisteredRouter(ShortestPredictedQueue, "shortest predicted prefill queue"),
+    "local-prefix": RegisteredRouter(lambda: Conductor(threshold=None), "least predicted TTFT, no fetches"),
+    "conductor": RegisteredRouter(Conductor, "least predicted TTFT, fetches cached prefixes (Mooncake)"),
+    "splitwise": RegisteredRouter(SplitwiseRouter, "three pools with a mixed pool that adapts (Splitwise)"),
+    "splitwise-sim": RegisteredRouter(SplitwiseSimRouter, "as splitwise, with SplitwiseSim's idle rule"),
 }
 
-# Those that never ask an instance for a phase it was not started for.
-FIXED_ROLE_ROUTERS = tuple(name for name, router in ROUTERS.items() if isinstance(router(), FixedRoles))
-
-# Those that divide instances into cells.
-CELL_ROUTERS = tuple(name for name, router in ROUTERS.items() if isinstance(router(), CellRouter))
-
-# Those that go by predictions, which somebody has to give them (`Pools.forecast`).
-FORECASTING_ROUTERS = tuple(
-    name for name, router in ROUTERS.items() if isinstance(router(), ForecastingRouter)
-)
-
-# Those that a live service can run: it does not say when an instance is idle, which `splitwise-sim` waits for.
-LIVE_ROUTERS = (*FIXED_ROLE_ROUTERS, "jsq-planned", "splitwise")
+FIXED_ROLE_ROUTERS = tuple(name for name, router in ROUTERS.items() if router.fixed_roles)
+CELL_ROUTERS = tuple(name for name, router in ROUTERS.items() if router.uses_cells)
+FORECASTING_ROUTERS = tuple(name for name, router in ROUTERS.items() if router.needs_forecast)
+LIVE_ROUTERS = tuple(name for name, router in ROUTERS.items() if not router.needs_idle_events)

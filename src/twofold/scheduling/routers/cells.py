@@ -1,9 +1,12 @@
 """Routing in two levels: first a cell, by what is known of it as a whole, then instances within it."""
 
+from typing import ClassVar
+
 from twofold.request import Request
 from twofold.scheduling.cluster.cells import CellLoad, CellPools
 from twofold.scheduling.cluster.pools import Pools
-from twofold.scheduling.cluster.router import FixedRoles, Route
+from twofold.scheduling.cluster.router import FixedRoles
+from twofold.placement import Route
 from twofold.scheduling.routers.draws import drawn, two_of
 
 
@@ -31,6 +34,8 @@ class CellRouter(FixedRoles):
     So both instances of a request are in one cell, where links are fast, and a decision looks at one cell, however
     many there are. Where no cell has both phases, or the one that was picked has nobody, `within` picks among all.
     """
+
+    uses_cells: ClassVar[bool] = True
 
     def __init__(self, within: FixedRoles) -> None:
         self.within = within

@@ -6,7 +6,7 @@ from twofold.instance import InstanceLoad
 from twofold.request import Request
 from twofold.scheduling.cluster.forecast import ClusterForecast
 from twofold.scheduling.cluster.pools import Pool
-from twofold.scheduling.cluster.router import PrefixFetch
+from twofold.placement import PrefixFetch
 from twofold.scheduling.routers.forecasting import ForecastingRouter, PrefillChoice
 
 THRESHOLD: Final = 1.5
@@ -32,12 +32,12 @@ class Conductor(ForecastingRouter):
         self, request: Request, pool: Pool, forecast: ClusterForecast, now: float
     ) -> PrefillChoice | None:
         prompt = request.prompt_tokens
-        found = forecast.where(request.prefix_blocks)
+        found = forecast.matches(request.prefix_blocks)
         best = found.longest
         chosen: InstanceLoad | None = None
-        chosen_blocks, ttft_s, given_s = 0, 0.0, 0.0
+        chosen_blocks, ttft_s, assigned_s = 0, 0.0, 0.0
         for load in pool:
-            blocks, prediction = found.found_by(load), forecast.of(load.id)
+            blocks, prediction = found.cached_blocks(load), forecast.prediction(load.id)
             queue_s = forecast.queue_s(load.id, now)
             this_s = queue_s + prediction.prefill_s(prompt, forecast.reused_tokens(blocks, prompt))
             if self._may_fetch(blocks, best):
@@ -46,12 +46,12 @@ class Conductor(ForecastingRouter):
                 fetching_s = max(queue_s, transfer_s) + prefill_s
                 if fetching_s < this_s:
                     blocks, this_s = best, fetching_s
-            so_far_s = forecast.given_s(load.id)
-            if chosen is None or this_s < ttft_s or (this_s == ttft_s and so_far_s < given_s):
-                chosen, chosen_blocks, ttft_s, given_s = load, blocks, this_s, so_far_s
+            so_far_s = forecast.assigned_s(load.id)
+            if chosen is None or this_s < ttft_s or (this_s == ttft_s and so_far_s < assigned_s):
+                chosen, chosen_blocks, ttft_s, assigned_s = load, blocks, this_s, so_far_s
         if chosen is None:
             return None
-        fetch = PrefixFetch(found.source, best) if chosen_blocks > found.found_by(chosen) else None
+        fetch = PrefixFetch(found.source, best) if chosen_blocks > found.cached_blocks(chosen) else None
         return PrefillChoice(chosen.id, forecast.reused_tokens(chosen_blocks, prompt), fetch, ttft_s)
 
     def _may_fetch(self, blocks: int, best: int) -> bool:

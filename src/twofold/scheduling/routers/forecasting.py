@@ -4,6 +4,7 @@ Load balance: the baseline that knows what waits, and not what is in the caches.
 """
 
 from abc import abstractmethod
+from typing import ClassVar
 
 from mypy_extensions import mypyc_attr
 
@@ -11,7 +12,8 @@ from twofold.instance import InstanceLoad
 from twofold.request import Request
 from twofold.scheduling.cluster.forecast import ClusterForecast
 from twofold.scheduling.cluster.pools import Pool, Pools, reserved_tokens
-from twofold.scheduling.cluster.router import FixedRoles, PrefixFetch, Route
+from twofold.scheduling.cluster.router import FixedRoles
+from twofold.placement import PrefixFetch, Route
 
 
 class PrefillChoice:
@@ -32,6 +34,8 @@ class ForecastingRouter(FixedRoles):
 
     Where there is no prefill pool, one mixed instance does both.
     """
+
+    needs_forecast: ClassVar[bool] = True
 
     def route(self, request: Request, tokens: int, pools: Pools, now: float) -> Route | None:
         forecast = pools.forecast
@@ -67,14 +71,14 @@ class ShortestPredictedQueue(ForecastingRouter):
         self, request: Request, pool: Pool, forecast: ClusterForecast, now: float
     ) -> PrefillChoice | None:
         chosen: InstanceLoad | None = None
-        least_s = given_s = 0.0
+        least_s = assigned_s = 0.0
         for load in pool:
-            queue_s, so_far_s = forecast.queue_s(load.id, now), forecast.given_s(load.id)
-            if chosen is None or queue_s < least_s or (queue_s == least_s and so_far_s < given_s):
-                chosen, least_s, given_s = load, queue_s, so_far_s
+            queue_s, so_far_s = forecast.queue_s(load.id, now), forecast.assigned_s(load.id)
+            if chosen is None or queue_s < least_s or (queue_s == least_s and so_far_s < assigned_s):
+                chosen, least_s, assigned_s = load, queue_s, so_far_s
         if chosen is None:
             return None
-        blocks = forecast.found_by(chosen, request.prefix_blocks)
+        blocks = forecast.cached_blocks(chosen, request.prefix_blocks)
         reused = forecast.reused_tokens(blocks, request.prompt_tokens)
-        prefill_s = forecast.of(chosen.id).prefill_s(request.prompt_tokens, reused)
+        prefill_s = forecast.prediction(chosen.id).prefill_s(request.prompt_tokens, reused)
         return PrefillChoice(chosen.id, reused, None, least_s + prefill_s)

@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 from twofold.request import Request
 from twofold.scheduling.cluster.pools import Pool, Pools
-from twofold.scheduling.cluster.router import FixedRoles, Route
+from twofold.scheduling.cluster.router import FixedRoles
+from twofold.placement import Route
 from twofold.scheduling.routers.draws import scrambled
 
 

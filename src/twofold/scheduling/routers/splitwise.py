@@ -7,7 +7,8 @@ from mypy_extensions import mypyc_attr
 from twofold.instance import InstanceLoad, Role
 from twofold.request import Request
 from twofold.scheduling.cluster.pools import Pool, Pools, pending_tokens, reserved_tokens
-from twofold.scheduling.cluster.router import RoleMove, Route, Router
+from twofold.scheduling.cluster.router import Router
+from twofold.placement import RoleMove, Route
 
 _PREFILL: Final = Role.PREFILL
 _MIXED: Final = Role.MIXED
@@ -21,13 +22,10 @@ class SplitwiseRouter(Router):
     then of the mixed pool; then an instance is taken from the decode pool and becomes mixed. Decode likewise, by
     memory in use, refused by an instance where the request's KV cache does not fit. If there is nothing to take,
     both phases run where the least is pending. A mixed instance goes back to its own pool when it has no work
-    of the other kind; with `returns_when_idle`, as in SplitwiseSim, when it has no work at all.
+    of the other kind.
     """
 
     MAX_PENDING_TOKENS: ClassVar[int] = 8192  # the setting of its published experiments
-
-    def __init__(self, *, returns_when_idle: bool = False) -> None:
-        self._returns_when_idle = returns_when_idle
 
     def route(self, request: Request, tokens: int, pools: Pools, now: float) -> Route | None:
         moves: list[RoleMove] = []
@@ -46,8 +44,6 @@ class SplitwiseRouter(Router):
     def role_of(self, load: InstanceLoad, idle: bool) -> Role:
         if load.role is not _MIXED:
             return load.role
-        if self._returns_when_idle:
-            return load.home if idle else load.role
         others = load.decodes if load.home is _PREFILL else load.prefills
         return load.role if others else load.home
 
@@ -63,6 +59,17 @@ class SplitwiseRouter(Router):
         if load is None or load.capacity_tokens is None:
             return load
         return load if load.reserved_tokens + tokens <= load.capacity_tokens else None
+
+
+class SplitwiseSimRouter(SplitwiseRouter):
+    """As SplitwiseSim: a mixed instance returns to its own pool only when it is idle."""
+
+    needs_idle_events: ClassVar[bool] = True
+
+    def role_of(self, load: InstanceLoad, idle: bool) -> Role:
+        if load.role is not _MIXED:
+            return load.role
+        return load.home if idle else load.role
 
 
 def _take(load: InstanceLoad | None, moves: list[RoleMove]) -> InstanceLoad | None:

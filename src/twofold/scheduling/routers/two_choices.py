@@ -3,7 +3,8 @@
 from twofold.instance import InstanceLoad
 from twofold.request import Request
 from twofold.scheduling.cluster.pools import LoadMeasure, Pool, Pools, pending_tokens, reserved_tokens
-from twofold.scheduling.cluster.router import FixedRoles, Route
+from twofold.scheduling.cluster.router import FixedRoles
+from twofold.placement import Route
 from twofold.scheduling.routers.draws import drawn, scrambled, two_of
 
 

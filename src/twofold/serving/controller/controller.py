@@ -44,7 +44,7 @@ from twofold.serving.messages import (
 )
 from twofold.serving.telemetry.snapshot import ServiceSnapshot
 from twofold.serving.telemetry.telemetry import Telemetry
-from twofold.timeline import Recorder
+from twofold.events import Recorder
 
 
 class Controller:

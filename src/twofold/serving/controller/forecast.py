@@ -17,7 +17,7 @@ from twofold.performance.base import PerformanceModel
 from twofold.performance.transfer import LinkSpeed, PrefillSpeed, TransferModel, reshard_path
 from twofold.scheduling.cluster.forecast import ClusterForecast, Prediction
 from twofold.scheduling.cluster.handoff_policy import TransferPaths
-from twofold.scheduling.cluster.router import Route
+from twofold.placement import Route
 from twofold.serving.config import ForecastConfig
 from twofold.serving.messages import BlocksChanged, LinkMeasured, Registered, StoreChanged, StoreFetch
 

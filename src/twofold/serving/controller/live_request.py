@@ -14,7 +14,7 @@ from twofold.errors import RequestError, TwofoldError
 from twofold.request import Generation, TokenOutput
 from twofold.scheduling.admission.limits import Refusal, RefusalReason
 from twofold.scheduling.admission.queue import Ticket
-from twofold.scheduling.cluster.router import Placement
+from twofold.placement import PlacedRequest
 from twofold.serving.telemetry.snapshot import AttemptStage
 from twofold.timeline import Timeline
 
@@ -59,7 +59,7 @@ class Attempt(msgspec.Struct, frozen=True):
 
     id: str
     generation: Generation
-    placement: Placement
+    placement: PlacedRequest
     first_index: int
 
 
@@ -129,7 +129,7 @@ class LiveRequest:
             ),
         )
 
-    def begin(self, generation: Generation, placement: Placement) -> Attempt:
+    def begin(self, generation: Generation, placement: PlacedRequest) -> Attempt:
         """Start the next attempt with this placement."""
         self.attempt = Attempt(generation.request.id, generation, placement, len(self._tokens))
         self.attempts += 1

@@ -4,7 +4,7 @@ import time
 
 from twofold.handoff import Lease
 from twofold.request import TokenOutput
-from twofold.scheduling.admission.ledger import PlacedRequest
+from twofold.placement import PlacedRequest
 from twofold.scheduling.admission.overload import OverloadControl
 from twofold.scheduling.cluster.scheduler import ClusterScheduler
 from twofold.serving.controller.health import WorkerGroup, WorkerHealth
@@ -12,7 +12,8 @@ from twofold.serving.controller.live_request import Attempt, LiveRequest, reject
 from twofold.serving.controller.requests import Requests
 from twofold.serving.messages import HandoffEnded, HandoffReport, LeaseGranted, StepDone
 from twofold.serving.telemetry.telemetry import Telemetry
-from twofold.timeline import Moment, Recorder
+from twofold.timeline import Moment
+from twofold.events import Recorder
 
 
 class Progress:

@@ -13,7 +13,7 @@ from twofold.errors import InstanceLostError, RequestError, TwofoldError
 from twofold.handoff import HandoffMode
 from twofold.request import FinishReason, Generation, TokenOutput
 from twofold.scheduling.admission.admission import Admission
-from twofold.scheduling.admission.ledger import PlacedRequest
+from twofold.placement import PlacedRequest
 from twofold.scheduling.admission.overload import OverloadControl
 from twofold.scheduling.cluster.scheduler import ClusterScheduler
 from twofold.serving.controller.forecast import LiveForecast
@@ -23,7 +23,8 @@ from twofold.serving.controller.prompt_keys import BlockNaming
 from twofold.serving.controller.replanning import LiveReplanning
 from twofold.serving.messages import Abort, Prefill, Reserve
 from twofold.serving.telemetry.telemetry import Telemetry
-from twofold.timeline import Moment, Recorder
+from twofold.timeline import Moment
+from twofold.events import Recorder
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from twofold.batch import Batch
 from twofold.handoff import Lease
 from twofold.instance import Role
 from twofold.request import Request
-from twofold.scheduling.cluster.router import Placement, PrefixFetch, RoleMove, Route
+from twofold.placement import PlacedRequest, PrefixFetch, RoleMove, Route
 from twofold.scheduling.cluster.scheduler import ClusterScheduler
 from twofold.scheduling.instance.batch import StepResult
 from twofold.scheduling.instance.scheduler import InstanceScheduler
@@ -36,7 +36,7 @@ class JournalEntry(msgspec.Struct, frozen=True):
 def _fields(decision: object) -> dict[str, object]:
     """Return the fields of decisions that are compiled classes instead of structs."""
     match decision:
-        case Placement():
+        case PlacedRequest():
             return {"route": decision.route, "mode": decision.mode}
         case Route():
             return _route_fields(decision)
@@ -202,7 +202,7 @@ class JournaledCluster(ClusterScheduler):
         super().set_role(instance_id, role)
         self.journal.write("set_role", {"instance_id": instance_id, "role": role})
 
-    def arrive(self, request: Request, now: float) -> Placement | None:
+    def arrive(self, request: Request, now: float) -> PlacedRequest | None:
         placement = super().arrive(request, now)
         self.journal.write("arrive", {"request": request}, placement, now)
         return placement

@@ -14,7 +14,7 @@ from twofold.scheduling.admission.admission import Admission
 from twofold.scheduling.admission.ledger import OverloadLedger
 from twofold.scheduling.cluster.forecast import ClusterForecast
 from twofold.scheduling.cluster.pools import Pools
-from twofold.scheduling.cluster.router import Route
+from twofold.placement import Route
 from twofold.scheduling.instance.status import InstanceStatus
 from twofold.scheduling.replan.replanner import ReplanDecision
 from twofold.serving.controller.forecast import MeasuredPaths

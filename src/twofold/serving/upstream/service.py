@@ -34,7 +34,7 @@ from twofold.serving.upstream.forecast import EarlyRejection, UpstreamForecast, 
 from twofold.serving.upstream.metrics import ServerMetrics
 from twofold.serving.upstream.requests import UpstreamRequests
 from twofold.serving.upstream.servers import HealthProbe, Server, ServerRegistry
-from twofold.timeline import Recorder
+from twofold.events import Recorder
 
 TICK_S = 0.2
 

@@ -1,17 +1,16 @@
-"""What a simulation tells those who want more than its result: tables, traces, logs and pictures."""
-
-from typing import Protocol
+"""The observer interface of a simulation: tables, traces, logs and charts are built on it."""
 
 import msgspec
 
+from twofold.events import RequestSubscriber
 from twofold.instance import Role
 from twofold.timeline import Timeline
 
 
 class IterationRun(msgspec.Struct, frozen=True):
-    """`iterations` iterations of one batch, one after the other, on one instance; times are in picoseconds.
+    """Consecutive iterations of one batch on one instance; times are in picoseconds.
 
-    Of a pipeline it is one iteration on the last stage, which is where its tokens come from.
+    For a pipeline, one iteration on its last stage.
     """
 
     instance: str
@@ -26,7 +25,7 @@ class IterationRun(msgspec.Struct, frozen=True):
 
 
 class KvTransfer(msgspec.Struct, frozen=True):
-    """The KV cache of one request on its way."""
+    """The completed transfer of the KV cache of one request."""
 
     request_id: str
     source: str
@@ -36,45 +35,27 @@ class KvTransfer(msgspec.Struct, frozen=True):
     bytes: int
 
 
-class Observer(Protocol):
-    """Told of everything in the order in which it ends; `close` ends the run."""
+class Observer(RequestSubscriber):
+    """A subscriber to request events that also sees iterations, transfers, roles and log notes.
 
-    def run(self, run: IterationRun) -> None: ...
+    Override the events of interest. Each is reported when it ends, in that order.
+    """
 
-    def transfer(self, transfer: KvTransfer) -> None: ...
-
-    def ended(self, timeline: Timeline) -> None:
-        """A request completed, failed or was refused (see its finish reason)."""
-        ...
-
-    def role(self, instance: str, role: Role, at_ps: int) -> None:
-        """An instance joined a pool, at the start or when a pool policy moved it."""
-        ...
-
-    def note(self, at_ps: int, kind: str, subject: str, detail: str) -> None:
-        """Anything else worth a line in a log: a placement, a pre-emption, a failure."""
-        ...
-
-    def close(self, at_ps: int) -> None: ...
-
-
-class QuietObserver:
-    """Takes no notice: for observers that want some of it."""
+    def rejected(self, timeline: Timeline, reason: str, now: float) -> None:
+        """A rejected request counts as ended, with `FinishReason.ERROR`."""
+        self.ended(timeline, now)
 
     def run(self, run: IterationRun) -> None:
-        """Nothing."""
+        """Iterations of an instance ended."""
 
     def transfer(self, transfer: KvTransfer) -> None:
-        """Nothing."""
-
-    def ended(self, timeline: Timeline) -> None:
-        """Nothing."""
+        """A hand-off ended."""
 
     def role(self, instance: str, role: Role, at_ps: int) -> None:
-        """Nothing."""
+        """An instance joined a pool, at the start or in a role change."""
 
     def note(self, at_ps: int, kind: str, subject: str, detail: str) -> None:
-        """Nothing."""
+        """An event for a log: a failure or a re-planning decision."""
 
     def close(self, at_ps: int) -> None:
-        """Nothing."""
+        """The simulation ended."""

@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from twofold.instance import Role
-from twofold.simulation.observers.base import IterationRun, KvTransfer, QuietObserver
+from twofold.simulation.observers.base import IterationRun, KvTransfer, Observer
 from twofold.simulation.observers.files import AtomicFile
 
 _PS_PER_US: Final = 1e6
@@ -27,7 +27,7 @@ class _Track(msgspec.Struct):
     idle_since_ps: int = 0
 
 
-class ChromeTrace(QuietObserver):
+class ChromeTrace(Observer):
     """A process for each pool, a thread for each of its instances, which stays in the pool it joined first.
 
     Runs are complete events, transfers asynchronous ones of the source's pool, changes of role and notes about

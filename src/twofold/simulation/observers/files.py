@@ -15,7 +15,7 @@ import msgspec
 
 from twofold.errors import ConfigurationError
 from twofold.instance import Role
-from twofold.simulation.observers.base import IterationRun, KvTransfer, QuietObserver
+from twofold.simulation.observers.base import IterationRun, KvTransfer, Observer
 from twofold.timeline import Moment, Timeline
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ class EventLog:
             bytes=transfer.bytes,
         )
 
-    def ended(self, timeline: Timeline) -> None:
+    def ended(self, timeline: Timeline, now: float) -> None:
         request, moments = timeline.request, timeline.moments
         self._line(
             "ended",
@@ -165,7 +165,7 @@ ROWS_PER_GROUP: Final = 10_000
 Row = tuple[str | float | None, ...]
 
 
-class ParquetTable(QuietObserver):
+class ParquetTable(Observer):
     """A row for each request that ended, in that order; only the rows of one row group are held in memory.
 
     Times are seconds, as `Timeline` defines them; what did not happen to a request is null. The file has its
@@ -186,7 +186,7 @@ class ParquetTable(QuietObserver):
         # Of a broken run nothing closes it: pyarrow would do so last, when the file under it is already gone.
         weakref.finalize(self, self._writer.close)
 
-    def ended(self, timeline: Timeline) -> None:
+    def ended(self, timeline: Timeline, now: float) -> None:
         self._rows.append(_row(timeline))
         if len(self._rows) == ROWS_PER_GROUP:
             self._flush()

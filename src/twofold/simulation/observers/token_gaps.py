@@ -5,13 +5,13 @@ from bisect import bisect_right
 from heapq import nlargest
 
 from twofold.cluster.timing import PS
-from twofold.simulation.observers.base import IterationRun, QuietObserver
+from twofold.simulation.observers.base import IterationRun, Observer
 from twofold.timeline import Moment, Timeline
 
 _LONGEST = 0.1
 
 
-class TokenGaps(QuietObserver):
+class TokenGaps(Observer):
     """TTFT and TBT of every completed request, in seconds, in the order in which they end.
 
     TBT is Mooncake's (FAST'25, section 5.1): the mean of the longest tenth of the gaps between the tokens of a request,
@@ -33,7 +33,7 @@ class TokenGaps(QuietObserver):
         ends.extend((run.start_ps + each * number) / PS for number in range(1, run.iterations))
         ends.append(run.end_ps / PS)
 
-    def ended(self, timeline: Timeline) -> None:
+    def ended(self, timeline: Timeline, now: float) -> None:
         ttft_s = timeline.ttft_s
         if timeline.complete and ttft_s is not None:
             self.latencies.append((ttft_s, self._tbt_s(timeline)))

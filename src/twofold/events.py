@@ -1,0 +1,242 @@
+"""The events of a request, their subscribers, and the recorder that writes timelines from them.
+
+    arrived ─┬─ rejected
+             └─ admitted ─ placed ─ prefill_started ─ first_token ─ handed_off ─ decode_started ─ token … ─┬─ finished ─ ended
+                             ▲                                                                             └─ aborted ──┤
+                             └──────────────────── an instance was lost: the request is placed again ───────────────────┘
+
+Events up to `admitted`, and `ended`, concern the client's request. The events from `placed` to `finished` or `aborted`
+concern one placement of it and carry the id of that placement. Times are seconds on the clock of the emitting world. The
+live controller emits every event. The simulator has no admission queue and runs many iterations as one, so it emits
+neither `admitted`, `decode_started` nor `token`.
+"""
+
+from collections.abc import Callable, Collection, Iterable
+
+from mypy_extensions import mypyc_attr
+
+from twofold.placement import PlacedRequest
+from twofold.request import FinishReason, Request
+from twofold.timeline import Moment, Timeline
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class RequestSubscriber:
+    """Base class of everything that follows requests: override the events of interest."""
+
+    def arrived(self, request: Request, now: float) -> None:
+        """The request reached the service."""
+
+    def rejected(self, timeline: Timeline, reason: str, now: float) -> None:
+        """The request was refused, by admission or because no instance can run it. It has no further events."""
+
+    def admitted(self, request: Request, now: float) -> None:
+        """The request was accepted and waits for placement."""
+
+    def placed(self, placed: PlacedRequest, now: float) -> None:
+        """The request was assigned to instances."""
+
+    def prefill_started(self, request_id: str, now: float) -> None:
+        """The first iteration with tokens of the prompt began."""
+
+    def first_token(self, request_id: str, now: float) -> None:
+        """The prompt is computed and the first output token sampled."""
+
+    def handed_off(self, request_id: str, started: float, now: float) -> None:
+        """The KV cache left the prefill instance; its transfer began at `started`."""
+
+    def decode_started(self, request_id: str, now: float) -> None:
+        """The iteration that produced the second token began at `now`."""
+
+    def token(self, request_id: str, now: float) -> None:
+        """An output token, in order, goes to the client."""
+
+    def finished(self, request_id: str, output_tokens: int, now: float) -> None:
+        """The placement completed the answer, having generated `output_tokens` tokens."""
+
+    def aborted(self, request_id: str, now: float) -> None:
+        """The placement ended early: refused after prefill, cancelled, failed, or lost with an instance."""
+
+    def ended(self, timeline: Timeline, now: float) -> None:
+        """The request left the service: completed, failed or cancelled, as its finish reason says."""
+
+
+class RequestEvents:
+    """Dispatches each event to the subscribers that override it, in the order of their subscription."""
+
+    def __init__(self, subscribers: Iterable[RequestSubscriber] = ()) -> None:
+        self._arrived: tuple[RequestSubscriber, ...] = ()
+        self._rejected: tuple[RequestSubscriber, ...] = ()
+        self._admitted: tuple[RequestSubscriber, ...] = ()
+        self._placed: tuple[RequestSubscriber, ...] = ()
+        self._prefill_started: tuple[RequestSubscriber, ...] = ()
+        self._first_token: tuple[RequestSubscriber, ...] = ()
+        self._handed_off: tuple[RequestSubscriber, ...] = ()
+        self._decode_started: tuple[RequestSubscriber, ...] = ()
+        self._token: tuple[RequestSubscriber, ...] = ()
+        self._finished: tuple[RequestSubscriber, ...] = ()
+        self._aborted: tuple[RequestSubscriber, ...] = ()
+        self._ended: tuple[RequestSubscriber, ...] = ()
+        for subscriber in subscribers:
+            self.subscribe(subscriber)
+
+    def subscribe(self, subscriber: RequestSubscriber) -> None:
+        """Add a subscriber after those that are there."""
+        self._arrived += _if_overridden(subscriber, "arrived")
+        self._rejected += _if_overridden(subscriber, "rejected")
+        self._admitted += _if_overridden(subscriber, "admitted")
+        self._placed += _if_overridden(subscriber, "placed")
+        self._prefill_started += _if_overridden(subscriber, "prefill_started")
+        self._first_token += _if_overridden(subscriber, "first_token")
+        self._handed_off += _if_overridden(subscriber, "handed_off")
+        self._decode_started += _if_overridden(subscriber, "decode_started")
+        self._token += _if_overridden(subscriber, "token")
+        self._finished += _if_overridden(subscriber, "finished")
+        self._aborted += _if_overridden(subscriber, "aborted")
+        self._ended += _if_overridden(subscriber, "ended")
+
+    @property
+    def records_timelines(self) -> bool:
+        """Whether a subscriber reads the timelines of rejected or ended requests."""
+        return len(self._ended) > 0 or len(self._rejected) > 0
+
+    def arrived(self, request: Request, now: float) -> None:
+        for subscriber in self._arrived:
+            subscriber.arrived(request, now)
+
+    def rejected(self, timeline: Timeline, reason: str, now: float) -> None:
+        for subscriber in self._rejected:
+            subscriber.rejected(timeline, reason, now)
+
+    def admitted(self, request: Request, now: float) -> None:
+        for subscriber in self._admitted:
+            subscriber.admitted(request, now)
+
+    def placed(self, placed: PlacedRequest, now: float) -> None:
+        for subscriber in self._placed:
+            subscriber.placed(placed, now)
+
+    def prefill_started(self, request_id: str, now: float) -> None:
+        for subscriber in self._prefill_started:
+            subscriber.prefill_started(request_id, now)
+
+    def first_token(self, request_id: str, now: float) -> None:
+        for subscriber in self._first_token:
+            subscriber.first_token(request_id, now)
+
+    def handed_off(self, request_id: str, started: float, now: float) -> None:
+        for subscriber in self._handed_off:
+            subscriber.handed_off(request_id, started, now)
+
+    def decode_started(self, request_id: str, now: float) -> None:
+        for subscriber in self._decode_started:
+            subscriber.decode_started(request_id, now)
+
+    def token(self, request_id: str, now: float) -> None:
+        for subscriber in self._token:
+            subscriber.token(request_id, now)
+
+    def finished(self, request_id: str, output_tokens: int, now: float) -> None:
+        for subscriber in self._finished:
+            subscriber.finished(request_id, output_tokens, now)
+
+    def aborted(self, request_id: str, now: float) -> None:
+        for subscriber in self._aborted:
+            subscriber.aborted(request_id, now)
+
+    def ended(self, timeline: Timeline, now: float) -> None:
+        for subscriber in self._ended:
+            subscriber.ended(timeline, now)
+
+
+def _if_overridden(subscriber: RequestSubscriber, event: str) -> tuple[RequestSubscriber, ...]:
+    """The subscriber, if its class overrides the method of this event."""
+    overridden = getattr(type(subscriber), event) is not getattr(RequestSubscriber, event)
+    return (subscriber,) if overridden else ()
+
+
+Sink = Callable[[Timeline], None]
+
+
+class Recorder(RequestSubscriber):
+    """Writes the timelines of live requests.
+
+    A request ends exactly once. Moments and tokens of requests that never began or have ended are dropped, because late
+    messages about aborted requests are normal in a live service.
+    """
+
+    def __init__(self, sinks: Iterable[Sink] = ()) -> None:
+        self._sinks = tuple(sinks)
+        self._open: dict[str, Timeline] = {}
+        self._placements: dict[str, Timeline] = {}  # by the id of the current placement
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    @property
+    def live(self) -> Collection[Timeline]:
+        """The timelines of requests that have not ended, in order of arrival."""
+        return self._open.values()
+
+    def get(self, request_id: str) -> Timeline | None:
+        """The timeline of a request that has not ended, by its id or the id of its placement."""
+        return self._placements.get(request_id) or self._open.get(request_id)
+
+    def admitted(self, request: Request, now: float) -> None:
+        self.arrive(request, request.arrival_s)
+
+    def placed(self, placed: PlacedRequest, now: float) -> None:
+        timeline = self._open.get(placed.request_id)
+        if timeline is not None:
+            self._placements[placed.id] = timeline
+            timeline.moments.setdefault(Moment.ROUTED, now)
+            timeline.prefill_instance, timeline.decode_instance = placed.route.prefill, placed.route.decode
+
+    def prefill_started(self, request_id: str, now: float) -> None:
+        self.mark(request_id, Moment.PREFILL_STARTED, now)
+
+    def handed_off(self, request_id: str, started: float, now: float) -> None:
+        self.mark(request_id, Moment.HANDOFF_STARTED, started)
+        self.mark(request_id, Moment.HANDOFF_ENDED, now)
+
+    def decode_started(self, request_id: str, now: float) -> None:
+        self.mark(request_id, Moment.DECODE_STARTED, now)
+
+    def finished(self, request_id: str, output_tokens: int, now: float) -> None:
+        self._placements.pop(request_id, None)
+
+    def aborted(self, request_id: str, now: float) -> None:
+        self._placements.pop(request_id, None)
+
+    def arrive(self, request: Request, now: float) -> Timeline:
+        """Open the timeline of a request."""
+        timeline = Timeline(request)
+        timeline.moments[Moment.ARRIVED] = now
+        self._open[request.id] = timeline
+        return timeline
+
+    def mark(self, request_id: str, moment: Moment, now: float) -> None:
+        """Record a moment; only its first report counts."""
+        timeline = self.get(request_id)
+        if timeline is not None:
+            timeline.moments.setdefault(moment, now)
+
+    def token(self, request_id: str, now: float) -> None:
+        """Record the time of an output token."""
+        timeline = self.get(request_id)
+        if timeline is None:
+            return
+        timeline.token_times_s.append(now)
+        timeline.output_tokens += 1
+        timeline.moments.setdefault(Moment.FIRST_TOKEN, now)
+        timeline.moments[Moment.LAST_TOKEN] = now
+
+    def end(self, request_id: str, reason: FinishReason) -> Timeline | None:
+        """Close a request and pass its timeline to the sinks; None if it was closed before."""
+        timeline = self._open.pop(request_id, None)
+        if timeline is None:
+            return None
+        timeline.finish_reason = reason
+        for sink in self._sinks:
+            sink(timeline)
+        return timeline

@@ -36,10 +36,10 @@ from twofold.bench.two_hosts import TwoHosts, two_hosts
 from twofold.cluster.paths import KvEgress, ModelledPaths
 from twofold.errors import UserError
 from twofold.handoff import HandoffMode
+from twofold.placement import Route
 from twofold.reporting.summary import seconds
 from twofold.request import Request
 from twofold.scheduling.cluster.handoff_policy import AutoHandoff
-from twofold.placement import Route
 from twofold.transport.base import MemoryDescriptor
 
 MODES = (HandoffMode.SERIALIZED, HandoffMode.LAYER_WISE)

@@ -34,10 +34,10 @@ from twofold.bench.client import Client, ClientConfig, Reply
 from twofold.bench.endpoint import Endpoint, discover
 from twofold.bench.prompts import PromptMaker, token_range
 from twofold.bench.services import served
+from twofold.events import Recorder
 from twofold.reporting.summary import LatencyDistribution, seconds
 from twofold.request import Request
 from twofold.timeline import Timeline
-from twofold.events import Recorder
 
 SERVICES = {
     "split": ["--prefill", "1", "--decode", "1"],

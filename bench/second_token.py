@@ -10,9 +10,9 @@ from twofold.bench.client import Client, ClientConfig
 from twofold.bench.endpoint import discover
 from twofold.bench.prompts import PromptMaker, token_range
 from twofold.bench.services import served
+from twofold.events import Recorder
 from twofold.request import Request
 from twofold.timeline import Timeline
-from twofold.events import Recorder
 
 # Two workers each, so that every worker has the same number of cores.
 SERVICES = {"split": ["--prefill", "1", "--decode", "1"], "colocated": ["--colocated", "2"]}

@@ -29,8 +29,8 @@ from twofold.bench.endpoint import discover
 from twofold.bench.prompts import PromptMaker, token_range
 from twofold.bench.services import metrics, served
 from twofold.engine.model_factory import ModelSpec, create_model
-from twofold.timeline import Timeline
 from twofold.events import Recorder
+from twofold.timeline import Timeline
 
 REST_S = 6.0
 MEMORY, COUNTS = ("anonymous", "uss", "rss"), ("files", "sockets", "threads", "segments")

@@ -3,10 +3,10 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from twofold.events import Recorder
 from twofold.request import FinishReason, Request
 from twofold.slo import Slo
 from twofold.timeline import Moment
-from twofold.events import Recorder
 
 REQUEST = Request(id="r", arrival_s=1.0, prompt_tokens=10, output_tokens=3)
 

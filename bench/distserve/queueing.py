@@ -59,26 +59,26 @@ class Constant(PerformanceModel):
         self.error = ModelAccuracy(prefill=None, decode=None, basis="given")
         self._prefill_s = prefill_s
 
-    def prefill_s(self, tokens: int, squares: int) -> float:  # noqa: ARG002
+    def prefill_s(self, tokens: int, squares: int) -> float:
         return self._prefill_s
 
-    def decode_cost(self, sequences: int) -> DecodeCost:  # noqa: ARG002
+    def decode_cost(self, sequences: int) -> DecodeCost:
         return DecodeCost(self._prefill_s, 0.0)
 
-    def mixed_s(self, tokens: int, squares: int, sequences: int, context: int) -> float:  # noqa: ARG002
+    def mixed_s(self, tokens: int, squares: int, sequences: int, context: int) -> float:
         return self._prefill_s
 
-    def uncontended(self, prompt_tokens: int, output_tokens: int) -> tuple[float, float]:  # noqa: ARG002
+    def uncontended(self, prompt_tokens: int, output_tokens: int) -> tuple[float, float]:
         return self._prefill_s, self._prefill_s
 
     @property
     def idle_w(self) -> float:
         return 0.0
 
-    def prefill_w(self, tokens: int) -> float:  # noqa: ARG002
+    def prefill_w(self, tokens: int) -> float:
         return 0.0
 
-    def decode_w(self, sequences: int) -> float:  # noqa: ARG002
+    def decode_w(self, sequences: int) -> float:
         return 0.0
 
 

@@ -24,7 +24,7 @@ from twofold.planning.splits import SplitPlanner
 from twofold.request import Request
 from twofold.scheduling.replan.replanner import ReplanDecision, Replanner
 from twofold.scheduling.replan.traffic import TrafficMonitor
-from twofold.simulation.observers.base import Observer, Observer
+from twofold.simulation.observers.base import Observer
 from twofold.simulation.replanning import SimulatedReplanning
 from twofold.simulation.simulate import simulate
 from twofold.slo import Slo
@@ -88,7 +88,7 @@ def served(
     )
     simulate(
         spec,
-        replanning.watched(wanted),
+        wanted,
         catalog=CATALOG,
         observers=[*observers, replanning],
         series=False,

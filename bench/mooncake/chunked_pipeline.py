@@ -41,6 +41,7 @@ from twofold.cluster.profiles import instance_profiles
 from twofold.cluster.spec import ClusterSpec, PoolSpec
 from twofold.cluster.timing import Timing
 from twofold.engine.base import SequenceStep
+from twofold.events import Recorder
 from twofold.hardware.catalog import load_catalog
 from twofold.instance import Role
 from twofold.performance.fitting.packed import MeasuredIteration, fit_packed
@@ -51,7 +52,6 @@ from twofold.simulation.build import build_cluster
 from twofold.simulation.observers.base import Observer
 from twofold.simulation.statistics import RunStatistics
 from twofold.timeline import Timeline
-from twofold.events import Recorder
 
 if TYPE_CHECKING:
     from twofold.engine.torch.engine import TorchEngine

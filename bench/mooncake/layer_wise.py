@@ -123,7 +123,7 @@ class Answer(Outbox):
     token_id = reused_tokens = 0
     ends: Callable[[], None]
 
-    def send(self, address: str, message: Message) -> None:  # noqa: ARG002  (no receiver)
+    def send(self, address: str, message: Message) -> None:
         if isinstance(message, StepDone) and message.tokens:
             _, token = message.tokens[0]
             self.token_id, self.reused_tokens = token.token_id, token.reused_tokens

@@ -26,10 +26,10 @@ from twofold.bench.client import Client, ClientConfig
 from twofold.bench.endpoint import discover
 from twofold.bench.prompts import token_range
 from twofold.bench.services import served
+from twofold.events import Recorder
 from twofold.reporting.summary import seconds
 from twofold.request import Request
 from twofold.timeline import Timeline
-from twofold.events import Recorder
 
 SHARES = (0.0, 0.5, 0.95)
 GOAL_SHARE, GOAL_RATIO = 0.95, 0.2

@@ -25,6 +25,7 @@ from pathlib import Path
 
 import msgspec
 from rich.console import Console
+from twofold.scheduling.overload import OVERLOADS
 
 from twofold.bench.client import Client, ClientConfig
 from twofold.bench.endpoint import discover
@@ -32,15 +33,14 @@ from twofold.bench.prompts import PromptMaker, token_range
 from twofold.bench.services import metrics, served
 from twofold.cli.calibrate_live import run as calibrate
 from twofold.errors import ConfigurationError
+from twofold.events import Recorder
 from twofold.fidelity.comparison import knee
 from twofold.fidelity.service import ServiceDesign, SimulatedService, clients_beside
 from twofold.hardware.catalog import load_catalog
 from twofold.performance.host_profile import read_host_profile
 from twofold.request import Request
-from twofold.scheduling.overload import OVERLOADS
 from twofold.slo import Slo
 from twofold.timeline import Timeline
-from twofold.events import Recorder
 from twofold.workload.source import workload
 
 # Larger batches are hardly faster here, and each request waits for its whole batch.

@@ -32,10 +32,10 @@ from twofold.bench.client import Client, ClientConfig, Reply
 from twofold.bench.endpoint import discover
 from twofold.bench.prompts import token_range
 from twofold.bench.services import served
+from twofold.events import Recorder
 from twofold.reporting.summary import LatencyDistribution, seconds
 from twofold.request import Request
 from twofold.timeline import Timeline
-from twofold.events import Recorder
 
 KEYS = ("tenant-a", "tenant-b")
 WARM_UP = 3  # uncounted pairs

@@ -84,7 +84,7 @@ def reports_per_s(name: str, instances: int, reports: int) -> float:
     cluster = SharedCluster(ROUTERS[name](), BY_LAYER)
     populate(cluster, instances)
     for request in sample_requests(20):
-        cluster.arrive(request, 0.0)  # build the ranking
+        cluster.place(request, 0.0)  # build the ranking
     names = [load.id for load in cluster.pools]
     draw, nothing = random.Random(0), LoadTotals()
     made = [
@@ -105,7 +105,7 @@ def bytes_per_instance(name: str, instances: int) -> float:
     before = process.memory_info().rss
     cluster = ClusterScheduler(KNOWN[name](), BY_LAYER)
     populate(cluster, instances)
-    cluster.arrive(sample_requests(1)[0], 0.0)
+    cluster.place(sample_requests(1)[0], 0.0)
     return (process.memory_info().rss - before) / instances
 
 

@@ -7,8 +7,8 @@ import pytest
 from support.scripted_endpoint import DONE, Drop, Hang, Refuse, Send, chunk, endpoint, event, usage
 from twofold.bench.client import Client, ClientConfig
 from twofold.bench.endpoint import Endpoint
-from twofold.request import FinishReason, Request
 from twofold.events import Recorder
+from twofold.request import FinishReason, Request
 
 REQUEST = Request(id="r", arrival_s=0.0, prompt_tokens=3, output_tokens=4)
 

@@ -9,20 +9,20 @@ class Counted:
     def __init__(self):
         self.stages, self.most = {}, 0
 
-    def arrive(self, request, _now):
+    def place(self, request, _now):
         self.stages[request.id] = "arrived"
         self.most = max(self.most, len(self.stages))
         return object()
 
-    def prefilled(self, request_id):
+    def first_token(self, request_id, _now):
         assert self.stages[request_id] == "arrived"
         self.stages[request_id] = "prefilled"
 
-    def handed_off(self, request_id):
+    def handed_off(self, request_id, _started, _now):
         assert self.stages[request_id] == "prefilled"
         self.stages[request_id] = "handed off"
 
-    def ended(self, request_id):
+    def finished(self, request_id, _output_tokens, _now):
         assert self.stages.pop(request_id) == "handed off"
 
 

@@ -55,7 +55,7 @@ def replace_flags(**changed):
     [
         ("jsq", {"slo": None}, "give --slo"),
         ("jsq", {"slo": "ttft=1"}, "give both bounds"),
-        ("jsq", {"rule": "late"}, "there is no overload rule 'late'"),
+        ("jsq", {"rule": "late"}, "unknown overload rule 'late'"),
         ("round-robin", {}, "leave out --router round-robin"),
         ("splitwise", {}, "leave out the router splitwise"),
     ],

@@ -45,7 +45,7 @@ def test_refusals_are_printed():
     [
         (("--overload", "early"), "give both bounds"),
         (("--overload", "early", "--slo", "splitwise"), "give both bounds"),
-        (("--overload", "late", *SLO), "there is no overload rule 'late'"),
+        (("--overload", "late", *SLO), "unknown overload rule 'late'"),
     ],
 )
 def test_mistakes_are_one_sentence(flags, reason):

@@ -5,6 +5,7 @@ import pytest
 
 from support.hosts import MODEL, TIMES
 from twofold.batch import Batch, BatchItem
+from twofold.events import Recorder
 from twofold.fidelity.calibrate import calibrate
 from twofold.fidelity.measurement import GroupResult, Measurements, Purpose, mixed_groups, split_groups
 from twofold.fidelity.worker_log import WorkerLog
@@ -13,7 +14,6 @@ from twofold.performance.host_profile import COLD_AFTER_S
 from twofold.performance.transfer import LinkSpeed
 from twofold.request import FinishReason, Phase
 from twofold.serving.telemetry.journal import JournalEntry
-from twofold.events import Recorder
 
 LINK = LinkSpeed(overhead_s=1e-5, bytes_per_s=1e10)
 REQUEST_S, PROMPT_TOKEN_S, REQUEST_DELAY_S = 0.0012, 2e-6, 0.0010

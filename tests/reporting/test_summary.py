@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from twofold.events import Recorder
 from twofold.reporting.summary import LatencyDistribution, Summary, summarize
 from twofold.request import FinishReason, Request
 from twofold.slo import Slo
 from twofold.timeline import Moment
-from twofold.events import Recorder
 
 INFINITE = Slo(ttft_s=float("inf"), tpot_s=float("inf"), e2e_s=float("inf"))
 

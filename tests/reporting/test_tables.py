@@ -4,10 +4,10 @@ import io
 
 from rich.console import Console
 
+from twofold.events import Recorder
 from twofold.reporting.summary import comparison_table, seconds, summarize, summary_table
 from twofold.request import FinishReason, Request
 from twofold.slo import Slo
-from twofold.events import Recorder
 
 
 def run_of(ttft_s, failed=0):

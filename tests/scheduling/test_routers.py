@@ -45,7 +45,7 @@ def test_ties_go_to_the_instance_that_joined_first():
 def test_a_mixed_instance_keeps_both_phases(router):
     """Nothing travels where nothing has to."""
     made = cluster([Role.MIXED, Role.MIXED] if router in FIXED_ROLE_ROUTERS else [Role.MIXED], router)
-    placement = made.arrive(request(), 0.0)
+    placement = made.place(request(), 0.0)
     assert placement is not None
     assert not placement.route.splits
     assert placement.mode is None
@@ -54,7 +54,7 @@ def test_a_mixed_instance_keeps_both_phases(router):
 @pytest.mark.parametrize("router", FIXED_ROLE_ROUTERS)
 def test_a_mixed_instance_decodes_for_a_prefill_instance(router):
     """Where there is no decode instance."""
-    placement = cluster([Role.PREFILL, Role.MIXED], router).arrive(request(), 0.0)
+    placement = cluster([Role.PREFILL, Role.MIXED], router).place(request(), 0.0)
     assert placement is not None
     assert placement.route == Route("prefill-0", "mixed-1")
 
@@ -63,41 +63,41 @@ def test_a_mixed_instance_decodes_for_a_prefill_instance(router):
 def test_no_route_without_both_phases(router):
     """A service without a decode instance cannot take requests."""
     for roles in ([], [Role.PREFILL], [Role.DECODE]):
-        assert cluster(roles, router).arrive(request(), 0.0) is None
+        assert cluster(roles, router).place(request(), 0.0) is None
 
 
 def test_no_route_where_there_is_nobody():
     """The routers that make do with any instance need one."""
     for router in ("splitwise", "splitwise-sim"):
-        assert cluster([], router).arrive(request(), 0.0) is None
+        assert cluster([], router).place(request(), 0.0) is None
 
 
 def test_a_lost_instance_gives_back_the_requests_it_held():
     """Those whose KV cache has left are lost with their decode instance only."""
     made = cluster([Role.PREFILL, Role.DECODE])
     for name in "abc":
-        made.arrive(request(name), 0.0)
+        made.place(request(name), 0.0)
     for name in "ab":
-        made.prefilled(name)
-    made.handed_off("a")
+        made.first_token(name, 0.0)
+    made.handed_off("a", 0.0, 0.0)
     assert made.remove_instance("prefill-0") == ["b", "c"], (
         "b's KV cache is on its way, and its source is gone"
     )
     assert made.remove_instance("decode-1") == ["a", "b", "c"]
-    assert made.arrive(request("d"), 0.0) is None
+    assert made.place(request("d"), 0.0) is None
 
 
 def test_what_is_said_about_requests_of_a_lost_instance_does_no_harm():
     """Late messages about them are ordinary, and what is left of the cluster keeps its balance."""
     made = cluster([Role.PREFILL, Role.PREFILL, Role.DECODE])
     for name in "ab":
-        made.arrive(request(name), 0.0)
+        made.place(request(name), 0.0)
     assert made.remove_instance("prefill-0") == ["a"]
     for name in ("a", "b", "nobody"):
-        made.prefilled(name)
-        made.handed_off(name)
-        made.ended(name)
-        made.ended(name)
+        made.first_token(name, 0.0)
+        made.handed_off(name, 0.0, 0.0)
+        made.withdraw(name)
+        made.withdraw(name)
     made.idle("prefill-0")
     for each in made.pools:
         assert (each.pending_prefill_tokens, each.reserved_tokens, each.requests) == (0, 0, 0)
@@ -106,12 +106,12 @@ def test_what_is_said_about_requests_of_a_lost_instance_does_no_harm():
 def test_memory_is_counted_where_the_kv_cache_is():
     """The prompt's where it is prefilled until it is handed off, all of it where it decodes until the end."""
     made = cluster([Role.PREFILL, Role.DECODE])
-    made.arrive(request("a", prompt=100, output=10), 0.0)
+    made.place(request("a", prompt=100, output=10), 0.0)
     prefill, decode = made.pools
     assert (prefill.reserved_tokens, decode.reserved_tokens) == (100, 109)
-    made.prefilled("a")
+    made.first_token("a", 0.0)
     assert (prefill.pending_prefill_tokens, prefill.prefills, prefill.reserved_tokens) == (0, 0, 100)
-    made.handed_off("a")
+    made.handed_off("a", 0.0, 0.0)
     assert (prefill.requests, prefill.reserved_tokens, decode.reserved_tokens) == (0, 0, 109)
 
 
@@ -119,8 +119,8 @@ def test_a_request_that_no_instance_could_ever_hold_is_refused():
     """It would wait for ever, and others behind it."""
     for router in sorted(ROUTERS):
         made = cluster([Role.PREFILL, Role.DECODE], router, capacity_tokens=100)
-        assert made.arrive(request("a", prompt=60, output=41), 0.0) is not None, router
-        assert made.arrive(request("b", prompt=60, output=42), 0.0) is None, router
+        assert made.place(request("a", prompt=60, output=41), 0.0) is not None, router
+        assert made.place(request("b", prompt=60, output=42), 0.0) is None, router
 
 
 def test_a_prompt_that_its_prefill_instance_could_never_hold_is_refused():
@@ -128,14 +128,14 @@ def test_a_prompt_that_its_prefill_instance_could_never_hold_is_refused():
     made = cluster([], "jsq")
     made.add_instance("p", Role.PREFILL, 50)
     made.add_instance("d", Role.DECODE, 1000)
-    assert made.arrive(request("a", prompt=51, output=10), 0.0) is None
+    assert made.place(request("a", prompt=51, output=10), 0.0) is None
 
 
 @pytest.mark.parametrize("router", ["splitwise", "splitwise-sim"])
 def test_a_refused_request_moves_no_instance(router):
     """It brings no work that an instance would have to change its pool for."""
     made = cluster([Role.PREFILL, Role.DECODE], router, capacity_tokens=100)
-    assert made.arrive(request("a", prompt=60, output=42), 0.0) is None
+    assert made.place(request("a", prompt=60, output=42), 0.0) is None
     assert [each.role for each in made.pools] == [Role.PREFILL, Role.DECODE]
 
 
@@ -156,15 +156,15 @@ def test_loads_return_to_zero_when_all_requests_end(router, capacity, sizes, dra
     for number, (prompt, output, progress) in enumerate(sizes):
         for each in made.pools:
             each.queued = partial(int, draw.random() < 0.5)
-        assert made.arrive(request(str(number), prompt, output), 0.0) is not None
+        assert made.place(request(str(number), prompt, output), 0.0) is not None
         if progress > 0:
-            made.prefilled(str(number))
+            made.first_token(str(number), 0.0)
         if progress > 1:
-            made.handed_off(str(number))
+            made.handed_off(str(number), 0.0, 0.0)
     names = [str(number) for number in range(len(sizes))]
     draw.shuffle(names)
     for name in names:
-        made.ended(name)
+        made.withdraw(name)
     for each in made.pools:
         made.idle(each.id)
         counted = (each.pending_prefill_tokens, each.reserved_tokens, each.requests)

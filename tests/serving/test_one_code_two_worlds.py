@@ -74,12 +74,12 @@ class VirtualRun:
     def on_add_instance(self, _, instance_id, role, capacity_tokens, cell):
         self.cluster.add_instance(instance_id, Role(role), capacity_tokens, cell)
 
-    def on_waits(self, _, **args):
-        self.cluster.waits(**args)
+    def on_set_queued(self, _, **args):
+        self.cluster.set_queued(**args)
 
-    def on_arrive(self, _, request):
+    def on_place(self, _, request):
         request = msgspec.convert(request, Request)
-        self.placements[request.id] = request, self.cluster.arrive(request, self.clock)
+        self.placements[request.id] = request, self.cluster.place(request, self.clock)
         return self.placements[request.id][1]
 
     def on_submit(self, name, request, **_):
@@ -111,18 +111,21 @@ class VirtualRun:
     def on_end_lease(self, name, **args):
         self.instances[name].end_lease(**args)
 
-    def on_handed_off(self, name, **args):
+    def on_handed_off(self, name, request_id):
         """Both the prefill worker's and the controller's schedulers record it."""
-        self.instances.get(name, self.cluster).handed_off(**args)
+        if name in self.instances:
+            self.instances[name].handed_off(request_id)
+        else:
+            self.cluster.handed_off(request_id, self.clock, self.clock)
 
     def on_abort(self, name, **args):
         self.instances[name].abort(**args)
 
-    def on_prefilled(self, _, request_id):
-        self.cluster.prefilled(request_id)
+    def on_first_token(self, _, request_id):
+        self.cluster.first_token(request_id, self.clock)
 
-    def on_ended(self, _, request_id):
-        self.cluster.ended(request_id)
+    def on_withdraw(self, _, request_id):
+        self.cluster.withdraw(request_id)
 
 
 def timed(name, entries):

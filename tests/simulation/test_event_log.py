@@ -58,7 +58,7 @@ def test_the_moments_of_a_request_come_in_the_order_of_its_life(tmp_path):
     mirrored.moments = dict(reversed(line.moments.items()))
     for name, timeline in (("a", line), ("b", mirrored)):
         log = EventLog(tmp_path / name)
-        log.ended(timeline)
+        log.ended(timeline, 0.0)
         log.close(0)
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
     first = json.loads((tmp_path / "a").read_text().splitlines()[0])
@@ -69,7 +69,7 @@ def test_the_moments_of_a_request_come_in_the_order_of_its_life(tmp_path):
 def test_a_request_without_moments_has_its_arrival(tmp_path):
     """It ended before anything was recorded of it."""
     log = EventLog(tmp_path / "log")
-    log.ended(Timeline(completed().request))
+    log.ended(Timeline(completed().request), 0.0)
     log.close(0)
     assert lines_of(tmp_path / "log")[0]["at_s"] == Decimal("0.25")
 

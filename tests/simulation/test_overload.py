@@ -14,8 +14,7 @@ from twofold.errors import ConfigurationError
 from twofold.instance import Role
 from twofold.request import FinishReason, Request
 from twofold.scheduling.admission.ledger import InstanceCapacity, OverloadLedger
-from twofold.scheduling.admission.overload import OverloadControl
-from twofold.scheduling.overload import OVERLOADS, create_overload
+from twofold.scheduling.admission.overload import OVERLOAD_RULES, OverloadControl, create_overload_rule
 from twofold.scheduling.routers import FIXED_ROLE_ROUTERS
 from twofold.simulation.overload import DECODE, PREFILL, SimulatedOverload, correlation
 from twofold.simulation.series import Series
@@ -45,7 +44,9 @@ def attach(rule, model, ttft_s, tbt_s):
             for name in cluster.instances
         }
         ledger = OverloadLedger(cluster.scheduler.pools, facts, ttft_s=ttft_s, tbt_s=tbt_s)
-        cluster.overload = SimulatedOverload(rule, OverloadControl(create_overload(rule), ledger))
+        control = OverloadControl(create_overload_rule(rule), ledger)
+        cluster.overload = SimulatedOverload(rule, control)
+        cluster.events.subscribe(control)
 
     return prepare
 
@@ -60,7 +61,7 @@ def splits(drawn):
 @given(
     clusters().filter(splits),
     workloads(),
-    st.sampled_from(list(OVERLOADS)),
+    st.sampled_from(list(OVERLOAD_RULES)),
     st.sampled_from([0.05, 0.2, 1.0]),
     st.sampled_from([0.003, 0.006, 1.0]),
 )
@@ -93,7 +94,7 @@ def test_nobody_is_lost_and_nothing_runs_for_the_refused(drawn, requests, rule, 
         assert len(started) == counts.completed + after
     assert sum(result.refusals.values()) <= counts.rejected
     assert rule != "none" or not result.refusals
-    assert overload._control.ledger.loads(world.cluster.kernel.now / PS) == (0.0, 0.0)
+    assert overload.control.ledger.loads(world.cluster.kernel.now / PS) == (0.0, 0.0)
     for instance in world.cluster.instances.values():
         assert instance.scheduler.status().idle or instance.load is None
     for load in world.cluster.scheduler.pools:
@@ -167,7 +168,7 @@ def test_what_it_cannot_judge_is_refused(changed, slo, reason):
 
 def test_an_unknown_rule_is_refused():
     """Before anything runs."""
-    with pytest.raises(ConfigurationError, match="there is no overload rule 'late'"):
+    with pytest.raises(ConfigurationError, match="unknown overload rule 'late'"):
         overload_control("late", SPEC, instance_profiles(SPEC, CATALOG), SLO, None)
 
 

@@ -52,7 +52,7 @@ def test_rows_are_written_in_groups(tmp_path):
     path, rows = tmp_path / "requests.parquet", 2 * ROWS_PER_GROUP + 1
     table = ParquetTable(path)
     for i in range(rows):
-        table.ended(refused(str(i)))
+        table.ended(refused(str(i)), 0.0)
     assert len(table._rows) == 1
     table.close(0)
     file = parquet.ParquetFile(path)
@@ -71,7 +71,7 @@ def test_a_broken_run_leaves_no_file(tmp_path):
     """Even with rows written, there is neither the file nor a part of it."""
     table = ParquetTable(tmp_path / "requests.parquet")
     for _ in range(ROWS_PER_GROUP):
-        table.ended(completed())
+        table.ended(completed(), 0.0)
     del table
     gc.collect()
     assert list(tmp_path.iterdir()) == []

@@ -89,7 +89,7 @@ def replanned(spec, requests, planner, *, search_s=5.0, spare=0, rules=None, **h
     )
     result = simulate(
         spec,
-        replanning.watched(requests),
+        requests,
         catalog=CATALOG,
         observers=[seen, replanning],
         prepare=replanning.attach,

@@ -43,8 +43,8 @@ def test_the_longest_tenth_counts():
     gaps.run(
         IterationRun("decode-0", 1250 * MS, 1260 * MS, 1, 500, 1, 0, 0, 100.0)
     )  # a prompt, and no decodes
-    gaps.ended(completed())
-    gaps.ended(refused())
+    gaps.ended(completed(), 0.0)
+    gaps.ended(refused(), 0.0)
     assert gaps.latencies == [(0.5, pytest.approx(0.21875))]
     assert gaps.share_within(0.5, 0.22) == 1.0
     assert gaps.share_within(0.5, 0.2) == gaps.share_within(0.4, 0.3) == 0.0

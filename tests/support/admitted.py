@@ -3,23 +3,23 @@
 from twofold.request import Request
 from twofold.scheduling.admission.admission import Admission
 from twofold.scheduling.admission.limits import AdmissionLimits, Refusal
-from twofold.scheduling.admission.queue import Ticket
+from twofold.scheduling.admission.queue import QueuedRequest
 
 
 def admission(**limits) -> Admission:
     return Admission(AdmissionLimits(**limits))
 
 
-def ticket(name: str, *, now: float = 0.0, prompt_tokens: int = 1, **fields) -> Ticket:
+def ticket(name: str, *, now: float = 0.0, prompt_tokens: int = 1, **fields) -> QueuedRequest:
     request = Request(id=name, arrival_s=now, prompt_tokens=prompt_tokens, output_tokens=1)
-    return Ticket(request, **fields)
+    return QueuedRequest(request, **fields)
 
 
 def offer(door: Admission, name: str, *, now: float = 0.0, **fields) -> Refusal | None:
     return door.offer(ticket(name, now=now, **fields), now)
 
 
-def drain(door: Admission, now: float) -> list[Ticket]:
+def drain(door: Admission, now: float) -> list[QueuedRequest]:
     """Everybody who may start now."""
     started = []
     while (each := door.next(now)) is not None:

@@ -2,10 +2,10 @@
 
 from support.routed import load, pools
 from support.toy import ToyModel
+from twofold.placement import PlacedRequest, Route
+from twofold.request import Request
 from twofold.scheduling.admission.ledger import InstanceCapacity, OverloadLedger
-from twofold.placement import PlacedRequest
-from twofold.scheduling.admission.overload import OverloadControl
-from twofold.scheduling.overload import create_overload
+from twofold.scheduling.admission.overload import OverloadControl, create_overload_rule
 
 MODEL = ToyModel(base=0, per_sequence=10)
 
@@ -21,17 +21,19 @@ def ledger(*names, ttft_s=1.0, tbt_s=0.1, budget=100, max_num_seqs=64, capacity=
 
 
 def control(rule, *names, **how):
-    return OverloadControl(create_overload(rule), ledger(*names, **how))
+    return OverloadControl(create_overload_rule(rule), ledger(*names, **how))
 
 
-def newcomer(name, *, prompt=100, prefill="p0", decode="d0", arrival_s=0.0, **how):
-    return PlacedRequest(name, arrival_s, prompt, prefill, decode, **how)
+def placed(name, *, prompt=100, prefill="p0", decode="d0", arrival_s=0.0, output=2, reused=0, fetch=None):
+    """A request on a route."""
+    request = Request(id=name, arrival_s=arrival_s, prompt_tokens=prompt, output_tokens=output)
+    return PlacedRequest(request, Route(prefill, decode, (), reused, fetch))
 
 
 def decoding(made, *names, prompt=100, decode="d0", now=0.0):
-    """These are prefilled already, and decode from `now` on."""
+    """Add requests to a ledger that decode from `now` on."""
     for name in names:
-        each = newcomer(name, prompt=prompt, decode=decode)
-        made.placed(each, now)
-        made.prefilled(name, now)
-        made.decodes(each, now)
+        each = placed(name, prompt=prompt, decode=decode)
+        made.place(each, now)
+        made.end_prefill(name, now)
+        made.start_decode(each, now)

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
+from twofold.events import Recorder
 from twofold.request import FinishReason, Request
 from twofold.timeline import Moment, Timeline
-from twofold.events import Recorder
 
 SPLIT_LIFE = {
     "routed": 1.0,

@@ -73,7 +73,7 @@ class VirtualCluster:
     ) -> None:
         self.cluster = ClusterScheduler(router, FixedHandoff(mode), memory)
         self.moves: list[tuple[str, Role]] = []
-        self.cluster.on_move = lambda name, role: self.moves.append((name, role))
+        self.cluster.on_role_change = lambda name, role: self.moves.append((name, role))
         self.instances: dict[str, InstanceScheduler] = {}
         self.contents: dict[str, KvContents] = {}
         for name, role, batcher in instances:
@@ -141,7 +141,7 @@ class VirtualCluster:
     def _arrive(self, request: Request) -> None:
         self._requests[request.id] = request
         self.tokens[request.id] = []
-        placement = self.cluster.arrive(request, self.now)
+        placement = self.cluster.place(request, self.now)
         assert placement is not None
         route = placement.route
         self.instances[route.prefill].submit(request, decodes_here=not route.splits)
@@ -178,7 +178,7 @@ class VirtualCluster:
         lease = self._leases[request_id]
         self.contents[lease.instance].leased(request_id, lease.blocks)  # the last that is written under it
         self.instances[lease.source].handed_off(request_id)
-        self.cluster.handed_off(request_id)
+        self.cluster.handed_off(request_id, 0.0, 0.0)
         decode = self.instances[lease.instance]
         decodes = decode.kv_received(request_id, EPOCH)
         assert decodes == (request_id not in self.ended)
@@ -207,7 +207,7 @@ class VirtualCluster:
         assert request_id not in self.ended, "a request ended twice"
         self.ended[request_id] = reason
         self.end_s[request_id] = self.now
-        self.cluster.ended(request_id)
+        self.cluster.withdraw(request_id)
 
     # -- what happens on an instance ------------------------------------------------------------------------------
 
@@ -290,7 +290,7 @@ class VirtualCluster:
         made.extend(range(len(made), outcome.index + 1) if self._runs else [outcome.index])
         if outcome.index == 0:
             self.first_token_s[request_id] = self.now
-            self.cluster.prefilled(request_id)
+            self.cluster.first_token(request_id, 0.0)
         if outcome.hands_off:
             self._prefilled.add(request_id)
             self._maybe_send(request_id)

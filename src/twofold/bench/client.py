@@ -15,9 +15,9 @@ import msgspec
 
 from twofold.bench.endpoint import Endpoint, authorization
 from twofold.errors import TwofoldError
+from twofold.events import Recorder
 from twofold.request import FinishReason, Request
 from twofold.timeline import Timeline
-from twofold.events import Recorder
 
 DONE = b"[DONE]"
 

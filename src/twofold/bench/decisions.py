@@ -45,15 +45,15 @@ def decisions_per_s(cluster: ClusterScheduler, decisions: int, *, held: int) -> 
     held_ids: deque[str] = deque()
 
     def place(request: Request) -> None:
-        if cluster.arrive(request, 0.0) is None:
+        if cluster.place(request, 0.0) is None:
             raise RuntimeError("the router placed nothing on a cluster with room")
         held_ids.append(request.id)
 
     def finish_oldest() -> None:
         request_id = held_ids.popleft()
-        cluster.prefilled(request_id)
-        cluster.handed_off(request_id)
-        cluster.ended(request_id)
+        cluster.first_token(request_id, 0.0)
+        cluster.handed_off(request_id, 0.0, 0.0)
+        cluster.finished(request_id, 1, 0.0)
 
     asked = sample_requests(held + decisions)
     for request in asked[:held]:

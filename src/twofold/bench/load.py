@@ -13,9 +13,9 @@ from twofold.bench.client import Client, ClientConfig, RequestOutcome
 from twofold.bench.endpoint import Endpoint
 from twofold.bench.prompts import PromptMaker
 from twofold.errors import ConfigurationError
+from twofold.events import Recorder
 from twofold.request import Request
 from twofold.timeline import Moment, Timeline
-from twofold.events import Recorder
 
 
 class LoadConfig(msgspec.Struct, frozen=True, kw_only=True):

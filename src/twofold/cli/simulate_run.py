@@ -106,7 +106,7 @@ def _simulated(
 ) -> SimulationResult:
     requests = source.requests()
     if replanning is not None:
-        requests, observers = replanning.watched(requests), [*observers, replanning]
+        observers = [*observers, replanning]
     with simulation_progress(source.num_requests) as ticked:
         return simulate(
             spec,

@@ -7,10 +7,9 @@ from twofold.cluster.slots import instance_slots
 from twofold.cluster.spec import ClusterSpec
 from twofold.errors import ConfigurationError
 from twofold.scheduling.admission.ledger import InstanceCapacity, OverloadLedger
-from twofold.scheduling.admission.overload import OverloadControl
+from twofold.scheduling.admission.overload import OverloadControl, create_overload_rule
 from twofold.scheduling.batchers import BATCHERS
 from twofold.scheduling.cluster.pools import Pools
-from twofold.scheduling.admission.overload import create_overload_rule
 from twofold.scheduling.routers import FIXED_ROLE_ROUTERS
 from twofold.slo import Slo
 

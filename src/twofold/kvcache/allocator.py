@@ -40,7 +40,7 @@ class BlockAllocator:
         self.num_free = num_blocks
         self.num_in_flight = 0
 
-    def blocks_of(self, allocation: BlockAllocation) -> Sequence[int]:  # noqa: ARG002
+    def blocks_of(self, allocation: BlockAllocation) -> Sequence[int]:
         """Block ids of an allocation in token order; empty where only numbers are tracked."""
         return ()
 

@@ -107,7 +107,7 @@ class PackedModel(PerformanceModel):
     def prefill_w(self, tokens: int) -> float:  # noqa: ARG002
         return 0.0
 
-    def decode_w(self, sequences: int) -> float:  # noqa: ARG002
+    def decode_w(self, sequences: int) -> float:
         return 0.0
 
 

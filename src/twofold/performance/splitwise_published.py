@@ -62,7 +62,7 @@ class SplitwisePublishedModel(PoweredModel):
     def decode_cost(self, sequences: int) -> DecodeCost:
         return DecodeCost(self._above_zero(self._token_s(sequences), sequences), 0.0)
 
-    def mixed_s(self, tokens: int, squares: int, sequences: int, context: int) -> float:  # noqa: ARG002
+    def mixed_s(self, tokens: int, squares: int, sequences: int, context: int) -> float:
         return _MIXED * self._above_zero(self._prompt_s(tokens + sequences), tokens + sequences)
 
     def uncontended(self, prompt_tokens: int, output_tokens: int) -> tuple[float, float]:  # noqa: ARG002

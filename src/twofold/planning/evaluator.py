@@ -116,7 +116,7 @@ class EvaluationStore(Protocol):
 class NullStore:
     """Forgets everything."""
 
-    def get(self, key: str) -> Evaluation | None:  # noqa: ARG002
+    def get(self, key: str) -> Evaluation | None:
         return None
 
     def put(self, key: str, trial: str, evaluation: Evaluation) -> None:

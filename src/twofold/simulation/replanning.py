@@ -18,20 +18,17 @@ from twofold.timeline import Timeline
 
 
 class SimulatedReplanning(Observer):
-    """Watches a cluster and moves its instances: an observer of the run that also sees its requests (`watched`).
+    """Re-plans a simulated cluster: an observer that moves, starts and retires instances.
 
-    A search takes `search_s` simulated seconds, however long it really takes. Of the cluster's instances the last
-    `spare` are not given work until a plan starts them. An instance that is to do something else, or to retire, ends
-    what it has.
+    A search takes `search_s` simulated seconds. The last `spare` instances of the cluster start only when a plan needs
+    them. Instances that change their role or retire finish their requests first.
     """
 
     def __init__(
-        self, replanner: Replanner, planner: ReplanSearch, *, search_s: float, spare: int = 0
+        self, replanner: Replanner, search: ReplanSearch, *, search_s: float, spare: int = 0
     ) -> None:
-        self._replanner, self._planner = replanner, planner
+        self._replanner, self._search = replanner, search
         self._search_s, self._spare = search_s, spare
-        self._numbers: dict[str, int] = {}  # of the requests that have not ended
-        self._ids: dict[int, str] = {}
         self._retired: list[str] = []
         self._cluster: VirtualCluster
 
@@ -60,15 +57,14 @@ class SimulatedReplanning(Observer):
     def ended(self, timeline: Timeline, now: float) -> None:
         self._replanner.ended(timeline)
 
-    def _generated(self, number: int) -> int:
-        """Tokens that a request has so far."""
-        life = self._cluster.requests.get(self._ids.get(number, ""))
-        return 0 if life is None else life.decode.scheduler.generated(life.id)
+    def _generated(self, request_id: str) -> int:
+        simulated = self._cluster.requests.get(request_id)
+        return 0 if simulated is None else simulated.decode.scheduler.generated(request_id)
 
     def _decide(self, findings: SearchResult) -> None:
         cluster = self._cluster
         pools, now_s = cluster.scheduler.pools, cluster.kernel.now / PS
-        decision = self._replanner.answer(findings, pools, self._startable(), now_s)
+        decision = self._replanner.decide(findings, pools, self._startable(), now_s)
         cluster.note("replan", decision.outcome.value, str(decision))
         for step in decision.steps:
             self._take(step)

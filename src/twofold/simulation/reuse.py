@@ -19,8 +19,8 @@ from twofold.kvcache.eviction import create_eviction
 from twofold.kvcache.index import PrefixIndex
 from twofold.kvcache.tiers import TieredCache
 from twofold.performance.reuse import layer_wise
-from twofold.request import BlockKey
 from twofold.placement import PrefixFetch, Route
+from twofold.request import BlockKey
 from twofold.scheduling.instance.batch import RunningBatch
 from twofold.simulation.kernel import Event, EventOrder, Kernel
 from twofold.simulation.network import MachineLink, VirtualNetwork
@@ -83,7 +83,7 @@ class _Watcher(CacheObserver):
     def stored(self, key: BlockKey) -> None:
         self._prefixes.stored(self._name, (key,))
 
-    def removed(self, key: BlockKey, reason: RemovalReason) -> None:  # noqa: ARG002  (whatever it was)
+    def removed(self, key: BlockKey, reason: RemovalReason) -> None:
         self._prefixes.removed(self._name, (key,))
 
 

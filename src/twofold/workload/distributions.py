@@ -55,7 +55,7 @@ class Constant:
 
     rate: float
 
-    def times(self, seed: int) -> Iterator[float]:  # noqa: ARG002
+    def times(self, seed: int) -> Iterator[float]:
         # A running sum would drift.
         return (index / self.rate for index in count())
 

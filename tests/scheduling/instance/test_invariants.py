@@ -10,12 +10,16 @@ from twofold.kvcache.paged import PagedBlockAllocator
 from twofold.request import Request
 from twofold.scheduling.instance.kv_reservation import FULL_RESERVATION, KvReservation
 from twofold.scheduling.routers import ROUTERS
-from twofold.scheduling.routers.splitwise import SplitwiseRouter
+from twofold.scheduling.routers.splitwise import SplitwiseRouter, SplitwiseSimRouter
 
 
 class ShortQueues(SplitwiseRouter):
     """Lowers the published threshold, because prompts here are too short to reach it."""
 
+    MAX_PENDING_TOKENS = 60
+
+
+class ShortIdleQueues(SplitwiseSimRouter):
     MAX_PENDING_TOKENS = 60
 
 
@@ -47,7 +51,7 @@ MOVING = {
 CLUSTERS = FIXED | ROOMY | MOVING
 MOVERS = {
     "splitwise": ShortQueues,
-    "returns when idle": lambda: ShortQueues(returns_when_idle=True),
+    "returns when idle": ShortIdleQueues,
 }
 # Blocks of an instance and the KV reservation. With fixed roles the largest request just fits. With hand-offs in both
 # directions, or output reserved late, requests could deadlock, so blocks suffice for all.

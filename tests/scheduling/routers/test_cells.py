@@ -35,14 +35,14 @@ def test_both_instances_of_a_request_are_in_one_cell(sizes):
     """Whatever is on them."""
     made = cluster("abc")
     for number, (prompt, output) in enumerate(sizes):
-        route = made.arrive(request(str(number), prompt, output), 0.0).route
+        route = made.place(request(str(number), prompt, output), 0.0).route
         assert cell_of(route.prefill) == cell_of(route.decode)
 
 
 def test_of_two_cells_the_lighter_one_and_in_it_the_shortest_queue():
     """Equal requests go to two cells of two in turns, and to the instances of each in turns."""
     made = cluster("ab")
-    routes = [made.arrive(request(str(number)), 0.0).route for number in range(8)]
+    routes = [made.place(request(str(number)), 0.0).route for number in range(8)]
     used = [route.prefill for route in routes]
     assert sorted(used) == sorted(2 * [f"{cell}-prefill-{number}" for cell in "ab" for number in (0, 1)])
     assert all(cell_of(one) != cell_of(two) for one, two in zip(used[::2], used[1::2], strict=True))
@@ -53,19 +53,19 @@ def test_one_cell_is_routed_as_by_the_router_within():
     flat, one = cluster("a", router="jsq"), cluster("a")
     for number in range(20):
         asked = request(str(number), 100 + 37 * number % 11, 10)
-        assert one.arrive(asked, 0.0).route == flat.arrive(asked, 0.0).route
+        assert one.place(asked, 0.0).route == flat.place(asked, 0.0).route
 
 
 def test_a_cell_without_one_of_the_phases_is_passed_over():
     """As long as another has both; then requests go from cell to cell rather than nowhere."""
     made = cluster("ab", prefill=1, decode=1)
     made.pause("a-decode-0")
-    assert {cell_of(made.arrive(request(str(n)), 0.0).route.prefill) for n in range(6)} == {"b"}
+    assert {cell_of(made.place(request(str(n)), 0.0).route.prefill) for n in range(6)} == {"b"}
     made.pause("b-prefill-0")
-    assert made.arrive(request("across"), 0.0).route.prefill == "a-prefill-0"
+    assert made.place(request("across"), 0.0).route.prefill == "a-prefill-0"
     made.resume("a-decode-0")
     made.resume("b-prefill-0")
-    assert {cell_of(made.arrive(request(f"again{n}"), 0.0).route.prefill) for n in range(20)} == {"a", "b"}
+    assert {cell_of(made.place(request(f"again{n}"), 0.0).route.prefill) for n in range(20)} == {"a", "b"}
 
 
 def upper(*cells):
@@ -92,4 +92,4 @@ def test_both_phases_of_a_cell_count():
 def test_no_cell_no_route():
     """None, as wherever nobody can take a request."""
     assert upper() is None
-    assert cluster("ab", decode=0).arrive(request(), 0.0) is None
+    assert cluster("ab", decode=0).place(request(), 0.0) is None

@@ -118,9 +118,9 @@ def test_to_ask_where_a_request_would_run_changes_nothing():
     """Overload control asks before it takes a request, which then goes where it said."""
     made = cluster([Role.PREFILL, Role.PREFILL, Role.DECODE], "conductor")
     for name in "abcd":
-        said = [made.would_place(request(name), 0.0) for _ in range(3)]
-        assert said == [made.arrive(request(name), 0.0).route] * 3
-    assert made.would_place(request("e", prompt=10), 0.0).prefill == "prefill-0"
+        said = [made.would_place(request(name), 0.0).route for _ in range(3)]
+        assert said == [made.place(request(name), 0.0).route] * 3
+    assert made.would_place(request("e", prompt=10), 0.0).route.prefill == "prefill-0"
 
 
 def test_one_mixed_instance_does_both_where_there_is_no_prefill_pool():
@@ -133,15 +133,15 @@ def test_one_mixed_instance_does_both_where_there_is_no_prefill_pool():
 def test_the_cluster_keeps_the_forecast_up_to_date():
     """What was placed waits until its first token is out, or it has ended."""
     made = cluster([Role.PREFILL, Role.PREFILL, Role.DECODE], "conductor")
-    first, second, third = (made.arrive(request(name), 0.0).route.prefill for name in "abc")
+    first, second, third = (made.place(request(name), 0.0).route.prefill for name in "abc")
     assert (first, second) == ("prefill-0", "prefill-1")
     assert third == "prefill-0", "both wait equally long"
-    made.prefilled("b", 1.0)
+    made.first_token("b", 1.0)
     assert made.pools.forecast.queue_s("prefill-1", 1.0) == 0.0
-    made.ended("a")
+    made.withdraw("a")
     assert made.pools.forecast.queue_s("prefill-0", 1.0) == pytest.approx(1.0)
     made.remove_instance("prefill-0")
-    assert made.arrive(request("d"), 1.0).route.prefill == "prefill-1"
+    assert made.place(request("d"), 1.0).route.prefill == "prefill-1"
 
 
 def test_without_predictions_it_says_so():

@@ -27,5 +27,5 @@ def test_among_equals_it_takes_who_was_given_least():
     """Otherwise an idle cluster would give everything to its first instance."""
     made = known()
     made.forecast.placed("x", "p0", 50, 0, 0.0)
-    made.forecast.prefilled("x", 1.0)
+    made.forecast.prefill_ended("x", 1.0)
     assert ShortestPredictedQueue().route(request(), 109, made, 2.0) == Route("p1", "d1")

@@ -27,10 +27,10 @@ def test_where_nobody_is_left_for_a_phase_others_do_it():
 def test_a_role_changes_when_it_is_told_to():
     """From the next request on; what is there does not move it back when it ends."""
     made = cluster([Role.PREFILL, Role.PREFILL, Role.DECODE], "jsq-planned")
-    made.arrive(request("a"), 0.0)
+    made.place(request("a"), 0.0)
     made.set_role("prefill-0", Role.DECODE)
-    assert made.arrive(request("b"), 0.0).route == Route("prefill-1", "prefill-0")
+    assert made.place(request("b"), 0.0).route == Route("prefill-1", "prefill-0")
     for name in "ab":
-        made.ended(name)
+        made.withdraw(name)
     made.idle("prefill-0")
     assert made.pools.get("prefill-0").role is Role.DECODE

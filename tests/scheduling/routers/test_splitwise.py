@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from support.routed import cluster, load, pools, request
 from twofold.instance import Role
-from twofold.scheduling.cluster.pools import pending_tokens
 from twofold.placement import RoleMove, Route
-from twofold.scheduling.routers.splitwise import SplitwiseRouter
+from twofold.scheduling.cluster.pools import pending_tokens
+from twofold.scheduling.routers.splitwise import SplitwiseRouter, SplitwiseSimRouter
 
 THRESHOLD = 8192
 TOKENS = 109  # of KV that the request below takes in all
@@ -123,7 +123,7 @@ def crowded():
     """A cluster of one instance for each phase whose prefill queue is long, after one request has come."""
     made = cluster([Role.PREFILL, Role.DECODE], "splitwise")
     prefill, decode = made.pools
-    made.arrive(request("first", prompt=THRESHOLD), 0.0)
+    made.place(request("first", prompt=THRESHOLD), 0.0)
     prefill.queued = lambda: 1
     return made, prefill, decode
 
@@ -132,14 +132,14 @@ def test_an_instance_goes_back_when_it_has_no_work_of_the_other_kind():
     """A decode instance that helped with prefill, with its last prompt; it may have decodes left."""
     made, prefill, decode = crowded()
     moved = []
-    made.on_move = lambda name, role: moved.append((name, role))
-    assert made.arrive(request("second"), 0.0).route == Route("decode-1", "decode-1", (to_mixed("decode-1"),))
+    made.on_role_change = lambda name, role: moved.append((name, role))
+    assert made.place(request("second"), 0.0).route == Route("decode-1", "decode-1", (to_mixed("decode-1"),))
     assert moved == [("decode-1", Role.MIXED)]
     assert (len(made.pools.decode), len(made.pools.mixed)) == (0, 1)
-    assert made.arrive(request("third"), 0.0).route.prefill == "decode-1", "it is in the mixed pool now"
-    made.prefilled("second")
+    assert made.place(request("third"), 0.0).route.prefill == "decode-1", "it is in the mixed pool now"
+    made.first_token("second", 0.0)
     assert decode.role is Role.MIXED
-    made.prefilled("third")
+    made.first_token("third", 0.0)
     assert (decode.role, decode.decodes) == (Role.DECODE, 3)
     assert moved == [("decode-1", Role.MIXED), ("decode-1", Role.DECODE)]
     assert prefill.role is Role.PREFILL
@@ -148,15 +148,15 @@ def test_an_instance_goes_back_when_it_has_no_work_of_the_other_kind():
 def test_a_prefill_instance_goes_back_with_its_last_decode():
     """It may have prompts left."""
     made = cluster([Role.PREFILL, Role.PREFILL, Role.DECODE], "splitwise", capacity_tokens=1000)
-    made.arrive(request("first", prompt=600), 0.0)
-    placement = made.arrive(request("second", prompt=500), 0.0)
+    made.place(request("first", prompt=600), 0.0)
+    placement = made.place(request("second", prompt=500), 0.0)
     assert placement.route.moves == (to_mixed(placement.route.decode),)
     helper = made.pools.get(placement.route.decode)
-    made.arrive(request("third", prompt=10), 0.0)
-    made.prefilled("second")
-    made.handed_off("second")
+    made.place(request("third", prompt=10), 0.0)
+    made.first_token("second", 0.0)
+    made.handed_off("second", 0.0, 0.0)
     assert helper.role is Role.MIXED
-    made.ended("second")
+    made.withdraw("second")
     assert helper.role is Role.PREFILL
 
 
@@ -164,10 +164,10 @@ def test_as_in_splitwise_sim_it_goes_back_only_when_it_is_idle():
     """When nothing at all is left there, whatever it was."""
     made = cluster([Role.PREFILL, Role.DECODE], "splitwise-sim")
     prefill, decode = made.pools
-    made.arrive(request("first", prompt=THRESHOLD), 0.0)
+    made.place(request("first", prompt=THRESHOLD), 0.0)
     prefill.queued = lambda: 1
-    made.arrive(request("second"), 0.0)
-    made.ended("second")
+    made.place(request("second"), 0.0)
+    made.withdraw("second")
     assert decode.role is Role.MIXED
     made.idle("decode-1")
     assert decode.role is Role.DECODE
@@ -175,8 +175,7 @@ def test_as_in_splitwise_sim_it_goes_back_only_when_it_is_idle():
 
 def test_instances_that_were_started_mixed_stay_so():
     """The mixed pool is their own."""
-    for returns_when_idle in (False, True):
-        router = SplitwiseRouter(returns_when_idle=returns_when_idle)
+    for router in (SplitwiseRouter(), SplitwiseSimRouter()):
         for idle in (False, True):
             assert router.role_of(load("m0"), idle) is Role.MIXED
             assert router.role_of(load("p0", decodes=1), idle) is Role.PREFILL

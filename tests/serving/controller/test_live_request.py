@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twofold.errors import InstanceLostError
-from twofold.request import FinishReason, Generation, Request, SamplingParams, TokenOutput
 from twofold.placement import PlacedRequest, Route
+from twofold.request import FinishReason, Generation, Request, SamplingParams, TokenOutput
 from twofold.serving.controller.live_request import AttemptStage, LiveRequest
 
-PLACEMENT = PlacedRequest(Route("p", "d"), None)
+PLACEMENT = PlacedRequest(Request(id="r", arrival_s=0.0, prompt_tokens=3, output_tokens=6), Route("p", "d"))
 
 
 def live(prompt=(7, 8, 9), outputs=6, min_tokens=0):

@@ -18,6 +18,7 @@ from twofold.bench.prompts import PromptMaker, token_range
 from twofold.bench.services import metrics, served
 from twofold.cluster.file import parse_cluster
 from twofold.errors import RequestError, SearchError
+from twofold.events import Recorder
 from twofold.instance import Role
 from twofold.request import FinishReason, Request
 from twofold.scheduling.replan.replanner import ReplanOutcome, SearchResult, SplitForecast
@@ -79,15 +80,14 @@ async def step(live, clock, *, before_s=300.0, after_s=60.0):
     while clock.now < before_s + after_s:
         clock.now += draw.expovariate(10.0 if clock.now < before_s else 25.0)
         request = Request(id=str(number), arrival_s=clock.now, prompt_tokens=500, output_tokens=4096)
-        live.arrived(request)
+        live.arrived(request, clock.now)
+        timeline = Timeline(request)
         if number % 10 == 9:
-            live.refused(request.id)
+            live.rejected(timeline, "queue-full", clock.now)
         else:
-            timeline = Timeline(request)
-            live.taken(timeline)
             timeline.output_tokens = round(100 * exp(draw.gauss(0, 1)))
             timeline.finish_reason = FinishReason.STOP if number % 10 else FinishReason.ABORT
-            live.observe(timeline)
+            live.ended(timeline, clock.now)
         number += 1
         await asyncio.sleep(0)
 
@@ -96,7 +96,7 @@ def planned(monkeypatch, run_search, stuck=()):
     """Decisions of a service after the traffic step."""
     service, clock = Service(stuck), Clock(monkeypatch)
     pools = cluster([Role.PREFILL] * 3 + [Role.DECODE], "jsq-planned").pools
-    live = LiveReplanning(CONFIG, pools, service, run_search)
+    live = LiveReplanning(CONFIG, pools, service, Recorder(), run_search)
     asyncio.run(step(live, clock))
     return service, live
 
@@ -163,7 +163,7 @@ def test_closing_cancels_the_search(monkeypatch):
     async def run():
         service, clock = Service(), Clock(monkeypatch)
         pools = cluster([Role.PREFILL] * 3 + [Role.DECODE], "jsq-planned").pools
-        live = LiveReplanning(CONFIG, pools, service, run_search)
+        live = LiveReplanning(CONFIG, pools, service, Recorder(), run_search)
         await step(live, clock)
         live.close()
         await asyncio.sleep(0)
@@ -251,13 +251,13 @@ def test_role_moves_break_no_stream(tmp_path):
     flags = ["--engine", "emulated", "--cluster", str(path), "--replan", "--slo", "ttft=2,tpot=0.045"]
     with served(None, flags) as url:
         send(url, [*traffic(0.0, 14.0, 4, seed=0), *traffic(14.0, 36.0, 60, seed=1)])
-        send_until(url, "goes to decode", 60)
+        send_until(url, "becomes decode", 60)
         told, counted = pools_of(url), metrics(url)
     assert any(
         f'replans_total{{outcome="{ReplanOutcome.MOVE}"}} 1.0' in line for line in counted.splitlines()
     ), told
     assert [member["role"] for member in told["pools"]].count("decode") > 1
-    assert "goes to decode" in told["replans"][0]
+    assert "becomes decode" in told["replans"][0]
 
 
 def test_scaling_down_and_up_breaks_no_stream(tmp_path):

@@ -3,6 +3,7 @@
 import msgspec
 
 from twofold.placement import PlacedRequest, PrefixFetch, Route
+from twofold.request import Request
 from twofold.serving.telemetry.journal import ENCODER, Journal, read_journal
 
 
@@ -30,9 +31,10 @@ def test_entries_round_trip(tmp_path):
 
 def test_reuse_and_fetches_of_routes_are_written():
     """Routes without reuse have no such fields."""
-    plain = PlacedRequest(Route("p", "d"), None)
+    request = Request(id="r", arrival_s=0.0, prompt_tokens=2048, output_tokens=2)
+    plain = PlacedRequest(request, Route("p", "d"))
     assert msgspec.json.decode(ENCODER.encode(plain))["route"] == {"prefill": "p", "decode": "d", "moves": []}
-    fetching = PlacedRequest(Route("p", "d", (), 1024, PrefixFetch("q", 2), 0.5), None)
+    fetching = PlacedRequest(request, Route("p", "d", (), 1024, PrefixFetch("q", 2), 0.5))
     assert msgspec.json.decode(ENCODER.encode(fetching))["route"] == {
         "prefill": "p",
         "decode": "d",

@@ -28,10 +28,10 @@ def traced():
         telemetry = Telemetry("tiny", tracing=Tracer("tiny", exporter))
         before = CURRENT.set(context)
         for timeline in timelines:
-            telemetry.arrived(timeline.request)
+            telemetry.admitted(timeline.request, 0.0)
         CURRENT.reset(before)
         for timeline in timelines:
-            telemetry.observe(timeline)
+            telemetry.ended(timeline, 7.0)
         telemetry.close()
         return exporter.get_finished_spans()
 
@@ -126,8 +126,8 @@ def test_contexts_of_finished_requests_are_dropped():
     telemetry = Telemetry("tiny")
     CURRENT.set(context_of("mine", "/v1/completions", ""))
     request = Request(id="r", arrival_s=0.0, prompt_tokens=1, output_tokens=1)
-    telemetry.arrived(request)
+    telemetry.admitted(request, 0.0)
     assert len(telemetry._origins) == 1
-    telemetry.observe(life([4.0]))
+    telemetry.ended(life([4.0]), 7.0)
     assert not telemetry._origins
     CURRENT.set(None)

@@ -7,7 +7,7 @@ from twofold.instance import Role
 from twofold.kvcache.index import PrefixIndex
 from twofold.request import Request
 from twofold.scheduling.admission.limits import AdmissionLimits, RefusalReason
-from twofold.scheduling.admission.queue import Ticket
+from twofold.scheduling.admission.queue import QueuedRequest
 from twofold.scheduling.cluster.forecast import ClusterForecast
 from twofold.scheduling.cluster.handoff_policy import FixedHandoff
 from twofold.scheduling.cluster.scheduler import ClusterScheduler
@@ -35,19 +35,19 @@ def request(name, tokens):
 def test_rejects_when_the_queue_is_too_long(busy):
     """Retry-After is the time until the queue is short enough."""
     cluster, door = busy
-    assert door.offer(Ticket(request("a", 150), "", 0, None), 0.0) is None
-    cluster.arrive(request("a", 150), 0.0)
-    refusal = door.offer(Ticket(request("b", 100), "", 0, None), 0.0)
+    assert door.offer(QueuedRequest(request("a", 150), "", 0, None), 0.0) is None
+    cluster.place(request("a", 150), 0.0)
+    refusal = door.offer(QueuedRequest(request("b", 100), "", 0, None), 0.0)
     assert (refusal.reason, refusal.retry_after_s) == (RefusalReason.PREFILL_LOAD, 1)
-    assert door.offer(Ticket(request("c", 40), "", 0, None), 0.0) is None
-    cluster.prefilled("a", 1.5)
-    assert door.offer(Ticket(request("b", 100), "", 0, None), 1.5) is None
+    assert door.offer(QueuedRequest(request("c", 40), "", 0, None), 0.0) is None
+    cluster.first_token("a", 1.5)
+    assert door.offer(QueuedRequest(request("b", 100), "", 0, None), 1.5) is None
 
 
 def test_queues_without_any_server(busy):
     cluster, door = busy
     cluster.pause("one")
-    assert door.offer(Ticket(request("a", 10**4), "", 0, None), 0.0) is None
+    assert door.offer(QueuedRequest(request("a", 10**4), "", 0, None), 0.0) is None
 
 
 def test_unmeasured_servers_have_the_mean_speed():

@@ -37,14 +37,14 @@ def test_external_load_diverts_requests():
     for step in range(3):
         others.update("one", readings(step, running=2, waiting=1, used=0.3))
     assert accounts(busy.pools.get("one")) == (50, 1, 2, 3, 300)
-    assert [busy.arrive(request(number), 0.0).route.prefill for number in range(2)] == ["two", "two"]
+    assert [busy.place(request(number), 0.0).route.prefill for number in range(2)] == ["two", "two"]
 
 
 def test_own_requests_are_not_external_load():
     ours = cluster()
     others = ExternalLoads(ours.pools)
     for number in range(4):
-        ours.arrive(request(number), 0.0)
+        ours.place(request(number), 0.0)
     before = accounts(ours.pools.get("one"))
     for step in range(3):
         others.update("one", readings(step, running=2, used=0.004))

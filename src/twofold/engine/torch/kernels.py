@@ -150,7 +150,7 @@ class ContiguousKv:
     first_slot: int
     length: int
 
-    def read(self, part: torch.Tensor, name: str) -> torch.Tensor:  # noqa: ARG002  (no buffer is needed)
+    def read(self, part: torch.Tensor, name: str) -> torch.Tensor:
         slots = part.view(-1, part.shape[2], part.shape[3])
         return slots[self.first_slot : self.first_slot + self.length].transpose(0, 1).unsqueeze(0)
 

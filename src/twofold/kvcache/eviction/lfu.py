@@ -15,5 +15,5 @@ class Lfu(RankedEviction):
     def __init__(self) -> None:
         super().__init__(step=1)
 
-    def stored(self, key: BlockKey, position: int) -> None:  # noqa: ARG002
+    def stored(self, key: BlockKey, position: int) -> None:
         self._add(key, 1)

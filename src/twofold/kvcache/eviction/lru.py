@@ -15,7 +15,7 @@ class Lru(EvictionPolicy):
     def __init__(self) -> None:
         self._order: OrderedDict[BlockKey, None] = OrderedDict()
 
-    def stored(self, key: BlockKey, position: int) -> None:  # noqa: ARG002
+    def stored(self, key: BlockKey, position: int) -> None:
         self._order[key] = None
 
     def hit(self, key: BlockKey) -> None:

@@ -42,7 +42,7 @@ class GanttRuns(Observer):
         if len(self.runs) == self._limit:
             self._end_ps = run.end_ps if self._end_ps is None else min(self._end_ps, run.end_ps)
 
-    def role(self, instance: str, role: Role, at_ps: int) -> None:  # noqa: ARG002 (the seam's arguments)
+    def role(self, instance: str, role: Role, at_ps: int) -> None:
         """An instance that never ran has an empty row."""
         self.instances.add(instance)
 

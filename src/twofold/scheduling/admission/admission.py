@@ -18,9 +18,9 @@ from twofold.timeline import Timeline
 class Admission(RequestSubscriber):
     """Decides which requests may wait, which runs next and which are refused.
 
-    A driver calls `offer` for each arrival, then `next` until it returns None, and `next` again whenever a request ended
-    or the cluster has room again. It calls `put_back` if the cluster could not place the request. Times must not
-    decrease. Policies with further grounds for refusal override `judge`.
+    A driver calls `offer` for each arrival, then `next` until it returns None, and `next` again whenever a request
+    ended or the cluster has room again. It calls `put_back` if the cluster could not place the request. Times must
+    not decrease. Policies with further grounds for refusal override `judge`.
 
     Requests wait by priority and, within a priority, in order of arrival. A queued request is never dropped for a later
     one. A steady stream of urgent requests can delay others until their deadline.

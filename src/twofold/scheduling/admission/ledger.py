@@ -146,8 +146,8 @@ class OverloadLedger:
     def decode_relief_s(self, placed: PlacedRequest, limit: float, now: float) -> float:
         """Seconds until the load of the decode instance drops to `limit` without further arrivals.
 
-        Requests in prefill count from the start. Each request decodes for the mean time of the finished ones, or, before
-        any finished, for the time the oldest has decoded so far.
+        Requests in prefill count from the start. Each request decodes for the mean time of the finished ones, or,
+        before any finished, for the time the oldest has decoded so far.
         """
         decodes = self._decodes[placed.route.decode]
         oldest = next(decodes.members(), (now, DecodeLoad()))[0]

@@ -1,8 +1,8 @@
 """Overload control: reject requests that would miss the SLO (Mooncake, arXiv 2407.00079, section 7).
 
-A rule compares the load a request would find with the bounds of the SLO. The prefill load is the predicted TTFT over its
-bound, the decode load the predicted time between tokens over its bound. A load above 1 means that the request would miss
-the SLO.
+A rule compares the load a request would find with the bounds of the SLO. The prefill load is the predicted TTFT over
+its bound, the decode load the predicted time between tokens over its bound. A load above 1 means that the request
+would miss the SLO.
 """
 
 from abc import ABC, abstractmethod
@@ -107,9 +107,9 @@ _PRIORITY_STEP, _MAX_STEPS = 0.1, 5
 class OverloadControl(RequestSubscriber):
     """Applies an overload rule: at arrival (`rejection`) and after prefill (`admit_decode`).
 
-    The events of placed requests keep its ledger up to date. Requests with a load above 1 are rejected. For each level
-    of priority above 0 (less urgent), the admissible load is lowered by a tenth, at most to a half, which keeps capacity
-    for more urgent requests.
+    The events of placed requests keep its ledger up to date. Requests with a load above 1 are rejected. For each
+    level of priority above 0 (less urgent), the admissible load is lowered by a tenth, at most to a half, which keeps
+    capacity for more urgent requests.
     """
 
     def __init__(self, rule: OverloadRule, ledger: OverloadLedger) -> None:

@@ -8,8 +8,8 @@ from twofold.request import Request
 class QueuedRequest:
     """A request with its API key, priority and deadline.
 
-    A lower `priority` is served first, as in vLLM. `deadline_s` is on the clock of `arrival_s`; None selects the default
-    of the service. `number` is the admission order, counted from 1.
+    A lower `priority` is served first, as in vLLM. `deadline_s` is on the clock of `arrival_s`; None selects the
+    default of the service. `number` is the admission order, counted from 1.
     """
 
     __slots__ = ("arrival_s", "deadline_s", "key", "number", "priority", "request")
@@ -32,8 +32,8 @@ class QueuedRequest:
 class AdmissionQueue:
     """A priority queue whose requests may leave from any position.
 
-    It keeps two heaps, by turn and by deadline. Entries of requests that left stay in the heaps until they reach the top
-    or outnumber the others.
+    It keeps two heaps, by turn and by deadline. Entries of requests that left stay in the heaps until they reach the
+    top or outnumber the others.
     """
 
     def __init__(self) -> None:

@@ -7,8 +7,8 @@ from mypy_extensions import mypyc_attr
 
 from twofold.handoff import HandoffMode
 from twofold.performance.transfer import TransferModel
-from twofold.request import Request
 from twofold.placement import Route
+from twofold.request import Request
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

@@ -41,8 +41,9 @@ class LoadReport:
 class SharedCluster(ClusterScheduler):
     """The loads as one of several controllers sees them.
 
-    The load of an instance is that of the last report, less this controller's share in it, plus the current load of this
-    controller's requests. A single controller with `FOLLOWED` behaves like `ClusterScheduler`, whatever is reported.
+    The load of an instance is that of the last report, less this controller's share in it, plus the current load of
+    this controller's requests. A single controller with `FOLLOWED` behaves like `ClusterScheduler`, whatever is
+    reported.
     """
 
     def __init__(

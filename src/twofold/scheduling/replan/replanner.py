@@ -145,7 +145,7 @@ class Replanner:
         if self._alarmed_s is None:
             self._alarmed_s = now
         waited_s = now - self._alarmed_s
-        traffic = self.monitor.traffic(shifts, lambda number: generated(self._ids[number]))
+        traffic = self.monitor.traffic(shifts, lambda number: generated(self._ids.get(number, "")))
         if traffic is None or (waited_s < self.rules.patience_s and not self.monitor.settled(shifts)):
             return None
         self.monitor.accept(shifts)

@@ -2,11 +2,11 @@
 
 from typing import ClassVar
 
+from twofold.placement import Route
 from twofold.request import Request
 from twofold.scheduling.cluster.cells import CellLoad, CellPools
 from twofold.scheduling.cluster.pools import Pools
 from twofold.scheduling.cluster.router import FixedRoles
-from twofold.placement import Route
 from twofold.scheduling.routers.draws import drawn, two_of
 
 

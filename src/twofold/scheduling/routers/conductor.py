@@ -3,10 +3,10 @@
 from typing import Final
 
 from twofold.instance import InstanceLoad
+from twofold.placement import PrefixFetch
 from twofold.request import Request
 from twofold.scheduling.cluster.forecast import ClusterForecast
 from twofold.scheduling.cluster.pools import Pool
-from twofold.placement import PrefixFetch
 from twofold.scheduling.routers.forecasting import ForecastingRouter, PrefillChoice
 
 THRESHOLD: Final = 1.5

@@ -9,11 +9,11 @@ from typing import ClassVar
 from mypy_extensions import mypyc_attr
 
 from twofold.instance import InstanceLoad
+from twofold.placement import PrefixFetch, Route
 from twofold.request import Request
 from twofold.scheduling.cluster.forecast import ClusterForecast
 from twofold.scheduling.cluster.pools import Pool, Pools, reserved_tokens
 from twofold.scheduling.cluster.router import FixedRoles
-from twofold.placement import PrefixFetch, Route
 
 
 class PrefillChoice:

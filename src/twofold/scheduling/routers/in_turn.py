@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 
+from twofold.placement import Route
 from twofold.request import Request
 from twofold.scheduling.cluster.pools import Pool, Pools
 from twofold.scheduling.cluster.router import FixedRoles
-from twofold.placement import Route
 from twofold.scheduling.routers.draws import scrambled
 
 

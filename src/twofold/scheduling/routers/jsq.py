@@ -4,10 +4,10 @@ Roles by plan: they stay as they are until a plan, or an operator, changes them.
 """
 
 from twofold.instance import InstanceLoad, Role
+from twofold.placement import Route
 from twofold.request import Request
 from twofold.scheduling.cluster.pools import LoadMeasure, Pools, pending_tokens, requests, reserved_tokens
 from twofold.scheduling.cluster.router import FixedRoles, Router
-from twofold.placement import Route
 
 
 class JoinShortestQueue(FixedRoles):

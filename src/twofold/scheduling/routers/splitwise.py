@@ -5,10 +5,10 @@ from typing import ClassVar, Final
 from mypy_extensions import mypyc_attr
 
 from twofold.instance import InstanceLoad, Role
+from twofold.placement import RoleMove, Route
 from twofold.request import Request
 from twofold.scheduling.cluster.pools import Pool, Pools, pending_tokens, reserved_tokens
 from twofold.scheduling.cluster.router import Router
-from twofold.placement import RoleMove, Route
 
 _PREFILL: Final = Role.PREFILL
 _MIXED: Final = Role.MIXED

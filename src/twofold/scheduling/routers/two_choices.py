@@ -1,10 +1,10 @@
 """The power of two choices: the less loaded of two that are drawn."""
 
 from twofold.instance import InstanceLoad
+from twofold.placement import Route
 from twofold.request import Request
 from twofold.scheduling.cluster.pools import LoadMeasure, Pool, Pools, pending_tokens, reserved_tokens
 from twofold.scheduling.cluster.router import FixedRoles
-from twofold.placement import Route
 from twofold.scheduling.routers.draws import drawn, scrambled, two_of
 
 

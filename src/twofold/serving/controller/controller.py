@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Collection
 
+from twofold.events import Recorder, RequestEvents
 from twofold.instance import Role
 from twofold.request import Generation, TokenOutput
 from twofold.scheduling.admission.admission import Admission
@@ -44,7 +45,6 @@ from twofold.serving.messages import (
 )
 from twofold.serving.telemetry.snapshot import ServiceSnapshot
 from twofold.serving.telemetry.telemetry import Telemetry
-from twofold.events import Recorder
 
 
 class Controller:
@@ -79,32 +79,31 @@ class Controller:
         self._telemetry, self._paths, self._forecast = telemetry, paths, forecast
         self._monitor: asyncio.Task[None] | None = None
         self._roles = WorkerRoles(cluster, registry, move=roles_move)
-        self._replanning = None if replan is None else LiveReplanning(replan, cluster.pools, self)
+        self._recorder = recorder = Recorder()
+        self._replanning = None if replan is None else LiveReplanning(replan, cluster.pools, self, recorder)
         self._degraded = DegradedMode(self, roles_move=roles_move)
-        watches = () if self._replanning is None else (self._replanning.observe,)
-        self._recorder = recorder = Recorder(sinks=(telemetry.observe, *watches))
         health = WorkerHealth(cluster, registry, telemetry)
+        subscribers = (cluster, overload, recorder, health, self._replanning, telemetry, admission)
+        events = RequestEvents(each for each in subscribers if each is not None)
         self._requests = Requests(
             cluster,
             admission,
             registry,
             health,
             telemetry,
+            events,
             recorder,
             announces=roles_move,
             recomputes=recomputes,
             overload=overload,
-            replanning=self._replanning,
             prompt_keys=prompt_keys,
             forecast=forecast,
         )
         self._progress = Progress(
             self._requests,
-            cluster,
             registry,
-            health,
             telemetry,
-            recorder,
+            events,
             overload=overload,
             reuses=prompt_keys is not None,
         )
@@ -112,7 +111,7 @@ class Controller:
             self._requests, cluster, registry, self._roles, health, telemetry, paths, forecast, self._open
         )
         self._remote = RemoteWorkers(hosts, registry, self._membership, forecast)
-        cluster.on_move = telemetry.role
+        cluster.on_role_change = telemetry.role
         telemetry.admission(admission)
         if forecast is not None:
             cluster.pools.forecast = forecast.forecast

@@ -15,9 +15,9 @@ from twofold.kvcache.index import PrefixIndex
 from twofold.kvcache.sharding import UNSHARDED, Sharding, layer_traffic, plan_reshard
 from twofold.performance.base import PerformanceModel
 from twofold.performance.transfer import LinkSpeed, PrefillSpeed, TransferModel, reshard_path
+from twofold.placement import Route
 from twofold.scheduling.cluster.forecast import ClusterForecast, Prediction
 from twofold.scheduling.cluster.handoff_policy import TransferPaths
-from twofold.placement import Route
 from twofold.serving.config import ForecastConfig
 from twofold.serving.messages import BlocksChanged, LinkMeasured, Registered, StoreChanged, StoreFetch
 

@@ -4,7 +4,9 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Protocol
 
+from twofold.events import RequestSubscriber
 from twofold.instance import Role
+from twofold.placement import PlacedRequest, Route
 from twofold.scheduling.cluster.breaker import Breaker, BreakerState
 from twofold.scheduling.cluster.scheduler import ClusterScheduler
 from twofold.serving.messages import Message
@@ -50,27 +52,56 @@ class WorkerGroup(Protocol):
         ...
 
 
-class WorkerHealth:
+class WorkerHealth(RequestSubscriber):
     """Pauses and resumes workers in the cluster's pools as their circuit breakers and retirements require.
 
-    Methods that return a bool tell whether the worker was resumed, so that waiting requests may be placed.
+    A half-open worker gets a single attempt, its trial, and no other until the trial has shown that it works.
     """
 
     def __init__(self, cluster: ClusterScheduler, workers: WorkerGroup, telemetry: Telemetry) -> None:
         self._cluster, self._workers, self._telemetry = cluster, workers, telemetry
+        self._trials: dict[str, Route] = {}  # by attempt
+        self._resumed = False
 
-    def begin_trial(self, instance: str, attempt_id: str) -> None:
-        """Record the placement of an attempt; pause a half-open worker until this trial ends."""
-        if self._workers.breaker(instance).begin(attempt_id):
-            self._cluster.pause(instance)
+    def take_resumed(self) -> bool:
+        """Whether a trial resumed a worker since the last call, so that waiting requests may be placed."""
+        resumed, self._resumed = self._resumed, False
+        return resumed
 
-    def works(self, instance: str, attempt_id: str, now: float) -> bool:
-        """Record a token of an attempt, which closes a half-open breaker."""
-        return self._workers.breaker(instance).succeed(attempt_id, now) and self.resume(instance)
+    def placed(self, placed: PlacedRequest, now: float) -> None:
+        for instance in {placed.route.prefill, placed.route.decode}:
+            if self._workers.breaker(instance).begin(placed.id):
+                self._cluster.pause(instance)
+                self._trials[placed.id] = placed.route
 
-    def release(self, instance: str, attempt_id: str) -> bool:
-        """Record the end of an attempt; an undecided trial may be repeated by another one."""
-        return self._workers.breaker(instance).release(attempt_id) and self.resume(instance)
+    def first_token(self, request_id: str, now: float) -> None:
+        route = self._trials.get(request_id)
+        if route is not None:
+            self._succeed(route.prefill, request_id, now)
+
+    def decode_started(self, request_id: str, now: float) -> None:
+        route = self._trials.get(request_id)
+        if route is not None:
+            self._succeed(route.decode, request_id, now)
+
+    def finished(self, request_id: str, output_tokens: int, now: float) -> None:
+        self._end_trial(request_id)
+
+    def aborted(self, request_id: str, now: float) -> None:
+        self._end_trial(request_id)
+
+    def _succeed(self, instance: str, request_id: str, now: float) -> None:
+        if self._workers.breaker(instance).succeed(request_id, now) and self.resume(instance):
+            self._resumed = True
+
+    def _end_trial(self, request_id: str) -> None:
+        """A trial that ended without a token may be repeated by another attempt."""
+        route = self._trials.pop(request_id, None)
+        if route is None:
+            return
+        for instance in {route.prefill, route.decode}:
+            if self._workers.breaker(instance).release(request_id) and self.resume(instance):
+                self._resumed = True
 
     def withdraw(self, instance: str) -> None:
         """Stop placing requests on a worker."""
@@ -78,7 +109,7 @@ class WorkerHealth:
         self._telemetry.state(instance, InstanceState.DRAINING)
 
     def resume(self, instance: str) -> bool:
-        """Place requests on a worker again, unless it is retired."""
+        """Place requests on a worker again; False if it is retired."""
         if self._workers.members[instance].retired:
             return False
         self.publish(instance)

@@ -11,12 +11,11 @@ from collections import deque
 import msgspec
 
 from twofold.errors import RequestError, TwofoldError
+from twofold.placement import PlacedRequest
 from twofold.request import Generation, TokenOutput
 from twofold.scheduling.admission.limits import Refusal, RefusalReason
-from twofold.scheduling.admission.queue import Ticket
-from twofold.placement import PlacedRequest
+from twofold.scheduling.admission.queue import QueuedRequest
 from twofold.serving.telemetry.snapshot import AttemptStage
-from twofold.timeline import Timeline
 
 _REASONS = {
     RefusalReason.QUEUE_FULL: "the service and its queue are full",
@@ -59,7 +58,7 @@ class Attempt(msgspec.Struct, frozen=True):
 
     id: str
     generation: Generation
-    placement: PlacedRequest
+    placed: PlacedRequest
     first_index: int
 
 
@@ -73,8 +72,9 @@ class LiveRequest:
     def __init__(self, generation: Generation) -> None:
         self.id = generation.request.id
         self.generation = generation
-        self.ticket = Ticket(generation.request, generation.key, generation.priority, generation.deadline_s)
-        self.timeline = Timeline(generation.request)
+        self.queued = QueuedRequest(
+            generation.request, generation.key, generation.priority, generation.deadline_s
+        )
         self.attempt: Attempt | None = None
         self.attempts = 0
         self.handed_off = False  # the KV of this attempt is on its decode instance
@@ -100,7 +100,7 @@ class LiveRequest:
         made = 0 if attempt is None else len(self._tokens) - attempt.first_index
         if attempt is None or not made:
             return AttemptStage.PROMPT
-        waits = made == 1 and attempt.placement.route.splits and not self.handed_off
+        waits = made == 1 and attempt.placed.route.splits and not self.handed_off
         return AttemptStage.HANDOFF if waits else AttemptStage.DECODE
 
     def what_is_left(self) -> Generation:
@@ -129,9 +129,9 @@ class LiveRequest:
             ),
         )
 
-    def begin(self, generation: Generation, placement: PlacedRequest) -> Attempt:
+    def begin(self, generation: Generation, placed: PlacedRequest) -> Attempt:
         """Start the next attempt with this placement."""
-        self.attempt = Attempt(generation.request.id, generation, placement, len(self._tokens))
+        self.attempt = Attempt(generation.request.id, generation, placed, len(self._tokens))
         self.attempts += 1
         self.handed_off = False
         return self.attempt

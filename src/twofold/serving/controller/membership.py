@@ -141,7 +141,7 @@ class Membership:
         self._statuses[instance] = status
         self._telemetry.status(instance, status)
         if self._roles.move:
-            self._cluster.waits(instance, status.waiting)
+            self._cluster.set_queued(instance, status.waiting)
 
     def pools(self) -> list[PoolMember]:
         """Return every worker with its current role."""

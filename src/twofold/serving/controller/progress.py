@@ -2,18 +2,15 @@
 
 import time
 
+from twofold.events import RequestEvents
 from twofold.handoff import Lease
 from twofold.request import TokenOutput
-from twofold.placement import PlacedRequest
 from twofold.scheduling.admission.overload import OverloadControl
-from twofold.scheduling.cluster.scheduler import ClusterScheduler
-from twofold.serving.controller.health import WorkerGroup, WorkerHealth
+from twofold.serving.controller.health import WorkerGroup
 from twofold.serving.controller.live_request import Attempt, LiveRequest, rejection_error
 from twofold.serving.controller.requests import Requests
 from twofold.serving.messages import HandoffEnded, HandoffReport, LeaseGranted, StepDone
 from twofold.serving.telemetry.telemetry import Telemetry
-from twofold.timeline import Moment
-from twofold.events import Recorder
 
 
 class Progress:
@@ -22,17 +19,15 @@ class Progress:
     def __init__(
         self,
         requests: Requests,
-        cluster: ClusterScheduler,
         fleet: WorkerGroup,
-        trust: WorkerHealth,
         telemetry: Telemetry,
-        recorder: Recorder,
+        events: RequestEvents,
         *,
         overload: OverloadControl | None,
         reuses: bool,
     ) -> None:
-        self._requests, self._cluster, self._fleet, self._trust = requests, cluster, fleet, trust
-        self._telemetry, self._recorder = telemetry, recorder
+        self._requests, self._fleet = requests, fleet
+        self._telemetry, self._events = telemetry, events
         self._overload, self._reuses = overload, reuses
 
     def prefill_started(self, attempt_id: str) -> None:
@@ -60,9 +55,8 @@ class Progress:
 
     def begun(self, attempt_id: str, at_s: float) -> None:
         """The prefill of an attempt began."""
-        live = self._requests.of(attempt_id)
-        if live is not None:
-            self._recorder.mark(live.id, Moment.PREFILL_STARTED, at_s)
+        if self._requests.of(attempt_id) is not None:
+            self._events.prefill_started(attempt_id, at_s)
 
     def token(
         self, attempt_id: str, output: TokenOutput, instance: str, started_s: float, now: float
@@ -79,7 +73,7 @@ class Progress:
             and message.tokens
             and all(output.index for _, output in message.tokens)
         ):
-            self._overload.ledger.stepped(message.instance, len(message.tokens), seconds)
+            self._overload.ledger.observe_iteration(message.instance, len(message.tokens), seconds)
 
     def _token(
         self, live: LiveRequest, output: TokenOutput, instance: str, started_s: float, now: float
@@ -87,21 +81,20 @@ class Progress:
         attempt = live.attempt
         assert attempt is not None  # noqa: S101  (it was found by its attempt; tells the type checker so)
         if output.index == 0:
-            self._cluster.prefilled(attempt.id, now)
+            self._events.first_token(attempt.id, now)
             if self._reuses:
                 prompt_tokens = attempt.generation.request.prompt_tokens
                 self._telemetry.prefilled(instance, prompt_tokens, output.reused_tokens)
         elif output.index == 1:
-            self._recorder.mark(live.id, Moment.DECODE_STARTED, started_s)
-        if output.index < 2 and self._trust.works(instance, attempt.id, now):
-            self._requests.place_waiting()
+            self._events.decode_started(attempt.id, started_s)
+        self._requests.place_on_resumed()
         if output.index == 0 and not self._decodes(live, attempt, output, now):
             return
         for ordered in live.push(output):
-            self._recorder.token(live.id, now)
+            self._events.token(attempt.id, now)
             if ordered.finish_reason is not None:
                 # One that ended with its first token is still expected where it was to be decoded.
-                unused = attempt.placement.route.splits and live.next_index == attempt.first_index + 1
+                unused = attempt.placed.route.splits and live.next_index == attempt.first_index + 1
                 self._requests.end(live, ordered.finish_reason, abort=unused)
 
     def _decodes(self, live: LiveRequest, attempt: Attempt, output: TokenOutput, now: float) -> bool:
@@ -110,13 +103,12 @@ class Progress:
             return True
         if live.predicted_ttft_s is not None:
             self._telemetry.predicted(live.predicted_ttft_s, now - live.generation.request.arrival_s)
-        sure = live.next_index > 0 or output.finish_reason is not None
-        reason = self._overload.prefilled(attempt.id, now, sure=sure)
+        force = live.next_index > 0 or output.finish_reason is not None
+        reason = self._overload.admit_decode(attempt.id, now, force=force)
         if reason is None:
             return True
-        newcomer = PlacedRequest.of(attempt.generation.request, attempt.placement.route)
-        self._telemetry.rejected(live.generation.request, reason.replace("-", "_"))
-        self._requests.fail(live, rejection_error(self._overload.refusal(newcomer, reason, now)))
+        self._telemetry.count_rejection(live.generation.request, reason)
+        self._requests.fail(live, rejection_error(self._overload.refusal(attempt.placed, reason, now)))
         return False
 
     def handed_off(self, message: HandoffReport) -> None:
@@ -132,6 +124,4 @@ class Progress:
         live = self._requests.of(attempt_id)
         if live is not None:
             live.handed_off = True
-            self._recorder.mark(live.id, Moment.HANDOFF_STARTED, started_s)
-            self._recorder.mark(live.id, Moment.HANDOFF_ENDED, ended_s)
-        self._cluster.handed_off(attempt_id)
+            self._events.handed_off(attempt_id, started_s, ended_s)

@@ -18,6 +18,7 @@ from typing import Final, Protocol
 import msgspec
 
 from twofold.errors import RequestError, SearchError, TwofoldError
+from twofold.events import Recorder, RequestSubscriber
 from twofold.hardware.catalog import load_catalog
 from twofold.instance import Role
 from twofold.planning.splits import SplitPlanner
@@ -189,71 +190,62 @@ async def search(job: SearchJob) -> SearchResult:
 Search = Callable[[SearchJob], Awaitable[SearchResult]]
 
 
-class LiveReplanning:
+class LiveReplanning(RequestSubscriber):
     """Observes the traffic of the controller and changes roles as a search in another process recommends.
 
     One search runs at a time.
     """
 
     def __init__(
-        self, config: ReplanConfig, pools: Pools, control: RoleControl, run_search: Search = search
+        self,
+        config: ReplanConfig,
+        pools: Pools,
+        control: RoleControl,
+        recorder: Recorder,
+        run_search: Search = search,
     ) -> None:
         self._config, self._pools, self._control, self._run_search = config, pools, control, run_search
         self._replanner = Replanner(TrafficMonitor(), config.rules)
-        self._numbers: dict[str, int] = {}  # of live requests
-        self._timelines: dict[int, Timeline] = {}
+        self._recorder = recorder
         self._searching: asyncio.Task[None] | None = None
 
     def messages(self, now: float) -> list[str]:
         """Return the latest decisions, oldest first."""
         return [f"{now - each.at_s:.0f} s ago: {each}" for each in self._replanner.log[-_SHOWN:]]
 
-    def arrived(self, request: Request) -> None:
-        """Record an arrival, admitted or not, and start a search after a traffic shift. Needs a running event loop."""
-        now = time.monotonic()
-        self._numbers[request.id] = self._replanner.watch.arrived(request.prompt_tokens, now)
-        question = self._replanner.question(self._output_tokens, now)
-        if question is not None:
-            self._searching = asyncio.get_running_loop().create_task(self._search(question))
+    def arrived(self, request: Request, now: float) -> None:
+        """Start a search after a traffic shift. Needs a running event loop."""
+        self._replanner.arrived(request, now)
+        query = self._replanner.query(self._generated, now)
+        if query is not None:
+            self._searching = asyncio.get_running_loop().create_task(self._search(query))
 
-    def taken(self, timeline: Timeline) -> None:
-        """Record the admission of a request, with its timeline."""
-        self._timelines[self._numbers[timeline.request.id]] = timeline
+    def rejected(self, timeline: Timeline, reason: str, now: float) -> None:
+        self._replanner.ended(timeline)
 
-    def refused(self, request_id: str) -> None:
-        """Record the rejection of a request."""
-        self._ended(request_id, None)
-
-    def observe(self, timeline: Timeline) -> None:
-        """Record the end of a request; a sink of the controller's recorder."""
-        self._ended(timeline.request.id, timeline.output_tokens if timeline.complete else None)
+    def ended(self, timeline: Timeline, now: float) -> None:
+        self._replanner.ended(timeline)
 
     def close(self) -> None:
         """Cancel a running search."""
         if self._searching is not None:
             self._searching.cancel()
 
-    def _ended(self, request_id: str, output_tokens: int | None) -> None:
-        number = self._numbers.pop(request_id, None)
-        if number is not None:
-            self._timelines.pop(number, None)
-            self._replanner.watch.ended(number, output_tokens)
-
-    def _output_tokens(self, number: int) -> int:
-        timeline = self._timelines.get(number)
+    def _generated(self, request_id: str) -> int:
+        timeline = self._recorder.get(request_id)
         return 0 if timeline is None else timeline.output_tokens
 
-    async def _search(self, question: ReplanQuery) -> None:
+    async def _search(self, query: ReplanQuery) -> None:
         running = RoleSplit.of(self._pools)
         stock = running.instances + len(self._control.retired())
-        job = SearchJob(config=self._config, traffic=question.traffic, running=running, stock=stock)
+        job = SearchJob(config=self._config, traffic=query.traffic, running=running, stock=stock)
         try:
             findings = await self._run_search(job)
         except SearchError as error:
             decision = self._replanner.give_up(str(error), time.monotonic())
         else:
             retired = self._control.retired()
-            decision = self._replanner.answer(findings, self._pools, retired, time.monotonic())
+            decision = self._replanner.decide(findings, self._pools, retired, time.monotonic())
         log.info("re-planning: %s", decision)
         self._apply(decision)
         self._control.replanned(decision)

@@ -10,21 +10,19 @@ import time
 from collections.abc import AsyncGenerator
 
 from twofold.errors import InstanceLostError, RequestError, TwofoldError
+from twofold.events import Recorder, RequestEvents
 from twofold.handoff import HandoffMode
 from twofold.request import FinishReason, Generation, TokenOutput
 from twofold.scheduling.admission.admission import Admission
-from twofold.placement import PlacedRequest
 from twofold.scheduling.admission.overload import OverloadControl
 from twofold.scheduling.cluster.scheduler import ClusterScheduler
 from twofold.serving.controller.forecast import LiveForecast
 from twofold.serving.controller.health import WorkerGroup, WorkerHealth
 from twofold.serving.controller.live_request import Attempt, LiveRequest, deadline_error, rejection_error
 from twofold.serving.controller.prompt_keys import BlockNaming
-from twofold.serving.controller.replanning import LiveReplanning
 from twofold.serving.messages import Abort, Prefill, Reserve
 from twofold.serving.telemetry.telemetry import Telemetry
-from twofold.timeline import Moment
-from twofold.events import Recorder
+from twofold.timeline import Moment, Timeline
 
 log = logging.getLogger(__name__)
 
@@ -45,21 +43,21 @@ class Requests:
         cluster: ClusterScheduler,
         admission: Admission,
         fleet: WorkerGroup,
-        trust: WorkerHealth,
+        health: WorkerHealth,
         telemetry: Telemetry,
+        events: RequestEvents,
         recorder: Recorder,
         *,
         announces: bool,
         recomputes: bool,
         overload: OverloadControl | None,
-        replanning: LiveReplanning | None,
         prompt_keys: BlockNaming | None,
         forecast: LiveForecast | None,
     ) -> None:
-        self._cluster, self._admission, self._fleet, self._trust = cluster, admission, fleet, trust
-        self._telemetry, self._recorder = telemetry, recorder
+        self._cluster, self._admission, self._fleet, self._health = cluster, admission, fleet, health
+        self._telemetry, self._events, self._recorder = telemetry, events, recorder
         self._announces, self._recomputes = announces, recomputes
-        self._overload, self._replanning, self._prompt_keys = overload, replanning, prompt_keys
+        self._overload, self._prompt_keys = overload, prompt_keys
         self._forecast = forecast
         self._live: dict[str, LiveRequest] = {}
         self._attempts: dict[str, LiveRequest] = {}  # by the attempt that runs now
@@ -124,66 +122,59 @@ class Requests:
         """A request begins, or waits for that; raises RequestError where it is refused."""
         if self._prompt_keys is not None:
             generation = self._prompt_keys.name(generation)
-        request, live = generation.request, LiveRequest(generation)
-        if self._replanning is not None:
-            self._replanning.arrived(request)
-        refusal = self._admission.offer(live.ticket, time.monotonic())
+        request, live, now = generation.request, LiveRequest(generation), time.monotonic()
+        self._events.arrived(request, now)
+        refusal = self._admission.offer(live.queued, now)
         if refusal is not None:
-            if self._replanning is not None:
-                self._replanning.refused(request.id)
-            self._telemetry.rejected(request, refusal.reason.replace("-", "_"))
+            timeline = Timeline(
+                request, {Moment.ARRIVED: request.arrival_s}, finish_reason=FinishReason.ERROR
+            )
+            self._events.rejected(timeline, refusal.reason, now)
             raise rejection_error(refusal)
         self._live[request.id] = live
-        self._telemetry.arrived(request)
-        live.timeline = self._recorder.arrive(request, request.arrival_s)
-        if self._replanning is not None:
-            self._replanning.taken(live.timeline)
+        self._events.admitted(request, now)
         self.place_waiting()
         return live
 
     def look(self) -> None:
         """What nobody says: somebody may take those that wait now, or nobody waits for their answers any more."""
         self.place_waiting()
-        for ticket in self._admission.expired(time.monotonic()):
+        for queued in self._admission.expired(time.monotonic()):
             self._telemetry.deadline_missed()
-            self.fail(self._live[ticket.id], deadline_error())
+            self.fail(self._live[queued.id], deadline_error())
         self._telemetry.held(self._admission.waiting)
 
     def place_waiting(self) -> None:
         """Those that wait, as far as somebody can take them, in the order that admission gives them."""
         now = time.monotonic()
-        while (ticket := self._admission.next(now)) is not None:
-            if not self._place(self._live[ticket.id]):
-                self._admission.put_back(ticket, now)
+        while (queued := self._admission.next(now)) is not None:
+            if not self._place(self._live[queued.id]):
+                self._admission.put_back(queued, now)
                 return
+
+    def place_on_resumed(self) -> None:
+        """Place waiting requests if the last events resumed a worker."""
+        if self._health.take_resumed():
+            self.place_waiting()
 
     def _place(self, live: LiveRequest) -> bool:
         """Begin an attempt; False if no instance can take it now."""
         generation, now = live.what_is_left(), time.monotonic()
-        placement = self._cluster.arrive(generation.request, now)
-        if placement is None:
+        placed = self._cluster.place(generation.request, now)
+        if placed is None:
             return False
-        attempt, route = live.begin(generation, placement), placement.route
+        placed.request_id = live.id
+        attempt = live.begin(generation, placed)
         self._attempts[attempt.id] = live
-        self._expect(live, attempt, now)
-        self._recorder.mark(live.id, Moment.ROUTED, now)
-        self._telemetry.routed(route)
-        live.timeline.prefill_instance, live.timeline.decode_instance = route.prefill, route.decode
-        for instance in {route.prefill, route.decode}:
-            self._trust.begin_trial(instance, attempt.id)
+        self._events.placed(placed, now)
+        if self._overload is not None and live.attempts == 1:
+            live.predicted_ttft_s = self._overload.ledger.predicted_ttft_s(attempt.id)
         self._send(attempt)
         return True
 
-    def _expect(self, live: LiveRequest, attempt: Attempt, now: float) -> None:
-        """Overload control knows of the attempt, and says when its first token will come."""
-        if self._overload is not None:
-            newcomer = PlacedRequest.of(attempt.generation.request, attempt.placement.route)
-            ttft_s = self._overload.placed(newcomer, now)
-            live.predicted_ttft_s = ttft_s if live.attempts == 1 else None
-
     def _send(self, attempt: Attempt) -> None:
         """An attempt goes to the worker that prefills it, and to the one that decodes it."""
-        generation, route, mode = attempt.generation, attempt.placement.route, attempt.placement.mode
+        generation, route, mode = attempt.generation, attempt.placed.route, attempt.placed.mode
         fetch = None if self._forecast is None else self._forecast.fetch_of(route)
         if not route.splits:
             self._fleet.send(route.prefill, Prefill(generation=generation, fetch=fetch))
@@ -199,7 +190,7 @@ class Requests:
 
     def reserve(self, attempt: Attempt) -> None:
         """Ask the worker that decodes an attempt for room."""
-        generation, route = attempt.generation, attempt.placement.route
+        generation, route = attempt.generation, attempt.placed.route
         reserve = Reserve(
             request=generation.request,
             sampling=generation.sampling,
@@ -220,11 +211,13 @@ class Requests:
         """A request is over, whatever it was doing; what ended before stays as it ended."""
         if self._live.pop(live.id, None) is None:
             return
-        self._admission.ended(live.id, time.monotonic())
         self._close_attempt(live, abort=abort, complete=reason.complete)
-        self._recorder.end(live.id, reason)
+        timeline = self._recorder.end(live.id, reason)
+        if timeline is not None:
+            self._events.ended(timeline, time.monotonic())
         if not self._live:
             self._idle.set()
+        self.place_on_resumed()
 
     def fail(self, live: LiveRequest, error: TwofoldError) -> None:
         """A request cannot go on, and its client is told so."""
@@ -245,22 +238,20 @@ class Requests:
             return
         log.info("request %s is replayed after %d tokens: %s", live.id, live.next_index, reason)
         self._telemetry.replayed(live.id, instance, stage)
-        self._admission.put_back(live.ticket, time.monotonic())
+        self._admission.put_back(live.queued, time.monotonic())
+        self.place_on_resumed()
 
     def _close_attempt(self, live: LiveRequest, *, abort: bool, complete: bool = False) -> None:
         """Its attempt, if there is one, is over; workers that still hold something of it are told to `abort`."""
         attempt = live.attempt
         if attempt is None:
             return
-        if self._overload is not None:
-            made = live.next_index - attempt.first_index if complete else None
-            self._overload.ended(attempt.id, time.monotonic(), made)
         del self._attempts[attempt.id]
         live.lose()
-        self._cluster.ended(attempt.id)
-        route = attempt.placement.route
-        for instance in {route.prefill, route.decode}:
-            if abort:
+        if complete:
+            self._events.finished(attempt.id, live.next_index - attempt.first_index, time.monotonic())
+        else:
+            self._events.aborted(attempt.id, time.monotonic())
+        if abort:
+            for instance in {attempt.placed.route.prefill, attempt.placed.route.decode}:
                 self._fleet.send(instance, Abort(request_id=attempt.id))
-            if self._trust.release(instance, attempt.id):
-                self.place_waiting()

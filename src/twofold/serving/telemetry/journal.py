@@ -15,8 +15,8 @@ import msgspec
 from twofold.batch import Batch
 from twofold.handoff import Lease
 from twofold.instance import Role
-from twofold.request import Request
 from twofold.placement import PlacedRequest, PrefixFetch, RoleMove, Route
+from twofold.request import Request
 from twofold.scheduling.cluster.scheduler import ClusterScheduler
 from twofold.scheduling.instance.batch import StepResult
 from twofold.scheduling.instance.scheduler import InstanceScheduler
@@ -186,9 +186,9 @@ class JournaledCluster(ClusterScheduler):
         self.journal.write("remove_instance", {"instance_id": instance_id}, requests)
         return requests
 
-    def waits(self, instance_id: str, sequences: int) -> None:
-        super().waits(instance_id, sequences)
-        self.journal.write("waits", {"instance_id": instance_id, "sequences": sequences})
+    def set_queued(self, instance_id: str, sequences: int) -> None:
+        super().set_queued(instance_id, sequences)
+        self.journal.write("set_queued", {"instance_id": instance_id, "sequences": sequences})
 
     def pause(self, instance_id: str) -> None:
         super().pause(instance_id)
@@ -202,19 +202,19 @@ class JournaledCluster(ClusterScheduler):
         super().set_role(instance_id, role)
         self.journal.write("set_role", {"instance_id": instance_id, "role": role})
 
-    def arrive(self, request: Request, now: float) -> PlacedRequest | None:
-        placement = super().arrive(request, now)
-        self.journal.write("arrive", {"request": request}, placement, now)
-        return placement
+    def place(self, request: Request, now: float) -> PlacedRequest | None:
+        placed = super().place(request, now)
+        self.journal.write("place", {"request": request}, placed, now)
+        return placed
 
-    def prefilled(self, request_id: str, now: float | None = None) -> None:
-        super().prefilled(request_id, now)
-        self.journal.write("prefilled", {"request_id": request_id})
+    def first_token(self, request_id: str, now: float) -> None:
+        super().first_token(request_id, now)
+        self.journal.write("first_token", {"request_id": request_id})
 
-    def handed_off(self, request_id: str) -> None:
-        super().handed_off(request_id)
+    def handed_off(self, request_id: str, started: float, now: float) -> None:
+        super().handed_off(request_id, started, now)
         self.journal.write("handed_off", {"request_id": request_id})
 
-    def ended(self, request_id: str) -> None:
-        super().ended(request_id)
-        self.journal.write("ended", {"request_id": request_id})
+    def withdraw(self, request_id: str) -> None:
+        super().withdraw(request_id)
+        self.journal.write("withdraw", {"request_id": request_id})

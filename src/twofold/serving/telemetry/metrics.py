@@ -14,11 +14,11 @@ from prometheus_client import Metric, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from twofold.placement import Route
 from twofold.scheduling.admission.admission import Admission
 from twofold.scheduling.admission.ledger import OverloadLedger
 from twofold.scheduling.cluster.forecast import ClusterForecast
 from twofold.scheduling.cluster.pools import Pools
-from twofold.placement import Route
 from twofold.scheduling.replan.replanner import ReplanOutcome
 from twofold.serving.controller.forecast import MeasuredPaths
 from twofold.serving.messages import LinkMeasured, StoreStatus, StoreTier

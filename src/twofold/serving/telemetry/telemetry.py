@@ -8,13 +8,14 @@ from typing import Protocol
 import msgspec
 
 from twofold.errors import ConfigurationError
+from twofold.events import RequestSubscriber
 from twofold.instance import Role
+from twofold.placement import PlacedRequest
 from twofold.request import Request
 from twofold.scheduling.admission.admission import Admission
 from twofold.scheduling.admission.ledger import OverloadLedger
 from twofold.scheduling.cluster.forecast import ClusterForecast
 from twofold.scheduling.cluster.pools import Pools
-from twofold.placement import Route
 from twofold.scheduling.instance.status import InstanceStatus
 from twofold.scheduling.replan.replanner import ReplanDecision
 from twofold.serving.controller.forecast import MeasuredPaths
@@ -59,8 +60,8 @@ class _Origin(msgspec.Struct, frozen=True):
     span: TraceParent
 
 
-class Telemetry:
-    """Records the controller's events; `observe` is a sink of its recorder."""
+class Telemetry(RequestSubscriber):
+    """Metrics, history, logs and traces of a service."""
 
     def __init__(self, model: str, *, slo: Slo | None = None, tracing: Tracing | None = None) -> None:
         self._metrics = ServiceMetrics(slo)
@@ -82,17 +83,15 @@ class Telemetry:
 
     # -- requests -------------------------------------------------------------------------------------------------
 
-    def arrived(self, request: Request) -> None:
-        """Record an admitted request. Call this in the task that answers it, which has its context."""
+    def admitted(self, request: Request, now: float) -> None:
+        """Remember the HTTP request of the current task, for traces and logs."""
         context = CURRENT.get()
         if context is not None:
             span = context.span if not context.generations else context.span.child()
             context.generations += 1
             self._origins[request.id] = _Origin(context, span)
 
-    def observe(self, timeline: Timeline) -> None:
-        """Record a finished request."""
-        now = time.monotonic()
+    def ended(self, timeline: Timeline, now: float) -> None:
         origin = self._origins.pop(timeline.request.id, None)
         context = None if origin is None else origin.context
         self._metrics.requests.observe(timeline)
@@ -101,16 +100,19 @@ class Telemetry:
         if self._tracing is not None:
             self._tracing.ended(timeline, context, None if origin is None else origin.span, now)
 
-    def rejected(self, request: Request, reason: str) -> None:
-        """Record a rejected request, with a reason such as `queue_full`."""
-        self._metrics.rejections.labels(reason).inc()
-        self._history.totals[f"rejected_{reason}"] += 1
-        log_rejected(request.id, request.prompt_tokens, reason, CURRENT.get())
+    def rejected(self, timeline: Timeline, reason: str, now: float) -> None:
+        self.count_rejection(timeline.request, reason)
 
-    def routed(self, route: Route) -> None:
-        """Record a placement."""
+    def count_rejection(self, request: Request, reason: str) -> None:
+        """Count and log a rejection, at arrival or after prefill; `reason` is a `RefusalReason`."""
+        label = reason.replace("-", "_")
+        self._metrics.rejections.labels(label).inc()
+        self._history.totals[f"rejected_{label}"] += 1
+        log_rejected(request.id, request.prompt_tokens, label, CURRENT.get())
+
+    def placed(self, placed: PlacedRequest, now: float) -> None:
         if self._metrics.routes is not None:
-            self._metrics.routes.routed(route)
+            self._metrics.routes.routed(placed.route)
 
     def predicted(self, predicted_s: float, real_s: float) -> None:
         """Record a predicted and a measured TTFT."""

@@ -12,7 +12,7 @@ from twofold.kvcache.prefix import prefix_keys, tenant_salt
 from twofold.request import Generation
 from twofold.scheduling.admission.admission import Admission
 from twofold.scheduling.admission.limits import AdmissionLimits, Refusal, RefusalReason
-from twofold.scheduling.admission.queue import Ticket
+from twofold.scheduling.admission.queue import QueuedRequest
 from twofold.scheduling.cluster.forecast import ClusterForecast, Prediction
 from twofold.scheduling.cluster.scheduler import ClusterScheduler
 from twofold.serving.upstream.config import ServerConfig
@@ -122,7 +122,7 @@ class ServerPrediction(Prediction):
     def prefill_s(self, tokens: int, reused: int = 0) -> float:
         return (tokens - reused) * self._speeds.of(self._instance)
 
-    def transfer_s(self, tokens: int) -> float:  # noqa: ARG002
+    def transfer_s(self, tokens: int) -> float:
         return inf
 
 
@@ -137,8 +137,9 @@ class EarlyRejection(Admission):
         super().__init__(limits)
         self._cluster, self._ttft_s = cluster, ttft_s
 
-    def judge(self, ticket: Ticket, now: float) -> Refusal | None:
-        route = self._cluster.would_place(ticket.request, now)
-        if route is None or route.ttft_s is None or route.ttft_s <= self._ttft_s:
+    def judge(self, queued: QueuedRequest, now: float) -> Refusal | None:
+        placed = self._cluster.would_place(queued.request, now)
+        ttft_s = None if placed is None else placed.route.ttft_s
+        if ttft_s is None or ttft_s <= self._ttft_s:
             return None
-        return Refusal(RefusalReason.PREFILL_LOAD, max(1, ceil(route.ttft_s - self._ttft_s)))
+        return Refusal(RefusalReason.PREFILL_LOAD, max(1, ceil(ttft_s - self._ttft_s)))

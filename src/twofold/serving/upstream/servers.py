@@ -68,7 +68,7 @@ class ServerRegistry:
     def breaker(self, instance: str) -> Breaker:
         return self.members[instance].breaker
 
-    def ours(self, instance: str, moment_s: float) -> float:  # noqa: ARG002
+    def ours(self, instance: str, moment_s: float) -> float:
         """All times are measured in this process, so no conversion is needed."""
         return moment_s
 
@@ -179,7 +179,7 @@ class HealthProbe:
         if server.up:
             self.statuses[server.instance] = metrics.status
             self._telemetry.status(server.instance, metrics.status)
-            self._cluster.waits(server.instance, metrics.waiting)
+            self._cluster.set_queued(server.instance, metrics.waiting)
             self._external.update(server.instance, metrics)
             self._on_metrics(server.instance, metrics)
 

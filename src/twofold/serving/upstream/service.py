@@ -10,6 +10,7 @@ import aiohttp
 import zmq.asyncio
 
 from twofold.errors import RequestError
+from twofold.events import Recorder, RequestEvents
 from twofold.handoff import HandoffMode
 from twofold.instance import Role
 from twofold.request import Generation, TokenOutput
@@ -34,7 +35,6 @@ from twofold.serving.upstream.forecast import EarlyRejection, UpstreamForecast, 
 from twofold.serving.upstream.metrics import ServerMetrics
 from twofold.serving.upstream.requests import UpstreamRequests
 from twofold.serving.upstream.servers import HealthProbe, Server, ServerRegistry
-from twofold.events import Recorder
 
 TICK_S = 0.2
 
@@ -59,26 +59,25 @@ class RouteService:
         self._config, self._name = config, name
         self._cluster, self._forecast = cluster, forecast
         self._servers, self._telemetry = servers, telemetry
-        self._recorder = recorder = Recorder(sinks=(telemetry.observe,))
+        self._recorder = recorder = Recorder()
         self._roles = WorkerRoles(cluster, servers, move=config.router not in FIXED_ROLE_ROUTERS)
         health = WorkerHealth(cluster, servers, telemetry)
+        events = RequestEvents((cluster, recorder, health, telemetry, admission))
         self._requests = Requests(
             cluster,
             admission,
             servers,
             health,
             telemetry,
+            events,
             recorder,
             announces=True,  # servers allocate KV memory themselves
             recomputes=False,
             overload=None,
-            replanning=None,
             prompt_keys=prompt_keys,
             forecast=None,
         )
-        progress = Progress(
-            self._requests, cluster, servers, health, telemetry, recorder, overload=None, reuses=False
-        )
+        progress = Progress(self._requests, servers, telemetry, events, overload=None, reuses=False)
         self._probe = HealthProbe(
             servers,
             cluster,
@@ -91,7 +90,7 @@ class RouteService:
         )
         self._attempts = UpstreamRequests(servers, self._requests, progress, self._probe.mark_down)
         servers.runner = self._attempts
-        cluster.on_move = telemetry.role
+        cluster.on_role_change = telemetry.role
         telemetry.admission(admission)
         if forecast is not None:
             cluster.pools.forecast = forecast.forecast

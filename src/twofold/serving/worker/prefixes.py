@@ -80,10 +80,10 @@ class PrefixSource:
 
     def bring(
         self,
-        request_id: str,  # noqa: ARG002  (nothing is known)
-        keys: Sequence[BlockKey],  # noqa: ARG002
+        request_id: str,
+        keys: Sequence[BlockKey],
         queue: Queue,
-        fetch: StoreFetch | None = None,  # noqa: ARG002
+        fetch: StoreFetch | None = None,
     ) -> None:
         """Queue a prompt, whose full blocks these are, when it is sure what can be had of it.
 
@@ -91,6 +91,6 @@ class PrefixSource:
         """
         queue()
 
-    def begin(self, batch: Batch) -> LayerSync | None:  # noqa: ARG002  (as above)
+    def begin(self, batch: Batch) -> LayerSync | None:
         """A batch is about to run: what there is to be done for its prompts with each layer."""
         return None

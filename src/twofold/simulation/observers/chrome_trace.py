@@ -93,7 +93,7 @@ class ChromeTrace(Observer):
         if subject in self._tracks:
             self._instant(subject, at_ps, kind, detail)
 
-    def close(self, at_ps: int) -> None:  # noqa: ARG002  (the seam's argument)
+    def close(self, at_ps: int) -> None:
         for instance, track in self._tracks.items():
             self._power(instance, track, track.idle_since_ps, 0.0)
         self._file.write(b"\n]}\n")

@@ -87,7 +87,7 @@ _PS_PER_S: Final = 10**12
 Value = str | int | float | None | msgspec.Raw | dict[str, float]
 
 
-class EventLog:
+class EventLog(Observer):
     """Lines in the order in which things ended; each begins with when (seconds) and which event.
 
     Times of the simulator are written to the picosecond, which a float cannot hold for long; the moments of a
@@ -191,7 +191,7 @@ class ParquetTable(Observer):
         if len(self._rows) == ROWS_PER_GROUP:
             self._flush()
 
-    def close(self, at_ps: int) -> None:  # noqa: ARG002  (the seam's argument)
+    def close(self, at_ps: int) -> None:
         if self._rows:
             self._flush()
         self._writer.close()

@@ -60,7 +60,7 @@ class Door(RuleBasedStateMachine):
     def end(self, data):
         each = data.draw(st.sampled_from(self.running))
         self.running.remove(each)
-        self.door.ended(each.id, self.now)
+        self.door.release(each.id, self.now)
         self.fates["done"] += 1
 
     @precondition(lambda self: self.running)
@@ -152,7 +152,7 @@ class Steady:
         """The next request ends, and the line moves up."""
         self.ends.sort()
         self.now, request_id = self.ends.pop(0)
-        self.door.ended(request_id, self.now)
+        self.door.release(request_id, self.now)
         self.start()
 
     def run_until(self, time):
@@ -187,7 +187,7 @@ def test_who_comes_back_in_time_is_taken(service, priority, phase):
 def test_who_was_short_of_time_is_taken_later(service, left_s):
     """The same for those whose own deadline was too near, if they give themselves as long again."""
     door, now = service.door, service.now
-    door.cancel(next(iter(door._line._tickets)), now)  # so that the line itself is no reason
+    door.cancel(next(iter(door._queue._requests)), now)  # so that the line itself is no reason
     refusal = offer(door, "early", now=now, priority=9, deadline_s=now + left_s)
     if refusal is not None:
         assert refusal.reason is RefusalReason.DEADLINE
@@ -208,7 +208,7 @@ def test_who_waits_for_a_slot_or_a_token_of_the_key_is_taken(slots, stay_s, phas
     door = admission(keys={"k": KeyLimits(max_concurrent=slots, requests_per_minute=per_minute)})
     offer(door, "first", key="k")
     drain(door, 0.0)
-    door.ended("first", stay_s)
+    door.release("first", stay_s)
     start = stay_s + 60.0
     taken = [f"r{n}" for n in range(slots) if offer(door, f"r{n}", now=start, key="k") is None]
     drain(door, start)
@@ -219,7 +219,7 @@ def test_who_waits_for_a_slot_or_a_token_of_the_key_is_taken(slots, stay_s, phas
     assert refusal.reason is RefusalReason.KEY_LIMIT
     later = now + refusal.retry_after_s
     for name in taken if start + stay_s <= later else []:
-        door.ended(name, start + stay_s)
+        door.release(name, start + stay_s)
     assert offer(door, "early", now=later, key="k") is None
 
 
@@ -240,7 +240,7 @@ def test_the_longer_the_line_the_later(gaps, one, other, silence_s):
             offer(door, f"ended{number}", now=now)
             door.next(now)
             now += gap_s
-            door.ended(f"ended{number}", now)
+            door.release(f"ended{number}", now)
         for number in range(length + 1):
             offer(door, f"r{number}", now=now)
             door.next(now)

@@ -83,9 +83,9 @@ def test_who_came_too_late_runs_alone_where_there_is_no_room():
 def test_who_has_waited_longest_for_an_iteration_is_known():
     """The first of those with whom a prompt would be computed; nobody, if it begins an iteration."""
     made = line(50, 40, 10)
-    assert made.first_with(QueuedPrompt("x", 20), 0.0) == "b"
-    assert made.first_with(QueuedPrompt("x", 90), 0.0) is None
-    assert line(50).first_with(QueuedPrompt("x", 20), 0.0) is None
+    assert made.oldest_companion(QueuedPrompt("x", 20), 0.0) == "b"
+    assert made.oldest_companion(QueuedPrompt("x", 90), 0.0) is None
+    assert line(50).oldest_companion(QueuedPrompt("x", 20), 0.0) is None
 
 
 def test_who_is_given_up_takes_no_time():

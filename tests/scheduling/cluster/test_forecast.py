@@ -14,11 +14,11 @@ def test_a_queue_is_the_sum_of_what_was_placed():
     made.placed("b", "p0", 300, 200, 0.0)
     assert made.queue_s("p0", 0.0) == pytest.approx(4.0)
     assert made.queue_s("p1", 0.0) == 0.0
-    made.prefilled("a", 3.0)
+    made.prefill_ended("a", 3.0)
     assert made.queue_s("p0", 3.0) == pytest.approx(1.0)
-    made.prefilled("b", 4.0)
+    made.prefill_ended("b", 4.0)
     assert made.queue_s("p0", 4.0) == 0.0
-    assert made.given_s("p0") == pytest.approx(4.0), "what was ever given stays counted"
+    assert made.assigned_s("p0") == pytest.approx(4.0), "what was ever given stays counted"
 
 
 def test_what_runs_has_run_for_a_while():
@@ -28,7 +28,7 @@ def test_what_runs_has_run_for_a_while():
     made.placed("b", "p0", 200, 0, 11.0)
     assert made.queue_s("p0", 12.0) == pytest.approx(3.0)
     assert made.queue_s("p0", 99.0) == pytest.approx(2.0), "it takes longer than was predicted"
-    made.prefilled("a", 13.5)
+    made.prefill_ended("a", 13.5)
     assert made.queue_s("p0", 14.0) == pytest.approx(1.5)
 
 
@@ -37,9 +37,9 @@ def test_an_end_that_nobody_saw_is_no_earlier_than_what_was_said_last():
     made = forecast("p0")
     made.placed("a", "p0", 300, 0, 1.0)
     made.placed("b", "p0", 300, 0, 2.0)
-    made.prefilled("a")
+    made.prefill_ended("a")
     assert made.queue_s("p0", 2.0) == pytest.approx(3.0)
-    made.prefilled("a")  # nor does it end twice
+    made.prefill_ended("a")  # nor does it end twice
     assert made.queue_s("p0", 2.5) == pytest.approx(2.5)
 
 
@@ -48,7 +48,7 @@ def test_one_that_ends_out_of_turn_leaves_the_first_running():
     made = forecast("p0")
     made.placed("a", "p0", 300, 0, 0.0)
     made.placed("b", "p0", 100, 0, 0.0)
-    made.prefilled("b", 1.0)
+    made.prefill_ended("b", 1.0)
     assert made.queue_s("p0", 2.0) == pytest.approx(1.0)
 
 
@@ -57,14 +57,14 @@ def test_an_instance_that_is_lost_comes_back_empty():
     made = forecast("p0")
     made.placed("a", "p0", 300, 0, 0.0)
     made.leave("p0")
-    made.prefilled("a", 1.0)
+    made.prefill_ended("a", 1.0)
     assert made.queue_s("p0", 1.0) == 0.0
-    assert made.of("p0").prefill_s(100) == 1.0
+    assert made.prediction("p0").prefill_s(100) == 1.0
     made.leave("nobody")
     made.placed("b", "nobody", 100, 0, 1.0)
-    made.prefilled("b", 2.0)
+    made.prefill_ended("b", 2.0)
     with pytest.raises(KeyError):
-        made.of("nobody")
+        made.prediction("nobody")
 
 
 def test_the_last_token_of_a_prompt_is_always_computed():
@@ -84,9 +84,9 @@ def test_a_queue_is_between_nothing_and_all_of_it(prompts, data):
         left[str(number)] = tokens * 1e-4
         while left and data.draw(st.booleans()):
             request_id = data.draw(st.sampled_from(sorted(left)))
-            made.prefilled(request_id, now)
+            made.prefill_ended(request_id, now)
             del left[request_id]
         assert -1e-9 <= made.queue_s("p0", now) <= sum(left.values()) + 1e-9
     for request_id in left:
-        made.prefilled(request_id, now)
+        made.prefill_ended(request_id, now)
     assert made.queue_s("p0", now) == 0.0

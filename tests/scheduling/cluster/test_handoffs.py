@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 from support.scheduled import request
 from twofold.handoff import HandoffMode
 from twofold.performance.transfer import TransferModel
+from twofold.placement import Route
 from twofold.scheduling.cluster.handoff_policy import (
     HANDOFF_POLICIES,
     AutoHandoff,
     BySizeHandoff,
     TransferPaths,
 )
-from twofold.placement import Route
 
 ROUTE = Route("p0", "d0")
 KV = 1000  # bytes per token
@@ -90,7 +90,7 @@ def test_on_a_path_that_is_taken_there_is_less_to_gain_by_layers():
         assert policy.choose(request(name, prompt=1000), ROUTE) is HandoffMode.SERIALIZED
     assert policy.choose(request("e", prompt=1000), Route("p0", "d1")) is HandoffMode.LAYER_WISE
     for name in "abcd":
-        policy.over(name)
+        policy.ended(name)
     assert policy.choose(request("f", prompt=1000), ROUTE) is HandoffMode.LAYER_WISE
 
 
@@ -107,7 +107,7 @@ def test_nothing_is_outstanding_when_every_hand_off_is_over(some):
         policy.choose(request(name, prompt), Route("p0", decode))
     assert sum(policy.outstanding.values()) == KV * sum(prompt for _, prompt, _ in some)
     for name in "abcab":
-        policy.over(name)
+        policy.ended(name)
     assert policy.outstanding == {}
 
 

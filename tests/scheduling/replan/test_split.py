@@ -37,7 +37,7 @@ def test_roles_come_before_replicas():
 def test_who_has_least_to_do_goes_first():
     """It is of use to the other phase soonest; among equals the one that joined first."""
     made = split_of(3, 1)
-    made.arrive(request("a"), 0.0)  # to prefill-0
+    made.place(request("a"), 0.0)  # to prefill-0
     assert [step.instance for step in steps_to(RoleSplit(2, 2), made.pools, [])] == ["prefill-1"]
     assert [step.instance for step in steps_to(RoleSplit(1, 3), made.pools, [])] == ["prefill-1", "prefill-2"]
 

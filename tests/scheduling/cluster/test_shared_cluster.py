@@ -16,7 +16,11 @@ from twofold.scheduling.routers import ROUTERS
 
 BY_LAYER = FixedHandoff(HandoffMode.LAYER_WISE)
 ROLES = {"p0": Role.PREFILL, "p1": Role.PREFILL, "d0": Role.DECODE, "d1": Role.DECODE}
-NEWS = ("prefilled", "handed_off", "ended")
+EVENTS = {
+    "first_token": lambda made, name: made.first_token(name, 0.0),
+    "handed_off": lambda made, name: made.handed_off(name, 0.0, 0.0),
+    "aborted": lambda made, name: made.aborted(name, 0.0),
+}
 
 
 def joined(made):
@@ -42,13 +46,13 @@ def report(made, controllers, name):
 def test_what_others_place_is_seen_by_report_only():
     """And what it placed itself at once; what was sent since a report was made is counted besides."""
     mine, total = shared(), LoadTotals(1000, 500, 1, 0, 1)
-    mine.arrive(request("a", prompt=100), 0.0)
+    mine.place(request("a", prompt=100), 0.0)
     assert mine.own("p0") == seen(mine)["p0"] == LoadTotals(100, 100, 1, 0, 1)
     mine.reported(LoadReport("p0", total, NO_LOAD))  # made before mine was there
     assert seen(mine)["p0"].pending_prefill_tokens == 1100
     mine.reported(LoadReport("p0", total, mine.own("p0")))  # made after
     assert seen(mine)["p0"].pending_prefill_tokens == 1000
-    mine.ended("a")
+    mine.withdraw("a")
     assert seen(mine)["p0"] == LoadTotals(900, 400, 0, 0, 0)
 
 
@@ -58,12 +62,12 @@ def test_what_others_place_is_seen_by_report_only():
 def test_what_a_controller_knows_of_its_own(own, sent, done):
     """That a request was sent, and that it is done with its prompt."""
     made = shared(OwnLoad(own))
-    made.arrive(request("a", prompt=100), 0.0)
+    made.place(request("a", prompt=100), 0.0)
     assert seen(made)["p0"].pending_prefill_tokens == sent
-    made.prefilled("a", 1.0)
-    made.handed_off("a")
-    made.ended("a")
-    made.ended("a")
+    made.first_token("a", 1.0)
+    made.handed_off("a", 0.0, 0.0)
+    made.withdraw("a")
+    made.withdraw("a")
     assert seen(made)["p0"].pending_prefill_tokens == done
 
 
@@ -84,7 +88,7 @@ def test_a_report_of_an_instance_that_is_paused_is_kept():
     made.pause("p0")
     made.reported(LoadReport("p0", LoadTotals(50), NO_LOAD))
     made.resume("p0")
-    assert made.arrive(request(), 0.0).route.prefill == "p1"
+    assert made.place(request(), 0.0).route.prefill == "p1"
 
 
 class Told(FixedRoles):
@@ -99,7 +103,9 @@ class Told(FixedRoles):
 
 events = st.lists(
     st.tuples(
-        st.sampled_from(["arrive", "arrive", *NEWS, "report", "hear"]), st.integers(0, 99), st.integers(0, 2)
+        st.sampled_from(["arrive", "arrive", *EVENTS, "report", "hear"]),
+        st.integers(0, 99),
+        st.integers(0, 2),
     ),
     max_size=80,
 )
@@ -114,11 +120,11 @@ def test_alone_it_is_the_scheduler_that_knows_all(steps):
     for action, which, _ in steps:
         if action == "arrive":
             asked = request(str(placed), prompt=1 + which * 7, output=1 + which)
-            assert alone.arrive(asked, 0.0).route == plain.arrive(asked, 0.0).route
+            assert alone.place(asked, 0.0).route == plain.place(asked, 0.0).route
             placed += 1
-        elif action in NEWS and placed:
+        elif action in EVENTS and placed:
             for made in (alone, plain):
-                getattr(made, action)(str(which % placed))
+                EVENTS[action](made, str(which % placed))
         elif action == "report":
             under_way += report(plain, [alone], list(ROLES)[which % 4])
         elif action == "hear" and under_way:
@@ -135,10 +141,10 @@ class Several:
         self.controllers = [shared(own) for _ in range(3)]
         self.whose, self.under_way = [], []
 
-    def arrive(self, which, turn):
+    def place(self, which, turn):
         asked = request(str(len(self.whose)), prompt=1 + which * 7, output=1 + which)
-        self.told.to = self.controllers[turn].arrive(asked, 0.0).route
-        self.truth.arrive(asked, 0.0)
+        self.told.to = self.controllers[turn].place(asked, 0.0).route
+        self.truth.place(asked, 0.0)
         self.whose.append(self.controllers[turn])
 
     def happens(self, action, which):
@@ -146,7 +152,7 @@ class Several:
         if self.whose:
             number = which % len(self.whose)
             for made in (self.truth, self.whose[number]):
-                getattr(made, action)(str(number))
+                EVENTS[action](made, str(number))
 
     def report(self, name):
         self.under_way.append(report(self.truth, self.controllers, name))
@@ -164,8 +170,8 @@ def test_once_everything_is_reported_every_controller_sees_what_there_is(steps, 
     several = Several(own)
     for action, which, turn in steps:
         if action == "arrive":
-            several.arrive(which, turn)
-        elif action in NEWS:
+            several.place(which, turn)
+        elif action in EVENTS:
             several.happens(action, which)
         elif action == "report":
             several.report(list(ROLES)[which % 4])

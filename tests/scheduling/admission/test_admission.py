@@ -13,7 +13,7 @@ def busy(*, waiting, gap_s=1.0, **limits):
     for number in range(5):
         offer(door, f"ended{number}", now=number * gap_s)
         door.next(number * gap_s)
-        door.ended(f"ended{number}", (number + 1) * gap_s)
+        door.release(f"ended{number}", (number + 1) * gap_s)
     now = 5 * gap_s
     offer(door, "runs", now=now)
     assert door.next(now).id == "runs"
@@ -36,7 +36,7 @@ def test_no_more_run_than_may():
     for name in "abc":
         offer(door, name)
     assert [each.id for each in drain(door, 0.0)] == ["a", "b"]
-    door.ended("a", 1.0)
+    door.release("a", 1.0)
     assert door.next(1.0).id == "c"
     assert (door.waiting, door.running) == (0, 2)
 
@@ -96,7 +96,7 @@ def test_the_urgent_are_told_of_those_ahead_of_them_only():
     for number in range(12):
         offer(door, f"r{number}", priority=0 if number < 3 else 7)
         door.next(0.0)
-    door.ended("r0", 2.0)
+    door.release("r0", 2.0)
     door.next(2.0)
     offer(door, "fills the line", priority=7, now=2.0)
     assert offer(door, "x", priority=0, now=2.0).retry_after_s == 2 * 2
@@ -106,7 +106,7 @@ def test_the_urgent_are_told_of_those_ahead_of_them_only():
 def test_time_without_work_is_not_slowness():
     """Hours in which nobody came say nothing about the pace."""
     door, now = busy(waiting=0, gap_s=0.5, max_waiting=9)
-    door.ended("runs", now + 0.5)
+    door.release("runs", now + 0.5)
     for number in range(10):
         assert offer(door, f"later{number}", now=now + 9000) is None
         door.next(now + 9000)
@@ -126,7 +126,7 @@ def test_bursts_are_not_averaged():
         for number in range(4):
             offer(door, f"{start}-{number}", now=start)
             door.next(start)
-            door.ended(f"{start - 8}-{number}", start)
+            door.release(f"{start - 8}-{number}", start)
             door.next(start)
         drain(door, start)
     for number in range(4):
@@ -152,7 +152,7 @@ def test_when_a_slot_of_a_key_becomes_free():
     door = admission(keys={"one": KeyLimits(max_concurrent=1)})
     offer(door, "a", key="one")
     drain(door, 0.0)
-    door.ended("a", 10.0)
+    door.release("a", 10.0)
     offer(door, "b", key="one", now=20.0)
     assert offer(door, "c", key="one", now=23.0) == Refusal(RefusalReason.KEY_LIMIT, 7)
 
@@ -173,7 +173,7 @@ def test_a_refusal_costs_nothing():
     door.next(0.0)
     for number in range(9):
         assert offer(door, f"r{number}", key="k").reason is RefusalReason.QUEUE_FULL
-    door.ended("a", 1.0)
+    door.release("a", 1.0)
     assert offer(door, "b", key="k", now=1.0) is None
 
 
@@ -200,7 +200,7 @@ def test_a_deadline_that_cannot_be_kept():
 def test_an_idle_service_takes_short_deadlines():
     """Where nothing has to be waited for, no pace matters."""
     door, now = busy(waiting=0, gap_s=100.0)
-    door.ended("runs", now)
+    door.release("runs", now)
     assert offer(door, "x", now=now, deadline_s=now + 0.1) is None
 
 
@@ -222,7 +222,7 @@ def test_nothing_waits_for_ever():
     for second in range(50):
         offer(door, f"urgent{second}", now=float(second))
         assert door.next(float(second)).id == f"urgent{second}"
-        door.ended(f"urgent{second}", second + 0.9)
+        door.release(f"urgent{second}", second + 0.9)
     assert [each.id for each in door.expired(50.0)] == ["patient"]
 
 
@@ -230,8 +230,8 @@ def test_ends_of_strangers_and_of_those_who_wait():
     """An end is an end, wherever the request was; nobody has to know."""
     door = admission()
     offer(door, "a")
-    door.ended("stranger", 0.0)
-    door.ended("a", 0.0)
+    door.release("stranger", 0.0)
+    door.release("a", 0.0)
     assert (door.waiting, door.cancel("a", 0.0)) == (0, False)
 
 
@@ -239,7 +239,7 @@ def test_a_request_is_taken_once():
     """A second one of its id would have no accounts of its own."""
     door = admission()
     offer(door, "a")
-    with pytest.raises(ValueError, match="a was taken"):
+    with pytest.raises(ValueError, match="a was admitted"):
         offer(door, "a")
 
 

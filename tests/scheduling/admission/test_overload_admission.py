@@ -4,22 +4,20 @@ from support.ledgers import MODEL
 from support.routed import cluster, request
 from twofold.instance import Role
 from twofold.scheduling.admission.ledger import InstanceCapacity, OverloadLedger
-from twofold.placement import PlacedRequest
 from twofold.scheduling.admission.limits import AdmissionLimits, RefusalReason
-from twofold.scheduling.admission.overload import OverloadAdmission, OverloadControl
-from twofold.scheduling.admission.queue import Ticket
-from twofold.scheduling.overload import create_overload
+from twofold.scheduling.admission.overload import OverloadAdmission, OverloadControl, create_overload_rule
+from twofold.scheduling.admission.queue import QueuedRequest
 
 
 def door(*roles, ttft_s=0.25):
     """A cluster, what judges for it, and its door; a prompt of 100 tokens takes 100 ms."""
     scheduler = cluster(list(roles))
-    facts = {
+    capacities = {
         load.id: InstanceCapacity(MODEL, max_num_batched_tokens=100, max_num_seqs=8, capacity_tokens=10_000)
         for load in scheduler.pools
     }
-    ledger = OverloadLedger(scheduler.pools, facts, ttft_s=ttft_s, tbt_s=1.0)
-    control = OverloadControl(create_overload("early"), ledger)
+    ledger = OverloadLedger(scheduler.pools, capacities, ttft_s=ttft_s, tbt_s=1.0)
+    control = OverloadControl(create_overload_rule("early"), ledger)
     return scheduler, control, OverloadAdmission(AdmissionLimits(), scheduler, control)
 
 
@@ -32,18 +30,18 @@ def test_who_would_be_late_is_refused_and_leaves_nothing():
     scheduler, control, admission = door(Role.PREFILL, Role.PREFILL, Role.DECODE)
     for number in range(4):
         each = request(f"r{number}")
-        assert admission.offer(Ticket(each), 0.0) is None
-        control.placed(PlacedRequest.of(each, scheduler.arrive(each, 0.0).route), 0.0)
+        assert admission.offer(QueuedRequest(each), 0.0) is None
+        control.placed(scheduler.place(each, 0.0), 0.0)
     before = loads(scheduler)
-    refusal = admission.offer(Ticket(request("late")), 0.0)
+    refusal = admission.offer(QueuedRequest(request("late")), 0.0)
     assert (refusal.reason, refusal.retry_after_s) == (RefusalReason.PREFILL_LOAD, 1)
     assert loads(scheduler) == before
     assert admission.refusals == {RefusalReason.PREFILL_LOAD: 1}
-    assert "late" not in admission._line
+    assert "late" not in admission._queue
 
 
 def test_who_nobody_can_take_now_is_not_judged():
     """It waits, as without overload control."""
     _, _, admission = door(Role.PREFILL)
-    assert admission.offer(Ticket(request("a")), 0.0) is None
+    assert admission.offer(QueuedRequest(request("a")), 0.0) is None
     assert admission.waiting == 1

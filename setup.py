@@ -6,7 +6,8 @@ from pathlib import Path
 from setuptools import setup
 
 HOT = """
-    events instance placement kvcache/allocator kvcache/cache kvcache/index kvcache/leases kvcache/tiers kvcache/eviction/*
+    events instance placement
+    kvcache/allocator kvcache/cache kvcache/index kvcache/leases kvcache/tiers kvcache/eviction/*
     performance/base performance/splitwise_published performance/fitted performance/power
     scheduling/cluster/pools scheduling/instance/batcher scheduling/cluster/cells
     scheduling/instance/lane scheduling/instance/kv_receiver scheduling/cluster/scheduler scheduling/instance/queues

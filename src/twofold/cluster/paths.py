@@ -37,7 +37,7 @@ class ModelledPaths(TransferPaths):
     def crossover(self, prefill: str) -> int:
         return self.egress[prefill].crossover
 
-    def transfer(self, prefill: str, decode: str) -> TransferModel | None:  # noqa: ARG002
+    def transfer(self, prefill: str, decode: str) -> TransferModel | None:
         return self.egress[prefill].transfer
 
     def prefill_s(self, prefill: str, tokens: int) -> float:

@@ -104,7 +104,7 @@ class PackedModel(PerformanceModel):
     def idle_w(self) -> float:
         return 0.0
 
-    def prefill_w(self, tokens: int) -> float:  # noqa: ARG002
+    def prefill_w(self, tokens: int) -> float:
         return 0.0
 
     def decode_w(self, sequences: int) -> float:

@@ -56,7 +56,7 @@ class SplitwisePublishedModel(PoweredModel):
         used = memory_share(model, machine, tensor_parallel, self._token_s(1))
         super().__init__(instance_power(machine, tensor_parallel, memory_share=used))
 
-    def prefill_s(self, tokens: int, squares: int) -> float:  # noqa: ARG002
+    def prefill_s(self, tokens: int, squares: int) -> float:
         return self._above_zero(self._prompt_s(tokens), tokens)
 
     def decode_cost(self, sequences: int) -> DecodeCost:
@@ -65,7 +65,7 @@ class SplitwisePublishedModel(PoweredModel):
     def mixed_s(self, tokens: int, squares: int, sequences: int, context: int) -> float:
         return _MIXED * self._above_zero(self._prompt_s(tokens + sequences), tokens + sequences)
 
-    def uncontended(self, prompt_tokens: int, output_tokens: int) -> tuple[float, float]:  # noqa: ARG002
+    def uncontended(self, prompt_tokens: int, output_tokens: int) -> tuple[float, float]:
         """Both curves at x = prompt tokens, as the original's notebooks normalize latencies."""
         return self._prompt_s(prompt_tokens), self._token_s(prompt_tokens)
 

@@ -53,11 +53,11 @@ class EmulatedConnection:
         self._rate = link.port.rate_to(peer)
         self._layer_wise: set[int] = set()  # running hand-offs by their last block
 
-    def write(self, layers: range, source_blocks: Sequence[int], target_blocks: Sequence[int]) -> int:  # noqa: ARG002
+    def write(self, layers: range, source_blocks: Sequence[int], target_blocks: Sequence[int]) -> int:
         """Sleep until the bytes would arrive."""
         return sum(self._write(layer, source_blocks) for layer in layers)
 
-    def read(self, layers: range, source_blocks: Sequence[int], target_blocks: Sequence[int]) -> int:  # noqa: ARG002
+    def read(self, layers: range, source_blocks: Sequence[int], target_blocks: Sequence[int]) -> int:
         """Sleep until the bytes would arrive, over the link of the reader."""
         link, size = self._link, moved_bytes(self._layout, layers, len(source_blocks))
         latency = ps(link.port.latency_s) if layers.start == 0 else 0

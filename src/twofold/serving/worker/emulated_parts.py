@@ -47,7 +47,7 @@ class EmulatedFactory:
         self,
         spec: WorkerConfig,
         epoch: int,
-        pipes: RankPipes | None = None,  # noqa: ARG002  (a single rank)
+        pipes: RankPipes | None = None,
     ) -> WorkerParts:
         slot, clock, prefills = self._slots[spec.instance], MonotonicClock(), PrefillTimes(self._groups)
         num_blocks = slot.profile.num_blocks(self._spec.block_size)

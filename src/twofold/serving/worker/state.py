@@ -111,7 +111,7 @@ class CacheChanges(CacheObserver):
     def stored(self, key: BlockKey) -> None:
         self._add(key, stored=True)
 
-    def removed(self, key: BlockKey, reason: RemovalReason) -> None:  # noqa: ARG002  (not reported)
+    def removed(self, key: BlockKey, reason: RemovalReason) -> None:
         self._add(key, stored=False)
 
     def take(self) -> tuple[list[BlockKey], list[BlockKey]]:

@@ -38,8 +38,8 @@ class VllmEngine:
     def run(
         self,
         steps: Sequence[SequenceStep],
-        on_layer: OnLayer | None = None,  # noqa: ARG002  (unused when measuring)
-        wait_for: OnLayer | None = None,  # noqa: ARG002  (the same)
+        on_layer: OnLayer | None = None,
+        wait_for: OnLayer | None = None,
     ) -> list[Sampled | None]:
         """Compute whole prompts (`start` is 0), in blocks and iterations that vLLM chooses."""
         for step in steps:
@@ -70,7 +70,7 @@ class VllmFactory:
             eos_token_ids(generation.get("eos_token_id"), getattr(text, "eos_token_id", None))
         )
 
-    def parts(self, spec: WorkerConfig, epoch: int, pipes: RankPipes | None = None) -> WorkerParts:  # noqa: ARG002
+    def parts(self, spec: WorkerConfig, epoch: int, pipes: RankPipes | None = None) -> WorkerParts:
         config, service = self._config, self._service
         torch.set_num_threads(spec.threads)
         make, device = load_transport(service.transport), config.device

@@ -114,7 +114,7 @@ class VllmScheduler:
     def reserve(self, request: Request, source: str) -> None:
         self._enter(VllmRequest(request, decodes_here=True, source=source), VllmRequestState.LEASE_QUEUE)
 
-    def grant(self, now: float) -> list[Lease]:  # noqa: ARG002  (vLLM has allocated them)
+    def grant(self, now: float) -> list[Lease]:
         granted, self._granted = self._granted, []
         return granted
 

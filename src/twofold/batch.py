@@ -1,4 +1,4 @@
-"""A batch: the work of one iteration of one instance."""
+"""Batches: the work of one iteration of one instance."""
 
 import msgspec
 
@@ -6,10 +6,10 @@ from twofold.request import Phase
 
 
 class BatchItem(msgspec.Struct, frozen=True):
-    """One sequence's part in an iteration.
+    """The part of one sequence in an iteration.
 
-    `num_tokens` new tokens are computed after `context_tokens` whose KV is already there. `samples` says
-    whether this part completes the prompt or continues the output, so that a token comes out of it.
+    `num_tokens` tokens are computed after `context_tokens` cached ones. `samples` is true if the item
+    completes the prompt or extends the output, so that a token is sampled.
     """
 
     request_id: str
@@ -20,7 +20,7 @@ class BatchItem(msgspec.Struct, frozen=True):
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """The items of one iteration, in order; `id` counts the batches of an instance from 0."""
+    """The items of one iteration in order; `id` counts the batches of an instance from 0."""
 
     id: int
     items: tuple[BatchItem, ...]
@@ -35,5 +35,5 @@ class Batch(msgspec.Struct, frozen=True):
 
     @property
     def context_tokens(self) -> int:
-        """KV tokens that the decoding sequences of this batch read."""
+        """KV tokens read by the decoding sequences of this batch."""
         return sum(item.context_tokens for item in self.items if item.phase is Phase.DECODE)

@@ -1,28 +1,28 @@
-"""The one exception tree.
+"""The exception tree.
 
 TwofoldError
-├── UserError                 the user's input is wrong; one sentence says what, where and what would be right
-│   ├── ConfigurationError    a flag, a file or the machine cannot give what was asked for
-│   ├── WorkloadError         a line of a trace is wrong (carries file, line number and reason)
-│   ├── ModelError            a model directory is missing, unreadable or of an unsupported kind
-│   └── RequestError          one request is wrong (HTTP 400); names the parameter
-├── OutOfBlocksError          the KV cache has fewer free blocks than were asked for
-├── StaleEpochError           a message or a write carries the epoch of an earlier life of an instance
-├── InstanceLostError         the instance that held a request is gone
-└── SearchError               a search for a better plan gave no answer
+├── UserError                 invalid user input, shown as one sentence
+│   ├── ConfigurationError    an invalid flag or file, or an unsuitable machine
+│   ├── WorkloadError         an invalid line in a trace, with file and line number
+│   ├── ModelError            a model directory is missing, unreadable or unsupported
+│   └── RequestError          an invalid request (HTTP 400), with the parameter
+├── OutOfBlocksError          too few free blocks in the KV cache
+├── StaleEpochError           a message or write with an earlier epoch of an instance
+├── InstanceLostError         the instance of a request is gone
+└── SearchError               a search for a better plan failed
 """
 
 
 class TwofoldError(Exception):
-    """Root of everything Twofold raises on purpose."""
+    """Base class of all exceptions that Twofold raises."""
 
 
 class UserError(TwofoldError):
-    """The user's input is wrong: shown as one sentence, never as a traceback."""
+    """Invalid user input, shown as one sentence without a traceback."""
 
 
 class ConfigurationError(UserError):
-    """A flag, a file or the machine cannot give what was asked for."""
+    """A flag or file is invalid, or the machine does not support it."""
 
 
 class ModelError(UserError):
@@ -30,7 +30,7 @@ class ModelError(UserError):
 
 
 class WorkloadError(UserError):
-    """A trace cannot be read; the message names file, line and reason."""
+    """A trace is unreadable; the message has file, line and reason."""
 
     def __init__(self, path: str, reason: str, line: int | None = None) -> None:
         super().__init__(f"{path}:{line}: {reason}" if line is not None else f"{path}: {reason}")
@@ -38,9 +38,9 @@ class WorkloadError(UserError):
 
 
 class RequestError(UserError):
-    """One request is wrong (HTTP 400 unless `status` says otherwise); `param` names the field.
+    """An invalid request. `param` is the name of the field and `status` the HTTP status.
 
-    `retry_after_s`: the same request would be taken so many whole seconds later.
+    `retry_after_s` is the number of whole seconds after which a retry may succeed.
     """
 
     def __init__(
@@ -57,16 +57,16 @@ class RequestError(UserError):
 
 
 class OutOfBlocksError(TwofoldError):
-    """The KV cache has fewer free blocks than were asked for."""
+    """The KV cache has too few free blocks."""
 
 
 class StaleEpochError(TwofoldError):
-    """A message or a write carries the epoch of an earlier life of an instance."""
+    """A message or write has an earlier epoch of an instance."""
 
 
 class InstanceLostError(TwofoldError):
-    """The instance that held a request is gone."""
+    """The instance of a request is gone."""
 
 
 class SearchError(TwofoldError):
-    """A search for a better plan gave no answer; the message says why."""
+    """A search for a better plan failed; the message gives the reason."""

@@ -1,16 +1,16 @@
 """The events of a request, their subscribers, and the recorder that writes timelines from them.
 
     arrived ─┬─ rejected
-             └─ admitted ─ placed ─ prefill_started ─ first_token ─ handed_off ─ decode_started ─ token … ─┬─ finished
-             ─ ended
-                             ▲                                                                             └─ aborted
-                             ──┤ └──────────────────── an instance was lost: the request is placed again
-                             ───────────────────┘
+             └─ admitted ─ placed ─ prefill_started ─ first_token ─ handed_off ─ decode_started ─ token …
+                             ▲                                                                       │
+                             └── placed again after the loss of an instance ── aborted ◄─────────────┤
+                                                                                  │                  ▼
+                                                                                ended ◄────────── finished
 
-Events up to `admitted`, and `ended`, concern the client's request. The events from `placed` to `finished` or
-`aborted` concern one placement of it and carry the id of that placement. Times are seconds on the clock of the
-emitting world. The live controller emits every event. The simulator has no admission queue and runs many iterations
-as one, so it emits neither `admitted`, `decode_started` nor `token`.
+Events up to `admitted`, and `ended`, concern the client's request. The events from `placed` to `finished` or `aborted`
+concern one placement of it and carry the id of that placement. Times are seconds on the clock of the emitting world.
+The live controller emits every event. The simulator has no admission queue and runs many iterations as one, so it
+emits neither `admitted`, `decode_started` nor `token`.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -83,7 +83,7 @@ class RequestEvents:
             self.subscribe(subscriber)
 
     def subscribe(self, subscriber: RequestSubscriber) -> None:
-        """Add a subscriber after those that are there."""
+        """Append a subscriber."""
         self._arrived += _if_overridden(subscriber, "arrived")
         self._rejected += _if_overridden(subscriber, "rejected")
         self._admitted += _if_overridden(subscriber, "admitted")

@@ -1,4 +1,4 @@
-"""A hand-off: how the KV cache of a request travels from the instance that prefilled it to the one that decodes."""
+"""Hand-offs: the transfer of a request's KV cache from its prefill to its decode instance."""
 
 from enum import StrEnum
 from typing import Protocol
@@ -7,7 +7,7 @@ import msgspec
 
 
 class HandoffMode(StrEnum):
-    """When the KV cache is sent, and by whom (Splitwise section 4.3; DistServe section 4.3 for pull)."""
+    """When the KV cache is transferred, and by which side (Splitwise section 4.3; pull: DistServe section 4.3)."""
 
     SERIALIZED = "serialized"  # all layers after the last one is computed
     LAYER_WISE = "layer-wise"  # layer k while layer k+1 computes
@@ -15,10 +15,10 @@ class HandoffMode(StrEnum):
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
-    """The right of `source` to write a request's KV into `blocks` of `instance`.
+    """Permission for `source` to write a request's KV cache into `blocks` of `instance`.
 
-    `epoch` names one life of `instance`: data and messages that carry another one are refused. The right
-    ends at `deadline_s` on the clock of `instance` unless `source` renews it by heartbeat.
+    `epoch` changes whenever `instance` restarts; writes and messages with another epoch are refused. The lease ends at
+    `deadline_s` on the clock of `instance` unless `source` renews it by heartbeat.
     """
 
     request_id: str
@@ -30,7 +30,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LeaseWatcher(Protocol):
-    """Told of each lease as it begins and as it ends: before its blocks may be written, and before they are free."""
+    """Notified of each lease: when granted, before its blocks are written, and when ended, before they are freed."""
 
     def granted(self, lease: Lease) -> None: ...
 

@@ -1,4 +1,4 @@
-"""An instance: one copy of the model that runs batches, and the role it plays."""
+"""Instances: one copy of the model that runs batches, its role and its load."""
 
 from collections.abc import Callable
 from enum import StrEnum
@@ -7,7 +7,7 @@ from mypy_extensions import i64
 
 
 class Role(StrEnum):
-    """Which phases an instance runs (Splitwise section 4.1: prompt, token and mixed pools)."""
+    """The phases that an instance runs (Splitwise section 4.1: prompt, token and mixed pools)."""
 
     PREFILL = "prefill"
     DECODE = "decode"
@@ -23,7 +23,7 @@ class Role(StrEnum):
 
 
 class HeapEntry:
-    """Where an instance stands in a ranking of its pool: the number that it is ranked by, and its place in a heap."""
+    """The entry of an instance in a heap that ranks its pool: its key and position."""
 
     __slots__ = ("load", "number", "position")
 
@@ -34,18 +34,21 @@ class HeapEntry:
 
 
 class InstanceLoad:
-    """What a router knows of an instance.
+    """The load of an instance, as routers see it.
 
-    `role` is the pool it is in now, `home` the one it was started for. `pending_prefill_tokens`: prompt tokens
-    routed here and not yet prefilled. `reserved_tokens`: KV tokens that the requests here, or on their way here,
-    may come to hold; `capacity_tokens` what it has room for (None: not known). `prefills` and `decodes`: requests
-    routed here for that phase that are not through with it. `requests`: how many there are in either phase.
-    `queued` tells how many sequences wait on the instance itself; where nobody can tell, none do.
-    `cache` names the prefix cache that it reuses blocks of: its own, or one that it shares with others on its host.
-    `cell` names the group of instances near each other that it belongs to; where nobody divides them, all are one.
+    role: the current pool.
+    home: the pool the instance was started for.
+    pending_prefill_tokens: prompt tokens routed to the instance and not yet prefilled.
+    reserved_tokens: KV tokens that its requests may come to hold, including those on their way.
+    capacity_tokens: KV tokens that fit in its memory, None if unknown.
+    prefills, decodes: requests routed to it for that phase that have not completed it.
+    requests: requests in either phase.
+    queued: returns the number of sequences waiting on the instance, 0 if unknown.
+    cache: the prefix cache it uses, its own or one shared with other instances of its host.
+    cell: the group of nearby instances it belongs to, if the router uses cells.
     """
 
-    # The pools' own: as the how-manieth it joined its pool, 0 where it is in none, and how it stands there.
+    # `place` (the order of joining its pool, 0 if it is in none) and `standings` belong to the pools.
     __slots__ = (
         "cache",
         "capacity_tokens",
@@ -65,7 +68,7 @@ class InstanceLoad:
 
     def __init__(
         self,
-        id: str,  # noqa: A002  (an instance is called what it is everywhere)
+        id: str,  # noqa: A002  (the name used everywhere)
         role: Role,
         home: Role,
         capacity_tokens: int | None = None,

@@ -1,4 +1,4 @@
-"""A request: what a user asks for, in the sizes that scheduling needs and the parameters that sampling needs."""
+"""Requests: their sizes for scheduling, and their tokens and sampling parameters in a live service."""
 
 from enum import StrEnum
 
@@ -6,14 +6,14 @@ import msgspec
 
 
 class Phase(StrEnum):
-    """The two phases of a request (Splitwise section 2.2 calls them prompt and token)."""
+    """The phases of a request; Splitwise section 2.2 calls them prompt and token."""
 
     PREFILL = "prefill"
     DECODE = "decode"
 
 
 class FinishReason(StrEnum):
-    """Why a request ended. The first two are OpenAI's; the others never reach a well-behaved client."""
+    """Why a request ended: `STOP` and `LENGTH` are OpenAI's reasons."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -22,7 +22,7 @@ class FinishReason(StrEnum):
 
     @property
     def complete(self) -> bool:
-        """Whether the answer is whole."""
+        """Whether the output is complete."""
         return self is FinishReason.STOP or self is FinishReason.LENGTH
 
 
@@ -30,14 +30,13 @@ BlockKey = int | bytes  # the name of a block and all before it: a number in tra
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """A request as schedulers and workloads see it: sizes and times, no text.
+    """The sizes and times of a request, without its text.
 
-    `prompt_tokens` and `output_tokens` count tokens, `arrival_s` is in seconds on the clock of its world.
-    `output_tokens` is the exact length in a trace and the upper bound (`max_tokens`) in a live service.
-    `prefix_blocks` names the prompt's full blocks: equal names mean an equal block after an equal prefix. A trace has
-    numbers for blocks of 512 tokens (Mooncake's `hash_ids`, which name a last block that is not full as well); a live
-    service has hashes, salted by tenant, for blocks of its engine's size (`kvcache.prefix`). An instance that computes
-    them keeps them for `retain_s` seconds, where it can, for requests that begin alike.
+    `arrival_s` is in seconds on the clock of the simulation or service. `output_tokens` is the exact length in a
+    trace and the limit (`max_tokens`) in a live service. `prefix_blocks` are the keys of the prompt's blocks: equal
+    keys mean equal blocks after equal prefixes. Traces number blocks of 512 tokens (Mooncake's `hash_ids`, including
+    a partial last block); a live service hashes full blocks of its engine's block size with a salt per tenant
+    (`kvcache.prefix`). Instances keep the computed blocks for at least `retain_s` seconds if memory allows.
     """
 
     id: str
@@ -49,17 +48,17 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def total_tokens(self) -> int:
-        """Tokens whose KV this request may come to hold (the last output token never needs any)."""
+        """The largest number of tokens in the KV cache of this request; the last output token is never in it."""
         return self.prompt_tokens + self.output_tokens - 1
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
-    """How the next token is picked; names and meanings are OpenAI's and vLLM's.
+    """Sampling parameters with the names and meanings of OpenAI and vLLM.
 
-    `temperature` 0 means greedy. `top_k` 0 and `top_p` 1.0 keep every token. `seed` keys the randomness
-    together with the position of the token, so that the same request gives the same output wherever and
-    however often it is run. `logprobs` asks for that many top alternatives besides the chosen token; None
-    asks for none at all. `stop_token_ids` end the output as the model's own end-of-sequence ids do.
+    `temperature` 0 is greedy. `top_k` 0 and `top_p` 1.0 keep every token. Sampling is keyed by `seed` and token
+    position, so a request gives the same output on every worker and in every batch. `logprobs` is the number of top
+    alternatives to return besides the sampled token; None returns no log probabilities. `stop_token_ids` end the
+    output like the model's end-of-sequence tokens.
     """
 
     max_tokens: int
@@ -78,12 +77,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Generation(msgspec.Struct, frozen=True, kw_only=True):
-    """A live request whole: its sizes, its tokens, how to sample from it and on whose behalf.
+    """A live request: sizes, token ids, sampling parameters and client.
 
-    `key` is the name of the API key it came with (empty: none was asked for), never the key. Of two requests that
-    wait, the one with the lower `priority` goes first (vLLM's meaning). After `deadline_s`, on the clock of
-    `arrival_s`, nobody waits for the answer any more; None leaves that to the service. Only who has the same
-    `cache_salt` finds its prompt (vLLM's meaning).
+    `key` is the name of its API key, empty without one. A lower `priority` is served first, as in vLLM. `deadline_s`
+    is on the clock of `arrival_s`; None selects the default timeout. Prompts are cached separately per `cache_salt`,
+    as in vLLM.
     """
 
     request: Request
@@ -98,9 +96,9 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
 class TokenOutput(msgspec.Struct, frozen=True, kw_only=True):
     """One output token of a live request.
 
-    `index` counts output tokens from 0. `top_logprobs` holds (token id, log probability) pairs, best first.
-    `finish_reason` is set on the last token only.
-    `reused_tokens`, on the first token only, are the prompt tokens whose KV was there and was not computed.
+    `index` counts output tokens from 0. `top_logprobs` has pairs of token id and log probability, best first.
+    `finish_reason` is set on the last token only. `reused_tokens`, set on the first token only, counts the prompt
+    tokens found in the prefix cache.
     """
 
     index: int

@@ -1,4 +1,4 @@
-"""Service-level objectives: what a request, or a whole run, must keep to count as served well."""
+"""Service-level objectives of requests and of whole runs."""
 
 from typing import Final
 
@@ -9,9 +9,9 @@ from twofold.timeline import Timeline
 
 
 class Slo(msgspec.Struct, frozen=True, kw_only=True):
-    """Upper bounds in seconds; None means no bound. A request meets the SLO when it meets every bound jointly.
+    """Latency bounds in seconds; None means unbounded. A request meets the SLO if it meets every bound.
 
-    Goodput is the rate of requests that meet it (DistServe, OSDI'24, section 1).
+    Goodput is the rate of requests that meet the SLO (DistServe, OSDI'24, section 1).
     """
 
     ttft_s: float | None = None
@@ -19,7 +19,7 @@ class Slo(msgspec.Struct, frozen=True, kw_only=True):
     e2e_s: float | None = None
 
     def met_by(self, timeline: Timeline) -> bool:
-        """Whether a request got its whole answer and kept every bound."""
+        """Whether a request completed within every bound."""
         bounds = (
             (self.ttft_s, timeline.ttft_s),
             (self.tpot_s, timeline.tpot_s),
@@ -31,7 +31,7 @@ class Slo(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def parse(cls, text: str) -> "Slo":
-        """Read `ttft=2,tpot=0.1,e2e=30` (seconds); raises ConfigurationError on anything else."""
+        """Parse bounds in seconds such as `ttft=2,tpot=0.1,e2e=30`; raises ConfigurationError."""
         bounds: dict[str, float] = {}
         for part in filter(None, text.split(",")):
             name, _, value = part.partition("=")
@@ -42,17 +42,17 @@ class Slo(msgspec.Struct, frozen=True, kw_only=True):
                 seconds = -1.0
             if key not in cls.__struct_fields__ or key in bounds or not 0 < seconds < float("inf"):
                 raise ConfigurationError(
-                    f"SLO {part!r} is not understood: write seconds as in ttft=2,tpot=0.1,e2e=30"
+                    f"SLO {part!r} is invalid: write seconds as in ttft=2,tpot=0.1,e2e=30"
                 )
             bounds[key] = seconds
         return cls(**bounds)
 
 
 class SlowdownSlo(msgspec.Struct, frozen=True, kw_only=True):
-    """Upper bounds on percentiles of slowdowns, as percentile -> multiple; all of them must hold together.
+    """Bounds on slowdowns, as a multiple for each percentile. A run meets the SLO if it meets every bound.
 
-    A slowdown is a latency over that of the same request alone on a reference machine. The P50, P90 and P99 of
-    Splitwise (ISCA'24, table VI) are of this kind.
+    A slowdown is a latency divided by that of the same request alone on a reference machine. Splitwise (ISCA'24,
+    table VI) bounds the P50, P90 and P99.
     """
 
     ttft: dict[int, float] = {}
@@ -60,7 +60,7 @@ class SlowdownSlo(msgspec.Struct, frozen=True, kw_only=True):
     e2e: dict[int, float] = {}
 
 
-# The nine bounds of Splitwise (table VI), against a DGX-A100 without contention; it says TBT for tpot.
+# The nine bounds of Splitwise (table VI), relative to an uncontended DGX-A100; its TBT is tpot here.
 SPLITWISE: Final = SlowdownSlo(
     ttft={50: 2.0, 90: 3.0, 99: 6.0},
     tpot={50: 1.25, 90: 1.5, 99: 5.0},
@@ -69,12 +69,10 @@ SPLITWISE: Final = SlowdownSlo(
 
 
 def parse_slo(text: str) -> Slo | SlowdownSlo:
-    """Read `splitwise`, or bounds in seconds as `Slo.parse` does; raises ConfigurationError on anything else."""
+    """Parse `splitwise`, or bounds in seconds as `Slo.parse` does; raises ConfigurationError."""
     if text.strip().lower() == "splitwise":
         return SPLITWISE
     slo = Slo.parse(text)
     if slo == Slo():
-        raise ConfigurationError(
-            "an SLO without bounds says nothing: write ttft=2,tpot=0.1 (seconds) or splitwise"
-        )
+        raise ConfigurationError("the SLO has no bounds: write ttft=2,tpot=0.1 (seconds) or splitwise")
     return slo

@@ -1,4 +1,4 @@
-"""The timeline of a request, every span of it defined once, and the recorder both worlds write it with.
+"""The timeline of a request and the definition of every latency.
 
                  queue_prefill        prefill                queue_decode       decode
     ARRIVED ──┬──────────────┬───────────────────┬──────────┬────────────┬───────────────────┐
@@ -7,16 +7,16 @@
                                      └──────────────────────┘
                                      HANDOFF_STARTED        HANDOFF_ENDED
 
-    TTFT     = FIRST_TOKEN − ARRIVED                   what the user waits for, whatever the reason
+    TTFT     = FIRST_TOKEN − ARRIVED
     E2E      = LAST_TOKEN − ARRIVED
-    TPOT     = (LAST_TOKEN − FIRST_TOKEN) / (n − 1)    n output tokens; undefined for n = 1
-    ITL, TBT = gap between one token and the next      n − 1 of them
-    queue    = queue_prefill + queue_decode            waiting with nothing else to wait for
-    transfer = HANDOFF_ENDED − HANDOFF_STARTED         the KV cache is on its way
-    visible transfer = max(0, HANDOFF_ENDED − FIRST_TOKEN)   the part of it that the user can notice
+    TPOT     = (LAST_TOKEN − FIRST_TOKEN) / (n − 1)    for n output tokens; undefined for n = 1
+    ITL, TBT = gap between consecutive tokens          n − 1 of them
+    queue    = queue_prefill + queue_decode            time in queues, without transfer
+    transfer = HANDOFF_ENDED − HANDOFF_STARTED         transfer of the KV cache
+    visible transfer = max(0, HANDOFF_ENDED − FIRST_TOKEN)   the part of it that delays the second token
 
-Times are seconds on one monotonic clock of the world that records them. A request that is not handed off
-has no hand-off moments, and its decode starts when the iteration after its first token does.
+Times are seconds on one monotonic clock of the recording world. A request without a hand-off has no hand-off moments,
+and its decode starts with the iteration after its first token.
 """
 
 from dataclasses import dataclass, field
@@ -27,7 +27,7 @@ from twofold.request import FinishReason, Request
 
 
 class Moment(StrEnum):
-    """Points in the life of a request, in the order in which they happen."""
+    """Points in time of a request, in order."""
 
     ARRIVED = "arrived"
     ROUTED = "routed"
@@ -41,10 +41,10 @@ class Moment(StrEnum):
 
 @dataclass(slots=True)
 class Timeline:
-    """What happened to one request, and when (seconds).
+    """The moments and tokens of one request; times are in seconds.
 
-    A live service knows the time of every token. A simulation counts tokens (`output_tokens`) and leaves
-    `token_times_s` empty: it keeps the gaps of all requests together.
+    A live service records the time of every token. A simulation records only their number (`output_tokens`), leaves
+    `token_times_s` empty and aggregates the gaps of all requests.
     """
 
     request: Request
@@ -57,14 +57,14 @@ class Timeline:
     preemptions: int = 0
 
     def span(self, start: Moment, end: Moment) -> float | None:
-        """Seconds from one moment to another; None where either did not happen."""
+        """Seconds between two moments; None if either is missing."""
         if start not in self.moments or end not in self.moments:
             return None
         return self.moments[end] - self.moments[start]
 
     @property
     def complete(self) -> bool:
-        """Whether the request ended with its whole answer, and not refused, failed or aborted."""
+        """Whether the request ended with a complete output."""
         return self.finish_reason is not None and self.finish_reason.complete
 
     @property
@@ -77,7 +77,7 @@ class Timeline:
 
     @property
     def itl_s(self) -> list[float]:
-        """Inter-token latencies, one fewer than there are tokens."""
+        """Inter-token latencies, one fewer than tokens."""
         return [later - earlier for earlier, later in pairwise(self.token_times_s)]
 
     @property
@@ -106,7 +106,7 @@ class Timeline:
 
     @property
     def queue_decode_s(self) -> float | None:
-        """Waiting for a decode iteration with the KV cache in place."""
+        """Seconds between the arrival of the KV cache and the first decode iteration."""
         if Moment.DECODE_STARTED not in self.moments or Moment.FIRST_TOKEN not in self.moments:
             return None
         first = self.moments[Moment.FIRST_TOKEN]

@@ -54,10 +54,10 @@ def replace_flags(**changed):
     ("router", "changed", "reason"),
     [
         ("jsq", {"slo": None}, "give --slo"),
-        ("jsq", {"slo": "ttft=1"}, "give both bounds"),
+        ("jsq", {"slo": "ttft=1"}, "needs both bounds"),
         ("jsq", {"rule": "late"}, "unknown overload rule 'late'"),
         ("round-robin", {}, "leave out --router round-robin"),
-        ("splitwise", {}, "leave out the router splitwise"),
+        ("splitwise", {}, "fixed roles, not splitwise"),
     ],
 )
 def test_what_cannot_be_is_refused(cluster, router, changed, reason):
@@ -74,5 +74,5 @@ def test_a_real_service_without_a_profile_is_refused(model):
 
 def test_a_colocated_service_is_refused(model, host):
     """Its phases are in each other's way, which no prediction here knows of."""
-    with pytest.raises(ConfigurationError, match="give no mixed pool"):
+    with pytest.raises(ConfigurationError, match="not support mixed pools"):
         service_of(Flags(model=str(model), colocated=1, overload=replace_flags(profile=host)))

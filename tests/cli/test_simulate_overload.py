@@ -43,8 +43,8 @@ def test_refusals_are_printed():
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [
-        (("--overload", "early"), "give both bounds"),
-        (("--overload", "early", "--slo", "splitwise"), "give both bounds"),
+        (("--overload", "early"), "needs both bounds"),
+        (("--overload", "early", "--slo", "splitwise"), "needs both bounds"),
         (("--overload", "late", *SLO), "unknown overload rule 'late'"),
     ],
 )

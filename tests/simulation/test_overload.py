@@ -153,10 +153,10 @@ def test_nothing_is_said_of_overload_unless_asked():
 @pytest.mark.parametrize(
     ("changed", "slo", "reason"),
     [
-        ({}, None, "give both bounds"),
-        ({}, Slo(ttft_s=1.0), "give both bounds"),
-        ({"router": "splitwise"}, SLO, "keep their roles: leave out the router splitwise"),
-        ({"pools": pools((1, Role.PREFILL), (1, Role.MIXED))}, SLO, "give no mixed pool"),
+        ({}, None, "needs both bounds"),
+        ({}, Slo(ttft_s=1.0), "needs both bounds"),
+        ({"router": "splitwise"}, SLO, "fixed roles, not splitwise"),
+        ({"pools": pools((1, Role.PREFILL), (1, Role.MIXED))}, SLO, "not support mixed pools"),
     ],
 )
 def test_what_it_cannot_judge_is_refused(changed, slo, reason):

@@ -1,4 +1,4 @@
-"""The overload control of a cluster, from its description: for a simulation of it, or for a service like it."""
+"""Overload control for a cluster spec, in a simulation or a live service."""
 
 from collections.abc import Sequence
 
@@ -17,28 +17,26 @@ from twofold.slo import Slo
 def overload_control(
     rule: str, spec: ClusterSpec, kinds: Sequence[InstanceProfile], slo: Slo | None, pools: Pools
 ) -> OverloadControl:
-    """A rule by name over the instances of `kinds`, with the times of their performance models.
+    """Create overload control with a rule by name, using the performance models of the instance profiles.
 
-    Raises ConfigurationError for an SLO, or a cluster, that it cannot judge by.
+    Raises ConfigurationError for an SLO or a cluster that it does not support.
     """
     chosen = create_overload_rule(rule)
     if slo is None or slo.ttft_s is None or slo.tpot_s is None:
         raise ConfigurationError(
-            "overload control refuses what would miss the SLO: give both bounds, as in --slo ttft=30,tpot=0.1"
+            "overload control needs both bounds of the SLO, such as --slo ttft=30,tpot=0.1"
         )
     if spec.router not in FIXED_ROLE_ROUTERS:
-        raise ConfigurationError(
-            f"overload control knows instances that keep their roles: leave out the router {spec.router}"
-        )
+        raise ConfigurationError(f"overload control needs a router with fixed roles, not {spec.router}")
     for kind in kinds:
         role = kind.pool.role
         if role.prefills and role.decodes:
-            raise ConfigurationError("overload control looks at the two phases apart: give no mixed pool")
+            raise ConfigurationError("overload control does not support mixed pools")
         if kind.layout.stages > 1:
-            raise ConfigurationError("overload control knows instances of one stage: leave pipelines out")
+            raise ConfigurationError("overload control does not support pipeline parallelism")
         if role.prefills and not BATCHERS[kind.batcher].whole_prompts:
             raise ConfigurationError(
-                f"overload control predicts prompts that are taken whole, in order: leave out batcher {kind.batcher}"
+                f"overload control needs a batcher of whole prompts in order, not {kind.batcher}"
             )
     facts = {
         slot.name: InstanceCapacity(

@@ -1,1 +1,1 @@
-"""Decisions, pure: no clock, no I/O, no thread. The same objects run live and under a virtual clock."""
+"""Pure scheduling decisions: no clock, no I/O, no threads. Live service and simulator run the same objects."""

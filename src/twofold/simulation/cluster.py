@@ -25,10 +25,10 @@ _LENGTH: Final = FinishReason.LENGTH
 
 
 class VirtualCluster(InstanceEnvironment):
-    """Runs requests through the schedulers that serve live.
+    """Runs requests through the schedulers of the live service and emits their events.
 
-    `instances` is filled by who builds the cluster, then `join` makes an instance known to the cluster scheduler.
-    With `overload` it refuses requests, at arrival or with their prompt computed.
+    The builder fills `instances` and calls `join` for each. With `overload`, requests are rejected at arrival or after
+    prefill. Subscribers are registered in `events`.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class VirtualCluster(InstanceEnvironment):
     # -- from outside -----------------------------------------------------------------------------------------------
 
     def join(self, instance: SimulatedInstance) -> None:
-        """Make an instance, which must be empty, part of the cluster."""
+        """Add an empty instance to the cluster scheduler."""
         name = instance.name
         self.scheduler.add_instance(name, instance.role, self.capacities[name], self.cells.get(name, ""))
         instance.load = load = self.scheduler.pools.get(name)
@@ -66,14 +66,14 @@ class VirtualCluster(InstanceEnvironment):
         self._note_role(name, instance.role)
 
     def feed(self, requests: Iterable[Request]) -> None:
-        """Requests that are to arrive, in order of arrival."""
+        """Set the requests to simulate, in order of arrival."""
         self._arrivals = iter(requests)
         self._schedule_arrival(_Arrival(self))
 
     # -- arrivals ---------------------------------------------------------------------------------------------------
 
     def _schedule_arrival(self, arrival: "_Arrival") -> None:
-        """Let it happen again with the next request, if there is one."""
+        """Reschedule the arrival event for the next request, if there is one."""
         request = next(self._arrivals, None)
         if request is None:
             return
@@ -97,7 +97,7 @@ class VirtualCluster(InstanceEnvironment):
         self._schedule_arrival(arrival)
 
     def enter(self, request: Request, number: int, arrived: int) -> None:
-        """The controller has a request, the `number`th, that arrived at picosecond `arrived`: place it."""
+        """Place a request; `number` counts arrivals from 1, `arrived` is its arrival in picoseconds."""
         request_id, now, statistics = request.id, self.kernel.now, self.statistics
         if request_id in self.requests:
             raise WorkloadError("the workload", f"two requests under way have the id {request_id}")
@@ -167,7 +167,7 @@ class VirtualCluster(InstanceEnvironment):
     def passed(
         self, instance: SimulatedInstance, iteration: RunningBatch, begun: int, gap: int, milliwatts: int
     ) -> None:
-        """An iteration left a pipeline, whose last stage began it at `begun`, `gap` after the last of its sequences."""
+        """An iteration left a pipeline; its last stage started at `begun`, `gap` after its previous token."""
         now, sequences = self.kernel.now, iteration.decode_sequences
         if sequences:
             self.statistics.gaps(RunTiming(gap, 0, milliwatts), 1, sequences, now - gap, iteration.joined)
@@ -217,13 +217,13 @@ class VirtualCluster(InstanceEnvironment):
         self.record(life)
 
     def _refuse(self, life: SimulatedRequest) -> None:
-        """Its prompt is computed, and it is not decoded."""
+        """Reject a request after its prefill."""
         self.statistics.rejected += 1
         self._give_up(life)
         life.decode.poke()
 
     def record(self, life: SimulatedRequest) -> None:
-        """The last token of a request is with its client."""
+        """Record a completed request."""
         self.statistics.complete(life, self.kernel.now)
         self._tell_ended(life, _LENGTH, life.output_tokens)
 
@@ -246,7 +246,7 @@ class VirtualCluster(InstanceEnvironment):
         self._tell_ended(life, FinishReason.ERROR, 0)
 
     def take_down(self, instance: SimulatedInstance) -> None:
-        """An instance dies, and with it the requests that it holds a part of."""
+        """Fail an instance and all requests that it holds a part of."""
         if instance.load is None:
             return
         self.note("failure", instance.name, "down")
@@ -260,7 +260,7 @@ class VirtualCluster(InstanceEnvironment):
             self._fail(self.requests[request_id])
 
     def bring_back(self, instance: SimulatedInstance) -> None:
-        """An instance that died lives again, empty."""
+        """Restart a failed instance, empty."""
         if instance.load is None:
             self.note("failure", instance.name, "up again")
             epoch = instance.scheduler.leases.epoch + 1
@@ -295,13 +295,13 @@ class VirtualCluster(InstanceEnvironment):
             observer.role(instance, role, self.kernel.now)
 
     def note(self, kind: str, subject: str, detail: str) -> None:
-        """Tell observers of something that is worth a line in a log."""
+        """Pass a log note to the observers."""
         for observer in self._observers:
             observer.note(self.kernel.now, kind, subject, detail)
 
 
 class _Arrival(Event):
-    """The arrival of one request after another."""
+    """A recurring event: the arrival of each request in turn."""
 
     __slots__ = ("arrival_s", "cluster", "request")
 

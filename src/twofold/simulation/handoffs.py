@@ -1,4 +1,4 @@
-"""Hand-offs in the simulator: leases, KV caches on their way, and what happens when they land or are given up."""
+"""Hand-offs in the simulator: leases and KV cache transfers."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -23,14 +23,13 @@ _SERIALIZED: Final = HandoffMode.SERIALIZED
 
 
 class SimulatedHandoffs:
-    """Drives the hand-off protocol of DESIGN: lease, layers or all at once, landing; both ends are told.
+    """Runs the hand-off protocol: lease, transfer, and release on both instances.
 
-    A layer-wise hand-off begins when the first layer is computed and ends no earlier than one layer's transfer
-    and the synchronisation after the last: with a link to itself it takes what `TransferModel` says.
+    A layer-wise hand-off starts when the first layer is computed. It ends at least one layer's transfer plus the
+    synchronization after the last layer; on an idle link it takes the time of `TransferModel`.
 
-    Room on the decode instance is reserved when a request arrives. Where instances may come to prefill for each other
-    (`docs/decisions/0007`), and where the KV cache is pulled, it is when its prefill starts: until then it takes none.
-    An `instant` hand-off takes no time at all.
+    Memory on the decode instance is reserved at arrival. It is reserved at the start of the prefill if instances change
+    roles (`docs/decisions/0007`) or the KV cache is pulled. `instant` hand-offs take no time.
     """
 
     def __init__(
@@ -56,7 +55,7 @@ class SimulatedHandoffs:
         self._waiting: dict[str, SimulatedRequest] = {}  # requests that were promised a lease
 
     def expect(self, life: SimulatedRequest) -> None:
-        """A request was placed on two instances."""
+        """A split request was placed."""
         if self._retry is None and self._at_arrival and life.mode is not _PULL:
             self._reserve(life)
 
@@ -66,7 +65,7 @@ class SimulatedHandoffs:
         self.grant(life.decode)
 
     def grant(self, instance: SimulatedInstance) -> None:
-        """Room may have been made on an instance."""
+        """Grant waiting leases on an instance after memory may have been freed."""
         if not instance.scheduler.lease_queue.size:
             return
         for lease in instance.scheduler.grant(self._kernel.now):
@@ -80,7 +79,7 @@ class SimulatedHandoffs:
                 self._send(life, max(self._kernel.now, life.first_layer))
 
     def prefill_started(self, life: SimulatedRequest, end: int) -> None:
-        """A prompt is being computed until picosecond `end`."""
+        """The prefill of a split request runs until picosecond `end`."""
         now = self._kernel.now
         life.first_layer = now + (end - now) // self._layers
         if self._retry is None and not (self._at_arrival and life.mode is not _PULL):
@@ -89,7 +88,7 @@ class SimulatedHandoffs:
             self._send(life, life.first_layer)
 
     def prefilled(self, life: SimulatedRequest) -> None:
-        """The first token is out."""
+        """The prefill of a split request ended."""
         if life.lease is None:
             if self._retry is not None:
                 self._ask(life)
@@ -99,7 +98,7 @@ class SimulatedHandoffs:
             self._land_after_tail(life)
 
     def give_up(self, life: SimulatedRequest) -> None:
-        """The request is over before its KV cache landed: nothing of it is read or written any more."""
+        """Cancel the hand-off of a request that ended, and free its memory on both instances."""
         if life.id in self._waiting:
             del self._waiting[life.id]
         for instance in (life.prefill, life.decode):
@@ -128,7 +127,7 @@ class SimulatedHandoffs:
         return life.mode is _LAYER_WISE and not self._instant
 
     def _send_all(self, life: SimulatedRequest) -> None:
-        """All layers at once: serialized, or a lease that came too late for anything else."""
+        """Transfer all layers at once: serialized mode, or a lease granted too late for another mode."""
         life.mode = _SERIALIZED
         if self._instant:
             life.handoff_started = self._kernel.now
@@ -141,11 +140,11 @@ class SimulatedHandoffs:
         self._network.send(life.prefill.link, life.decode.link, self._size(life), start, _Sent(self, life))
 
     def _size(self, life: SimulatedRequest) -> int:
-        """Bytes of its prompt's KV cache."""
+        """Bytes of the prompt's KV cache."""
         return life.prompt_tokens * self._kv_bytes_per_token
 
     def sent(self, life: SimulatedRequest) -> None:
-        """The last byte of a KV cache is through."""
+        """The last byte of a KV cache was transferred."""
         if life.ended:
             return
         if life.mode is _LAYER_WISE:
@@ -156,7 +155,7 @@ class SimulatedHandoffs:
             self._land(life)
 
     def _land_after_tail(self, life: SimulatedRequest) -> None:
-        """The last layer leaves when prefill ends, and both ends synchronise."""
+        """Schedule the end of a layer-wise hand-off: the last layer after the prefill, then synchronization."""
         layer = ps(self._size(life) / self._layers / life.prefill.link.bytes_per_s(life.decode.link))
         at = max(self._kernel.now, life.first_token + layer) + self._sync
         self._kernel.schedule(at, EventOrder.TRANSFER + life.number, self._land, life)
@@ -187,7 +186,7 @@ class SimulatedHandoffs:
 
 @mypyc_attr(free_list_len=1)
 class _Sent(Event):
-    """The end of a transfer; the network says when."""
+    """The end of a transfer, scheduled by the network."""
 
     __slots__ = ("handoffs", "life")
 

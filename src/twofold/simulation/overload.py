@@ -1,4 +1,4 @@
-"""Overload control of a virtual cluster: who is refused, what was prefilled in vain, and loads over time."""
+"""Overload control in the simulator: rejections, wasted prefills and loads over time."""
 
 from math import sqrt
 
@@ -13,10 +13,10 @@ PREFILL, DECODE = "load/prefill", "load/decode"
 
 
 class OverloadResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rule refused, by reason, and the prompt tokens whose prefill came to nothing because of that.
+    """Rejections by reason and the prompt tokens of requests rejected after prefill.
 
-    `load_correlation` is that of prefill load and decode load over time, as Pearson defines it: −1 where one phase is
-    idle whenever the other is full. None where one of them never changed.
+    `load_correlation` is Pearson's correlation of the prefill and decode loads over time: −1 if one phase is idle
+    whenever the other is full, None if either load is constant.
     """
 
     rule: str
@@ -26,7 +26,7 @@ class OverloadResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SimulatedOverload:
-    """Asks overload control about each request of a simulation, and counts rejections and loads."""
+    """Applies overload control to a simulation and counts rejections and loads."""
 
     def __init__(self, rule: str, control: OverloadControl) -> None:
         self.series = {PREFILL: Series(), DECODE: Series()}
@@ -46,7 +46,7 @@ class SimulatedOverload:
         return None if reason is None else reason.value
 
     def admits_decode(self, request_id: str, now: int) -> bool:
-        """Whether the decode instance accepts a request whose prefill ended at picosecond `now`."""
+        """Whether a request may decode after its prefill ended at picosecond `now`."""
         reason = self.control.admit_decode(request_id, now / PS)
         if reason is None:
             return True
@@ -65,7 +65,7 @@ class SimulatedOverload:
 
 
 def correlation(one: Series, other: Series) -> float | None:
-    """Pearson's, of the means over the bins of two series that were set at the same times."""
+    """Pearson's correlation of the bin means of two series with equal sampling times."""
     pairs = [
         (mean, others) for (_, mean, _), (_, others, _) in zip(one.points(), other.points(), strict=True)
     ]

@@ -1,4 +1,4 @@
-"""Re-planning in the simulator: the live decisions on simulated arrivals, and moves that take their time."""
+"""Re-planning in the simulator, with search and start-up times."""
 
 from collections.abc import Sequence
 
@@ -37,7 +37,7 @@ class SimulatedReplanning(Observer):
         return self._replanner.log
 
     def attach(self, cluster: VirtualCluster) -> None:
-        """To be called once, with the cluster at rest."""
+        """Bind to a cluster before its first request; pauses the spare instances."""
         self._cluster = cluster
         self._retired = list(cluster.instances)[len(cluster.instances) - self._spare :]
         for name in self._retired:
@@ -97,7 +97,7 @@ class SimulatedReplanning(Observer):
 
 
 def assign(cluster: VirtualCluster, split: RoleSplit) -> None:
-    """Split a cluster at rest: its first instances prefill, the next decode, and those that are left get no work."""
+    """Split an idle cluster: its first instances prefill, the next decode, and the others are paused."""
     roles = [Role.PREFILL] * split.prefill + [Role.DECODE] * split.decode
     for place, name in enumerate(cluster.instances):
         if place < len(roles):
@@ -107,7 +107,7 @@ def assign(cluster: VirtualCluster, split: RoleSplit) -> None:
 
 
 def require_movable(spec: ClusterSpec, kinds: Sequence[InstanceProfile]) -> None:
-    """Raise ConfigurationError for a cluster whose instances cannot take each other's place."""
+    """Raise ConfigurationError unless all instances of the cluster are interchangeable."""
     if spec.router in FIXED_ROLE_ROUTERS:
         movers = ", ".join(name for name in ROUTERS if name not in FIXED_ROLE_ROUTERS)
         raise ConfigurationError(f"the router {spec.router} never moves an instance: re-plan with {movers}")

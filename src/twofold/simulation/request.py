@@ -1,4 +1,4 @@
-"""A request under way in the simulator, in whole picoseconds."""
+"""A request under way in the simulator; times are integer picoseconds."""
 
 from typing import Final
 
@@ -10,12 +10,12 @@ from twofold.request import FinishReason, Request
 from twofold.simulation.instance import SimulatedInstance
 from twofold.timeline import Moment, Timeline
 
-NEVER: Final = -1  # stands for a moment that has not come: an optional integer takes longer to write down
+NEVER: Final = -1  # a missing moment; faster than an optional integer
 
 
 @mypyc_attr(free_list_len=1)
 class SimulatedRequest:
-    """The moments of `twofold.timeline` as far as they have come, and what the driver must remember of a hand-off."""
+    """The moments of a request so far (see `twofold.timeline`) and the state of its hand-off."""
 
     __slots__ = (
         "arrived",
@@ -51,7 +51,7 @@ class SimulatedRequest:
         mode: HandoffMode | None,
     ) -> None:
         self.request = request
-        # Again what the request says, because they are asked for at every step.
+        # Copies of the fields of the request for faster access.
         self.id = request.id
         self.prompt_tokens = request.prompt_tokens
         self.output_tokens = request.output_tokens
@@ -62,20 +62,20 @@ class SimulatedRequest:
         self.splits = prefill is not decode
         self.mode = mode
         self.prefill_started = NEVER
-        self.first_layer = NEVER  # when the first layer of its prefill is computed
+        self.first_layer = NEVER  # end of the first layer of the prefill
         self.first_token = NEVER
         self.handoff_started = NEVER
         self.handoff_ended = NEVER
         self.decode_started = NEVER
         self.last_token = NEVER
-        # When the last byte was through, of a layer-wise hand-off that awaits the end of its prefill.
+        # End of a layer-wise transfer that waits for the end of the prefill.
         self.layers_sent = NEVER
         self.preemptions = 0
         self.lease: Lease | None = None
         self.ended = False
 
     def timeline(self, reason: FinishReason, output_tokens: int) -> Timeline:
-        """The same for those who look at requests from outside: seconds, under the names both worlds use."""
+        """Convert to a timeline in seconds."""
         moments = (
             (Moment.ARRIVED, self.arrived),
             (Moment.ROUTED, self.arrived),
@@ -98,5 +98,5 @@ class SimulatedRequest:
 
 
 def refused_timeline(request: Request, arrived: int) -> Timeline:
-    """The timeline of a request that no instance could take."""
+    """The timeline of a rejected request."""
     return Timeline(request, {Moment.ARRIVED: arrived / PS}, finish_reason=FinishReason.ERROR)

@@ -1,9 +1,7 @@
-"""The prefix cache of one machine: its blocks by tier, what loading one takes, and who is told of what it has.
+"""Prefix caches in the simulator: lookups, fetches between caches, and loading beside prefills.
 
-Reuse in the simulator: what prompts find in caches, blocks on their way between those, and loads beside prefills.
-
-A prompt holds the blocks that it finds where it is prefilled until it is computed, and then all of its blocks are
-stored there: each layer was written as it was computed, so they are whole when the first token is out.
+A prompt pins the blocks found in its instance's cache until it is computed. Then all of its blocks are stored there:
+each layer is written as it is computed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,14 +25,13 @@ from twofold.simulation.network import MachineLink, VirtualNetwork
 from twofold.simulation.request import SimulatedRequest
 from twofold.simulation.reuse_statistics import ReuseStatistics
 
-BLOCK_TOKENS: Final = 512  # of the blocks that traces name
+BLOCK_TOKENS: Final = 512  # block size of traces
 
 
 class HostCache:
-    """What an instance has beside it: a `cache`, called `name`, that it may share with others on its machine.
+    """The prefix cache beside an instance, which other instances of its machine may share.
 
-    `block_ps` has, for each tier, the picoseconds that a block takes from there to the instance; `link` is the way of
-    the machine to others.
+    `block_ps` has the time to load a block from each tier, in picoseconds. `link` connects the machine to others.
     """
 
     def __init__(self, name: str, cache: TieredCache, block_ps: Sequence[int], link: MachineLink) -> None:
@@ -44,7 +41,7 @@ class HostCache:
         self.link = link
 
     def hold(self, keys: Sequence[BlockKey]) -> list[int]:
-        """Use the leading blocks of a prompt that are here: they stay until `release`. Returns how many by tier."""
+        """Pin the cached leading blocks of a prompt until `release`; returns their number by tier."""
         counts = self.cache.match(keys)
         for position in range(sum(counts)):
             self.cache.hold(keys[position])
@@ -52,17 +49,19 @@ class HostCache:
         return counts
 
     def release(self, keys: Sequence[BlockKey]) -> None:
-        """Blocks that were held need not stay any more."""
+        """Unpin blocks."""
         for key in keys:
             self.cache.release(key)
 
     def loading_ps(self, counts: Sequence[int]) -> int:
-        """Picoseconds of loading that many blocks of each tier."""
+        """Picoseconds to load these numbers of blocks from each tier."""
         return sum(map(mul, counts, self.block_ps))
 
 
 def make_cache(name: str, spec: CacheSpec, prefixes: PrefixIndex, kv_bytes_per_token: int) -> TieredCache:
-    """An empty one, which tells `prefixes` what it has; raises ConfigurationError where a tier holds no block."""
+        """Pin the cached leading blocks of a prompt until `release`; returns their number by tier."""
+    block.
+    """
     watcher = _Watcher(name, prefixes)
     tiers = []
     for tier, room in spec.tier_sizes:
@@ -75,7 +74,7 @@ def make_cache(name: str, spec: CacheSpec, prefixes: PrefixIndex, kv_bytes_per_t
 
 
 class _Watcher(CacheObserver):
-    """Tells the index which blocks a cache has; what goes from one tier to another is gone for no time."""
+    """Updates the prefix index when blocks are stored and removed."""
 
     def __init__(self, name: str, prefixes: PrefixIndex) -> None:
         self._name, self._prefixes = name, prefixes
@@ -91,7 +90,7 @@ _FETCH: Final = EventOrder.TRANSFER + (1 << 39)  # after hand-offs that land at 
 
 
 class _Use:
-    """A prompt from when it was placed until it is computed: what it holds, and what that takes to load."""
+    """The pinned blocks of a prompt from its placement until it is computed, and the time to load them."""
 
     __slots__ = ("fetched", "hits", "host", "keys", "life", "loading", "ttft_s")
 
@@ -102,11 +101,11 @@ class _Use:
         self.ttft_s = ttft_s
         self.hits: list[int] = []
         self.fetched = 0
-        self.loading = 0  # picoseconds, until they are spent
+        self.loading = 0  # picoseconds left
 
     @property
     def blocks(self) -> int:
-        """Leading blocks that it holds."""
+        """The number of pinned leading blocks."""
         return sum(self.hits) + self.fetched
 
     @property
@@ -115,7 +114,7 @@ class _Use:
 
 
 class PrefixReuse(RequestSubscriber):
-    """Drives reuse for a virtual cluster; `hosts` are the caches of its instances, by instance."""
+    """Runs the prefix caches of a virtual cluster; `hosts` has the cache of each instance."""
 
     def __init__(
         self,
@@ -135,11 +134,11 @@ class PrefixReuse(RequestSubscriber):
         self.statistics = statistics
 
     def cache_of(self, instance: str) -> str:
-        """The name of the cache beside an instance; where there is none nobody knows of any by that name."""
+        """The name of the cache of an instance; its own name if it has none."""
         return self._hosts[instance].name if instance in self._hosts else instance
 
     def submit(self, life: SimulatedRequest, route: Route) -> None:
-        """A request was placed: its instance gets it, at once or with its blocks on their way."""
+        """Pin the cached blocks of a placed request, start a fetch if routed so, and submit it to its instance."""
         host = self._hosts[life.prefill.name]
         use = self._uses[life.id] = _Use(life, host, route.ttft_s)
         self.statistics.placed(life.prefill.name)
@@ -151,13 +150,13 @@ class PrefixReuse(RequestSubscriber):
         )
 
     def loading(self, iteration: RunningBatch, pace: RunTiming) -> RunTiming:
-        """The pace of an iteration with prompts in it when what they reuse is loaded beside it, layer by layer."""
+        """Extend the time of an iteration by the layer-wise loading of its cached blocks."""
         loading = 0
         for part in iteration.prefills:
             use = self._uses.get(part.sequence.id)
             if use is not None:
                 loading += use.loading
-                use.loading = 0  # what is left of the prompt finds it there
+                use.loading = 0  # loaded for the rest of the prompt too
         if not loading:
             return pace
         first = nearest(layer_wise(self._layers, float(loading), float(pace.first_ps)))
@@ -181,7 +180,7 @@ class PrefixReuse(RequestSubscriber):
             use.host.release(use.keys[: use.blocks])
 
     def fetched(self, use: _Use, source: HostCache, keys: tuple[BlockKey, ...]) -> None:
-        """Blocks came from another cache: they are stored, and the prompt that they came for may start."""
+        """Store fetched blocks and let the prompt start."""
         source.release(keys)
         if use.life.ended:
             return
@@ -194,14 +193,14 @@ class PrefixReuse(RequestSubscriber):
         use.life.prefill.poke()
 
     def _fetch(self, use: _Use, fetch: PrefixFetch) -> bool:
-        """Send for the blocks that are not here; False where there is nothing to send."""
+        """Transfer the missing blocks from another cache; False if that has none of them."""
         source, start = self._by_name[fetch.source], use.blocks
         keys = use.keys[start : fetch.blocks]
         counts = source.hold(keys)
         keys = keys[: sum(counts)]
         if not keys:
             return False
-        # What is on its disk is read from there first.
+        # Blocks on disk are read first.
         lower = source.loading_ps([0, *counts[1:]])
         landed = _Fetched(self, use, source, keys)
         size = len(keys) * self._block_bytes
@@ -210,7 +209,7 @@ class PrefixReuse(RequestSubscriber):
 
 
 class _Fetched(Event):
-    """Blocks have come from one cache to another; the network says when."""
+    """The end of a fetch, scheduled by the network."""
 
     __slots__ = ("keys", "reuse", "source", "use")
 

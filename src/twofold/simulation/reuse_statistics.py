@@ -1,4 +1,4 @@
-"""What came of reuse in a run: whose blocks were used where, gathered as it happens."""
+"""Statistics of prefix reuse: hits by tier, fetches, and hot blocks."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -15,26 +15,26 @@ _MANY: Final = 1 << 20
 
 
 class TierHits(msgspec.Struct, frozen=True):
-    """Blocks that were found in one tier where the prompt was prefilled."""
+    """Blocks found in one tier of the prefill instance's cache."""
 
     tier: str
     blocks: int
 
 
 class HotBlock(msgspec.Struct, frozen=True):
-    """A block that many prompts have: how many, and at how many caches they were prefilled."""
+    """The number of prompts with a block, and of caches where they were prefilled."""
 
     uses: int
     caches: int
 
 
 class ReuseResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts of the prompts that were prefilled.
+    """Prefix reuse of the computed prompts.
 
-    `blocks` is what they had in all; `hits` were there, and `fetched` came from another cache. `reused_tokens` were not
-    computed. `requests` says how many prompts each instance that could prefill was given. `hottest` are the blocks
-    that most prompts had. `ttft_error` is how far the predicted time to the first token was off, as a share of the real
-    one; None where the router predicts none.
+    `blocks` counts all blocks of the prompts, `hits` those in the local cache by tier, and `fetched` those from other
+    caches. `reused_tokens` are prompt tokens that were not computed. `requests` counts prompts by prefill instance.
+    `hottest` are the blocks of the most prompts. `ttft_error` is the relative error of the predicted TTFT, None if the
+    router does not predict it.
     """
 
     caches: int
@@ -49,25 +49,25 @@ class ReuseResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def hit_rate(self) -> float:
-        """The share of blocks that were in a cache, wherever."""
+        """The share of blocks found in any cache."""
         return (sum(tier.blocks for tier in self.hits) + self.fetched) / self.blocks if self.blocks else 0.0
 
     @property
     def largest_share(self) -> float:
-        """Of the prompts, that of the instance that got most."""
+        """The share of prompts on the busiest instance."""
         given = sum(self.requests.values())
         return max(self.requests.values()) / given if given else 0.0
 
     @property
     def spread(self) -> float:
-        """To what share of the caches the hottest blocks came, on average."""
+        """The mean share of caches that have a hot block."""
         if not self.hottest:
             return 0.0
         return sum(block.caches for block in self.hottest) / (len(self.hottest) * self.caches)
 
 
 class ReuseStatistics:
-    """Memory grows with the blocks that several prompts have; those of one only are forgotten when there are many."""
+    """Collects statistics of prefix reuse. With many blocks, those of a single prompt are dropped."""
 
     def __init__(self, tiers: Sequence[str], caches: Sequence[str], instances: Sequence[str]) -> None:
         self._tiers = tuple(tiers)
@@ -83,7 +83,7 @@ class ReuseStatistics:
         self._error = Tally()
 
     def placed(self, instance: str) -> None:
-        """A prompt was given to an instance."""
+        """Count a prompt placed on an instance."""
         self._requests[instance] += 1
 
     def prefilled(
@@ -95,7 +95,7 @@ class ReuseStatistics:
         prompt_tokens: int,
         reused_tokens: int,
     ) -> None:
-        """A prompt with these blocks is computed: `hits` of them, by tier, were there, and `fetched` came."""
+        """Count the blocks of a computed prompt: `hits` by tier and `fetched` ones."""
         self._blocks += len(keys)
         self._fetched += fetched
         self._prompt_tokens += prompt_tokens
@@ -110,7 +110,7 @@ class ReuseStatistics:
             self._forget_single()
 
     def predicted(self, ttft_s: float, real_s: float) -> None:
-        """The first token came after `real_s` seconds instead of `ttft_s`."""
+        """Compare a predicted with the actual TTFT."""
         self._error.add(round(abs(ttft_s - real_s) / real_s * _MICRO))
 
     def result(self) -> ReuseResult:

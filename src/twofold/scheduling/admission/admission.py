@@ -25,7 +25,7 @@ class Admission(RequestSubscriber):
     Requests wait by priority and, within a priority, in order of arrival. A queued request is never dropped for a later
     one. A steady stream of urgent requests can delay others until their deadline.
 
-    `refusals` counts refused requests by reason, `expirations` those whose deadline passed in the queue.
+    `refusals` counts refused requests by reason, `expirations` the queued ones that passed their deadline.
     """
 
     def __init__(self, limits: AdmissionLimits) -> None:
@@ -74,7 +74,7 @@ class Admission(RequestSubscriber):
     def put_back(self, queued: QueuedRequest, now: float) -> None:
         """Return a running request to its place in the queue, even if the queue is full.
 
-        For requests that no instance could take, or whose instance was lost.
+        For requests that could not be placed or that lost their instance.
         """
         del self._running[queued.id]
         self._keys[queued.key].waiting += 1
@@ -95,7 +95,7 @@ class Admission(RequestSubscriber):
         self._changed(now)
 
     def cancel(self, request_id: str, now: float) -> bool:
-        """Remove a queued request whose client disconnected; False if it is not queued."""
+        """Remove a queued request after its client disconnected; False if it is not queued."""
         queued = self._queue.leave(request_id)
         if queued is None:
             return False
@@ -103,7 +103,7 @@ class Admission(RequestSubscriber):
         return True
 
     def expired(self, now: float) -> list[QueuedRequest]:
-        """Remove and return the queued requests whose deadline has passed."""
+        """Remove and return the queued requests past their deadline."""
         expired = self._queue.expired(now)
         for queued in expired:
             self._drop(queued, now)
@@ -158,7 +158,7 @@ class Admission(RequestSubscriber):
         return _refusal(RefusalReason.QUEUE_FULL, self._completions.time_for(ends, now))
 
     def _deadline_refusal(self, queued: QueuedRequest, now: float) -> Refusal | None:
-        """Refuse a request whose deadline has passed or is expected to pass in the queue."""
+        """Refuse a request that is past its deadline or expected to pass it in the queue."""
         left_s = (queued.deadline_s or 0.0) - now
         ends = 0 if self._starts_at_once() else self._queue.ahead_of(queued.priority) + 1
         if left_s <= 0.0:

@@ -10,7 +10,7 @@ _MARGIN_PREDICTIONS: Final = 100
 _MARGIN_MIN_PREDICTIONS: Final = 10
 _MARGIN_QUANTILE: Final = 0.9
 _MARGIN_MAX: Final = 3.0  # limits the rejections after a short stall of the service
-_SPEED_ITERATIONS: Final = 10  # follows a host whose speed drifts
+_SPEED_ITERATIONS: Final = 10  # follows a host with drifting speed
 _SPEED_MAX: Final = 10.0  # limits the effect of a single delayed iteration
 
 

@@ -166,7 +166,7 @@ class OverloadLedger:
         return 0.0
 
     def _load_with(self, placed: PlacedRequest, others: DecodeLoad) -> float:
-        """The decode load of a request beside others; 0 for one that ends with its first token."""
+        """The decode load of a request beside others; 0 if it has one output token."""
         if not _decodes(placed):
             return 0.0
         total = others + DecodeLoad(1, placed.request.prompt_tokens)

@@ -93,7 +93,7 @@ class KeyAccount:
     def _until_slot(self, now: float) -> float:
         """Expected seconds until the oldest request ends.
 
-        A request takes as long as the slowest one remembered; one that has already taken longer takes as long again.
+        Each request takes as long as the slowest one remembered, or twice its age if it is older than that.
         """
         if self._max_concurrent is None or len(self._since) < self._max_concurrent:
             return 0.0

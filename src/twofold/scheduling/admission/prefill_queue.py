@@ -183,7 +183,7 @@ class PrefillQueue:
         self._begin(ended)
 
     def _learn(self, tokens: int, squares: int) -> None:
-        """Compare the iteration that ended with the model, if its start is known."""
+        """Compare the iteration that ended with the model, unless its start is unknown."""
         if self._measures and self._ended is not None and self._ended > self._began:
             self._speed.observe(self._model.prefill_s(tokens, squares), self._ended - self._began)
 

@@ -30,7 +30,7 @@ class QueuedRequest:
 
 
 class AdmissionQueue:
-    """A priority queue whose requests may leave from any position.
+    """A priority queue with removal from any position.
 
     It keeps two heaps, by turn and by deadline. Entries of requests that left stay in the heaps until they reach the
     top or outnumber the others.
@@ -75,7 +75,7 @@ class AdmissionQueue:
         return queued
 
     def pop(self, now: float) -> QueuedRequest | None:
-        """Remove the next request whose deadline has not passed; `expired` returns the others."""
+        """Remove the next request before its deadline; `expired` returns the others."""
         while self._turns:
             queued = heappop(self._turns)[2]
             if self._requests.get(queued.id) is not queued:
@@ -85,7 +85,7 @@ class AdmissionQueue:
         return None
 
     def expired(self, now: float) -> list[QueuedRequest]:
-        """Remove the requests whose deadline has passed, earliest deadline first."""
+        """Remove the requests past their deadline, earliest deadline first."""
         expired: list[QueuedRequest] = []
         deadline_s = self.next_deadline()
         while deadline_s is not None and deadline_s <= now:

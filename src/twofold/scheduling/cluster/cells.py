@@ -1,7 +1,7 @@
-"""Pools whose instances are divided into cells: groups near each other, so many that they can be routed in as one.
+"""Pools divided into cells, which are groups of nearby instances.
 
-A cell is whole where it has somebody for both phases. What is known of it as a whole is a `CellLoad`, which stands in
-a pool of such loads as an instance stands in its own: whoever picks a cell does so as others pick an instance.
+A cell is routable if it has instances for both phases. Its `CellLoad` sums the loads of its instances and is ranked in
+a pool like the load of an instance.
 """
 
 from collections.abc import Iterator
@@ -19,9 +19,9 @@ from twofold.scheduling.cluster.pools import (
 
 
 class CellLoad(InstanceLoad):
-    """A cell as if it were one mixed instance: its numbers are the sums over its instances.
+    """The summed load of a cell, as a mixed instance.
 
-    `prefilling` and `decoding` are how many of them there are for each phase; a mixed one is for both.
+    `prefilling` and `decoding` count its instances by phase; mixed instances count for both.
     """
 
     __slots__ = ("decoding", "prefilling")
@@ -33,7 +33,7 @@ class CellLoad(InstanceLoad):
 
 
 class Cell:
-    """The instances of a cell, and what they are as a whole."""
+    """The instances of a cell and their summed load."""
 
     __slots__ = ("load", "pools")
 
@@ -43,7 +43,7 @@ class Cell:
 
 
 class _CombinedPool(Pool):
-    """The instances of one role in all cells, which are the ones that have them: each is asked, so it takes longer."""
+    """A view of the pools of one role in all cells. Its operations take time linear in the number of cells."""
 
     def __init__(self, cells: dict[str, Cell], role: Role) -> None:
         super().__init__()
@@ -75,9 +75,9 @@ class _CombinedPool(Pool):
 
 
 class CellPools(Pools):
-    """Every instance is in the pool of its role in its cell (`InstanceLoad.cell`); `whole` has the whole cells` loads.
+    """Pools per cell and role; `whole` has the loads of the routable cells.
 
-    The pools of the cluster are all cells' together, for those to whom cells mean nothing.
+    The inherited pools combine all cells, for callers that ignore cells.
     """
 
     def __init__(self) -> None:
@@ -110,14 +110,14 @@ class CellPools(Pools):
         self._count(cell, load, load_totals(load))
 
     def _count(self, cell: Cell, load: InstanceLoad, now: LoadTotals) -> None:
-        """Let the sums of a cell have `now` of an instance."""
+        """Update the sums of a cell with the new load of an instance."""
         replace_totals(cell.load, self._counted.get(load.id, NO_LOAD), now)
         self._counted[load.id] = now
         if cell.load.place:
             self.whole.changed(cell.load)
 
     def _judge(self, cell: Cell) -> None:
-        """Somebody came or went: a cell that is not whole is picked by nobody."""
+        """Pause or resume a cell after an instance joined or left."""
         pools, load = cell.pools, cell.load
         load.prefilling = len(pools.prefill) + len(pools.mixed)
         load.decoding = len(pools.decode) + len(pools.mixed)

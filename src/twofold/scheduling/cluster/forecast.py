@@ -1,9 +1,6 @@
-"""What is expected of one instance: how long its prefills take, and transfers to it.
+"""Load forecasts: predicted prefill queues and the cached blocks of each instance.
 
-A simulation knows from the performance model, and a live service from a profile of its host or from what its workers
-measured: routers do not ask which.
-
-What routers may know of a cluster besides its loads: predicted queues, and which cache has which blocks.
+A simulation predicts times with the performance model. A live service uses a profile of its host or measurements.
 """
 
 from abc import ABC, abstractmethod
@@ -19,28 +16,26 @@ from twofold.performance.reuse import layer_wise
 from twofold.performance.transfer import TransferModel
 from twofold.request import BlockKey
 
-_MANY: Final = 1 << 14  # prefills whose times are kept
+_MANY: Final = 1 << 14  # cached prefill times
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Prediction(ABC):
-    """Seconds of the work of one instance, or of all instances of a kind."""
+    """Predicted times of one instance, in seconds."""
 
     @abstractmethod
     def prefill_s(self, tokens: int, reused: int = 0) -> float:
-        """Of the prefill of a prompt of `tokens` tokens that runs alone, the KV of the first `reused` of which is in
-        the cache beside the instance and only loaded."""
+        """Time of the prefill of `tokens` tokens, of which the first `reused` are loaded from the prefix cache."""
         ...
 
     @abstractmethod
     def transfer_s(self, tokens: int) -> float:
-        """Until KV of so many tokens is here from the cache of another instance, with nobody else on the way; infinite
-        where it cannot come here."""
+        """Time to fetch the KV cache of `tokens` tokens from another cache on an idle path; inf without one."""
         ...
 
 
 class ModelPrediction(Prediction):
-    """The times of a performance model; `load_token_s` is what KV of a token takes from the cache to the instance."""
+    """Predictions of a performance model; `load_token_s` is the time to load one token from the prefix cache."""
 
     def __init__(self, model: PerformanceModel, transfer: TransferModel, load_token_s: float) -> None:
         self._model = model
@@ -67,9 +62,9 @@ class ModelPrediction(Prediction):
 
 
 class _Queue:
-    """The prefills that were placed on an instance and are not done, in order, with the seconds that each will take.
+    """The unfinished prefills of an instance in order, with their predicted seconds.
 
-    `since` is when the first of them began, as far as can be told: when it was placed, or the one before it was done.
+    `since` is the start of the first one: its placement, or the end of its predecessor.
     """
 
     __slots__ = ("assigned_s", "prediction", "prefills", "since", "total_s")
@@ -83,7 +78,7 @@ class _Queue:
 
 
 class PrefixMatches:
-    """Where the leading blocks of one prompt are: at most `longest` in one cache, of which `source` is the first."""
+    """The cached leading blocks of one prompt: at most `longest`, in the cache `source`."""
 
     __slots__ = ("_caches", "_memories", "longest", "source")
 
@@ -95,17 +90,17 @@ class PrefixMatches:
                 self.longest, self.source = blocks, cache
 
     def cached_blocks(self, load: InstanceLoad) -> int:
-        """How many an instance finds without a fetch, in its cache or in its own memory."""
+        """Leading blocks in the cache or the memory of an instance."""
         return max(self._caches.get(load.cache, 0), self._memories.get(load.id, 0))
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class ClusterForecast:
-    """Predictions of every instance, the queues that follow from what was placed on them, and the caches' blocks.
+    """Predictions, predicted prefill queues and cached blocks of all instances.
 
-    `prefixes` has the blocks of each cache (`InstanceLoad.cache`), which others may fetch from, and `memories`
-    those that an instance, by its id, keeps for itself besides. Both are kept up to date by whoever hears of blocks
-    that are stored and removed; a block is `block_tokens` tokens. Times are seconds on the clock of whoever says them.
+    `prefixes` indexes the blocks of each shared cache (`InstanceLoad.cache`), from which other instances can fetch.
+    `memories` indexes the private blocks of each instance. The driver updates both. A block has `block_tokens`
+    tokens. Times are seconds on the driver's clock.
     """
 
     def __init__(self, prefixes: PrefixIndex, block_tokens: int) -> None:
@@ -113,16 +108,16 @@ class ClusterForecast:
         self.memories = PrefixIndex()
         self.block_tokens = block_tokens
         self._queues: dict[str, _Queue] = {}
-        self._placed: dict[str, str] = {}  # the instance of each request that is not prefilled
+        self._placed: dict[str, str] = {}  # instance by request in prefill
         self._now = 0.0
 
     def join(self, instance: str, prediction: Prediction) -> None:
-        """An instance of which this is expected; what waited there under the same name is forgotten."""
+        """Add an instance with an empty queue."""
         self.leave(instance)
         self._queues[instance] = _Queue(prediction)
 
     def leave(self, instance: str) -> None:
-        """An instance is gone, and its queue; what is expected of it stays known for when it comes back."""
+        """Empty the queue of an instance; its prediction is kept."""
         queue = self._queues.get(instance)
         if queue is not None:
             for request_id in queue.prefills:
@@ -130,11 +125,11 @@ class ClusterForecast:
             self._queues[instance] = _Queue(queue.prediction)
 
     def prediction(self, instance: str) -> Prediction:
-        """What is expected of an instance; raises KeyError where it never joined."""
+        """The prediction of an instance; raises KeyError if it never joined."""
         return self._queues[instance].prediction
 
     def queue_s(self, instance: str, now: float) -> float:
-        """Seconds until the prefills that were placed on an instance will be done."""
+        """Predicted seconds until the queued prefills of an instance are done."""
         queue = self._queues[instance]
         if not queue.prefills:
             return 0.0
@@ -142,24 +137,23 @@ class ClusterForecast:
         return max(0.0, queue.total_s - min(max(0.0, now - queue.since), first_s))
 
     def assigned_s(self, instance: str) -> float:
-        """Seconds of all prefills that an instance was ever given: among equals, who had least may be next."""
+        """Predicted seconds of all prefills ever placed on an instance; routers break ties by it."""
         return self._queues[instance].assigned_s
 
     def matches(self, keys: Sequence[BlockKey]) -> "PrefixMatches":
-        """How many leading blocks of a prompt are where."""
+        """Look up the leading blocks of a prompt in all caches and memories."""
         return PrefixMatches(self.prefixes.prefixes(keys), self.memories.prefixes(keys))
 
     def cached_blocks(self, load: InstanceLoad, keys: Sequence[BlockKey]) -> int:
-        """How many leading blocks of a prompt one instance finds without a fetch."""
+        """Leading blocks of a prompt in the cache or memory of one instance."""
         return max(self.prefixes.prefix(load.cache, keys), self.memories.prefix(load.id, keys))
 
     def reused_tokens(self, blocks: int, prompt_tokens: int) -> int:
-        """Tokens of a prompt that need not be computed where its leading blocks are there: never the last one, whose
-        computation gives the first output token."""
+        """Prompt tokens not computed if `blocks` leading blocks are cached; the last token always is."""
         return min(blocks * self.block_tokens, prompt_tokens - 1)
 
     def placed(self, request_id: str, instance: str, tokens: int, reused: int, now: float) -> None:
-        """A prompt was placed on an instance, which will reuse so many tokens of it."""
+        """Queue the prefill of a request on an instance."""
         queue = self._queues.get(instance)
         if queue is None:
             return
@@ -173,12 +167,12 @@ class ClusterForecast:
         self._placed[request_id] = instance
 
     def prefill_ended(self, request_id: str, now: float | None = None) -> None:
-        """A prompt is computed, or given up; None: nobody looked when, but not before anything said earlier."""
+        """Remove a computed or aborted prefill; `now` None stands for the latest known time."""
         instance = self._placed.pop(request_id, None)
         if instance is None:
             return
         self._now = self._now if now is None else now
         queue = self._queues[instance]
         if next(iter(queue.prefills)) == request_id:
-            queue.since = self._now  # the next one begins
+            queue.since = self._now  # the next prefill starts
         queue.total_s -= queue.prefills.pop(request_id)

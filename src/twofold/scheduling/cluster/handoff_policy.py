@@ -1,4 +1,4 @@
-"""The hand-off seam: how is the KV cache of a request to be sent?"""
+"""Hand-off policies: in which mode is a KV cache transferred?"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -13,38 +13,37 @@ from twofold.request import Request
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class TransferPaths(ABC):
-    """What is known of the ways between instances, and of how fast they prefill."""
+    """Transfer and prefill speeds of the instances."""
 
     @abstractmethod
     def crossover(self, prefill: str) -> int:
-        """The prompt length, in tokens, from which sending layer by layer leaves less of the transfer visible than
-        sending all at the end, from this instance."""
+        """The prompt length in tokens from which layer-wise beats serialized transfer."""
         ...
 
     @abstractmethod
     def transfer(self, prefill: str, decode: str) -> TransferModel | None:
-        """The way from one instance to another; None where it is not known."""
+        """The transfer model between two instances; None if unknown."""
         ...
 
     @abstractmethod
     def prefill_s(self, prefill: str, tokens: int) -> float:
-        """Seconds of a prefill on this instance."""
+        """Seconds of the prefill of `tokens` tokens on an instance."""
         ...
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class HandoffPolicy(ABC):
-    """Picks the mode of each hand-off."""
+    """Chooses the mode of each hand-off."""
 
     @abstractmethod
     def choose(self, request: Request, route: Route) -> HandoffMode: ...
 
     def ended(self, request_id: str) -> None:  # noqa: B027  (most have no accounts to keep)
-        """The hand-off of a request is done, or will not be done; said once or more often."""
+        """A hand-off completed or was cancelled; may be called more than once."""
 
 
 class FixedHandoff(HandoffPolicy):
-    """The same mode for every request."""
+    """Uses one mode for every request."""
 
     def __init__(self, mode: HandoffMode) -> None:
         self.mode = mode
@@ -54,7 +53,9 @@ class FixedHandoff(HandoffPolicy):
 
 
 class BySizeHandoff(HandoffPolicy):
-    """Splitwise section 4.3: short prompts serialized, because each layer sent costs a little; long ones by layer."""
+    """Serialized transfer for short prompts and layer-wise transfer for long ones, which amortize the cost per layer
+    (Splitwise section 4.3).
+    """
 
     def __init__(self, paths: TransferPaths) -> None:
         self.paths = paths
@@ -65,10 +66,10 @@ class BySizeHandoff(HandoffPolicy):
 
 
 class AutoHandoff(HandoffPolicy):
-    """What leaves the least to wait for after the first token, as the path is now.
+    """The mode with the shortest predicted visible transfer.
 
-    `outstanding` counts the bytes on their way, or promised, to each decode instance: they go first. Where the path
-    is not known, layer by layer: that is never worse than all at once by more than the overhead of its layers.
+    `outstanding` counts the bytes promised to each decode instance, which are transferred first. Unknown paths use
+    layer-wise transfer, which costs at most the overhead of its layers over serialized transfer.
     """
 
     def __init__(self, paths: TransferPaths) -> None:

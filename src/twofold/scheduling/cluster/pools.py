@@ -1,10 +1,7 @@
-"""How much there is on an instance, apart from the instance: what reports carry, and what sums are made of.
+"""Pools of instances by role, with rankings by load.
 
-The pools of a cluster: which instances play which role now, and which of them has least of something.
-
-Finding the least loaded instance costs no more on a thousand instances than on ten: each measure that is asked for
-keeps a heap of the members, in which each knows where it is, so that one whose number changes finds its new place at
-the cost of the logarithm of their number.
+Each load measure in use has a heap per pool, so finding the least loaded instance takes constant time and a change of
+load takes time logarithmic in the number of instances.
 """
 
 from abc import ABC, abstractmethod
@@ -18,7 +15,7 @@ from twofold.scheduling.cluster.forecast import ClusterForecast
 
 
 class LoadTotals:
-    """The numbers of an `InstanceLoad`, as they were at one moment."""
+    """A snapshot of the numbers of an `InstanceLoad`."""
 
     __slots__ = ("decodes", "pending_prefill_tokens", "prefills", "requests", "reserved_tokens")
 
@@ -69,14 +66,14 @@ NO_LOAD = LoadTotals()
 
 
 def load_totals(load: InstanceLoad) -> LoadTotals:
-    """What there is on an instance now."""
+    """Take a snapshot of a load."""
     return LoadTotals(
         load.pending_prefill_tokens, load.reserved_tokens, load.prefills, load.decodes, load.requests
     )
 
 
 def replace_totals(load: InstanceLoad, old: LoadTotals, new: LoadTotals) -> None:
-    """Count `new` on an instance in the place of `old`, which is part of what is counted there."""
+    """Replace the part `old` of a load with `new`."""
     load.pending_prefill_tokens += new.pending_prefill_tokens - old.pending_prefill_tokens
     load.reserved_tokens += new.reserved_tokens - old.reserved_tokens
     load.prefills += new.prefills - old.prefills
@@ -90,7 +87,7 @@ _DECODE: Final = Role.DECODE
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class LoadMeasure(ABC):
-    """How much there is of something on an instance."""
+    """A number by which instances are ranked."""
 
     @abstractmethod
     def of(self, load: InstanceLoad) -> int: ...
@@ -121,7 +118,7 @@ requests: Final = _Requests()
 
 
 class _Ranking:
-    """The members of a pool in a heap by one measure; among equals, those that joined first."""
+    """The members of a pool in a heap by one measure; ties are broken by the order of joining."""
 
     def __init__(self, measure: LoadMeasure) -> None:
         self.measure = measure
@@ -142,7 +139,7 @@ class _Ranking:
             self._sink(last)
 
     def changed(self, standing: HeapEntry) -> None:
-        """The member's number may be another now."""
+        """Restore the heap after a change of a member's load."""
         number, before = self.measure.of(standing.load), standing.number
         standing.number = number
         if number < before:
@@ -185,7 +182,7 @@ def _precedes(one: HeapEntry, other: HeapEntry) -> bool:
 
 
 class Pool:
-    """Instances in the order in which they joined."""
+    """Instances in order of joining."""
 
     def __init__(self) -> None:
         self._members: dict[str, InstanceLoad] = {}
@@ -219,12 +216,12 @@ class Pool:
         load.place = 0
 
     def changed(self, load: InstanceLoad) -> None:
-        """The numbers of a member are others now."""
+        """Update the rankings after a change of a member's load."""
         for number, standing in enumerate(load.standings):
             self._rankings[number].changed(standing)
 
     def least(self, measure: LoadMeasure) -> InstanceLoad | None:
-        """The member with the least of `measure`, the one that joined first among equals; None if there is none."""
+        """The least loaded member by a measure, the earliest one among equals; None if the pool is empty."""
         if not self._members:
             return None
         for ranking in self._rankings:
@@ -233,7 +230,7 @@ class Pool:
         return self._ranking(measure).heap[0].load
 
     def _ranking(self, measure: LoadMeasure) -> _Ranking:
-        """A ranking that was not asked for before."""
+        """Create a ranking."""
         ranking = _Ranking(measure)
         self._rankings.append(ranking)
         for load in self._members.values():
@@ -241,7 +238,7 @@ class Pool:
         return ranking
 
     def nth(self, number: int) -> InstanceLoad | None:
-        """Member `number`, counted round and round in the order in which they joined."""
+        """The member with this number modulo the size of the pool, in order of joining; None if the pool is empty."""
         if not self._members:
             return None
         if not self._in_turn:
@@ -250,9 +247,9 @@ class Pool:
 
 
 class Pools:
-    """One pool per role; every instance is in the one of its role.
+    """One pool per role, with every instance in the pool of its current role.
 
-    `forecast` is what is known besides, where somebody predicts; routers that go by it need it.
+    `forecast` is set if the router needs it.
     """
 
     def __init__(self) -> None:
@@ -280,17 +277,17 @@ class Pools:
         self.pause(load)
 
     def pause(self, load: InstanceLoad) -> None:
-        """Take an instance out of its pool, but remember it."""
+        """Take an instance out of its pool until `resume`."""
         if load.place:
             self.leave(load)
 
     def resume(self, load: InstanceLoad) -> None:
-        """Put an instance that was paused last in its pool."""
+        """Append a paused instance to its pool."""
         if not load.place:
             self.enter(load)
 
     def move(self, load: InstanceLoad, role: Role) -> None:
-        """Put an instance last in another pool; one that is paused will come back there."""
+        """Append an instance to another pool; a paused one joins it on `resume`."""
         paused = not load.place
         self.pause(load)
         load.role = role
@@ -298,13 +295,13 @@ class Pools:
             self.enter(load)
 
     def enter(self, load: InstanceLoad) -> None:
-        """Put an instance last in the pool of its role; for those that divide pools, which do so here."""
+        """Append an instance to the pool of its role. Subclasses with further pools override it."""
         self[load.role].add(load)
 
     def leave(self, load: InstanceLoad) -> None:
-        """Take an instance out of the pool that it is in; see `enter`."""
+        """Remove an instance from its pool; see `enter`."""
         self[load.role].remove(load)
 
     def changed(self, load: InstanceLoad) -> None:
-        """The numbers of an instance are others now."""
+        """Update the rankings after a change of an instance's load."""
         self[load.role].changed(load)

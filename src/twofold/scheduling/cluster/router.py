@@ -43,7 +43,7 @@ class Router(ABC):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class FixedRoles(Router):
-    """Base class of routers whose instances keep their roles."""
+    """Base class of routers with fixed roles."""
 
     fixed_roles: ClassVar[bool] = True
 

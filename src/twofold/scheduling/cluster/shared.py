@@ -1,8 +1,8 @@
 """A cluster scheduler for one of several controllers that share the instances.
 
-A single controller places every request and knows all loads. With several, each instance reports its load from time to
-time, with the share of each controller. A report is outdated when it arrives. Each controller knows the current load of
-its own requests and substitutes it for its share of the report.
+A single controller places every request and knows all loads. With several, each instance reports its load
+periodically, with the share of each controller. A report is outdated when it arrives. Each controller knows the
+current load of its own requests and substitutes it for its share of the report.
 """
 
 from enum import StrEnum
@@ -17,10 +17,10 @@ from twofold.scheduling.instance.kv_reservation import FULL_RESERVATION, KvReser
 
 
 class OwnLoad(StrEnum):
-    """What a controller knows about the load of its own requests besides the reports."""
+    """The knowledge of a controller about its own requests, besides the reports."""
 
     FOLLOWED = "followed"  # everything, from placement to end
-    SENT = "sent"  # the requests placed since the last report; ends are known from reports only
+    SENT = "sent"  # the requests placed since the last report; ends are reported only
     IGNORED = "ignored"  # nothing: the controller keeps no state and routes by reports alone
 
 
@@ -39,9 +39,9 @@ class LoadReport:
 
 
 class SharedCluster(ClusterScheduler):
-    """The loads as one of several controllers sees them.
+    """The view of one of several controllers.
 
-    The load of an instance is that of the last report, less this controller's share in it, plus the current load of
+    The load of an instance is the last report, less this controller's share, plus the current load of
     this controller's requests. A single controller with `FOLLOWED` behaves like `ClusterScheduler`, whatever is
     reported.
     """

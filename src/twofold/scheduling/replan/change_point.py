@@ -1,9 +1,9 @@
-"""Has the mean of a stream of numbers changed, and since when?
+"""Online detection of a change in the mean of a sequence of numbers.
 
-After each number the last w are compared with all that came before them, for w = 4, 8, … 128, by the t-test: the
-generalized likelihood ratio of a mean that changes at a place that is not known, while level and spread are not known
-either (Hawkins, Qiu and Kang, "The changepoint model for statistical process control", 2003). A number costs the
-logarithm of the longest window, and memory does not grow.
+After each number, the last w numbers are compared with all earlier ones by a t-test, for w = 4, 8, … 128. This is the
+generalized likelihood ratio for a change of the mean at an unknown position with unknown mean and variance (Hawkins,
+Qiu and Kang, "The changepoint model for statistical process control", 2003). A number costs time logarithmic in the
+longest window; memory is bounded.
 """
 
 from collections import deque
@@ -11,14 +11,14 @@ from math import erfc, log1p, sqrt
 from typing import Final, NamedTuple
 
 WINDOWS: Final = (4, 8, 16, 32, 64, 128)
-FEWEST: Final = 8  # numbers before a window: fewer say too little about how they spread
-_LEAST_VARIANCE: Final = 1e-12  # of numbers that are all the same, as the gaps of a clockwork
+FEWEST: Final = 8  # numbers before a window: fewer give no usable variance
+_LEAST_VARIANCE: Final = 1e-12  # for sequences of equal numbers
 
 
 class MeanChange(NamedTuple):
-    """The mean was `before`, and has been `after` for the last `numbers` of them.
+    """A change of the mean from `before` to `after` over the last `numbers` numbers.
 
-    `sigmas` is the deviation of a standard normal variable that is as rare as this is where nothing changed.
+    `sigmas` is the standard normal deviate of the same probability under the null hypothesis.
     """
 
     before: float
@@ -28,16 +28,16 @@ class MeanChange(NamedTuple):
 
     @property
     def chance(self) -> float:
-        """The probability of as much, one way or the other, where nothing changed: that of a single comparison."""
+        """The two-sided p-value of this single comparison."""
         return erfc(self.sigmas / sqrt(2.0))
 
 
 class ChangePoint:
-    """Takes numbers that are about normal and independent, such as means over batches of what is watched."""
+    """Detects changes in independent, roughly normal numbers, such as batch means."""
 
     def __init__(self) -> None:
-        # What all numbers up to each of the last ones add up to, and their squares, as deviations from the first of
-        # all: a window is the difference of two of these.
+        # Cumulative sums of the numbers and of their squares, as deviations from the first number: a window is the
+        # difference of two of them.
         self._sums: deque[tuple[float, float]] = deque([(0.0, 0.0)], WINDOWS[-1] + 1)
         self._origin: float | None = None
         self._count = 0
@@ -54,15 +54,15 @@ class ChangePoint:
         self._count += 1
 
     def strongest(self) -> MeanChange | None:
-        """The least likely of the comparisons; None before there are enough numbers for any."""
+        """The most significant change over the windows; None with too few numbers."""
         return self._least_likely(WINDOWS)
 
     def located(self) -> MeanChange | None:
-        """The same over windows of every length, which takes longer and says better where the change is."""
+        """As `strongest`, over windows of every length: slower, with a more accurate position."""
         return self._least_likely(range(WINDOWS[0], WINDOWS[-1] + 1))
 
     def restart(self, count: int) -> None:
-        """Forget all but the last `count` numbers, or as many of them as a window may hold."""
+        """Forget all but the last `count` numbers, up to the longest window."""
         kept = list(self._sums)[-1 - count :]
         base, base_squares = kept[0]
         self._sums = deque(((s - base, q - base_squares) for s, q in kept), self._sums.maxlen)

@@ -79,7 +79,7 @@ class ReplanSearch(Protocol):
 
 
 class ReplanRules(msgspec.Struct, frozen=True, kw_only=True):
-    """When to move.
+    """Thresholds of a move.
 
     `min_gain` is the least gain in SLO attainment: forecasts from a few hundred requests are off by one or two points.
     Decisions are at least `min_between_s` apart, because an instance that changes its role first finishes its requests.
@@ -131,7 +131,7 @@ class Replanner:
             self.monitor.ended(number, timeline.output_tokens if timeline.complete else None)
 
     def query(self, generated: Callable[[str], int], now: float) -> ReplanQuery | None:
-        """What to search a plan for, if anything; follow up with `decide` or `give_up`.
+        """The next search to run, if any; follow up with `decide` or `give_up`.
 
         `generated` returns the output tokens that a request has so far.
         """

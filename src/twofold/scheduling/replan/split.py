@@ -1,7 +1,4 @@
-"""A split of the instances between the phases, and the steps from the one that runs to another.
-
-A smaller plan: how fewer instances than were planned are split.
-"""
+"""The split of instances between prefill and decode, and the steps from one split to another."""
 
 from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
@@ -13,7 +10,7 @@ from twofold.scheduling.cluster.pools import Pools
 
 
 class RoleSplit(msgspec.Struct, frozen=True, order=True):
-    """How many instances have which phase for their home."""
+    """The number of instances by home role."""
 
     prefill: int
     decode: int
@@ -27,13 +24,13 @@ class RoleSplit(msgspec.Struct, frozen=True, order=True):
 
     @classmethod
     def of(cls, loads: Iterable[InstanceLoad]) -> "RoleSplit":
-        """That of the instances which are given work."""
+        """The split of the instances that are not paused."""
         homes = [load.home for load in loads if load.place]
         return cls(homes.count(Role.PREFILL), homes.count(Role.DECODE))
 
 
 class ReplanAction(StrEnum):
-    """A role costs nothing, an instance that starts takes its time, and one that retires is missed at once."""
+    """Kinds of steps: a role change is free, a start takes time, and a retirement reduces capacity at once."""
 
     ROLE = "role"
     START = "start"
@@ -41,7 +38,7 @@ class ReplanAction(StrEnum):
 
 
 class ReplanStep(msgspec.Struct, frozen=True):
-    """`role` is what the instance does from then on; None for one that retires."""
+    """One step; `role` is the new role of the instance, None if it retires."""
 
     action: ReplanAction
     instance: str
@@ -49,10 +46,9 @@ class ReplanStep(msgspec.Struct, frozen=True):
 
 
 def steps_to(split: RoleSplit, pools: Pools, retired: Sequence[str]) -> tuple[ReplanStep, ...]:
-    """Roles first, then replicas: what is to be done in this order so that the instances are split so.
+    """The steps to a split: role changes first, then starts and retirements.
 
-    Those that have least to do for their phase go first, because they are soonest of use to the other one. `retired`
-    are instances that may be started.
+    Instances with the least work change first, because they serve the new role soonest. `retired` can be started.
     """
     leaving_prefill = _leaving(pools, Role.PREFILL, split.prefill, lambda load: load.pending_prefill_tokens)
     leaving_decode = _leaving(pools, Role.DECODE, split.decode, lambda load: load.reserved_tokens)
@@ -72,16 +68,16 @@ def steps_to(split: RoleSplit, pools: Pools, retired: Sequence[str]) -> tuple[Re
 
 
 def _leaving(pools: Pools, home: Role, wanted: int, work: Callable[[InstanceLoad], int]) -> list[str]:
-    """The instances of this home that are more than are wanted."""
+    """The surplus instances of a home role, least loaded first."""
     members = [load for load in pools if load.place and load.home is home]
-    members.sort(key=work)  # stable: among equals those that joined first
+    members.sort(key=work)  # stable: earlier instances first among equals
     return [load.id for load in members[: max(0, len(members) - wanted)]]
 
 
 def degraded_plan(planned: RoleSplit, left: int, running: RoleSplit) -> RoleSplit | None:
-    """The split of `left` instances whose shares are nearest to the planned ones, with some for both phases.
+    """The split of `left` instances with the shares nearest to the planned ones; None with fewer than two instances.
 
-    Of equals the one that is nearest to what runs, which moves least. None where there is not one for each phase.
+    Ties go to the split nearest to the running one. Each phase gets at least one instance.
     """
     splits = (RoleSplit(prefill, left - prefill) for prefill in range(1, left))
 

@@ -1,19 +1,14 @@
-"""How long outputs are when some of them have not ended yet.
+"""Traffic monitoring: detect shifts in the request rate and in prompt and output lengths.
 
-Those that have ended first are the short ones; to go by them alone would be to plan for shorter outputs than there
-are, most of all when a service is slow because they are long. What still runs says that its output is longer than what
-there is of it. The product-limit estimate (Kaplan and Meier, 1958) uses both.
+Tests compare means over batches of requests, so that bursts and heavy-tailed lengths only add variance. Gaps between
+arrivals are compared as cube roots of their means, which are close to normal for bursty arrivals too (Wilson and
+Hilferty, 1931). Lengths are compared as logarithms.
 
-The traffic of a service, and whether it has shifted: more or fewer requests, longer or shorter prompts or outputs.
+The significance level is Bonferroni-corrected: without a change, the expected time between false alarms is at least
+`false_alarm_s` seconds.
 
-What is tested are means over batches of requests, not the requests: arrivals that come in bursts, and lengths that
-vary by orders of magnitude, then make the means spread more, and the tests take the spread as they find it. Gaps
-between arrivals are compared as cube roots of their means, which are close to normal however bursty (Wilson and
-Hilferty, 1931), lengths as logarithms.
-
-Tests that are repeated for ever find something in the end. Every comparison is therefore made at a level that lets one
-comparison in all those of `false_alarm_s` seconds be as extreme by chance (Bonferroni): traffic that does not change
-then gives a false alarm every `false_alarm_s` seconds on average, or more rarely, because comparisons overlap.
+Output lengths include running requests as censored observations (Kaplan and Meier, 1958). Finished requests alone are
+biased towards short outputs, most of all after a shift to longer ones.
 """
 
 from collections import deque
@@ -29,10 +24,10 @@ from twofold.scheduling.replan.change_point import WINDOWS, ChangePoint, MeanCha
 
 
 def estimate_output_lengths(ended: Sequence[int], running: Sequence[int], count: int) -> tuple[int, ...]:
-    """`count` output lengths in tokens, evenly spaced over the distribution that these outputs come from.
+    """Estimate `count` output lengths in tokens, evenly spaced over the distribution of all outputs.
 
-    `ended` are whole outputs, at least one; `running` the tokens so far of those that go on. Beyond what has been seen
-    of any, outputs are taken to go on ending at the rate, per token, of the second half of what has.
+    `ended` has the lengths of finished outputs, at least one. `running` has the tokens so far of the others. Beyond the
+    observed lengths, outputs are assumed to end at the rate per token of the upper half of the observed range.
     """
     steps, left = _survivors(sorted(ended), sorted(running))
     longest = max(steps[-1][0], max(running, default=0))
@@ -42,7 +37,7 @@ def estimate_output_lengths(ended: Sequence[int], running: Sequence[int], count:
     found: list[int] = []
     place = 0
     for number in range(count):
-        share = 1.0 - (number + 0.5) / count  # of outputs that are longer than the one to be found
+        share = 1.0 - (number + 0.5) / count  # share of longer outputs
         while place < len(steps) and steps[place][1] > share:
             place += 1
         if place < len(steps):
@@ -53,13 +48,13 @@ def estimate_output_lengths(ended: Sequence[int], running: Sequence[int], count:
 
 
 def _ending(ended: Sequence[int], running: Sequence[int], beyond: int) -> float:
-    """Ends per token, of the tokens that come after so many."""
+    """Ends per token among the tokens beyond a length."""
     made = sum(max(0, tokens - beyond) for tokens in (*ended, *running))
     return sum(tokens > beyond for tokens in ended) / made if made else 0.0
 
 
 def _survivors(ended: list[int], running: list[int]) -> tuple[list[tuple[int, float]], float]:
-    """The share of outputs that are longer than each length that one of them has, and than the longest of these."""
+    """The Kaplan–Meier survival function at each finished length, and its last value."""
     steps: list[tuple[int, float]] = []
     left, at_risk, going, place = 1.0, len(ended) + len(running), 0, 0
     while place < len(ended):
@@ -73,22 +68,20 @@ def _survivors(ended: list[int], running: list[int]) -> tuple[list[tuple[int, fl
     return steps, left
 
 
-BATCH: Final = 16  # requests whose mean is one number for the tests
+BATCH: Final = 16  # requests per batch
 HOURS_100: Final = 360_000.0
-_KEPT: Final = (
-    WINDOWS[-1] + 1
-) * BATCH  # requests that are remembered one by one: as many as a shift may reach back
-_MOST_OPEN: Final = 8192  # requests that an output may be waited for behind
-_SETTLED: Final = 128  # requests since a shift that tell how it is now,
-_SETTLED_OUTPUTS: Final = 32  # and how many of them must have ended
-_OUTPUTS: Final = 512  # lengths that stand for those of all outputs
+_KEPT: Final = (WINDOWS[-1] + 1) * BATCH  # requests in memory: the longest reach of a shift
+_MOST_OPEN: Final = 8192  # unfinished requests before outputs are counted out of order
+_SETTLED: Final = 128  # requests since a shift
+_SETTLED_OUTPUTS: Final = 32  # ended requests since a shift
+_OUTPUTS: Final = 512  # sampled output lengths
 _HIGHEST_LEVEL: Final = 1e-3
-_LEAST_ROOT: Final = 1e-3  # cube root of the seconds between requests that come all at once
-_VARIATION: Final = (0.1, 10.0)  # of gaps, squared: a few requests can look more extreme than any service is
+_LEAST_ROOT: Final = 1e-3  # cube root of the gap between simultaneous requests, in seconds
+_VARIATION: Final = (0.1, 10.0)  # bounds of the squared CV of gaps, against outliers in small samples
 
 
 class Quantity(StrEnum):
-    """What is watched."""
+    """The monitored quantities."""
 
     RATE = "rate"
     PROMPT = "prompt"
@@ -96,9 +89,9 @@ class Quantity(StrEnum):
 
 
 class TrafficShift(msgspec.Struct, frozen=True, kw_only=True):
-    """A quantity that is another since `requests` requests ago.
+    """A shift of a quantity over the last `requests` requests.
 
-    `before` and `after` are requests per second, or the geometric mean of tokens. `sigmas` says how sure that is (see
+    `before` and `after` are requests per second or the geometric mean of tokens. `sigmas` is the significance (see
     `MeanChange`).
     """
 
@@ -114,7 +107,7 @@ class TrafficShift(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrafficSample(msgspec.Struct, frozen=True, kw_only=True):
-    """`rate` requests a second, whose gaps vary by CV² = 1/`burstiness`, with prompts and outputs like these."""
+    """Traffic to plan for: `rate` in requests per second, with gaps of CV² = 1/`burstiness`, and sampled lengths."""
 
     rate: float
     burstiness: float
@@ -123,16 +116,16 @@ class TrafficSample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Stream:
-    """Batch means of one quantity. `tested` makes them close to normal, `natural` leads from there to its unit."""
+    """Batch means of one quantity. `tested` makes them close to normal; `natural` converts them back."""
 
     def __init__(self, tested: Callable[[float], float], natural: Callable[[float], float]) -> None:
         self.changes = ChangePoint()
-        self.open = 0  # requests in the batch that is not full yet
+        self.open = 0  # requests in the incomplete batch
         self._sum = 0.0
         self._tested, self._natural = tested, natural
 
     def add(self, number: float) -> bool:
-        """True if that made a batch full."""
+        """Add a number; True if it completed a batch."""
         self._sum += number
         self.open += 1
         if self.open < BATCH:
@@ -155,13 +148,12 @@ class _Stream:
 
 
 class TrafficMonitor:
-    """Told of every request when it arrives and when it ends; says when the traffic is not what it was.
+    """Monitors arrivals and ends of requests and reports significant shifts by at least the factor `tolerance`.
 
-    A shift by less than the factor `tolerance`, up or down, is not worth a plan of its own and is not reported. A
-    request costs a few additions, and every sixteenth some dozen comparisons; memory does not grow.
+    A request costs a few additions, and each batch of 16 a few dozen comparisons. Memory is bounded.
 
-    Outputs count in the order in which their requests arrived. In the order in which they end the short ones would
-    come first whenever more requests come than before, which would look like shorter outputs.
+    Outputs are counted in order of arrival. In order of completion, short outputs would come first whenever the rate
+    rises, which looks like shorter outputs.
     """
 
     def __init__(self, tolerance: float = 1.25, false_alarm_s: float = HOURS_100) -> None:
@@ -175,13 +167,13 @@ class TrafficMonitor:
         self._arrivals: deque[tuple[float, int]] = deque(maxlen=_KEPT)  # time, prompt tokens
         self._outputs: deque[tuple[int, int]] = deque(maxlen=_KEPT)  # number of the request, output tokens
         self._count = 0
-        self._ended: dict[int, int | None] = {}  # those whose outputs wait for one that arrived before them
-        self._next = 0  # the request whose output comes next
+        self._ended: dict[int, int | None] = {}  # ended requests behind an unfinished earlier one
+        self._next = 0  # the next request in order of arrival
 
     # -- what happens -----------------------------------------------------------------------------------------------
 
     def arrived(self, prompt_tokens: int, now: float) -> int:
-        """A request; returns the number to tell its end by."""
+        """Add an arrival; returns the number to pass to `ended`."""
         if self._arrivals:
             self._add(Quantity.RATE, now - self._arrivals[-1][0])
         self._arrivals.append((now, prompt_tokens))
@@ -194,7 +186,7 @@ class TrafficMonitor:
         return number
 
     def ended(self, number: int, output_tokens: int | None) -> None:
-        """A request ended; `output_tokens` is None where it did not end by itself."""
+        """Add an end; `output_tokens` is None if the output is incomplete."""
         if number >= self._next:
             self._ended[number] = output_tokens
             self._release()
@@ -216,11 +208,11 @@ class TrafficMonitor:
 
     @property
     def alarmed(self) -> bool:
-        """Whether anything has shifted since it was accepted last."""
+        """Whether a shift has been detected since the last `accept`."""
         return len(self._alarmed) > 0
 
     def shifts(self) -> list[TrafficShift]:
-        """All that has shifted and not back again, and since when; takes longer than everything else here."""
+        """The shifts that still hold, located over all windows; the slowest operation of this class."""
         found: list[TrafficShift] = []
         for quantity in Quantity:
             if quantity in self._alarmed:
@@ -233,15 +225,15 @@ class TrafficMonitor:
         return found
 
     def settled(self, shifts: Sequence[TrafficShift]) -> bool:
-        """Whether enough has come since the last of `shifts` to say what the traffic is now."""
+        """Whether enough requests arrived and ended since the last of `shifts` to estimate the new traffic."""
         since = self._since(shifts)
         return self._count - since >= _SETTLED and len(self._ended_since(since)) >= _SETTLED_OUTPUTS
 
     def traffic(self, shifts: Sequence[TrafficShift], made: Callable[[int], int]) -> TrafficSample | None:
-        """What has come since the last of `shifts`; None where too little has to say anything.
+        """The traffic since the last of `shifts`; None if there is too little.
 
-        `made` says how many tokens a request has so far, by its number. Where hardly any outputs have ended since,
-        those from before have to do.
+        `made` returns the output tokens so far of a running request, by its number. With too few ends since the
+        shift, earlier outputs are used.
         """
         since = self._since(shifts)
         arrivals = list(islice(self._arrivals, max(0, len(self._arrivals) - (self._count - since)), None))
@@ -263,7 +255,7 @@ class TrafficMonitor:
         )
 
     def accept(self, shifts: Sequence[TrafficShift]) -> None:
-        """What has come since the last of `shifts` is from now on what everything is compared with."""
+        """Make the traffic since the last of `shifts` the new baseline."""
         since = self._since(shifts)
         came = self._count - since
         for quantity, stream in self._streams.items():
@@ -280,7 +272,7 @@ class TrafficMonitor:
         return max(ratio, 1.0 / ratio) >= self._tolerance
 
     def _level(self) -> float:
-        """What the chance of a comparison must be below: as many are made in `false_alarm_s` as one in this many."""
+        """The significance level of one comparison."""
         if len(self._arrivals) < 2:
             return 0.0
         passed_s = self._arrivals[-1][0] - self._arrivals[0][0]
@@ -289,7 +281,7 @@ class TrafficMonitor:
         return min(_HIGHEST_LEVEL, batches_s / (self._false_alarm_s * comparisons))
 
     def _since(self, shifts: Sequence[TrafficShift]) -> int:
-        """The first request after the last of the shifts; without any the first that is remembered."""
+        """The number of the first request after the last shift; without shifts, the oldest one in memory."""
         since = self._count - len(self._arrivals)
         for shift in shifts:
             if shift.quantity is Quantity.OUTPUT:
@@ -300,7 +292,7 @@ class TrafficMonitor:
         return since
 
     def _ended_since(self, since: int) -> list[int]:
-        """The outputs of the requests from this one on, as far as they have ended."""
+        """The output lengths of ended requests from this number on."""
         later = (tokens for number, tokens in self._ended.items() if number >= since and tokens is not None)
         return [*(tokens for number, tokens in self._outputs if number >= since), *later]
 
@@ -314,7 +306,7 @@ def _cube_root(mean: float) -> float:
 
 
 def _rate(root: float) -> float:
-    """Requests per second, from the cube root of the seconds between them."""
+    """Requests per second from the cube root of their mean gap."""
     return 1.0 / max(root, _LEAST_ROOT) ** 3
 
 

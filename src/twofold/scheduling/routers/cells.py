@@ -1,4 +1,4 @@
-"""Routing in two levels: first a cell, by what is known of it as a whole, then instances within it."""
+"""Two-level routing: a cell first, then instances within it."""
 
 from typing import ClassVar
 
@@ -11,11 +11,11 @@ from twofold.scheduling.routers.draws import drawn, two_of
 
 
 class CellSelector(FixedRoles):
-    """The upper level: of two cells that are drawn, the one with less for its instances to do.
+    """Picks the less loaded of two random cells.
 
-    Compared are the prompt tokens that wait for each instance that prefills and the KV tokens reserved on each that
-    decodes, as shares of what both cells have: a phase counts as much as the other, whatever its unit. The pools are
-    those of cells (`CellPools.whole`), and so is the route.
+    The load of a cell is its waiting prompt tokens per prefill instance plus its reserved KV tokens per decode
+    instance, each as a share of the sum over both cells. The pools and the route are those of cells
+    (`CellPools.whole`).
     """
 
     def route(self, request: Request, tokens: int, pools: Pools, now: float) -> Route | None:
@@ -29,10 +29,10 @@ class CellSelector(FixedRoles):
 
 
 class CellRouter(FixedRoles):
-    """Both levels: `within` picks the instances in a cell as it would in a cluster of its own.
+    """Picks a cell with `CellSelector` and instances within it with the router `within`.
 
-    So both instances of a request are in one cell, where links are fast, and a decision looks at one cell, however
-    many there are. Where no cell has both phases, or the one that was picked has nobody, `within` picks among all.
+    Both instances of a request are in one cell, where links are fast, and the cost of a decision does not grow with the
+    number of cells. If no cell can run both phases, `within` picks among all instances.
     """
 
     uses_cells: ClassVar[bool] = True
@@ -53,14 +53,14 @@ class CellRouter(FixedRoles):
     def route_in(
         self, name: str, request: Request, tokens: int, pools: CellPools, now: float
     ) -> Route | None:
-        """The lower level, in the cell of this name."""
+        """Route within a cell."""
         cell = pools.cells[name].pools
         cell.forecast = pools.forecast
         return self.within.route(request, tokens, cell, now)
 
 
 def _share(first: CellLoad, second: CellLoad) -> float:
-    """How much of both phases' load the first of two cells has: 1 where they have the same, between 0 and 2."""
+    """The load of the first of two cells, from 0 to 2; 1 if they are equal."""
     prompts = _part(
         first.pending_prefill_tokens / first.prefilling, second.pending_prefill_tokens / second.prefilling
     )

@@ -1,4 +1,4 @@
-"""Mooncake's Conductor: prefill where the first token is expected first, in view of what is in which cache."""
+"""Mooncake's Conductor: routing by predicted TTFT, including prefix cache hits."""
 
 from typing import Final
 
@@ -13,16 +13,16 @@ THRESHOLD: Final = 1.5
 
 
 class Conductor(ForecastingRouter):
-    """Mooncake (arXiv 2407.00079) section 6, Algorithm 1: the least predicted time to the first token.
+    """Picks the prefill instance with the least predicted TTFT (Mooncake, arXiv 2407.00079, section 6, algorithm 1).
 
-    An instance reuses the blocks of the prompt that are in its own cache. Where the longest prefix in any cache is more
-    than `threshold` times as long, it may as well fetch what it lacks: it will if the first token is expected
-    sooner that way. What was fetched, or computed again, stays, so blocks in demand come to be on many instances.
-    The paper gives no value for the threshold; None never fetches, which is the paper's baseline of local prefixes.
+    An instance reuses the blocks in its own cache. If the longest prefix in any cache is more than `threshold` times
+    as long, the instance fetches the missing blocks if that lowers the TTFT. Fetched blocks stay in its cache, which
+    replicates hot blocks. The paper gives no value for the threshold. None disables fetches: the paper's baseline of
+    local prefixes.
 
-    Two things are otherwise than in the paper. It fetches whenever the threshold says so, even if computing again
-    would be quicker; and it adds up transfer and queue, while here blocks travel while the prompts before theirs run.
-    Among equals, who was given least so far is next.
+    Two differences to the paper: it always fetches above the threshold, even if computing is faster, and it adds
+    transfer and queueing time, which overlap here. Ties go to the instance with the least prefill time assigned so
+    far.
     """
 
     def __init__(self, threshold: float | None = THRESHOLD) -> None:

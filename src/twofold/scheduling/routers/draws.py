@@ -1,4 +1,4 @@
-"""Numbers to draw by, the same in every run."""
+"""Reproducible pseudo-random draws."""
 
 from zlib import crc32
 
@@ -10,7 +10,7 @@ _MASK = (1 << 64) - 1
 
 
 def scrambled(turn: int) -> int:
-    """The number at place `turn` of a fixed pseudo-random sequence (the SplitMix64 generator, Steele et al., 2014)."""
+    """Number `turn` of a fixed pseudo-random sequence (SplitMix64, Steele et al., 2014)."""
     z = (turn * 0x9E3779B97F4A7C15) & _MASK
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
@@ -18,12 +18,12 @@ def scrambled(turn: int) -> int:
 
 
 def drawn(request: Request) -> int:
-    """64 bits that follow from the name of a request: routers that do not know of each other do not draw alike."""
+    """64 pseudo-random bits from the id of a request, so that independent controllers draw differently."""
     return scrambled(crc32(request.id.encode()) + 1)
 
 
 def two_of(pool: Pool, draw: int) -> tuple[InstanceLoad, InstanceLoad] | None:
-    """Two members of a pool, different ones where it has two, by 64 bits; None where it is empty."""
+    """Two members of a pool by 64 random bits, distinct if it has two; None if it is empty."""
     first = pool.nth(draw & 0xFFFFFFFF)
     if first is None:
         return None

@@ -1,7 +1,4 @@
-"""What routers have in common that go by predictions: how they pick the other instance, and what they answer.
-
-Load balance: the baseline that knows what waits, and not what is in the caches.
-"""
+"""Routers that use predictions: their base class, and routing by predicted queue length."""
 
 from abc import abstractmethod
 from typing import ClassVar
@@ -17,7 +14,7 @@ from twofold.scheduling.cluster.router import FixedRoles
 
 
 class PrefillChoice:
-    """Where a prompt is to be computed, with how many of its tokens reused, and when its first token is expected."""
+    """A prefill instance with the prompt tokens it reuses and the predicted TTFT."""
 
     __slots__ = ("fetch", "instance", "reused_tokens", "ttft_s")
 
@@ -30,9 +27,9 @@ class PrefillChoice:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class ForecastingRouter(FixedRoles):
-    """Prefill goes where `choose` says, and decode to the instance with the least reserved memory.
+    """`choose` picks the prefill instance; decode goes to the instance with the least reserved memory.
 
-    Where there is no prefill pool, one mixed instance does both.
+    Without a prefill pool, one mixed instance runs both phases.
     """
 
     needs_forecast: ClassVar[bool] = True
@@ -40,7 +37,7 @@ class ForecastingRouter(FixedRoles):
     def route(self, request: Request, tokens: int, pools: Pools, now: float) -> Route | None:
         forecast = pools.forecast
         if forecast is None:
-            raise RuntimeError("a router that goes by predictions was given none")
+            raise RuntimeError("the router needs a forecast")
         splits = len(pools.prefill) > 0
         prefill = self.choose(request, pools.prefill if splits else pools.mixed, forecast, now)
         if prefill is None:
@@ -57,14 +54,14 @@ class ForecastingRouter(FixedRoles):
     def choose(
         self, request: Request, pool: Pool, forecast: ClusterForecast, now: float
     ) -> PrefillChoice | None:
-        """None where the pool is empty."""
+        """Pick the prefill instance; None if the pool is empty."""
         ...
 
 
 class ShortestPredictedQueue(ForecastingRouter):
-    """Prefill goes where what was placed is predicted to be done first; among equals, to who was given least so far.
+    """Picks the prefill instance with the shortest predicted queue, then the least prefill time assigned so far.
 
-    Blocks that happen to be in the cache there are reused, but play no part in the choice.
+    Cached blocks are reused but do not affect the choice.
     """
 
     def choose(

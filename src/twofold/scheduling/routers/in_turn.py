@@ -1,4 +1,4 @@
-"""Round robin and random: the baselines that look at nothing."""
+"""Round-robin and random routing."""
 
 from collections.abc import Callable
 
@@ -10,10 +10,10 @@ from twofold.scheduling.routers.draws import scrambled
 
 
 class InTurn(FixedRoles):
-    """Each phase goes to a member of its pool by number. Without a prefill pool one mixed instance does both."""
+    """Picks members of the pools by number. Without a prefill pool, one mixed instance runs both phases."""
 
     def __init__(self, number: Callable[[int], int]) -> None:
-        """`number` gives the n-th number drawn, counted from 0."""
+        """`number` maps the count of decisions, from 0, to the number of a member."""
         self._number = number
         self._prefills = 0
         self._decodes = 0
@@ -41,5 +41,5 @@ def round_robin() -> InTurn:
 
 
 def at_random() -> InTurn:
-    """Each phase goes to any instance with equal probability, drawn alike in every run."""
+    """Each phase goes to a uniformly random instance, the same in every run."""
     return InTurn(scrambled)

@@ -1,7 +1,4 @@
-"""Join the shortest queue: the baselines that look at how much, or how many, is there.
-
-Roles by plan: they stay as they are until a plan, or an operator, changes them.
-"""
+"""Join the shortest queue, with fixed roles and with roles that re-planning changes."""
 
 from twofold.instance import InstanceLoad, Role
 from twofold.placement import Route
@@ -11,10 +8,9 @@ from twofold.scheduling.cluster.router import FixedRoles, Router
 
 
 class JoinShortestQueue(FixedRoles):
-    """Both instances are picked at arrival, among the pools as they were started.
+    """Picks the instance with the least of a measure for each phase, at arrival.
 
-    Prefill goes to the least of one measure and decode to the least of another; ties go to the instance that
-    joined first. Where there is no prefill pool, one mixed instance does both.
+    Ties go to the instance that joined first. Without a prefill pool, one mixed instance runs both phases.
     """
 
     def __init__(self, prefill: LoadMeasure, decode: LoadMeasure) -> None:
@@ -30,26 +26,26 @@ class JoinShortestQueue(FixedRoles):
 
 
 def by_tokens() -> JoinShortestQueue:
-    """Least pending tokens for prefill, least reserved memory for decode (Splitwise section 4.1, without its pools)."""
+    """Least pending tokens for prefill, least reserved memory for decode (Splitwise section 4.1, no mixed pool)."""
     return JoinShortestQueue(pending_tokens, reserved_tokens)
 
 
 def by_pending_tokens() -> JoinShortestQueue:
-    """Least pending tokens for both."""
+    """Least pending tokens for both phases."""
     return JoinShortestQueue(pending_tokens, pending_tokens)
 
 
 def by_requests() -> JoinShortestQueue:
-    """Fewest requests for both."""
+    """Fewest requests for both phases."""
     return JoinShortestQueue(requests, requests)
 
 
 class PlannedRoles(Router):
-    """Join the shortest queue among instances whose roles may be changed while they run.
+    """Join the shortest queue among instances with changing roles.
 
-    Prefill goes to the least pending tokens and decode to the least reserved memory, as with `jsq`. An instance that
-    has changed its role ends what it had, so every one must be able to do both phases; where nobody is left for a
-    phase, others do it.
+    Prefill goes to the least pending tokens and decode to the least reserved memory, as in `jsq`. An instance that
+    changed its role first finishes its requests, so every instance must support both phases. If a phase has no
+    instances, those of the other phase run it.
     """
 
     def route(self, request: Request, tokens: int, pools: Pools, now: float) -> Route | None:

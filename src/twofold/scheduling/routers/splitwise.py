@@ -1,4 +1,4 @@
-"""Splitwise's cluster-level scheduler: three pools, of which the mixed one grows and shrinks with the load."""
+"""Splitwise's cluster-level scheduler: three pools, with a mixed pool that grows and shrinks with the load."""
 
 from typing import ClassVar, Final
 
@@ -16,13 +16,12 @@ _MIXED: Final = Role.MIXED
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class SplitwiseRouter(Router):
-    """Splitwise section 4.1: join the shortest queue for both phases at once, at arrival.
+    """Join the shortest queue for both phases at arrival (Splitwise section 4.1).
 
-    Prefill goes to the least pending tokens of the prefill pool, unless its queue is longer than the threshold;
-    then of the mixed pool; then an instance is taken from the decode pool and becomes mixed. Decode likewise, by
-    memory in use, refused by an instance where the request's KV cache does not fit. If there is nothing to take,
-    both phases run where the least is pending. A mixed instance goes back to its own pool when it has no work
-    of the other kind.
+    Prefill goes to the prefill pool by pending tokens; if the queue exceeds the threshold, to the mixed pool; if that
+    is full too, an instance of the decode pool becomes mixed. Decode goes likewise by reserved memory, to instances
+    where the KV cache fits. If no instance can become mixed, the instance with the fewest pending tokens runs both
+    phases. A mixed instance returns to its home pool when it has no work of the other phase.
     """
 
     MAX_PENDING_TOKENS: ClassVar[int] = 8192  # the setting of its published experiments
@@ -62,7 +61,7 @@ class SplitwiseRouter(Router):
 
 
 class SplitwiseSimRouter(SplitwiseRouter):
-    """As SplitwiseSim: a mixed instance returns to its own pool only when it is idle."""
+    """As SplitwiseSim: a mixed instance returns to its home pool only when it is idle."""
 
     needs_idle_events: ClassVar[bool] = True
 
@@ -79,7 +78,7 @@ def _take(load: InstanceLoad | None, moves: list[RoleMove]) -> InstanceLoad | No
 
 
 def _least_of_all(pools: Pools, moves: list[RoleMove]) -> InstanceLoad | None:
-    """Where the least is pending in the whole cluster; those just moved count as mixed, after the others there."""
+    """The instance with the fewest pending tokens; instances that just moved rank last among equals."""
     moved = {move.instance for move in moves}
     candidates = [pool.least(pending_tokens) for pool in (pools.prefill, pools.mixed, pools.decode)]
     known = [load for load in candidates if load is not None]

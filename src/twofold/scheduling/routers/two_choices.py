@@ -1,4 +1,4 @@
-"""The power of two choices: the less loaded of two that are drawn."""
+"""The power of two choices: the less loaded of two random instances."""
 
 from twofold.instance import InstanceLoad
 from twofold.placement import Route
@@ -9,12 +9,12 @@ from twofold.scheduling.routers.draws import drawn, scrambled, two_of
 
 
 class TwoChoices(FixedRoles):
-    """Draw two instances for each phase and take the one with less: pending tokens for prefill, reserved memory for
-    decode.
+    """Draws two instances for each phase and picks the one with fewer pending tokens (prefill) or less reserved memory
+    (decode).
 
-    Mitzenmacher (The Power of Two Choices in Randomized Load Balancing, IEEE TPDS 2001): nearly as good as the least
-    of all, and, because who looks least loaded is not where everybody goes, better once loads are known late (How
-    Useful Is Old Information?, IEEE TPDS 2000). Without a prefill pool one mixed instance does both.
+    Nearly as good as the least loaded of all (Mitzenmacher, The Power of Two Choices in Randomized Load Balancing, IEEE
+    TPDS 2001), and better with outdated loads, because requests do not all go to the same instance (How Useful Is Old
+    Information?, IEEE TPDS 2000). Without a prefill pool, one mixed instance runs both phases.
     """
 
     def route(self, request: Request, tokens: int, pools: Pools, now: float) -> Route | None:

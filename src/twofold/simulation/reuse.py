@@ -59,8 +59,9 @@ class HostCache:
 
 
 def make_cache(name: str, spec: CacheSpec, prefixes: PrefixIndex, kv_bytes_per_token: int) -> TieredCache:
-        """Pin the cached leading blocks of a prompt until `release`; returns their number by tier."""
-    block.
+    """Create an empty cache that registers its blocks in `prefixes`.
+
+    Raises ConfigurationError if a tier is smaller than a block.
     """
     watcher = _Watcher(name, prefixes)
     tiers = []

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
-from twofold.scheduling.overload import OVERLOADS
+from twofold.scheduling.admission.overload import OVERLOAD_RULES
 
 from twofold.cluster.spec import CacheSpec, ClusterSpec, PoolSpec
 from twofold.hardware.catalog import load_catalog
@@ -133,7 +133,7 @@ def main() -> int:
     parser.add_argument("--requests", type=int, help="number of requests")
     parser.add_argument("--prefill", type=int, default=8)
     parser.add_argument("--decode", type=int, default=8)
-    parser.add_argument("--only", choices=tuple(OVERLOADS), help="run one rule without a verdict")
+    parser.add_argument("--only", choices=tuple(OVERLOAD_RULES), help="run one rule without a verdict")
     args = parser.parse_args()
     slo = Slo.parse(args.slo)
     console = Console(width=160)
@@ -147,7 +147,7 @@ def main() -> int:
     ):
         table.add_column(heading, justify="left" if heading == "rule" else "right")
     results: dict[str, SimulationResult] = {}
-    for name in OVERLOADS if args.only is None else (args.only,):
+    for name in OVERLOAD_RULES if args.only is None else (args.only,):
         arriving = take(scale_rate(open_trace(args.trace), args.speed), args.requests)
         results[name] = simulate(
             cluster(args), arriving, catalog=load_catalog(), slo=slo, series=False, overload=name

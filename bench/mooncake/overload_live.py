@@ -25,7 +25,7 @@ from pathlib import Path
 
 import msgspec
 from rich.console import Console
-from twofold.scheduling.overload import OVERLOADS
+from twofold.scheduling.admission.overload import OVERLOAD_RULES
 
 from twofold.bench.client import Client, ClientConfig
 from twofold.bench.endpoint import discover
@@ -149,7 +149,7 @@ def main() -> int:
     )
     parser.add_argument("model", type=Path)
     parser.add_argument("--profile", type=Path)
-    parser.add_argument("--rule", choices=tuple(OVERLOADS), default="predicted")
+    parser.add_argument("--rule", choices=tuple(OVERLOAD_RULES), default="predicted")
     parser.add_argument("--load", type=float, default=2.0, help="load relative to the service's capacity")
     parser.add_argument("--requests", type=int, default=300)
     parser.add_argument("--workload", default="azure-conv")

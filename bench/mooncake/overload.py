@@ -23,11 +23,11 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
-from twofold.scheduling.admission.overload import OVERLOAD_RULES
 
 from twofold.cluster.spec import CacheSpec, ClusterSpec, PoolSpec
 from twofold.hardware.catalog import load_catalog
 from twofold.instance import Role
+from twofold.scheduling.admission.overload import OVERLOAD_RULES
 from twofold.simulation.overload import DECODE, PREFILL
 from twofold.simulation.result import SimulationResult
 from twofold.simulation.series import Series

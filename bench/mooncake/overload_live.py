@@ -25,7 +25,6 @@ from pathlib import Path
 
 import msgspec
 from rich.console import Console
-from twofold.scheduling.admission.overload import OVERLOAD_RULES
 
 from twofold.bench.client import Client, ClientConfig
 from twofold.bench.endpoint import discover
@@ -39,6 +38,7 @@ from twofold.fidelity.service import ServiceDesign, SimulatedService, clients_be
 from twofold.hardware.catalog import load_catalog
 from twofold.performance.host_profile import read_host_profile
 from twofold.request import Request
+from twofold.scheduling.admission.overload import OVERLOAD_RULES
 from twofold.slo import Slo
 from twofold.timeline import Timeline
 from twofold.workload.source import workload

@@ -21,7 +21,7 @@ def live(prompt=(7, 8, 9), outputs=6, min_tokens=0):
 
 
 def begin(request):
-    return request.begin(request.what_is_left(), PLACEMENT)
+    request.begin(request.remaining(), PLACEMENT)
 
 
 def outputs(count, first=100):
@@ -51,9 +51,9 @@ def test_an_attempt_resumes_after_the_last_known_token(made_by_each, min_tokens)
     request = live(outputs=20, min_tokens=min_tokens)
     seen = []
     for number, made in enumerate(made_by_each):
-        attempt = begin(request)
-        generation = attempt.generation
-        assert attempt.id == generation.request.id == f"r~{number}"
+        begin(request)
+        generation = request.current
+        assert generation.request.id == f"r~{number}"
         assert generation.prompt_token_ids == [7, 8, 9, *(output.token_id for output in seen)]
         assert generation.request.prompt_tokens == len(generation.prompt_token_ids)
         assert generation.request.output_tokens == generation.sampling.max_tokens == 20 - len(seen)
@@ -62,7 +62,7 @@ def test_an_attempt_resumes_after_the_last_known_token(made_by_each, min_tokens)
         assert generation.sampling.seed == 5
         for output in outputs(20, first=100 + len(seen))[:made]:
             seen += request.push(output)
-        request.lose()
+        request.end_attempt()
     assert [output.index for output in seen] == list(range(len(seen)))
     assert [output.token_id for output in seen] == [100 + i for i in range(len(seen))]
 
@@ -71,7 +71,7 @@ def test_out_of_order_tokens_are_dropped_with_their_attempt():
     request = live()
     begin(request)
     assert request.push(outputs(6)[1]) == []
-    request.lose()
+    request.end_attempt()
     begin(request)
     assert [output.index for output in request.push(outputs(6)[0])] == [0]
 
@@ -80,12 +80,12 @@ def test_failed_attempts_are_counted_until_a_token_arrives():
     request = live()
     for _ in range(3):
         begin(request)
-        request.lose()
-    assert request.in_vain == 3
+        request.end_attempt()
+    assert request.failed_in_a_row == 3
     begin(request)
     request.push(outputs(6)[0])
-    request.lose()
-    assert request.in_vain == 0
+    request.end_attempt()
+    assert request.failed_in_a_row == 0
 
 
 def test_a_failure_is_raised_after_the_received_tokens():
@@ -113,7 +113,7 @@ def test_the_stage_follows_the_attempts_progress():
         stages.append(request.stage)
         request.handed_off = True
         stages.append(request.stage)
-        request.lose()
+        request.end_attempt()
         begin(request)
         stages.append(request.stage)
         request.push(tokens[1])  # before the first token of this attempt

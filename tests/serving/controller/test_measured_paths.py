@@ -119,7 +119,7 @@ def test_ranks_transfer_in_parallel():
         paths = MeasuredPaths()
         for name, split in (("p0", source), ("d0", target)):
             message = registered(name, PrefillSpeed(fixed_s=0.0, s_per_token=1e-4))
-            memory = msgspec.structs.replace(message.peer.memory, layout=layout, split=split)
+            memory = msgspec.structs.replace(message.peer.memory, layout=layout, sharding=split)
             paths.registered(
                 msgspec.structs.replace(message, peer=msgspec.structs.replace(message.peer, memory=memory))
             )

@@ -244,10 +244,10 @@ def test_remote_times_are_converted_to_the_local_clock():
     scene = Scene().up()
     scene.registry.expect("r", Role.DECODE)
     scene.registry.register(registered("r", host="b", now_s=5000.0), 10.0)
-    assert scene.registry.ours("r", 5002.0) == 12.0
-    assert scene.registry.ours("p", 5002.0) == 5002.0
+    assert scene.registry.to_local_time("r", 5002.0) == 12.0
+    assert scene.registry.to_local_time("p", 5002.0) == 5002.0
     scene.registry.heartbeat(Alive(instance="r", epoch=1, now_s=5001.5), 11.0)
-    assert scene.registry.ours("r", 5001.5) == 11.0
+    assert scene.registry.to_local_time("r", 5001.5) == 11.0
 
 
 def test_a_removed_worker_is_not_restarted():

@@ -37,7 +37,7 @@ class Events:
     def __init__(self):
         self.tokens, self.reused, self.arrivals = [], 0, 0
 
-    def begun(self, attempt_id, at_s):
+    def prefill_started(self, attempt_id, at_s):
         pass
 
     def token(self, attempt_id, output, instance, started_s, now):
@@ -45,7 +45,7 @@ class Events:
         self.reused += output.reused_tokens
         self.finish = output.finish_reason
 
-    def arrived(self, attempt_id, started_s, ended_s):
+    def handed_off(self, attempt_id, started_s, ended_s):
         assert started_s <= ended_s
         self.arrivals += 1
 

@@ -17,12 +17,11 @@ from twofold.serving.controller.health import WorkerHealth
 from twofold.serving.controller.heartbeat import ALIVE_S
 from twofold.serving.controller.mailbox import Inbox
 from twofold.serving.controller.membership import Membership, WorkerRoles
-from twofold.serving.controller.progress import Progress
 from twofold.serving.controller.prompt_keys import PromptKeys
 from twofold.serving.controller.registry import WorkerRegistry
 from twofold.serving.controller.remote import Hosts, RemoteWorkers
 from twofold.serving.controller.replanning import DegradedMode, LiveReplanning
-from twofold.serving.controller.requests import Requests
+from twofold.serving.controller.requests import LiveRequests
 from twofold.serving.controller.service import PoolMember, ServedModel
 from twofold.serving.messages import (
     Alive,
@@ -85,7 +84,7 @@ class Controller:
         health = WorkerHealth(cluster, registry, telemetry)
         subscribers = (cluster, overload, recorder, health, self._replanning, telemetry, admission)
         events = RequestEvents(each for each in subscribers if each is not None)
-        self._requests = Requests(
+        self._requests = LiveRequests(
             cluster,
             admission,
             registry,
@@ -95,17 +94,10 @@ class Controller:
             recorder,
             announces=roles_move,
             recomputes=recomputes,
+            reuses=prompt_keys is not None,
             overload=overload,
             prompt_keys=prompt_keys,
             forecast=forecast,
-        )
-        self._progress = Progress(
-            self._requests,
-            registry,
-            telemetry,
-            events,
-            overload=overload,
-            reuses=prompt_keys is not None,
         )
         self._membership = Membership(
             self._requests, cluster, registry, self._roles, health, telemetry, paths, forecast, self._open
@@ -147,7 +139,7 @@ class Controller:
             if self._hosts.joined:
                 self._remote.sweep(time.monotonic())
             self._membership.sweep(time.monotonic())
-            self._requests.look()
+            self._requests.check_waiting()
 
     async def wait_ready(self) -> None:
         """Wait until every expected worker has registered and both phases have a worker."""
@@ -191,13 +183,13 @@ class Controller:
         match message:
             case StepDone():
                 self._membership.status(message)
-                self._progress.stepped(message)
+                self._requests.stepped(message)
             case Alive():
                 self._registry.heartbeat(message, time.monotonic())
             case PrefillStarted(request_id=attempt_id):
-                self._progress.prefill_started(attempt_id)
+                self._requests.announced(attempt_id)
             case LeaseGranted(lease=lease):
-                self._progress.leased(lease)
+                self._requests.leased(lease)
             case Status():
                 self._membership.status(message)
             case BlocksChanged():
@@ -209,7 +201,7 @@ class Controller:
             case StoreStatus():
                 self._telemetry.store(message)
             case HandoffReport():
-                self._progress.handed_off(message)
+                self._requests.reported_handoff(message)
             case RequestFailed(instance=instance, request_id=attempt_id, reason=reason):
                 self._requests.replay(attempt_id, instance, reason)
                 self._requests.place_waiting()
@@ -225,7 +217,7 @@ class Controller:
 
     def ready(self) -> bool:
         """Return whether a new request would be placed at once."""
-        return self._requests.taking and self._roles.able
+        return self._requests.admitting and self._roles.able
 
     def generate(self, generation: Generation) -> AsyncGenerator[TokenOutput, None]:
         """Yield output tokens in order. Closing the generator early aborts the request on every worker."""

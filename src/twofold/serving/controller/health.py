@@ -47,7 +47,7 @@ class WorkerGroup(Protocol):
         """Send a Prefill, Reserve or Abort. The message is dropped if the worker is not up."""
         ...
 
-    def ours(self, instance: str, moment_s: float) -> float:
+    def to_local_time(self, instance: str, moment_s: float) -> float:
         """Convert a time of the worker's monotonic clock to the local one."""
         ...
 

@@ -53,17 +53,8 @@ def deadline_error() -> RequestError:
     )
 
 
-class Attempt(msgspec.Struct, frozen=True):
-    """One run of a request, which starts at output token `first_index`."""
-
-    id: str
-    generation: Generation
-    placed: PlacedRequest
-    first_index: int
-
-
 class LiveRequest:
-    """Orders the tokens of a request for the task that streams them.
+    """A request and its current attempt; orders the tokens for the task that streams them.
 
     An attempt's first token comes from the prefill instance and the others from the decode instance, so the second may
     arrive before the first.
@@ -75,11 +66,13 @@ class LiveRequest:
         self.queued = QueuedRequest(
             generation.request, generation.key, generation.priority, generation.deadline_s
         )
-        self.attempt: Attempt | None = None
+        self.placed: PlacedRequest | None = None  # the current attempt
+        self.current = generation  # generation of the current attempt
+        self.first_index = 0  # index of the current attempt's first token
         self.attempts = 0
         self.handed_off = False  # the KV of this attempt is on its decode instance
         self.predicted_ttft_s: float | None = None  # overload control's prediction for the first attempt
-        self.in_vain = 0  # consecutive attempts without a token
+        self.failed_in_a_row = 0  # attempts without a token
         self._tokens: list[int] = []
         self._ordered: deque[TokenOutput] = deque()
         self._early: dict[int, TokenOutput] = {}
@@ -94,16 +87,15 @@ class LiveRequest:
     @property
     def stage(self) -> AttemptStage:
         """Stage of the attempt, as far as the controller knows."""
-        attempt = self.attempt
         if self._early:  # only decode tokens arrive early
             return AttemptStage.DECODE
-        made = 0 if attempt is None else len(self._tokens) - attempt.first_index
-        if attempt is None or not made:
+        made = len(self._tokens) - self.first_index
+        if self.placed is None or not made:
             return AttemptStage.PROMPT
-        waits = made == 1 and attempt.placed.route.splits and not self.handed_off
+        waits = made == 1 and self.placed.route.splits and not self.handed_off
         return AttemptStage.HANDOFF if waits else AttemptStage.DECODE
 
-    def what_is_left(self) -> Generation:
+    def remaining(self) -> Generation:
         """Return the generation of the next attempt, with the received tokens appended to its prompt.
 
         Sampling is keyed by seed and position, so the remaining tokens do not change.
@@ -129,24 +121,23 @@ class LiveRequest:
             ),
         )
 
-    def begin(self, generation: Generation, placed: PlacedRequest) -> Attempt:
+    def begin(self, generation: Generation, placed: PlacedRequest) -> None:
         """Start the next attempt with this placement."""
-        self.attempt = Attempt(generation.request.id, generation, placed, len(self._tokens))
+        self.placed, self.current, self.first_index = placed, generation, len(self._tokens)
         self.attempts += 1
         self.handed_off = False
-        return self.attempt
 
-    def lose(self) -> None:
+    def end_attempt(self) -> None:
         """End the attempt and drop its out-of-order tokens."""
-        if self.attempt is not None:
-            self.in_vain = self.in_vain + 1 if self.attempt.first_index == len(self._tokens) else 0
-        self.attempt = None
+        if self.placed is not None:
+            self.failed_in_a_row = self.failed_in_a_row + 1 if self.first_index == len(self._tokens) else 0
+        self.placed = None
         self._early.clear()
 
     def push(self, output: TokenOutput) -> list[TokenOutput]:
         """Add a token of the attempt and return the tokens that are now in order."""
-        if self.attempt is not None and self.attempt.first_index:
-            output = msgspec.structs.replace(output, index=output.index + self.attempt.first_index)
+        if self.first_index:
+            output = msgspec.structs.replace(output, index=output.index + self.first_index)
         self._early[output.index] = output
         ordered: list[TokenOutput] = []
         while (ready := self._early.pop(len(self._tokens), None)) is not None:

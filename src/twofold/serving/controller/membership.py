@@ -11,7 +11,7 @@ from twofold.scheduling.instance.status import InstanceStatus
 from twofold.serving.controller.forecast import LiveForecast, MeasuredPaths
 from twofold.serving.controller.health import Worker, WorkerGroup, WorkerHealth
 from twofold.serving.controller.registry import WorkerRegistry
-from twofold.serving.controller.requests import Requests
+from twofold.serving.controller.requests import LiveRequests
 from twofold.serving.controller.service import PoolMember
 from twofold.serving.messages import InstanceFenced, InstanceLost, Registered, Shutdown, Status, StepDone
 from twofold.serving.telemetry.telemetry import Telemetry
@@ -84,7 +84,7 @@ class Membership:
 
     def __init__(
         self,
-        requests: Requests,
+        requests: LiveRequests,
         cluster: ClusterScheduler,
         registry: WorkerRegistry,
         roles: WorkerRoles,

@@ -154,7 +154,7 @@ class WorkerRegistry:
         """Time of the last heartbeat."""
         return self.members[instance].heard_s
 
-    def ours(self, instance: str, moment_s: float) -> float:
+    def to_local_time(self, instance: str, moment_s: float) -> float:
         """Convert a time of a worker's monotonic clock to the controller's."""
         clock = self.members[instance].clock if instance in self.members else None
         return moment_s if clock is None else clock.to_local(moment_s)

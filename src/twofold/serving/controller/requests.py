@@ -1,7 +1,6 @@
-"""The requests that are alive: taken, placed on workers, replayed when those are lost, and ended.
+"""Live requests: admitted, placed on workers, followed by the workers' reports, replayed after losses, and ended.
 
-`generate` is the life of a request as its client sees it. What workers say of it comes through progress.py, which hands
-its tokens to the LiveRequest that `generate` waits for, and ends it here.
+`generate` is a request's life for its client. Reports of workers on its attempts arrive here and advance it.
 """
 
 import asyncio
@@ -11,38 +10,46 @@ from collections.abc import AsyncGenerator
 
 from twofold.errors import InstanceLostError, RequestError, TwofoldError
 from twofold.events import Recorder, RequestEvents
-from twofold.handoff import HandoffMode
+from twofold.handoff import HandoffMode, Lease
+from twofold.placement import PlacedRequest
 from twofold.request import FinishReason, Generation, TokenOutput
 from twofold.scheduling.admission.admission import Admission
 from twofold.scheduling.admission.overload import OverloadControl
 from twofold.scheduling.cluster.scheduler import ClusterScheduler
 from twofold.serving.controller.forecast import LiveForecast
 from twofold.serving.controller.health import WorkerGroup, WorkerHealth
-from twofold.serving.controller.live_request import Attempt, LiveRequest, deadline_error, rejection_error
+from twofold.serving.controller.live_request import LiveRequest, deadline_error, rejection_error
 from twofold.serving.controller.prompt_keys import BlockNaming
-from twofold.serving.messages import Abort, Prefill, Reserve
+from twofold.serving.messages import (
+    Abort,
+    HandoffEnded,
+    HandoffReport,
+    LeaseGranted,
+    Prefill,
+    Reserve,
+    StepDone,
+)
 from twofold.serving.telemetry.telemetry import Telemetry
 from twofold.timeline import Moment, Timeline
 
 log = logging.getLogger(__name__)
 
-# A request that was lost so often without a token in between may be what ends the workers.
-MAX_FAILED_ATTEMPTS = 8
+MAX_FAILED_ATTEMPTS = 8  # consecutive attempts without a token: the request itself may crash workers
 
 
-class Requests:
-    """Knows every request from when it is taken to its end, and the attempt of each that runs now.
+class LiveRequests:
+    """All live requests and their current attempts.
 
-    None is taken before `open`, nor any more once it drains or all have failed. With `announces` room on the decode
-    instance is asked for when a prefill starts (docs/decisions/0007). With `recomputes` that instance is given the
-    prompt as well.
+    Requests are admitted from `open` until `drain` or `fail_all`. With `announces`, room on the decode instance is
+    requested when a prefill starts (docs/decisions/0007). With `recomputes`, the decode instance gets the prompt as
+    well. With `reuses`, workers report how many prompt tokens they found in their prefix cache.
     """
 
     def __init__(
         self,
         cluster: ClusterScheduler,
         admission: Admission,
-        fleet: WorkerGroup,
+        workers: WorkerGroup,
         health: WorkerHealth,
         telemetry: Telemetry,
         events: RequestEvents,
@@ -50,64 +57,64 @@ class Requests:
         *,
         announces: bool,
         recomputes: bool,
-        overload: OverloadControl | None,
-        prompt_keys: BlockNaming | None,
-        forecast: LiveForecast | None,
+        reuses: bool,
+        overload: OverloadControl | None = None,
+        prompt_keys: BlockNaming | None = None,
+        forecast: LiveForecast | None = None,
     ) -> None:
-        self._cluster, self._admission, self._fleet, self._health = cluster, admission, fleet, health
+        self._cluster, self._admission, self._workers, self._health = cluster, admission, workers, health
         self._telemetry, self._events, self._recorder = telemetry, events, recorder
-        self._announces, self._recomputes = announces, recomputes
-        self._overload, self._prompt_keys = overload, prompt_keys
-        self._forecast = forecast
+        self._announces, self._recomputes, self._reuses = announces, recomputes, reuses
+        self._overload, self._prompt_keys, self._forecast = overload, prompt_keys, forecast
         self._live: dict[str, LiveRequest] = {}
-        self._attempts: dict[str, LiveRequest] = {}  # by the attempt that runs now
+        self._attempts: dict[str, LiveRequest] = {}  # by the id of the current attempt
         self._opened = asyncio.Event()
         self._closed = False
         self._idle = asyncio.Event()
 
-    def of(self, attempt_id: str) -> LiveRequest | None:
-        """The request whose attempt this is; None where that is over."""
+    def find(self, attempt_id: str) -> LiveRequest | None:
+        """Return the request of an attempt; None if the attempt has ended."""
         return self._attempts.get(attempt_id)
 
-    # -- whether any are taken ----------------------------------------------------------------------------------------
+    # -- opening and closing ----------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """From now on requests are taken."""
+        """Start to admit requests."""
         self._opened.set()
 
     async def opened(self) -> None:
-        """Wait until requests are taken."""
+        """Wait until requests are admitted."""
         await self._opened.wait()
 
     @property
-    def taking(self) -> bool:
-        """Whether a request that came now would be taken, as far as that depends on the life of the service."""
+    def admitting(self) -> bool:
+        """Whether the service is open for new requests."""
         return self._opened.is_set() and not self._closed
 
     async def drain(self) -> None:
-        """Take no more, and wait until those that are here have ended."""
+        """Admit no more requests, and wait until the live ones have ended."""
         self._closed = True
         self._idle.clear()
         if self._live:
             await self._idle.wait()
 
     def fail_all(self, reason: str) -> None:
-        """Take no more, and none that is here can go on."""
+        """Admit no more requests, and fail the live ones."""
         self._closed = True
         for live in list(self._live.values()):
             self.fail(live, InstanceLostError(reason))
 
-    # -- come -------------------------------------------------------------------------------------------------------
+    # -- admission and placement ------------------------------------------------------------------------------------
 
     async def generate(self, generation: Generation) -> AsyncGenerator[TokenOutput, None]:
-        """Yield the output tokens of a request in order, as `Service.generate` says.
+        """Yield the output tokens of a request in order (see `Service.generate`).
 
         Closing the generator early aborts the request on every worker.
         """
-        if not self.taking:
-            what = "is about to end" if self._closed else "is starting"
-            raise RequestError(f"the service {what} and takes no requests", status=503, code="not_ready")
-        live = self._take(generation)
+        if not self.admitting:
+            what = "shutting down" if self._closed else "starting"
+            raise RequestError(f"the service is {what} and takes no requests", status=503, code="not_ready")
+        live = self._admit(generation)
         try:
             while True:
                 output = await live.next()
@@ -115,20 +122,18 @@ class Requests:
                 if output.finish_reason is not None:
                     return
         finally:
-            # The client has everything, and then the request has ended already, or has gone.
-            self.end(live, FinishReason.ABORT)
+            self.end(live, FinishReason.ABORT)  # no effect after the last token
 
-    def _take(self, generation: Generation) -> LiveRequest:
-        """A request begins, or waits for that; raises RequestError where it is refused."""
+    def _admit(self, generation: Generation) -> LiveRequest:
+        """Admit a request and place it, or let it wait; raises RequestError for a rejected one."""
         if self._prompt_keys is not None:
             generation = self._prompt_keys.name(generation)
         request, live, now = generation.request, LiveRequest(generation), time.monotonic()
         self._events.arrived(request, now)
         refusal = self._admission.offer(live.queued, now)
         if refusal is not None:
-            timeline = Timeline(
-                request, {Moment.ARRIVED: request.arrival_s}, finish_reason=FinishReason.ERROR
-            )
+            moments = {Moment.ARRIVED: request.arrival_s}
+            timeline = Timeline(request, moments, finish_reason=FinishReason.ERROR)
             self._events.rejected(timeline, refusal.reason, now)
             raise rejection_error(refusal)
         self._live[request.id] = live
@@ -136,8 +141,8 @@ class Requests:
         self.place_waiting()
         return live
 
-    def look(self) -> None:
-        """What nobody says: somebody may take those that wait now, or nobody waits for their answers any more."""
+    def check_waiting(self) -> None:
+        """Place waiting requests, and fail those past their deadline. Call this periodically."""
         self.place_waiting()
         for queued in self._admission.expired(time.monotonic()):
             self._telemetry.deadline_missed()
@@ -145,113 +150,199 @@ class Requests:
         self._telemetry.held(self._admission.waiting)
 
     def place_waiting(self) -> None:
-        """Those that wait, as far as somebody can take them, in the order that admission gives them."""
+        """Place waiting requests in the order of admission, as long as workers can take them."""
         now = time.monotonic()
         while (queued := self._admission.next(now)) is not None:
             if not self._place(self._live[queued.id]):
                 self._admission.put_back(queued, now)
                 return
 
-    def place_on_resumed(self) -> None:
+    def _place_on_resumed(self) -> None:
         """Place waiting requests if the last events resumed a worker."""
         if self._health.take_resumed():
             self.place_waiting()
 
     def _place(self, live: LiveRequest) -> bool:
-        """Begin an attempt; False if no instance can take it now."""
-        generation, now = live.what_is_left(), time.monotonic()
+        """Start an attempt; False if no instance can take it now."""
+        generation, now = live.remaining(), time.monotonic()
         placed = self._cluster.place(generation.request, now)
         if placed is None:
             return False
         placed.request_id = live.id
-        attempt = live.begin(generation, placed)
-        self._attempts[attempt.id] = live
+        live.begin(generation, placed)
+        self._attempts[placed.id] = live
         self._events.placed(placed, now)
         if self._overload is not None and live.attempts == 1:
-            live.predicted_ttft_s = self._overload.ledger.predicted_ttft_s(attempt.id)
-        self._send(attempt)
+            live.predicted_ttft_s = self._overload.ledger.predicted_ttft_s(placed.id)
+        self._send(generation, placed)
         return True
 
-    def _send(self, attempt: Attempt) -> None:
-        """An attempt goes to the worker that prefills it, and to the one that decodes it."""
-        generation, route, mode = attempt.generation, attempt.placed.route, attempt.placed.mode
+    def _send(self, generation: Generation, placed: PlacedRequest) -> None:
+        """Send an attempt to its prefill worker and, if room is reserved in advance, its decode worker."""
+        route, mode = placed.route, placed.mode
         fetch = None if self._forecast is None else self._forecast.fetch_of(route)
         if not route.splits:
-            self._fleet.send(route.prefill, Prefill(generation=generation, fetch=fetch))
+            self._workers.send(route.prefill, Prefill(generation=generation, fetch=fetch))
             return
-        # Room is asked for when the prompt starts: then, and not sooner, its KV is on its way.
         announce = self._announces or mode is HandoffMode.PULL
         prefill = Prefill(
             generation=generation, target=route.decode, mode=mode, announce=announce, fetch=fetch
         )
-        self._fleet.send(route.prefill, prefill)
+        self._workers.send(route.prefill, prefill)
         if not announce:
-            self.reserve(attempt)
+            self._reserve(generation, placed)
 
-    def reserve(self, attempt: Attempt) -> None:
-        """Ask the worker that decodes an attempt for room."""
-        generation, route = attempt.generation, attempt.placed.route
+    def _reserve(self, generation: Generation, placed: PlacedRequest) -> None:
         reserve = Reserve(
             request=generation.request,
             sampling=generation.sampling,
-            source=route.prefill,
+            source=placed.route.prefill,
             prompt_token_ids=generation.prompt_token_ids if self._recomputes else None,
         )
-        self._fleet.send(route.decode, reserve)
+        self._workers.send(placed.route.decode, reserve)
 
-    # -- go ---------------------------------------------------------------------------------------------------------
+    # -- reports of workers -----------------------------------------------------------------------------------------
+
+    def announced(self, attempt_id: str) -> None:
+        """Request room on the decode worker at the start of an announced prefill."""
+        live = self._attempts.get(attempt_id)
+        if live is not None and live.placed is not None:
+            self._reserve(live.current, live.placed)
+
+    def leased(self, lease: Lease) -> None:
+        """Forward a lease to its source while the request is live; otherwise return it, as nothing will be written."""
+        if lease.request_id in self._attempts:
+            self._workers.send(lease.source, LeaseGranted(lease=lease))
+        else:
+            self._workers.send(lease.instance, HandoffEnded(request_id=lease.request_id, epoch=lease.epoch))
+
+    def stepped(self, message: StepDone) -> None:
+        """Record the end of an iteration: started prefills and new tokens."""
+        now, instance = time.monotonic(), message.instance
+        started_s = self._workers.to_local_time(instance, message.started_s)
+        self._telemetry.step(instance, len(message.tokens))
+        # Overload control learns decode speed from iterations without prompts.
+        if (
+            self._overload is not None
+            and message.tokens
+            and all(output.index for _, output in message.tokens)
+        ):
+            self._overload.ledger.observe_iteration(instance, len(message.tokens), now - started_s)
+        for attempt_id in message.started:
+            self.prefill_started(attempt_id, started_s)
+        for attempt_id, output in message.tokens:
+            self.token(attempt_id, output, instance, started_s, now)
+
+    def prefill_started(self, attempt_id: str, at_s: float) -> None:
+        """Record the start of an attempt's prefill."""
+        if attempt_id in self._attempts:
+            self._events.prefill_started(attempt_id, at_s)
+
+    def token(
+        self, attempt_id: str, output: TokenOutput, instance: str, started_s: float, now: float
+    ) -> None:
+        """Record a token of an attempt, from an iteration of `instance` that began at `started_s`."""
+        live = self._attempts.get(attempt_id)
+        if live is None or live.placed is None:
+            return
+        splits = live.placed.route.splits
+        if output.index == 0:
+            self._events.first_token(attempt_id, now)
+            if self._reuses:
+                self._telemetry.prefilled(instance, live.current.request.prompt_tokens, output.reused_tokens)
+            self._place_on_resumed()
+            if self._rejects_decode(live, live.placed, output, now):
+                return
+        elif output.index == 1:
+            self._events.decode_started(attempt_id, started_s)
+            self._place_on_resumed()
+        for ordered in live.push(output):
+            self._events.token(attempt_id, now)
+            if ordered.finish_reason is not None:
+                # The decode worker still expects a request that ended with its first token.
+                unused = splits and live.next_index == live.first_index + 1
+                self.end(live, ordered.finish_reason, abort=unused)
+
+    def _rejects_decode(
+        self, live: LiveRequest, placed: PlacedRequest, output: TokenOutput, now: float
+    ) -> bool:
+        """Let overload control reject a prefilled request, unless its client already has a token."""
+        if self._overload is None:
+            return False
+        if live.predicted_ttft_s is not None:
+            self._telemetry.predicted(live.predicted_ttft_s, now - live.generation.request.arrival_s)
+        force = live.next_index > 0 or output.finish_reason is not None
+        reason = self._overload.admit_decode(placed.id, now, force=force)
+        if reason is None:
+            return False
+        self._telemetry.count_rejection(live.generation.request, reason)
+        self.fail(live, rejection_error(self._overload.refusal(placed, reason, now)))
+        return True
+
+    def reported_handoff(self, message: HandoffReport) -> None:
+        """Record a worker's report of a completed hand-off."""
+        local, source = self._workers.to_local_time, message.instance
+        self._telemetry.handoff(message)
+        self.handed_off(message.request_id, local(source, message.started_s), local(source, message.ended_s))
+
+    def handed_off(self, attempt_id: str, started_s: float, ended_s: float) -> None:
+        """Record that the KV of an attempt was transferred between these times."""
+        live = self._attempts.get(attempt_id)
+        if live is not None:
+            live.handed_off = True
+            self._events.handed_off(attempt_id, started_s, ended_s)
+
+    # -- end and replay ---------------------------------------------------------------------------------------------
 
     def stop(self, request_id: str) -> None:
-        """The client has all it asked for, found in the text: end the request as finished, not as aborted."""
+        """End a request as finished, for example at a stop string."""
         live = self._live.get(request_id)
         if live is not None:
             self.end(live, FinishReason.STOP)
 
     def end(self, live: LiveRequest, reason: FinishReason, *, abort: bool = True) -> None:
-        """A request is over, whatever it was doing; what ended before stays as it ended."""
+        """End a request; no effect if it has ended before. With `abort`, its workers drop the current attempt."""
         if self._live.pop(live.id, None) is None:
             return
-        self._close_attempt(live, abort=abort, complete=reason.complete)
+        self._end_attempt(live, abort=abort, complete=reason.complete)
         timeline = self._recorder.end(live.id, reason)
         if timeline is not None:
             self._events.ended(timeline, time.monotonic())
         if not self._live:
             self._idle.set()
-        self.place_on_resumed()
+        self._place_on_resumed()
 
     def fail(self, live: LiveRequest, error: TwofoldError) -> None:
-        """A request cannot go on, and its client is told so."""
+        """End a request with an error for its client."""
         self.end(live, FinishReason.ERROR)
         live.fail(error)
 
     def replay(self, attempt_id: str, instance: str, reason: str) -> None:
-        """An attempt is lost, on `instance`; the next one of its request waits until somebody can take it."""
+        """Queue the request of an attempt that was lost on `instance` for its next attempt."""
         live = self._attempts.get(attempt_id)
         if live is None:
             return
         stage = live.stage
-        self._close_attempt(live, abort=True)
-        if live.in_vain >= MAX_FAILED_ATTEMPTS:
-            self.fail(
-                live, InstanceLostError(f"the request was lost {live.in_vain} times in a row: {reason}")
-            )
+        self._end_attempt(live, abort=True)
+        if live.failed_in_a_row >= MAX_FAILED_ATTEMPTS:
+            failed = f"the request was lost {live.failed_in_a_row} times in a row: {reason}"
+            self.fail(live, InstanceLostError(failed))
             return
         log.info("request %s is replayed after %d tokens: %s", live.id, live.next_index, reason)
         self._telemetry.replayed(live.id, instance, stage)
         self._admission.put_back(live.queued, time.monotonic())
-        self.place_on_resumed()
+        self._place_on_resumed()
 
-    def _close_attempt(self, live: LiveRequest, *, abort: bool, complete: bool = False) -> None:
-        """Its attempt, if there is one, is over; workers that still hold something of it are told to `abort`."""
-        attempt = live.attempt
-        if attempt is None:
+    def _end_attempt(self, live: LiveRequest, *, abort: bool, complete: bool = False) -> None:
+        placed = live.placed
+        if placed is None:
             return
-        del self._attempts[attempt.id]
-        live.lose()
+        del self._attempts[placed.id]
+        live.end_attempt()
         if complete:
-            self._events.finished(attempt.id, live.next_index - attempt.first_index, time.monotonic())
+            self._events.finished(placed.id, live.next_index - live.first_index, time.monotonic())
         else:
-            self._events.aborted(attempt.id, time.monotonic())
+            self._events.aborted(placed.id, time.monotonic())
         if abort:
-            for instance in {attempt.placed.route.prefill, attempt.placed.route.decode}:
-                self._fleet.send(instance, Abort(request_id=attempt.id))
+            for instance in {placed.route.prefill, placed.route.decode}:
+                self._workers.send(instance, Abort(request_id=placed.id))

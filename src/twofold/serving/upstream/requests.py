@@ -18,7 +18,7 @@ import msgspec
 
 from twofold.errors import RequestError, TwofoldError
 from twofold.request import FinishReason, Generation, TokenOutput
-from twofold.serving.controller.requests import Requests
+from twofold.serving.controller.requests import LiveRequests
 from twofold.serving.messages import Prefill
 from twofold.serving.upstream.client import (
     REMOTE_DECODE,
@@ -46,15 +46,15 @@ class AttemptLostError(TwofoldError):
 
 
 class AttemptListener(Protocol):
-    """Receives the progress of attempts (the controller's `Progress`)."""
+    """Receives the progress of attempts (the controller's `LiveRequests`)."""
 
-    def begun(self, attempt_id: str, at_s: float) -> None: ...
+    def prefill_started(self, attempt_id: str, at_s: float) -> None: ...
 
     def token(
         self, attempt_id: str, output: TokenOutput, instance: str, started_s: float, now: float
     ) -> None: ...
 
-    def arrived(self, attempt_id: str, started_s: float, ended_s: float) -> None: ...
+    def handed_off(self, attempt_id: str, started_s: float, ended_s: float) -> None: ...
 
 
 class UpstreamRequest:
@@ -85,7 +85,7 @@ class UpstreamRequest:
 
     async def run(self) -> None:
         """Run to the last token; raises AttemptLostError and RejectedError."""
-        self._listener.begun(self._id, time.monotonic())
+        self._listener.prefill_started(self._id, time.monotonic())
         if self.prefill is self.decode or self._generation.sampling.max_tokens == 1:
             await self._stream(self.prefill, None, None)
         else:
@@ -157,7 +157,7 @@ class UpstreamRequest:
     def _fetched(self, first: TokenOutput, again: TokenOutput, requested_s: float, now: float) -> None:
         """The decode server has the KV and has repeated the first token."""
         self.handed_off = True
-        self._listener.arrived(self._id, requested_s, now)
+        self._listener.handed_off(self._id, requested_s, now)
         if (again.token_id, again.finish_reason) != (first.token_id, None):
             raise AttemptLostError(
                 self.decode.instance,
@@ -207,11 +207,10 @@ class UpstreamRequests:
     def __init__(
         self,
         servers: ServerRegistry,
-        requests: Requests,
-        listener: AttemptListener,
+        requests: LiveRequests,
         on_unavailable: Callable[[str, str], object],
     ) -> None:
-        self._servers, self._requests, self._listener = servers, requests, listener
+        self._servers, self._requests = servers, requests
         self._on_unavailable = on_unavailable
         self._running: dict[str, tuple[UpstreamRequest, asyncio.Task[None]]] = {}
         self._later: set[asyncio.Task[None]] = set()
@@ -219,16 +218,15 @@ class UpstreamRequests:
     def begin(self, message: Prefill, prefill: str) -> None:
         """Start an attempt with its prefill on server `prefill`."""
         attempt_id, members = message.generation.request.id, self._servers.members
-        live = self._requests.of(attempt_id)
-        attempt = None if live is None else live.attempt
-        if attempt is None:
+        live = self._requests.find(attempt_id)
+        if live is None:
             return
         request = UpstreamRequest(
             message.generation,
-            attempt.first_index,
+            live.first_index,
             members[prefill],
             members[prefill if message.target is None else message.target],
-            self._listener,
+            self._requests,
             self._schedule,
         )
         task = asyncio.create_task(self._run(attempt_id, request))
@@ -263,7 +261,7 @@ class UpstreamRequests:
                 self._requests.replay(attempt_id, error.instance, str(error))
                 self._requests.place_waiting()
         except RejectedError as error:
-            live = self._requests.of(attempt_id)
+            live = self._requests.find(attempt_id)
             if self._remove(attempt_id) and live is not None:
                 self._requests.fail(live, RequestError(str(error), status=error.status))
         except Exception:

@@ -68,7 +68,7 @@ class ServerRegistry:
     def breaker(self, instance: str) -> Breaker:
         return self.members[instance].breaker
 
-    def ours(self, instance: str, moment_s: float) -> float:
+    def to_local_time(self, instance: str, moment_s: float) -> float:
         """All times are measured in this process, so no conversion is needed."""
         return moment_s
 

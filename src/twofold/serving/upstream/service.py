@@ -20,8 +20,7 @@ from twofold.scheduling.cluster.scheduler import ClusterScheduler
 from twofold.scheduling.routers import FIXED_ROLE_ROUTERS, FORECASTING_ROUTERS, ROUTERS
 from twofold.serving.controller.health import WorkerHealth
 from twofold.serving.controller.membership import WorkerRoles
-from twofold.serving.controller.progress import Progress
-from twofold.serving.controller.requests import Requests
+from twofold.serving.controller.requests import LiveRequests
 from twofold.serving.controller.service import PoolMember, ServedModel
 from twofold.serving.gateway.app import create_app
 from twofold.serving.gateway.server import HttpServer
@@ -63,7 +62,7 @@ class RouteService:
         self._roles = WorkerRoles(cluster, servers, move=config.router not in FIXED_ROLE_ROUTERS)
         health = WorkerHealth(cluster, servers, telemetry)
         events = RequestEvents((cluster, recorder, health, telemetry, admission))
-        self._requests = Requests(
+        self._requests = LiveRequests(
             cluster,
             admission,
             servers,
@@ -73,11 +72,9 @@ class RouteService:
             recorder,
             announces=True,  # servers allocate KV memory themselves
             recomputes=False,
-            overload=None,
+            reuses=False,
             prompt_keys=prompt_keys,
-            forecast=None,
         )
-        progress = Progress(self._requests, servers, telemetry, events, overload=None, reuses=False)
         self._probe = HealthProbe(
             servers,
             cluster,
@@ -88,7 +85,7 @@ class RouteService:
             on_metrics=self._measured,
             on_lost=self._lost,
         )
-        self._attempts = UpstreamRequests(servers, self._requests, progress, self._probe.mark_down)
+        self._attempts = UpstreamRequests(servers, self._requests, self._probe.mark_down)
         servers.runner = self._attempts
         cluster.on_role_change = telemetry.role
         telemetry.admission(admission)
@@ -142,7 +139,7 @@ class RouteService:
             if self._probe.model is None and self._roles.able and self._probe.probed_all:
                 self._probe.model = self._served_model()
                 self._requests.open()
-            self._requests.look()
+            self._requests.check_waiting()
             await asyncio.sleep(TICK_S)
 
     def _served_model(self) -> ServedModel:
@@ -164,7 +161,7 @@ class RouteService:
 
     def ready(self) -> bool:
         """Whether there are servers for both phases."""
-        return self._requests.taking and self._roles.able
+        return self._requests.admitting and self._roles.able
 
     def generate(self, generation: Generation) -> AsyncGenerator[TokenOutput, None]:
         """Yield output tokens in order. Closing the generator early aborts the request on every server."""

@@ -81,7 +81,7 @@ def test_chunks_pass_every_stage_in_order(cluster, requests):
     """Without overlap within a stage and without lost tokens, for random workloads and clusters."""
     passages = defaultdict(list)
 
-    class Recorded(instance_module._Passage):
+    class Recorded(instance_module._Run):
         def __init__(self, *arguments):
             super().__init__(*arguments)
             for part in self.batch.prefills:
@@ -89,7 +89,7 @@ def test_chunks_pass_every_stage_in_order(cluster, requests):
 
     spec, batchers, model, capacity = cluster
     batchers = {role: "prefill-chunks" if role is Role.PREFILL else name for role, name in batchers.items()}
-    with patch.object(instance_module, "_Passage", Recorded):
+    with patch.object(instance_module, "_Run", Recorded):
         world = run((spec, batchers, model, capacity), requests)
     ended = {timeline.request.id: timeline.request for timeline in world.ends.timelines}
     for request_id, parts in passages.items():
@@ -97,7 +97,7 @@ def test_chunks_pass_every_stage_in_order(cluster, requests):
         for (context, tokens, one), (then, _, following) in pairwise(parts):
             assert context + tokens == then
             for stage, (begins, begins_then) in enumerate(zip(one.begins, following.begins, strict=True)):
-                assert begins + (one.later if stage else one.first) <= begins_then
+                assert begins + (one.later_ps if stage else one.timing.first_ps) <= begins_then
     assert len(world.cluster.requests) == 0
 
 

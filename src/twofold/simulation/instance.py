@@ -155,150 +155,131 @@ class VirtualInstance(SimulatedInstance):
         super().__init__(slot, number, link, scheduler, kernel, environment)
         self._max_run = max_run
         self._cores = cores
-        self._run: _Run | None = None  # without a pipeline
-        self._cut = False
         self._stages = self.timing.model.stages
         self._first, self._later = self.timing.stages() if self._stages > 1 else (self.timing, self.timing)
-        self._pipeline: deque[_Passage] = deque()
+        self._runs: deque[_Run] = deque()  # oldest first; at most one without a pipeline
+        self._cut = False  # the run ends at its next iteration
         self._free_at = [0] * self._stages
-        self._entrance = _EntranceFree(self, 0)
         self._last_token = [0] * self._stages  # by lane: end of its last iteration
+        self._deaths = 0
 
     def poke(self) -> None:
         if self.scheduler.changed:
-            run = self._run
-            if run is None:
+            if self._stages > 1 or not self._runs:
                 self.start()
-            elif not self._cut and run.count > 1:
-                self._cut_short(run)
+            elif not self._cut and self._runs[0].count > 1:
+                self._cut_short(self._runs[0])
 
     def die(self) -> None:
-        now, run = self.kernel.now, self._run
-        if run is not None:
-            self.charge(now - self.started_at, run.timing.milliwatts - self.timing.idle_mw, run.batch)
-            done = min(run.timing.under_way(now - self.started_at), run.count) - 1
+        now = self.kernel.now
+        for run in self._runs:
+            self._charge(run)
+            run.void = True
+            done = 0 if self._stages > 1 else min(run.timing.under_way(now - run.begun), run.count) - 1
             if done:
                 self.iterations += done
                 self.environment.ran(self, run.batch, run.timing, done)
-            run.void = True
-            if self._cores is not None:
-                self._cores.drop()
-            self._run = None
-        for passage in self._pipeline:
-            self._charge_passage(passage)
-            passage.void = True
-        self._pipeline.clear()
-        self._entrance.void = True
+        if self._cores is not None:
+            self._cores.drop()
+        self._runs.clear()
+        self._deaths += 1
         self._free_at = [now] * self._stages
         self.batch = None
         self.milliwatts = 0
 
     def start(self) -> None:
         """Start the next batch, if the first stage is free and there is one."""
-        kernel, scheduler = self.kernel, self.scheduler
-        if self._stages > 1 and kernel.now < self._free_at[0]:
+        kernel, scheduler, stages = self.kernel, self.scheduler, self._stages
+        now = kernel.now
+        if now < self._free_at[0] or len(self._runs) == stages:
             return
-        batch = scheduler.start(kernel.now)
+        batch = scheduler.start(now)
         if batch is None:
-            if self._stages == 1:
+            if stages == 1:
                 self.milliwatts = self.timing.idle_mw
-            if not self._pipeline:
+            if not self._runs:
                 self.environment.idle(self)
-        elif self._stages > 1:
-            self._enter_pipeline(batch)
-        else:
-            self._start_run(batch)
-
-    # -- runs of iterations ---------------------------------------------------------------------------------------
-
-    def _start_run(self, batch: RunningBatch) -> None:
-        kernel, swap, timing = self.kernel, self.scheduler.swap, self.timing.batch(batch)
-        if batch.prefills:
-            timing = self.environment.loading(batch, timing)
-        if swap is not None:
-            timing = self.timing.after(swap.take_copies(), timing)
-        count = min(self._max_run, batch.limit)
+            return
+        run = self._pass_stages(batch) if stages > 1 else self._repeat(batch)
         self.batch = batch
-        self.started_at = kernel.now
-        self.milliwatts = timing.milliwatts
-        self._cut = False
-        self._run = run = _Run(self, batch, timing, count, kernel.now + timing.end_ps(count))
+        self.started_at = now
+        self._runs.append(run)
+        self.milliwatts += run.timing.milliwatts - self._first.idle_mw
         if self._cores is None:
             kernel.add(run)
         else:
-            self._cores.compute(batch, run.at - kernel.now, run)
+            self._cores.compute(batch, run.at - now, run)
+        if stages > 1:
+            order = EventOrder.COMPLETION + self.number
+            kernel.schedule(self._free_at[0], order, self._entrance_free, self._deaths)
         self.environment.started(batch, run.at)
-        if swap is not None:
+        if stages > 1:
+            for sequence in batch.paused:
+                sequence.last_token_at = self._last_token[batch.lane]
+        if scheduler.swap is not None:
             self.environment.resumed(self)
 
-    def _cut_short(self, run: "_Run") -> None:
-        """End the run at the next iteration, which newly arrived work may join."""
-        self._cut = True
-        count = run.timing.under_way(self.kernel.now - self.started_at)
-        if count < run.count:
-            run.void = True
-            end = self.started_at + run.timing.end_ps(count)
-            self._run = shorter = _Run(self, run.batch, run.timing, count, end)
-            self.kernel.add(shorter)
-
     def complete(self, run: "_Run") -> None:
-        """End the run under way."""
-        now, batch, timing = self.kernel.now, run.batch, run.timing
-        self.charge(now - self.started_at, timing.milliwatts - self.timing.idle_mw, batch)
-        if self._cores is not None:
-            self._cores.ended()
-            timing = RunTiming(now - self.started_at, 0, timing.milliwatts)
-        self.environment.ran(self, batch, timing, run.count)
-        self.batch = self._run = None
+        """End the oldest run."""
+        now, batch, timing, lane = self.kernel.now, run.batch, run.timing, run.batch.lane
+        self._runs.popleft()
+        self._charge(run)
+        self.milliwatts -= timing.milliwatts - self._first.idle_mw
+        if not self._runs:
+            self.batch = None
+        if self._stages > 1:
+            gap, self._last_token[lane] = now - self._last_token[lane], now
+            self.environment.passed(self, batch, run.begun, gap, timing.milliwatts)
+        else:
+            if self._cores is not None:
+                self._cores.ended()
+                timing = RunTiming(now - run.begun, 0, timing.milliwatts)
+            self.environment.ran(self, batch, timing, run.count)
         results = self.scheduler.advance(run.count)
         self.iterations += run.count
         if results:
             self.environment.stepped(self, results)
-        if self._run is None:
-            self.start()
-
-    # -- pipelines ------------------------------------------------------------------------------------------------
-
-    def _enter_pipeline(self, batch: RunningBatch) -> None:
-        now, kernel = self.kernel.now, self.kernel
-        first, later = self._first.batch(batch), self._later.batch(batch)
-        begins = pass_through(now, first.first_ps, later.first_ps, self._free_at)
-        passage = _Passage(
-            self, batch, begins, first.first_ps, later.first_ps, first.milliwatts, self._free_at[-1]
-        )
-        self._pipeline.append(passage)
-        self.batch = batch
-        self.milliwatts += first.milliwatts - self._first.idle_mw
-        kernel.add(passage)
-        self._entrance = _EntranceFree(self, self._free_at[0])
-        kernel.add(self._entrance)
-        self.environment.started(batch, passage.at)
-        for sequence in batch.paused:
-            sequence.last_token_at = self._last_token[batch.lane]
-
-    def leave_pipeline(self, passage: "_Passage") -> None:
-        """End the oldest batch: it has passed the last stage."""
-        now, batch = self.kernel.now, passage.batch
-        self._pipeline.popleft()
-        self._charge_passage(passage)
-        self.milliwatts -= passage.milliwatts - self._first.idle_mw
-        if not self._pipeline:
-            self.batch = None
-        gap, self._last_token[batch.lane] = now - self._last_token[batch.lane], now
-        self.environment.passed(self, batch, passage.begins[-1], gap, passage.milliwatts)
-        results = self.scheduler.advance()
-        self.iterations += 1
-        if results:
-            self.environment.stepped(self, results)
         self.start()
 
-    def _charge_passage(self, passage: "_Passage") -> None:
-        computed = passage.computed(self.kernel.now)
-        self.charge(computed, passage.milliwatts - self._first.idle_mw, passage.batch, self._stages)
+    def _repeat(self, batch: RunningBatch) -> "_Run":
+        """Run a batch for as many iterations as allowed."""
+        now, swap, timing = self.kernel.now, self.scheduler.swap, self.timing.batch(batch)
+        if batch.prefills:
+            timing = self.environment.loading(batch, timing)
+        if swap is not None:
+            timing = self.timing.after(swap.take_copies(), timing)
+        self._cut = False
+        count = min(self._max_run, batch.limit)
+        return _Run(self, batch, timing, now + timing.end_ps(count), count, now)
+
+    def _cut_short(self, run: "_Run") -> None:
+        """End a run at the next iteration, which newly arrived work may join."""
+        self._cut = True
+        timing, count = run.timing, run.timing.under_way(self.kernel.now - run.begun)
+        if count < run.count:
+            run.void = True
+            shorter = _Run(self, run.batch, timing, run.begun + timing.end_ps(count), count, run.begun)
+            self._runs[0] = shorter
+            self.kernel.add(shorter)
+
+    def _pass_stages(self, batch: RunningBatch) -> "_Run":
+        """Pass one iteration of a batch through the stages."""
+        first, later = self._first.batch(batch), self._later.batch(batch)
+        begins = pass_through(self.kernel.now, first.first_ps, later.first_ps, self._free_at)
+        return _Run(self, batch, first, self._free_at[-1], 1, begins[-1], begins, later.first_ps)
+
+    def _entrance_free(self, deaths: int) -> None:
+        """The first stage is free, unless the instance has died since."""
+        if deaths == self._deaths:
+            self.start()
+
+    def _charge(self, run: "_Run") -> None:
+        above_idle = run.timing.milliwatts - self._first.idle_mw
+        self.charge(run.computed(self.kernel.now), above_idle, run.batch, self._stages)
 
 
 def pass_through(now: int, first: int, later: int, free_at: list[int]) -> list[int]:
-    """The times at which each stage begins an iteration that enters at `now`, all in picoseconds.
+    """Return the times at which each stage begins an iteration that enters at `now`, all in picoseconds.
 
     It takes `first` on the first stage and `later` on each of the others. Updates `free_at`, the times at which each
     stage is free.
@@ -315,12 +296,24 @@ def pass_through(now: int, first: int, later: int, free_at: list[int]) -> list[i
 
 @mypyc_attr(free_list_len=1)
 class _Run(Event):
-    """The end of a run of `count` iterations; `void` if the run was cut short or its instance died."""
+    """The end of `count` iterations of a batch; `void` if the run was cut short or its instance died.
 
-    __slots__ = ("batch", "count", "instance", "timing", "void")
+    `begun` is the time at which the run began; in a pipeline the last stage. `begins` are the times of all stages,
+    where later ones take `later_ps`.
+    """
+
+    __slots__ = ("batch", "begins", "begun", "count", "instance", "later_ps", "timing", "void")
 
     def __init__(
-        self, instance: VirtualInstance, batch: RunningBatch, timing: RunTiming, count: int, at: int
+        self,
+        instance: VirtualInstance,
+        batch: RunningBatch,
+        timing: RunTiming,
+        at: int,
+        count: int,
+        begun: int,
+        begins: list[int] | None = None,
+        later_ps: int = 0,
     ) -> None:
         self.at = at
         self.order = EventOrder.COMPLETION + instance.number
@@ -328,63 +321,21 @@ class _Run(Event):
         self.batch = batch
         self.timing = timing
         self.count = count
-        self.void = False
-
-    def happen(self) -> None:
-        if not self.void:
-            self.instance.complete(self)
-
-
-@mypyc_attr(free_list_len=1)
-class _Passage(Event):
-    """The end of a batch's passage through the stages, which it `begins` at these times; `void` as in `_Run`."""
-
-    __slots__ = ("batch", "begins", "first", "instance", "later", "milliwatts", "void")
-
-    def __init__(
-        self,
-        instance: VirtualInstance,
-        batch: RunningBatch,
-        begins: list[int],
-        first: int,
-        later: int,
-        milliwatts: int,
-        at: int,
-    ) -> None:
-        self.at = at
-        self.order = EventOrder.COMPLETION + instance.number
-        self.instance = instance
-        self.batch = batch
+        self.begun = begun
         self.begins = begins
-        self.first = first
-        self.later = later
-        self.milliwatts = milliwatts
+        self.later_ps = later_ps
         self.void = False
 
     def computed(self, now: int) -> int:
-        """Picoseconds that stages have spent on it until `now`."""
-        total, duration = 0, self.first
+        """Picoseconds spent computing until `now`, summed over stages."""
+        if self.begins is None:
+            return now - self.begun
+        total, duration = 0, self.timing.first_ps
         for begin in self.begins:
             total += max(0, min(now - begin, duration))
-            duration = self.later
+            duration = self.later_ps
         return total
 
     def happen(self) -> None:
         if not self.void:
-            self.instance.leave_pipeline(self)
-
-
-class _EntranceFree(Event):
-    """The first stage of a pipeline is free; `void` if its instance died."""
-
-    __slots__ = ("instance", "void")
-
-    def __init__(self, instance: VirtualInstance, at: int) -> None:
-        self.at = at
-        self.order = EventOrder.COMPLETION + instance.number
-        self.instance = instance
-        self.void = False
-
-    def happen(self) -> None:
-        if not self.void:
-            self.instance.start()
+            self.instance.complete(self)

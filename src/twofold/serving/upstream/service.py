@@ -41,23 +41,32 @@ TICK_S = 0.2
 class RouteService:
     """Implements `Service` with the controller's request handling and servers as workers.
 
-    The context length is the minimum over the servers; the public model name is `name`.
+    The context length is the minimum over the servers.
     """
 
     def __init__(
         self,
         config: RouteConfig,
-        name: str,
-        servers: ServerRegistry,
-        cluster: ClusterScheduler,
-        admission: Admission,
+        http: HttpConfig,
+        session: aiohttp.ClientSession,
+        context: "zmq.asyncio.Context",
         telemetry: Telemetry,
-        prompt_keys: UpstreamPromptKeys,
-        forecast: UpstreamForecast | None,
     ) -> None:
-        self._config, self._name = config, name
-        self._cluster, self._forecast = cluster, forecast
-        self._servers, self._telemetry = servers, telemetry
+        self._config, self._name, self._telemetry = config, http.served_model_name, telemetry
+        # NixlConnector: the decode server pulls the KV after the prefill has finished.
+        self._cluster = cluster = ClusterScheduler(ROUTERS[config.router](), FixedHandoff(HandoffMode.PULL))
+        self._servers = servers = ServerRegistry(
+            [
+                Server(each, VllmClient(session, each.url), config.max_restart_delay_s)
+                for each in config.servers
+            ]
+        )
+        limits, ttft_s = http.admission, config.early_ttft_s
+        admission = Admission(limits) if ttft_s is None else EarlyRejection(limits, cluster, ttft_s)
+        prompt_keys = UpstreamPromptKeys()
+        self._forecast = (
+            UpstreamForecast(context, prompt_keys) if config.router in FORECASTING_ROUTERS else None
+        )
         self._recorder = recorder = Recorder()
         self._roles = WorkerRoles(cluster, servers, move=config.router not in FIXED_ROLE_ROUTERS)
         health = WorkerHealth(cluster, servers, telemetry)
@@ -89,9 +98,9 @@ class RouteService:
         servers.runner = self._attempts
         cluster.on_role_change = telemetry.role
         telemetry.admission(admission)
-        if forecast is not None:
-            cluster.pools.forecast = forecast.forecast
-            telemetry.forecast(cluster.pools, forecast.forecast)
+        if self._forecast is not None:
+            cluster.pools.forecast = self._forecast.forecast
+            telemetry.forecast(cluster.pools, self._forecast.forecast)
         self._ticking: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -221,46 +230,20 @@ class RoutedGateway:
         context = zmq.asyncio.Context()
         try:
             async with aiohttp.ClientSession(connector=connector, headers=headers) as session:
-                service = self._make_service(session, context)
+                service = RouteService(self._config, self._http, session, context, self._telemetry)
                 service.start()
                 try:
                     if await self._ready(service):
-                        app = create_app(service, tokenizer, keys=self._http.keys, limits=self._http.limits)
-                        grace_s = READ_GRACE_S
-                        await self._serve(
-                            service,
-                            HttpServer(app, self._listener, grace_s=grace_s, limits=self._http.limits),
-                        )
+                        keys, limits = self._http.keys, self._http.limits
+                        app = create_app(service, tokenizer, keys=keys, limits=limits)
+                        server = HttpServer(app, self._listener, grace_s=READ_GRACE_S, limits=limits)
+                        await self._serve(service, server)
                 finally:
                     await service.close()
         finally:
             context.destroy(linger=0)
             self._listener.close()
             await asyncio.to_thread(self._telemetry.close)
-
-    def _make_service(self, session: aiohttp.ClientSession, context: "zmq.asyncio.Context") -> RouteService:
-        config = self._config
-        # NixlConnector: the decode server pulls the KV after the prefill has finished.
-        cluster = ClusterScheduler(ROUTERS[config.router](), FixedHandoff(HandoffMode.PULL))
-        servers = ServerRegistry(
-            [
-                Server(each, VllmClient(session, each.url), config.max_restart_delay_s)
-                for each in config.servers
-            ]
-        )
-        limits, ttft_s = self._http.admission, config.early_ttft_s
-        admission = Admission(limits) if ttft_s is None else EarlyRejection(limits, cluster, ttft_s)
-        prompt_keys = UpstreamPromptKeys()
-        return RouteService(
-            config,
-            self._http.served_model_name,
-            servers,
-            cluster,
-            admission,
-            self._telemetry,
-            prompt_keys,
-            UpstreamForecast(context, prompt_keys) if config.router in FORECASTING_ROUTERS else None,
-        )
 
     async def _ready(self, service: RouteService) -> bool:
         """Wait for servers; False if stopped first."""

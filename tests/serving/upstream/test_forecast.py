@@ -12,7 +12,7 @@ from twofold.scheduling.cluster.forecast import ClusterForecast
 from twofold.scheduling.cluster.handoff_policy import FixedHandoff
 from twofold.scheduling.cluster.scheduler import ClusterScheduler
 from twofold.scheduling.routers import ROUTERS
-from twofold.serving.upstream.forecast import NOMINAL_S, EarlyRejection, PrefillSpeeds, ServerPrediction
+from twofold.serving.upstream.forecast import NOMINAL_S, PrefillSpeeds, ServerPrediction, TtftAdmission
 from twofold.serving.upstream.metrics import PrefillTotals
 
 
@@ -25,7 +25,7 @@ def busy():
     cluster.add_instance("one", Role.MIXED)
     forecast = cluster.pools.forecast = ClusterForecast(PrefixIndex(), 16)
     forecast.join("one", ServerPrediction("one", speeds))
-    return cluster, EarlyRejection(AdmissionLimits(), cluster, 2.0)
+    return cluster, TtftAdmission(AdmissionLimits(), cluster, 2.0)
 
 
 def request(name, tokens):

@@ -102,7 +102,7 @@ class StreamOptions(Struct, frozen=True, kw_only=True):
 
 
 class PromptCacheOptions(Struct, frozen=True, kw_only=True):
-    """Which part of a prompt to cache (`mode`), and the minimum retention (`ttl`, for example 30m)."""
+    """`mode` selects the cached part of a prompt; `ttl` is the minimum retention, for example 30m."""
 
     mode: str | None = None
     ttl: Ttl | None = None

@@ -67,7 +67,7 @@ class TokenBytes:
 
 
 def id_name(token_id: int) -> str:
-    """Name of a token whose text is unknown."""
+    """Name of a token without known text."""
     return f"token_id:{token_id}"
 
 
@@ -90,7 +90,7 @@ def _byte_level(piece: str) -> bytes:
 
 @cache
 def _byte_alphabet() -> dict[str, int]:
-    """Alphabet of byte-level BPE (GPT-2): printable bytes map to themselves, others to U+0100 and up."""
+    """Alphabet of byte-level BPE (GPT-2): printable bytes stay unchanged, others map to U+0100 and up."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     alphabet = {chr(byte): byte for byte in printable}
     others = (byte for byte in range(0x100) if byte not in set(printable))

@@ -27,7 +27,7 @@ NOMINAL_S = 1e-3  # per prompt token until the first measurement; only ratios ma
 
 
 class UpstreamPromptKeys:
-    """Computes block keys and cache salts of prompts; without keys until `block_tokens` is known.
+    """Computes block keys and cache salts of prompts; no keys until a server reports its block size.
 
     vLLM separates prompts by `cache_salt` only. Each API key therefore gets a salt derived from a secret of this
     process, so that keys do not share cached prefixes. Without API keys, the client's salt is used unchanged.
@@ -126,7 +126,7 @@ class ServerPrediction(Prediction):
         return inf
 
 
-class EarlyRejection(Admission):
+class TtftAdmission(Admission):
     """Rejects requests with a predicted TTFT over `ttft_s` seconds (Mooncake section 7.2).
 
     Needs a router that predicts (`FORECASTING_ROUTERS`). Decode is not predicted, because the decode speed of external

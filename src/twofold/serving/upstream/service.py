@@ -30,7 +30,7 @@ from twofold.serving.telemetry.snapshot import ServiceSnapshot
 from twofold.serving.telemetry.telemetry import Telemetry
 from twofold.serving.upstream.client import VllmClient
 from twofold.serving.upstream.config import RouteConfig
-from twofold.serving.upstream.forecast import EarlyRejection, UpstreamForecast, UpstreamPromptKeys
+from twofold.serving.upstream.forecast import TtftAdmission, UpstreamForecast, UpstreamPromptKeys
 from twofold.serving.upstream.metrics import ServerMetrics
 from twofold.serving.upstream.requests import UpstreamRequests
 from twofold.serving.upstream.servers import HealthProbe, Server, ServerRegistry
@@ -62,7 +62,7 @@ class RouteService:
             ]
         )
         limits, ttft_s = http.admission, config.early_ttft_s
-        admission = Admission(limits) if ttft_s is None else EarlyRejection(limits, cluster, ttft_s)
+        admission = Admission(limits) if ttft_s is None else TtftAdmission(limits, cluster, ttft_s)
         prompt_keys = UpstreamPromptKeys()
         self._forecast = (
             UpstreamForecast(context, prompt_keys) if config.router in FORECASTING_ROUTERS else None

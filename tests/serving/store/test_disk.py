@@ -178,7 +178,7 @@ def test_what_cannot_be_had_is_said_in_a_sentence(directory, tmp_path):
     """No room on the disk, no room for a block, no directory."""
     with pytest.raises(ConfigurationError, match="exceeds the"):
         check_directory(directory, 1 << 60)
-    with pytest.raises(ConfigurationError, match="no room for a block"):
+    with pytest.raises(ConfigurationError, match="smaller than one KV block"):
         opened(directory, 1000)
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigurationError, match="cannot use"):

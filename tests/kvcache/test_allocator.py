@@ -9,8 +9,7 @@ from twofold.kvcache.allocator import BlockAllocator
 from twofold.kvcache.paged import PagedBlockAllocator
 
 
-def test_a_block_is_free_only_when_neither_request_nor_transfer_holds_it():
-    """The rule that keeps a late write from hitting a block that was given to somebody else."""
+def test_frees_blocks_after_release_and_the_last_transfer():
     blocks = PagedBlockAllocator(num_blocks=4, block_size=16)
     grant = blocks.allocate("a", 33)
     blocks.begin_transfer(grant)
@@ -20,16 +19,14 @@ def test_a_block_is_free_only_when_neither_request_nor_transfer_holds_it():
     assert (blocks.num_free, blocks.num_in_flight) == (4, 0)
 
 
-def test_a_request_that_does_not_fit_takes_nothing():
-    """A failed allocation leaves the accounts as they were."""
+def test_a_failed_allocation_changes_nothing():
     blocks = PagedBlockAllocator(num_blocks=2, block_size=4)
     with pytest.raises(OutOfBlocksError, match="a needs 3 blocks and 2 are free"):
         blocks.allocate("a", 9)
     assert blocks.num_free == 2
 
 
-def test_a_transfer_cannot_touch_a_free_block():
-    """In-flight accounting starts while somebody still owns the memory."""
+def test_rejects_a_transfer_of_released_blocks():
     blocks = PagedBlockAllocator(num_blocks=2, block_size=4)
     grant = blocks.allocate("a", 8)
     blocks.release(grant)
@@ -38,8 +35,7 @@ def test_a_transfer_cannot_touch_a_free_block():
     assert blocks.num_in_flight == 0
 
 
-def test_an_owner_gets_more_blocks_behind_those_it_has():
-    """What it has written stays where it is; what does not fit changes nothing."""
+def test_extend_appends_blocks_in_order():
     blocks = PagedBlockAllocator(num_blocks=4, block_size=4)
     grant = blocks.allocate("a", 5)
     blocks.allocate("b", 1)
@@ -50,8 +46,7 @@ def test_an_owner_gets_more_blocks_behind_those_it_has():
     assert list(blocks.blocks_of(grant)) == [0, 1, 3]
 
 
-def test_what_is_over_cannot_be_over_again():
-    """Blocks that were given back twice would be given away twice."""
+def test_rejects_a_second_release_or_transfer_end():
     blocks = PagedBlockAllocator(num_blocks=2, block_size=4)
     grant = blocks.allocate("a", 8)
     with pytest.raises(ValueError, match="no transfer of the blocks of a is in flight"):
@@ -65,10 +60,7 @@ def test_what_is_over_cannot_be_over_again():
 @given(st.lists(st.tuples(st.sampled_from("axrbbe"), st.integers(0, 5), st.integers(1, 40)), max_size=60))
 @settings(max_examples=300)
 def test_no_block_is_leaked_or_owned_twice(steps):
-    """Random sequences of allocate, extend, release, begin and end: the accounts always add up.
-
-    Two transfers may touch the same block, as a hand-off and the running batch of an aborted request do.
-    """
+    """Any order of operations, with several transfers of the same blocks as in aborted hand-offs."""
     blocks = PagedBlockAllocator(num_blocks=12, block_size=4)
     owned, moving = {}, []
     for action, number, tokens in steps:
@@ -108,13 +100,13 @@ steps = st.lists(
 
 
 class Accounts:
-    """Block accounts, and the latest grant of each owner."""
+    """An allocator and the latest allocation of each owner."""
 
     def __init__(self, blocks):
         self.blocks, self.grants = blocks, {}
 
     def apply(self, action, owner, tokens):
-        """What came of it, in the words of what was raised."""
+        """The error of an operation, if any."""
         grant = self.grants.get(owner)
         try:
             if action == "allocate" and (grant is None or not (grant.owned or grant.transfers)):
@@ -139,8 +131,7 @@ class Accounts:
 
 @settings(max_examples=1000)
 @given(steps)
-def test_counting_gives_the_numbers_and_errors_of_knowing_each_block(steps):
-    """Whatever is done in whatever order; and nothing is held in the end."""
+def test_counting_agrees_with_tracking_block_ids(steps):
     known = Accounts(PagedBlockAllocator(NUM_BLOCKS, BLOCK_SIZE))
     counted = Accounts(BlockAllocator(NUM_BLOCKS, BLOCK_SIZE))
     for action, owner, tokens in steps:
@@ -161,16 +152,14 @@ def test_counting_gives_the_numbers_and_errors_of_knowing_each_block(steps):
 
 
 @pytest.mark.parametrize("accounts", [PagedBlockAllocator, BlockAllocator])
-def test_accounts_need_something_to_count(accounts):
-    """No blocks, or blocks without tokens, are a mistake of the caller."""
+def test_rejects_empty_caches(accounts):
     with pytest.raises(ValueError, match="at least one block"):
         accounts(0, 16)
     with pytest.raises(ValueError, match="at least one token"):
         accounts(4, 0)
 
 
-def test_a_long_prompt_costs_what_a_short_one_does():
-    """No list of a million blocks is made for a million tokens: their number is all there is."""
+def test_counting_creates_no_list_of_blocks():
     counted = BlockAllocator(1_000_000, 1)
     grant = counted.allocate("a", 900_000)
     assert counted.num_free == 100_000

@@ -1,4 +1,4 @@
-"""The cache of one memory."""
+"""The prefix cache of one memory, and its pins."""
 
 from collections import Counter
 
@@ -18,7 +18,7 @@ prompts = caches.prompts(alphabet=3, longest=8)
 
 
 class Plain:
-    """A least-recently-used cache as a list."""
+    """Reference: a least-recently-used cache as a list."""
 
     def __init__(self, capacity):
         self.capacity, self.order, self.holds, self.pins = capacity, [], Counter(), {}
@@ -65,8 +65,8 @@ class Plain:
         st.tuples(st.sampled_from(["ask", "ask", "ask", "hold", "release", "pin"]), prompts), max_size=40
     )
 )
-def test_the_cache_is_what_a_list_would_be(steps):
-    """Blocks, evictions and their order, with blocks held and pinned meanwhile; capacity is never exceeded."""
+def test_matches_a_reference_lru_cache(steps):
+    """With held and pinned blocks; the capacity is never exceeded."""
     seen = Seen()
     cache, plain = PrefixCache(CAPACITY, Lru(), seen), Plain(CAPACITY)
     asked = 0
@@ -102,8 +102,7 @@ def test_the_cache_is_what_a_list_would_be(steps):
 
 @pytest.mark.parametrize("name", EVICTIONS)
 @given(prompts=st.lists(prompts, max_size=30))
-def test_no_rule_exceeds_the_capacity_or_changes_what_is_reported(name, prompts):
-    """What insert says has gone is gone, and the counters say how much came and went."""
+def test_reports_all_evictions_with_every_policy(name, prompts):
     cache, there = PrefixCache(CAPACITY, create_eviction(name)), set()
     gone = 0
     for keys in prompts:
@@ -140,8 +139,7 @@ def test_a_held_block_cannot_be_removed(cache, seen):
     assert (seen.keys, seen.reasons) == ({2}, [RemovalReason.DAMAGED])
 
 
-def test_what_is_held_is_not_evicted_even_if_nothing_else_can_be_stored(cache):
-    """Then the rest of the prompt is not stored."""
+def test_never_evicts_held_blocks(cache):
     cache.insert((1, 2, 3, 4))
     for key in (1, 2, 3):
         cache.hold(key)
@@ -152,8 +150,7 @@ def test_what_is_held_is_not_evicted_even_if_nothing_else_can_be_stored(cache):
     assert cache.match((6,)) == 0
 
 
-def test_a_pin_lasts_until_its_time_and_the_longest_counts(cache):
-    """Context caching: a prompt stays for its time to live, however little it is used."""
+def test_pins_last_until_the_latest_expiry(cache):
     cache.insert((1, 2))
     assert cache.pin((1, 2, 9), 10.0) == 2
     assert cache.pin((1,), 5.0) == 1
@@ -168,28 +165,24 @@ def test_a_pin_lasts_until_its_time_and_the_longest_counts(cache):
     assert (cache.pinned, cache.unpin_next()) == (0, False)
 
 
-def test_only_half_of_the_memory_can_be_pinned(cache):
-    """Somebody who pins everything leaves room for others."""
+def test_pins_at_most_half_of_the_capacity(cache):
     cache.insert((1, 2, 3, 4))
     assert cache.pin((1, 2, 3, 4), 10.0) == 2
     assert cache.pin((1, 2), 20.0) == 2, "what is pinned can be pinned for longer"
 
 
-def test_a_prompt_does_not_push_out_its_own_beginning(cache):
-    """What has no room is its end."""
+def test_a_prompt_does_not_evict_its_own_blocks(cache):
     assert cache.insert((1, 2, 3, 4, 5, 6)) == []
     assert cache.match((1, 2, 3, 4, 5, 6)) == 4
     assert cache.misses == 6
 
 
-def test_a_cache_has_room():
-    """None at all is a mistake of the caller."""
+def test_rejects_a_capacity_of_zero():
     with pytest.raises(ValueError, match="room for at least one block"):
         PrefixCache(0, Lru())
 
 
-def test_the_longest_of_several_counts():
-    """A block that is pinned again for less stays as long as it was to."""
+def test_pinning_again_keeps_the_later_expiry():
     pins = PinnedBlocks()
     for until in (10.0, 30.0, 20.0):
         pins.pin(1, until)
@@ -197,8 +190,7 @@ def test_the_longest_of_several_counts():
     assert (pins.expire(30.0), len(pins)) == ([1], 0)
 
 
-def test_who_is_first():
-    """Whose time is up first, among those that are pinned now."""
+def test_next_is_the_pin_with_the_earliest_expiry():
     pins = PinnedBlocks()
     for key, until in ((1, 30.0), (2, 20.0), (3, 10.0)):
         pins.pin(key, until)
@@ -210,8 +202,7 @@ def test_who_is_first():
     assert pins.next() is None
 
 
-def test_pinning_again_and_again_takes_no_more_memory():
-    """Whatever a client asks for; and what was dropped and pinned again ends once."""
+def test_repeated_pins_do_not_grow_the_heap():
     pins = PinnedBlocks()
     for number in range(1000):
         pins.pin(number % 7, float(number))
@@ -222,8 +213,7 @@ def test_pinning_again_and_again_takes_no_more_memory():
     assert len(pins.expire(1000.0)) == left
 
 
-def test_the_end_of_a_prompt_goes_before_its_beginning():
-    """Where their time is up together."""
+def test_pins_of_one_prompt_expire_from_its_end():
     pins = PinnedBlocks()
     for key in (1, 2, 3):
         pins.pin(key, 10.0)

@@ -1,4 +1,4 @@
-"""Eviction rules, each against the plainest statement of it."""
+"""Eviction policies, each compared with a direct definition."""
 
 import pytest
 from hypothesis import given, settings
@@ -15,7 +15,7 @@ RANKS = {
 
 
 class Plain:
-    """Keeps everything about every block, and looks at all of it to say who goes first."""
+    """Reference policy that scans all blocks."""
 
     def __init__(self, name):
         self.rank, self.blocks, self.now = RANKS[name], {}, 0
@@ -51,8 +51,7 @@ steps = st.lists(st.tuples(actions, st.integers(0, 7), st.integers(0, 3)), max_s
 @pytest.mark.parametrize("name", EVICTIONS)
 @settings(max_examples=300)
 @given(steps, st.sets(st.integers(0, 7)))
-def test_the_block_that_goes_first_is_the_one_that_the_rule_names(name, steps, keep):
-    """Whatever happens to the blocks in whatever order, asked after each step."""
+def test_evicts_the_block_with_the_lowest_rank(name, steps, keep):
     rule, plain = create_eviction(name), Plain(name)
     for action, key, position in steps:
         if not plain.may(action, key):
@@ -67,8 +66,7 @@ def test_the_block_that_goes_first_is_the_one_that_the_rule_names(name, steps, k
 
 
 @pytest.mark.parametrize("name", EVICTIONS)
-def test_a_rule_remembers_no_more_than_it_has(name):
-    """A block that is used again and again leaves nothing behind."""
+def test_repeated_hits_do_not_grow_the_heap(name):
     rule = create_eviction(name)
     for key in range(4):
         rule.stored(key, key)
@@ -79,8 +77,7 @@ def test_a_rule_remembers_no_more_than_it_has(name):
     assert rule.first() != 0
 
 
-def test_an_unknown_rule_is_refused():
-    """In a sentence that names those there are."""
+def test_rejects_an_unknown_policy():
     with pytest.raises(
         ConfigurationError, match="unknown eviction policy 'fifo': choose one of lru, lfu, length-aware"
     ):

@@ -1,4 +1,4 @@
-"""The index of who has which blocks, against looking at everybody."""
+"""The prefix index, compared with sets of blocks."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,8 +22,7 @@ def leading(blocks, keys):
 
 @settings(max_examples=400)
 @given(steps, st.lists(prompts, min_size=1, max_size=5))
-def test_the_index_says_what_looking_at_every_instance_would(steps, asked):
-    """Longest prefix and who has it, everybody's prefix, after whatever has happened."""
+def test_finds_the_longest_prefixes_and_their_instances(steps, asked):
     index, there = PrefixIndex(), {name: set() for name in NAMES}
     for action, name, keys in steps:
         if action == "stored":
@@ -47,8 +46,7 @@ def test_the_index_says_what_looking_at_every_instance_would(steps, asked):
         assert {name: index.prefix(name, keys) for name in NAMES} == prefixes
 
 
-def test_lost_instances_leave_nothing_behind():
-    """However often an instance dies and comes back, the index stays as large as what there is."""
+def test_the_index_does_not_grow_with_lost_instances():
     index = PrefixIndex()
     index.stored("stays", (1, 2))
     for life in range(1000):

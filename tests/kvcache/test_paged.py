@@ -1,4 +1,4 @@
-"""Engine memory with reuse: held against what would be in the memory itself."""
+"""Prefix sharing of blocks, compared with simulated memory contents."""
 
 import pytest
 from hypothesis import given, settings
@@ -16,7 +16,7 @@ NUM_BLOCKS, SIZE, MOST_PINNED = 10, 2, 6
 
 
 class Running:
-    """A request: its tokens, what it was given, and how many of its tokens are written."""
+    """A request with its tokens, blocks and number of written tokens."""
 
     def __init__(self, tokens, reused, keys):
         self.tokens, self.grant, self.keys = tokens, reused.grant, keys
@@ -25,7 +25,7 @@ class Running:
 
 
 class Memory:
-    """What the blocks hold: for each, the whole prefix up to its last token that is written."""
+    """Contents of each block: the whole prefix up to its last written token."""
 
     def __init__(self, name):
         self.seen = Seen()
@@ -50,13 +50,13 @@ class Memory:
             self.check_prefix(request)
 
     def check_prefix(self, request):
-        """What a request does not compute is there, token for token."""
+        """The reused tokens are in the blocks."""
         held = self.blocks.blocks_of(request.grant)
         for end in range(1, request.written + 1):
             assert self.contents[held[(end - 1) // SIZE]][:end] == request.tokens[:end]
 
     def compute(self, request):
-        """One batch: a copy if one is due, the next token, and what is full is published."""
+        """One batch: the pending copy, the next token, and publication of full blocks."""
         if not request.owned:
             return
         held = self.blocks.blocks_of(request.grant)
@@ -104,7 +104,7 @@ class Memory:
             self.blocks.extend(request.grant, 3)
 
     def pin(self, prompt, until):
-        """As far as may be, and never so that anything else is found."""
+        """Pin a prompt as far as the limit allows."""
         keys = tuple(prefix_keys(prompt, SIZE))
         here = self.blocks.cache.match(keys)
         pinned = self.blocks.cache.pin(keys, until)
@@ -142,8 +142,8 @@ steps = st.lists(
 @pytest.mark.parametrize("name", EVICTIONS)
 @settings(max_examples=400)
 @given(steps)
-def test_a_prefix_is_what_it_says_and_a_shared_block_is_never_written(name, steps):
-    """Whatever starts, computes, transfers, aborts, ends and is pinned, in any order; nothing is held in the end."""
+def test_cached_blocks_have_the_right_contents_and_stay_read_only(name, steps):
+    """Any order of operations; no block is held in the end."""
     memory = Memory(name)
     for action, number, prompt in steps:
         if action == "start":
@@ -182,8 +182,7 @@ def publish(blocks, keys, prompt_tokens):
     return reused.grant
 
 
-def test_a_prefix_is_shared_while_it_is_used_and_after(blocks):
-    """The second request takes only what it has to compute, and the third finds it when both are gone."""
+def test_shares_a_prefix_during_and_after_its_use(blocks):
     first = publish(blocks, (1, 2), 9)
     second = blocks.allocate_prompt("second", 10, (1, 2), 10)
     assert (second.tokens, second.copy, blocks.num_free) == (8, None, 2)
@@ -196,8 +195,7 @@ def test_a_prefix_is_shared_while_it_is_used_and_after(blocks):
     assert (blocks.cache.hits, blocks.cache.misses) == (3, 2 + 0 + 2)
 
 
-def test_a_prompt_that_is_cached_to_its_end_copies_the_block_of_its_last_token(blocks):
-    """The original is somebody else's, and stays held until the copy is made."""
+def test_copies_the_last_block_of_a_fully_cached_prompt(blocks):
     first = publish(blocks, (1, 2), 8)
     again = blocks.allocate_prompt("again", 8, (1, 2), 8)
     source, target = again.copy
@@ -212,8 +210,7 @@ def test_a_prompt_that_is_cached_to_its_end_copies_the_block_of_its_last_token(b
     assert blocks.cache.match((1, 2)) == 2
 
 
-def test_a_last_block_that_nobody_owns_is_taken_and_not_copied(blocks, seen):
-    """It is nobody's to find until it is published again."""
+def test_takes_over_an_unowned_last_block(blocks, seen):
     blocks.release(publish(blocks, (1, 2), 8))
     again = blocks.allocate_prompt("again", 8, (1, 2), 8)
     assert (again.tokens, again.copy, blocks.cache.match((1, 2)), blocks.num_free) == (7, None, 1, 4)
@@ -222,8 +219,7 @@ def test_a_last_block_that_nobody_owns_is_taken_and_not_copied(blocks, seen):
     assert blocks.cache.match((1, 2)) == 2
 
 
-def test_a_request_that_ends_before_its_copy_gives_back_the_original(blocks):
-    """An abort right after the start leaks nothing."""
+def test_an_abort_before_the_copy_releases_the_source(blocks):
     first = publish(blocks, (1,), 4)
     again = blocks.allocate_prompt("again", 4, (1,), 4)
     blocks.release(first)
@@ -231,8 +227,7 @@ def test_a_request_that_ends_before_its_copy_gives_back_the_original(blocks):
     assert (blocks.num_free, len(blocks.cache)) == (6, 1)
 
 
-def test_cached_blocks_go_when_their_room_is_wanted(blocks, seen):
-    """The end of a prompt before its beginning; those that are in use never."""
+def test_evicts_unused_blocks_from_the_end_of_prompts(blocks, seen):
     blocks.release(publish(blocks, (1, 2, 3), 13))
     held = blocks.allocate_prompt("held", 5, (1,), 5)
     blocks.allocate("large", 12)
@@ -246,8 +241,7 @@ def test_cached_blocks_go_when_their_room_is_wanted(blocks, seen):
     assert blocks.blocks_of(held.grant)
 
 
-def test_what_two_computed_side_by_side_is_published_once(blocks):
-    """The second keeps its block to itself, and gives it back when it ends."""
+def test_keeps_a_duplicate_of_a_published_block_private(blocks):
     first = blocks.allocate_prompt("first", 4, (1,), 4)
     second = blocks.allocate_prompt("second", 4, (1,), 4)
     blocks.publish(first.grant, (1,))
@@ -258,8 +252,7 @@ def test_what_two_computed_side_by_side_is_published_once(blocks):
         blocks.publish(first.grant, (1, 2))
 
 
-def test_what_is_pinned_outlasts_what_is_not(blocks):
-    """Until its time is up; a request that uses it meanwhile changes nothing about that."""
+def test_evicts_unpinned_blocks_first(blocks):
     blocks.release(publish(blocks, (1, 2), 9))
     blocks.release(publish(blocks, (3, 4), 9))
     assert blocks.cache.pin((1, 2, 9), 10.0) == 2
@@ -274,8 +267,7 @@ def test_what_is_pinned_outlasts_what_is_not(blocks):
     assert len(blocks.cache) == 0
 
 
-def test_nobody_waits_for_what_is_pinned(blocks, seen):
-    """It is free for a request that finds no other room, that whose time is up first before the rest."""
+def test_evicts_pinned_blocks_as_a_last_resort(blocks, seen):
     for key, until in ((1, 30.0), (2, 10.0), (3, 20.0)):
         blocks.release(publish(blocks, (key,), 4))
         blocks.cache.pin((key,), until)
@@ -286,8 +278,7 @@ def test_nobody_waits_for_what_is_pinned(blocks, seen):
     assert (seen.keys, blocks.cache.pinned, blocks.num_free) == (set(), 0, 0)
 
 
-def test_no_more_is_pinned_than_may_be(seen):
-    """What is pinned already can be pinned for longer."""
+def test_pins_at_most_the_limit(seen):
     blocks = PrefixBlockAllocator(6, 4, Lru(), seen, max_pinned=2)
     blocks.release(publish(blocks, (1, 2, 3), 13))
     assert (blocks.cache.pin((1, 2, 3), 10.0), blocks.cache.pinned) == (2, 2)
@@ -299,8 +290,7 @@ def test_no_more_is_pinned_than_may_be(seen):
 KEYS = [b"a", b"b", b"c", b"d"]
 
 
-def test_what_is_filled_is_found_when_it_was_published():
-    """And stays when it is given back, as what a request computed does; what was not published does not."""
+def test_borrowed_blocks_stay_cached_once_published():
     blocks = PrefixBlockAllocator(8, 4, create_eviction("lru"))
     grant, here = blocks.borrow("store", KEYS)
     assert (here, len(blocks.blocks_of(grant)), blocks.num_free) == (0, 4, 4)
@@ -311,8 +301,7 @@ def test_what_is_filled_is_found_when_it_was_published():
     assert not blocks.cache.hits + blocks.cache.misses, "no request asked"
 
 
-def test_what_is_here_is_lent_and_stays_meanwhile():
-    """Those who read have the same blocks, which nobody is given before they are done."""
+def test_borrowed_blocks_are_not_reallocated():
     blocks = PrefixBlockAllocator(4, 4, create_eviction("lru"))
     grant, _ = blocks.borrow("store", KEYS[:2])
     blocks.publish(grant, KEYS[:2])

@@ -22,8 +22,7 @@ from twofold.kvcache.sharding import (
     per_rank=st.integers(1, 4),
     extra_layers=st.integers(0, 20),
 )
-def test_every_head_of_every_layer_has_one_rank(tensor, pipeline, per_rank, extra_layers):
-    """Nothing is missing and nothing is held twice; no stage has two layers more than another."""
+def test_assigns_every_head_of_every_layer_to_one_rank(tensor, pipeline, per_rank, extra_layers):
     split, layers, heads = Sharding(tensor, pipeline), pipeline + extra_layers, tensor * per_rank
     held = [
         (layer, head)
@@ -37,8 +36,7 @@ def test_every_head_of_every_layer_has_one_rank(tensor, pipeline, per_rank, extr
     check_sharding(split, [heads] * layers, heads, "m")
 
 
-def test_the_first_stages_have_the_layers_that_are_left_over():
-    """The last one has the vocabulary to compute."""
+def test_gives_remaining_layers_to_the_first_stages():
     split = Sharding(2, 2)
     assert [split.layers(rank, 3) for rank in range(4)] == [range(2), range(2), range(2, 3), range(2, 3)]
     assert [split.heads(rank, 4) for rank in range(4)] == [range(2), range(2, 4)] * 2
@@ -52,8 +50,7 @@ def test_the_first_stages_have_the_layers_that_are_left_over():
         (Sharding(3, 1), [3], 4, "m has 4 heads, which 3 tensor ranks"),
     ],
 )
-def test_what_does_not_divide_is_refused(split, kv_heads, heads, why):
-    """In a sentence that says what would have to divide what."""
+def test_rejects_models_that_do_not_divide(split, kv_heads, heads, why):
     with pytest.raises(ConfigurationError, match=why):
         check_sharding(split, kv_heads, heads, "m")
     check_sharding(UNSHARDED, kv_heads, heads, "m")
@@ -63,8 +60,7 @@ SPLITS = st.builds(Sharding, st.sampled_from([1, 2, 3, 4, 6]), st.integers(1, 5)
 
 
 @given(source=SPLITS, target=SPLITS, heads=st.lists(st.sampled_from([12, 24]), min_size=5, max_size=12))
-def test_every_head_of_every_layer_arrives_once(source, target, heads):
-    """Each rank of the target gets exactly what it is to hold, from a rank that holds it."""
+def test_a_reshard_moves_every_head_of_every_layer_once(source, target, heads):
     pieces = plan_reshard(source, target, heads)
     layers = len(heads)
     got = {rank: [] for rank in range(target.ranks)}
@@ -83,16 +79,14 @@ def test_every_head_of_every_layer_arrives_once(source, target, heads):
 
 
 @given(source=SPLITS, target=SPLITS, heads=st.lists(st.sampled_from([12, 24]), min_size=5, max_size=12))
-def test_the_way_back_is_the_same(source, target, heads):
-    """What a rank writes to another, it reads from it when that is the source: one plan serves push and pull."""
+def test_the_reverse_plan_has_the_same_pieces(source, target, heads):
     there = {(p.source, p.target, p.layers, p.heads) for p in plan_reshard(source, target, heads)}
     back = {(p.target, p.source, p.layers, p.heads) for p in plan_reshard(target, source, heads)}
     assert there == back
 
 
 @given(source=SPLITS, target=SPLITS, heads=st.lists(st.sampled_from([12, 24]), min_size=5, max_size=12))
-def test_the_busiest_rank_of_a_layer_has_its_shard(source, target, heads):
-    """All ranks of a stage have as many heads, so none has more to write than its share."""
+def test_the_busiest_rank_sends_its_shard(source, target, heads):
     for count, layer in zip(
         heads, layer_traffic(plan_reshard(source, target, heads), len(heads)), strict=True
     ):
@@ -100,8 +94,7 @@ def test_the_busiest_rank_of_a_layer_has_its_shard(source, target, heads):
         assert 1 <= layer.pieces <= target.tensor
 
 
-def test_one_to_two_and_back():
-    """By heads, and by layers."""
+def test_plans_between_one_and_two_ranks():
     assert plan_reshard(UNSHARDED, Sharding(2, 1), [4, 4]) == [
         ReshardPiece(0, 0, range(2), range(2)),
         ReshardPiece(0, 1, range(2), range(2, 4)),

@@ -1,4 +1,4 @@
-"""Slots that several processes fill and read: what is leased nobody reads, what is held nobody fills."""
+"""Slots that several processes fill and read."""
 
 import pytest
 from hypothesis import strategies as st
@@ -11,8 +11,7 @@ COUNT = 4
 HOLDERS = ("a", "b", "disk")
 
 
-def test_the_life_of_a_slot():
-    """Leased, whole and held, dropped while it is held, and free when the last reader is done."""
+def test_a_dropped_slot_is_free_after_its_last_reader():
     slots = SlotAllocator(1)
     slot = slots.lease("writer")
     with pytest.raises(OutOfBlocksError):
@@ -27,8 +26,7 @@ def test_the_life_of_a_slot():
     assert slots.num_free == 1
 
 
-def test_what_is_not_committed_was_never_there():
-    """A lease that is given up frees the slot, and only its holder can end it."""
+def test_giving_up_a_lease_frees_the_slot():
     slots = SlotAllocator(1)
     slot = slots.lease("writer")
     with pytest.raises(ValueError, match="does not lease"):
@@ -37,8 +35,7 @@ def test_what_is_not_committed_was_never_there():
     assert slots.num_free == 1
 
 
-def test_the_dead_have_nothing():
-    """Leases and holds of one holder end together; those of others go on."""
+def test_lose_ends_all_rights_of_one_holder():
     slots = SlotAllocator(3)
     whole, filling = slots.lease("a"), slots.lease("a")
     slots.commit(whole, "a")
@@ -55,7 +52,7 @@ def test_the_dead_have_nothing():
 
 
 class SlotLives(RuleBasedStateMachine):
-    """Any order of events against a plain account of who has what."""
+    """Any order of events, compared with explicit state."""
 
     def __init__(self):
         super().__init__()

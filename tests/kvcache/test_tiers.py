@@ -14,7 +14,7 @@ prompts = caches.prompts(alphabet=3, longest=8)
 
 
 def ask(cache, keys):
-    """What a prefill does; returns what is gone, and how many blocks it found."""
+    """Use a prompt as a prefill does; returns the blocks that left the cache and the number of hits."""
     found = cache.match(keys)
     count = found if isinstance(found, int) else sum(found)
     gone = cache.touch(keys, count) or []
@@ -23,11 +23,8 @@ def ask(cache, keys):
 
 @settings(max_examples=300)
 @given(st.lists(prompts, max_size=40), st.integers(8, 10), st.integers(1, 6))
-def test_tiers_of_lru_are_one_lru_of_their_sum(prompts, upper, lower):
-    """Down and up again is the order of a single list: the same hits, the same blocks gone in the same order.
-
-    Where a prompt fits in the first tier: a longer one begins there and goes on in the next.
-    """
+def test_lru_tiers_behave_like_one_lru_cache(prompts, upper, lower):
+    """For prompts that fit in the first tier; longer ones start there and continue in the next."""
     one = PrefixCache(upper + lower, Lru())
     tiers = TieredCache([PrefixCache(upper, Lru()), PrefixCache(lower, Lru())])
     for keys in prompts:
@@ -39,8 +36,7 @@ def test_tiers_of_lru_are_one_lru_of_their_sum(prompts, upper, lower):
 
 @pytest.mark.parametrize("name", EVICTIONS)
 @given(prompts=st.lists(st.tuples(prompts, st.booleans()), max_size=40))
-def test_a_block_is_in_one_tier_and_no_tier_is_overfull(name, prompts):
-    """With any rule, and with some blocks held."""
+def test_each_block_is_in_one_tier_within_capacity(name, prompts):
     cache = TieredCache([PrefixCache(capacity, create_eviction(name)) for capacity in (2, 3, 4)])
     known, held = set(), []
     for keys, holds in prompts:
@@ -64,8 +60,7 @@ def cache():
     return TieredCache([PrefixCache(2, Lru()), PrefixCache(2, Lru())])
 
 
-def test_match_says_how_many_blocks_come_from_which_tier(cache):
-    """Each tier loads at a speed of its own."""
+def test_match_counts_blocks_by_tier(cache):
     cache.insert((1, 2))
     cache.insert((3,))
     assert cache.match((1, 2, 3, 4)) == [2, 1]
@@ -73,8 +68,7 @@ def test_match_says_how_many_blocks_come_from_which_tier(cache):
     assert (cache.tier_of(1), cache.tier_of(3), cache.tier_of(4)) == (1, 0, None)
 
 
-def test_what_is_hit_comes_up_and_is_counted_where_it_was(cache):
-    """And what makes room for it goes down."""
+def test_a_hit_moves_a_block_to_the_first_tier(cache):
     cache.insert((1, 2))
     cache.insert((3,))
     assert cache.touch((1,), 1) == []
@@ -84,8 +78,7 @@ def test_what_is_hit_comes_up_and_is_counted_where_it_was(cache):
     assert cache.insert((4, 5)) == [2]
 
 
-def test_a_block_that_is_held_stays_where_it_is(cache):
-    """Somebody reads it there; what does not fit in the first tier goes to the next."""
+def test_held_blocks_stay_in_their_tier(cache):
     cache.insert((1, 2))
     cache.insert((3,))
     for key in (1, 2, 3):
@@ -104,15 +97,13 @@ def test_a_block_that_is_held_stays_where_it_is(cache):
     assert cache.tier_of(1) == 0
 
 
-def test_whoever_is_not_here_cannot_be_held(cache):
-    """Nor released."""
+def test_rejects_holds_of_missing_blocks(cache):
     with pytest.raises(KeyError):
         cache.hold(1)
     with pytest.raises(KeyError):
         cache.release(1)
 
 
-def test_there_is_a_tier():
-    """None at all is a mistake of the caller."""
+def test_rejects_an_empty_list_of_tiers():
     with pytest.raises(ValueError, match="at least one tier"):
         TieredCache([])

@@ -1,4 +1,4 @@
-"""Machines and models for the performance models, built by hand: the catalog has tests of its own."""
+"""Hand-made machines and models for tests of performance models."""
 
 import msgspec
 import pytest

@@ -1,4 +1,4 @@
-"""DistServe's latency model, against values worked out by hand and against its simulator's own output."""
+"""DistServe's latency model, compared with hand calculations and its simulator's output."""
 
 import json
 
@@ -36,7 +36,7 @@ def test_decode_by_hand(opt_13b, sequences, a, b, c):
 
 
 def test_pipeline_stages_share_the_work(models, machines):
-    """(a + b·Σl + c·Σl²)/PP + PP, and decode without the last part; the first stage's overhead is its own."""
+    """(a + b·Σl + c·Σl²)/PP + PP, with the overhead on the first stage only."""
     model = distserve_pipeline(models["opt-66b"], machines["dgx-a100"], 2, 2)
     stage = (43.0588 + 0.274229 * 512 + 2.2478e-5 * 512**2) / 2 + 2
     overhead = 2 + 1e-4 * 512
@@ -61,10 +61,9 @@ def test_pipeline_stages_share_the_work(models, machines):
         ("golden-vllm-opt-66b-4100-r2-N300.json", "opt-66b", 4, "vllm"),
     ],
 )
-def test_the_first_request_has_the_ttft_of_its_simulator(
+def test_the_first_request_has_the_ttft_of_the_simulator(
     models, machines, file, name, tensor_parallel, engine
 ):
-    """It finds an empty cluster, so its TTFT is its prefill."""
     path = find_data(f"golden/distserve/{file}")
     if path is None:
         pytest.skip("needs the reference output of DistServe's simulator: set TWOFOLD_DATA")
@@ -75,7 +74,6 @@ def test_the_first_request_has_the_ttft_of_its_simulator(
 
 
 def test_mixed_adds_the_marginal_cost_of_decodes(opt_13b):
-    """To the prefill, without a second overhead."""
     more = opt_13b.mixed_s(512, 512**2, 10, 5000) - opt_13b.prefill_s(512, 512**2)
     expected = (6.2694e-4 * 5010 + 0.038507 * 10 + 1e-4 * 5000) / 1e3
     assert more == pytest.approx(expected, rel=1e-4)
@@ -84,8 +82,7 @@ def test_mixed_adds_the_marginal_cost_of_decodes(opt_13b):
 @pytest.mark.parametrize(
     ("name", "machine", "tensor_parallel"), [("opt-13b", "dgx-h100", 1), ("opt-66b", "dgx-a100", 1)]
 )
-def test_what_was_not_published_is_refused(models, machines, name, machine, tensor_parallel):
-    """Another accelerator, another parallelism, another engine."""
+def test_rejects_unpublished_configurations(models, machines, name, machine, tensor_parallel):
     with pytest.raises(ConfigurationError, match="only on a100-80gb of opt-13b TP1, "):
         distserve_published(models[name], machines[machine], tensor_parallel)
     with pytest.raises(ConfigurationError, match="choose one of distserve, vllm"):

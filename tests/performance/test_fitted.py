@@ -1,4 +1,4 @@
-"""Fitted times follow the profile, never fall as work grows, and refuse what nobody measured."""
+"""Fitted times follow the profile, grow with work, and exist only for measured pairs."""
 
 import msgspec
 import pytest
@@ -21,8 +21,7 @@ def all_fitted(models, machines):
     }
 
 
-def test_there_are_all_pairs_of_the_profile(all_fitted):
-    """Four of A100 and H100, and the capped H100, which is marked as synthetic."""
+def test_covers_all_pairs_of_the_profile(all_fitted):
     assert len(all_fitted) == 12
     for pair, model in all_fitted.items():
         assert ("synthetic" in model.error.basis) == ("pcap" in pair)
@@ -30,8 +29,7 @@ def test_there_are_all_pairs_of_the_profile(all_fitted):
         assert model.name.startswith("fitted ")
 
 
-def test_times_are_near_the_profile(all_fitted, profile_path):
-    """On average within the error that each states for what it had not seen."""
+def test_times_match_the_profile_within_the_stated_error(all_fitted, profile_path):
     rows = read_profile(profile_path)
     for entry in packaged():
         model = all_fitted[entry.pair]
@@ -51,7 +49,6 @@ def test_times_are_near_the_profile(all_fitted, profile_path):
 
 
 def test_the_formula_by_hand(all_fitted):
-    """One value of each kind, worked out apart."""
     model = all_fitted["bloom-176b on h100-80gb TP8"]
     prefill, decode = model.calibration.prefill, model.calibration.decode
     short = (prefill.floor_ms**2.5 + (prefill.token_ms * 3072) ** 2.5) ** 0.4
@@ -63,7 +60,7 @@ def test_the_formula_by_hand(all_fitted):
     assert model.mixed_s(3072, 3072**2, 40, 50_000) * 1e3 == pytest.approx(mixed, rel=1e-12)
 
 
-def test_decode_at_batch_64_is_what_the_profile_says(all_fitted):
+def test_decode_at_batch_64_matches_the_profile(all_fitted):
     """63.8 ms on H100 and 96.6 ms on A100, where SplitwiseSim has 35.5 and 47.6."""
     for pair, expected in (("bloom-176b on h100-80gb TP8", 63.8), ("bloom-176b on a100-80gb TP8", 96.6)):
         cost = all_fitted[pair].decode_cost(64)
@@ -71,8 +68,7 @@ def test_decode_at_batch_64_is_what_the_profile_says(all_fitted):
 
 
 @given(st.integers(1, 20_000), st.integers(1, 4000), st.integers(0, 200), st.integers(1, 10**7))
-def test_more_work_never_takes_less_time(all_fitted, tokens, more, sequences, context):
-    """In tokens, in sequences and in context, at the seams too; mixed is at least either alone."""
+def test_times_grow_with_tokens_sequences_and_context(all_fitted, tokens, more, sequences, context):
     for model in all_fitted.values():
         prefill_s = model.prefill_s(tokens, tokens**2)
         assert model.prefill_s(tokens + more, (tokens + more) ** 2) > prefill_s > 0
@@ -84,15 +80,14 @@ def test_more_work_never_takes_less_time(all_fitted, tokens, more, sequences, co
 
 
 @given(st.integers(1, 30_000), st.integers(1, 8000))
-def test_no_jump_anywhere(all_fitted, tokens, step):
+def test_times_have_no_jumps(all_fitted, tokens, step):
     """One more token never costs more than 2 ms."""
     model = all_fitted["bloom-176b on a100-80gb TP8"]
     for at in (tokens, 2048, 4096):
         assert model.prefill_s(at + 1, step) - model.prefill_s(at, step) < 2e-3
 
 
-def test_alone_means_prefill_then_decodes_of_one(all_fitted):
-    """TPOT is the mean over the decodes that make tokens 2 … n."""
+def test_uncontended_latency_is_a_prefill_and_single_decodes(all_fitted):
     model = all_fitted["llama2-70b on h100-80gb TP4"]
     ttft_s, tpot_s = model.uncontended(1000, 11)
     cost = model.decode_cost(1)
@@ -102,8 +97,7 @@ def test_alone_means_prefill_then_decodes_of_one(all_fitted):
     assert model.uncontended(1000, 1)[1] == pytest.approx(steps[0], rel=1e-12)
 
 
-def test_unmeasured_pairs_are_refused_with_what_there_is(models, machines):
-    """Fitted is strict: it never estimates."""
+def test_rejects_pairs_without_calibration(models, machines):
     with pytest.raises(
         ConfigurationError, match=r"bloom-176b on h100-80gb TP4, only of .*h100-80gb TP8.*roofline"
     ):
@@ -112,8 +106,7 @@ def test_unmeasured_pairs_are_refused_with_what_there_is(models, machines):
         fitted(models["bloom-176b"], machines["dgx-h100"], 16)
 
 
-def test_a_cap_that_nobody_measured_is_refused(models, machines):
-    """The profile has half of TDP, under either name, and nothing else."""
+def test_rejects_unmeasured_power_caps(models, machines):
     named = msgspec.structs.replace(
         machines["dgx-h100-capped"],
         accelerator=msgspec.structs.replace(machines["dgx-h100"].accelerator, name="h100-80gb-pcap"),
@@ -124,8 +117,7 @@ def test_a_cap_that_nobody_measured_is_refused(models, machines):
         fitted(models["bloom-176b"], other, 8)
 
 
-def test_files_of_ones_own_come_first(models, machines, tmp_path, monkeypatch):
-    """From the environment, and before those from the argument."""
+def test_own_files_take_precedence(models, machines, tmp_path, monkeypatch):
     entry = next(one for one in packaged() if one.pair == "bloom-176b on h100-80gb TP8")
 
     def file(name, date):
@@ -139,8 +131,7 @@ def test_files_of_ones_own_come_first(models, machines, tmp_path, monkeypatch):
     assert fitted(*pair, extra=[file("own.toml", "2031")]).calibration.date == "2031"
 
 
-def test_files_that_are_no_calibrations_are_mistakes(models, machines, tmp_path, monkeypatch):
-    """Missing, no TOML, or of another kind."""
+def test_rejects_files_without_calibrations(models, machines, tmp_path, monkeypatch):
     for content in (None, b"= 3", b"[[calibration]]\nmodel = 'm'\n", b"\xff"):
         path = tmp_path / "c.toml"
         path.unlink(missing_ok=True)
@@ -151,8 +142,7 @@ def test_files_that_are_no_calibrations_are_mistakes(models, machines, tmp_path,
             fitted(models["bloom-176b"], machines["dgx-h100"], 8)
 
 
-def test_texts_and_numbers_survive_the_file(tmp_path):
-    """Quotes, backslashes and tiny numbers."""
+def test_round_trips_strings_and_numbers(tmp_path):
     from twofold.performance.coefficients import read_calibrations
 
     entry = msgspec.structs.replace(packaged()[0], basis='a "quoted" \\ path', dropped=["x", "ü"])

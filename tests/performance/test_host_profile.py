@@ -1,4 +1,4 @@
-"""Profiles of hosts: written, read back, part of a catalog, and refused where they are something else."""
+"""Host profiles: files, catalogs and errors."""
 
 import pytest
 
@@ -9,15 +9,13 @@ from twofold.performance.host_profile import HOST, dump_host_profile, read_host_
 from twofold.performance.instance import kv_capacity_tokens
 
 
-def test_a_profile_is_read_back_as_it_was_written(tmp_path):
-    """To the last digit."""
+def test_round_trips_a_profile(tmp_path):
     path = tmp_path / "host.yaml"
     path.write_text(dump_host_profile(profile(sync_s=0.1 + 0.2)))
     assert read_host_profile(path) == profile(sync_s=0.1 + 0.2)
 
 
-def test_a_catalog_gets_the_host_and_its_model():
-    """The host has room for just the KV cache that the service gave its workers, and costs nothing that is known."""
+def test_extends_a_catalog_by_host_and_model():
     one = profile()
     catalog = one.extend(load_catalog())
     machine, model = catalog.machine(HOST), catalog.model("small")
@@ -34,8 +32,7 @@ def test_a_catalog_gets_the_host_and_its_model():
         ("cores: two\n", "is not a host profile"),
     ],
 )
-def test_what_is_no_profile_is_refused_with_its_name(tmp_path, text, reason):
-    """One sentence, with the file in it."""
+def test_rejects_other_files_by_name(tmp_path, text, reason):
     path = tmp_path / "host.yaml"
     path.write_text(text)
     with pytest.raises(ConfigurationError, match=reason) as refused:
@@ -44,7 +41,6 @@ def test_what_is_no_profile_is_refused_with_its_name(tmp_path, text, reason):
     assert "\n" not in str(refused.value)
 
 
-def test_a_profile_that_is_not_there_is_refused(tmp_path):
-    """With what the system says."""
+def test_rejects_a_missing_file(tmp_path):
     with pytest.raises(ConfigurationError, match=r"cannot read profile .*: No such file"):
         read_host_profile(tmp_path / "none.yaml")

@@ -13,22 +13,20 @@ from twofold.performance.instance import (
 from twofold.performance.registry import PERFORMANCE_MODELS, performance_model
 
 
-def test_bloom_on_eight_a100_is_what_splitwise_sim_has(models, machines):
+def test_capacity_of_bloom_on_eight_a100_matches_splitwise_sim(models, machines):
     """8 × 80 GiB less 329e9 bytes, at 4,014,080 bytes a token."""
     assert models["bloom-176b"].kv_bytes_per_token == 4_014_080
     assert kv_capacity_tokens(models["bloom-176b"], machines["dgx-a100"], 8, 1.0) == 89_234
 
 
-def test_utilization_and_an_override_count(models, machines):
-    """Less memory, larger tokens."""
+def test_utilization_and_token_size_change_the_capacity(models, machines):
     model, machine = models["llama2-70b"], machines["dgx-h100"]
     full = kv_capacity_tokens(model, machine, 4, 1.0)
     assert kv_capacity_tokens(model, machine, 4, 0.9) < full
     assert kv_capacity_tokens(model, machine, 4, 1.0, 8 * 327_680) == full // 8
 
 
-def test_weights_that_do_not_fit_are_one_sentence(models, machines):
-    """What is needed, what is there, and what would be right."""
+def test_rejects_weights_that_do_not_fit(models, machines):
     with pytest.raises(
         ConfigurationError, match=r"bloom-176b needs 329 GB .* 2x a100-80gb have 172 GB: use more"
     ):
@@ -37,7 +35,7 @@ def test_weights_that_do_not_fit_are_one_sentence(models, machines):
         kv_capacity_tokens(models["bloom-176b"], machines["dgx-a100"], 8, 0.45)
 
 
-def test_a_pipeline_holds_what_its_largest_stage_holds(models, machines):
+def test_the_largest_stage_bounds_the_capacity_of_a_pipeline(models, machines):
     """70 layers on 3 stages: 24 of them, with that share of the weights and of each token's KV."""
     model, machine = models["bloom-176b"], machines["dgx-a100"]
     weights, token = -(-329_000_000_000 * 24 // 70), -(-4_014_080 * 24 // 70)
@@ -52,13 +50,12 @@ def test_a_pipeline_holds_what_its_largest_stage_holds(models, machines):
 
 
 @pytest.mark.parametrize(("utilization", "kv"), [(0.0, None), (1.1, None), (0.9, 0)])
-def test_shares_and_sizes_are_checked(models, machines, utilization, kv):
-    """Nothing above all of the memory, nothing below one byte."""
+def test_rejects_invalid_shares_and_sizes(models, machines, utilization, kv):
     with pytest.raises(ConfigurationError):
         kv_capacity_tokens(models["llama2-70b"], machines["dgx-a100"], 8, utilization, kv)
 
 
-def test_heads_that_cannot_be_split_are_stored_again(models):
+def test_replicates_heads_that_cannot_be_sharded(models):
     """8 KV heads over 8 accelerators once, over 16 twice; a latent vector on each."""
     llama = models["llama2-70b"]
     assert [resident_kv_bytes_per_token(llama, parallel) for parallel in (1, 8, 16)] == [
@@ -75,8 +72,8 @@ def whole(models, machines):
     return performance_model("fitted", models["bloom-176b"], machines["dgx-a100"], 8)
 
 
-def test_stages_have_their_share_of_the_layers(models, machines, whole):
-    """70 layers on 2 stages: half of everything, and activations of 14,336 values for every token that is passed on."""
+def test_stages_take_their_share_of_the_time(models, machines, whole):
+    """70 layers on 2 stages: half of everything, and activations of 14,336 values per token."""
     halves = by_layers(whole, models["bloom-176b"], machines["dgx-a100"], 8, 2, boundary_bytes_per_s=1e9)
     sent_s = 100 * 14336 * 2 / 1e9
     alone_s = whole.prefill_s(100, 10_000)
@@ -91,7 +88,7 @@ def test_stages_have_their_share_of_the_layers(models, machines, whole):
     assert halves.stages == 2
 
 
-def test_all_are_timed_as_the_largest_stage(models, machines, whole):
+def test_all_stages_are_timed_as_the_largest(models, machines, whole):
     """70 layers on 4 stages: 18 at most."""
     quarters = by_layers(whole, models["bloom-176b"], machines["dgx-a100"], 8, 4, boundary_bytes_per_s=1e30)
     assert quarters.first_stage.prefill_s(100, 10_000) == pytest.approx(
@@ -99,8 +96,8 @@ def test_all_are_timed_as_the_largest_stage(models, machines, whole):
     )
 
 
-def test_activations_go_by_interconnect_or_network(models, machines):
-    """Two stages of TP4 fit in one machine; two of TP8 do not, and each has all of its machine's network."""
+def test_activations_use_interconnect_or_network(models, machines):
+    """Two stages of TP4 fit in one machine; two of TP8 use the network of two."""
     machine, model = machines["dgx-a100"], models["bloom-176b"]
     assert boundary_bandwidth(machine, 4, across=False) == 4 * 300e9
     assert boundary_bandwidth(machine, 4, across=True) == 100e9
@@ -110,24 +107,21 @@ def test_activations_go_by_interconnect_or_network(models, machines):
         assert sent_s == pytest.approx(512 * 14336 * 2 / bytes_per_s)
 
 
-def test_one_stage_works_at_a_time(models, machines, whole):
-    """An iteration draws what one stage does, and the others idle."""
+def test_draws_the_power_of_one_busy_stage(models, machines, whole):
     halves = by_layers(whole, models["bloom-176b"], machines["dgx-a100"], 8, 2)
     assert halves.idle_w == 2 * whole.idle_w
     assert halves.prefill_w(100) == whole.prefill_w(100) + whole.idle_w
     assert halves.decode_w(3) == whole.decode_w(3) + whole.idle_w
 
 
-def test_a_pipeline_is_an_estimate_and_says_so(models, machines, whole):
-    """Nobody measured it, whatever was measured of the whole."""
+def test_a_pipeline_is_marked_as_estimated(models, machines, whole):
     halves = performance_model("fitted", models["bloom-176b"], machines["dgx-a100"], 8, 2)
     assert halves.name == "fitted bloom-176b on dgx-a100 TP8 PP2"
     assert halves.error.estimated
     assert halves.error.basis == f"{whole.error.basis}; divided by layers among stages"
 
 
-def test_one_stage_is_what_there_was(models, machines, whole):
-    """Without pipeline parallelism an instance is its own first stage."""
+def test_one_stage_is_the_instance_itself(models, machines, whole):
     made = performance_model("fitted", models["bloom-176b"], machines["dgx-a100"], 8, 1)
     assert (made.stages, made.name) == (1, whole.name)
     assert made.first_stage is made
@@ -135,8 +129,7 @@ def test_one_stage_is_what_there_was(models, machines, whole):
 
 
 @pytest.mark.parametrize("stages", [0, 71])
-def test_every_stage_needs_a_layer(models, machines, stages):
-    """One sentence with the layers that there are."""
+def test_rejects_more_stages_than_layers(models, machines, stages):
     for name in ("fitted", "roofline", "auto"):
         with pytest.raises(
             ConfigurationError, match=f"70 layers, so pipeline parallelism is 1 to 70, not {stages}"
@@ -144,8 +137,7 @@ def test_every_stage_needs_a_layer(models, machines, stages):
             performance_model(name, models["bloom-176b"], machines["dgx-a100"], 8, stages)
 
 
-def test_what_published_no_pipelines_says_so(models, machines):
-    """SplitwiseSim has none; DistServe's simulator has its own."""
+def test_rejects_pipelines_of_models_without_them(models, machines):
     with pytest.raises(ConfigurationError, match="does not support pipelines"):
         performance_model("splitwise-published", models["bloom-176b"], machines["dgx-a100"], 8, 2)
     for name in ("distserve-published", "distserve-published-vllm"):
@@ -154,8 +146,7 @@ def test_what_published_no_pipelines_says_so(models, machines):
         assert made.name == f"{name} opt-13b on dgx-a100 TP1 PP2"
 
 
-def test_more_stages_take_longer_for_one_iteration_and_less_for_each_stage(models, machines):
-    """Latency is paid for throughput."""
+def test_more_stages_trade_latency_for_throughput(models, machines):
     model, machine = msgspec.structs.replace(models["bloom-176b"], layers=72), machines["dgx-a100"]
     made = [performance_model("roofline", model, machine, 8, stages) for stages in (1, 2, 4, 8)]
     times = [each.prefill_s(1000, 1000**2) for each in made]

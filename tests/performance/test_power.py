@@ -1,4 +1,4 @@
-"""Watts: prefill nears TDP, decode does not, a cap holds, and an instance draws its share."""
+"""Power by phase, batch, cap and share of the machine."""
 
 import pytest
 from hypothesis import given
@@ -10,27 +10,26 @@ from twofold.performance.power import instance_power
 from twofold.performance.roofline import roofline
 
 
-def test_saturated_prefill_draws_all_that_is_provisioned(models, machines):
-    """The TDP of the machine: that is what TDP means."""
+def test_saturated_prefill_draws_the_tdp_of_the_machine(models, machines):
     model = fitted(models["bloom-176b"], machines["dgx-h100"], 8)
     assert model.prefill_w(4096) == pytest.approx(10_200)
     assert model.idle_w == 2000
 
 
-def test_decode_draws_what_was_measured(models, machines):
+def test_decode_draws_the_measured_share(models, machines):
     """63.5% of the TDP of each A100 for bloom-176b, and the rest of the machine."""
     model = fitted(models["bloom-176b"], machines["dgx-a100"], 8)
     assert model.decode_w(1) == pytest.approx(0.635 * 3200 + 3300, rel=1e-3)
 
 
-def test_decode_grows_slowly_with_its_batch(models, machines):
+def test_decode_power_grows_slowly_with_the_batch(models, machines):
     """16 sequences draw less than a tenth more than one."""
     model = fitted(models["bloom-176b"], machines["dgx-a100"], 8)
     assert model.decode_w(1) < model.decode_w(16) < 1.1 * model.decode_w(1)
 
 
-def test_a_cap_cuts_prefill_and_spares_most_of_decode(models, machines):
-    """From 5,600 W to 2,800 W for the accelerators; what lies beside them draws on."""
+def test_a_cap_cuts_prefill_and_spares_decode(models, machines):
+    """From 5,600 W to 2,800 W for the accelerators."""
     pair = models["llama2-70b"], 8
     free, capped = (roofline(pair[0], machines[name], pair[1]) for name in ("dgx-h100", "dgx-h100-capped"))
     assert free.prefill_w(4096) - capped.prefill_w(4096) == pytest.approx(2800)
@@ -38,7 +37,6 @@ def test_a_cap_cuts_prefill_and_spares_most_of_decode(models, machines):
 
 
 def test_half_a_machine_draws_half(models, machines):
-    """Of everything, idle too."""
     whole, half = (
         instance_power(machines["dgx-a100"], parallel, memory_share=0.4, decode_share=0.5)
         for parallel in (8, 4)
@@ -53,15 +51,13 @@ def test_half_a_machine_draws_half(models, machines):
 
 @given(st.integers(0, 10_000), st.integers(0, 600), st.floats(0.01, 2.0))
 def test_watts_stay_between_idle_and_tdp(machines, tokens, sequences, share):
-    """And never fall as a batch grows."""
     for machine in machines.values():
         power = instance_power(machine, 8, memory_share=share)
         for watts, size in ((power.prefill_w, tokens), (power.decode_w, sequences)):
             assert machine.idle_w <= watts(size) <= watts(size + 1) <= machine.tdp_w * (1 + 1e-9)
 
 
-def test_the_law_has_a_source_and_errors():
-    """Figures without a source are none."""
+def test_the_power_law_has_a_source_and_errors():
     law = power_law()
     assert "Splitwise" in law.source
     assert max(law.decode_error, law.prefill_error) < 0.1

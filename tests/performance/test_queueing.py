@@ -30,8 +30,7 @@ speedups = st.floats(1.01, 1.99)
 
 
 @pytest.mark.parametrize(("rate", "expected_ms"), [(2, 78.23), (5, 92.51), (8, 121.40), (10, 165.60)])
-def test_one_instance(rate, expected_ms):
-    """Values worked out from equation 1."""
+def test_one_instance_is_equation_1(rate, expected_ms):
     assert one_instance_s(rate, D) * 1e3 == pytest.approx(expected_ms, abs=0.005)
 
 
@@ -51,15 +50,13 @@ def test_tensor_parallelism_is_equation_3(load, prefill_s, speedup):
     assert tensor_s(rate, prefill_s, speedup) == pytest.approx(expected)
 
 
-def test_without_load_nobody_waits():
-    """TTFT is then what the stages take; one instance is a pipeline of one stage, and a speed-up of 1."""
+def test_ttft_without_load_is_the_latency():
     assert pipeline_s(0, D, 4) == D
     assert tensor_s(0, D, 1.5) == D / 1.5
     assert pipeline_s(7, D, 1) == tensor_s(7, D, 1) == one_instance_s(7, D)
 
 
-def test_what_cannot_keep_up_waits_for_ever():
-    """From the rate of the slowest stage on."""
+def test_ttft_is_infinite_beyond_the_stable_rate():
     assert one_instance_s(1 / D, D) == math.inf
     assert pipeline_s(1 / D, D) < math.inf
     assert pipeline_s(2 / D, D) == math.inf
@@ -75,8 +72,7 @@ def test_low_rates_favour_tensor_and_high_rates_pipeline_parallelism():
 
 
 @given(prefills, st.integers(2, 16), st.floats(0.01, 0.99))
-def test_both_sides_of_every_crossover(prefill_s, stages, share):
-    """Equal there, and tensor parallelism better below and worse above."""
+def test_tensor_parallelism_is_better_below_every_crossover(prefill_s, stages, share):
     speedup = 1 + share * (stages - 1)
     rate = crossover_rate(prefill_s, speedup, stages)
     assert 0 < rate * prefill_s < speedup
@@ -85,23 +81,20 @@ def test_both_sides_of_every_crossover(prefill_s, stages, share):
     assert tensor_s(above, prefill_s, speedup) > pipeline_s(above, prefill_s, stages)
 
 
-def test_without_a_crossover():
-    """A speed-up as large as the number of stages wins at every rate, none at no rate."""
+def test_extreme_speed_ups_have_no_crossover():
     assert crossover_rate(D, 2.0) is None
     assert crossover_rate(D, 2.5, 2) is None
     assert crossover_rate(D, 1.0) == 0.0
 
 
 @given(prefills, st.integers(1, 8), st.floats(1.01, 20))
-def test_the_highest_rate_is_the_inverse(prefill_s, stages, slack):
-    """The mean TTFT at that rate is the one asked for."""
+def test_the_highest_rate_inverts_the_mean_ttft(prefill_s, stages, slack):
     ttft_s = prefill_s * slack
     rate = highest_rate(ttft_s, prefill_s, prefill_s / stages)
     assert mean_ttft_s(rate, prefill_s, prefill_s / stages) == pytest.approx(ttft_s)
 
 
-def test_a_ttft_below_that_of_an_empty_instance_has_no_rate():
-    """Not even without a queue."""
+def test_a_ttft_below_the_latency_has_no_rate():
     assert highest_rate(0.9 * D, D, D) == 0.0
     assert highest_rate(D, D, D) == 0.0
 
@@ -119,22 +112,19 @@ def test_a_ttft_below_that_of_an_empty_instance_has_no_rate():
         lambda: highest_rate(1.0, D, 2 * D),
     ],
 )
-def test_what_cannot_be_is_one_sentence(impossible):
-    """Rates and times that no queue has."""
+def test_rejects_invalid_rates_and_times(impossible):
     with pytest.raises(ConfigurationError):
         impossible()
 
 
-def test_times_come_from_any_performance_model(models, machines):
-    """The first stage of DistServe's model is its slowest, for its overhead."""
+def test_takes_stage_times_from_a_performance_model(models, machines):
     model = performance_model("distserve-published", models["opt-13b"], machines["dgx-a100"], 1, 2)
     latency_s, stage_s = stage_times(model, 512)
     assert latency_s == model.prefill_s(512, 512**2)
     assert stage_s == model.first_stage.prefill_s(512, 512**2) > model.later_stage.prefill_s(512, 512**2)
 
 
-def test_the_quickest_at_each_rate(models, machines):
-    """Tensor parallelism first, then pipelines: between two crossings nothing else has a lower mean TTFT."""
+def test_finds_the_quickest_option_at_each_rate(models, machines):
     times = {
         f"TP{tensor} PP{stages}": stage_times(
             performance_model("distserve-published", models["opt-13b"], machines["dgx-a100"], tensor, stages),
@@ -151,15 +141,13 @@ def test_the_quickest_at_each_rate(models, machines):
         assert mean[name] == min(mean.values())
 
 
-def test_the_only_one_is_the_quickest():
-    """At every rate; so is one that is better in both times."""
+def test_a_dominant_option_is_quickest_at_every_rate():
     assert quickest_by_rate({"alone": (D, D)}) == [(0.0, "alone")]
     assert quickest_by_rate({"slow": (2 * D, D), "quick": (D, D / 2)}) == [(0.0, "quick")]
 
 
 @given(st.floats(0.01, 1.0), st.floats(0.01, 1.0), st.floats(1.0, 5.0), st.floats(0.05, 0.95))
-def test_where_two_instances_cross(latency_s, share, slower, quicker):
-    """Equal means at the crossing, for any times of all stages and of the slowest one."""
+def test_mean_ttfts_are_equal_at_the_crossing(latency_s, share, slower, quicker):
     quick = latency_s, share * latency_s
     other = latency_s * slower * 1.001, quicker * share * latency_s
     rate = crossing_rate(quick, other)
@@ -177,8 +165,7 @@ def quadratic(fixed, each, square):
 
 
 @given(coefficients, st.integers(1, 4000), st.floats(0.1, 1.0))
-def test_it_is_the_shortest_of_all(of, most, share):
-    """Every length is tried here, and only some there: times as models have them have one best rate."""
+def test_finds_the_shortest_saturating_prompt(of, most, share):
     prefill_s = quadratic(*of)
     rates = [tokens / prefill_s(tokens) for tokens in range(1, most + 1)]
     enough = share * max(rates)
@@ -188,12 +175,11 @@ def test_it_is_the_shortest_of_all(of, most, share):
     assert all(rate < enough * (1 + 1e-12) for rate in rates[: found - 1])
 
 
-def test_without_a_fixed_cost_a_token_is_as_good_as_many():
-    """Nothing is gained by batching then."""
+def test_one_token_saturates_without_a_fixed_cost():
     assert saturating_tokens(quadratic(0.0, 1e-3, 0.0), 2048) == 1
 
 
-def test_with_a_line_it_follows_from_its_two_numbers():
+def test_matches_the_closed_form_for_linear_times():
     """n / (f + s·n) ≥ share / s · m·s / (f + m·s), the rate of the longest prompt m."""
     fixed, each, most = 0.02, 1e-4, 10_000
     best = most / (fixed + each * most)
@@ -201,8 +187,8 @@ def test_with_a_line_it_follows_from_its_two_numbers():
     assert found == pytest.approx(SHARE * best * fixed / (1 - SHARE * best * each), abs=1)
 
 
-def test_opt_13b_on_an_a100_is_busy_with_what_the_paper_says():
-    """DistServe, section 3.1: a prompt of 512 tokens is enough for a model of 13B parameters on an A100."""
+def test_opt_13b_saturates_an_a100_at_512_tokens():
+    """DistServe, section 3.1."""
     catalog = load_catalog()
     model = performance_model("distserve-published", catalog.model("opt-13b"), catalog.machine("dgx-a100"), 1)
     found = saturating_tokens(lambda tokens: model.prefill_s(tokens, tokens * tokens), 2048)
@@ -210,7 +196,6 @@ def test_opt_13b_on_an_a100_is_busy_with_what_the_paper_says():
 
 
 @pytest.mark.parametrize(("most", "share"), [(0, 0.9), (10, 0.0), (10, 1.1)])
-def test_what_cannot_be_is_refused(most, share):
-    """A fault of the caller."""
+def test_rejects_invalid_lengths_and_shares(most, share):
     with pytest.raises(ValueError, match="need at least 1 token"):
         saturating_tokens(lambda _: 1.0, most, share)

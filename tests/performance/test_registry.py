@@ -9,8 +9,7 @@ from twofold.errors import ConfigurationError
 from twofold.performance.registry import PERFORMANCE_MODELS, performance_model
 
 
-def test_all_are_there():
-    """The names that users write."""
+def test_lists_all_models():
     assert set(PERFORMANCE_MODELS) == {
         "auto",
         "fitted",
@@ -22,7 +21,6 @@ def test_all_are_there():
 
 
 def test_auto_prefers_measurements(models, machines):
-    """And falls back to an estimate that says so."""
     measured = performance_model("auto", models["bloom-176b"], machines["dgx-a100"], 8)
     estimated = performance_model("auto", models["bloom-176b"], machines["dgx-a100"], 4)
     assert (measured.name, measured.error.estimated) == ("fitted bloom-176b on dgx-a100 TP8", False)
@@ -38,8 +36,7 @@ def test_auto_prefers_measurements(models, machines):
         ("roofline", "tiny-1b", "dgx-h100", 1),
     ],
 )
-def test_each_answers_every_question(models, machines, name, model, machine, parallel):
-    """Times and watts are positive, and its name says what it is."""
+def test_every_model_has_positive_times_and_watts(models, machines, name, model, machine, parallel):
     made = performance_model(name, models[model], machines[machine], parallel)
     assert made.name == f"{name} {model} on {machine} TP{parallel}"
     cost = made.decode_cost(4)
@@ -57,16 +54,14 @@ def test_each_answers_every_question(models, machines, name, model, machine, par
     assert made.error.basis
 
 
-def test_an_unknown_name_is_one_sentence(models, machines):
-    """With those that there are."""
+def test_rejects_an_unknown_name(models, machines):
     with pytest.raises(
         ConfigurationError, match="unknown performance model 'fited': choose one of auto, fitted"
     ):
         performance_model("fited", models["bloom-176b"], machines["dgx-a100"], 8)
 
 
-def test_asking_for_times_needs_no_numpy():
-    """A plan starts fast."""
+def test_does_not_import_numpy():
     code = (
         "import sys, twofold.performance.registry; print([m for m in ('numpy', 'rich') if m in sys.modules])"
     )

@@ -25,27 +25,26 @@ KV_BYTES = 327_680
 
 @pytest.fixture(scope="module")
 def llama(models, machines):
-    """Estimated: what was measured ends at prompts too short for their attention to show."""
+    """A roofline, because measured prompts are too short for attention to matter."""
     return performance_model("roofline", models["llama2-70b"], machines["dgx-a100"], 8)
 
 
-def test_the_published_figure():
+def test_reproduces_the_published_bandwidth():
     """8,192 tokens of LLaMA-70B on eight A800: 5.86 GB/s, which the paper rounds to 6."""
     assert PUBLISHED.bytes_per_s(8192, EIGHT_A800) / 1e9 == pytest.approx(5.86, abs=0.005)
     assert PUBLISHED.kv_bytes == KV_BYTES
 
 
 @given(st.integers(1, 10**6), st.floats(1e12, 1e17))
-def test_it_is_the_inequality_of_the_paper(prefix, flops_per_s):
-    """B/G = 2·d·s / (gqa·(a·p·d + b·d²)), with the sizes that the paper prints."""
+def test_matches_the_inequality_of_the_paper(prefix, flops_per_s):
+    """B/G = 2·d·s / (gqa·(a·p·d + b·d²)), with the sizes in the paper."""
     d, s, gqa, a, b = 8192, 2, 8, 4, 22
     expected = flops_per_s * 2 * d * s / (gqa * (a * prefix * d + b * d * d))
     assert PUBLISHED.bytes_per_s(prefix, flops_per_s) == pytest.approx(expected)
 
 
-def test_any_model_of_the_catalog_has_its_needs(models):
-    """LLaMA-70B's parameters are a sixth more FLOPs than the paper counts; a model without grouping moves eight times
-    as much KV."""
+def test_covers_models_of_the_catalog(models):
+    """LLaMA-70B's parameters are a sixth more FLOPs than in the paper; without grouping, KV is eight times larger."""
     llama, bloom = (PrefixCost.of(models[name]) for name in ("llama2-70b", "bloom-176b"))
     assert llama.kv_bytes == PUBLISHED.kv_bytes
     assert llama.square_flops == PUBLISHED.square_flops
@@ -54,7 +53,6 @@ def test_any_model_of_the_catalog_has_its_needs(models):
 
 
 def test_longer_prefixes_are_worth_slower_links(llama):
-    """By the formula and by a performance model, which is below it: accelerators are not at their peak."""
     lengths = (512, 2048, 8192, 32_768, 131_072)
     predicted = [prefix_bytes_per_s(llama, KV_BYTES, length) for length in lengths]
     counted = [PUBLISHED.bytes_per_s(length, EIGHT_A800) for length in lengths]
@@ -65,7 +63,6 @@ def test_longer_prefixes_are_worth_slower_links(llama):
 
 @given(bandwidth=st.floats(0.5e9, 20e9), latency_s=st.floats(0, 0.01))
 def test_the_shortest_prefix_is_the_break_even(llama, bandwidth, latency_s):
-    """There loading is quicker and one token less it is not, or none is worth it."""
     tokens = shortest_prefix(llama, KV_BYTES, bandwidth, latency_s)
     assert tokens is not None  # attention makes every link pay in the end
     assert latency_s + tokens * KV_BYTES / bandwidth < saved_s(llama, tokens)
@@ -73,28 +70,24 @@ def test_the_shortest_prefix_is_the_break_even(llama, bandwidth, latency_s):
         assert latency_s + (tokens - 1) * KV_BYTES / bandwidth >= saved_s(llama, tokens - 1)
 
 
-def test_the_two_break_evens_are_one(llama):
-    """A prefix of the length that a bandwidth asks for asks for that bandwidth."""
+def test_bandwidth_and_prefix_break_even_together(llama):
     tokens = shortest_prefix(llama, KV_BYTES, 2e9)
     assert prefix_bytes_per_s(llama, KV_BYTES, tokens) == pytest.approx(2e9, rel=1e-3)
 
 
 @given(st.floats(1e8, 1e12), st.floats(1e12, 1e17))
-def test_the_formula_goes_both_ways(bandwidth, flops_per_s):
-    """The shortest prefix for a bandwidth asks for less than that, and one token less does not."""
+def test_the_formula_inverts(bandwidth, flops_per_s):
     tokens = PUBLISHED.shortest_prefix(bandwidth, flops_per_s)
     assert PUBLISHED.bytes_per_s(tokens, flops_per_s) <= bandwidth * (1 + 1e-9)
     if tokens > 1:
         assert PUBLISHED.bytes_per_s(tokens - 1, flops_per_s) >= bandwidth * (1 - 1e-9)
 
 
-def test_hopeless_links_have_no_prefix(llama):
-    """A telephone line."""
+def test_slow_links_have_no_prefix(llama):
     assert shortest_prefix(llama, KV_BYTES, 1e4) is None
 
 
-def test_loading_hides_behind_computing(llama):
-    """Layer by layer, the longer of the two counts; what is not reused is computed with all its context."""
+def test_the_longer_of_load_and_compute_counts(llama):
     prompt, reused = 8192, 4096
     rest_s = llama.prefill_s(prompt - reused, prompt**2 - reused**2)
     assert reuse_s(llama, prompt, reused, 0.0) == reuse_s(llama, prompt, reused, rest_s) == rest_s
@@ -103,8 +96,7 @@ def test_loading_hides_behind_computing(llama):
     assert saved_s(llama, reused) + reuse_s(llama, reused + REST, reused, 0.0) == pytest.approx(whole)
 
 
-def test_a_prefill_that_takes_as_long_without_it_saves_nothing(models, machines):
-    """Then no bandwidth is enough."""
+def test_no_bandwidth_suffices_without_savings(models, machines):
 
     class Flat:
         def prefill_s(self, tokens, squares):
@@ -123,8 +115,7 @@ def test_a_prefill_that_takes_as_long_without_it_saves_nothing(models, machines)
         lambda _: PUBLISHED.shortest_prefix(0.0, EIGHT_A800),
     ],
 )
-def test_what_cannot_be_is_one_sentence(llama, impossible):
-    """Prefixes without tokens, links without bandwidth."""
+def test_rejects_empty_prefixes_and_zero_bandwidth(llama, impossible):
     with pytest.raises(ConfigurationError):
         impossible(llama)
 
@@ -133,7 +124,7 @@ LANE = st.floats(0.001, 100.0)
 
 
 def by_layers(layers, load, compute, store):
-    """What Mooncake section 5.2 says, a layer at a time."""
+    """Mooncake section 5.2, simulated layer by layer."""
     loaded, computed, stored = load, 0.0, 0.0
     for _ in range(layers):
         begun = max(loaded, computed)  # before its attention the load of this layer is waited for …
@@ -144,21 +135,18 @@ def by_layers(layers, load, compute, store):
 
 
 @given(st.integers(1, 130), LANE, LANE, LANE)
-def test_it_is_what_the_protocol_takes(layers, load, compute, store):
-    """Until the last layer is computed, and until it is stored."""
+def test_layer_wise_matches_the_simulated_protocol(layers, load, compute, store):
     computed, stored = by_layers(layers, load / layers, compute / layers, store / layers)
     assert layer_wise(layers, load, compute) == pytest.approx(computed)
     assert layer_wise(layers, load, compute, store) == pytest.approx(stored)
 
 
 @given(st.integers(10, 130), LANE, LANE)
-def test_it_is_about_the_longer_of_the_two(layers, load, compute):
-    """Never less, and never longer by more than a layer of the other."""
+def test_layer_wise_exceeds_the_longest_lane_by_at_most_a_layer_of_the_others(layers, load, compute):
     longer = max(load, compute)
     assert longer <= layer_wise(layers, load, compute) * (1 + 1e-12)
     assert layer_wise(layers, load, compute) <= 1.1 * longer
 
 
-def test_a_lane_alone_takes_its_time():
-    """Nothing is loaded, nothing waits."""
+def test_a_single_lane_takes_its_own_time():
     assert layer_wise(80, 3.0) == pytest.approx(3.0)

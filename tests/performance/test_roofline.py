@@ -1,4 +1,4 @@
-"""The roofline estimates any pair, says so, and keeps physics."""
+"""The roofline model for any pair."""
 
 import msgspec
 import pytest
@@ -15,7 +15,7 @@ from twofold.performance.roofline import RooflineTerms, roofline
 
 @pytest.fixture(scope="module")
 def mixture():
-    """A mixture of experts in which a token passes a tenth of the weights, with latent attention."""
+    """A mixture of experts with latent attention; a token touches a tenth of the weights."""
     return Model(
         name="moe",
         layers=60,
@@ -32,8 +32,7 @@ def mixture():
     )
 
 
-def test_it_is_near_what_was_measured(models, machines):
-    """Within 20% on average of the fits to profiles, which it saw, over the range they cover."""
+def test_is_within_20_percent_of_the_fitted_pairs(models, machines):
     named = {"a100-80gb": "dgx-a100", "h100-80gb": "dgx-h100"}
     for entry in packaged():
         if entry.accelerator not in named:
@@ -49,8 +48,7 @@ def test_it_is_near_what_was_measured(models, machines):
         assert sum(decode) / len(decode) < 0.2
 
 
-def test_it_is_near_another_stack_that_it_never_saw(models, machines):
-    """DistServe's latency model of OPT on A100: what the module says of it."""
+def test_is_near_distserve_s_latency_model(models, machines):
     prefill, decode = [], []
     for name, parallel in (
         ("13b", 1),
@@ -75,8 +73,7 @@ def test_it_is_near_another_stack_that_it_never_saw(models, machines):
     assert sum(decode) / len(decode) < 0.25
 
 
-def test_errors_are_those_of_pairs_left_out(models, machines):
-    """A pair's own where it was measured, else the mean; always marked as estimated."""
+def test_errors_are_leave_one_out_errors(models, machines):
     measured = roofline(models["bloom-176b"], machines["dgx-h100"], 8).error
     other = roofline(models["tiny-1b"], machines["dgx-h100"], 1).error
     assert measured.estimated
@@ -93,10 +90,7 @@ def test_errors_are_those_of_pairs_left_out(models, machines):
     st.integers(0, 10**7),
     st.sampled_from([1, 2, 4, 8]),
 )
-def test_more_work_never_takes_less_time(
-    models, machines, mixture, tokens, more, sequences, context, parallel
-):
-    """For dense models and mixtures of experts."""
+def test_times_grow_with_work(models, machines, mixture, tokens, more, sequences, context, parallel):
     for model in (models["tiny-1b"], models["llama2-70b"], mixture):
         estimate = roofline(model, machines["dgx-h100"], parallel)
         prefill_s = estimate.prefill_s(tokens, tokens**2)
@@ -108,13 +102,12 @@ def test_more_work_never_takes_less_time(
 
 
 def test_a_faster_machine_is_faster(models, machines):
-    """In both phases."""
     slow, fast = (roofline(models["llama2-70b"], machines[name], 4) for name in ("dgx-a100", "dgx-h100"))
     assert fast.prefill_s(1000, 10**6) < slow.prefill_s(1000, 10**6)
     assert fast.decode_cost(8).base_s < slow.decode_cost(8).base_s
 
 
-def test_a_power_cap_slows_prompts_only(models, machines):
+def test_a_power_cap_slows_prefill_only(models, machines):
     """1.3 times at half of TDP."""
     free, capped = (
         roofline(models["llama2-70b"], machines[name], 4) for name in ("dgx-h100", "dgx-h100-capped")
@@ -123,8 +116,7 @@ def test_a_power_cap_slows_prompts_only(models, machines):
     assert capped.decode_cost(8) == free.decode_cost(8)
 
 
-def test_nothing_beats_the_hardware(models, machines, mixture):
-    """No prefill faster than its FLOPs, no decode faster than reading what it must."""
+def test_times_respect_peak_flops_and_bandwidth(models, machines, mixture):
     for model in (*models.values(), mixture):
         estimate, needs = (
             roofline(model, machines["dgx-h100"], 8),
@@ -136,7 +128,6 @@ def test_nothing_beats_the_hardware(models, machines, mixture):
 
 
 def test_more_tokens_touch_more_experts(machines, mixture):
-    """One token reads a tenth of the weights, a large batch nearly all."""
     estimate = roofline(mixture, machines["dgx-h100"], 8)
     dense = roofline(msgspec.structs.replace(mixture, active_parameters=400e9), machines["dgx-h100"], 8)
     full_s = dense.decode_cost(0).base_s - estimate.decode_cost(0).base_s  # no token touches no expert
@@ -145,12 +136,10 @@ def test_more_tokens_touch_more_experts(machines, mixture):
 
 
 def test_one_accelerator_needs_no_all_reduce(models, machines):
-    """Nothing to exchange, nothing to wait for."""
     needs = RooflineTerms.of(models["tiny-1b"], machines["dgx-h100"], 1)
     assert (needs.all_reduce_s, needs.steps) == (0.0, 0.0)
 
 
-def test_too_many_accelerators_are_refused(models, machines):
-    """A machine has eight."""
+def test_rejects_too_many_accelerators(models, machines):
     with pytest.raises(ConfigurationError, match="not 9"):
         roofline(models["tiny-1b"], machines["dgx-h100"], 9)

@@ -16,22 +16,19 @@ YS = [0.08, 0.1, 0.17, 1.3]
 
 
 @given(st.floats(128, 4096))
-def test_inside_it_is_linear_interpolation(x):
-    """To the last digits, against numpy's."""
+def test_interpolates_linearly(x):
     assert PiecewiseLinear(XS, YS)(x) == pytest.approx(float(np.interp(x, XS, YS)), rel=1e-12)
 
 
 @given(st.floats(0, 128), st.floats(4096, 1e6))
-def test_beyond_both_ends_the_outer_lines_go_on(low, high):
-    """The line through the two points nearest to that end."""
+def test_extrapolates_the_outer_segments(low, high):
     curve = PiecewiseLinear(XS, YS)
     assert curve(low) == pytest.approx(0.08 + (0.1 - 0.08) / 128 * (low - 128), rel=1e-12)
     assert curve(high) == pytest.approx(1.3 + (1.3 - 0.17) / (4096 - 512) * (high - 4096), rel=1e-12)
 
 
 @pytest.mark.parametrize(("xs", "ys"), [([1], [1]), ([1, 2], [1]), ([2, 1], [1, 2]), ([1, 1], [1, 2])])
-def test_points_that_are_no_curve_are_refused(xs, ys):
-    """One point, unequal lists, falling or equal x."""
+def test_rejects_invalid_points(xs, ys):
     with pytest.raises(ConfigurationError):
         PiecewiseLinear(xs, ys)
 
@@ -60,14 +57,13 @@ def reference(profile_path):
 
 
 def line(xs, ys, x):
-    """Linear interpolation, and extrapolation along the outer lines."""
+    """Linear interpolation and extrapolation."""
     i = int(np.clip(np.searchsorted(xs, x) - 1, 0, len(xs) - 2))
     return ys[i] + (ys[i + 1] - ys[i]) / (xs[i + 1] - xs[i]) * (x - xs[i])
 
 
 @given(st.integers(1, 100_000), st.integers(1, 512))
-def test_it_equals_interpolation_over_the_raw_medians(on_h100, reference, tokens, sequences):
-    """To 1e-12, inside the points and beyond them."""
+def test_equals_interpolation_of_the_raw_medians(on_h100, reference, tokens, sequences):
     xs, prompt, token = reference
     assert on_h100.prefill_s(tokens, 0) == pytest.approx(line(xs, prompt, tokens), rel=1e-12)
     assert on_h100.decode_cost(sequences).base_s == pytest.approx(line(xs, token, sequences), rel=1e-12)
@@ -78,28 +74,26 @@ def test_it_equals_interpolation_over_the_raw_medians(on_h100, reference, tokens
 
 
 def test_decode_batching_is_almost_free(on_h100, on_a100):
-    """As it was published: 35.5 and 47.6 ms at batch 64, whatever the context."""
+    """As published: 35.5 and 47.6 ms at batch 64 for any context."""
     assert on_h100.decode_cost(64).base_s * 1e3 == pytest.approx(35.5, abs=0.1)
     assert on_a100.decode_cost(64).base_s * 1e3 == pytest.approx(47.6, abs=0.1)
     assert on_h100.decode_cost(64).context_s == 0.0
 
 
-def test_the_capped_h100_takes_longer_for_prompts_alone(models, machines, on_h100):
-    """1.3 times."""
+def test_the_capped_h100_is_slower_in_prefill_only(models, machines, on_h100):
     capped = splitwise_published(models["bloom-176b"], machines["dgx-h100-capped"], 8)
     assert capped.prefill_s(1500, 0) / on_h100.prefill_s(1500, 0) == pytest.approx(1.3, rel=1e-9)
     assert capped.decode_cost(8) == on_h100.decode_cost(8)
 
 
-def test_an_extrapolation_below_zero_is_refused(models, machines):
-    """The last line of llama2-70b TP2 falls, because one of its points is invalid."""
+def test_rejects_negative_extrapolations(models, machines):
+    """The last segment of llama2-70b TP2 falls, because one of its points is invalid."""
     model = splitwise_published(models["llama2-70b"], machines["dgx-a100"], 2)
     assert model.prefill_s(30_000, 0) > 0
     with pytest.raises(ConfigurationError, match="40,000 batched tokens"):
         model.prefill_s(40_000, 0)
 
 
-def test_pairs_that_were_not_published_are_refused(models, machines):
-    """With what there is."""
+def test_rejects_unpublished_pairs(models, machines):
     with pytest.raises(ConfigurationError, match=r"bloom-176b on a100-80gb TP4, only of .*`auto`"):
         splitwise_published(models["bloom-176b"], machines["dgx-a100"], 4)

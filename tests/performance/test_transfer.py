@@ -10,7 +10,7 @@ from twofold.performance.transfer import LinkSpeed, PrefillSpeed, TransferModel,
 
 
 def transfer(model, machine):
-    """As the simulator would make it."""
+    """The path as the simulator builds it."""
     speed = machine.network_bytes_per_s
     return TransferModel(
         kv_bytes_per_token=model.kv_bytes_per_token,
@@ -21,8 +21,8 @@ def transfer(model, machine):
 
 
 @pytest.mark.parametrize(("name", "visible_ms"), [("dgx-h100", 5.0), ("dgx-a100", 8.0)])
-def test_layer_wise_leaves_what_the_paper_saw(models, machines, name, visible_ms):
-    """About 5 ms on H100 and 8 ms on A100, whatever the prompt (section 4.3)."""
+def test_layer_wise_delays_match_the_paper(models, machines, name, visible_ms):
+    """About 5 ms on H100 and 8 ms on A100 for any prompt (section 4.3)."""
     path = transfer(models["bloom-176b"], machines[name])
     model = fitted(models["bloom-176b"], machines[name], 8)
     for tokens in (512, 1024, 1500, 2048):
@@ -30,8 +30,7 @@ def test_layer_wise_leaves_what_the_paper_saw(models, machines, name, visible_ms
         assert seen_ms == pytest.approx(visible_ms, rel=0.15)
 
 
-def test_on_h100_the_crossover_is_at_512_tokens(models, machines):
-    """Below, a serialized hand-off leaves less to wait for."""
+def test_the_crossover_on_h100_is_at_512_tokens(models, machines):
     path = transfer(models["bloom-176b"], machines["dgx-h100"])
     model = fitted(models["bloom-176b"], machines["dgx-h100"], 8)
     assert path.crossover_tokens(lambda n: model.prefill_s(n, n * n)) == pytest.approx(512, abs=2)
@@ -45,7 +44,6 @@ def test_serialized_by_hand(models, machines):
 
 @given(st.integers(1, 100_000), st.floats(0, 10), st.floats(1e9, 1e12))
 def test_layer_wise_hides_at_most_all_but_one_layer(tokens, prefill_s, speed):
-    """And never less than nothing."""
     path = TransferModel(kv_bytes_per_token=1000, layers=40, bytes_per_s=speed, latency_s=1e-3)
     seen = path.layer_wise_s(tokens, prefill_s) - path.latency_s
     total = path.serialized_s(tokens) - path.latency_s
@@ -54,8 +52,7 @@ def test_layer_wise_hides_at_most_all_but_one_layer(tokens, prefill_s, speed):
 
 
 @given(st.floats(1e-5, 1e-2), st.floats(1e-6, 1e-3), st.floats(0, 0.02))
-def test_the_crossover_is_where_the_better_mode_changes(sync_s, per_token_s, floor_s):
-    """Serialized wins right below it and layer-wise at it."""
+def test_the_better_mode_changes_at_the_crossover(sync_s, per_token_s, floor_s):
     path = TransferModel(kv_bytes_per_token=10**6, layers=32, bytes_per_s=1e11, sync_s=sync_s)
 
     def prefill_s(tokens):
@@ -67,28 +64,24 @@ def test_the_crossover_is_where_the_better_mode_changes(sync_s, per_token_s, flo
         assert path.layer_wise_s(at - 1, prefill_s(at - 1)) >= path.serialized_s(at - 1)
 
 
-def test_without_anything_to_hide_there_is_no_crossover():
-    """A prefill that takes no time hides nothing."""
+def test_an_instant_prefill_has_no_crossover():
     path = TransferModel(kv_bytes_per_token=1000, layers=32, bytes_per_s=1e11, sync_s=1e-3)
     assert path.crossover_tokens(lambda _: 0.0) is None
 
 
-def test_synchronisation_between_and_beyond_the_measured_networks():
-    """A straight line between, and no guess beyond."""
+def test_synchronization_is_interpolated_and_clamped():
     assert default_sync_s(50e9) == default_sync_s(200e9) > default_sync_s(300e9) > default_sync_s(400e9)
     assert default_sync_s(1e12) == default_sync_s(400e9)
 
 
 @pytest.mark.parametrize("wrong", [{"layers": 0}, {"bytes_per_s": 0.0}, {"sync_s": -1.0}])
-def test_impossible_paths_are_refused(wrong):
-    """One sentence."""
+def test_rejects_impossible_paths(wrong):
     with pytest.raises(ConfigurationError):
         TransferModel(**{"kv_bytes_per_token": 1, "layers": 1, "bytes_per_s": 1.0, **wrong})
 
 
 @given(st.floats(0, 0.1), st.floats(1e5, 1e11))
-def test_two_transfers_tell_overhead_and_bandwidth(overhead_s, bytes_per_s):
-    """Where the measured times are exact."""
+def test_fits_overhead_and_bandwidth_of_two_transfers(overhead_s, bytes_per_s):
     sizes = (4096, 4 << 20)
     few, many = ((size, overhead_s + size / bytes_per_s) for size in sizes)
     link = LinkSpeed.fit(few, many)
@@ -98,15 +91,13 @@ def test_two_transfers_tell_overhead_and_bandwidth(overhead_s, bytes_per_s):
 
 
 @given(st.floats(0, 1), st.floats(1e-6, 1))
-def test_noise_never_makes_nonsense(few_s, many_s):
-    """A large transfer may happen to be the faster one."""
+def test_fits_stay_positive_despite_noise(few_s, many_s):
     link = LinkSpeed.fit((4096, few_s), (4 << 20, many_s))
     assert link.overhead_s >= 0
     assert link.bytes_per_s > 0
 
 
-def test_a_link_as_the_path_of_a_hand_off():
-    """Each layer but the last costs an overhead that a hand-off at once would not."""
+def test_a_hand_off_adds_an_overhead_per_layer():
     transfer = LinkSpeed(overhead_s=0.001, bytes_per_s=1e9).transfer(kv_bytes_per_token=8000, layers=5)
     assert (transfer.latency_s, transfer.sync_s) == (0.001, 0.004)
     prefill = PrefillSpeed(fixed_s=0.01, s_per_token=0.0001)
@@ -119,18 +110,15 @@ LINK = LinkSpeed(overhead_s=0.001, bytes_per_s=1e6)
 
 
 def test_one_rank_to_one_is_a_plain_path():
-    """Each layer in one piece, from the one rank that has them all."""
     assert reshard_path(LINK, [100] * 4, [1] * 4) == LINK.transfer(400, 4)
 
 
-def test_two_ranks_send_half_each():
-    """Side by side: the same prompt is through in half the time."""
+def test_two_ranks_halve_the_time():
     whole, halves = reshard_path(LINK, [100] * 4, [1] * 4), reshard_path(LINK, [50] * 4, [1] * 4)
     assert halves.serialized_s(1000) - 0.001 == pytest.approx((whole.serialized_s(1000) - 0.001) / 2)
 
 
-def test_every_piece_costs_its_own_overhead():
-    """One rank that serves two of the target sends each layer in two transfers."""
+def test_every_piece_adds_an_overhead():
     path = reshard_path(LINK, [100] * 4, [2] * 4)
     assert (path.latency_s, path.sync_s) == (0.002, 0.006)
     assert path.kv_bytes_per_token == 400, "as many bytes as in one piece"

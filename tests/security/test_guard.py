@@ -1,4 +1,4 @@
-"""Who is let in at a socket, and who is not."""
+"""Authentication of sockets by the cluster key."""
 
 import logging
 import socket as sockets
@@ -15,7 +15,7 @@ LOOKS = 150
 
 
 class Door:
-    """A guarded socket; `heard` tells what came through it."""
+    """A guarded server socket."""
 
     def __init__(self):
         self.context = zmq.Context()
@@ -29,7 +29,7 @@ class Door:
         return [self.socket.recv()] if self.socket.poll(20_000) else []
 
     def refuses(self):
-        """Whether it refuses somebody, and hears nothing of what is said."""
+        """Whether the guard refuses a client and drops its message."""
         for _ in range(LOOKS):
             if self.guard.refused:
                 return not self.socket.poll(200)
@@ -48,7 +48,7 @@ def door():
 
 @pytest.fixture
 def caller():
-    """A socket of another process, as it were."""
+    """A client socket in another context."""
     context = zmq.Context()
     socket = context.socket(zmq.PUSH)
     socket.setsockopt(zmq.LINGER, 0)
@@ -57,8 +57,7 @@ def caller():
     context.term()
 
 
-def test_who_has_the_key_is_heard(door):
-    """Over TCP, in another context."""
+def test_accepts_the_cluster_key(door):
     with zmq.Context() as context:
         guard = Guard(context, OURS)
         socket = context.socket(zmq.PUSH)
@@ -71,8 +70,7 @@ def test_who_has_the_key_is_heard(door):
         guard.close()
 
 
-def test_who_has_none_is_not(door, caller, caplog):
-    """It is noted, without what was said."""
+def test_refuses_clients_without_a_key(door, caller, caplog):
     caller.connect(door.address)
     caller.send(b"hello")
     assert door.refuses()
@@ -80,8 +78,7 @@ def test_who_has_none_is_not(door, caller, caplog):
     assert "hello" not in caplog.text
 
 
-def test_who_has_another_is_not(door):
-    """It does not get as far as showing it."""
+def test_refuses_another_key(door):
     with zmq.Context() as context:
         guard = Guard(context, THEIRS)
         socket = context.socket(zmq.PUSH)
@@ -93,8 +90,7 @@ def test_who_has_another_is_not(door):
         guard.close()
 
 
-def test_who_knows_the_public_key_only_is_not(door, caller, caplog):
-    """Public keys are no secrets, so the caller's own key is asked for too."""
+def test_refuses_clients_that_know_only_the_public_key(door, caller, caplog):
     caller.curve_publickey, caller.curve_secretkey = zmq.curve_keypair()
     caller.curve_serverkey = zmq.curve_public(z85.encode(OURS.server_secret))
     caller.connect(door.address)
@@ -103,8 +99,7 @@ def test_who_knows_the_public_key_only_is_not(door, caller, caplog):
     assert "refused a connection from 127.0.0.1" in caplog.text
 
 
-def test_without_a_guard_that_answers_nobody_is_let_in(caller):
-    """A door that nobody watches stays shut."""
+def test_admits_no_client_without_an_authenticator(caller):
     door = Door()
     door.guard.close()
     with zmq.Context() as context:
@@ -120,16 +115,14 @@ def test_without_a_guard_that_answers_nobody_is_let_in(caller):
     door.context.term()
 
 
-def test_what_does_not_even_speak_the_protocol_is_not_heard(door):
-    """A browser, or somebody who tries ports."""
+def test_ignores_other_protocols(door):
     host, port = door.address.removeprefix("tcp://").split(":")
     with sockets.create_connection((host, int(port))) as line:
         line.sendall(b"GET / HTTP/1.1\r\n\r\n")
         assert not door.socket.poll(1000)
 
 
-def test_of_a_flood_not_every_drop_is_noted(door, caller, caplog):
-    """A log that fills a disk would be a way in, too."""
+def test_logs_refusals_at_powers_of_two(door, caller, caplog):
     caplog.set_level(logging.WARNING)
     for number in range(20):
         door.guard._refuse("from somebody", "no reason")

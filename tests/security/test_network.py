@@ -14,8 +14,7 @@ from twofold.security.network import TcpEndpoint, own_host
         ("tcp://[fe80::1]:7600", "[fe80::1]", 7600),
     ],
 )
-def test_an_address_is_read_as_it_is_written(text, host, port):
-    """By name, by number, and of either kind."""
+def test_parses_names_and_addresses(text, host, port):
     endpoint = TcpEndpoint.parse(text, "--flag")
     assert (endpoint.host, endpoint.port, str(endpoint)) == (host, port, text)
 
@@ -34,29 +33,25 @@ def test_an_address_is_read_as_it_is_written(text, host, port):
         "tcp://fe80::1:7600",
     ],
 )
-def test_what_is_no_address_is_refused(text):
-    """With the flag that it was given to, and what would be right."""
+def test_rejects_invalid_addresses(text):
     with pytest.raises(ConfigurationError, match=r"--flag .* write tcp://ADDRESS:PORT"):
         TcpEndpoint.parse(text, "--flag")
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "*", "[::]"])  # noqa: S104  (they are refused)
-def test_an_address_that_means_every_one_is_refused(host):
-    """Others are told it, and could not call it."""
+def test_rejects_wildcard_addresses(host):
     with pytest.raises(ConfigurationError, match="is a wildcard"):
         own_host(host, "--listen-workers")
 
 
-def test_a_name_is_looked_up():
-    """Sockets are bound to numbers, and others are told those."""
+def test_resolves_names_to_addresses():
     assert own_host("localhost", "--listen-workers") in {"127.0.0.1", "[::1]"}
     assert own_host("127.0.0.1", "--listen-workers") == "127.0.0.1"
     with pytest.raises(ConfigurationError, match=r"cannot resolve --address no\.such\.host\.invalid"):
         own_host("no.such.host.invalid", "--address")
 
 
-def test_ones_own_address_is_that_towards_the_other():
-    """Over loopback, it is loopback's."""
+def test_own_address_is_the_source_address_of_the_route():
     assert TcpEndpoint("127.0.0.1", 7600).own_address() == "127.0.0.1"
     with pytest.raises(ConfigurationError, match=r"no route to tcp://no\.such\.host\.invalid"):
         TcpEndpoint("no.such.host.invalid", 7600).own_address()

@@ -1,4 +1,4 @@
-"""Another process with a KV cache of its own, for tests of transports: it does what it is told, and can be killed."""
+"""A KV cache in another process, for tests of transports."""
 
 import multiprocessing
 import os
@@ -14,7 +14,7 @@ from twofold.transport.pooled import load_transport
 
 
 class CachePeer:
-    """Calls of `do(what, *arguments)` run in the other process, on its `Cache`."""
+    """`do(method, *arguments)` calls the `Cache` of the other process."""
 
     def __init__(self, name, key=None):
         context = multiprocessing.get_context("spawn")
@@ -27,7 +27,7 @@ class CachePeer:
         return self._pipe.recv()
 
     def stop(self):
-        """It runs on when it is killed, and not before."""
+        """Pause the process; it can still be killed."""
         os.kill(self.process.pid, signal.SIGSTOP)
 
     def kill(self):
@@ -36,10 +36,10 @@ class CachePeer:
 
 
 class Cache:
-    """A transport and what it holds, in whichever process."""
+    """A transport and its pools."""
 
     def __init__(self, name, key=None, host=None):
-        """With a `key` it is on a `host` among several, each cache on one of its own if nothing is said."""
+        """With a `key`, the cache is on `host`, by default a host of its own."""
         self.name, self.network = name, None
         self.transport, self.connections = None, []
         if key is not None:
@@ -48,7 +48,7 @@ class Cache:
             )
 
     def make(self, transport, epoch, layout, num_blocks, everything=True):
-        """With leases on `everything` for anybody, if nothing else is said."""
+        """Create the transport, by default with leases on all blocks for all sources."""
         make = load_transport(transport)
         self.transport = make(self.name, epoch, layout, num_blocks, DEVICE, self.network)
         if everything:
@@ -57,7 +57,7 @@ class Cache:
         return self.transport.descriptor
 
     def connect(self, peer):
-        """Closed with this."""
+        """Connect; closed with the cache."""
         self.connections.append(self.transport.connect(peer))
         return self.connections[-1]
 
@@ -74,7 +74,7 @@ class Cache:
         self.transport.ended(ended)
 
     def fill(self, seed):
-        """Random contents, the same for the same seed and layout."""
+        """Random contents by seed and layout."""
         torch.manual_seed(seed)
         for layer in range(len(self.transport.engine_pool.layout.layers)):
             for part in self.transport.engine_pool.block_rows(layer):
@@ -82,7 +82,7 @@ class Cache:
         self.transport.publish(range(self.transport.engine_pool.num_blocks))
 
     def rows(self):
-        """Each layer's blocks as bytes, keys and values."""
+        """Blocks of each layer as bytes, keys and values."""
         pool = self.transport.landing_pool
         return [
             torch.cat(pool.block_rows(k), dim=1).cpu().numpy().copy() for k in range(len(pool.layout.layers))

@@ -1,4 +1,4 @@
-"""What tests of prefix caches share: prompts with common prefixes, and a watcher that checks what it is told."""
+"""Prompts with common prefixes, and an observer that checks its notifications."""
 
 from hypothesis import strategies as st
 
@@ -7,13 +7,13 @@ from twofold.kvcache.prefix import prefix_keys
 
 
 def prompts(alphabet, longest):
-    """Prompts as the keys of blocks of one token each; the fewer different tokens, the more they share."""
+    """Prompts as keys of one-token blocks; a smaller alphabet makes more common prefixes."""
     tokens = st.lists(st.integers(0, alphabet - 1), min_size=1, max_size=longest)
     return tokens.map(lambda drawn: tuple(prefix_keys(drawn, 1)))
 
 
 class Seen(CacheObserver):
-    """The keys that a watcher believes to be there, and the reasons it was told of removals."""
+    """Keys and removal reasons reported to an observer."""
 
     def __init__(self):
         self.keys, self.reasons = set(), []

@@ -1,4 +1,4 @@
-"""A worker that runs a model beside the store of its host, in one process with it."""
+"""A worker with a model and its host's store in one process."""
 
 import threading
 import time
@@ -36,7 +36,7 @@ def until(happens):
 
 
 class GatedCopier:
-    """Copies, but reads no layer from `held` on until it is opened; `done` says what it has copied."""
+    """Blocks reads from layer `held` on until opened; `done` lists finished copies."""
 
     def __init__(self, copier):
         self.layers, self.span = copier.layers, copier.span
@@ -64,7 +64,7 @@ class GatedCopier:
 
 
 class Told:
-    """Stands at the outbox: the tokens of each request, and how many of its prompt were reused."""
+    """Replacement of the outbox: tokens and reused prompt tokens of each request."""
 
     def __init__(self):
         self.tokens, self.reused, self.failed = {}, {}, set()
@@ -79,7 +79,7 @@ class Told:
 
 
 class StoreWorker:
-    """Runs what is submitted on a thread of its own."""
+    """Runs requests on a thread."""
 
     def __init__(self, model, client, num_blocks):
         self.pool = KvPool(model.layout(BLOCK), num_blocks)
@@ -117,7 +117,7 @@ class StoreWorker:
         self._thread.join()
 
     def submit(self, name, prompt, output, *, target=None):
-        """As a worker's inbox thread does it; what is handed off goes nowhere, because nobody leases it a place."""
+        """Submit a request as the inbox thread does. Hand-offs go nowhere without a lease."""
         request = Request(
             id=name,
             arrival_s=0.0,
@@ -142,13 +142,13 @@ class StoreWorker:
             self.state.changed.notify()
 
     def answer(self, name, prompt, output):
-        """Submit it, and wait for its tokens; with how many of its prompt were not computed."""
+        """Run a request; returns its tokens and the number of reused prompt tokens."""
         self.submit(name, prompt, output)
         until(lambda: len(self.told.tokens.get(name, ())) == output)
         return self.told.tokens[name], self.told.reused[name]
 
     def idle(self):
-        """Whether nobody holds a block, and nothing is to be put."""
+        """Whether no block is held and no put is pending."""
         with self.state.changed:
             return (
                 self.shared.num_free == self.shared.num_blocks
@@ -159,7 +159,7 @@ class StoreWorker:
 
 @contextmanager
 def store_worker(model, client, num_blocks=160):
-    """A worker with so much memory; at the end nothing of it is held."""
+    """A worker with limited memory, which must be free in the end."""
     worker = StoreWorker(model, client, num_blocks)
     try:
         yield worker

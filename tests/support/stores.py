@@ -1,4 +1,4 @@
-"""A store and its clients in one process, with blocks whose contents say which they are."""
+"""A store and its clients in one process, with identifiable block contents."""
 
 import os
 import secrets
@@ -27,12 +27,12 @@ BLOCK_BYTES = LAYOUT.bytes_per_block
 
 
 def keys_of(prompt, count):
-    """The keys of the first blocks of a prompt."""
+    """Keys of the first blocks of a prompt."""
     return [bytes([prompt, index]) * 8 for index in range(count)]
 
 
 class Blocks:
-    """An engine's memory of `count` blocks, filled with what belongs to keys."""
+    """An engine's memory of `count` blocks, filled by key."""
 
     def __init__(self, count):
         self.pool = KvPool(LAYOUT, count)
@@ -57,7 +57,7 @@ def _pattern(key, number, size):
 
 
 class RunningPeering:
-    """The way to the stores of other hosts: on this one, for those who have the `key`."""
+    """Exchange with stores of other hosts, on this host, secured by `key`."""
 
     def __init__(self, manager, memory, key, contents, at_once):
         self._context = zmq.Context()
@@ -67,15 +67,15 @@ class RunningPeering:
         self.peering = Peering(manager, self.server, fetcher, at_once)
 
     def close(self):
-        """When the store is closed."""
+        """Close with the store."""
         self.guard.close()
         self._context.term()
 
 
 class RunningStore:
-    """One life of a store, in a thread; `told` is what it told the controller.
+    """One epoch of a store on a thread; `told` has its reports to the controller.
 
-    With a `key` those of other hosts ask it for blocks, and it asks them for `at_once` at a time.
+    With a `key` it exchanges blocks with other stores, `at_once` at a time.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class RunningStore:
             self._store.turn(0.01)
 
     def pause(self):
-        """It is silent from now on."""
+        """Stop responding."""
         self._stop.set()
         self._thread.join()
 
@@ -148,7 +148,7 @@ class RunningStore:
 
 @contextmanager
 def running_store(directory, slots=32, disk_bytes=0, **options):
-    """A store with slots of memory, over so much of the disk in `directory`."""
+    """A store with memory slots and a limited directory on disk."""
     directory.mkdir(exist_ok=True)
     disk = DiskBlocks(directory / "disk", disk_bytes, BLOCK_BYTES, "test") if disk_bytes else None
     store = RunningStore(directory, slots, disk, **options)
@@ -162,7 +162,7 @@ def running_store(directory, slots=32, disk_bytes=0, **options):
 
 @contextmanager
 def store_client(directory, name="client", **options):
-    """A client of the store in `directory`, which is there."""
+    """A connected client of the store in `directory`."""
     directory.mkdir(exist_ok=True)
     context = zmq.Context()
     client = StoreClient(
@@ -176,7 +176,7 @@ def store_client(directory, name="client", **options):
 
 
 def filled(keys):
-    """Blocks of a prompt, as an engine has computed them."""
+    """Computed blocks of a prompt."""
     blocks = Blocks(len(keys))
     for block, key in enumerate(keys):
         blocks.fill(block, key)
@@ -184,12 +184,12 @@ def filled(keys):
 
 
 def put(client, keys):
-    """Put the blocks of a prompt; returns how many were not there."""
+    """Store the blocks of a prompt; returns the number of new ones."""
     return client.store(keys, filled(keys).copier, range(len(keys)))
 
 
 def load(client, keys, **options):
-    """How many blocks came, all of which have to be what belongs to their keys."""
+    """Load blocks, check their contents, and return their number."""
     blocks = Blocks(2 * len(keys))
     places = range(1, 2 * len(keys), 2)  # anywhere
     count = client.load(keys, blocks.copier, places, **options)

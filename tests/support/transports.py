@@ -1,4 +1,4 @@
-"""Which transports can be tested here."""
+"""Marks for transports that need optional packages."""
 
 import importlib
 import importlib.util
@@ -9,7 +9,7 @@ from twofold.transport.registry import TRANSPORTS
 
 
 def _loads(module):
-    """Whether it is installed, and all that it needs of the system."""
+    """Whether a package and its system libraries are installed."""
     try:
         importlib.import_module(module)
     except ImportError:

@@ -1,4 +1,4 @@
-"""Transport `curve` between hosts: what is written, and what is not."""
+"""Transport `curve` between hosts."""
 
 import threading
 
@@ -40,7 +40,7 @@ def cache(key):
 
 
 def prepared(cache, peer, blocks=(5, 6, 7)):
-    """Both caches with known contents, a lease on some blocks, and a connection."""
+    """Two caches with known contents, a lease on some blocks, and a connection."""
     cache.make("curve", 1, LAYOUT, OURS, everything=False)
     theirs = peer.do("make", "curve", 2, LAYOUT, THEIRS, False)
     cache.fill(1)
@@ -49,8 +49,7 @@ def prepared(cache, peer, blocks=(5, 6, 7)):
     return cache.connect(theirs)
 
 
-def test_a_lease_allows_what_it_names(cache, peer):
-    """These blocks."""
+def test_writes_leased_blocks(cache, peer):
     connection = prepared(cache, peer)
     expected, ours = peer.do("rows"), cache.rows()
     connection.write(range(3), [1, 2], [7, 5])
@@ -60,8 +59,7 @@ def test_a_lease_allows_what_it_names(cache, peer):
 
 
 @pytest.mark.parametrize("blocks", [[4], [5, 8], [5, 6, 7, 8], [0], [-4]])
-def test_and_nothing_else(cache, peer, blocks):
-    """Not even in part."""
+def test_denies_writes_outside_the_lease(cache, peer, blocks):
     connection = prepared(cache, peer)
     before = peer.do("rows")
     with pytest.raises(StaleEpochError, match="decode refused KV: prefill has no lease"):
@@ -69,8 +67,7 @@ def test_and_nothing_else(cache, peer, blocks):
     assert all(np.array_equal(a, b) for a, b in zip(peer.do("rows"), before, strict=True))
 
 
-def test_a_lease_that_has_ended_allows_nothing(cache, peer):
-    """Whoever still writes has not heard of it, or cannot be told."""
+def test_denies_writes_after_the_lease(cache, peer):
     connection = prepared(cache, peer)
     connection.write(range(1), [1], [5])
     before = peer.do("rows")
@@ -80,16 +77,14 @@ def test_a_lease_that_has_ended_allows_nothing(cache, peer):
     assert all(np.array_equal(a, b) for a, b in zip(peer.do("rows"), before, strict=True))
 
 
-def test_an_earlier_life_of_the_peer_is_not_taken_for_this_one(cache, peer):
-    """Another process may answer at its address."""
+def test_denies_requests_to_another_epoch(cache, peer):
     connection = prepared(cache, peer)
     connection._peer = msgspec.structs.replace(connection._peer, epoch=1)
     with pytest.raises(StaleEpochError, match="epoch 1 is over"):
         connection.write(range(1), [1], [5])
 
 
-def test_a_peer_that_does_not_answer_is_waited_for_until_the_connection_is_closed(cache, key):
-    """It may only sleep; whether it is lost is for others to say."""
+def test_waits_for_a_silent_peer_until_closed(cache, key):
     with cache_peer("decode", key) as other:
         connection = prepared(cache, other)
     failed = []
@@ -111,8 +106,7 @@ def test_a_peer_that_does_not_answer_is_waited_for_until_the_connection_is_close
         connection.write(range(1), [1], [5])
 
 
-def test_instances_of_one_host_share_memory(key):
-    """Nothing goes over a socket, and no gate is asked."""
+def test_uses_shared_memory_within_a_host(key):
     ours, theirs = Cache("prefill", key, host="same"), Cache("decode", key, host="same")
     ours.make("curve", 1, LAYOUT, OURS, everything=False)
     connection = ours.connect(theirs.make("curve", 2, LAYOUT, THEIRS, everything=False))
@@ -124,8 +118,7 @@ def test_instances_of_one_host_share_memory(key):
     theirs.close()
 
 
-def test_it_is_for_several_hosts():
-    """On one there is nothing to encrypt."""
+def test_rejects_a_single_host_service():
     with pytest.raises(ConfigurationError, match="--listen-workers"):
         load_transport("curve")("prefill", 1, LAYOUT, 4, "cpu", None)
 
@@ -140,8 +133,7 @@ LEASES = st.tuples(
     st.sampled_from("pq"),
     st.frozensets(st.integers(0, 9)),
 )
-def test_the_gate_is_open_for_blocks_under_one_standing_lease(changes, source, blocks):
-    """Whatever was opened and closed before."""
+def test_the_gate_admits_blocks_of_one_current_lease(changes, source, blocks):
     gate, standing = LeaseGate(), {}
     for opens, (holder, request_id, leased) in changes:
         if opens:
@@ -156,8 +148,7 @@ def test_the_gate_is_open_for_blocks_under_one_standing_lease(changes, source, b
         )
 
 
-def test_the_gate_is_not_closed_while_somebody_passes():
-    """What is closed has been written to for the last time."""
+def test_close_waits_for_running_writes():
     gate, closed = LeaseGate(), threading.Event()
     gate.open("p", "r", (1, 2))
 

@@ -1,4 +1,4 @@
-"""The emulated transport: hand-offs take what the transfer model says, and those of one instance share its link."""
+"""The emulated transport, compared with the transfer model."""
 
 import msgspec
 import pytest
@@ -18,7 +18,7 @@ PORT = EmulatedPort(machine="0/0", bytes_per_s=1e9, local_bytes_per_s=4e9, laten
 
 
 class World:
-    """An instance that sends, and its link to another."""
+    """A sending instance and its link to a peer."""
 
     def __init__(self, port=PORT, peer=None, groups=GROUPS):
         self.clock, self.prefills = FakeClock(now=PS), PrefillTimes(groups)
@@ -33,13 +33,13 @@ class World:
         return EmulatedTransport(name, 1, self.layout, 1000, port, self.prefills, self.clock)
 
     def serialized(self, blocks):
-        """Hand off what is computed already; the seconds it takes."""
+        """Seconds of a hand-off after its prefill."""
         began = self.clock.now()
         self.prefills.note([blocks], began - PS, began)
         return self.seconds(began, blocks, lambda _: None)
 
     def layer_wise(self, blocks, prefill_s):
-        """The seconds it takes after a prefill that begins now."""
+        """Seconds of a hand-off after a prefill that begins now."""
         began = self.clock.now()
         end = began + ps(prefill_s)
         self.prefills.note([blocks], began, end)
@@ -61,32 +61,29 @@ def model(bytes_per_s=1e9):
 
 
 @given(st.integers(1, 60))
-def test_a_serialized_hand_off_takes_what_the_model_says(blocks):
-    """Latency and all bytes."""
+def test_a_serialized_hand_off_takes_the_modelled_time(blocks):
     took = World().serialized(range(blocks))
     assert took == pytest.approx(model().serialized_s(blocks * BLOCK), rel=1e-6)
 
 
 @settings(max_examples=50)
 @given(st.integers(1, 60), st.floats(0.01, 20.0))
-def test_a_layer_wise_hand_off_takes_what_the_model_says(blocks, prefill_s):
-    """Up to the groups in which layers leave: at most one of them waits for its last layer."""
+def test_a_layer_wise_hand_off_takes_the_modelled_time(blocks, prefill_s):
+    """Up to one group of layers, in which they leave together."""
     took = World().layer_wise(range(blocks), prefill_s)
     said = model().layer_wise_s(blocks * BLOCK, prefill_s)
     group_s = 8 / 70 * min(prefill_s, blocks * BLOCK * KV_BYTES / 1e9)
     assert said - 0.002 - 1e-6 <= took <= said + group_s + 1e-6
 
 
-def test_the_bytes_are_those_of_all_layers():
-    """What the sender reports as moved."""
+def test_reports_the_bytes_of_all_layers():
     world = World()
     world.prefills.note([[3, 4]], 0, 0)
     moved = world.connection.write(range(len(GROUPS)), [3, 4], [8, 9])
     assert moved == 2 * BLOCK * KV_BYTES
 
 
-def test_hand_offs_of_one_instance_share_its_link():
-    """The second has to wait for the first, however late each write was noticed."""
+def test_hand_offs_of_one_instance_queue_on_its_link():
     world = World()
     world.clock.oversleep = ps(0.0001)
     began = world.clock.now()
@@ -95,8 +92,7 @@ def test_hand_offs_of_one_instance_share_its_link():
     assert (world.clock.now() - began) / PS == pytest.approx(2 * model().serialized_s(160), rel=0.01)
 
 
-def test_a_lease_that_comes_during_the_prefill_still_sends_by_layer():
-    """What is computed leaves at once, the rest as it comes, and both ends synchronise."""
+def test_a_lease_during_prefill_is_layer_wise():
     world = World()
     began = world.clock.now()
     blocks = range(10)
@@ -106,15 +102,13 @@ def test_a_lease_that_comes_during_the_prefill_still_sends_by_layer():
     assert took == pytest.approx(0.005 + 160 * KV_BYTES / 70 / 1e9, rel=1e-3)
 
 
-def test_a_link_is_as_fast_as_its_slower_end():
-    """And on the same machine as fast as the machine."""
+def test_a_link_has_the_bandwidth_of_its_slower_end():
     slow = msgspec.structs.replace(PORT, machine="1/0", bytes_per_s=1e8)
     assert World(peer=slow).serialized(range(10)) == pytest.approx(model(1e8).serialized_s(160))
     assert World(peer=PORT).serialized(range(10)) == pytest.approx(model(4e9).serialized_s(160))
 
 
-def test_another_model_s_cache_is_refused():
-    """One sentence says why."""
+def test_rejects_another_kv_layout():
     other = World(groups=LayerGroups(40))
     with pytest.raises(ConfigurationError, match="different KV layouts"):
         World().own.connect(other.own.descriptor)

@@ -1,4 +1,4 @@
-"""Transport `mooncake`: what the engine may do to memory, and when."""
+"""Transport `mooncake`: memory access of the engine."""
 
 import ctypes
 import threading
@@ -47,7 +47,7 @@ def cache(key):
 
 
 def prepared(cache, peer, layout=LAYOUT, blocks=THEIRS):
-    """Both caches with known contents, and a connection from ours to theirs."""
+    """Two caches with known contents, and a connection between them."""
     cache.make("mooncake", 1, layout, blocks)
     theirs = peer.do("make", "mooncake", 2, layout, blocks)
     cache.fill(1)
@@ -56,8 +56,7 @@ def prepared(cache, peer, layout=LAYOUT, blocks=THEIRS):
 
 
 @MOONCAKE
-def test_instances_of_one_host_share_memory(key):
-    """What a writer that is killed has left in its sockets would land after its death."""
+def test_uses_shared_memory_within_a_host(key):
     ours, theirs = Cache("prefill", key, host="same"), Cache("decode", key, host="same")
     ours.make("mooncake", 1, LAYOUT, OURS)
     connection = ours.connect(theirs.make("mooncake", 2, LAYOUT, THEIRS))
@@ -70,15 +69,13 @@ def test_instances_of_one_host_share_memory(key):
 
 
 @MOONCAKE
-def test_it_is_for_several_hosts():
-    """On one it would be shared memory under another name."""
+def test_rejects_a_single_host_service():
     with pytest.raises(ConfigurationError, match="--listen-workers"):
         load_transport("mooncake")("prefill", 1, LAYOUT, 4, "cpu", None)
 
 
 @MOONCAKE
-def test_what_is_meant_for_an_earlier_life_at_this_port_is_refused(cache, peer):
-    """The engine connects again by itself; ports are drawn at random, and may be drawn again."""
+def test_refuses_data_for_another_epoch_at_the_same_port(cache, peer):
     prepared(cache, peer)
     old = mooncake.MooncakeAddress.decode(peer.do("make", "mooncake", 3, LAYOUT, THEIRS).address)
     new = peer.do("make", "mooncake", 4, LAYOUT, THEIRS)
@@ -92,8 +89,7 @@ def test_what_is_meant_for_an_earlier_life_at_this_port_is_refused(cache, peer):
 
 
 @MOONCAKE
-def test_a_write_that_fails_has_ended_when_it_says_so(cache, peer):
-    """The lease ends with it: nothing of it may land after that, whichever piece it was that failed."""
+def test_a_failed_write_has_no_pieces_in_flight(cache, peer):
     blocks = 64
     connection = prepared(cache, peer, LARGE, blocks)
     connection._remote._parts[0] = (0, connection._remote._parts[0][1])  # the first keys go nowhere
@@ -105,8 +101,7 @@ def test_a_write_that_fails_has_ended_when_it_says_so(cache, peer):
 
 
 @MOONCAKE
-def test_a_write_of_more_pieces_than_the_engine_has_room_for(cache, peer):
-    """Every other block: a piece each, for keys and values of each layer."""
+def test_splits_writes_beyond_the_engine_queue(cache, peer):
     blocks = 2 * mooncake_engine.MAX_UNDER_WAY
     connection = prepared(cache, peer, LAYOUT, blocks)
     expected, ours, some = peer.do("rows"), cache.rows(), list(range(0, blocks, 2))
@@ -117,8 +112,7 @@ def test_a_write_of_more_pieces_than_the_engine_has_room_for(cache, peer):
 
 
 @MOONCAKE
-def test_a_write_ends_when_the_connection_is_closed_meanwhile(cache, peer):
-    """A peer that sleeps takes nothing, and its end may be known before its host says so."""
+def test_closing_ends_a_running_write(cache, peer):
     connection = prepared(cache, peer, LARGE, 64)
     failed = []
 
@@ -140,8 +134,7 @@ def test_a_write_ends_when_the_connection_is_closed_meanwhile(cache, peer):
 
 
 @MOONCAKE
-def test_on_an_accelerator_blocks_are_brought_to_the_host_first(cache, peer):
-    """The engine reads the memory that is registered, which is not where such an instance computes."""
+def test_stages_blocks_of_accelerators_on_the_host(cache, peer):
     connection = prepared(cache, peer)
     transport = cache.transport
     transport.engine_pool = KvPool(LAYOUT, THEIRS)
@@ -153,8 +146,7 @@ def test_on_an_accelerator_blocks_are_brought_to_the_host_first(cache, peer):
     assert all(np.array_equal(landed[k][[1, 0]], computed[k][[4, 5]]) for k in range(3))
 
 
-def test_an_engine_that_cannot_be_loaded_says_what_it_needs(monkeypatch):
-    """The package does not bring all libraries along."""
+def test_names_the_system_packages_that_the_engine_needs(monkeypatch):
 
     def fail(_name):
         raise ImportError("libibverbs.so.1: cannot open shared object file")
@@ -165,15 +157,13 @@ def test_an_engine_that_cannot_be_loaded_says_what_it_needs(monkeypatch):
 
 
 @given(st.integers(0, 2**53 - 1), st.integers(0, 2**53 - 1), st.integers(1, 2**40))
-def test_two_lives_have_the_same_addresses_or_none_in_common(first, second, nbytes):
-    """And almost always none."""
+def test_epochs_have_equal_or_disjoint_addresses(first, second, nbytes):
     a, b = mooncake.own_address(first, nbytes), mooncake.own_address(second, nbytes)
     assert a == b or abs(a - b) >= nbytes
     assert 1 << 44 <= a <= (1 << 46) - nbytes
 
 
-def test_memory_that_is_mapped_again_is_the_same_memory():
-    """At the address that was asked for."""
+def test_maps_memory_again_at_the_requested_address():
     memory = SharedMemory.create("again", 8192)
     address = mooncake.own_address(12345, memory.nbytes)
     assert memory.map_again(address) == address

@@ -25,8 +25,7 @@ def random_pool():
     return KvPool(LAYOUT, BLOCKS, memory), memory
 
 
-def test_they_follow_the_block_wherever_it_lies_and_however_it_was_sent():
-    """The reader takes all layers at once, the writer as they come; block numbers differ."""
+def test_checksums_depend_on_contents_only():
     pool, _ = random_pool()
     other = KvPool(LAYOUT, BLOCKS)
     for layer in range(3):
@@ -36,8 +35,7 @@ def test_they_follow_the_block_wherever_it_lies_and_however_it_was_sent():
 
 
 @given(st.data())
-def test_any_other_byte_shows(data):
-    """In whichever layer, in the keys or the values."""
+def test_checksums_detect_any_changed_byte(data):
     pool, memory = random_pool()
     before = sums(pool, range(BLOCKS))
     memory[data.draw(st.integers(0, len(memory) - 1))] ^= data.draw(st.integers(1, 255))

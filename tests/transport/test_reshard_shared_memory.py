@@ -1,4 +1,4 @@
-"""KV between instances that are split in different ways: every byte arrives where its head and layer live there."""
+"""Hand-offs between instances with different shardings."""
 
 import threading
 from multiprocessing import Pipe
@@ -23,7 +23,7 @@ ALL = range(len(SHAPES))
 
 
 class Instance:
-    """All ranks of an instance in one process; each but the first has a thread that serves its memory."""
+    """All ranks of an instance in one process, each but the first on a thread."""
 
     def __init__(self, name, split):
         self.split = split
@@ -43,7 +43,7 @@ class Instance:
         return ours
 
     def views(self, layer):
-        """For each rank that has some of a layer: its heads, and its keys and values of them."""
+        """Heads, keys and values of a layer by rank."""
         for rank, own in enumerate(self.ranks):
             held = self.split.layers(rank, len(ALL))
             if layer in held:
@@ -58,7 +58,7 @@ class Instance:
                     part.copy_(everything[:, :, heads])
 
     def gather(self):
-        """The pool that an unsplit instance would have."""
+        """The equivalent pool of an unsharded instance."""
         whole = KvPool(LAYOUT, BLOCKS)
         for layer in ALL:
             for heads, parts in self.views(layer):
@@ -77,7 +77,7 @@ def random_pool(seed):
 
 
 def check_moved(target, contents, sources, targets, layers):
-    """These layers of these blocks are those of `contents`, and all else is untouched (0)."""
+    """Only these layers of these blocks match `contents`; the rest is 0."""
     found = target.gather()
     expected = KvPool(LAYOUT, BLOCKS)
     for layer in layers:
@@ -91,8 +91,7 @@ def check_moved(target, contents, sources, targets, layers):
 @pytest.mark.parametrize("source_split", SPLITS, ids=str)
 @pytest.mark.parametrize("target_split", SPLITS, ids=str)
 @pytest.mark.parametrize("pulled", [False, True])
-def test_blocks_arrive_whole(source_split, target_split, pulled):
-    """Layer by layer or some at once, written or read, scattered blocks and neighbours."""
+def test_every_byte_arrives_at_its_head_and_layer(source_split, target_split, pulled):
     source, target = Instance("s", source_split), Instance("t", target_split)
     contents = random_pool(1)
     source.fill(contents)
@@ -112,16 +111,14 @@ def test_blocks_arrive_whole(source_split, target_split, pulled):
     connection.close()
 
 
-def test_a_peer_that_is_gone_is_said_by_whichever_rank_misses_it():
-    """The first rank then has no half of a connection left."""
+def test_any_rank_reports_a_lost_peer():
     source, target = Instance("s", Sharding(1, 2)), Instance("t", Sharding(1, 2))
     gone = msgspec.structs.replace(target.transport.descriptor, others=("/proc/1/fd/987654",))
     with pytest.raises(ConfigurationError, match="cannot open"):
         source.transport.connect(gone)
 
 
-def test_a_connection_that_is_closed_moves_nothing_on_other_ranks():
-    """Its user is told, as of any connection that ends."""
+def test_a_closed_connection_moves_nothing_on_any_rank():
     source, target = Instance("s", Sharding(2, 1)), Instance("t", UNSHARDED)
     connection = source.transport.connect(target.transport.descriptor)
     connection.close()

@@ -1,4 +1,4 @@
-"""Shared memory, and what lands in it."""
+"""Shared memory and received blocks."""
 
 import os
 
@@ -14,14 +14,12 @@ LAYOUT = KvLayout(layers=(LayerShape(2, 8, 4),) * 3, block_size=4, dtype="float3
 BLOCKS = 6
 
 
-def test_memory_that_is_gone_cannot_be_opened():
-    """A restarted peer has new memory; the old address says so."""
+def test_rejects_the_memory_of_an_ended_process():
     with pytest.raises(ConfigurationError, match="cannot open"):
         SharedMemory.open(f"/proc/{os.getpid()}/fd/987654", 4096)
 
 
-def test_landed_blocks_are_brought_into_a_pool_elsewhere():
-    """What an accelerator's worker does before the next batch: every layer of exactly these blocks."""
+def test_copies_received_blocks_to_the_engine_pool():
     landing_pool = KvPool(LAYOUT, BLOCKS)
     engine_pool = KvPool(LAYOUT, BLOCKS)
     for layer in range(3):

@@ -1,4 +1,4 @@
-"""What every transport keeps to, between real processes."""
+"""Properties of every transport, between real processes."""
 
 import importlib.util
 
@@ -46,7 +46,7 @@ def cache(key):
 
 
 def prepared(cache, peer, transport, layout):
-    """Both caches with known contents, and a connection from ours to theirs."""
+    """Two caches with known contents, and a connection between them."""
     cache.make(transport, 1, layout, OURS)
     theirs = peer.do("make", transport, 2, layout, THEIRS)
     cache.fill(1)
@@ -56,8 +56,7 @@ def prepared(cache, peer, transport, layout):
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 @pytest.mark.parametrize("transport", EVERY)
-def test_a_write_puts_these_blocks_of_these_layers_there_and_nothing_else(cache, peer, transport, layout):
-    """Single blocks, runs, and blocks in another order on the other side."""
+def test_a_write_changes_only_its_blocks_and_layers(cache, peer, transport, layout):
     connection = prepared(cache, peer, transport, layout)
     expected, ours = peer.do("rows"), cache.rows()
     moves = [(range(2), [2, 3, 4, 9], [5, 6, 7, 0]), (range(1, 2), [11], [8]), (range(1), [], [])]
@@ -71,8 +70,7 @@ def test_a_write_puts_these_blocks_of_these_layers_there_and_nothing_else(cache,
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 @pytest.mark.parametrize("transport", EVERY)
-def test_a_read_brings_these_blocks_of_these_layers_and_nothing_else(cache, peer, transport, layout):
-    """The other way round, for pulled hand-offs."""
+def test_a_read_changes_only_its_blocks_and_layers(cache, peer, transport, layout):
     connection = prepared(cache, peer, transport, layout)
     expected, theirs = cache.rows(), peer.do("rows")
     connection.read(range(1, 2), [8, 0, 1], [3, 10, 11])
@@ -81,8 +79,7 @@ def test_a_read_brings_these_blocks_of_these_layers_and_nothing_else(cache, peer
 
 
 @pytest.mark.parametrize("transport", EVERY)
-def test_a_probe_touches_no_block(cache, peer, transport):
-    """Links are measured while requests are served."""
+def test_a_probe_changes_no_block(cache, peer, transport):
     connection = prepared(cache, peer, transport, LAYOUTS["small"])
     before = peer.do("rows")
     connection.probe(1)
@@ -91,8 +88,7 @@ def test_a_probe_touches_no_block(cache, peer, transport):
 
 
 @pytest.mark.parametrize("transport", EVERY)
-def test_a_peer_with_another_layout_is_refused(cache, peer, transport):
-    """Its bytes would mean something else."""
+def test_rejects_another_kv_layout(cache, peer, transport):
     cache.make(transport, 1, LAYOUTS["small"], OURS)
     theirs = peer.do("make", transport, 2, LAYOUTS["wide"], THEIRS)
     with pytest.raises(ConfigurationError, match="different KV layouts"):
@@ -100,8 +96,7 @@ def test_a_peer_with_another_layout_is_refused(cache, peer, transport):
 
 
 @pytest.mark.parametrize("transport", ONE_SIDED)
-def test_a_write_to_a_peer_that_died_fails_and_a_new_life_is_met_anew(cache, key, transport):
-    """Whatever was on its way ends with an error, and never reaches the memory of the next life."""
+def test_writes_to_a_dead_peer_fail_and_never_reach_its_successor(cache, key, transport):
     layout = LAYOUTS["small"]
     with cache_peer("decode", key) as first:
         connection = prepared(cache, first, transport, layout)
@@ -122,7 +117,6 @@ def test_a_write_to_a_peer_that_died_fails_and_a_new_life_is_met_anew(cache, key
 
 @pytest.mark.parametrize("transport", ONE_SIDED)
 def test_a_closed_connection_moves_nothing(cache, peer, transport):
-    """The peer was declared lost: its lease is void."""
     connection = prepared(cache, peer, transport, LAYOUTS["small"])
     connection.close()
     with pytest.raises(InstanceLostError):
@@ -130,8 +124,7 @@ def test_a_closed_connection_moves_nothing(cache, peer, transport):
 
 
 @pytest.mark.parametrize("transport", ONE_SIDED)
-def test_a_peer_of_another_transport_is_refused(cache, peer, transport):
-    """One sentence, not an unreadable address."""
+def test_rejects_an_address_of_another_transport(cache, peer, transport):
     layout = LAYOUTS["small"]
     cache.make(transport, 1, layout, OURS)
     with pytest.raises(ConfigurationError, match=f"--transport {transport}"):
@@ -139,8 +132,7 @@ def test_a_peer_of_another_transport_is_refused(cache, peer, transport):
 
 
 @pytest.mark.parametrize("extra", ["nixl", "mooncake"])
-def test_without_its_extra_a_transport_says_what_to_install(extra):
-    """The default installation has none of them."""
+def test_names_the_missing_extra(extra):
     if any(importlib.util.find_spec(package) for package in TRANSPORTS[extra].packages):
         pytest.skip(f"the {extra} extra is installed")
     with pytest.raises(ConfigurationError, match=f"twofold\\[{extra}\\]"):

@@ -1,4 +1,4 @@
-"""Fits give back the coefficients that made a profile, and the packaged ones are those of the real one."""
+"""Fits recover coefficients, and reproduce the packaged ones."""
 
 import msgspec
 import numpy as np
@@ -22,7 +22,7 @@ SHAPES = [(2**power, 1) for power in range(7, 14)] + [(512, 2**power) for power 
 
 
 def made_rows(prefill, decode):
-    """A profile without noise, of the usual two sweeps."""
+    """A profile without noise, with the usual two sweeps."""
     for prompt, batch in SHAPES:
         blank = ProfileRow(
             model="m",
@@ -49,8 +49,7 @@ def made_rows(prefill, decode):
     st.floats(20, 60),
     st.floats(0.1, 1.0),
 )
-def test_a_profile_without_noise_gives_its_coefficients_back(floor, slope, extra, square, base, sequence):
-    """And is predicted without error where the fit did not look."""
+def test_recovers_the_coefficients_of_a_noiseless_profile(floor, slope, extra, square, base, sequence):
     prefill = PrefillCoefficients(floor_ms=floor, token_ms=slope, long_token_ms=extra, square_ms=square)
     decode = DecodeCoefficients(base_ms=base, sequence_ms=sequence, large_batch_ms=0.2, context_ms=3e-4)
     (fit,) = fit_profile(list(made_rows(prefill, decode)), OPTIONS)
@@ -66,8 +65,7 @@ def test_a_profile_without_noise_gives_its_coefficients_back(floor, slope, extra
 
 
 @given(st.lists(st.floats(-5, 5), min_size=3, max_size=3))
-def test_no_coefficient_falls_below_zero(true):
-    """And no small change of the answer fits better."""
+def test_least_squares_are_non_negative_and_optimal(true):
     columns = [np.ones(8), np.arange(1.0, 9.0), np.arange(1.0, 9.0) ** 2]
     target = sum(x * column for x, column in zip(true, columns, strict=True)) + np.sin(np.arange(8))
     found = non_negative_least_squares(columns, target, np.ones(8))
@@ -78,8 +76,7 @@ def test_no_coefficient_falls_below_zero(true):
             assert misfit <= float(np.sum((np.column_stack(columns) @ other - target) ** 2)) + 1e-6
 
 
-def test_too_few_sizes_are_refused():
-    """A floor and a slope cannot be had from two prompts."""
+def test_rejects_too_few_batch_sizes():
     prefill = PrefillCoefficients(floor_ms=50, token_ms=0.1, long_token_ms=0, square_ms=0)
     decode = DecodeCoefficients(base_ms=40, sequence_ms=0.2, large_batch_ms=0, context_ms=0)
     with pytest.raises(
@@ -91,15 +88,13 @@ def test_too_few_sizes_are_refused():
 
 
 def test_few_configurations_have_no_held_out_error():
-    """Rather unknown than optimistic."""
     prefill = PrefillCoefficients(floor_ms=50, token_ms=0.1, long_token_ms=0, square_ms=0)
     decode = DecodeCoefficients(base_ms=40, sequence_ms=0.2, large_batch_ms=0, context_ms=0)
     (fit,) = fit_profile(list(made_rows(prefill, decode))[:4], OPTIONS)
     assert (fit.prefill_error, fit.decode_error) == (None, None)
 
 
-def test_the_packaged_coefficients_are_those_of_the_profile(profile_path):
-    """Anyone can make them again from the data."""
+def test_reproduces_the_packaged_coefficients(profile_path):
     again = {fit.pair: fit for fit in fit_profile(read_profile(profile_path), OPTIONS)}
     assert len(packaged()) == len(again) == 12
     for kept in packaged():
@@ -120,8 +115,7 @@ def test_the_packaged_coefficients_are_those_of_the_profile(profile_path):
         ("llama2-70b on h100-80gb TP4", 0.025, 0.025),
     ],
 )
-def test_held_out_errors_stay_where_they_are(pair, prefill, decode):
-    """The figures that the documentation gives."""
+def test_held_out_errors_match_the_documentation(pair, prefill, decode):
     (fit,) = (fit for fit in packaged() if fit.pair == pair)
     assert fit.prefill_error <= prefill
     assert fit.decode_error <= decode

@@ -1,4 +1,4 @@
-"""Times of packed iterations: one formula for prefill, decode and mixed, and the fit that finds it again."""
+"""Times of packed iterations and their fit."""
 
 import pytest
 from hypothesis import given
@@ -26,7 +26,7 @@ def iteration(tokens, squares, sequences, context, slower=1.0):
 
 
 def measured():
-    """A grid of prompts, decodes and both, each three times, one of them held up."""
+    """A grid of prefills, decodes and mixed iterations, each three times with one outlier."""
     prompts = [(size, size * size, 0, 0) for size in (16, 48, 128, 320, 640, 1024, 2000)]
     packed = [(size, size * 64, 0, 0) for size in (192, 512, 1600)]
     decodes = [
@@ -38,22 +38,19 @@ def measured():
 
 
 @given(COUNTS, COUNTS, COUNTS)
-def test_more_work_never_takes_less(tokens, sequences, more):
-    """No time falls when a token, a decode or context is added."""
+def test_times_grow_with_tokens_decodes_and_context(tokens, sequences, more):
     before = TRUE.seconds(tokens, tokens * tokens, sequences, sequences * 10)
     assert TRUE.seconds(tokens + more, (tokens + more) ** 2, sequences, sequences * 10) >= before
     assert TRUE.seconds(tokens, tokens * tokens, sequences + more, (sequences + more) * 10) >= before
 
 
 @given(COUNTS)
-def test_the_parts_of_a_batch_are_all_of_it(tokens):
-    """What lies between the bends adds up to the tokens."""
+def test_spread_adds_up_to_the_tokens(tokens):
     assert sum(spread(tokens)) == tokens
 
 
 @given(COUNTS, COUNTS, st.integers(1, 64), COUNTS)
-def test_the_model_says_what_the_formula_says(tokens, squares, sequences, context):
-    """Prefill, decode and mixed iterations are cases of one formula."""
+def test_the_model_follows_the_formula(tokens, squares, sequences, context):
     model = PackedModel("it", TRUE)
     assert model.prefill_s(tokens, squares) == TRUE.seconds(tokens, squares, 0, 0)
     assert model.mixed_s(tokens, squares, sequences, context) == TRUE.seconds(
@@ -63,8 +60,7 @@ def test_the_model_says_what_the_formula_says(tokens, squares, sequences, contex
     assert cost.base_s + cost.context_s * context == pytest.approx(TRUE.seconds(0, 0, sequences, context))
 
 
-def test_a_fit_finds_the_times_again():
-    """Iterations made by a formula give its coefficients back, although a third of them was held up."""
+def test_recovers_the_coefficients_despite_outliers():
     found = fit_packed(measured())
     assert found.base_s == pytest.approx(TRUE.base_s, rel=0.02)
     assert found.token_s == pytest.approx(TRUE.token_s, rel=0.05)
@@ -73,14 +69,12 @@ def test_a_fit_finds_the_times_again():
     assert found.iterations == len(median_iterations(measured()))
 
 
-def test_kinds_that_were_not_measured_have_no_error():
-    """The fit says nothing of mixed iterations that it never saw."""
+def test_kinds_without_measurements_have_no_error():
     found = fit_packed(one for one in measured() if one.kind != "mixed")
     assert found.mixed_error is None
     assert found.decode_error is not None
 
 
-def test_too_few_kinds_of_iterations_are_refused():
-    """Repeats of one iteration say nothing about others."""
+def test_rejects_too_few_distinct_iterations():
     with pytest.raises(ConfigurationError, match="a fit needs 11 distinct"):
         fit_packed([iteration(16, 256, 0, 0)] * 100)

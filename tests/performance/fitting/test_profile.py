@@ -1,4 +1,4 @@
-"""Profiles are read as they are, and what contradicts itself is dropped with a reason."""
+"""Reading profiles and dropping contradictory rows."""
 
 import pytest
 
@@ -29,7 +29,6 @@ def row(prompt=512, batch=1, prompt_time=100.0, token_time=40.0, **more):
 
 
 def test_reads_rows_with_and_without_optional_columns(tmp_path):
-    """Empty optional cells are not measured."""
     path = tmp_path / "p.csv"
     path.write_text(f"{HEADER},average_power,other\nm,h,8,512,2,128,100.5,40.25,,x\n", encoding="utf-8")
     (read,) = read_profile(path)
@@ -46,16 +45,14 @@ def test_reads_rows_with_and_without_optional_columns(tmp_path):
         (f"{HEADER}\nm,h,8,512\n", r"p\.csv:2: .*batch_size"),
     ],
 )
-def test_mistakes_name_file_line_and_column(tmp_path, text, says):
-    """One sentence each."""
+def test_errors_name_file_line_and_column(tmp_path, text, says):
     path = tmp_path / "p.csv"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(ConfigurationError, match=says):
         read_profile(path)
 
 
-def test_missing_and_binary_files_are_mistakes(tmp_path):
-    """Not tracebacks."""
+def test_rejects_missing_and_binary_files(tmp_path):
     with pytest.raises(ConfigurationError, match="cannot read profile"):
         read_profile(tmp_path / "none.csv")
     (tmp_path / "b.csv").write_bytes(b"\xff\xfe\x00")
@@ -63,21 +60,19 @@ def test_missing_and_binary_files_are_mistakes(tmp_path):
         read_profile(tmp_path / "b.csv")
 
 
-def test_a_generation_that_ended_early_has_less_context():
-    """End-to-end time says after how many tokens: (1100 − 100)/40 decodes and the first token."""
+def test_early_ends_shorten_the_mean_context():
+    """(1100 − 100)/40 decodes and the first token."""
     assert row(token_size=128).mean_context == 512 + 64
     assert row(token_size=128, e2e_time=1100.0).mean_context == 512 + 13
     assert row(token_size=128, e2e_time=1e6, batch=2).mean_context == 2 * (512 + 64)
 
 
-def test_repeats_become_medians():
-    """So one odd run counts for nothing."""
+def test_takes_medians_of_repeated_runs():
     (one,) = group_batches([row(prompt_time=time) for time in (100.0, 101.0, 900.0)])
     assert one.prompt_time == 101.0
 
 
-def test_a_large_batch_that_is_faster_than_small_ones_is_dropped():
-    """The one that contradicts most others goes, with its reason; noise stays."""
+def test_drops_batches_that_contradict_most_others():
     rows = [
         row(128, 1, 50.0),
         row(256, 1, 45.0),
@@ -92,20 +87,18 @@ def test_a_large_batch_that_is_faster_than_small_ones_is_dropped():
     assert [(one.rows, "batch_size 64" in one.reason) for one in dropped] == [(2, True)]
 
 
-def test_rows_without_times_are_dropped():
-    """Zero, negative or not a number."""
+def test_drops_rows_without_times():
     kept, dropped = consistent_batches([row(), row(prompt_time=0.0), row(token_time=float("nan"))])
     assert (len(kept), dropped[0].rows) == (1, 2)
 
 
-def test_decode_power_is_that_of_short_prompts_alone():
-    """Zero means not measured; long prompts and batches are not decode of one sequence."""
+def test_decode_power_uses_single_sequences_with_short_prompts():
     rows = [row(average_power=0.6), row(average_power=0.0), row(8192, average_power=0.2)]
     assert decode_power(group_batches([*rows, row(batch=4, average_power=0.9)])) == 0.6
     assert decode_power(group_batches([row()])) is None
 
 
-def test_the_invalid_rows_of_the_splitwise_profile_are_found(profile_path):
+def test_drops_the_invalid_rows_of_the_splitwise_profile(profile_path):
     """llama2-70b TP2 (512, 64), and nothing else."""
     rows = read_profile(profile_path)
     dropped = {
@@ -118,7 +111,6 @@ def test_the_invalid_rows_of_the_splitwise_profile_are_found(profile_path):
     assert all(reason.rows == 5 for reasons in dropped.values() for reason in reasons)
 
 
-def test_power_without_end_is_not_believed():
-    """A slip in a csv must not become watts."""
+def test_ignores_infinite_power():
     (kept,), _ = consistent_batches([row(average_power=float("inf"))])
     assert decode_power([kept]) is None

@@ -1,4 +1,4 @@
-"""A store that is killed at any moment: the short form of bench/mooncake/store_crash.py."""
+"""Crashes of a store: a short form of bench/mooncake/store_crash.py."""
 
 import subprocess
 import sys
@@ -7,8 +7,11 @@ from pathlib import Path
 SCRIPT = Path(__file__).parents[3] / "bench" / "mooncake" / "store_crash.py"
 
 
-def test_no_torn_block_is_ever_read():
-    """Killed in the middle of gets and puts, clients too; requests go on, the disk recovers, capacity is kept."""
+def test_reads_no_torn_block_after_crashes():
+    """Stores and clients are killed during gets and puts.
+
+    Requests continue, and the disk recovers within its capacity.
+    """
     ended = subprocess.run(
         [sys.executable, str(SCRIPT), "--rounds", "6", "--clients", "2"],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""Blocks on a disk: whole or not there, never more than the capacity, and still there after a crash."""
+"""Blocks on disk."""
 
 import os
 import signal
@@ -33,7 +33,7 @@ def write(disk, number):
 
 
 def read(disk, number):
-    """What is read as this block; None where the disk says that it is not there."""
+    """Contents and checksum of a block; None if missing."""
     into = memoryview(bytearray(SIZE))
     return None if disk.read(bytes([number]), into) is None else bytes(into)
 
@@ -42,8 +42,7 @@ def bytes_taken(directory):
     return sum(path.stat().st_size for path in directory.iterdir())
 
 
-def test_what_is_written_is_read(directory):
-    """With the checksum that its writer computed."""
+def test_round_trips_a_block(directory):
     disk = opened(directory)
     assert write(disk, 3)
     assert read(disk, 3) == bytes(block(3))
@@ -53,8 +52,7 @@ def test_what_is_written_is_read(directory):
     disk.close()
 
 
-def test_blocks_outlive_the_process(directory):
-    """Another life finds them, in the order in which they were written, with their places in their prompts."""
+def test_recovers_blocks_in_order(directory):
     disk = opened(directory)
     for number in (5, 2, 9):
         write(disk, number)
@@ -67,8 +65,7 @@ def test_blocks_outlive_the_process(directory):
     again.close()
 
 
-def test_a_block_that_was_spoiled_is_not_read(directory):
-    """One bit is enough, and so is a file that lost its end."""
+def test_rejects_corrupted_and_truncated_blocks(directory):
     disk = opened(directory)
     write(disk, 1)
     write(disk, 2)
@@ -83,16 +80,14 @@ def test_a_block_that_was_spoiled_is_not_read(directory):
     again.close()
 
 
-def test_a_checksum_that_does_not_fit_what_was_written_shows(directory):
-    """What was torn before it came to the disk is not read either."""
+def test_rejects_blocks_with_a_wrong_checksum(directory):
     disk = opened(directory)
     disk.write(b"k", 0, block(1), zlib.crc32(block(2)))
     assert disk.read(b"k", memoryview(bytearray(SIZE))) is None
     disk.close()
 
 
-def test_capacity_is_never_exceeded(directory):
-    """Neither by blocks nor by their index, however often they come and go."""
+def test_never_exceeds_the_capacity(directory):
     disk = opened(directory)
     assert disk.capacity == 10
     for number in range(10):
@@ -107,8 +102,7 @@ def test_capacity_is_never_exceeded(directory):
     assert bytes_taken(directory) <= ROOM_FOR_TEN
 
 
-def test_spare_blocks_make_room(directory):
-    """They stay as long as nobody needs their room, the oldest goes first, and one that is written again stays."""
+def test_replaces_spare_blocks_oldest_first(directory):
     disk = opened(directory)
     for number in range(10):
         write(disk, number)
@@ -124,8 +118,7 @@ def test_spare_blocks_make_room(directory):
     disk.close()
 
 
-def test_less_capacity_than_before(directory):
-    """What has no room any more is gone, and the files are as small as they have to be."""
+def test_shrinks_to_a_smaller_capacity(directory):
     disk = opened(directory, (2 << 20) + 100 * (SIZE + 256))
     for number in range(100):
         write(disk, number)
@@ -138,8 +131,7 @@ def test_less_capacity_than_before(directory):
 
 
 @pytest.mark.parametrize("other", [{"contents": "other"}, {"size": SIZE + 1}])
-def test_blocks_of_another_model_are_removed(directory, other):
-    """The same key would mean something else."""
+def test_deletes_blocks_of_another_model(directory, other):
     disk = opened(directory)
     write(disk, 1)
     disk.close()
@@ -150,8 +142,7 @@ def test_blocks_of_another_model_are_removed(directory, other):
 
 
 @pytest.mark.parametrize("left", [b"", b"this is no database" * 300])
-def test_an_index_that_cannot_be_read_is_begun_anew(directory, left):
-    """The blocks are lost, the store is not."""
+def test_recreates_an_unreadable_index(directory, left):
     disk = opened(directory)
     write(disk, 1)
     disk.close()
@@ -164,8 +155,7 @@ def test_an_index_that_cannot_be_read_is_begun_anew(directory, left):
     again.close()
 
 
-def test_one_store_to_a_directory(directory):
-    """Another service is told, and so is who asks beforehand."""
+def test_locks_the_directory(directory):
     disk = opened(directory)
     for attempt in (opened, lambda path: check_directory(path, 1)):
         with pytest.raises(ConfigurationError, match="another service"):
@@ -174,8 +164,7 @@ def test_one_store_to_a_directory(directory):
     check_directory(directory, 1)
 
 
-def test_what_cannot_be_had_is_said_in_a_sentence(directory, tmp_path):
-    """No room on the disk, no room for a block, no directory."""
+def test_rejects_unusable_directories_and_sizes(directory, tmp_path):
     with pytest.raises(ConfigurationError, match="exceeds the"):
         check_directory(directory, 1 << 60)
     with pytest.raises(ConfigurationError, match="smaller than one KV block"):
@@ -200,8 +189,7 @@ for turn in range(10**9):
 """
 
 
-def test_a_writer_that_is_killed_leaves_whole_blocks(directory):
-    """At any moment: what is found afterwards is what was written, and there is room for as much as before."""
+def test_a_killed_writer_leaves_complete_blocks(directory):
     command = [sys.executable, "-c", WRITER, str(directory), str(ROOM_FOR_TEN)]
     for _ in range(3):
         with subprocess.Popen(command, stdout=subprocess.PIPE) as writer:

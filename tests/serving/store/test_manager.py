@@ -1,4 +1,4 @@
-"""The accounts of a store: whatever clients, the disk and death do, what is read is whole."""
+"""The store's manager under any order of events of clients and disk."""
 
 from collections import deque
 
@@ -23,7 +23,7 @@ CLIENTS = ("a", "b", "c")
 
 
 def put(manager, keys, requester=("a", 1)):
-    """Put blocks as a client does, with checksums that say which they are; the disk does what it is asked to."""
+    """Put blocks with identifying checksums, as a client does, and complete all disk writes."""
     manager.put(requester, keys, 0)
     last = False
     while not last:
@@ -41,8 +41,7 @@ def write_all(manager):
             manager.written(move, done=True)
 
 
-def test_what_was_put_is_held_with_its_checksum():
-    """Blocks are found when they are committed, leading ones only, and given in memory."""
+def test_loads_committed_blocks_with_their_checksums():
     manager = StoreManager(16, 0, "lru")
     keys = PROMPTS[0][:3]
     put(manager, keys)
@@ -54,8 +53,7 @@ def test_what_was_put_is_held_with_its_checksum():
     assert [block.checksum for block in granted.blocks.values()] == [0, 1, 2]
 
 
-def test_what_is_leased_is_not_found():
-    """A block that somebody fills is nobody's: not read, and not filled by another at the same time."""
+def test_leased_blocks_are_neither_readable_nor_leased_again():
     manager = StoreManager(16, 0, "lru")
     manager.put(("a", 1), PROMPTS[0][:1], 0)
     manager.put(("b", 1), PROMPTS[0][:1], 0)
@@ -66,8 +64,7 @@ def test_what_is_leased_is_not_found():
     assert manager.lookup(PROMPTS[0][:1]) == (0, 0)
 
 
-def test_a_dead_writer_leaves_nothing():
-    """Its slots are free, and others may put the same blocks."""
+def test_frees_the_slots_of_a_dead_writer():
     manager = StoreManager(16, 0, "lru")
     manager.put(("a", 1), PROMPTS[0][:1], 0)
     manager.lose("a")
@@ -77,8 +74,7 @@ def test_a_dead_writer_leaves_nothing():
     assert manager.lookup(PROMPTS[0][:1]) == (1, 1)
 
 
-def test_blocks_go_down_and_come_up():
-    """What memory has no room for is on the disk, and is read from there when it is wanted."""
+def test_evicts_to_disk_and_reads_back():
     manager = StoreManager(SLOTS, DISK_BLOCKS, "lru")
     for prompt in PROMPTS[:2]:
         put(manager, prompt)
@@ -95,8 +91,7 @@ def test_blocks_go_down_and_come_up():
     assert manager.lookup(PROMPTS[0][:1]) == (1, 1)
 
 
-def test_a_damaged_block_ends_what_waits_for_it():
-    """Blocks before it can be used; it, and those after it, cannot; and it is forgotten."""
+def test_a_damaged_block_ends_its_loads():
     manager = StoreManager(SLOTS, DISK_BLOCKS, "lru")
     for prompt in PROMPTS[:2]:
         put(manager, prompt)
@@ -114,16 +109,15 @@ def test_a_damaged_block_ends_what_waits_for_it():
 
 
 @pytest.mark.parametrize("slots", [0, 1])
-def test_a_store_keeps_something(slots):
-    """One slot has to be free to be filled, so there are two at least."""
+def test_rejects_a_single_slot(slots):
     with pytest.raises(ValueError, match="at least two slots"):
         StoreManager(slots, 0, "lru")
 
 
 class StoreLives(RuleBasedStateMachine):
-    """Clients put, load and die at any time, and the disk works when it likes, fails or spoils what it has.
+    """Clients put, load and die at any time, and the disk is late, fails or damages blocks.
 
-    `memory` and `disk` have what is really there: the key of a block that is whole, or None.
+    `memory` and `disk` have the actual contents: the key of a complete block, or None.
     """
 
     def __init__(self):
@@ -138,7 +132,7 @@ class StoreLives(RuleBasedStateMachine):
         self.known = set()
 
     def turn(self):
-        """What the process does after each event."""
+        """Process events as the store does."""
         self.moves.extend(self.manager.take_moves())
         for granted in self.manager.take_grants():
             keys = (self.puts if granted.puts else self.loads).get(granted.requester)
@@ -244,7 +238,7 @@ class StoreLives(RuleBasedStateMachine):
         self.turn()
 
     def write(self, key, spare):
-        """As `DiskBlocks` does."""
+        """Write to the simulated disk."""
         self.spare.pop(key, None)
         if key not in self.disk and len(self.disk) == DISK_BLOCKS and self.spare:
             oldest = next(iter(self.spare))
@@ -273,7 +267,7 @@ class StoreLives(RuleBasedStateMachine):
         assert self.known == {key for prompt in PROMPTS for key in prompt if key in self.manager.tiers}
 
     def teardown(self):
-        """When everybody is gone and the disk is done, all slots are free but those that blocks are kept in."""
+        """In the end, only stored blocks occupy slots."""
         for client in CLIENTS:
             self.die(client)
         while self.moves:

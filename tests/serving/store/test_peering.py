@@ -1,4 +1,4 @@
-"""Fetches and gifts of a store, whatever other stores, clients and time do: one slot for a block, one answer each."""
+"""Exchange of blocks between stores under any order of events."""
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -14,7 +14,7 @@ CLIENTS = ("a", "b", "c")
 
 
 class Server:
-    """Sends what it is given when it is told to."""
+    """Sends replies on request."""
 
     def __init__(self):
         self.events, self.replies = [], []
@@ -28,7 +28,7 @@ class Server:
 
 
 class Fetcher:
-    """Fills slots when it is told to; nothing more of a fetch that is over."""
+    """Fills slots on request, and none of an ended fetch."""
 
     def __init__(self):
         self.brought, self.orders = [], {}
@@ -48,7 +48,7 @@ class Fetcher:
 
 
 class PeersLive(RuleBasedStateMachine):
-    """Clients fetch, put and die; other stores ask, give all, some or nothing, or too late."""
+    """Clients fetch, put and die; other stores send all, some or no blocks, or too late."""
 
     def __init__(self):
         super().__init__()
@@ -62,7 +62,7 @@ class PeersLive(RuleBasedStateMachine):
         self.wanted = {}  # by number: the keys that another store asked for
 
     def turn(self):
-        """What the process does after each event."""
+        """Process events as the store does."""
         self.peering.turn(self.now)
         for granted in self.manager.take_grants():
             if self.peering.granted(granted):
@@ -149,7 +149,7 @@ class PeersLive(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_filled_twice(self):
-        """No slot and no block, by whomever."""
+        """No slot and no block is filled twice."""
         orders = self.fetcher.orders.values()
         slots = [slot for order in orders for slot in order.slots]
         keys = [key for order in orders for key in order.keys]
@@ -177,7 +177,7 @@ class PeersLive(RuleBasedStateMachine):
         assert len(self.manager.tiers.tiers[MEMORY]) < SLOTS
 
     def teardown(self):
-        """When everybody is gone or answered, only what is found has a slot."""
+        """In the end, only readable blocks occupy slots."""
         for client in CLIENTS:
             for of in (self.puts, self.putting):
                 for requester in [requester for requester in of if requester[0] == client]:

@@ -1,4 +1,4 @@
-"""Stores of two hosts, over TCP on this one: what one has, the other brings, or it is computed."""
+"""Fetches between the stores of two hosts, over TCP on this one."""
 
 import itertools
 import threading
@@ -39,11 +39,11 @@ class Hosts:
         return self.client.fetch(keys, self.address, limit_s)
 
     def close_there(self):
-        """As for those who are not there, that is as if it were killed."""
+        """Close the far store without notice, like a crash."""
         self.closing.close()
 
     def brought(self):
-        """Blocks that came from the other host."""
+        """Number of blocks from the other host."""
         return self.here.manager.moved["peer_read"]
 
 
@@ -53,8 +53,7 @@ def two_hosts(tmp_path, here=None, there=None):
         yield Hosts(tmp_path, running, here or {}, there or {})
 
 
-def test_what_another_host_has_is_brought_once(tmp_path):
-    """Byte by byte; then it is here, the controller knows, and nothing has to be brought for the next."""
+def test_fetches_blocks_once(tmp_path):
     keys = keys_of(1, 12)
     with two_hosts(tmp_path) as hosts:
         put(hosts.far, keys)
@@ -69,8 +68,7 @@ def test_what_another_host_has_is_brought_once(tmp_path):
     assert hosts.there.manager.slots.num_free == 32 - 12, "nothing is held any more"
 
 
-def test_only_what_is_missing_is_brought(tmp_path):
-    """Wherever in the prompt it is; and no more than the other has."""
+def test_fetches_missing_blocks_only(tmp_path):
     keys = keys_of(1, 12)
     with two_hosts(tmp_path) as hosts:
         put(hosts.far, keys[:10])
@@ -80,8 +78,7 @@ def test_only_what_is_missing_is_brought(tmp_path):
         assert load(hosts.client, keys) == 10
 
 
-def test_blocks_on_the_disk_of_another_host(tmp_path):
-    """They come when they have been read, a few at a time."""
+def test_fetches_blocks_from_a_remote_disk(tmp_path):
     disk = (2 << 20) + 60 * (BLOCK_BYTES + 256)
     prompts = [keys_of(prompt, 10) for prompt in range(4)]
     with two_hosts(tmp_path, there={"slots": 16, "disk_bytes": disk}) as hosts:
@@ -92,8 +89,7 @@ def test_blocks_on_the_disk_of_another_host(tmp_path):
         assert load(hosts.client, prompts[1]) == available
 
 
-def test_capacity_is_kept(tmp_path):
-    """Of a prompt that is longer than the memory comes the beginning, and nothing of it goes for its end."""
+def test_fetches_at_most_the_capacity(tmp_path):
     keys = keys_of(1, 30)
     with two_hosts(tmp_path, here={"slots": 9}, there={"slots": 64}) as hosts:
         put(hosts.far, keys)
@@ -104,8 +100,7 @@ def test_capacity_is_kept(tmp_path):
         assert hosts.here.manager.slots.num_free == 1
 
 
-def test_fetches_of_the_same_blocks_share_them(tmp_path):
-    """Each has them all in the end, and each block came once."""
+def test_concurrent_fetches_share_blocks(tmp_path):
     keys = keys_of(1, 40)
     with two_hosts(tmp_path, here={"slots": 64}, there={"slots": 64}) as hosts:
         put(hosts.far, keys)
@@ -123,8 +118,7 @@ def test_fetches_of_the_same_blocks_share_them(tmp_path):
         assert load(hosts.client, keys) == 40
 
 
-def test_a_block_that_was_spoiled_is_not_taken(tmp_path):
-    """Its writer's checksum goes with it; what came before it is of use."""
+def test_rejects_a_corrupted_block(tmp_path):
     keys = keys_of(1, 12)
     with two_hosts(tmp_path) as hosts:
         put(hosts.far, keys)
@@ -133,8 +127,7 @@ def test_a_block_that_was_spoiled_is_not_taken(tmp_path):
         assert load(hosts.client, keys) == 7
 
 
-def test_a_store_that_is_gone_is_not_waited_for(tmp_path):
-    """Its life is over, and the next one has another address."""
+def test_does_not_wait_for_a_stopped_store(tmp_path):
     keys = keys_of(1, 12)
     with two_hosts(tmp_path) as hosts:
         hosts.close_there()
@@ -142,8 +135,7 @@ def test_a_store_that_is_gone_is_not_waited_for(tmp_path):
         assert hosts.here.manager.slots.num_free == 32
 
 
-def test_a_store_that_goes_in_the_middle(tmp_path):
-    """What it had sent is here; nobody waits for the rest."""
+def test_keeps_blocks_received_before_a_crash(tmp_path):
     keys = keys_of(1, 200)
     with two_hosts(tmp_path, here={"slots": 256, "at_once": 1}, there={"slots": 256}) as hosts:
         put(hosts.far, keys)
@@ -159,8 +151,7 @@ def test_a_store_that_goes_in_the_middle(tmp_path):
         assert hosts.here.manager.slots.num_free == 256 - counts[0]
 
 
-def test_a_store_that_is_silent_costs_the_time_that_was_given(tmp_path):
-    """Others are answered meanwhile, and nothing stays leased."""
+def test_ends_a_fetch_at_its_deadline(tmp_path):
     keys, own = keys_of(1, 12), keys_of(2, 6)
     with two_hosts(tmp_path) as hosts:
         put(hosts.far, keys)
@@ -178,8 +169,7 @@ def test_a_store_that_is_silent_costs_the_time_that_was_given(tmp_path):
         assert hosts.here.manager.slots.num_free == 32 - 6
 
 
-def test_a_store_that_knows_no_others(tmp_path):
-    """It says what it has."""
+def test_a_store_without_peers_fetches_nothing(tmp_path):
     keys = keys_of(1, 6)
     with running_store(tmp_path / "alone") as alone, store_client(tmp_path / "alone") as client:
         assert client.wait(30)
@@ -189,8 +179,7 @@ def test_a_store_that_knows_no_others(tmp_path):
 
 
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:1", "no address"])
-def test_an_address_where_nobody_is(tmp_path, address):
-    """Nobody waits, as nothing will come from there."""
+def test_does_not_wait_for_an_unused_address(tmp_path, address):
     with two_hosts(tmp_path) as hosts:
         assert hosts.client.fetch(keys_of(1, 6), address, LONG_S) == 0
         assert hosts.here.manager.slots.num_free == 32
@@ -199,8 +188,7 @@ def test_an_address_where_nobody_is(tmp_path, address):
 # -- who is heard, and what ------------------------------------------------------------------------------------------
 
 
-def test_who_has_another_key_is_given_nothing(tmp_path):
-    """And is not heard."""
+def test_refuses_another_key(tmp_path):
     keys = keys_of(1, 6)
     with two_hosts(tmp_path, here={"key": ANOTHER}) as hosts:
         put(hosts.far, keys)
@@ -210,8 +198,7 @@ def test_who_has_another_key_is_given_nothing(tmp_path):
         assert hosts.there.manager.moved["peer_sent"] == 0
 
 
-def test_who_has_no_key_is_given_nothing(tmp_path):
-    """Not even an answer."""
+def test_refuses_stores_without_a_key(tmp_path):
     with two_hosts(tmp_path) as hosts, zmq.Context() as context, context.socket(zmq.DEALER) as socket:
         socket.setsockopt(zmq.LINGER, 0)
         put(hosts.far, keys_of(1, 6))
@@ -221,8 +208,7 @@ def test_who_has_no_key_is_given_nothing(tmp_path):
         assert hosts.there.manager.moved["peer_sent"] == 0
 
 
-def test_blocks_of_another_model_are_not_brought(tmp_path):
-    """Nor of the same in another layout: what they mean is part of the question."""
+def test_refuses_blocks_of_another_model(tmp_path):
     keys = keys_of(1, 6)
     with two_hosts(tmp_path, there={"contents": b"other"}) as hosts:
         put(hosts.far, keys)
@@ -231,7 +217,7 @@ def test_blocks_of_another_model_are_not_brought(tmp_path):
 
 @contextmanager
 def guarded(kind):
-    """A socket of somebody who has the key."""
+    """A socket with the cluster key."""
     context = zmq.Context()
     guard, socket = Guard(context, KEY), context.socket(kind)
     socket.setsockopt(zmq.LINGER, 0)
@@ -244,7 +230,7 @@ def guarded(kind):
 
 
 def frames_near(message, kind):
-    """Bytes, and what is nearly such a message: cut off, with other values, or of other types."""
+    """Random bytes, and messages with cuts or wrong values."""
     whole = msgspec.msgpack.encode(message)
     values = st.recursive(
         st.none() | st.integers(-(2**63), 2**64 - 1) | st.binary(max_size=80) | st.booleans(),
@@ -258,8 +244,7 @@ def frames_near(message, kind):
     return st.binary(max_size=60) | cut | fields.map(msgspec.msgpack.encode)
 
 
-def test_what_is_no_question_does_no_harm(tmp_path):
-    """It is dropped, also when the key was shown; the next question is answered."""
+def test_ignores_malformed_requests(tmp_path):
     keys = keys_of(1, 6)
     too_many = GetBlocks(b"same", 1, [b"k"] * (MOST_KEYS + 1))
     with two_hosts(tmp_path) as hosts, guarded(zmq.DEALER) as (guard, socket):
@@ -290,8 +275,7 @@ def test_what_is_no_question_does_no_harm(tmp_path):
         assert hosts.there.peers.server.dropped
 
 
-def test_what_is_no_answer_does_no_harm(tmp_path):
-    """Whatever another store says, nothing is kept that is not as its checksum says, and every slot comes back."""
+def test_survives_malformed_replies(tmp_path):
     block, numbers = bytes(BLOCK_BYTES), itertools.count()
     right = BlocksFollow(1, {index: zlib.crc32(block) for index in range(4)}, last=True)
     answers = st.builds(
@@ -329,8 +313,7 @@ def test_what_is_no_answer_does_no_harm(tmp_path):
         any_answer()
 
 
-def test_how_much_is_asked_for_at_once():
-    """Some megabytes, and one block at least."""
+def test_limits_blocks_per_request():
     assert blocks_at_once(1 << 40) == 1
     assert blocks_at_once(1 << 20) == 16
     assert blocks_at_once(16) == MOST_KEYS

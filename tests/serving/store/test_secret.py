@@ -1,4 +1,4 @@
-"""The secret of a service's keys: drawn once for a directory."""
+"""The secret of a service's block keys."""
 
 import stat
 
@@ -8,8 +8,7 @@ from twofold.errors import ConfigurationError
 from twofold.serving.store.disk import load_or_create_secret
 
 
-def test_it_is_kept(tmp_path):
-    """The next start has the same, another directory another, and nobody else may read it."""
+def test_keeps_a_private_secret_by_directory(tmp_path):
     (tmp_path / "other").mkdir()
     secret = load_or_create_secret(tmp_path)
     assert len(secret) == 32
@@ -18,13 +17,11 @@ def test_it_is_kept(tmp_path):
     assert stat.S_IMODE((tmp_path / "secret").stat().st_mode) == 0o600
 
 
-def test_half_a_secret_is_none(tmp_path):
-    """What was cut off is drawn anew."""
+def test_replaces_a_truncated_secret(tmp_path):
     (tmp_path / "secret").write_bytes(b"short")
     assert len(load_or_create_secret(tmp_path)) == 32
 
 
-def test_a_directory_that_is_none(tmp_path):
-    """One sentence says where it should have been."""
+def test_reports_a_missing_directory(tmp_path):
     with pytest.raises(ConfigurationError, match=r"cannot read or write .*nowhere/secret"):
         load_or_create_secret(tmp_path / "nowhere")

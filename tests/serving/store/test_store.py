@@ -1,4 +1,4 @@
-"""A store and its clients: what one puts another loads, from memory and from disk, or it is computed."""
+"""A store and its clients."""
 
 import pytest
 
@@ -7,8 +7,7 @@ from support.stores import BLOCK_BYTES, LAYOUT, filled, keys_of, load, put, runn
 DISK = (2 << 20) + 200 * (BLOCK_BYTES + 256)
 
 
-def test_one_puts_and_another_loads(tmp_path):
-    """Byte by byte, in all layers; what is not there is left to be computed."""
+def test_loads_blocks_of_another_client(tmp_path):
     keys = keys_of(1, 12)
     with (
         running_store(tmp_path),
@@ -26,8 +25,7 @@ def test_one_puts_and_another_loads(tmp_path):
         assert load(reader, keys) == 12
 
 
-def test_layers_come_one_after_the_other(tmp_path):
-    """So that an engine may begin with the first while the next are copied, once it is sure that all will come."""
+def test_loads_layer_by_layer_after_the_count(tmp_path):
     keys, seen = keys_of(1, 4), []
     with running_store(tmp_path), store_client(tmp_path) as client:
         assert client.wait(30)
@@ -36,8 +34,7 @@ def test_layers_come_one_after_the_other(tmp_path):
         assert seen == ["4 blocks", *range(len(LAYOUT.layers))]
 
 
-def test_layers_go_as_they_are_computed(tmp_path):
-    """A prompt whose last layers never come is not put, and the slots that it had are another's."""
+def test_stores_layers_as_they_are_computed(tmp_path):
     keys, blocks = keys_of(1, 6), filled(keys_of(1, 6))
     with running_store(tmp_path, slots=7), store_client(tmp_path) as client:
         assert client.wait(30)
@@ -50,8 +47,7 @@ def test_layers_go_as_they_are_computed(tmp_path):
 
 
 @pytest.mark.parametrize("eviction", ["lru", "lfu", "length-aware"])
-def test_what_memory_has_no_room_for_is_on_the_disk(tmp_path, eviction):
-    """Several times as much as memory holds comes back whole, and memory and disk keep to their capacity."""
+def test_overflows_to_disk_within_both_capacities(tmp_path, eviction):
     prompts = [keys_of(prompt, 10) for prompt in range(12)]
     with (
         running_store(tmp_path, slots=16, disk_bytes=DISK, eviction=eviction) as store,
@@ -70,8 +66,7 @@ def test_what_memory_has_no_room_for_is_on_the_disk(tmp_path, eviction):
     assert client.damaged == 0
 
 
-def test_the_disk_outlives_the_store(tmp_path):
-    """The next life has what this one put, also what never had to go from memory."""
+def test_recovers_blocks_from_disk(tmp_path):
     keys = keys_of(1, 10)
     with running_store(tmp_path, disk_bytes=DISK), store_client(tmp_path, "a") as client:
         assert client.wait(30)
@@ -85,8 +80,7 @@ def test_the_disk_outlives_the_store(tmp_path):
         assert client.lookup(keys).in_memory == found.blocks
 
 
-def test_the_controller_is_told_what_there_is(tmp_path):
-    """Each block when it comes, and when it is in no tier any more."""
+def test_reports_stored_and_removed_blocks(tmp_path):
     with running_store(tmp_path, slots=9) as store, store_client(tmp_path) as client:
         assert client.wait(30)
         for prompt in range(3):
@@ -101,8 +95,7 @@ def test_the_controller_is_told_what_there_is(tmp_path):
     assert len(there) == 8
 
 
-def test_what_was_spoiled_in_memory_is_not_used(tmp_path):
-    """The reader compares what it loads with the checksum of whoever wrote it."""
+def test_rejects_corrupted_memory(tmp_path):
     keys = keys_of(1, 6)
     with running_store(tmp_path) as store, store_client(tmp_path) as client:
         assert client.wait(30)
@@ -112,8 +105,7 @@ def test_what_was_spoiled_in_memory_is_not_used(tmp_path):
         assert client.damaged == 1
 
 
-def test_a_store_that_is_silent_is_not_waited_for(tmp_path):
-    """What was asked ends with nothing, and nothing more is asked until it speaks."""
+def test_does_not_wait_for_a_silent_store(tmp_path):
     keys = keys_of(1, 6)
     with running_store(tmp_path) as store, store_client(tmp_path, timeout_s=0.2) as client:
         assert client.wait(30)
@@ -125,8 +117,7 @@ def test_a_store_that_is_silent_is_not_waited_for(tmp_path):
         assert put(client, keys_of(2, 3)) == 0
 
 
-def test_no_life_is_taken_for_another(tmp_path):
-    """The next life of a store has nothing of what this one had in memory, and hears nothing that was meant for it."""
+def test_keeps_epochs_apart(tmp_path):
     keys = keys_of(1, 6)
     with store_client(tmp_path, timeout_s=0.2) as client:
         with running_store(tmp_path) as first:
@@ -142,8 +133,7 @@ def test_no_life_is_taken_for_another(tmp_path):
             assert load(client, keys) == 6
 
 
-def test_without_a_store_everything_is_computed(tmp_path):
-    """Nobody waits for what is not there."""
+def test_loads_nothing_without_a_store(tmp_path):
     seen = []
     with store_client(tmp_path) as client:
         assert client.lookup(keys_of(1, 3)) == (0, 0)

@@ -88,7 +88,7 @@ def test_no_block_is_leaked_or_owned_twice(steps):
 
 NUM_BLOCKS, BLOCK_SIZE = 12, 4
 
-# What to do, for which of six owners, about how many tokens.
+# (operation, owner, number of tokens)
 steps = st.lists(
     st.tuples(
         st.sampled_from(["allocate", "allocate", "extend", "release", "begin", "begin", "end"]),

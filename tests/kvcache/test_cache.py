@@ -88,7 +88,7 @@ def test_matches_a_reference_lru_cache(steps):
             cache.release(keys[0])
             plain.release(keys[0])
         elif action == "pin":
-            # Distinct times, so that it does not matter in which order equal pins end.
+            # Distinct expiries make the order of expiry unambiguous.
             pinned = cache.pin(keys[:1], now + 2.5)
             assert pinned == (found > 0 and (keys[0] in plain.pins or len(plain.pins) < CAPACITY // 2))
             if pinned:
@@ -112,7 +112,9 @@ def test_reports_all_evictions_with_every_policy(name, prompts):
         gone += len(evicted)
         there = {key for key in there | set(keys) if key in cache}
         assert not set(evicted) & there
-        assert cache.match(keys) >= min(len(keys), CAPACITY), "nothing is held: only the end found no room"
+        assert cache.match(keys) >= min(len(keys), CAPACITY), (
+            "nothing is held, so only the end may be missing"
+        )
         assert len(cache) == len(there) <= CAPACITY
     assert gone == cache.removals[RemovalReason.CAPACITY]
 
@@ -168,7 +170,7 @@ def test_pins_last_until_the_latest_expiry(cache):
 def test_pins_at_most_half_of_the_capacity(cache):
     cache.insert((1, 2, 3, 4))
     assert cache.pin((1, 2, 3, 4), 10.0) == 2
-    assert cache.pin((1, 2), 20.0) == 2, "what is pinned can be pinned for longer"
+    assert cache.pin((1, 2), 20.0) == 2, "pins can be extended"
 
 
 def test_a_prompt_does_not_evict_its_own_blocks(cache):

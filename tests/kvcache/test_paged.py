@@ -72,9 +72,11 @@ class Memory:
         self.blocks.publish(request.grant, request.keys[: request.written // SIZE])
 
     def write(self, request, block, prefix):
-        assert block not in self.blocks._keys, "a block that can be found was written"
+        assert block not in self.blocks._keys, "wrote to a cached block"
         others = [other for other in self.requests if other is not request]
-        assert not any(block in self.blocks.blocks_of(other.grant) for other in others), "it is shared"
+        assert not any(block in self.blocks.blocks_of(other.grant) for other in others), (
+            "wrote to a shared block"
+        )
         self.contents[block] = prefix
 
     def finish(self, request):
@@ -298,7 +300,7 @@ def test_borrowed_blocks_stay_cached_once_published():
     blocks.release(grant)
     assert blocks.cache.match(KEYS) == 3
     assert blocks.num_free == 8
-    assert not blocks.cache.hits + blocks.cache.misses, "no request asked"
+    assert not blocks.cache.hits + blocks.cache.misses, "borrowing counts no hits"
 
 
 def test_borrowed_blocks_are_not_reallocated():

@@ -21,7 +21,7 @@ def test_a_dropped_slot_is_free_after_its_last_reader():
     slots.commit(slot, "writer")
     slots.hold(slot, "reader")
     slots.drop(slot)
-    assert not slots.num_free, "somebody still reads it"
+    assert not slots.num_free, "a reader holds the slot"
     slots.release(slot, "reader")
     assert slots.num_free == 1
 
@@ -68,7 +68,7 @@ class SlotLives(RuleBasedStateMachine):
     @rule(holder=st.sampled_from(HOLDERS))
     def lease(self, holder):
         slot = self.slots.lease(holder)
-        assert slot not in self.busy(), "nobody reads or fills it"
+        assert slot not in self.busy(), "leased a slot in use"
         self.leased[slot] = holder
 
     @precondition(lambda self: self.leased)

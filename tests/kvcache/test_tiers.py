@@ -88,10 +88,10 @@ def test_held_blocks_stay_in_their_tier(cache):
     assert cache.insert((4,)) == []
     assert cache.tier_of(4) == 1
     cache.hold(4)
-    assert cache.insert((5,)) == [5], "there is no room for it anywhere"
+    assert cache.insert((5,)) == [5], "no tier has room"
     cache.release(1)
     cache.touch((1,), 1)
-    assert cache.tier_of(1) == 1, "nothing in the first tier may go for it"
+    assert cache.tier_of(1) == 1, "all blocks of the first tier are held"
     cache.release(2)
     cache.touch((1,), 1)
     assert cache.tier_of(1) == 0

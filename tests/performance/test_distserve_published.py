@@ -8,7 +8,7 @@ from twofold.demo.real_data import find_data
 from twofold.errors import ConfigurationError
 from twofold.performance.distserve_published import distserve_pipeline, distserve_published
 
-ROUNDED = 1e-5  # figures here have six digits, those of the table twelve
+ROUNDED = 1e-5  # these figures have six digits, the table has twelve
 
 
 @pytest.fixture

@@ -170,7 +170,7 @@ def test_finds_the_shortest_saturating_prompt(of, most, share):
     rates = [tokens / prefill_s(tokens) for tokens in range(1, most + 1)]
     enough = share * max(rates)
     found = saturating_tokens(prefill_s, most, share)
-    # The best of the lengths that are tried may be a little short of the best of all.
+    # The best sampled length may be slightly worse than the best of all.
     assert rates[found - 1] >= enough * 0.999
     assert all(rate < enough * (1 + 1e-12) for rate in rates[: found - 1])
 

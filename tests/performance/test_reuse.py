@@ -64,7 +64,7 @@ def test_longer_prefixes_are_worth_slower_links(llama):
 @given(bandwidth=st.floats(0.5e9, 20e9), latency_s=st.floats(0, 0.01))
 def test_the_shortest_prefix_is_the_break_even(llama, bandwidth, latency_s):
     tokens = shortest_prefix(llama, KV_BYTES, bandwidth, latency_s)
-    assert tokens is not None  # attention makes every link pay in the end
+    assert tokens is not None  # quadratic attention makes every link worthwhile for long prefixes
     assert latency_s + tokens * KV_BYTES / bandwidth < saved_s(llama, tokens)
     if tokens > 1:
         assert latency_s + (tokens - 1) * KV_BYTES / bandwidth >= saved_s(llama, tokens - 1)
@@ -127,7 +127,7 @@ def by_layers(layers, load, compute, store):
     """Mooncake section 5.2, simulated layer by layer."""
     loaded, computed, stored = load, 0.0, 0.0
     for _ in range(layers):
-        begun = max(loaded, computed)  # before its attention the load of this layer is waited for …
+        begun = max(loaded, computed)  # attention waits for the load of its layer …
         loaded = begun + load  # … and that of the next one begins
         computed = begun + compute
         stored = max(stored, computed) + store

@@ -130,7 +130,7 @@ def test_times_respect_peak_flops_and_bandwidth(models, machines, mixture):
 def test_more_tokens_touch_more_experts(machines, mixture):
     estimate = roofline(mixture, machines["dgx-h100"], 8)
     dense = roofline(msgspec.structs.replace(mixture, active_parameters=400e9), machines["dgx-h100"], 8)
-    full_s = dense.decode_cost(0).base_s - estimate.decode_cost(0).base_s  # no token touches no expert
+    full_s = dense.decode_cost(0).base_s - estimate.decode_cost(0).base_s  # zero tokens touch no expert
     assert estimate._touched_s(1) == pytest.approx(0.1 * full_s)
     assert estimate._touched_s(10) == pytest.approx((1 - 0.9**10) * full_s)
 

@@ -47,7 +47,7 @@ def test_layer_wise_hides_at_most_all_but_one_layer(tokens, prefill_s, speed):
     path = TransferModel(kv_bytes_per_token=1000, layers=40, bytes_per_s=speed, latency_s=1e-3)
     seen = path.layer_wise_s(tokens, prefill_s) - path.latency_s
     total = path.serialized_s(tokens) - path.latency_s
-    rounding = 1e-9 * total + 1e-15  # a tiny transfer is the difference of two numbers near its latency
+    rounding = 1e-9 * total + 1e-15  # a small transfer is the difference of two times close to the latency
     assert total / 40 - rounding <= seen <= total + rounding
 
 
@@ -102,7 +102,7 @@ def test_a_hand_off_adds_an_overhead_per_layer():
     assert (transfer.latency_s, transfer.sync_s) == (0.001, 0.004)
     prefill = PrefillSpeed(fixed_s=0.01, s_per_token=0.0001)
     assert prefill.seconds(100) == pytest.approx(0.02)
-    # A layer but the last of n tokens takes 1.6 µs × n, and that is what layers save: 4 ms at 625 tokens.
+    # Each layer but the last saves 1.6 µs × n for n tokens: 4 ms at 625 tokens.
     assert transfer.crossover_tokens(prefill.seconds) == pytest.approx(626, abs=1)
 
 
@@ -121,4 +121,4 @@ def test_two_ranks_halve_the_time():
 def test_every_piece_adds_an_overhead():
     path = reshard_path(LINK, [100] * 4, [2] * 4)
     assert (path.latency_s, path.sync_s) == (0.002, 0.006)
-    assert path.kv_bytes_per_token == 400, "as many bytes as in one piece"
+    assert path.kv_bytes_per_token == 400, "same bytes as in one piece"

@@ -92,7 +92,10 @@ def test_refuses_data_for_another_epoch_at_the_same_port(cache, peer):
 def test_a_failed_write_has_no_pieces_in_flight(cache, peer):
     blocks = 64
     connection = prepared(cache, peer, LARGE, blocks)
-    connection._remote._parts[0] = (0, connection._remote._parts[0][1])  # the first keys go nowhere
+    connection._remote._parts[0] = (
+        0,
+        connection._remote._parts[0][1],
+    )  # an invalid address for the first keys
     with pytest.raises(InstanceLostError):
         connection.write(range(2), range(blocks), range(blocks))
     first = peer.do("rows")
@@ -170,5 +173,5 @@ def test_maps_memory_again_at_the_requested_address():
     again = (ctypes.c_ubyte * 8192).from_address(address)
     again[5] = 7
     assert memory.view()[5] == 7
-    assert memory.map_again(address) != address  # it is taken now
+    assert memory.map_again(address) != address  # already in use
     memory.close()

@@ -22,7 +22,7 @@ LAYOUTS = {
         layers=(LayerShape(1, 3, 5), LayerShape(2, 8, 4)), block_size=3, dtype="float16", itemsize=2
     ),
 }
-OURS, THEIRS = 12, 9  # blocks: caches of different sizes understand each other
+OURS, THEIRS = 12, 9  # blocks; caches may differ in size
 
 
 @pytest.fixture(scope="module")

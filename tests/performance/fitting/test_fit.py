@@ -59,9 +59,7 @@ def test_recovers_the_coefficients_of_a_noiseless_profile(floor, slope, extra, s
     assert fit.decode.base_ms == pytest.approx(base, rel=1e-4)
     assert fit.decode.context_ms == pytest.approx(3e-4, rel=1e-2)
     assert fit.prefill_error < 0.02
-    assert (
-        fit.decode_error < 0.05
-    )  # one fold leaves out the only batch beyond 32, which nothing else tells of
+    assert fit.decode_error < 0.05  # one fold leaves out the only batch beyond 32
 
 
 @given(st.lists(st.floats(-5, 5), min_size=3, max_size=3))

@@ -92,7 +92,7 @@ def test_never_exceeds_the_capacity(directory):
     assert disk.capacity == 10
     for number in range(10):
         assert write(disk, number)
-    assert not write(disk, 10), "there is no room"
+    assert not write(disk, 10), "the disk is full"
     for turn in range(2000):
         disk.remove(bytes([turn % 10]))
         assert write(disk, turn % 10)
@@ -109,7 +109,7 @@ def test_replaces_spare_blocks_oldest_first(directory):
     for number in (4, 6, 8):
         disk.spare(bytes([number]))
     assert read(disk, 4) == bytes(block(4))
-    assert write(disk, 4), "it is there, and wanted again"
+    assert write(disk, 4), "rewritten blocks are kept"
     assert write(disk, 20)
     assert read(disk, 6) is None
     assert read(disk, 4) == bytes(block(4))

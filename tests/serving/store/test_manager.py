@@ -82,7 +82,7 @@ def test_evicts_to_disk_and_reads_back():
     blocks, in_memory = manager.lookup(PROMPTS[0])
     assert (blocks, in_memory) == (7, 0)
     manager.load(("b", 2), PROMPTS[0][:1])
-    assert not manager.take_grants(), "it is on the disk yet"
+    assert not manager.take_grants(), "the disk read is pending"
     (read,) = [move for move in manager.take_moves() if isinstance(move, DiskRead)]
     manager.was_read(read, 17)
     (granted,) = manager.take_grants()
@@ -127,8 +127,8 @@ class StoreLives(RuleBasedStateMachine):
         self.disk, self.spare = {}, {}
         self.moves = deque()
         self.number = 0
-        self.loads, self.puts = {}, {}  # by asker: its keys
-        self.reading, self.filling = {}, {}  # by asker: slots and the keys that are, or are to be, in them
+        self.loads, self.puts = {}, {}  # keys by requester
+        self.reading, self.filling = {}, {}  # by requester: keys by slot
         self.known = set()
 
     def turn(self):
@@ -137,10 +137,10 @@ class StoreLives(RuleBasedStateMachine):
         for granted in self.manager.take_grants():
             keys = (self.puts if granted.puts else self.loads).get(granted.requester)
             if keys is None:
-                continue  # its client is dead, or has ended it
+                continue  # the client died or ended the request
             for index, block in granted.blocks.items():
                 if granted.puts:
-                    self.memory[block.slot] = None  # it is being filled, for all that anybody knows
+                    self.memory[block.slot] = None  # contents undefined until the commit
                     self.filling[granted.requester][block.slot] = keys[index]
                 else:
                     self.reading[granted.requester][block.slot] = keys[index]
@@ -223,7 +223,7 @@ class StoreLives(RuleBasedStateMachine):
         move = self.moves.popleft()
         match move:
             case DiskWrite(key=key):
-                assert self.memory[move.slot] == key, "a torn block goes to the disk"
+                assert self.memory[move.slot] == key, "wrote an incomplete block to disk"
                 self.manager.written(move, done=not fails and self.write(key, move.spare))
             case DiskRead(key=key):
                 found = self.disk.get(key)

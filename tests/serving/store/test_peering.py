@@ -38,7 +38,7 @@ class Fetcher:
         return brought
 
     def order(self, order):
-        assert order.fetch not in self.orders, "orders of a fetch come in turn"
+        assert order.fetch not in self.orders, "a fetch has one order at a time"
         self.orders[order.fetch] = order
 
     def end(self, fetch):
@@ -56,10 +56,10 @@ class PeersLive(RuleBasedStateMachine):
         self.peering = Peering(self.manager, self.server, self.fetcher, AT_ONCE)
         self.now, self.number = 0.0, 0
         self.memory = [None] * SLOTS
-        self.asked = {}  # fetches that are not answered yet: their keys
-        self.putting = {}  # by asker: the keys of the slots that it fills
-        self.puts = {}  # by asker: its keys
-        self.wanted = {}  # by number: the keys that another store asked for
+        self.asked = {}  # keys of pending fetches
+        self.putting = {}  # keys of leased slots by requester
+        self.puts = {}  # keys by requester
+        self.wanted = {}  # keys of peer requests by number
 
     def turn(self):
         """Process events as the store does."""
@@ -188,7 +188,7 @@ class PeersLive(RuleBasedStateMachine):
         self.wait(100)
         self.turn()
         assert not self.fetcher.orders
-        assert not self.asked, "a fetch has no answer"
+        assert not self.asked, "a fetch was not answered"
         assert self.peering.wait_s(self.now) > 1e9
         assert self.manager.slots.num_free == SLOTS - len(self.manager.tiers.tiers[MEMORY])
 

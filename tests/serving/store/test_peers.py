@@ -18,7 +18,7 @@ from twofold.security.key import ClusterKey
 from twofold.serving.store.messages import MOST_KEYS, BlocksFollow, GetBlocks, blocks_at_once
 
 KEY, ANOTHER = ClusterKey(b"\x01" * 32), ClusterKey(b"\x02" * 32)
-LONG_S = 300.0  # nobody waits for so long
+LONG_S = 300.0  # longer than any test
 
 
 class Hosts:
@@ -65,7 +65,7 @@ def test_fetches_blocks_once(tmp_path):
         assert {key for message in told for key in message.stored} == set(keys)
         assert {message.address for message in told} == {hosts.here.peers.server.address}
         assert hosts.there.manager.tiers.tiers[0].hits == 12
-    assert hosts.there.manager.slots.num_free == 32 - 12, "nothing is held any more"
+    assert hosts.there.manager.slots.num_free == 32 - 12, "all other slots are free"
 
 
 def test_fetches_missing_blocks_only(tmp_path):
@@ -163,7 +163,7 @@ def test_ends_a_fetch_at_its_deadline(tmp_path):
         while not hosts.here.manager.slots._leased:
             time.sleep(0.001)
         assert load(hosts.client, own) == 6
-        assert not counts, "it goes on"
+        assert not counts, "the fetch is still running"
         fetching.join()
         assert counts == [0]
         assert hosts.here.manager.slots.num_free == 32 - 6
@@ -185,7 +185,7 @@ def test_does_not_wait_for_an_unused_address(tmp_path, address):
         assert hosts.here.manager.slots.num_free == 32
 
 
-# -- who is heard, and what ------------------------------------------------------------------------------------------
+# -- malformed messages ------------------------------------------------------------------------------------------
 
 
 def test_refuses_another_key(tmp_path):

@@ -21,7 +21,7 @@ def test_loads_blocks_of_another_client(tmp_path):
         assert reader.lookup(keys) == (9, 9)
         assert load(reader, keys) == 9
         assert load(reader, keys_of(2, 3)) == 0
-        assert put(writer, keys) == 3, "the others are there"
+        assert put(writer, keys) == 3, "the other blocks are stored already"
         assert load(reader, keys) == 12
 
 
@@ -58,7 +58,7 @@ def test_overflows_to_disk_within_both_capacities(tmp_path, eviction):
             put(client, keys)
         found = [load(client, keys) for keys in prompts + prompts]
         status = store.status()
-    # What comes faster than the disk takes it is dropped, so not all of it need be there.
+    # The store drops blocks that exceed the write rate of the disk.
     assert sum(found) > 16 * 4
     assert status.tiers["disk"].hits
     assert status.tiers["memory"].blocks <= 16
@@ -125,7 +125,7 @@ def test_keeps_epochs_apart(tmp_path):
             put(client, keys)
             assert client.epoch == first.epoch
         with running_store(tmp_path) as second:
-            assert load(client, keys) == 0, "it was asked of the first"
+            assert load(client, keys) == 0, "the request was sent to the first epoch"
             assert client.wait(30)
             assert client.epoch == second.epoch
             assert load(client, keys) == 0
@@ -139,4 +139,4 @@ def test_loads_nothing_without_a_store(tmp_path):
         assert client.lookup(keys_of(1, 3)) == (0, 0)
         assert load(client, keys_of(1, 3), on_count=seen.append) == 0
         assert put(client, keys_of(1, 3)) == 0
-    assert seen == [0], "it is sure that nothing comes"
+    assert seen == [0], "reports a count of 0"

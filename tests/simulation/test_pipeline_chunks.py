@@ -75,8 +75,13 @@ def test_one_stage_computes_chunks_in_sequence():
     assert first_tokens(run(toy(1, 25), requests((0, 100)))) == [116.0]
 
 
+def chunkable(drawn):
+    """Fixed roles, and rules under which requests cannot wait for each other's output blocks."""
+    return drawn[0].router not in BOTH_PHASES and drawn[0].rules == "twofold"
+
+
 @settings(max_examples=150)
-@given(pipelines(failures=False).filter(lambda drawn: drawn[0].router not in BOTH_PHASES), workloads())
+@given(pipelines(failures=False).filter(chunkable), workloads())
 def test_chunks_pass_every_stage_in_order(cluster, requests):
     """Without overlap within a stage and without lost tokens, for random workloads and clusters."""
     passages = defaultdict(list)

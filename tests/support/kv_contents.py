@@ -1,4 +1,4 @@
-"""What lies in the blocks of an instance and of its host: whose KV, and which part of it."""
+"""The contents of device and host blocks: the request and token range of each."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -12,10 +12,10 @@ Label = BlockKey | tuple[str, int]
 
 
 class KvContents:
-    """Memory as a worker treats it, at its worst: what is to be copied before a batch is copied as late as can be.
+    """Memory as a worker writes it, with every copy as late as allowed.
 
-    Peers may write a lease's blocks from the moment that it is granted, and do so at once. A full prompt block with
-    a key, of `keys_of` its request, is as good as any other of that key; all others are their owner's alone.
+    Peers may write leased blocks from the grant on, and do so at once. Full prompt blocks with a key, from `keys_of`
+    their request, are interchangeable; others belong to their owner.
     """
 
     def __init__(
@@ -36,12 +36,12 @@ class KvContents:
         return isinstance(self._instance.blocks, PagedBlockAllocator)
 
     def leased(self, request_id: str, blocks: Iterable[int], *, torn: bool = False) -> None:
-        """A peer has written these blocks, or (`torn`) is at it."""
+        """A peer has written these blocks, or (`torn`) is writing them."""
         for place, block in enumerate(blocks):
             self._here[block] = ("torn", place) if torn else self._whole(request_id, place)
 
     def begins(self, batch: Batch, copies: list[BlockCopy]) -> None:
-        """A batch was started; nothing of it has been done yet."""
+        """A batch has started, and none of its work is done."""
         self._copies = copies
         self._tables = {i.request_id: tuple(self._instance.blocks_of(i.request_id)) for i in batch.items}
         wanted = (self._instance.copy_of(item.request_id) for item in batch.items)
@@ -49,7 +49,7 @@ class KvContents:
         self.shared_copies += len(self._shared_copies)
 
     def ends(self, batch: Batch, gone: Iterable[str]) -> None:
-        """Only now its work is done: each sequence that is still wanted finds its own KV where it was."""
+        """Do the work of a batch; each live sequence must find its own KV in place."""
         for copy in self._copies:
             for here, there in zip(copy.device_blocks, copy.host_blocks, strict=True):
                 if copy.out:

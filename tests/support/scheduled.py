@@ -1,4 +1,4 @@
-"""Instance schedulers at rest, and the requests they are given."""
+"""Idle instance schedulers and requests for them."""
 
 from twofold.kvcache.allocator import BlockAllocator
 from twofold.kvcache.leases import LeaseTable
@@ -37,20 +37,20 @@ def request(name: str, prompt: int = 10, output: int = 3, arrival_s: float = 0.0
 
 
 def arrive(instance: InstanceScheduler, made: Request, source: str = "p") -> None:
-    """The KV cache of a request comes from `source` and is in place."""
+    """Lease blocks to a request prefilled on `source` and receive its KV cache."""
     assert instance.lease_now(made, source, 0.0) is not None
     assert instance.kv_received(made.id, EPOCH)
 
 
 def step(instance: InstanceScheduler, stopped: tuple[str, ...] | set[str] = ()) -> list[StepResult]:
-    """One iteration."""
+    """Run one iteration; returns its results."""
     batch = instance.next_batch(0.0)
     assert batch is not None
     return instance.complete(batch, stopped)
 
 
 def ran(instance: InstanceScheduler) -> list[str]:
-    """One iteration; the requests that were in it, in order."""
+    """Run one iteration; returns the ids of its requests in order."""
     batch = instance.next_batch(0.0)
     assert batch is not None
     instance.complete(batch)

@@ -1,4 +1,4 @@
-"""Queues in a given state, and what a batcher selects from them."""
+"""Queues in a given state, and the selections of a batcher."""
 
 from dataclasses import dataclass, field
 
@@ -14,7 +14,7 @@ OUTPUT_TOKENS = 8
 
 @dataclass
 class State:
-    """Part of a state of the queues; several are merged."""
+    """Part of a queue state; several parts are merged."""
 
     waiting: list[ScheduledSequence] = field(default_factory=list)
     prefilling: list[ScheduledSequence] = field(default_factory=list)
@@ -24,7 +24,7 @@ class State:
 
 @dataclass
 class Selected:
-    """A selection by names: prompts with how many of their tokens."""
+    """A selection by request ids, with the tokens of each prefill."""
 
     prefills: list[tuple[str, int]]
     resume: list[str]
@@ -38,17 +38,17 @@ def sequence(name: str, prompt: int = 10, output: int = OUTPUT_TOKENS, **more: i
 
 
 def waiting(*prompts: int, name: str = "w") -> State:
-    """Prompts of these lengths that have not begun."""
+    """Waiting prompts of these lengths."""
     return State(waiting=[sequence(f"{name}{i}", prompt) for i, prompt in enumerate(prompts)])
 
 
 def prefilling(prompt: int, computed: int, name: str = "s") -> State:
-    """A prompt of which so many tokens are computed."""
+    """A prompt with `computed` tokens done."""
     return State(prefilling=[sequence(name, prompt, computed=computed)])
 
 
 def ready(count: int, output_tokens: tuple[int, ...] = ()) -> State:
-    """Sequences that may begin to decode, with `output_tokens` they want that much memory with their first decode."""
+    """Sequences that may start to decode; `output_tokens` are reserved with their first decode."""
     made = [sequence(f"r{i}", computed=10, generated=1) for i in range(count)]
     for each, tokens in zip(made, output_tokens, strict=False):
         each.decode_tokens = tokens
@@ -56,7 +56,7 @@ def ready(count: int, output_tokens: tuple[int, ...] = ()) -> State:
 
 
 def decoding(count: int) -> State:
-    """Sequences that have made one token."""
+    """Decoding sequences with one generated token."""
     return State(decodes=[sequence(f"d{i}", computed=10, generated=1) for i in range(count)])
 
 
@@ -89,7 +89,7 @@ def named(selection: SchedulerOutput) -> Selected:
 
 
 def selected(batcher: Batcher, *parts: State | SchedulingBudget) -> Selected:
-    """What `batcher` selects where these sequences came to it: first those that decode by now, then in this order."""
+    """Queue the sequences, decoding ones first, and return the selection of `batcher`."""
     states = tuple(part for part in parts if isinstance(part, State))
     running = merged((State(ready=[each for state in states for each in state.decodes]),))
     for each in running.ready:

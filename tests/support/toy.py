@@ -1,4 +1,4 @@
-"""Small virtual clusters with simple timing and little memory, so that everything that can happen does, often."""
+"""Small virtual clusters with simple timing and little memory, in which rare events are frequent."""
 
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -24,7 +24,7 @@ SPLIT_BATCHERS = ("splitwise", "splitwise-sim")
 
 
 class ToyModel(PerformanceModel):
-    """Milliseconds in round numbers: events often fall on the same picosecond."""
+    """Times in whole milliseconds, so that events often coincide."""
 
     name = "toy"
     error = ModelAccuracy(prefill=None, decode=None, basis="made up")
@@ -64,7 +64,7 @@ class Ends(Observer):
 
 
 class ToyRun:
-    """A cluster that ran to its end."""
+    """A cluster that has run to its end."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class ToyRun:
     ):
         how = cluster_rules(spec.rules)
         batchers = batchers or {}
-        # A byte a token, and a millisecond for each block that is swapped.
+        # One byte per token, and one millisecond per swapped block.
         space = (spec.swap_space_bytes or 0) // spec.block_size
         timing = Timing(model, ps(1e-3))
         kinds = [
@@ -108,7 +108,7 @@ class ToyRun:
         self.cluster.kernel.run(until_events=1 << 60)
 
     def facts(self):
-        """All that a run says, in a form that compares exactly."""
+        """All results of a run in a form that compares exactly."""
         statistics = self.statistics
         slow = statistics.slowdowns
         histograms = (
@@ -130,7 +130,7 @@ class ToyRun:
 
 @st.composite
 def workloads(draw, most=30, outputs=(1, 2, 3, 7, 20, 45)):
-    """Requests in order; arrivals tie now and then, and some do not fit anywhere."""
+    """Requests in order of arrival; some arrive together, and some fit on no instance."""
     gaps = draw(st.lists(st.sampled_from([0, 0, 1, 2, 5, 13, 40, 200]), min_size=1, max_size=most))
     requests, at = [], 0
     for number, gap in enumerate(gaps):
@@ -149,9 +149,9 @@ def pools(*shape):
 
 @st.composite
 def clusters(draw, swapping=False, failures=True):
-    """Any mixture of roles, routers, batchers, hand-offs, links and failures that fits together.
+    """Any valid mixture of roles, routers, batchers, hand-offs, links and failures.
 
-    Those that are `swapping` let decodes take memory as they go, which rules out some.
+    `swapping` clusters use swap preemption, which excludes some of them.
     """
     split = draw(st.booleans())
     rule = "twofold" if swapping else draw(st.sampled_from(["twofold", "twofold", "splitwise-sim"]))
@@ -201,7 +201,7 @@ def clusters(draw, swapping=False, failures=True):
 
 @st.composite
 def pipelines(draw, failures=True):
-    """The same with instances of two or three stages, of which later ones may be slower or quicker than the first."""
+    """Clusters of instances with two or three stages; later stages may be slower or faster than the first."""
     spec, batchers, first, capacity = draw(clusters(failures=failures))
     batchers = {
         role: "splitwise" if not BATCHERS[name].pipelined else name for role, name in batchers.items()

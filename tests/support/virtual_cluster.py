@@ -1,7 +1,7 @@
-"""A tiny simulation: the schedulers of the live service under a virtual clock, with given durations.
+"""A small simulation: the live schedulers under a virtual clock, with given durations.
 
-It stands in for nothing: these are the very objects that run live. Batches, hand-offs and messages take as
-long as the callables say (whole numbers, so that sums are exact); everything that happens is checked as it happens.
+Batches, hand-offs and messages take as long as the callables return, in whole numbers so that sums are exact. Every
+event is checked as it happens.
 """
 
 import heapq
@@ -29,13 +29,13 @@ from twofold.scheduling.instance.scheduler import InstanceScheduler
 from twofold.scheduling.instance.swap_preemption import SwapPreemption
 
 EPOCH = 1
-# What happens at the same time happens in this order; completions of several instances in the order of their numbers.
+# Order of simultaneous events; completions are ordered by instance number.
 ARRIVAL, ABORT, LANDING, COMPLETION = range(4)
 
 
 @dataclass
 class Run:
-    """Iterations under way on an instance: when they began, how long each takes, and how many there will be."""
+    """Iterations running on an instance: start, duration of each, and number."""
 
     began: float
     each_s: float
@@ -46,10 +46,10 @@ class Run:
 
 
 class VirtualCluster:
-    """Runs requests to their end; `tokens`, `ended`, `first_token_s` and `end_s` say what came of each.
+    """Runs requests to their end; results are in `tokens`, `ended`, `first_token_s` and `end_s`.
 
-    With `runs`, iterations that are all alike are accounted for together (`start`, `advance`) and cut short where
-    the scheduler says that something `changed`; without, each is a batch of its own (`next_batch`, `complete`).
+    With `runs`, equal iterations are completed together (`start`, `advance`) and cut short when the scheduler sets
+    `changed`. Otherwise each iteration is a batch (`next_batch`, `complete`).
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class VirtualCluster:
         self._running: dict[str, Run] = {}
         self._requests: dict[str, Request] = {}
         self._reserves_at_arrival = isinstance(router, FixedRoles) and mode is not HandoffMode.PULL
-        self._decode_of: dict[str, str] = {}  # of requests whose room is still to be reserved
+        self._decode_of: dict[str, str] = {}  # requests without a reservation on their decode instance
         self._leases: dict[str, Lease] = {}
         self._prefilled: set[str] = set()
         self._sending: set[str] = set()
@@ -112,7 +112,7 @@ class VirtualCluster:
         heapq.heappush(self._events, (when, kind, number, next(self._count), action))
 
     def check_ended(self, requests: list[Request], aborts: Collection[str]) -> None:
-        """After a run: every request ended once with its tokens in order, and nothing is left on any instance."""
+        """Check that every request ended once with its tokens in order, and that no instance holds anything."""
         assert len(self.ended) == len(requests)
         for request in requests:
             made, reason = self.tokens[request.id], self.ended[request.id]
@@ -136,7 +136,7 @@ class VirtualCluster:
             action()
             self._settle()
 
-    # -- what happens to a request --------------------------------------------------------------------------------
+    # -- requests -------------------------------------------------------------------------------------------------
 
     def _arrive(self, request: Request) -> None:
         self._requests[request.id] = request
@@ -154,7 +154,7 @@ class VirtualCluster:
         return self._requests[request_id].prefix_blocks
 
     def _reserve(self, request_id: str, source: str) -> None:
-        """Room for a request where it decodes: see docs/decisions/0007."""
+        """Reserve blocks on the decode instance, see docs/decisions/0007."""
         decode = self._decode_of.pop(request_id, None)
         if decode is not None and request_id not in self.ended:
             self.instances[decode].reserve(self._requests[request_id], source)
@@ -176,7 +176,7 @@ class VirtualCluster:
 
     def _landed(self, request_id: str) -> None:
         lease = self._leases[request_id]
-        self.contents[lease.instance].leased(request_id, lease.blocks)  # the last that is written under it
+        self.contents[lease.instance].leased(request_id, lease.blocks)  # the last write of the lease
         self.instances[lease.source].handed_off(request_id)
         self.cluster.handed_off(request_id, 0.0, 0.0)
         decode = self.instances[lease.instance]
@@ -194,7 +194,7 @@ class VirtualCluster:
             self._give_up(request_id)
 
     def _give_up(self, request_id: str) -> None:
-        """Unless it is being written just now, nothing of a request is read or written: both sides are told so."""
+        """End the transfer of a request on both sides, unless it is being sent."""
         if request_id in self._sending:
             return
         for instance in self.instances.values():
@@ -209,10 +209,10 @@ class VirtualCluster:
         self.end_s[request_id] = self.now
         self.cluster.withdraw(request_id)
 
-    # -- what happens on an instance ------------------------------------------------------------------------------
+    # -- instances ------------------------------------------------------------------------------------------------
 
     def _settle(self) -> None:
-        """After each event: idle instances begin, runs that no longer stand are cut, the cluster is told the rest."""
+        """After each event, start idle instances and cut runs short where `changed` is set."""
         for name, instance in self.instances.items():
             if name not in self._running:
                 self._begin(name, instance)
@@ -263,7 +263,7 @@ class VirtualCluster:
         self.at(end, COMPLETION, self._numbers[name], lambda: self._complete(name, run, version))
 
     def _cut_short(self, name: str, run: Run) -> None:
-        """End at the next boundary between iterations; one that is due now is the next if its turn is still to come."""
+        """End at the next iteration; one that is due now counts as next if its event is still to come."""
         passed, rest = divmod(self.now - run.began, run.each_s)
         due = rest == 0 and self._order < (COMPLETION, self._numbers[name])
         count = max(1, int(passed) + (0 if due else 1))
@@ -296,11 +296,11 @@ class VirtualCluster:
             self._maybe_send(request_id)
         elif outcome.finish_reason is not None:
             self._end(request_id, outcome.finish_reason)
-            self._give_up(request_id)  # one that ended with its first token leaves a lease behind
+            self._give_up(request_id)  # a request that ended with its first token leaves a lease behind
 
 
 def check_blocks(instance: InstanceScheduler) -> None:
-    """No block is lost, and none has two owners (where the accounts know which is which)."""
+    """Check that no block is lost and, where blocks are numbered, that none has two owners."""
     blocks = instance.blocks
     if isinstance(blocks, PrefixBlockAllocator):
         check_shared(blocks)
@@ -317,7 +317,7 @@ def check_blocks(instance: InstanceScheduler) -> None:
 
 
 def check_shared(blocks: PrefixBlockAllocator) -> None:
-    """Every block is held as often as somebody has it; one that several have, or nobody, is there by its key."""
+    """Check that owner counts match the holders, and that shared and idle blocks are found by key."""
     held = Counter(block for each in blocks._tables.values() for block in each) + Counter(
         blocks._copies.values()
     )

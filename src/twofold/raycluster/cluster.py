@@ -94,7 +94,7 @@ def connect(address: str, what: str) -> Any:  # noqa: ANN401  (the module, which
 def head_endpoint(address: str) -> TcpEndpoint:
     """Return the endpoint of the cluster's head; `auto` is looked up as Ray does.
 
-    Raises ConfigurationError for an invalid address, and if no cluster is known on this host.
+    Raises ConfigurationError for an invalid address, and if `auto` finds no cluster.
     """
     found = _known_here() if address == AUTO_ADDRESS else address
     if "://" in found:

@@ -45,7 +45,7 @@ def rejection_error(refusal: Refusal) -> RequestError:
 
 
 def deadline_error() -> RequestError:
-    """Return the 504 for a request whose timeout has passed."""
+    """Return the 504 for a request that exceeded its timeout."""
     return RequestError(
         "the request was not answered within its timeout: set a longer timeout, or request fewer tokens",
         status=504,

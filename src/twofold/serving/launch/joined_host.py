@@ -45,7 +45,7 @@ Adapt = Callable[[ServiceConfig], ServiceConfig]
 
 
 class HostOffer(msgspec.Struct, frozen=True, kw_only=True):
-    """What a host offers: the number of workers by role, and its model's fingerprint (see `model_fingerprint`)."""
+    """A host's offer: the number of workers by role, and its model's fingerprint (see `model_fingerprint`)."""
 
     model: str
     workers: dict[Role, int]
@@ -206,7 +206,7 @@ class JoinSession:
         )
 
     def _check_watchdog(self) -> None:
-        """Kill workers without contact to the service; those that are up end by their own watchdogs as well."""
+        """Kill all workers after losing contact with the service. Registered workers also have their own watchdogs."""
         holds = self._watchdog.left_s(watchdog_clock()) > 0
         if self._was_heard and not holds:
             log.error("no contact with the service for %.0f s: killing its workers", WATCHDOG_S)

@@ -101,7 +101,7 @@ def available_cores() -> list[int]:
 def plan_cluster(spec: ClusterSpec, catalog: Catalog, *, pin_cores: bool) -> tuple[WorkerConfig, ...]:
     """Return a worker for each instance of a cluster, with the simulator's names.
 
-    Raises ConfigurationError for an invalid cluster, or one that can only be simulated.
+    Raises ConfigurationError for an invalid or simulation-only cluster.
     """
     check_servable(spec)
     kinds = instance_profiles(spec, catalog)
@@ -156,7 +156,7 @@ def with_splits(workers: Sequence[WorkerConfig], splits: Mapping[Role, Sharding]
 
 
 def with_chunks(workers: Sequence[WorkerConfig], chunk: int | None) -> tuple[WorkerConfig, ...]:
-    """Return the workers; those that prefill on several stages compute prompts in chunks of up to `chunk` tokens.
+    """Let workers that prefill on several stages compute prompts in chunks of up to `chunk` tokens.
 
     Raises ConfigurationError if there is none.
     """

@@ -6,15 +6,14 @@ Replaying a journal under a virtual clock reproduces the live decisions. Each li
 
 import logging
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, ParamSpec, TypeVar
 
 import msgspec
 
 from twofold.batch import Batch
 from twofold.handoff import Lease
-from twofold.instance import Role
 from twofold.placement import PlacedRequest, PrefixFetch, RoleMove, Route
 from twofold.request import Request
 from twofold.scheduling.cluster.scheduler import ClusterScheduler
@@ -92,10 +91,38 @@ def read_journal(path: Path) -> list[JournalEntry]:
     return [decoder.decode(line) for line in path.read_bytes().splitlines()]
 
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _journaled(method: Callable[P, T], *names: str, **defaults: object) -> Callable[P, T]:
+    """Wrap a scheduler's method: record its result and arguments, which have these names and defaults."""
+    order = (*names, *defaults)
+
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        result = method(*args, **kwargs)
+        scheduler, *values = args
+        given = defaults | dict(zip(order, values, strict=False)) | kwargs
+        recorded = {name: given[name] for name in order}
+        scheduler.journal.write(method.__name__, recorded, result)  # type: ignore[attr-defined]
+        return result
+
+    return call
+
+
 class JournaledInstance(InstanceScheduler):
     """An instance scheduler that writes a journal."""
 
     journal: Journal
+    fetched = _journaled(InstanceScheduler.fetched, "request_id", reused_tokens=None)
+    reserve = _journaled(InstanceScheduler.reserve, "request", "source")
+    kv_received = _journaled(InstanceScheduler.kv_received, "request_id", "epoch")
+    end_lease = _journaled(InstanceScheduler.end_lease, "request_id", "epoch")
+    read_started = _journaled(InstanceScheduler.read_started, "request_id", "epoch")
+    read_ended = _journaled(InstanceScheduler.read_ended, "request_id", "complete")
+    peer_lost = _journaled(InstanceScheduler.peer_lost, "source")
+    handed_off = _journaled(InstanceScheduler.handed_off, "request_id")
+    abort = _journaled(InstanceScheduler.abort, "request_id")
 
     def submit(
         self, request: Request, *, decodes_here: bool, reused_tokens: int = 0, fetching: bool = False
@@ -106,51 +133,11 @@ class JournaledInstance(InstanceScheduler):
             args |= {"reused_tokens": reused_tokens, "fetching": fetching}
         self.journal.write("submit", args)
 
-    def fetched(self, request_id: str, reused_tokens: int | None = None) -> None:
-        super().fetched(request_id, reused_tokens)
-        self.journal.write("fetched", {"request_id": request_id, "reused_tokens": reused_tokens})
-
-    def reserve(self, request: Request, source: str) -> None:
-        super().reserve(request, source)
-        self.journal.write("reserve", {"request": request, "source": source})
-
     def grant(self, now: float) -> list[Lease]:
         leases = super().grant(now)
         if leases:
             self.journal.write("grant", {}, leases, now)
         return leases
-
-    def kv_received(self, request_id: str, epoch: int) -> bool:
-        decodes = super().kv_received(request_id, epoch)
-        self.journal.write("kv_received", {"request_id": request_id, "epoch": epoch}, decodes)
-        return decodes
-
-    def end_lease(self, request_id: str, epoch: int) -> None:
-        super().end_lease(request_id, epoch)
-        self.journal.write("end_lease", {"request_id": request_id, "epoch": epoch})
-
-    def read_started(self, request_id: str, epoch: int) -> bool:
-        reads = super().read_started(request_id, epoch)
-        self.journal.write("read_started", {"request_id": request_id, "epoch": epoch}, reads)
-        return reads
-
-    def read_ended(self, request_id: str, *, complete: bool) -> bool:
-        decodes = super().read_ended(request_id, complete=complete)
-        self.journal.write("read_ended", {"request_id": request_id, "complete": complete}, decodes)
-        return decodes
-
-    def peer_lost(self, source: str) -> list[str]:
-        requests = super().peer_lost(source)
-        self.journal.write("peer_lost", {"source": source}, requests)
-        return requests
-
-    def handed_off(self, request_id: str) -> None:
-        super().handed_off(request_id)
-        self.journal.write("handed_off", {"request_id": request_id})
-
-    def abort(self, request_id: str) -> None:
-        super().abort(request_id)
-        self.journal.write("abort", {"request_id": request_id})
 
     def next_batch(self, now: float) -> Batch | None:
         batch = super().next_batch(now)
@@ -168,39 +155,15 @@ class JournaledCluster(ClusterScheduler):
     """A cluster scheduler that writes a journal."""
 
     journal: Journal
-
-    def add_instance(
-        self, instance_id: str, role: Role, capacity_tokens: int | None = None, cell: str = ""
-    ) -> None:
-        super().add_instance(instance_id, role, capacity_tokens, cell)
-        args: dict[str, object] = {
-            "instance_id": instance_id,
-            "role": role,
-            "capacity_tokens": capacity_tokens,
-            "cell": cell,
-        }
-        self.journal.write("add_instance", args)
-
-    def remove_instance(self, instance_id: str) -> list[str]:
-        requests = super().remove_instance(instance_id)
-        self.journal.write("remove_instance", {"instance_id": instance_id}, requests)
-        return requests
-
-    def set_queued(self, instance_id: str, sequences: int) -> None:
-        super().set_queued(instance_id, sequences)
-        self.journal.write("set_queued", {"instance_id": instance_id, "sequences": sequences})
-
-    def pause(self, instance_id: str) -> None:
-        super().pause(instance_id)
-        self.journal.write("pause", {"instance_id": instance_id})
-
-    def resume(self, instance_id: str) -> None:
-        super().resume(instance_id)
-        self.journal.write("resume", {"instance_id": instance_id})
-
-    def set_role(self, instance_id: str, role: Role) -> None:
-        super().set_role(instance_id, role)
-        self.journal.write("set_role", {"instance_id": instance_id, "role": role})
+    add_instance = _journaled(
+        ClusterScheduler.add_instance, "instance_id", "role", capacity_tokens=None, cell=""
+    )
+    remove_instance = _journaled(ClusterScheduler.remove_instance, "instance_id")
+    set_queued = _journaled(ClusterScheduler.set_queued, "instance_id", "sequences")
+    pause = _journaled(ClusterScheduler.pause, "instance_id")
+    resume = _journaled(ClusterScheduler.resume, "instance_id")
+    set_role = _journaled(ClusterScheduler.set_role, "instance_id", "role")
+    withdraw = _journaled(ClusterScheduler.withdraw, "request_id")
 
     def place(self, request: Request, now: float) -> PlacedRequest | None:
         placed = super().place(request, now)
@@ -214,7 +177,3 @@ class JournaledCluster(ClusterScheduler):
     def handed_off(self, request_id: str, started: float, now: float) -> None:
         super().handed_off(request_id, started, now)
         self.journal.write("handed_off", {"request_id": request_id})
-
-    def withdraw(self, request_id: str) -> None:
-        super().withdraw(request_id)
-        self.journal.write("withdraw", {"request_id": request_id})

@@ -126,7 +126,7 @@ class PlacedWorker:
 
 
 class RayDriver:
-    """Creates and removes actors on command, and reports those that end."""
+    """Creates and removes actors on command, and reports their ends."""
 
     def __init__(self, ray: Any, job: RayJob, say: Say) -> None:  # noqa: ANN401  (the module, which has no types)
         self._ray, self._job, self._say = ray, job, say
@@ -154,7 +154,7 @@ class RayDriver:
             self._remove(worker)
 
     def start(self, worker: str) -> None:
-        """Create the actor of a worker, in place of an earlier one, whose exit is certain."""
+        """Create the actor of a worker, replacing an earlier one, which has ended."""
         now = time.monotonic()
         before = self._placed.get(worker)
         if before is not None:
@@ -250,7 +250,7 @@ class RayDriver:
             self._place(self._hosts[worker], now)
 
     def _collect(self) -> None:
-        """Report workers whose host, actor or node has ended."""
+        """Report workers that lost their host, actor or node."""
         ends = {placed.end: worker for worker, placed in self._placed.items()}
         if not ends:
             return

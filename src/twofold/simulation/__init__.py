@@ -1,1 +1,1 @@
-"""World 1: virtual instances and links under a virtual clock, driven by the schedulers that serve live."""
+"""Cluster simulator: virtual instances and links under a virtual clock, driven by the schedulers of the service."""

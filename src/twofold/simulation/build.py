@@ -143,7 +143,7 @@ def _attach_caches(
     transfers: Sequence[TransferModel],
     links: dict[str, MachineLink],
 ) -> None:
-    """Create the predictions of a forecasting router and one prefix cache per machine that may prefill."""
+    """Create the forecast of a forecasting router and one prefix cache per machine that may prefill."""
     cache = spec.kv_cache
     if cache is None and spec.router not in FORECASTING_ROUTERS:
         return

@@ -1,9 +1,8 @@
-"""Several controllers of one virtual cluster, each with its own view of it, which gets older until it is told anew.
+"""Several controllers that route one virtual cluster by delayed load reports.
 
-The cluster itself knows what there really is. A request is dealt to a controller, which places it by what it has
-been told; what then is on the instances is reported to all of them some time later. With a router of cells the
-controllers know cells only, and pick one; the instances are picked in the cell, by whoever routes there and there
-alone, so by what there is.
+Each request is assigned to one controller, which places it by its own view of the cluster. Load reports reach all
+controllers with a delay. With a router of cells, controllers choose a cell from reports, and the cell chooses the
+instances by their current load.
 """
 
 from collections.abc import Callable
@@ -25,14 +24,13 @@ from twofold.scheduling.routers.cells import CellRouter, CellSelector
 from twofold.scheduling.routers.draws import drawn
 from twofold.simulation.kernel import EventOrder, Kernel
 
-# Instances report one after another, not all at once: by this share of the time between two reports (the golden ratio,
-# whose multiples are spread evenly however many there are).
-_APART = 0.6180339887498949
-_DECIDED = FixedHandoff(HandoffMode.LAYER_WISE)  # how KV travels is not a matter of views
+# Instances report in turn: their phases are multiples of the golden ratio, which are evenly spread for any number.
+_PHASE_STEP = 0.6180339887498949
+_HANDOFF = FixedHandoff(HandoffMode.LAYER_WISE)  # the actual cluster chooses the hand-off mode
 
 
-class _Dealt(FixedRoles):
-    """Lets one of the controllers, drawn by the request, decide where it runs."""
+class _Dispatcher(FixedRoles):
+    """Routes each request with one of the controllers, drawn by the request's id."""
 
     def __init__(self, controllers: list[SharedCluster], cells: CellRouter | None) -> None:
         self._controllers, self._cells = controllers, cells
@@ -40,21 +38,21 @@ class _Dealt(FixedRoles):
     def new_pools(self) -> Pools:
         return Pools() if self._cells is None else self._cells.new_pools()
 
-    def dealt(self, request: Request) -> SharedCluster:
+    def controller_of(self, request: Request) -> SharedCluster:
         return self._controllers[drawn(request) % len(self._controllers)]
 
     def route(self, request: Request, tokens: int, pools: Pools, now: float) -> Route | None:
-        placed = self.dealt(request).place(request, now)
+        placed = self.controller_of(request).place(request, now)
         if placed is None or self._cells is None:
             return None if placed is None else placed.route
-        assert isinstance(pools, CellPools)  # noqa: S101  (those of `new_pools`)
+        assert isinstance(pools, CellPools)  # noqa: S101  (created by new_pools)
         return self._cells.route_in(placed.route.prefill, request, tokens, pools, now)
 
 
 class ReplicatedControllers(ClusterScheduler):
-    """What there really is in a cluster, behind the interface of the one controller that knows it all.
+    """The actual state of the cluster, behind the interface of a single controller.
 
-    `router` makes one for each controller. News of a request's own progress comes to its controller at once.
+    `router` creates one router per controller. A controller learns of the progress of its own requests at once.
     """
 
     def __init__(
@@ -68,15 +66,15 @@ class ReplicatedControllers(ClusterScheduler):
         made = router()
         cells = made if isinstance(made, CellRouter) else None
         self.controllers = [
-            SharedCluster(CellSelector() if cells else router(), _DECIDED, memory, spec.own_load)
+            SharedCluster(CellSelector() if cells else router(), _HANDOFF, memory, spec.own_load)
             for _ in range(spec.controllers)
         ]
-        self._dealer = _Dealt(self.controllers, cells)
-        super().__init__(self._dealer, handoffs, memory)
+        self._dispatcher = _Dispatcher(self.controllers, cells)
+        super().__init__(self._dispatcher, handoffs, memory)
         self._kernel = kernel
         self._every, self._delay = ps(spec.reports_every_s), ps(spec.report_delay_s)
-        self._phases: dict[str, int] = {}  # when each of those that report first does so
-        self._due: set[str] = set()  # those that will report
+        self._phases: dict[str, int] = {}  # time of first report, by instance or cell
+        self._due: set[str] = set()  # reports scheduled
         self._under_way: dict[str, tuple[SharedCluster, InstanceLoad, InstanceLoad]] = {}
 
     # -- instances --------------------------------------------------------------------------------------------------
@@ -104,14 +102,14 @@ class ReplicatedControllers(ClusterScheduler):
         return held
 
     def _show(self, cell: CellLoad) -> None:
-        """Controllers know who is in a cell, and pick none that is not whole."""
+        """Update every controller's membership of a cell, and pause the cell if it lacks a role."""
         for controller in self.controllers:
             pools = controller.pools
             known = pools.get(cell.id)
             if known is None:
                 known = CellLoad(cell.id)
                 pools.add(known)
-            assert isinstance(known, CellLoad)  # noqa: S101  (they know nothing else)
+            assert isinstance(known, CellLoad)  # noqa: S101  (controllers of cells know only cells)
             known.prefilling, known.decoding = cell.prefilling, cell.decoding
             if cell.place:
                 pools.resume(known)
@@ -121,7 +119,7 @@ class ReplicatedControllers(ClusterScheduler):
     # -- requests ---------------------------------------------------------------------------------------------------
 
     def place(self, request: Request, now: float) -> PlacedRequest | None:
-        controller = self._dealer.dealt(request)
+        controller = self._dispatcher.controller_of(request)
         placed = super().place(request, now)
         if placed is None:
             controller.withdraw(request.id)
@@ -156,7 +154,7 @@ class ReplicatedControllers(ClusterScheduler):
     # -- reports ----------------------------------------------------------------------------------------------------
 
     def _unit(self, instance_id: str) -> InstanceLoad:
-        """Whoever reports for an instance: itself, or its cell."""
+        """The instance that reports, or its cell."""
         load = self.pools.get(instance_id)
         assert load is not None  # noqa: S101  (a request was just placed on it)
         return self.pools.cells[load.cell].load if isinstance(self.pools, CellPools) else load
@@ -167,7 +165,7 @@ class ReplicatedControllers(ClusterScheduler):
             self._report_soon(second)
 
     def _report_soon(self, unit: InstanceLoad) -> None:
-        """One that has something else than it said last says so the next time that it reports."""
+        """Schedule a report of a changed load for the next reporting time."""
         name, every, now = unit.id, self._every, self._kernel.now
         if not every:
             self._report(unit)
@@ -175,7 +173,7 @@ class ReplicatedControllers(ClusterScheduler):
             self._due.add(name)
             phase = self._phases.get(name)
             if phase is None:
-                phase = self._phases[name] = int(every * (len(self._phases) * _APART % 1.0))
+                phase = self._phases[name] = int(every * (len(self._phases) * _PHASE_STEP % 1.0))
             self._kernel.schedule(now + (phase - now) % every, EventOrder.REPORT, self._report_due, unit)
 
     def _report_due(self, unit: InstanceLoad) -> None:
@@ -183,14 +181,14 @@ class ReplicatedControllers(ClusterScheduler):
         self._report(unit)
 
     def _report(self, unit: InstanceLoad) -> None:
-        """What there is now, and whose it is, comes to every controller after the delay."""
+        """Send the current load to every controller, after the delay."""
         total = load_totals(unit)
         reports = [LoadReport(unit.id, total, controller.own(unit.id)) for controller in self.controllers]
         if self._delay:
-            self._kernel.schedule(self._kernel.now + self._delay, EventOrder.REPORT, self._heard, reports)
+            self._kernel.schedule(self._kernel.now + self._delay, EventOrder.REPORT, self._deliver, reports)
         else:
-            self._heard(reports)
+            self._deliver(reports)
 
-    def _heard(self, reports: list[LoadReport]) -> None:
+    def _deliver(self, reports: list[LoadReport]) -> None:
         for controller, report in zip(self.controllers, reports, strict=True):
             controller.reported(report)

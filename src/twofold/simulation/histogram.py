@@ -1,7 +1,4 @@
-"""A histogram of non-negative integers in constant memory: what a run keeps of a million latencies.
-
-Its buckets are those of `tally.py`, where the counting is done.
-"""
+"""Histogram of non-negative integers in constant memory, with the buckets of `tally.py`."""
 
 import math
 from bisect import bisect_right
@@ -13,16 +10,16 @@ import msgspec
 
 from twofold.simulation.tally import LIMIT, Tally, width_of
 
-# A bound such as 0.3 s must count the value 300,000,000 ns though 0.3 / 1e-9 may fall just short of it.
+# 0.3 / 1e-9 may round below 300,000,000, but a bound of 0.3 s must include 300,000,000 ns.
 _ROUNDING: Final = 1.0 + 2.0**-51
 
 
 class Histogram(msgspec.Struct):
-    """Counts of integers from 0 to 2⁶³ − 2; the quantity that one stands for is integer × `unit`.
+    """Counts of integers from 0 to 2⁶³ − 2, each standing for a quantity of integer × `unit`.
 
-    `unit` is for example 1e-9 for seconds counted in nanoseconds. `counts` maps the lowest value of a bucket to
-    how many values are in it, `total` is the exact sum of all values, `low` and `high` are the least and the
-    greatest (`high` is −1 while there are none). Methods without a value to report return None.
+    `unit` is, for example, 1e-9 for seconds counted in nanoseconds. `counts` maps the lowest value of a bucket to its
+    count, `total` is the exact sum of all values, `low` and `high` are the minimum and maximum (`high` is −1 when
+    empty). Statistics of an empty histogram are None.
     """
 
     unit: float
@@ -32,15 +29,15 @@ class Histogram(msgspec.Struct):
     high: int = -1
 
     def add(self, value: int, weight: int = 1) -> None:
-        """Count `value` `weight` times (at least once); raises ValueError if it is out of range."""
+        """Count `value` `weight` times (at least once); raises ValueError if out of range."""
         tally = Tally()
         tally.add(value, weight)
         self.merge(Histogram.of(tally, self.unit))
 
     def add_ramp(self, first: int, step: int, count: int, weight: int = 1) -> None:
-        """Count `first`, `first + step`, … (`count` of them), each `weight` times.
+        """Count `first`, `first + step`, … (`count` values), each `weight` times.
 
-        Raises ValueError if the step is negative or a value out of range.
+        Raises ValueError if the step is negative or a value is out of range.
         """
         tally = Tally()
         tally.add_ramp(first, step, count, weight)
@@ -48,11 +45,11 @@ class Histogram(msgspec.Struct):
 
     @classmethod
     def of(cls, tally: Tally, unit: float) -> "Histogram":
-        """What was counted, in units of `unit`."""
+        """Create a histogram from a tally."""
         return cls(unit, tally.counts, tally.total, tally.low, tally.high)
 
     def merge(self, other: "Histogram") -> None:
-        """Add all that `other` counted; raises ValueError if it counts in another unit."""
+        """Add the counts of `other`; raises ValueError if its unit differs."""
         if other.unit != self.unit:
             raise ValueError(f"histograms in units of {self.unit} and {other.unit} cannot be merged")
         for bucket, count in other.counts.items():
@@ -77,14 +74,16 @@ class Histogram(msgspec.Struct):
         return self.high * self.unit if self.counts else None
 
     def percentile(self, p: float) -> float | None:
-        """The value that `p` of a hundred values do not exceed, interpolated between ranks as numpy's default
-        does; at most 2⁻¹¹ from it, relatively. Raises ValueError unless 0 <= p <= 100."""
+        """Return the `p`-th percentile, interpolated linearly between ranks, with a relative error of at most 2⁻¹¹.
+
+        Raises ValueError unless 0 <= p <= 100.
+        """
         if not 0 <= p <= 100:
-            raise ValueError(f"a percentile lies between 0 and 100, not at {p}")
+            raise ValueError(f"a percentile must be from 0 to 100, not {p}")
         return self._quantiles([p / 100])[0] if self.counts else None
 
     def fraction_at_most(self, value: float) -> float | None:
-        """The share of values that are `value` (in units) or less; a bucket that it divides counts in proportion."""
+        """Return the share of values up to `value` (in units), interpolated within its bucket."""
         if not self.counts:
             return None
         bound = math.floor(min(value / self.unit * _ROUNDING, float(LIMIT)))
@@ -99,17 +98,19 @@ class Histogram(msgspec.Struct):
         return below / self.count
 
     def cdf(self, points: int) -> list[tuple[float, float]]:
-        """The distribution as `points` pairs (value, fraction of values up to it), fractions evenly from 0 to 1;
-        empty if nothing was counted. Raises ValueError if points < 2."""
+        """Return the cumulative distribution as `points` pairs (value, fraction), evenly spaced in fraction.
+
+        Empty without values. Raises ValueError if points < 2.
+        """
         if points < 2:
-            raise ValueError(f"a distribution takes at least 2 points, not {points}")
+            raise ValueError(f"a cdf needs at least 2 points, not {points}")
         if not self.counts:
             return []
         fractions = [i / (points - 1) for i in range(points)]
         return list(zip(self._quantiles(fractions), fractions, strict=True))
 
     def _quantiles(self, fractions: Sequence[float]) -> list[float]:
-        """The values at these fractions of the way from the first rank to the last."""
+        """Values at these fractions of the rank range."""
         buckets = sorted(self.counts)
         ends = list(accumulate(self.counts[bucket] for bucket in buckets))
         last = ends[-1] - 1

@@ -1,4 +1,4 @@
-"""Links: KV caches on their way between machines, sharing what the machines' networks can carry."""
+"""KV transfers between machines that share network bandwidth."""
 
 from twofold.cluster.timing import nearest, ps
 from twofold.simulation.kernel import Event, Kernel
@@ -7,7 +7,7 @@ _PS = 1e12
 
 
 class LinkPort:
-    """One direction of a machine's network: what flows through it has equal shares."""
+    """One direction of a machine's network, shared equally by its flows."""
 
     def __init__(self, bytes_per_s: float) -> None:
         self.bytes_per_s = bytes_per_s
@@ -19,23 +19,23 @@ class LinkPort:
 
 
 class MachineLink:
-    """A machine's way to the others, out and in, and to itself."""
+    """The network of a machine (egress and ingress) and its local bandwidth."""
 
     def __init__(self, bytes_per_s: float, local_bytes_per_s: float) -> None:
         self.egress, self.ingress = LinkPort(bytes_per_s), LinkPort(bytes_per_s)
         self.local_bytes_per_s = local_bytes_per_s
 
     def bytes_per_s(self, target: "MachineLink") -> float:
-        """What one transfer to `target` gets that is alone."""
+        """Bandwidth of a single transfer to `target`."""
         if target is self:
             return self.local_bytes_per_s
         return min(self.egress.bytes_per_s, target.ingress.bytes_per_s)
 
 
 class KvFlow:
-    """Bytes on their way. `left` and `since` are as of the last change of its rate (bytes per second).
+    """A KV transfer in progress. `left` (bytes) and `since` are those at the last change of `rate` (bytes/s).
 
-    `landed` is what happens when they are there; its order tells flows apart.
+    `landed` is the completion event; its order identifies the flow.
     """
 
     __slots__ = ("egress", "ingress", "landed", "left", "rate", "since", "version")
@@ -51,11 +51,11 @@ class KvFlow:
 
 
 class VirtualNetwork:
-    """Every machine sends and receives at the speed of its own link, and divides it equally among its transfers.
+    """Machine links shared equally among transfers.
 
-    A transfer goes at the smaller of its two shares; what it leaves of the larger one is not given to others
-    (max-min fairness would), which errs on the side of slow. Without `contention` each has a link of its own.
-    Transfers within a machine go at its local speed and disturb nobody.
+    A transfer runs at the smaller of its egress and ingress shares. Unused bandwidth is not redistributed as under
+    max-min fairness, so transfer times are upper bounds. Without `contention` every transfer has its own link.
+    Transfers within a machine use its local bandwidth and do not contend.
     """
 
     def __init__(self, kernel: Kernel, *, contention: bool, latency_s: float) -> None:
@@ -64,7 +64,7 @@ class VirtualNetwork:
         self._latency = ps(latency_s)
 
     def send(self, source: MachineLink, target: MachineLink, size: int, start: int, landed: Event) -> None:
-        """Send `size` bytes from machine to machine from picosecond `start` on; then let `landed` happen."""
+        """Send `size` bytes starting at picosecond `start`; `landed` is scheduled for the completion."""
         if self._contention and source is not target:
             flow = KvFlow(source.egress, target.ingress, float(size), landed)
             self._kernel.schedule(start + self._latency, landed.order, self._enter, flow)
@@ -77,18 +77,18 @@ class VirtualNetwork:
         flow.since = self._kernel.now
         flow.egress.flows[flow.landed.order] = flow
         flow.ingress.flows[flow.landed.order] = flow
-        self._share_anew(flow)
+        self._update_rates(flow)
 
     def _end(self, argument: tuple[KvFlow, int]) -> None:
         flow, version = argument
         if flow.version != version:
-            return  # its rate changed since
+            return  # superseded by a rate change
         del flow.egress.flows[flow.landed.order]
         del flow.ingress.flows[flow.landed.order]
-        self._share_anew(flow)
+        self._update_rates(flow)
         flow.landed.happen()
 
-    def _share_anew(self, changed: KvFlow) -> None:
+    def _update_rates(self, changed: KvFlow) -> None:
         egress, ingress = changed.egress.flows, changed.ingress.flows
         for flow in (*egress.values(), *(f for number, f in ingress.items() if number not in egress)):
             self._pace(flow)

@@ -1,7 +1,4 @@
-"""What a simulation says: counts, distributions, series, energy and cost, not sized by its trace.
-
-The verdict on a run: whether a cluster kept its service-level objectives, bound by bound.
-"""
+"""Results of a simulation and the verdict on its SLO."""
 
 from collections.abc import Iterator
 
@@ -18,8 +15,11 @@ from twofold.slo import Slo, SlowdownSlo
 
 
 class PoolResult(msgspec.Struct, frozen=True, kw_only=True):
-    """One pool over the run. Power is drawn by all of its machines; `utilization` is the share of instance time
-    in which a batch ran, and of a pipeline the share of its stages' time."""
+    """Results of one pool.
+
+    `utilization` is the share of instance time (of stage time in pipelines) in which a batch ran. `energy_j` covers all
+    machines of the pool.
+    """
 
     role: str
     machine: str
@@ -33,16 +33,15 @@ class PoolResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SimulationResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Latencies are seconds; slowdowns are multiples of the uncontended reference (None without one).
+    """Counts, latency distributions, time series, energy and cost of a run.
 
-    arrived = completed + rejected + failed + unfinished. `itl_s` counts every gap between tokens. `slo_met`
-    counts completed requests that met every bound of the SLO jointly (None without one). `slo_scale` has, for each
-    completed request, by what the bounds would have to be multiplied so that it just meets them all. `duration_s` runs
-    from the first arrival to the end of the last request, `arrival_s` to the last arrival. `swaps` counts sequences
-    that were swapped out, each time, and `swap_bytes` what went out and back. `reuse` says what came of prefix caches,
-    where there are any. `series` are named `queue/ROLE`, `batch/ROLE`, `pool/ROLE` (instances now working as that
-    role) and `power_w`.
-    `overload` is there where overload control was asked for; the series then have `load/prefill` and `load/decode` too.
+    Latencies are seconds; slowdowns are multiples of the uncontended reference (None without one). arrived =
+    completed + rejected + failed + unfinished. `itl_s` has every inter-token gap. `slo_met` counts completed requests
+    within all bounds of the SLO (None without an SLO), and `slo_scale` is the factor on the bounds at which each
+    completed request just meets them. `duration_s` runs from the first arrival to the last completion, `arrival_s` to
+    the last arrival. `swaps` counts swap-outs, and `swap_bytes` the bytes copied in both directions. `series` has
+    `power_w` and, per role, `queue/ROLE`, `batch/ROLE` and `pool/ROLE` (instances in that role). `overload` is set
+    under overload control, which adds the series `load/prefill` and `load/decode`; `reuse` is set with prefix caches.
     """
 
     spec: ClusterSpec
@@ -86,13 +85,13 @@ class SimulationResult(msgspec.Struct, frozen=True, kw_only=True):
         return self.energy_j / self.duration_s if self.duration_s else 0.0
 
     def attainment_at(self, scale: float) -> float | None:
-        """The share of all requests that meet the SLO with its bounds times `scale` (DistServe section 6.2)."""
+        """Share of all requests that meet the SLO with bounds multiplied by `scale` (DistServe section 6.2)."""
         if self.slo_scale is None or not self.arrived:
             return None
         return (self.slo_scale.fraction_at_most(scale) or 0.0) * self.completed / self.arrived
 
     def tightest_scale(self, attainment: float) -> float | None:
-        """The least scale of the SLO that this share of all requests meets; None where too few completed."""
+        """Smallest SLO scale that this share of all requests meets, or None if too few completed."""
         needed = attainment * self.arrived
         if self.slo_scale is None or not 0 < needed <= self.completed:
             return None
@@ -100,10 +99,10 @@ class SimulationResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
-    """One bound and what the run had of it.
+    """One bound of an SLO and the measured value.
 
-    `value` is None where nothing was there to measure, as TPOT is where every output has one token: such a
-    bound is kept. `at_least` marks a floor; every other bound is a ceiling.
+    `value` is None without measurements (TPOT of one-token outputs); such a bound is met. `at_least` marks a lower
+    bound.
     """
 
     name: str
@@ -114,20 +113,18 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """`met` when every one of `checks` is."""
+    """Whether a run met its SLO, bound by bound."""
 
     met: bool
     checks: tuple[Check, ...]
 
 
 def verdict(result: SimulationResult, slo: Slo | SlowdownSlo, attainment: float = 0.9) -> Verdict:
-    """Judge a run.
+    """Check a run against an SLO.
 
-    For an `Slo`, the share of all requests that completed within every bound must be at least `attainment`:
-    those that were rejected, failed or did not end are misses. For a `SlowdownSlo` every percentile must be at
-    most its bound, and every request must have completed; `attainment` plays no part.
-
-    Raises ConfigurationError where the run did not measure what the SLO speaks of, or `attainment` is no share.
+    For an `Slo`, at least `attainment` of all requests must complete within all bounds; rejected, failed and unfinished
+    requests are misses. For a `SlowdownSlo`, each percentile must be within its bound and all requests must complete.
+    Raises ConfigurationError if the run did not measure the SLO, or if `attainment` is out of range.
     """
     if not 0.0 < attainment <= 1.0:
         raise ConfigurationError(
@@ -168,5 +165,5 @@ def _floor(name: str, value: float, bound: float) -> Check:
 
 
 def _share(part: int, whole: int) -> float:
-    """A run without requests has shown nothing, so its share is 0."""
+    """0 without requests."""
     return part / whole if whole else 0.0

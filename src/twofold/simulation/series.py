@@ -1,4 +1,4 @@
-"""A quantity over time (a queue's length, watts) in constant memory, however long the run."""
+"""A time series in constant memory, such as a queue length or power."""
 
 from itertools import pairwise, zip_longest
 from typing import Final
@@ -6,18 +6,17 @@ from typing import Final
 import msgspec
 
 _MOST_BINS: Final = 1024
-_FIRST_WIDTH_PS: Final = 10**6  # a microsecond: shorter than anything that happens in a cluster
+_FIRST_WIDTH_PS: Final = 10**6  # a microsecond, shorter than any event in a cluster
 _NEVER: Final = -(1 << 63)
 _PS_PER_S: Final = 1e12
 
 
 class Series(msgspec.Struct):
-    """A step function of time, kept as the mean and the maximum over at most 1,024 equal bins.
+    """A step function of time, stored as mean and maximum over at most 1,024 equal bins.
 
-    Times are picoseconds. The function begins with the first `set` or `add`; the width of the bins doubles as
-    it grows. A value that is replaced at the very time it was set never held, and counts for nothing.
-    `areas` are value × picoseconds and `peaks` the greatest values, one per bin; the last bin ends at `at_ps`,
-    from where on `value` holds.
+    Times are picoseconds. The function begins with the first `set` or `add`; bin widths double as it grows. Values
+    replaced at the time they were set are ignored. `areas` are value × picoseconds and `peaks` maxima, one per bin;
+    the last bin ends at `at_ps`, and `value` holds from there on.
     """
 
     start_ps: int = _NEVER
@@ -29,23 +28,23 @@ class Series(msgspec.Struct):
     peaks: list[float] = []
 
     def set(self, at: int, value: float) -> None:
-        """The function is `value` from `at` on; raises ValueError if `at` lies before an earlier call's."""
+        """Set the value from `at` on; raises ValueError if `at` is before an earlier call's."""
         if at != self.at_ps:
             self.finish(at)
         self.value = value
 
     def add(self, at: int, delta: float) -> None:
-        """The function rises by `delta` at `at`; a function without a value rises from 0. Raises as `set`."""
+        """Add `delta` to the value at `at`, starting from 0; raises ValueError as `set` does."""
         if at != self.at_ps:
             self.finish(at)
         self.value += delta
 
     def finish(self, at: int) -> None:
-        """The function held its value up to `at`; raises as `set`."""
+        """Extend the current value to `at`; raises ValueError as `set` does."""
         held = at - self.at_ps
         if held < 0:
             raise ValueError(f"time runs backwards, from {self.at_ps} to {at} ps")
-        if at <= self.end_ps:  # in the bin that is open: the common case
+        if at <= self.end_ps:  # common case: within the open bin
             if held:
                 self.areas[-1] += self.value * held
                 if self.value > self.peaks[-1]:  # noqa: PLR1730  (max() takes twice as long)
@@ -57,27 +56,27 @@ class Series(msgspec.Struct):
         self.at_ps = at
 
     def mean(self) -> float:
-        """Weighted by time, from the first call to the last; where no time has passed, the value itself."""
+        """Time-weighted mean, or the value if no time has passed."""
         passed = self.at_ps - self.start_ps
         return sum(self.areas) / passed if passed else self.value
 
     def maximum(self) -> float:
-        """The greatest value that held for any time; where no time has passed, the value itself."""
+        """Maximum over time, or the value if no time has passed."""
         return max(self.peaks, default=self.value)
 
     def integral(self) -> float:
-        """Value × seconds: joules, if the values are watts."""
+        """Value × seconds: joules for watts."""
         return sum(self.areas) / _PS_PER_S
 
     def points(self) -> list[tuple[float, float, float]]:
-        """For every bin when it begins (seconds), and the mean and the maximum over it."""
+        """(start in seconds, mean, maximum) of every bin."""
         starts = [self.start_ps + i * self.width_ps for i in range(len(self.areas))]
         widths = [end - start for start, end in pairwise([*starts, self.at_ps])]
         rows = zip(starts, self.areas, widths, self.peaks, strict=True)
         return [(start / _PS_PER_S, area / width, peak) for start, area, width, peak in rows]
 
     def _fill(self, at: int) -> None:
-        """Hold the value from now to `at`, which lies after the end of the open bin."""
+        """Extend the current value to `at`, beyond the end of the open bin."""
         while at > self.start_ps + _MOST_BINS * self.width_ps:
             self._merge_pairs()
         value, width = self.value, self.width_ps
@@ -92,7 +91,7 @@ class Series(msgspec.Struct):
             self.end_ps = self.start_ps + len(self.areas) * width
 
     def _merge_pairs(self) -> None:
-        """Halve the number of bins and double their width; the open one may be left alone in its pair."""
+        """Halve the number of bins by merging pairs; an odd last bin stays alone."""
         odd = self.areas[1::2]
         self.areas = [a + b for a, b in zip_longest(self.areas[::2], odd, fillvalue=0.0)]
         left, right = self.peaks[::2], self.peaks[1::2]

@@ -1,4 +1,4 @@
-"""Run a workload through a cluster and say what came of it."""
+"""Run a workload through a simulated cluster."""
 
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -23,12 +23,12 @@ from twofold.simulation.series import Series
 from twofold.simulation.statistics import MICRO, RunStatistics, Sampler
 from twofold.slo import Slo
 
-# Changes whenever the same input may give another result: what was stored of an earlier version is then not used.
+# Incremented when equal inputs may give different results; stored results of other versions are ignored.
 VERSION = 1
 
 Progress = Callable[[int, float], None]
 StopWhen = Callable[[RunStatistics], bool]
-_LOOK_EVERY = 512  # events between two looks at progress and at whether to stop
+_CHECK_EVERY = 512  # events between two checks of progress and stop_when
 
 
 def simulate(
@@ -46,24 +46,24 @@ def simulate(
     prepare: Callable[[VirtualCluster], None] | None = None,
     overload: str | None = None,
 ) -> SimulationResult:
-    """Simulate `requests`, which stream in by order of arrival, until the last has ended.
+    """Simulate `requests`, in order of arrival, until the last has ended.
 
-    `reference` is the instance whose uncontended latencies slowdowns are multiples of. `progress` is told of ended
-    requests and simulated seconds now and then. `stop_when` may end a run early, when what it has shown is enough;
-    what has not ended counts as unfinished. Without `series` no state over time is kept, which is quicker. `max_run`
-    bounds how many iterations are taken at a time and changes nothing but the time it takes. `prepare` is given the
-    cluster before the first request comes. `overload` names a rule by which requests are refused that would miss `slo`.
+    `reference` is the performance model of the uncontended instance for slowdowns. `progress` gets the number of
+    ended requests and the simulated seconds. `stop_when` may end the run early; requests in progress are then
+    unfinished. Without `series` no time series are kept, which is faster. `max_run` limits the iterations simulated
+    at a time and affects only speed. `prepare` is called with the cluster before the first arrival. `overload` names
+    an overload rule that rejects requests which would miss `slo`.
 
-    Raises ConfigurationError for a cluster that cannot be and WorkloadError for an empty or unsorted workload.
+    Raises ConfigurationError for an invalid cluster and WorkloadError without requests.
     """
-    kinds = instance_profiles(spec, catalog)
+    profiles = instance_profiles(spec, catalog)
     statistics = RunStatistics(slo, reference, over_all_tokens=cluster_rules(spec.rules).over_all_tokens)
     began = time.process_time()
-    cluster = build_cluster(spec, catalog, kinds, statistics, observers, max_run)
+    cluster = build_cluster(spec, catalog, profiles, statistics, observers, max_run)
     instances = list(cluster.instances.values())
     sampler = Sampler(instances) if series else None
     if overload is not None:
-        control = overload_control(overload, spec, kinds, slo, cluster.scheduler.pools)
+        control = overload_control(overload, spec, profiles, slo, cluster.scheduler.pools)
         cluster.overload = SimulatedOverload(overload, control)
         cluster.events.subscribe(control)
     if prepare is not None:
@@ -71,11 +71,11 @@ def simulate(
     cluster.feed(requests)
     _run(cluster, statistics, sampler, progress, stop_when)
     if statistics.first_arrival is None:
-        raise WorkloadError("the workload", "it has no requests")
+        raise WorkloadError("the workload", "no requests")
     sampled = sampler.finish(cluster.kernel.now) if sampler is not None else {}
     for observer in observers:
         observer.close(cluster.kernel.now)
-    return _result(spec, kinds, cluster, statistics, sampled, time.process_time() - began)
+    return _result(spec, profiles, cluster, statistics, sampled, time.process_time() - began)
 
 
 def _run(
@@ -88,9 +88,9 @@ def _run(
     kernel = cluster.kernel
     if sampler is not None:
         kernel.before_step = sampler.before
-    look_at = _LOOK_EVERY
-    while kernel.run(until_events=look_at):
-        look_at += _LOOK_EVERY
+    next_check = _CHECK_EVERY
+    while kernel.run(until_events=next_check):
+        next_check += _CHECK_EVERY
         if progress is not None:
             progress(statistics.completed + statistics.failed + statistics.rejected, kernel.now / PS)
         if stop_when is not None and stop_when(statistics):
@@ -99,7 +99,7 @@ def _run(
 
 def _result(
     spec: ClusterSpec,
-    kinds: Sequence[InstanceProfile],
+    profiles: Sequence[InstanceProfile],
     cluster: VirtualCluster,
     statistics: RunStatistics,
     sampled: dict[str, Series],
@@ -108,9 +108,9 @@ def _result(
     first = statistics.first_arrival or 0
     end = max(statistics.last_end, statistics.last_arrival) if not cluster.requests else cluster.kernel.now
     duration = end - first
-    pools = tuple(_pool(kind, place, cluster, duration) for place, kind in enumerate(kinds))
+    pools = tuple(_pool(profile, place, cluster, duration) for place, profile in enumerate(profiles))
     swapping = [
-        (growth, kinds[instance.pool].swap.block_bytes)
+        (growth, profiles[instance.pool].swap.block_bytes)
         for instance in cluster.instances.values()
         if (growth := instance.scheduler.swap) is not None
     ]
@@ -145,8 +145,8 @@ def _result(
         series=sampled if cluster.overload is None else sampled | cluster.overload.series,
         overload=None if cluster.overload is None else cluster.overload.result(),
         energy_j=sum(pool.energy_j for pool in pools),
-        price_per_h=sum(count * machine.price_per_h for machine, count in machines_of(kinds)),
-        tdp_w=sum(count * machine.tdp_w for machine, count in machines_of(kinds)),
+        price_per_h=sum(count * machine.price_per_h for machine, count in machines_of(profiles)),
+        tdp_w=sum(count * machine.tdp_w for machine, count in machines_of(profiles)),
         events=cluster.kernel.events,
         iterations=sum(instance.iterations for instance in cluster.instances.values()),
         cpu_s=cpu_s,
@@ -154,19 +154,19 @@ def _result(
     )
 
 
-def _pool(kind: InstanceProfile, place: int, cluster: VirtualCluster, duration: int) -> PoolResult:
+def _pool(profile: InstanceProfile, place: int, cluster: VirtualCluster, duration: int) -> PoolResult:
     members = [instance for instance in cluster.instances.values() if instance.pool == place]
     busy = sum(instance.busy for instance in members)
-    energy = sum(instance.energy for instance in members) + len(members) * duration * kind.timing.idle_mw
+    energy = sum(instance.energy for instance in members) + len(members) * duration * profile.timing.idle_mw
     together = sum(instance.sequence_time for instance in members)
     return PoolResult(
-        role=kind.pool.role.value,
-        machine=kind.machine.name,
-        machines=kind.pool.machines,
+        role=profile.pool.role.value,
+        machine=profile.machine.name,
+        machines=profile.pool.machines,
         instances=len(members),
         utilization=busy / (len(members) * duration) if duration else 0.0,
         energy_j=energy / 1e3 / PS,
         mean_batch=together / busy if busy else None,
-        performance=kind.model.name,
-        error=kind.model.error,
+        performance=profile.model.name,
+        error=profile.model.error,
     )

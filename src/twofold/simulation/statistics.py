@@ -1,4 +1,4 @@
-"""What a run leaves behind, gathered as it happens: distributions, counts and series, in memory that does not grow."""
+"""Latency distributions, counts and time series of a running simulation, in constant memory."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -15,11 +15,11 @@ from twofold.slo import Slo
 
 _PREFILL: Final = Role.PREFILL
 _DECODE: Final = Role.DECODE
-MICRO = 10**6  # slowdowns are counted in millionths
+MICRO = 10**6  # slowdowns are tallied in millionths
 
 
 class SlowdownTallies:
-    """Latencies as multiples of those of a request that has a reference instance to itself (Splitwise section 5)."""
+    """Latencies as multiples of an uncontended request's on the reference instance (Splitwise section 5)."""
 
     def __init__(self, reference: PerformanceModel) -> None:
         self.ttft, self.tpot, self.e2e = Tally(), Tally(), Tally()
@@ -41,14 +41,14 @@ class SlowdownTallies:
 
 
 class RunStatistics:
-    """Counts requests and tokens and keeps their latencies.
+    """Counts requests and tokens, and tallies latencies in picoseconds.
 
-    With `over_all_tokens` TPOT is what SplitwiseSim calls TBT: the time after the first token over all output
-    tokens, the first included, which is one more than there are gaps. One that ends with its first token has none.
+    With `over_all_tokens`, TPOT divides the time after the first token by all output tokens, as SplitwiseSim does for
+    its TBT, and not by the number of gaps. Requests with one output token have no TPOT.
     """
 
     def __init__(self, slo: Slo | None, reference: PerformanceModel | None, *, over_all_tokens: bool) -> None:
-        # All in picoseconds.
+        # In picoseconds.
         self.ttft, self.tpot, self.itl, self.e2e = Tally(), Tally(), Tally(), Tally()
         self.queue, self.transfer = Tally(), Tally()
         self.slo_scale = Tally()  # in millionths
@@ -70,7 +70,7 @@ class RunStatistics:
             self.first_arrival = now
 
     def complete(self, life: SimulatedRequest, now: int) -> None:
-        """A request made its last token; its moments are all there."""
+        """Record a completed request."""
         first = life.first_token
         arrived, output = life.arrived, life.output_tokens
         ttft, e2e = first - arrived, now - arrived
@@ -98,7 +98,7 @@ class RunStatistics:
     def gaps(
         self, pace: RunTiming, count: int, decodes: int, start: int, joined: Sequence[ScheduledSequence]
     ) -> None:
-        """A run of decodes: all of its gaps between tokens, those of members that just joined since their last one."""
+        """Record the inter-token gaps of a run of decodes; `joined` sequences wait since their own last token."""
         if not decodes:
             return
         first, itl = pace.first_ps, self.itl
@@ -123,7 +123,7 @@ def _bounds(slo: Slo | None) -> tuple[float, float, float]:
 
 
 class _PoolNow:
-    """What the instances of one role have between them."""
+    """Totals over the instances of one role."""
 
     __slots__ = ("batch", "members", "queue")
 
@@ -134,10 +134,7 @@ class _PoolNow:
 
 
 class Sampler:
-    """Looks at the cluster at equal intervals, which double when there were many, and keeps what it saw as series.
-
-    It looks at every instance a thousand times or two, which in a short run of a large cluster is most of the work.
-    """
+    """Samples queue, batch and pool sizes and power at equal intervals, which double after every 1,024 samples."""
 
     _MANY = 1024
 
@@ -154,7 +151,7 @@ class Sampler:
                 self._series[f"{kind}/{role.value}"] = Series()
 
     def before(self, at: int) -> None:
-        """The next event is at picosecond `at`: until then the cluster stays as it is."""
+        """Take the samples that are due before the next event, at picosecond `at`."""
         if at > self._next:
             self._last = self._next
             self._sample(self._next)
@@ -172,7 +169,7 @@ class Sampler:
                 continue
             pool = prefill if load.role is _PREFILL else decode if load.role is _DECODE else mixed
             milliwatts += instance.milliwatts
-            pool.members += load.place > 0  # one that is not given work has no role
+            pool.members += load.place > 0  # paused instances have no role
             pool.queue += instance.scheduler.queued
             if iteration is not None:
                 pool.batch += iteration.decode_sequences + iteration.prefill_sequences

@@ -1,8 +1,7 @@
-"""Counting non-negative integers into buckets, as quickly as can be: several are counted for each request.
+"""Fast counting of non-negative integers in buckets.
 
-A bucket holds the values that share their top eleven bits, so every value below 2,048 has a bucket of its own
-and above that a bucket is at most 2⁻¹⁰ of its values wide (the layout of HdrHistogram). A bucket is named by
-the lowest value in it.
+A bucket holds the values that share their top eleven bits: every value below 2,048 has its own bucket, and larger
+buckets are at most 2⁻¹⁰ of their values wide (the layout of HdrHistogram). A bucket is identified by its lowest value.
 """
 
 from itertools import compress
@@ -10,25 +9,25 @@ from typing import Final
 
 from twofold.cluster.timing import product
 
-# Stands for "no value yet" in `low`, and so bounds the values: in picoseconds it is 106 days.
+# Upper limit of values (106 days in picoseconds), and the initial `low`.
 LIMIT: Final = (1 << 63) - 1
-_ROWS: Final = 54  # one for the values below 1,024 and one for each length in bits from there to 63
+_ROWS: Final = 54  # values below 1,024, then one row per bit length up to 63
 _ROW: Final = 1024
 _PLACES: Final = range(_ROW)
 
 
 def width_of(lowest: int) -> int:
-    """How many integers the bucket that begins at `lowest` holds."""
+    """Number of integers in the bucket that starts at `lowest`."""
     return 1 << max(0, lowest.bit_length() - 11)
 
 
 class Tally:
-    """The exact `total` of all values, the least and the greatest (−1 without any), and their counts by bucket."""
+    """Bucket counts with the exact total, minimum and maximum (−1 when empty) of all values."""
 
     __slots__ = ("_rows", "high", "low", "total")
 
     def __init__(self) -> None:
-        # The buckets of values of equal length are a row; a row without any value is empty.
+        # One row per bit length of values; rows without values are empty.
         self._rows: list[list[int]] = [[]] * _ROWS
         self.total = 0
         self.low = LIMIT
@@ -36,7 +35,7 @@ class Tally:
 
     @property
     def counts(self) -> dict[int, int]:
-        """How many values are in each bucket that holds any, in rising order."""
+        """Counts of the non-empty buckets, by lowest value in rising order."""
         return {
             (_ROW + place << row - 1) if row else place: counts[place]
             for row, counts in enumerate(self._rows)
@@ -44,7 +43,7 @@ class Tally:
         }
 
     def add(self, value: int, weight: int = 1) -> None:
-        """Count `value` `weight` times (at least once); raises ValueError if it is out of range."""
+        """Count `value` `weight` times (at least once); raises ValueError if out of range."""
         if value < self.low or value > self.high:
             self._extend(value, value)
         self.total += value if weight == 1 else product(value, weight)
@@ -60,13 +59,13 @@ class Tally:
         counts[place] = before + weight
 
     def add_ramp(self, first: int, step: int, count: int, weight: int = 1) -> None:
-        """Count `first`, `first + step`, … (`count` of them), each `weight` times.
+        """Count `first`, `first + step`, … (`count` values), each `weight` times.
 
-        The result equals that of adding them one by one; the time taken grows with the buckets they fall into.
-        Raises ValueError if the step is negative or a value out of range.
+        Equals adding them one by one, in time proportional to the number of buckets.
+        Raises ValueError if the step is negative or a value is out of range.
         """
         if step < 0:
-            raise ValueError(f"a ramp cannot fall: its step is {step}")
+            raise ValueError(f"the step of a ramp must be at least 0, not {step}")
         if count < 1 or weight < 1:
             return
         if step == 0:
@@ -78,15 +77,15 @@ class Tally:
         value, left = first, count
         while left:
             width = width_of(value)
-            rest = width - value % width  # of the bucket, from this value on
+            rest = width - value % width  # of the bucket, from this value
             inside = left if value + rest > last else (rest - 1) // step + 1
             self.add(value, inside * weight)
             value += inside * step
             left -= inside
-        self.total = total  # what is not the first of its bucket was added as if it were
+        self.total = total  # corrects values added as the first of their bucket
 
     def _extend(self, first: int, last: int) -> None:
-        """Let `low` and `high` include both."""
+        """Extend `low` and `high` to include both values."""
         if first < 0 or last >= LIMIT:
             raise ValueError(f"a histogram counts integers from 0 to 2**63 - 2, not {first} to {last}")
         self.low = min(self.low, first)

@@ -1,1 +1,1 @@
-"""Observers of a simulation: event log, Chrome trace, tables."""
+"""Observers of a simulation: traces, logs and tables."""

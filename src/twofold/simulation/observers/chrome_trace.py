@@ -1,7 +1,4 @@
-"""A run as a trace for ui.perfetto.dev and chrome://tracing: what every instance did, and when.
-
-The format is Chrome's trace event format, as JSON; its times are microseconds.
-"""
+"""Chrome trace of a simulation, for ui.perfetto.dev and chrome://tracing (times in microseconds)."""
 
 from pathlib import Path
 from typing import Final
@@ -19,7 +16,7 @@ Event = dict[str, str | int | float | Args]
 
 
 class _Track(msgspec.Struct):
-    """Where the events of an instance are drawn, and what its power counter shows since its last run."""
+    """Track of an instance, with its last power value."""
 
     pid: int
     tid: int
@@ -28,12 +25,11 @@ class _Track(msgspec.Struct):
 
 
 class ChromeTrace(Observer):
-    """A process for each pool, a thread for each of its instances, which stays in the pool it joined first.
+    """Writes a trace with one process per pool and one thread per instance.
 
-    Runs are complete events, transfers asynchronous ones of the source's pool, changes of role and notes about
-    an instance instant ones. A counter for each instance shows the power of its batches, 0 between them.
-    Events go to the file as they come, and it has its name once the run is over. Raises ConfigurationError if
-    `path` cannot be written to.
+    An instance stays in the process of its first pool. Runs are complete events, transfers asynchronous events of the
+    source pool, role changes and notes instant events. A counter per instance shows the power of its batches. The
+    file gets its name at the end of the run. Raises ConfigurationError if `path` is not writable.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -89,7 +85,7 @@ class ChromeTrace(Observer):
             self._track(instance, role)
 
     def note(self, at_ps: int, kind: str, subject: str, detail: str) -> None:
-        """Drawn if its subject is an instance; those about requests are for the event log."""
+        """Draw a note about an instance; notes about requests are left to the event log."""
         if subject in self._tracks:
             self._instant(subject, at_ps, kind, detail)
 
@@ -100,7 +96,7 @@ class ChromeTrace(Observer):
         self._file.commit()
 
     def _track(self, instance: str, pool: str = "instances") -> _Track:
-        """The track of an instance, begun in `pool` if it has none."""
+        """Return the track of an instance, created in `pool` if missing."""
         track = self._tracks.get(instance)
         if track is None:
             pid = self._pid(pool)
@@ -115,7 +111,7 @@ class ChromeTrace(Observer):
         return self._pools[pool]
 
     def _metadata(self, what: str, pid: int, tid: int, name: str) -> None:
-        """Name a process or a thread, and keep the order in which they came."""
+        """Name a process or thread and set its sort order."""
         place: Event = {"ph": "M", "pid": pid, "tid": tid}
         self._event({**place, "name": f"{what}_name", "args": {"name": name}})
         self._event({**place, "name": f"{what}_sort_index", "args": {"sort_index": tid or pid}})
@@ -146,7 +142,7 @@ def _phase(run: IterationRun) -> str:
 
 
 def _title(run: IterationRun) -> str:
-    """As `prefill 1,204 tokens + decode ×17 (32 iterations)`."""
+    """Title such as `prefill 1,204 tokens + decode ×17 (32 iterations)`."""
     parts = []
     if run.prefill_tokens:
         parts.append(f"prefill {run.prefill_tokens:,} tokens")

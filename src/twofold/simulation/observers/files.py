@@ -1,9 +1,4 @@
-"""A file that an observer streams to, and that has its name only once it is complete.
-
-Everything that happened in a run, a line of JSON each: for tests that compare runs, and for reading.
-
-A table of the requests of a run, one row each, as a Parquet file.
-"""
+"""Observers that write files: an event log (JSON lines) and a request table (Parquet)."""
 
 import os
 import weakref
@@ -26,10 +21,9 @@ _BUFFER: Final = 1 << 20
 
 
 class AtomicFile:
-    """Bytes written beside `path` and moved there by `commit`; what is not committed leaves no trace.
+    """A file written beside `path` and renamed to it by `commit`; without a commit it is deleted.
 
-    A device or a pipe at `path` is written to directly. Raises ConfigurationError wherever the place cannot be
-    written to: when it is made, and later if a disk is full.
+    Devices and pipes are written directly. Raises ConfigurationError if the file cannot be written.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -43,7 +37,7 @@ class AtomicFile:
             self._stream: IO[bytes] = self._part.open("wb", buffering=_BUFFER)
         except OSError as error:
             raise self._unwritable(error) from error
-        # An observer of a broken run is dropped, not closed: this runs then, or else when the program ends.
+        # Observers of a failed run are dropped, not closed: this deletes the file then, or at exit.
         self._discard = weakref.finalize(self, _discard, self._stream, None if direct else self._part)
 
     @property
@@ -57,7 +51,7 @@ class AtomicFile:
             raise self._unwritable(error) from error
 
     def commit(self) -> None:
-        """Give the file its name; nothing can be written after that."""
+        """Close the file and rename it to `path`."""
         try:
             self._stream.close()
             if self._part != self._target:
@@ -76,7 +70,7 @@ def _part(target: Path) -> Path:
 
 
 def _discard(stream: IO[bytes], part: Path | None) -> None:
-    with suppress(OSError):  # it goes anyway
+    with suppress(OSError):  # the file is deleted anyway
         stream.close()
     if part is not None:
         part.unlink(missing_ok=True)
@@ -88,11 +82,9 @@ Value = str | int | float | None | msgspec.Raw | dict[str, float]
 
 
 class EventLog(Observer):
-    """Lines in the order in which things ended; each begins with when (seconds) and which event.
+    """Writes every event of a run as one JSON object per line; times are seconds with all their digits.
 
-    Times of the simulator are written to the picosecond, which a float cannot hold for long; the moments of a
-    request are the floats of its timeline. Equal runs give equal bytes. The file has its name once the run is
-    over. Raises ConfigurationError if `path` cannot be written to.
+    The file gets its name at the end of the run. Raises ConfigurationError if `path` is not writable.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -166,24 +158,22 @@ Row = tuple[str | float | None, ...]
 
 
 class ParquetTable(Observer):
-    """A row for each request that ended, in that order; only the rows of one row group are held in memory.
+    """Writes one row per ended request, in order of completion; at most one row group is held in memory.
 
-    Times are seconds, as `Timeline` defines them; what did not happen to a request is null. The file has its
-    name once the run is over. Raises ConfigurationError if `path` cannot be written to or pyarrow is missing.
+    Times are seconds, as `Timeline` defines them, and null where they do not apply. The file gets its name at the end
+    of the run. Raises ConfigurationError if `path` is not writable or pyarrow is not installed.
     """
 
     def __init__(self, path: str | Path) -> None:
         try:
-            from pyarrow import parquet  # noqa: PLC0415  (see above)
+            from pyarrow import parquet  # noqa: PLC0415  (slow to import)
         except ImportError as error:
-            raise ConfigurationError(
-                f"{path}: a Parquet table needs pyarrow, which is not here: pip install pyarrow"
-            ) from error
+            raise ConfigurationError(f"{path}: a Parquet table needs pyarrow: pip install pyarrow") from error
         self._file = AtomicFile(path)
         self._schema = _schema()
         self._rows: list[Row] = []
         self._writer = parquet.ParquetWriter(self._file, self._schema)
-        # Of a broken run nothing closes it: pyarrow would do so last, when the file under it is already gone.
+        # After a failed run nothing closes the writer: pyarrow would, after the file is deleted.
         weakref.finalize(self, self._writer.close)
 
     def ended(self, timeline: Timeline, now: float) -> None:
@@ -198,7 +188,7 @@ class ParquetTable(Observer):
         self._file.commit()
 
     def _flush(self) -> None:
-        import pyarrow as pa  # noqa: PLC0415  (see above)
+        import pyarrow as pa  # noqa: PLC0415  (slow to import)
 
         columns = [
             pa.array(values, type=field.type)
@@ -209,7 +199,7 @@ class ParquetTable(Observer):
 
 
 def _schema() -> "pa.Schema":
-    import pyarrow as pa  # noqa: PLC0415  (see above)
+    import pyarrow as pa  # noqa: PLC0415  (slow to import)
 
     def always(name: str, kind: "pa.DataType") -> "pa.Field":
         return pa.field(name, kind, nullable=False)
@@ -237,7 +227,7 @@ def _schema() -> "pa.Schema":
 
 
 def _row(timeline: Timeline) -> Row:
-    """In the order of the schema."""
+    """Values in the order of the schema."""
     request = timeline.request
     return (
         request.id,

@@ -1,4 +1,4 @@
-"""The gaps between the tokens of each request, which a simulation otherwise counts for all of them together."""
+"""TTFT and tail TBT of every request."""
 
 import math
 from bisect import bisect_right
@@ -12,18 +12,16 @@ _LONGEST = 0.1
 
 
 class TokenGaps(Observer):
-    """TTFT and TBT of every completed request, in seconds, in the order in which they end.
+    """Measures TTFT and TBT of every completed request, in seconds, in order of completion.
 
-    TBT is Mooncake's (FAST'25, section 5.1): the mean of the longest tenth of the gaps between the tokens of a request,
-    at least of one; 0 where there is only one token. Gaps within a run of iterations are taken to be equal, as they are
-    but for the tokens that were added meanwhile.
-    It is for instances of one stage whose batchers give everyone who decodes a token in each iteration of decodes: a
-    request with fewer tokens than that raises RuntimeError.
+    TBT is Mooncake's (FAST'25, section 5.1): the mean of the longest 10% of a request's inter-token gaps (at least
+    one), or 0 for a single token. Gaps within a run of iterations are taken as equal. Supports single-stage instances
+    whose batchers give every running decode a token per iteration; raises RuntimeError if a request has fewer tokens.
     """
 
     def __init__(self) -> None:
         self.latencies: list[tuple[float, float]] = []
-        self._ends: dict[str, list[float]] = {}  # of every iteration of decodes, by instance
+        self._ends: dict[str, list[float]] = {}  # ends of decode iterations, by instance
 
     def run(self, run: IterationRun) -> None:
         if not run.decode_sequences:
@@ -39,7 +37,7 @@ class TokenGaps(Observer):
             self.latencies.append((ttft_s, self._tbt_s(timeline)))
 
     def share_within(self, ttft_s: float, tbt_s: float) -> float:
-        """Of the completed requests, those that keep both bounds; 0 where there are none."""
+        """Share of completed requests within both bounds; 0 without requests."""
         kept = sum(ttft <= ttft_s and tbt <= tbt_s for ttft, tbt in self.latencies)
         return kept / len(self.latencies) if self.latencies else 0.0
 

@@ -95,6 +95,6 @@ def test_without_pyarrow_one_sentence_says_so(tmp_path, monkeypatch):
         return real(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without_pyarrow)
-    with pytest.raises(ConfigurationError, match="needs pyarrow, which is not here: pip install pyarrow"):
+    with pytest.raises(ConfigurationError, match="needs pyarrow: pip install pyarrow"):
         ParquetTable(tmp_path / "t.parquet")
     assert list(tmp_path.iterdir()) == []

@@ -274,7 +274,7 @@ def test_numbers_that_no_clock_holds(line, words):
 def test_a_deployment_file_stands_for_its_cluster():
     """What a plan wrote can be simulated as it is."""
     text = (
-        "deployment: 1\ncluster:\n  model: bloom-176b\n  pools: [{machines: 1, machine: h100, role: mixed}]\n"
+        "deployment: 2\ncluster:\n  model: bloom-176b\n  pools: [{machines: 1, machine: h100, role: mixed}]\n"
         "expected: {rate: 3.0}\n"
     )
     assert read_cluster(text, "w.yaml").pools[0].machine == "dgx-h100"

@@ -60,9 +60,9 @@ def test_sums_of_prices_may_round():
 @pytest.mark.parametrize(
     ("budget", "words"),
     [
-        (Budget(machines=0), "--max-machines 0"),
-        (Budget(price_per_h=-1.0), "--max-cost -1"),
-        (Budget(tdp_w=0.0), "--max-power 0"),
+        (Budget(machines=0), "--max-machines must be more than 0"),
+        (Budget(price_per_h=-1.0), "--max-cost must be more than 0"),
+        (Budget(tdp_w=0.0), "--max-power must be more than 0"),
         (Budget(of_kind={"dgx-fast": 0}), "dgx-fast=0"),
     ],
 )

@@ -42,7 +42,7 @@ def test_what_is_written_is_read_back(tmp_path, deployments, slo):
 def test_it_says_what_it_means(tmp_path, deployments):
     """Comments above and beside; pools in plain words; the SLO as the flag takes it; nothing that is not set."""
     text = written(tmp_path / "deployment.yaml", deployments()[0]).read_text()
-    assert text.startswith("# A plan.\n# It is good.\ndeployment: 1")
+    assert text.startswith("# A plan.\n# It is good.\ndeployment: 2")
     for line in (
         "    - machines: 3  # how many",
         "      role: prefill",
@@ -69,7 +69,7 @@ def test_margins_are_shares_of_the_bound():
         Check(name="c", value=None, bound=1.0, met=True),
         Check(name="d", value=1.5, bound=1.0, met=False),
     )
-    assert [margin.left for margin in margins(checks)] == [0.2, 0.1, None, -0.5]
+    assert [margin.headroom for margin in margins(checks)] == [0.2, 0.1, None, -0.5]
 
 
 def test_any_text_survives(tmp_path, deployments):
@@ -84,8 +84,8 @@ def test_any_text_survives(tmp_path, deployments):
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("deployment: 1", "deployment: 2", "no deployment file of this version"),
-        ("machines: 3", "machines: 0", "0 machines"),
+        ("deployment: 2", "deployment: 1", "not a deployment file of this version"),
+        ("machines: 3", "machines: 0", "machines must be at least 1"),
         ("machines: 3", "machines: many", "machines"),
         ("role: prefill", "role: prefil", "prefil"),
         ('machine: "dgx-h100"', 'machine: "dgx-b300"', "b300"),

@@ -15,10 +15,8 @@ FAMILIES = (SPLIT, SAME, COLOCATED)
 
 
 def planned(cluster, *, objective="throughput", families=FAMILIES, rate=None, found=lambda _: None, **budget):
-    question = PlanQuery(
-        objective=Objective(objective), families=families, budget=Budget(**budget), rate=rate
-    )
-    return asyncio.run(make_plan(cluster.search(), question, found))
+    query = PlanQuery(objective=Objective(objective), families=families, budget=Budget(**budget), rate=rate)
+    return asyncio.run(make_plan(cluster.search(), query, found))
 
 
 def test_the_choices_are_the_best_of_each_family_best_first():
@@ -77,28 +75,28 @@ class Impossible(AnalyticCluster):
 
 
 @pytest.mark.parametrize(
-    ("cluster", "question", "words"),
+    ("cluster", "query", "words"),
     [
-        (Impossible(), {"machines": 8}, "TTFT slowdown P50 of 3×, where at most 1× is asked for"),
-        (Impossible(), {"objective": "cost", "rate": 5.0}, "no design can keep this SLO"),
+        (Impossible(), {"machines": 8}, "TTFT slowdown P50 of 3×, above the bound of 1×"),
+        (Impossible(), {"objective": "cost", "rate": 5.0}, "no design meets the SLO"),
         (
             AnalyticCluster(),
             {"machines": 1, "families": (SPLIT,)},
-            "one machine of each phase, takes 2 machines",
+            "one machine per phase, needs 2 machines",
         ),
-        (AnalyticCluster(), {"price_per_h": 10.0}, "too small: even 1 fast mixed takes 1 machine, "),
-        (AnalyticCluster(), {"machines": 0}, "--max-machines 0"),
-        (AnalyticCluster(), {}, "Give a budget"),
+        (AnalyticCluster(), {"price_per_h": 10.0}, "too small: even 1 fast mixed needs 1 machine, "),
+        (AnalyticCluster(), {"machines": 0}, "--max-machines must be more than 0"),
+        (AnalyticCluster(), {}, "needs a budget"),
         (
             AnalyticCluster(),
             {"objective": "cost", "rate": 500.0, "machines": 9},
-            "9 fast mixed keeps it up to 17.7",
+            "9 fast mixed meets it up to 17.7",
         ),
     ],
 )
-def test_mistakes_are_one_sentence(cluster, question, words):
+def test_mistakes_are_one_sentence(cluster, query, words):
     """Which bound fails and by how much, or what the budget lacks."""
     with pytest.raises(ConfigurationError) as error:
-        planned(cluster, **question)
+        planned(cluster, **query)
     assert words in str(error.value)
     assert "\n" not in str(error.value)

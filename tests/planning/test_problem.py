@@ -57,7 +57,7 @@ def test_families_are_named_or_all_pairs(make_problem):
         ({"names": ("h100",)}, "PREFILL"),
         ({"names": ("h100+b300",)}, "b300"),
         ({"names": ("HH",), "machines": "h100"}, "not both"),
-        ({"names": (), "split": False, "colocated": False}, "nothing to plan"),
+        ({"names": (), "split": False, "colocated": False}, "exclude all designs"),
     ],
 )
 def test_mistakes_are_one_sentence(make_problem, arguments, words):
@@ -80,7 +80,7 @@ def test_machines_that_do_not_hold_the_model_are_left_out(make_problem):
 
 def test_numbers_that_cannot_be_are_refused(make_problem):
     """An attainment of 90 and a duration of nothing."""
-    with pytest.raises(ConfigurationError, match="--attainment 90"):
+    with pytest.raises(ConfigurationError, match="--attainment must be more than 0"):
         msgspec.structs.replace(make_problem(), attainment=90.0).require_sensible()
-    with pytest.raises(ConfigurationError, match="--duration 0"):
+    with pytest.raises(ConfigurationError, match="--duration must be more than 0"):
         make_problem(duration_s=0.0).require_sensible()

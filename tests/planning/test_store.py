@@ -105,6 +105,6 @@ def test_a_database_of_something_else_is_left_alone(tmp_path):
         database.execute("CREATE TABLE mine (x)")
     database.close()
     before = path.read_bytes()
-    with pytest.raises(ConfigurationError, match="something else"):
+    with pytest.raises(ConfigurationError, match="another program"):
         SqliteStore(path)
     assert path.read_bytes() == before

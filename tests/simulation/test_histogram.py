@@ -190,7 +190,7 @@ def test_questions_out_of_range_are_refused():
     with pytest.raises(ValueError, match="cannot be merged"):
         histogram.merge(Histogram(1e-9))
     for p in (-0.1, 100.1, math.nan):
-        with pytest.raises(ValueError, match="between 0 and 100"):
+        with pytest.raises(ValueError, match="from 0 to 100"):
             histogram.percentile(p)
     with pytest.raises(ValueError, match="at least 2 points"):
         histogram.cdf(1)

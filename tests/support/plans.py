@@ -42,7 +42,7 @@ def plan(
     families=(SPLIT, COLOCATED),
 ):
     question = PlanQuery(objective=objective, families=families, budget=Budget(machines=10), rate=rate)
-    return Plan(question=question, choices=choices, without=without, break_even=break_even)
+    return Plan(query=question, choices=choices, without=without, break_even=break_even)
 
 
 def split_and_colocated(split_rate=20.0, colocated_rate=10.0, **more):

@@ -137,11 +137,9 @@ def search_placement(
 
 def _title(prepared: PreparedPlacement) -> str:
     template, workload = prepared.problem.template, prepared.problem.workload.workload
-    rate = prepared.question.rate
+    rate = prepared.query.rate
     if rate is None:
-        return (
-            f"Most goodput of {template.model}, {workload}, on {prepared.question.accelerators} accelerators"
-        )
+        return f"Most goodput of {template.model}, {workload}, on {prepared.query.accelerators} accelerators"
     return f"Fewest accelerators for {template.model}, {workload}, at {rate:g} requests/s"
 
 

@@ -154,4 +154,4 @@ def _page(problem: Problem, made: Made, title: str) -> str:
 def _deployment(problem: Problem, made: Made, title: str) -> str:
     best = made.plan.best
     comment = f"{title}: {best.design.name}, planned by simulation.\n{made.advice.text}"
-    return deployment_text(deployment_of(problem, best, made.plan.question.objective), comment)
+    return deployment_text(deployment_of(problem, best, made.plan.query.objective), comment)

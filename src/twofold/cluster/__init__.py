@@ -1,1 +1,1 @@
-"""What a cluster is: its description, validation, instance profiles and paths."""
+"""Cluster descriptions: files, validation, instance profiles and transfer paths."""

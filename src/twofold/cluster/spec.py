@@ -87,7 +87,7 @@ class ControlSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Several controllers that share the requests of a cluster and route by delayed load reports.
 
     Each instance (each cell, under a router of cells) reports a changed load every `reports_every_s` seconds, or at
-    once with 0. Reports arrive `report_delay_s` later. `own_load` says how a controller accounts for its own requests
+    once with 0. Reports arrive `report_delay_s` later. `own_load` selects how controllers count their own requests
     between reports. Raises ConfigurationError for values out of range.
     """
 
@@ -152,8 +152,8 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     gets the full bandwidth.
     Control: `handoff` is a hand-off mode or policy. `cells` divides the instances of each role into groups for
     two-level routers. `control` configures several controllers with delayed load reports.
-    `profile` is a file written by `twofold calibrate live`: the machine `host` is then one worker on that host, whose
-    cores the workers and the gateway share. `rules` is `twofold`, `splitwise-sim` or `distserve-published`, the
+    `profile` is a file written by `twofold calibrate live`: the machine `host` is then one worker on that host. The
+    workers and the gateway share its cores. `rules` is `twofold`, `splitwise-sim` or `distserve-published`, the
     rules of other simulators (docs/simulation.md).
     """
 

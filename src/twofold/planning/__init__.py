@@ -1,1 +1,1 @@
-"""Which machines to buy and how to split them: searches over designs by simulation."""
+"""Cluster planning: searches over designs by simulation."""

@@ -1,4 +1,4 @@
-"""The plain verdict: split or not, how much it brings, and below which rate it brings nothing."""
+"""The verdict of a plan: split or colocated, by how much, and above which rate."""
 
 from collections.abc import Sequence
 
@@ -10,10 +10,11 @@ from twofold.planning.search import Objective
 
 
 class Advice(msgspec.Struct, frozen=True, kw_only=True):
-    """`gain` is how many times better the best split design is than the best colocated one: in rate, dollars or watts,
-    as the objective says; None where one of the two is missing.
+    """Verdict on a plan.
 
-    `within_error` says that the performance models and the search are not good enough to tell the two apart.
+    `gain` is the best split design's advantage over the best colocated one as a factor on the objective (rate,
+    dollars or watts); None if one kind is missing. `within_error` is set if the models and the search cannot tell the
+    two apart.
     """
 
     split: bool
@@ -26,7 +27,7 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def advise(plan: Plan, tolerance: float) -> Advice:
-    """The verdict on a plan whose rates were found to within `tolerance`."""
+    """Compare the best split and colocated designs of a plan; rates have a relative `tolerance`."""
     split, colocated = plan.best_split, plan.best_colocated
     if split is None or colocated is None:
         return Advice(
@@ -38,14 +39,12 @@ def advise(plan: Plan, tolerance: float) -> Advice:
             within_error=False,
             text=_one_kind(plan),
         )
-    gain = _gain(plan.question.objective, split, colocated)
+    gain = _gain(plan.query.objective, split, colocated)
     pays = gain > 1.0
     unsure = abs(gain - 1.0) <= _error((split, colocated)) + tolerance
-    first = _comparison(plan.question.objective, split, colocated, gain)
+    first = _comparison(plan.query.objective, split, colocated, gain)
     second = _below(plan, pays=pays)
-    third = (
-        " The difference is within the errors of the performance models and of the search." if unsure else ""
-    )
+    third = " The difference is within the error of the performance models and the search." if unsure else ""
     return Advice(
         split=pays,
         gain=gain,
@@ -64,7 +63,7 @@ def _gain(objective: Objective, split: DesignChoice, colocated: DesignChoice) ->
 
 
 def _comparison(objective: Objective, split: DesignChoice, colocated: DesignChoice, gain: float) -> str:
-    """The first sentence."""
+    """First sentence of the verdict."""
     if objective is Objective.THROUGHPUT:
         dollars = split.requests_per_dollar / colocated.requests_per_dollar
         watts = split.requests_per_kwh / colocated.requests_per_kwh
@@ -89,19 +88,16 @@ def _comparison(objective: Objective, split: DesignChoice, colocated: DesignChoi
 
 
 def _below(plan: Plan, *, pays: bool) -> str:
-    """The second sentence: what holds at lower rates."""
-    what = "power" if plan.question.objective is Objective.POWER else "money"
-    top = plan.question.rate or plan.best.rate
+    """Second sentence: the verdict at lower rates."""
+    power = plan.query.objective is Objective.POWER
+    what, costs = ("power", "needs no more power") if power else ("money", "costs no more")
+    top = plan.query.rate or plan.best.rate
     if plan.break_even is None:
-        return (
-            f" That holds down to small rates: a split design takes less {what} at each that was looked at."
-        )
+        return f" This holds at all lower rates searched: a split design needs less {what}."
     if plan.break_even < top:
-        return f" Below about {plan.break_even:.2g} requests/s don't: a colocated design takes no more {what} there."
+        return f" Below about {plan.break_even:.2g} requests/s, a colocated design {costs}."
     if pays:
-        return (
-            f" But at {top:.3g} requests/s a colocated design without that budget would take no more {what}."
-        )
+        return f" Without the {plan.query.budget.description}, a colocated design {costs} at {top:.3g} requests/s."
     return ""
 
 
@@ -109,15 +105,15 @@ def _one_kind(plan: Plan) -> str:
     best = plan.best
     kind, other = ("split", "colocated") if best.design.family.split else ("colocated", "split")
     missing = (
-        f"no {other} design can keep this SLO"
+        f"no {other} design meets the SLO"
         if _asked(plan, other == "split")
-        else f"{other} designs were left out"
+        else f"{other} designs were excluded"
     )
     return f"{best.design.name} is the best {kind} design, at {best.rate:.3g} requests/s; {missing}."
 
 
 def _asked(plan: Plan, split: bool) -> bool:
-    return any(family.split is split for family in plan.question.families)
+    return any(family.split is split for family in plan.query.families)
 
 
 def _rated(choice: DesignChoice) -> str:
@@ -134,9 +130,9 @@ def _weight(objective: Objective, choice: DesignChoice) -> str:
 
 
 def _error(choices: Sequence[DesignChoice]) -> float:
-    """The largest error known of the models that the choices rest on.
+    """Largest known model error of the choices.
 
-    Where both rest on the same models, an error moves both the same way and the comparison is better than this.
+    If both rest on the same models, errors partly cancel and the comparison is better than this.
     """
     errors = {pool.error for choice in choices for pool in choice.evaluation.pools}
     return max((_largest(error) for error in errors), default=0.0)

@@ -1,8 +1,7 @@
-"""What a design can take at most, from the performance models alone: no queueing, every batch as good as can be.
+"""Analytic upper bounds on a design's rate, from the performance models alone.
 
-A machine that could run every batch at its most efficient size would still need so many seconds for the prefill of a
-request and so many for its decode. A pool has that many machines; where a router moves machines between
-pools, both pools may do either.
+Without queueing and with the most efficient batches, a machine needs so many seconds for the prefill and the decode of
+the mean request. Routers that move machines between pools let both pools run either phase.
 """
 
 import math
@@ -16,12 +15,12 @@ from twofold.request import Phase
 from twofold.scheduling.routers import FIXED_ROLE_ROUTERS
 from twofold.slo import Slo
 
-_REACHED = 0.8  # of the bound, about: what queues and uneven batches leave
+_REACHED = 0.8  # typical share of the bound, after queueing and uneven batches
 _PREFILL_TOKENS = (128, 256, 512, 1024, 2048, 4096, 8192)
 
 
 class MachineSeconds:
-    """Seconds of one machine of a kind for the mean request: at least `prefill` and `decode`."""
+    """Lower bounds on one machine's seconds for the prefill and the decode of the mean request."""
 
     def __init__(
         self, problem: Problem, shape: WorkloadShape, kind: MachineKind, tiers: list[tuple[float, float]]
@@ -36,12 +35,12 @@ class MachineSeconds:
         self.decode = per_step * shape.decode_tokens / instances
 
     def of(self, role: Role) -> float:
-        """Of what an instance of that role does."""
+        """Seconds for the phases of a role."""
         return (self.prefill if role.prefills else 0.0) + (self.decode if role.decodes else 0.0)
 
 
 class AnalyticBounds:
-    """`UpperBound` for the designs of a problem."""
+    """Implements `UpperBound` from performance models."""
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
@@ -85,12 +84,12 @@ class AnalyticBounds:
 
 
 def _per(count: int, seconds: float) -> float:
-    """A workload of single tokens needs no decode at all."""
+    """Infinite for a workload of single tokens, which needs no decode."""
     return count / seconds if seconds else math.inf
 
 
 def _step_s(model: PerformanceModel, context: float, most: int, bound_s: float) -> float:
-    """Seconds of an instance for one token, in the best batch whose iterations keep the bound (else in the best)."""
+    """Seconds per token in the most efficient batch whose iterations are within `bound_s`, or else in any batch."""
     costs = [(sequences, model.decode_cost(sequences)) for sequences in _batches(most)]
     steps = [(cost.base_s + cost.context_s * context * sequences, sequences) for sequences, cost in costs]
     within = [step_s / sequences for step_s, sequences in steps if step_s <= bound_s]
@@ -98,7 +97,7 @@ def _step_s(model: PerformanceModel, context: float, most: int, bound_s: float) 
 
 
 def _batches(most: int) -> list[int]:
-    """Sizes from 1 to `most`, closer together than a hundredth where they are large."""
+    """Batch sizes from 1 to `most`, at most 1% apart."""
     sizes = {1, most}
     size = 1.0
     while size < most:
@@ -108,7 +107,7 @@ def _batches(most: int) -> list[int]:
 
 
 def _tiers(problem: Problem, shape: WorkloadShape) -> list[tuple[float, float]]:
-    """The slowest decode that the SLO lets each share of requests have: (share, seconds per token), summing to 1."""
+    """The slowest decode that the SLO permits for each share of requests: (share, seconds per token), summing to 1."""
     slo = problem.slo
     if isinstance(slo, Slo):
         bound_s = math.inf if slo.tpot_s is None else slo.tpot_s

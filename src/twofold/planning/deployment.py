@@ -1,7 +1,4 @@
-"""Deployment files: the cluster that a plan chose, what is expected of it and where that comes from.
-
-A deployment as a file for people: YAML in the order of reading, with a comment where a name does not say enough.
-"""
+"""Deployment files: the cluster of a plan, its expected performance and provenance."""
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,23 +19,24 @@ from twofold.simulation.result import Check, PoolResult
 from twofold.simulation.simulate import VERSION
 from twofold.slo import Slo, SlowdownSlo
 
-LAYOUT = 1
+LAYOUT = 2
 
 
 class SloMargin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One bound of the SLO: what the simulation had of it, and the share of the bound that is left."""
+    """A bound of the SLO with the simulated value and its relative headroom."""
 
     check: str
     bound: float
     value: float | None = None
-    left: float | None = None
+    headroom: float | None = None
 
 
 class Expected(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the plan promises, of the workload it was made with.
+    """Expected performance of a deployment.
 
-    Rates are requests per second; `highest_rate` is the most at which the SLO was kept. An SLO in seconds holds for a
-    share `attainment` of requests. `power_w` was drawn on average at `rate`; `tdp_w` must be provisioned.
+    Rates are requests per second; `highest_rate` is the highest at which the SLO was met. `attainment` is the
+    required share of requests for an SLO in seconds. `power_w` is the mean power at `rate`, `tdp_w` the provisioned
+    power.
     """
 
     workload: str
@@ -54,7 +52,7 @@ class Expected(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Provenance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How the expectation came about; `models` says what each pool's times rest on."""
+    """Inputs of a plan; `models` describes the performance model of each pool."""
 
     twofold: str
     simulation: int
@@ -75,7 +73,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def deployment_of(problem: Problem, choice: DesignChoice, objective: Objective) -> Deployment:
-    """What a plan chose, as a deployment. Every pool says its tensor parallelism."""
+    """Describe the chosen design of a plan, with explicit tensor parallelism."""
     spec = problem.spec(choice.design)
     pools = tuple(
         msgspec.structs.replace(pool, tensor_parallel=problem.tensor_parallel_on(kind))
@@ -98,7 +96,7 @@ def deployment_of(problem: Problem, choice: DesignChoice, objective: Objective) 
 
 
 def load_deployment(path: Path, *, catalog: Catalog | None = None) -> Deployment:
-    """Read a deployment file; raises ConfigurationError with the place of what is wrong in it."""
+    """Read a deployment file; raises ConfigurationError with the place of a mistake."""
     try:
         raw = msgspec.yaml.decode(path.read_bytes())
     except OSError as error:
@@ -108,11 +106,11 @@ def load_deployment(path: Path, *, catalog: Catalog | None = None) -> Deployment
         raise ConfigurationError(f"deployment {path} is not YAML: {reason}") from error
     if not isinstance(raw, dict) or raw.get("deployment") != LAYOUT:
         raise ConfigurationError(
-            f"{path} is no deployment file of this version: twofold plan --output writes one"
+            f"{path} is not a deployment file of this version: create one with twofold plan --output"
         )
     try:
         found = msgspec.convert(raw, Deployment, strict=False)
-        # The cluster in it is held to what any cluster file is held to.
+        # Validate the cluster as a cluster file.
         cluster = read_cluster(dump_cluster(found.cluster), "cluster.yaml", catalog=catalog)
     except msgspec.ValidationError as error:
         place, what = explain_validation(error)
@@ -123,7 +121,7 @@ def load_deployment(path: Path, *, catalog: Catalog | None = None) -> Deployment
 
 
 def slo_argument(slo: Slo | SlowdownSlo) -> str:
-    """The SLO as `--slo` takes it, where it can be said there."""
+    """Format an SLO as `--slo` accepts it."""
     if isinstance(slo, SlowdownSlo):
         return "splitwise"
     bounds = {"ttft": slo.ttft_s, "tpot": slo.tpot_s, "e2e": slo.e2e_s}
@@ -131,13 +129,13 @@ def slo_argument(slo: Slo | SlowdownSlo) -> str:
 
 
 def margins(checks: tuple[Check, ...]) -> Iterator[SloMargin]:
-    """Each bound with the share of it that is left: below 0 where it is missed."""
+    """Compute the headroom of each bound as a share of it, negative where missed."""
     for check in checks:
         value, bound = check.value, check.bound
-        left = None
+        headroom = None
         if value is not None and bound:
-            left = round((value - bound if check.at_least else bound - value) / bound, 4)
-        yield SloMargin(check=check.name, value=value, bound=bound, left=left)
+            headroom = round((value - bound if check.at_least else bound - value) / bound, 4)
+        yield SloMargin(check=check.name, value=value, bound=bound, headroom=headroom)
 
 
 def _expected(problem: Problem, choice: DesignChoice) -> Expected:
@@ -157,59 +155,59 @@ def _expected(problem: Problem, choice: DesignChoice) -> Expected:
 
 
 def _model(pool: PoolResult) -> str:
-    """`fitted bloom-176b on dgx-h100 TP8: prefill off by 3%, decode by 2%; fitted to …`."""
+    """Describe a pool's performance model: `fitted bloom-176b on dgx-h100 TP8: prefill off by 3%, …`."""
     error = pool.error
     known = ", ".join(
         f"{phase} off by {value:.1%}"
         for phase, value in (("prefill", error.prefill), ("decode", error.decode))
         if value is not None
     )
-    said = [
+    parts = [
         part
         for part in ("estimated" if error.estimated else "", known or "error unknown", error.basis)
         if part
     ]
-    return f"{pool.performance}: {'; '.join(said)}"
+    return f"{pool.performance}: {'; '.join(parts)}"
 
 
 _WIDTH = 100
 _COMMENTS = {
-    "deployment": "layout of this file",
-    "cluster": "what to run: the fields of a cluster file, as twofold simulate --config takes",
-    "machines": "how many",
+    "deployment": "version of this file format",
+    "cluster": "cluster file, as twofold simulate --config accepts",
+    "machines": "number of machines",
     "tensor_parallel": "accelerators per instance",
-    "batcher": "how an instance puts its batches together; the role's own where nothing is said",
-    "router": "how requests find their instances",
-    "handoff": "how the KV cache travels from prefill to decode",
-    "max_num_batched_tokens": "prompt tokens of an iteration, at most",
-    "pipeline_chunk": "prompt tokens of a chunk, where a pipeline computes chunks of one prompt at once",
-    "inline_tbt_s": "seconds that an iteration of the batcher inlined may take",
-    "max_num_seqs": "sequences of an iteration, at most",
-    "block_size": "tokens of a KV block",
+    "batcher": "batching policy of the instances; default: that of the role",
+    "router": "routing policy",
+    "handoff": "KV transfer mode from prefill to decode",
+    "max_num_batched_tokens": "maximum prompt tokens per iteration",
+    "pipeline_chunk": "maximum prompt tokens per chunk in pipelined prefill",
+    "inline_tbt_s": "maximum iteration time of the batcher inlined, in seconds",
+    "max_num_seqs": "maximum sequences per iteration",
+    "block_size": "tokens per KV block",
     "memory_utilization": "share of accelerator memory for weights and KV cache",
-    "swap_space_bytes": "host memory of an instance to swap to; outputs then take KV memory as they grow",
-    "performance": "performance model that the expectation rests on, and whose time an emulated service takes",
-    "contention": "whether transfers shared the link in the simulation",
-    "rules": "of the simulation",
-    "expected": "what the simulation promises",
-    "rate": "requests per second that this was planned for",
-    "highest_rate": "requests per second up to which the SLO was kept",
-    "slo": "seconds, or splitwise: percentiles of slow-downs against the reference",
-    "attainment": "share of requests that keep the SLO, at least",
-    "reference": "machine that slow-downs are multiples of",
-    "margins": "of each bound: what the simulation had of it, and the share that is left",
+    "swap_space_bytes": "host memory per instance for swapping; KV of outputs is then reserved as they grow",
+    "performance": "performance model of the expectation, and of emulated engines",
+    "contention": "whether KV transfers shared links in the simulation",
+    "rules": "simulator rules",
+    "expected": "simulated performance",
+    "rate": "planned requests per second",
+    "highest_rate": "highest requests per second within the SLO",
+    "slo": "bounds in seconds, or splitwise: slowdown percentiles relative to the reference",
+    "attainment": "minimum share of requests within the SLO",
+    "reference": "machine that slowdowns are relative to",
+    "margins": "value and relative headroom of each SLO bound",
     "price_per_h": "US dollars",
-    "tdp_w": "watts to provision",
-    "power_w": "watts drawn at that rate, on average",
-    "provenance": "where all of this comes from",
-    "simulation": "version of the simulator",
-    "duration_s": "seconds of arrivals per simulation, or longer for small rates",
-    "models": "what times rest on, and how far they were from measurements they had not seen",
+    "tdp_w": "provisioned watts",
+    "power_w": "mean watts at that rate",
+    "provenance": "inputs of the plan",
+    "simulation": "simulator version",
+    "duration_s": "seconds of arrivals per simulation, longer at low rates",
+    "models": "performance models with their held-out errors",
 }
 
 
 def deployment_text(deployment: Deployment, comment: str) -> str:
-    """The file; `comment` is the text above it."""
+    """Format a deployment as commented YAML below the header `comment`."""
     lines = [line for text in comment.splitlines() for line in textwrap.wrap(text, _WIDTH)]
     head = [f"# {line}" for line in lines]
     return "\n".join([*head, *_mapping(msgspec.to_builtins(deployment), 0)]) + "\n"
@@ -243,7 +241,7 @@ def _sequence(items: Sequence[object], depth: int) -> Iterator[str]:
 
 
 def _scalar(value: object) -> str:
-    """JSON, which is YAML; words that cannot be taken for anything else go without quotes."""
+    """Format a scalar as JSON, and plain words without quotes."""
     if isinstance(value, str) and value.isascii() and value.replace("-", "").isalpha():
         return (
             value

@@ -1,7 +1,4 @@
-"""Designs: which machines run which phase, how many of each, and what that costs before anything runs.
-
-What a design may cost: machines, dollars per hour and watts.
-"""
+"""Designs: machine types and counts per phase, their price and power, and budgets for them."""
 
 from collections.abc import Callable, Iterator
 
@@ -16,11 +13,10 @@ _SPLIT = (Role.PREFILL, Role.DECODE)
 
 
 class MachineKind(msgspec.Struct, frozen=True, kw_only=True):
-    """What a design counts: a machine, or one instance on some of a machine's accelerators.
+    """Unit that a design counts: a whole machine, or an instance of given parallelism on a share of a machine.
 
-    An instance has its parallelism with it: `tensor_parallel` accelerators for each of `pipeline_parallel` stages.
-    Without, it is a machine. US dollars per hour, the watts that must be provisioned and `accelerators` are those of
-    what is counted.
+    An instance has `tensor_parallel` accelerators in each of `pipeline_parallel` stages; a machine has None. Price
+    (dollars per hour), provisioned power (watts) and `accelerators` are those of one unit.
     """
 
     name: str
@@ -41,14 +37,12 @@ class MachineKind(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Family(msgspec.Struct, frozen=True, kw_only=True):
-    """Designs that differ only in how many of each kind they have.
+    """Designs that differ only in their counts.
 
-    `kinds` are the prefill kind and the decode kind of a split family, or the one kind of a colocated
-    family, which has a `batcher` and may have a `max_num_batched_tokens` of its own. A fleet of unlike
-    accelerators has several
-    kinds for a phase, and `roles` says which are for which. Where one phase is `judged`, only its bound of the SLO
-    counts: the instances of the other are there to feed it. `shared` says that each stage of prefill lies on one node
-    with the same stage of decode.
+    A split family has a prefill kind and a decode kind in `kinds`; a colocated family has one kind and a `batcher`,
+    with an optional `token_budget`. Mixed fleets have several kinds per phase and name their `roles`. With a `judged`
+    phase only its SLO bound counts, and the other phase's instances feed it. `shared` places each prefill stage on
+    one node with the same stage of decode.
     """
 
     kinds: tuple[MachineKind, ...]
@@ -60,7 +54,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def role_of(self) -> tuple[Role, ...]:
-        """What each kind does."""
+        """The role of each kind."""
         if self.roles:
             return self.roles
         return _SPLIT if len(self.kinds) == len(_SPLIT) else (Role.MIXED,)
@@ -84,7 +78,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Design(msgspec.Struct, frozen=True, kw_only=True):
-    """A family and how many there are of each of its kinds."""
+    """A family with counts of each kind."""
 
     family: Family
     counts: tuple[int, ...]
@@ -104,34 +98,31 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def price_per_h(self) -> float:
-        """US dollars per hour."""
+        """Dollars per hour."""
         return round(sum(count * kind.price_per_h for kind, count in self.parts()), 6)
 
     @property
     def tdp_w(self) -> float:
-        """Watts to provision."""
+        """Provisioned power in watts."""
         return round(sum(count * kind.tdp_w for kind, count in self.parts()), 6)
 
     def parts(self) -> Iterator[tuple[MachineKind, int]]:
-        """Each kind with its count."""
+        """(kind, count) pairs."""
         return zip(self.family.kinds, self.counts, strict=True)
 
     def parts_of(self, role: Role) -> Iterator[tuple[MachineKind, int]]:
-        """Those that play this role."""
+        """(kind, count) pairs of one role."""
         return (part for part, plays in zip(self.parts(), self.family.role_of, strict=True) if plays is role)
 
 
 Allows = Callable[[Design], bool]
-_SLACK = 1.0 + 1e-9  # sums of prices are not exact
-# More is a slip of the keyboard, or a search that no number of machines can end.
+_SLACK = 1.0 + 1e-9  # for rounding errors in sums of prices
+# More is a typing error, or an endless search.
 MAX_MACHINES = 100_000
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
-    """Upper bounds, all of which hold; None and an empty `of_kind` bound nothing.
-
-    `of_kind` maps the name of a machine to how many of it there may be.
-    """
+    """Upper bounds on a design; None means no bound. `of_kind` limits machine types by name."""
 
     machines: int | None = None
     price_per_h: float | None = None
@@ -143,7 +134,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
         return any((self.machines is not None, self.price_per_h is not None, self.tdp_w is not None))
 
     def bounds(self, family: Family) -> bool:
-        """Whether the family cannot grow without end."""
+        """Whether the budget limits the size of every design of the family."""
         return self.bounded or all(kind.name in self.of_kind for kind in family.kinds)
 
     def allows(self, design: Design) -> bool:
@@ -157,24 +148,29 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
         return all(self._used(design, name) <= most for name, most in self.of_kind.items())
 
     def require_sensible(self) -> None:
-        """Raise ConfigurationError for a bound that lets nothing through."""
+        """Raise ConfigurationError for a bound that admits no machine or is out of range."""
         for flag, value in (
             ("--max-machines", self.machines),
             ("--max-cost", self.price_per_h),
             ("--max-power", None if self.tdp_w is None else self.tdp_w / 1e3),
         ):
             if value is not None and not 0 < value < float("inf"):
-                raise ConfigurationError(f"{flag} {value:g} leaves no machine to plan with: give more than 0")
+                raise ConfigurationError(f"{flag} must be more than 0, not {value:g}")
         for most in filter(None, (self.machines, *self.of_kind.values())):
             if most > MAX_MACHINES:
-                raise ConfigurationError(
-                    f"--max-machines {most} is more than a plan can look at: give at most {MAX_MACHINES}"
-                )
+                raise ConfigurationError(f"--max-machines must be at most {MAX_MACHINES}, not {most}")
         for name, most in self.of_kind.items():
             if most < 1:
                 raise ConfigurationError(
-                    f"--max-machines {name}={most} leaves none of it: give at least 1, or plan without {name}"
+                    f"--max-machines {name}={most} admits none: give at least 1, or plan without {name}"
                 )
+
+    @property
+    def description(self) -> str:
+        """The bounds in words, as in `power budget`."""
+        bounds = (("machine", self.machines), ("cost", self.price_per_h), ("power", self.tdp_w))
+        names = [name for name, bound in bounds if bound is not None]
+        return f"{names[0]} budget" if len(names) == 1 else "budget"
 
     @staticmethod
     def _used(design: Design, name: str) -> int:
@@ -182,10 +178,10 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def frontier(family: Family, allows: Allows) -> list[Design]:
-    """The largest designs that `allows` lets through: none of them has more of one kind at no less of the other.
+    """Return the largest designs that `allows` admits: none of them can gain a machine without losing another.
 
-    By rising count of the first kind. `allows` is monotone: what it refuses, it refuses with more machines too.
-    Empty where not even one machine of each kind is allowed.
+    Sorted by count of the first kind. `allows` must be monotone: a larger design than a refused one is refused. Empty
+    if one machine of each kind is too much.
     """
     if not family.split:
         most = _most(lambda count: allows(Design(family=family, counts=(count,))))
@@ -202,7 +198,7 @@ def frontier(family: Family, allows: Allows) -> list[Design]:
 
 
 def _most(allowed: Callable[[int], bool]) -> int:
-    """The greatest count from 0 on that is allowed; 0 is."""
+    """Highest allowed count; 0 is always allowed."""
     low, high = 0, 1
     while allowed(high):
         low, high = high, high * 2

@@ -1,4 +1,4 @@
-"""What the searches ask and are told: whether a design keeps the SLO at a rate, and by how much."""
+"""Trials and evaluations: whether a design meets the SLO at a rate."""
 
 from typing import Protocol
 
@@ -10,7 +10,7 @@ from twofold.simulation.result import Check, PoolResult
 
 
 class Trial(msgspec.Struct, frozen=True):
-    """A design under `rate` requests per second, in one of the random draws of the workload."""
+    """A design at a rate (requests per second), with one random draw of the workload."""
 
     design: Design
     rate: float
@@ -18,7 +18,7 @@ class Trial(msgspec.Struct, frozen=True):
 
 
 class LatencyPercentiles(msgspec.Struct, frozen=True, kw_only=True):
-    """Percentiles in seconds."""
+    """Latency percentiles in seconds."""
 
     p50: float
     p90: float
@@ -26,13 +26,12 @@ class LatencyPercentiles(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
-    """What a simulation said of a trial.
+    """Result of a trial.
 
-    `bound_by` is the phase that was, or would be first, in the way of the SLO; None where that cannot be told.
-    A `stopped` simulation ended as soon as the SLO could no longer be met: its numbers cover what ran till then.
-    Latencies are None where nothing was measured. `checks` are those of the verdict and, for an SLO in seconds,
-    the percentile of each latency that must be within its bound for enough requests to keep all of them. `slo_scale`
-    is by what such an SLO could be multiplied and still be kept by enough of them.
+    `bound_by` is the phase closest to missing the SLO (None if undetermined). A `stopped` simulation ended when the
+    SLO could no longer be met, and its numbers cover the run until then. `checks` are those of the verdict and, for
+    an SLO in seconds, the required percentile of each latency. `slo_scale` is the smallest factor on the SLO bounds
+    at which it is still met.
     """
 
     met: bool
@@ -55,29 +54,29 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SimulatedTrial(msgspec.Struct, frozen=True, kw_only=True):
-    """An evaluation and the CPU time that it took, which is no part of the result."""
+    """An evaluation and the CPU time it took."""
 
     evaluation: Evaluation
     cpu_s: float
 
 
 class Evaluate(Protocol):
-    """Answers a trial; equal trials get equal answers, and more machines or a lower rate never hurt."""
+    """Evaluates trials. Equal trials give equal results, and more machines or a lower rate never hurt."""
 
     async def __call__(self, trial: Trial) -> Evaluation: ...
 
 
 class UpperBound(Protocol):
-    """Bounds a design's rate from above without a simulation, in requests per second."""
+    """Analytic bound on a design's rate, in requests per second."""
 
     def upper(self, design: Design) -> float:
-        """No queueing can make it more than this."""
+        """Rate that the design cannot exceed."""
         ...
 
     def estimate(self, design: Design) -> float:
-        """About what it will be: where a search begins."""
+        """Approximate highest rate, where a search starts."""
         ...
 
     def suggest(self, family: Family, rate: float) -> tuple[int, ...]:
-        """About how many machines of each kind it will take for `rate`: at least one of each."""
+        """Approximate machine counts for `rate`, at least one of each kind."""
         ...

@@ -1,11 +1,4 @@
-"""The executor seam: trials go in, evaluations come out in any order.
-
-What decides the result of a trial, as a fingerprint: equal keys mean equal results.
-
-Evaluations on disk, so that a plan which was interrupted, or is asked for again, simulates nothing twice.
-
-Answers trials: from memory, from the store, or by simulation; and counts what that took.
-"""
+"""Evaluation of trials by an executor, with results stored under fingerprints of their inputs."""
 
 import asyncio
 import hashlib
@@ -28,15 +21,15 @@ from twofold.simulation.simulate import VERSION
 from twofold.slo import SlowdownSlo
 
 
-class TrialRefused(Exception):  # noqa: N818 (a message on its way, not an error of this process)
-    """A mistake of the user's that a worker found; only its sentence travels."""
+class TrialRefused(Exception):  # noqa: N818 (carries a message between processes)
+    """A user error found by an executor's worker; carries only its message."""
 
 
 class Executor(Protocol):
-    """Runs trials beside each other; as a context it frees what it holds, dropping trials that have not begun."""
+    """Runs trials concurrently; leaving the context drops trials that have not started."""
 
     def submit(self, trial: Trial) -> Future[SimulatedTrial]:
-        """The future's exception is a UserError where the trial cannot be simulated."""
+        """Start a trial; the future raises a UserError if the trial cannot be simulated."""
         ...
 
     def __enter__(self) -> Self: ...
@@ -49,20 +42,20 @@ def sentence(error: UserError) -> TrialRefused:
     return TrialRefused(str(error))
 
 
-# Changes with what an evaluation holds, or how it is come by.
+# Incremented when the content or computation of evaluations changes.
 _EVALUATION = 2
 _DATA = (("twofold.performance", "data"), ("twofold.workload", "data"))
 
 
 class Keys:
-    """Keys of trials of one problem."""
+    """Fingerprints of the trials of one problem; equal keys mean equal results."""
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
         self._common = hashlib.sha256(_canonical(_facts(problem))).hexdigest()
 
     def of(self, trial: Trial) -> str:
-        """A key; the code, the data, the problem, the machines' own figures and the rate are in it."""
+        """Hash the code version, data, problem, machine figures and rate of a trial."""
         spec = self._problem.spec(trial.design)
         machines = [self._problem.catalog.machine(pool.machine) for pool in spec.pools]
         facts = [self._common, spec, machines, trial.rate, trial.draw, trial.design.family.judged]
@@ -89,7 +82,7 @@ def _canonical(facts: object) -> bytes:
 
 @cache
 def _data_digest() -> str:
-    """A fingerprint of the figures that come with the package."""
+    """Hash of the performance and workload data of the package."""
     digest = hashlib.sha256()
     for package, folder in _DATA:
         for file in sorted(files(package).joinpath(folder).iterdir(), key=lambda each: each.name):
@@ -99,34 +92,34 @@ def _data_digest() -> str:
 
 
 _LAYOUT = 1
-_BUSY_S = 30.0  # another plan may be writing to the same file
+_BUSY_S = 30.0  # wait for another plan writing to the same file
 _CREATE = "CREATE TABLE IF NOT EXISTS evaluations (key TEXT PRIMARY KEY, trial TEXT NOT NULL, evaluation BLOB NOT NULL)"
 
 
 class EvaluationStore(Protocol):
-    """Keeps evaluations by key."""
+    """Stores evaluations by key."""
 
     def get(self, key: str) -> Evaluation | None: ...
 
     def put(self, key: str, trial: str, evaluation: Evaluation) -> None:
-        """Keep an evaluation; `trial` says in words what it is of."""
+        """Store an evaluation; `trial` describes it in words."""
         ...
 
 
 class NullStore:
-    """Forgets everything."""
+    """Stores nothing."""
 
     def get(self, key: str) -> Evaluation | None:
         return None
 
     def put(self, key: str, trial: str, evaluation: Evaluation) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 class SqliteStore:
-    """A SQLite file; each evaluation is on disk before `put` returns, and several plans may share the file.
+    """Evaluations in a SQLite file, durable when `put` returns; several plans may share the file.
 
-    Raises ConfigurationError where the file cannot be used.
+    Raises ConfigurationError if the file cannot be used.
     """
 
     def __init__(self, path: Path) -> None:
@@ -137,10 +130,10 @@ class SqliteStore:
             (layout,) = self._database.execute("PRAGMA user_version").fetchone()
             if layout not in {0, _LAYOUT}:
                 raise ConfigurationError(
-                    f"{path} was written by another version of Twofold: name another --store"
+                    f"{path} was written by another version of Twofold: choose another --store"
                 )
             if not layout and self._tables() - {"evaluations"}:
-                raise ConfigurationError(f"{path} is a database of something else: name another --store")
+                raise ConfigurationError(f"{path} is a database of another program: choose another --store")
             self._database.execute("PRAGMA journal_mode=WAL")
             self._database.execute("PRAGMA synchronous=NORMAL")
             self._database.execute(_CREATE)
@@ -187,7 +180,7 @@ class SqliteStore:
 
 
 class Effort(msgspec.Struct, kw_only=True):
-    """What a plan took: simulations run and reused, the requests simulated and the CPU seconds they took."""
+    """Simulations run and reused; `requests` and `cpu_s` count only those run."""
 
     simulations: int = 0
     reused: int = 0
@@ -203,7 +196,7 @@ Listener = Callable[[Effort, Trial, Evaluation], None]
 
 
 class Evaluator:
-    """`Evaluate` by way of an executor. A trial that is asked for twice is run once."""
+    """Implements `Evaluate` with an executor; equal trials are run once."""
 
     def __init__(
         self,
@@ -223,7 +216,7 @@ class Evaluator:
         return await asyncio.shield(asked)
 
     def answered(self) -> dict[Trial, Evaluation]:
-        """Every trial so far with its answer, by name and rate, so not in the order in which they came."""
+        """Finished trials with their evaluations, sorted by name and rate."""
         done = [(trial, asked.result()) for trial, asked in self._asked.items() if asked.done()]
         return dict(sorted(done, key=lambda each: (each[0].design.name, each[0].rate)))
 

@@ -1,9 +1,4 @@
-"""The Pareto front: designs that none other beats at once in rate, dollars and watts.
-
-The Pareto front of a plan: its choices, smaller clusters of their kind, and whatever else was found on the way.
-
-Latency over rate: how a design comes up to its limit.
-"""
+"""Pareto front of designs over rate, price and power, and latency over rate."""
 
 import asyncio
 from collections.abc import Iterable, Sequence
@@ -17,13 +12,13 @@ from twofold.planning.rates import RateSearch
 
 
 class ParetoPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """A design that keeps the SLO at `rate` requests per second."""
+    """A design that meets the SLO at `rate` requests per second."""
 
     design: Design
     rate: float
 
     def covers(self, other: "ParetoPoint") -> bool:
-        """Whether nothing speaks for the other."""
+        """Whether the other point is no better in rate, price or power."""
         mine, others = self.design, other.design
         return (
             self.rate >= other.rate and mine.price_per_h <= others.price_per_h and mine.tdp_w <= others.tdp_w
@@ -31,9 +26,9 @@ class ParetoPoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def pareto_front(points: Iterable[ParetoPoint]) -> tuple[ParetoPoint, ...]:
-    """The points that no other covers, by rising rate; of equal ones the first by name."""
+    """Points that no other covers, by rising rate; of equal points the first by name."""
     front: list[ParetoPoint] = []
-    # A point can only be covered by one that comes before it in this order.
+    # In this order, only earlier points can cover a point.
     for point in sorted(points, key=_order):
         if not any(other.covers(point) for other in front):
             front.append(point)
@@ -51,14 +46,14 @@ _SHARES = (0.25, 0.5, 0.75)  # of a choice's machines
 async def front_of(
     search: RateSearch, choices: Sequence[DesignChoice], found: Iterable[ParetoPoint]
 ) -> tuple[ParetoPoint, ...]:
-    """The front, each of its designs at the highest rate that it takes.
+    """Compute the Pareto front of a plan, with each design at its highest rate.
 
-    `found` are points that a search came by, mostly below what their designs can take.
+    Considers the choices, smaller clusters of their families, and `found`, points met during the search.
     """
     best = pareto_front(ParetoPoint(design=choice.design, rate=choice.highest_rate) for choice in choices)
     smaller = {design: None for point in best for design in _smaller(point.design)}
     points = {*best, *found, *await _at_capacity(search, smaller)}
-    # What is on the front of all may take more, and what it then takes may cover others.
+    # Points found during the search may have higher rates, at which they may cover others.
     raised = await _at_capacity(search, {point.design: None for point in pareto_front(points)})
     return pareto_front({*points, *raised})
 
@@ -83,7 +78,7 @@ RateCurve = dict[float, Evaluation]
 
 
 async def rate_curve(search: RateSearch, choice: DesignChoice) -> RateCurve:
-    """Evaluations of a design at rates up to the highest that it takes."""
+    """Evaluate a design at rates up to its highest."""
     steps = sorted({search.grid.step(choice.highest_rate * share) for share in _CURVES_SHARES})
     rates = [search.grid.rate(step) for step in steps]
     told = await asyncio.gather(*(search.evaluate(Trial(choice.design, rate)) for rate in rates))

@@ -1,7 +1,4 @@
-"""Why there is no plan, in one sentence.
-
-The plan: the best design of every family, which of them to take, and when not to split at all.
-"""
+"""Plans: the best design of every family, the best overall, and the break-even rate of splitting."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -17,26 +14,26 @@ from twofold.simulation.result import Check
 
 
 def require_room(families: Sequence[Family], budget: Budget, *, bounded: bool) -> None:
-    """Raise ConfigurationError where the budget holds not even the smallest design, or, if `bounded`, has no end."""
+    """Raise ConfigurationError if the budget admits no design or, if `bounded`, has no limit."""
     budget.require_sensible()
     if bounded and not all(budget.bounds(family) for family in families):
         raise ConfigurationError(
-            "the most throughput of what? Give a budget: --max-machines, --max-cost or --max-power"
+            "the objective throughput needs a budget: give --max-machines, --max-cost or --max-power"
         )
     smallest = [Design(family=family, counts=(1,) * len(family.kinds)) for family in families]
     if not any(budget.allows(design) for design in smallest):
         least = min(smallest, key=lambda design: (design.machines, design.price_per_h))
         raise ConfigurationError(
-            f"the budget is too small: even {least.name}, one machine of each phase, takes {_takes(least)}"
+            f"the budget is too small: even {least.name}, one machine per phase, needs {_takes(least)}"
             if least.family.split
-            else f"the budget is too small: even {least.name} takes {_takes(least)}"
+            else f"the budget is too small: even {least.name} needs {_takes(least)}"
         )
 
 
 async def unmet(
     search: RateSearch, families: Sequence[Family], budget: Budget, rate: float | None
 ) -> ConfigurationError:
-    """The error where no family can keep the SLO: by how much the best one misses it when all but idle."""
+    """Explain why no family meets the SLO: how far the best nearly idle design misses it."""
     largest = [design for family in families for design in _largest(search, family, budget, rate)]
     told = await asyncio.gather(*(search.at(design, search.lowest(design)) for design in largest))
     idle = list(zip(largest, told, strict=True))
@@ -45,32 +42,32 @@ async def unmet(
         return await _too_much(search, able, rate)
     design, evaluation = min(idle, key=lambda each: _worst(each[1])[0])
     return ConfigurationError(
-        f"no design can keep this SLO: even {design.name}, all but idle, has {_described(_worst(evaluation)[1])}; "
-        f"loosen the SLO or plan with other machines"
+        f"no design meets the SLO: even {design.name}, nearly idle, has {_described(_worst(evaluation)[1])}; "
+        f"relax the SLO or plan with other machines"
     )
 
 
 async def _too_much(search: RateSearch, designs: Sequence[Design], rate: float) -> ConfigurationError:
-    """The SLO can be kept, but not at this rate."""
+    """The SLO can be met, but not at this rate."""
     capacities = await asyncio.gather(*(search.highest(design) for design in designs))
     steps = [(capacity.step, capacity.design.name) for capacity in capacities if capacity.step is not None]
     step, name = max(steps, key=lambda each: (each[0], each[1]))
     return ConfigurationError(
-        f"no design within the budget keeps the SLO at {rate:g} requests/s: {name} keeps it up to "
+        f"no design within the budget meets the SLO at {rate:g} requests/s: {name} meets it up to "
         f"{search.grid.rate(step):.3g}; allow more machines or plan for a lower rate"
     )
 
 
 def _described(check: Check) -> str:
-    """`a TPOT slowdown P50 of 1.9×, where at most 1.25× is asked for`, or a share of requests, or seconds."""
+    """`a TPOT slowdown P50 of 1.9×, above the bound of 1.25×`, or a share of requests, or seconds."""
     if check.at_least:
-        return f"{check.value or 0.0:.1%} of {check.name}, where {check.bound:.1%} are asked for"
+        return f"{check.value or 0.0:.1%} of {check.name}, below the required {check.bound:.1%}"
     unit = "×" if "slowdown" in check.name else " s"
-    return f"a {check.name} of {check.value or 0.0:.3g}{unit}, where at most {check.bound:.3g}{unit} is asked for"
+    return f"a {check.name} of {check.value or 0.0:.3g}{unit}, above the bound of {check.bound:.3g}{unit}"
 
 
 def _largest(search: RateSearch, family: Family, budget: Budget, rate: float | None) -> list[Design]:
-    """The design of the family that is likeliest to keep the SLO: the budget's largest, else a sufficient one."""
+    """The family's design most likely to meet the SLO: the largest in the budget, else a sufficient one."""
     if budget.bounds(family):
         designs = frontier(family, budget.allows)
     else:
@@ -80,7 +77,7 @@ def _largest(search: RateSearch, family: Family, budget: Budget, rate: float | N
 
 
 def _worst(evaluation: Evaluation) -> tuple[float, Check]:
-    """(by which factor, which check) of the bound that is missed most; a share only where no ceiling is missed."""
+    """(factor, check) of the bound missed most; lower bounds only if no upper bound is missed."""
     missed = [check for check in evaluation.checks if not check.met] or list(evaluation.checks)
     ceilings = [check for check in missed if not check.at_least] or missed
     return max(((_excess(check), check) for check in ceilings), key=lambda each: each[0])
@@ -101,7 +98,7 @@ def _takes(design: Design) -> str:
 
 
 class PlanQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """What to plan: `rate` requests per second are given for cost and power, and sought for throughput."""
+    """Goal of a plan; `rate` (requests/s) is given for cost and power, and sought for throughput."""
 
     objective: Objective
     families: tuple[Family, ...]
@@ -110,11 +107,7 @@ class PlanQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DesignChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """The best design of a family.
-
-    It was judged at `rate`, as `evaluation` says: the rate that was given, else the highest it takes. `highest_rate` is
-    the latter in both cases.
-    """
+    """The best design of a family, evaluated at `rate`: the given rate, or else its highest rate."""
 
     design: Design
     rate: float
@@ -127,19 +120,20 @@ class DesignChoice(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def requests_per_kwh(self) -> float:
-        """Of provisioned power."""
+        """Requests per kWh of provisioned power."""
         return 3.6e6 * self.highest_rate / self.design.tdp_w
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """`choices` are the best of each family that can keep the SLO, best first; `without` names those that cannot.
+    """Best designs of all families that meet the SLO, best first; `without` names the other families.
 
-    `break_even` is the rate, about, at or below which some colocated design costs no more than any split one. It is
-    the rate of the plan itself where splitting does not pay even there, and None where splitting pays as far
-    down as was looked, or where not both kinds can keep the SLO.
+    `break_even` is the approximate rate up to which
+    a colocated design is as cheap as any split one. It
+    equals the plan's rate if splitting never pays, and is None if splitting pays at all searched rates or only one
+    kind of design meets the SLO.
     """
 
-    question: PlanQuery
+    query: PlanQuery
     choices: tuple[DesignChoice, ...]
     without: tuple[str, ...]
     break_even: float | None
@@ -160,38 +154,36 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 Found = Callable[[DesignChoice], None]
 
 
-async def make_plan(search: RateSearch, question: PlanQuery, found: Found = lambda _: None) -> Plan:
-    """Search all families at once; `found` is told of the best of each as it becomes known.
+async def make_plan(search: RateSearch, query: PlanQuery, found: Found = lambda _: None) -> Plan:
+    """Search all families concurrently; `found` is called with the best design of each.
 
-    Raises ConfigurationError where the budget holds no design and where no design can keep the SLO.
+    Raises ConfigurationError if the budget admits no design or no design meets the SLO.
     """
-    bounded = question.objective is Objective.THROUGHPUT
-    require_room(question.families, question.budget, bounded=bounded)
-    families = question.families
-    told = await asyncio.gather(*(_choose(search, question, family, found) for family in families))
-    choices = sorted((choice for choice in told if choice is not None), key=_rank(question.objective))
+    bounded = query.objective is Objective.THROUGHPUT
+    require_room(query.families, query.budget, bounded=bounded)
+    families = query.families
+    told = await asyncio.gather(*(_choose(search, query, family, found) for family in families))
+    choices = sorted((choice for choice in told if choice is not None), key=_rank(query.objective))
     if not choices:
-        raise await unmet(search, families, question.budget, question.rate)
+        raise await unmet(search, families, query.budget, query.rate)
     without = [family.name for family, choice in zip(families, told, strict=True) if choice is None]
     return Plan(
-        question=question,
+        query=query,
         choices=tuple(choices),
         without=tuple(without),
-        break_even=await _break_even(search, question, choices),
+        break_even=await _break_even(search, query, choices),
     )
 
 
-async def _choose(
-    search: RateSearch, question: PlanQuery, family: Family, found: Found
-) -> DesignChoice | None:
-    budget = question.budget
-    if question.objective is Objective.THROUGHPUT:
+async def _choose(search: RateSearch, query: PlanQuery, family: Family, found: Found) -> DesignChoice | None:
+    budget = query.budget
+    if query.objective is Objective.THROUGHPUT:
         designs = frontier(family, budget.allows)
         capacity = await most_throughput(search, designs) if designs else None
         choice = None if capacity is None else _at_capacity(search, capacity)
     else:
-        rate = question.rate or 0.0
-        design = await cheapest(search, family, rate, budget.allows, question.objective.weigh)
+        rate = query.rate or 0.0
+        design = await cheapest(search, family, rate, budget.allows, query.objective.weigh)
         choice = None if design is None else await _at_rate(search, design, rate)
     if choice is not None:
         found(choice)
@@ -212,19 +204,17 @@ async def _at_rate(search: RateSearch, design: Design, rate: float) -> DesignCho
     return DesignChoice(design=design, rate=rate, highest_rate=highest, evaluation=evaluation)
 
 
-async def _break_even(
-    search: RateSearch, question: PlanQuery, choices: Sequence[DesignChoice]
-) -> float | None:
-    """Of the families that can keep the SLO; without limits, as it asks for small clusters, not for large ones."""
+async def _break_even(search: RateSearch, query: PlanQuery, choices: Sequence[DesignChoice]) -> float | None:
+    """Break-even rate of the families that meet the SLO, without a budget, as it concerns small clusters."""
     kinds = [choice.design.family for choice in choices]
     if len({family.split for family in kinds}) < 2:
         return None
-    top = question.rate or choices[0].rate
-    return await break_even(search, kinds, top, question.objective.weigh)
+    top = query.rate or choices[0].rate
+    return await break_even(search, kinds, top, query.objective.weigh)
 
 
 def _rank(objective: Objective) -> Callable[[DesignChoice], tuple[float | str, ...]]:
-    """Best first; a design of fewer dollars, watts or machines, or else of an earlier name, before its equals."""
+    """Sort key, best first; ties are broken by price, power, machines and name."""
 
     def rank(choice: DesignChoice) -> tuple[float | str, ...]:
         design = choice.design

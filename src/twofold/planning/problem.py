@@ -1,7 +1,4 @@
-"""What is planned: the model, how it is run, what comes in and what must be kept; all but the machines.
-
-Which families of designs a plan looks at, from what people write.
-"""
+"""Planning problems: model, workload, SLO and cluster settings, and the families of designs to search."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
@@ -21,15 +18,15 @@ from twofold.planning.workload import WorkloadArguments
 from twofold.request import Phase
 from twofold.slo import Slo, SlowdownSlo
 
-# A colocated request stays where it is; a router of pools might decode it elsewhere.
+# Pool routers could decode a colocated request on another instance; this one does not.
 COLOCATED_ROUTER = "jsq-pending"
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
-    """`template` is a cluster without pools: its model, router, hand-off and batches.
+    """Everything but the machines.
 
-    `tensor_parallel` accelerators make an instance, all of a machine if None. `attainment` is the share of requests
-    that must keep an `Slo`; `reference` the machine of a `SlowdownSlo`.
+    `template` is a cluster without pools. `tensor_parallel` is the accelerators per instance (None: a whole machine).
+    `attainment` is the required share of requests for an `Slo`, `reference` the machine of a `SlowdownSlo`.
     """
 
     template: ClusterSpec
@@ -41,14 +38,14 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     catalog: Catalog
 
     def kind(self, machine: str) -> MachineKind:
-        """A machine of the catalog; raises ConfigurationError for one that is not there."""
+        """Look up a machine; raises ConfigurationError if unknown."""
         found = self.catalog.machine(machine)
         return MachineKind(
             name=found.name, price_per_h=found.price_per_h, tdp_w=found.tdp_w, accelerators=found.count
         )
 
     def instance(self, machine: str, tensor_parallel: int, pipeline_parallel: int = 1) -> MachineKind:
-        """An instance on accelerators of that machine, at its share of the machine's price and power."""
+        """An instance on part of a machine, at its share of price and power."""
         whole = self.kind(machine)
         accelerators = tensor_parallel * pipeline_parallel
         share = accelerators / whole.accelerators
@@ -62,7 +59,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def spec(self, design: Design) -> ClusterSpec:
-        """The cluster to simulate."""
+        """Cluster of a design."""
         family = design.family
         pools = tuple(
             self._pool(kind, count, role, design)
@@ -89,20 +86,20 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
         return kind.tensor_parallel or self.tensor_parallel or self.catalog.machine(kind.name).count
 
     def instances_on(self, kind: MachineKind) -> int:
-        """How many instances one of this kind holds."""
+        """Instances per unit of this kind."""
         if kind.tensor_parallel is not None:
             return 1
         return self.catalog.machine(kind.name).count // self.tensor_parallel_on(kind)
 
     def slo_of(self, design: Design) -> Slo | SlowdownSlo:
-        """What the design is judged by: all of the SLO, or the bound of the one phase that counts."""
+        """SLO of a design: all bounds, or those of its judged phase."""
         slo, judged = self.slo, design.family.judged
         if judged is None or isinstance(slo, SlowdownSlo):
             return slo
         return Slo(ttft_s=slo.ttft_s) if judged is Phase.PREFILL else Slo(tpot_s=slo.tpot_s)
 
     def reference_model(self) -> PerformanceModel | None:
-        """What slowdowns are multiples of; None where the SLO does not speak of slowdowns."""
+        """Reference of slowdowns; None for an SLO in seconds."""
         if isinstance(self.slo, Slo):
             return None
         machine = self.catalog.machine(self.reference)
@@ -110,7 +107,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
         return performance_model(self.template.performance, model, machine, machine.count)
 
     def kv_capacity_tokens(self, kind: MachineKind) -> int:
-        """Tokens of KV cache of an instance; raises ConfigurationError where the model does not fit."""
+        """KV capacity of an instance in tokens; raises ConfigurationError if the model does not fit."""
         template = self.template
         return template.kv_capacity_tokens or kv_capacity_tokens(
             self.catalog.model(template.model),
@@ -122,18 +119,18 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def require_sensible(self) -> None:
-        """Raise ConfigurationError for numbers that cannot be."""
+        """Raise ConfigurationError for numbers out of range."""
         if not 0.0 < self.attainment <= 1.0:
             raise ConfigurationError(
-                f"--attainment {self.attainment:g} is no share: give more than 0, at most 1"
+                f"--attainment must be more than 0 and at most 1, not {self.attainment:g}"
             )
         if not 0.0 < self.workload.duration_s < float("inf"):
             raise ConfigurationError(
-                f"--duration {self.workload.duration_s:g} simulates nothing: give seconds above 0"
+                f"--duration must be more than 0 seconds, not {self.workload.duration_s:g}"
             )
 
     def _nearby(self, family: Family) -> ClusterSpec:
-        """A template for one phase by itself: where it will share nodes with the other, hand-offs stay within them."""
+        """Template for judging one phase; on shared nodes, hand-offs stay within the node."""
         if not family.shared:
             return self.template
         links = [
@@ -163,9 +160,9 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def _machines(self, kind: MachineKind, count: int, design: Design) -> int:
-        """Those that so many instances are on: a stage never lies on two of them.
+        """Machines for this many instances; stages never span machines.
 
-        On shared nodes there is one for each stage, unless the whole design fits on one.
+        Shared nodes need one machine per stage, or one in all if the whole design fits.
         """
         whole = self.catalog.machine(kind.name).count
         if design.family.shared and design.family.judged is None:
@@ -177,22 +174,22 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
 _T = TypeVar("_T")
 # The designs of Splitwise (ISCA'24, section 6): prefill machine + decode machine.
 SPLITWISE = {"aa": "a100+a100", "hh": "h100+h100", "ha": "h100+a100", "hhcap": "h100+h100-pcap"}
-# How colocated instances batch: whole prompts beside decodes, or chunks of them, small or large.
+# Batchers of colocated families: whole prompts with decodes, or small or large chunks.
 COLOCATED = (("mixed", None), ("chunked-prefill", 512), ("chunked-prefill", 2048))
 
 
 def parse_families(
     problem: Problem, families: Sequence[str], machines: str | None, *, split: bool, colocated: bool
 ) -> tuple[Family, ...]:
-    """The families of `--family` (PREFILL+DECODE, or AA, HH, HA, HHcap), or of all pairs of `--machines`.
+    """Parse `--family` (PREFILL+DECODE, AA, HH, HA or HHcap) or build all pairs of `--machines`.
 
-    With neither, the four of Splitwise. `colocated` adds, for each machine in them, one family per way to batch. Raises
-    ConfigurationError for what cannot be understood.
+    Defaults to Splitwise's four. `colocated` adds one family per machine and colocated batcher. Raises
+    ConfigurationError.
     """
     if families and machines:
         raise ConfigurationError("give either --family or --machines, not both")
     if not (split or colocated):
-        raise ConfigurationError("--no-split and --no-colocated together leave nothing to plan")
+        raise ConfigurationError("--no-split and --no-colocated exclude all designs")
     if machines:
         kinds = _unique(problem.kind(name) for name in _words(machines))
         pairs = [(prefill, decode) for prefill in kinds for decode in kinds]
@@ -211,9 +208,9 @@ def parse_families(
 
 
 def fitting(problem: Problem, families: Iterable[Family]) -> tuple[tuple[Family, ...], tuple[str, ...]]:
-    """(families whose machines all hold the model, why the other machines do not).
+    """Return (families on machines that hold the model, reasons why the other machines do not).
 
-    Raises ConfigurationError where none is left.
+    Raises ConfigurationError if none is left.
     """
     reasons: dict[str, str] = {}
     fit = []
@@ -232,7 +229,7 @@ def _parse_pair(problem: Problem, word: str) -> tuple[MachineKind, MachineKind]:
     prefill, plus, decode = SPLITWISE.get(known, word).partition("+")
     if not plus:
         raise ConfigurationError(
-            f"family {word!r} is not understood: write PREFILL+DECODE as in h100+a100, or AA, HH, HA or HHcap"
+            f"invalid family {word!r}: write PREFILL+DECODE as in h100+a100, or AA, HH, HA or HHcap"
         )
     return problem.kind(prefill.strip()), problem.kind(decode.strip())
 

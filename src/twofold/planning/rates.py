@@ -1,7 +1,6 @@
-"""The highest rate at which a design keeps the SLO: bisection over a grid of rates.
+"""Highest rate at which a design meets the SLO, by bisection over a grid of rates.
 
-All designs are tried at the rates of one grid, whose steps are the tolerance apart. So results compare exactly,
-and what was simulated once is found again whatever the search that asks for it.
+All designs use one grid with steps one tolerance apart, so results compare exactly and simulations are reused.
 """
 
 import math
@@ -12,8 +11,8 @@ from twofold.planning.design import Design
 from twofold.planning.evaluation import Evaluate, Evaluation, Trial, UpperBound
 
 _DIGITS = 6
-_STRIDE = 1.25  # the first step out of a start that was not the answer; it doubles
-_IDLE = 1 / 64  # of the analytic bound: where the search for a rate ends
+_STRIDE = 1.25  # first step away from the start; it doubles
+_IDLE = 1 / 64  # share of the analytic bound at which a design is nearly idle
 
 
 class RateGrid(msgspec.Struct, frozen=True):
@@ -25,7 +24,7 @@ class RateGrid(msgspec.Struct, frozen=True):
         return float(f"{(1.0 + self.tolerance) ** step:.{_DIGITS}g}")
 
     def step(self, rate: float) -> int:
-        """The greatest step whose rate is at most `rate`."""
+        """Highest step with a rate of at most `rate`."""
         step = math.floor(math.log(rate) / math.log1p(self.tolerance)) + 1
         while self.rate(step) > rate:
             step -= 1
@@ -37,9 +36,9 @@ class RateGrid(msgspec.Struct, frozen=True):
 
 
 class MaxRate(msgspec.Struct, frozen=True, kw_only=True):
-    """How much a design takes: it kept the SLO at `step` (as `kept` says) and not at the next (`missed`).
+    """Highest rate of a design: the SLO is met at `step` (`kept`) and missed at the next (`missed`).
 
-    `step` and `kept` are None where it missed even at the lowest rate that was tried, as `missed` then says.
+    `step` and `kept` are None if the SLO is missed at the lowest rate tried.
     """
 
     design: Design
@@ -49,7 +48,7 @@ class MaxRate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RateSearch(msgspec.Struct, frozen=True, kw_only=True):
-    """Evaluations of designs at rates of a grid, in one draw of the workload."""
+    """Evaluates designs at rates of a grid, in one draw of the workload."""
 
     evaluate: Evaluate
     bound: UpperBound
@@ -60,17 +59,17 @@ class RateSearch(msgspec.Struct, frozen=True, kw_only=True):
         return await self.evaluate(Trial(design, self.grid.rate(step), self.draw))
 
     def lowest(self, design: Design) -> int:
-        """Where the design is all but idle."""
+        """Step at which the design is nearly idle."""
         return self.grid.step(self.bound.upper(design) * _IDLE)
 
     def could(self, design: Design, rate: float) -> bool:
-        """Whether its bound does not rule it out."""
+        """Whether the analytic bound admits this rate."""
         return self.bound.upper(design) >= rate
 
     async def highest(self, design: Design, start: int | None = None) -> MaxRate:
-        """The design's capacity; the search begins at `start`, by default where the bound suggests.
+        """Find the highest rate, starting at step `start` (default: the analytic estimate).
 
-        It ends at the bound: a run too short for its queues to grow may pass beyond it, a service would not.
+        The analytic bound limits the search: short runs may exceed it before their queues grow.
         """
         step = self.grid.step(self.bound.estimate(design)) if start is None else start
         known = await self._bracket(design, step)
@@ -86,7 +85,7 @@ class RateSearch(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     async def _bracket(self, design: Design, start: int) -> dict[int, Evaluation]:
-        """Steps up or down from the start, wider and wider, until the answer changes or the range ends."""
+        """Step up or down with doubling strides until the result changes or the range ends."""
         lowest, highest = (
             self.lowest(design),
             max(self.grid.step(self.bound.upper(design)), self.lowest(design)),

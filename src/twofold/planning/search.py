@@ -1,13 +1,4 @@
-"""Which of several designs keeps the SLO at a rate, if any: a bisection over the split.
-
-The least dollars or watts for a given rate.
-
-The most requests per second within a budget: which split of the machines takes most.
-
-Below which rate splitting does not pay: where a colocated design first costs no more than any split one.
-
-What a plan is after.
-"""
+"""Searches over designs: the cheapest, the highest rate, and the break-even rate of splitting."""
 
 import asyncio
 import math
@@ -19,19 +10,19 @@ from twofold.planning.evaluation import Evaluation, Trial
 from twofold.planning.rates import MaxRate, RateSearch
 from twofold.request import Phase
 
-# How far from where the bisection began and ended its neighbours are asked as well: what is in the way of the SLO
-# says only nearly always where to look, since pools may help each other out.
+# Distances of the neighbours tried around both ends of a bisection: the limiting phase usually, but not always, shows
+# the direction, since pools may relieve each other.
 _NEIGHBOURS = (1, 2, 4)
 
 
 async def find_passing(
     search: RateSearch, designs: Sequence[Design], rate: float, start: int | None = None
 ) -> Design | None:
-    """A design that keeps the SLO at `rate`; None where none does.
+    """Find a design that meets the SLO at `rate` by bisection, or None.
 
-    `designs` are a frontier, by rising count of prefill machines: what fails for want of prefill has everything
-    that may pass after it, what fails for want of decode before it. Designs whose bound is below `rate` are not
-    simulated. `start` is where to begin, by default where the bound is most generous.
+    `designs` are a frontier by rising count of prefill machines: a design limited by prefill rules out those before it,
+    one limited by decode those after it. Designs bounded below `rate` are skipped. `start` is an index, by default that
+    of the highest estimate.
     """
     open_places = [place for place, design in enumerate(designs) if search.could(design, rate)]
     if not open_places:
@@ -77,10 +68,10 @@ def _nearest(places: Sequence[int], wanted: int) -> int:
     return min(places, key=lambda place: abs(place - wanted))
 
 
-# What is to be least, with what decides between equals behind it; it grows with every machine.
+# Cost to minimise, followed by tie breakers; it must grow with every machine.
 CostFunction = Callable[[Design], tuple[float, ...]]
 
-# A design this many times what the bound suggests, and still not enough, says that machines are not what is missing.
+# If a design this many times the analytic suggestion fails, more machines do not help.
 _GROWTH = (1.0, 1.25, 1.6, 2.0, 3.0, 5.0, 8.0)
 
 
@@ -99,10 +90,10 @@ def by_accelerators(design: Design) -> tuple[float, ...]:
 async def cheapest(
     search: RateSearch, family: Family, rate: float, allows: Allows, weigh: CostFunction
 ) -> Design | None:
-    """The lightest design of a family that keeps the SLO at `rate`; None where none that is allowed does.
+    """Find the cheapest design of a family that meets the SLO at `rate`, or None.
 
-    First any design that does, larger and larger; then, again and again, one on the frontier of all lighter ones,
-    shrunk to where it cannot lose a machine. The last, which no lighter one replaces, is the lightest.
+    Starts from any design that does, found by growing. Repeatedly shrinks it and looks for another on the frontier of
+    all cheaper designs, until there is none.
     """
     best = await _first(search, family, rate, allows)
     while best is not None:
@@ -119,7 +110,7 @@ async def cheapest(
 
 
 async def _first(search: RateSearch, family: Family, rate: float, allows: Allows) -> Design | None:
-    """Any allowed design that keeps the SLO at `rate`: near what the bound suggests, else the largest allowed."""
+    """Any allowed design that meets the SLO at `rate`: near the analytic suggestion, else the largest allowed."""
     suggested = search.bound.suggest(family, rate)
     most = _grown(family, suggested, _GROWTH[-1])
     for growth in _GROWTH:
@@ -133,7 +124,7 @@ async def _first(search: RateSearch, family: Family, rate: float, allows: Allows
 
 
 async def _shrunk(search: RateSearch, design: Design, rate: float) -> Design:
-    """The design less every machine that it can lose, those of the last kind first."""
+    """Remove every machine that is not needed, the last kind first."""
     for place in reversed(range(len(design.counts))):
         low, high = 0, design.counts[place]  # too few, enough
         while high - low > 1:
@@ -166,10 +157,10 @@ def _cheapest_nearest(designs: list[Design], design: Design) -> int:
 
 
 async def most_throughput(search: RateSearch, designs: Sequence[Design]) -> MaxRate:
-    """The design of a frontier with the highest capacity; one without any where none keeps the SLO.
+    """Find the design of a non-empty frontier with the highest rate.
 
-    A further design must beat the best by a step of the grid, which costs it one simulation; only one that does
-    is searched for its own capacity. `designs` is not empty.
+    Another design must beat the best by one grid step, which takes one simulation; only then is its own highest rate
+    searched.
     """
     guess = max(range(len(designs)), key=lambda place: (search.bound.estimate(designs[place]), -place))
     best = await search.highest(designs[guess])
@@ -182,12 +173,12 @@ async def most_throughput(search: RateSearch, designs: Sequence[Design]) -> MaxR
 
 
 def _lowest(search: RateSearch, designs: Sequence[Design]) -> int:
-    """Where the guess keeps the SLO at no rate, another split may at a low one."""
+    """Lowest step of any design, where another split may meet the SLO if the first guess does not."""
     return min(search.lowest(design) for design in designs)
 
 
-_RUNG = 2.0  # from one rate down to the next that is looked at
-_CLOSE = 1.1  # how near the answer comes
+_RUNG = 2.0  # ratio of successive rates on the way down
+_CLOSE = 1.1  # precision of the break-even rate
 
 
 async def break_even(
@@ -196,10 +187,10 @@ async def break_even(
     rate: float,
     weigh: CostFunction,
 ) -> float | None:
-    """The rate, about, at or below which the lightest colocated design is no heavier than any split one.
+    """Find the approximate rate up to which the cheapest colocated design is as cheap as any split one.
 
-    Looks downward from `rate`. Returns `rate` itself where splitting does not pay even there, and None where it
-    pays as far down as one machine of each phase is more than idle.
+    Searches downward from `rate`. Returns `rate` if splitting does not pay there, and None if it pays down to the
+    rate at which one machine per phase is nearly idle.
     """
     pays, step = search.grid.step(rate), search.grid.step(_RUNG)
     if not await _splitting_pays(search, families, search.grid.rate(pays), weigh):
@@ -225,7 +216,7 @@ async def break_even(
 async def _splitting_pays(
     search: RateSearch, families: Sequence[Family], rate: float, weigh: CostFunction
 ) -> bool:
-    """Whether some split design that keeps the SLO at `rate` is lighter than every colocated one that does."""
+    """Whether a split design that meets the SLO at `rate` is cheaper than every colocated one."""
     colocated = await asyncio.gather(
         *(
             cheapest(search, family, rate, _anything, _first_only(weigh))
@@ -247,14 +238,14 @@ async def _splitting_pays(
 async def _lighter(
     search: RateSearch, family: Family, rate: float, weigh: CostFunction, limit: float | None
 ) -> bool:
-    if limit is None:  # no colocated design does it: any split one that does is lighter
+    if limit is None:  # no colocated design meets the SLO
         return await cheapest(search, family, rate, _anything, weigh) is not None
     lighter = frontier(family, lambda design: weigh(design)[0] < limit)
     return bool(lighter) and await find_passing(search, lighter, rate) is not None
 
 
 def _anything(_: Design) -> bool:
-    """A budget would cut off large clusters; this is about small ones."""
+    """No budget, which would cut off large clusters: break-even concerns small ones."""
     return True
 
 
@@ -267,8 +258,10 @@ def _idle(search: RateSearch, family: Family) -> int:
 
 
 class Objective(StrEnum):
-    """Most requests per second within a budget, or least dollars or watts at a rate; or, with parallelism of its own
-    for each phase, most requests per second and accelerator (DistServe's goodput)."""
+    """Goal of a plan.
+
+    Highest throughput within a budget, least cost or power at a rate, or goodput per accelerator (DistServe).
+    """
 
     THROUGHPUT = "throughput"
     COST = "cost"
@@ -277,7 +270,7 @@ class Objective(StrEnum):
 
     @property
     def weigh(self) -> CostFunction:
-        """What designs are compared by at one rate: watts or accelerators where they count, else dollars."""
+        """Cost of a design at one rate: watts, accelerators or dollars."""
         if self is Objective.GOODPUT:
             return by_accelerators
         return by_power if self is Objective.POWER else by_price

@@ -1,7 +1,4 @@
-"""The best split of equal instances for the traffic of a service, by short simulations of candidates.
-
-All candidates serve the same requests, so that chance favours none of them.
-"""
+"""Best split of equal instances for a service's traffic, by short simulations of candidates on the same requests."""
 
 import time
 from collections.abc import Iterator
@@ -25,19 +22,18 @@ from twofold.simulation.simulate import simulate
 from twofold.slo import Slo
 from twofold.workload.distributions import Gamma, RandomStream, generator
 
-_SIMULATED_S = 60.0  # queues that grow are seen to in this time,
-_FEWEST, _MOST = 400, 3000  # unless that is too few requests for a share, or more than there is time for
-_ALL = 8  # splits that are all tried; of more, those that a bisection comes by
-# How much more than the attainment that is asked for a smaller number of instances must promise: about twice the
-# standard error of a forecast of 90%.
+_SIMULATED_S = 60.0  # long enough to show growing queues,
+_FEWEST, _MOST = 400, 3000  # within these numbers of requests
+_ALL = 8  # up to this many splits are all tried; more are searched by bisection
+# Extra attainment required of fewer instances: about twice the standard error of a forecast of 90%.
 _HEADROOM = 0.03
 
 
 class SplitPlanner:
-    """Implements `Planner` for the instances of `spec`.
+    """Implements `ReplanSearch` for the instances of `spec`.
 
-    A plan aims at `attainment`, the share of requests within `slo`. With `replicas` it takes as few instances as reach
-    that, else as many as run.
+    A plan aims at `attainment`, the share of requests within `slo`. With `replicas` it uses as few instances as reach
+    it, otherwise all running ones.
     """
 
     def __init__(
@@ -49,15 +45,15 @@ class SplitPlanner:
         attainment: float = 0.9,
         replicas: bool = False,
     ) -> None:
-        """Raises ConfigurationError where instances cannot take each other's place, or the SLO has no bounds."""
+        """Raises ConfigurationError if instances are not interchangeable or the SLO has no bounds."""
         require_movable(spec, instance_profiles(spec, catalog))
         if slo == Slo():
-            raise ConfigurationError("re-planning needs an SLO in seconds to aim at, as in ttft=2,tpot=0.1")
+            raise ConfigurationError("re-planning needs an SLO in seconds, as in ttft=2,tpot=0.1")
         self._spec, self._catalog, self._slo = replace(spec, failures=()), catalog, slo
         self._enough, self._replicas = attainment + _HEADROOM, replicas
 
     def search(self, traffic: TrafficSample, running: RoleSplit, stock: int) -> SearchResult:
-        """See `Planner`."""
+        """Search the best split; see `ReplanSearch`."""
         began = time.process_time()
         search = _Search(self._spec, self._catalog, self._slo, list(synthetic_requests(traffic)))
         now = search.forecast(running)
@@ -73,7 +69,7 @@ class SplitPlanner:
         )
 
     def _fewest(self, search: "_Search", stock: int) -> SplitForecast:
-        """The best split of as few instances as are enough; of all that there are where none are."""
+        """Best split of the fewest sufficient instances, or of the whole stock."""
         best = search.best_of(stock)
         low, high = 2, stock
         while low < high and best.attainment >= self._enough:
@@ -87,7 +83,7 @@ class SplitPlanner:
 
 
 class _Search:
-    """Forecasts, each simulated once."""
+    """Forecasts of splits, each simulated once."""
 
     def __init__(self, spec: ClusterSpec, catalog: Catalog, slo: Slo, requests: list[Request]) -> None:
         self.known: dict[RoleSplit, SplitForecast] = {}
@@ -112,13 +108,13 @@ class _Search:
         return self.known[split]
 
     def best_of(self, instances: int) -> SplitForecast:
-        """The best split of that many: where several serve the same share, the one that is furthest from its bounds."""
+        """Best split of this many instances; of equal attainment, the one furthest from its bounds."""
         tried = range(1, instances) if instances - 1 <= _ALL else self._bisected(instances)
         forecasts = [self.forecast(RoleSplit(prefill, instances - prefill)) for prefill in tried]
         return max(forecasts, key=lambda each: (each.attainment, -self._strain[each.split]))
 
     def _bisected(self, instances: int) -> list[int]:
-        """Numbers of prefill instances that a bisection by what is in the way comes by, and neighbours of the last."""
+        """Prefill counts visited by a bisection on the limiting phase, and neighbours of the last."""
         low, high, tried = 1, instances - 1, list[int]()
         while low <= high:
             middle = (low + high) // 2
@@ -131,10 +127,10 @@ class _Search:
 
 
 def synthetic_requests(traffic: TrafficSample) -> Iterator[Request]:
-    """Requests like those of `traffic`, the same ones each time.
+    """Generate requests like those of `traffic`, the same ones each time.
 
-    Prompt and output lengths are drawn independently: outputs are known later than prompts, of other requests; in the
-    traces at hand the two are close to uncorrelated (see `twofold.workload.distributions`).
+    Prompt and output lengths are drawn independently, as outputs end later; in the traces examined they are nearly
+    uncorrelated (see `twofold.workload.lengths`).
     """
     count = round(min(max(_SIMULATED_S * traffic.rate, _FEWEST), _MOST))
     times = islice(Gamma(traffic.rate, traffic.burstiness).times(0), count)
@@ -145,7 +141,7 @@ def synthetic_requests(traffic: TrafficSample) -> Iterator[Request]:
 
 
 def _strain(result: SimulationResult, slo: Slo) -> float:
-    """How far the latencies of the slowest tenth are on their way to the bounds: 1 where one of them is there."""
+    """P90 latency relative to its bound, the highest of all bounds."""
     pairs = ((result.ttft_s, slo.ttft_s), (result.tpot_s, slo.tpot_s), (result.e2e_s, slo.e2e_s))
     shares = [(histogram.percentile(90), bound_s) for histogram, bound_s in pairs if bound_s is not None]
     return max((value / bound_s for value, bound_s in shares if value is not None), default=0.0)

@@ -1,7 +1,4 @@
-"""When a simulation may end early: the SLO is missed, whatever the rest of the run would be.
-
-One trial by simulation: what runs in every worker.
-"""
+"""Simulation of one trial, with early stop when the SLO can no longer be met."""
 
 import math
 import time
@@ -20,12 +17,12 @@ from twofold.simulation.simulate import simulate
 from twofold.simulation.statistics import MICRO, RunStatistics
 from twofold.slo import Slo, SlowdownSlo
 
-_EVERY = 16  # looks between two counts over histograms, which cost more than the others
-_CLEARLY = 1.001  # beyond a bound: more than a histogram rounds
+_EVERY = 16  # calls between two checks of histograms, which are expensive
+_CLEARLY = 1.001  # beyond a bound, more than histogram rounding
 
 
 class SloUnreachable:
-    """Says of a run's statistics that `requests` can no longer keep the SLO."""
+    """Whether a run of `requests` can no longer meet the SLO, from its statistics."""
 
     def __init__(self, requests: Sequence[Request], slo: Slo | SlowdownSlo, attainment: float) -> None:
         self._requests = len(requests)
@@ -51,9 +48,9 @@ class SloUnreachable:
 
 
 def _beyond(histogram: Histogram, bounds: dict[int, float], total: int) -> bool:
-    """Whether some percentile of `total` values will be over its bound, so many are over it already.
+    """Whether enough of `total` values already exceed their bounds that some percentile will.
 
-    The percentile is at least the value of rank floor((total − 1)·p/100), counted from 0.
+    A percentile is at least the value of rank floor((total − 1)·p/100), counted from 0.
     """
     count = histogram.count
     for percentile, bound in bounds.items():
@@ -65,15 +62,15 @@ def _beyond(histogram: Histogram, bounds: dict[int, float], total: int) -> bool:
     return False
 
 
-class TrialAbandoned(Exception):  # noqa: N818 (it is no error: whoever asked has gone)
-    """Nobody waits for the trial any more."""
+class TrialAbandoned(Exception):  # noqa: N818 (not an error)
+    """The result of the trial is no longer needed."""
 
 
 def simulate_trial(
     problem: Problem, trial: Trial, abandoned: Callable[[], bool] = lambda: False
 ) -> SimulatedTrial:
-    """Simulate a trial and judge it; raises `TrialAbandoned` soon after `abandoned` says so, else as
-    `simulate` does.
+    """Simulate and judge a trial; raises TrialAbandoned soon after `abandoned` returns True, and otherwise as
+    `simulate`.
     """
     began = time.process_time()
     slo = problem.slo_of(trial.design)
@@ -119,7 +116,7 @@ def simulate_trial(
 
 
 def _ceilings(result: SimulationResult, slo: Slo | SlowdownSlo, attainment: float) -> Iterator[Check]:
-    """What an SLO in seconds asks of each latency by itself: the joint share alone does not say which one is near."""
+    """Percentile of each latency against its bound; the joint attainment alone does not show which bound is close."""
     percentile = 100 * attainment
     if not isinstance(slo, Slo):
         return
@@ -135,7 +132,7 @@ def _ceilings(result: SimulationResult, slo: Slo | SlowdownSlo, attainment: floa
 
 
 def bound_by(result: SimulationResult, slo: Slo | SlowdownSlo) -> Phase | None:
-    """The phase that is nearer to missing its bounds; by how busy the pools were where the SLO bounds neither."""
+    """The phase closer to missing its bounds, or the busier one if the SLO bounds neither."""
     if isinstance(slo, Slo):
         prefill, decode = _misses(result.ttft_s, slo.ttft_s), _misses(result.tpot_s, slo.tpot_s)
     else:
@@ -154,7 +151,7 @@ def _misses(histogram: Histogram, bound_s: float | None) -> float:
 
 
 def _excess(histogram: Histogram | None, bounds: dict[int, float]) -> float:
-    """The worst percentile as a multiple of its bound."""
+    """Worst percentile as a multiple of its bound."""
     if histogram is None:
         return 0.0
     values = ((histogram.percentile(percentile), bound) for percentile, bound in bounds.items())
@@ -169,11 +166,11 @@ def _latency(histogram: Histogram) -> LatencyPercentiles | None:
 
 
 def _first_tokens(requests: Sequence[Request]) -> tuple[Request, ...]:
-    """As far as prefill goes: what decode does with a request afterwards is nothing to it."""
+    """Requests without decode, for judging prefill alone."""
     return tuple(replace(request, output_tokens=1) for request in requests)
 
 
 @lru_cache(maxsize=4)
 def _requests(workload: WorkloadArguments, rate: float) -> tuple[Request, ...]:
-    """Families are tried at the same rates of one grid, often one after the other."""
+    """Cached, as families are often tried at the same rates."""
     return tuple(workload.requests(rate))

@@ -1,4 +1,4 @@
-"""The requests that designs are tried with, at any rate, and what they need on average."""
+"""Workloads of trials at any rate, and their mean request."""
 
 import hashlib
 from functools import lru_cache
@@ -12,14 +12,14 @@ from twofold.request import Request
 from twofold.workload.distributions import REPLAY
 from twofold.workload.source import is_named, workload
 
-_SAMPLE = 4096  # requests that averages are taken over
+_SAMPLE = 4096  # requests averaged
 
 
 class WorkloadArguments(msgspec.Struct, frozen=True, kw_only=True):
-    """The arguments of `workload` but its rate.
+    """Arguments of `workload` except the rate.
 
-    `duration_s` seconds are simulated, or as many more as bring `min_requests`: percentiles of a handful of
-    requests mean little. The seed is the same at all rates, so designs are compared on the same random numbers.
+    Simulates `duration_s` seconds, or longer until `min_requests` have arrived. The seed is the same at all rates, so
+    designs are compared on the same random numbers.
     """
 
     workload: str
@@ -33,16 +33,18 @@ class WorkloadArguments(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
 
     def drawn(self, draw: int) -> "WorkloadArguments":
-        """The same with other random numbers; draw 0 has those of the seed."""
+        """The same workload with other random numbers; draw 0 uses the seed itself."""
         return replace(self, seed=self.seed + draw) if draw else self
 
     @property
     def random(self) -> bool:
-        """Whether another draw is another workload: a trace at its own times is always the same."""
+        """Whether draws differ; a trace replayed at its own times does not."""
         return is_named(self.workload) or self.arrival not in (None, REPLAY)
 
     def requests(self, rate: float) -> list[Request]:
-        """The requests at `rate` per second; raises as `workload` does, and where there are none."""
+        """Generate the requests at `rate` per second; raises as `workload` does, and ConfigurationError without
+        requests.
+        """
         duration_s = max(self.duration_s, self.min_requests / rate)
         found = self._requests(rate, duration_s=duration_s)
         if not found:
@@ -52,11 +54,11 @@ class WorkloadArguments(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
     def shape(self) -> "WorkloadShape":
-        """The averages of the workload."""
+        """Mean request of the workload."""
         return WorkloadShape.of(self._requests(1.0, num_requests=_SAMPLE))
 
     def digest(self) -> str:
-        """A fingerprint of the trace file; empty for a named workload, which comes with the package."""
+        """SHA-256 of the trace file; empty for a named workload."""
         if is_named(self.workload):
             return ""
         return _file_digest(Path(self.workload))
@@ -81,7 +83,7 @@ class WorkloadArguments(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkloadShape(msgspec.Struct, frozen=True, kw_only=True):
-    """Means per request: prompt tokens, tokens that decode makes, and KV tokens that these read in all."""
+    """Means per request: prompt tokens, decoded tokens, and KV tokens read by decode in total."""
 
     prompt_tokens: float
     decode_tokens: float
@@ -91,7 +93,7 @@ class WorkloadShape(msgspec.Struct, frozen=True, kw_only=True):
     def of(cls, requests: list[Request]) -> "WorkloadShape":
         count = len(requests)
         if not count:
-            raise ConfigurationError("the workload has no requests to plan for")
+            raise ConfigurationError("the workload has no requests")
         steps = [request.output_tokens - 1 for request in requests]
         read = sum(
             n * request.prompt_tokens + n * (n + 1) // 2 for n, request in zip(steps, requests, strict=True)
@@ -104,7 +106,7 @@ class WorkloadShape(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def context(self) -> float:
-        """KV tokens that the mean decode reads."""
+        """KV tokens read per decoded token."""
         return self.context_tokens / self.decode_tokens if self.decode_tokens else 0.0
 
 

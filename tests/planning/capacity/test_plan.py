@@ -16,7 +16,7 @@ BLOCK = 512
 
 
 @pytest.fixture(scope="module")
-def question():
+def query():
     catalog = load_catalog()
     model, machine = catalog.model("llama2-70b"), catalog.machine("a100")
     return CapacityQuery(
@@ -43,7 +43,7 @@ def conversations():
     return requests
 
 
-def counted(requests, question, caches, capacity, block_s):
+def counted(requests, query, caches, capacity, block_s):
     """(share of blocks found, accelerators free) by caches that are simulated; requests come to them in turn."""
     stores = [PrefixCache(capacity, create_eviction("lru")) for _ in range(caches)]
     saved_s = 0.0
@@ -52,40 +52,40 @@ def counted(requests, question, caches, capacity, block_s):
         count = store.match(keys)
         store.touch(keys, count)
         store.insert(keys, start=count)
-        whole_s = question.performance.prefill_s(prompt, prompt * prompt)
-        part_s = reuse_s(question.performance, prompt, min(count * BLOCK, prompt - 1), count * block_s)
+        whole_s = query.performance.prefill_s(prompt, prompt * prompt)
+        part_s = reuse_s(query.performance, prompt, min(count * BLOCK, prompt - 1), count * block_s)
         saved_s += max(0.0, whole_s - part_s) if count else 0.0
     blocks = sum(len(request.prefix_blocks) for request in requests)
     hits = sum(store.hits for store in stores)
-    return hits / blocks, saved_s / requests[-1].arrival_s * question.accelerators
+    return hits / blocks, saved_s / requests[-1].arrival_s * query.accelerators
 
 
 @pytest.mark.parametrize("capacity", [8, 40, 100, 400])
-def test_caches_that_are_simulated_find_and_save_as_much(question, conversations, capacity):
+def test_caches_that_are_simulated_find_and_save_as_much(query, conversations, capacity):
     """On each node by itself and as one pool, which reads three blocks of four over the network."""
-    (dram, _) = capacity_plan(conversations, question).tiers
-    block_gb = question.block_bytes / 1e9
-    own_s = question.block_bytes / question.dram.bytes_per_s
-    network_s = question.block_bytes / min(question.dram.bytes_per_s, question.machine.network_bytes_per_s)
+    (dram, _) = capacity_plan(conversations, query).tiers
+    block_gb = query.block_bytes / 1e9
+    own_s = query.block_bytes / query.dram.bytes_per_s
+    network_s = query.block_bytes / min(query.dram.bytes_per_s, query.machine.network_bytes_per_s)
     local = dram.local.at(capacity * block_gb)
     pool = dram.pool.at(capacity * block_gb / 4)
     for point, caches, block_s in ((local, 4, own_s), (pool, 1, own_s / 4 + network_s * 3 / 4)):
-        found, free = counted(conversations, question, caches, capacity, block_s)
+        found, free = counted(conversations, query, caches, capacity, block_s)
         assert point.hit_rate == pytest.approx(found)
         assert point.accelerators == pytest.approx(free)
 
 
-def test_a_pool_finds_more_than_nodes_by_themselves(question, conversations):
+def test_a_pool_finds_more_than_nodes_by_themselves(query, conversations):
     """A conversation that comes to another node each turn is known in the pool."""
-    (dram, _) = capacity_plan(conversations, question).tiers
+    (dram, _) = capacity_plan(conversations, query).tiers
     for gb in (4.0, 16.0, 64.0):
         assert dram.pool.at(gb).hit_rate >= dram.local.at(gb).hit_rate
     assert dram.pool.at(64.0).hit_rate > dram.local.at(64.0).hit_rate
 
 
-def test_disk_goes_on_where_dram_ends(question, conversations):
+def test_disk_goes_on_where_dram_ends(query, conversations):
     """What both find together is what so much DRAM would; disk alone begins at nothing."""
-    dram, disk = capacity_plan(conversations, replace(question, dram_gb=2.0)).tiers
+    dram, disk = capacity_plan(conversations, replace(query, dram_gb=2.0)).tiers
     assert disk.behind_gb == 2.0
     assert disk.pool.at(0.0).hit_rate == dram.pool.at(2.0).hit_rate
     assert disk.pool.at(0.0).accelerators == 0.0
@@ -93,20 +93,20 @@ def test_disk_goes_on_where_dram_ends(question, conversations):
     assert disk.pool.full_gb_per_node == pytest.approx(dram.pool.full_gb_per_node - 2.0, abs=0.05)
 
 
-def test_a_disk_may_have_all(question, conversations):
+def test_a_disk_may_have_all(query, conversations):
     """It finds what so much DRAM would; without any DRAM in front it is the last tier itself."""
-    dram, disk = (plan := capacity_plan(conversations, replace(question, dram_gb=2.0))).tiers
+    dram, disk = (plan := capacity_plan(conversations, replace(query, dram_gb=2.0))).tiers
     alone = plan.disk_alone
     assert disk is not alone
     assert alone.pool.at(0.0).hit_rate == 0.0
     assert alone.pool.at(64.0).hit_rate == dram.pool.at(64.0).hit_rate
-    without = capacity_plan(conversations, replace(question, dram_gb=0.0))
+    without = capacity_plan(conversations, replace(query, dram_gb=0.0))
     assert without.tiers[1] is without.disk_alone
 
 
-def test_a_disk_too_slow_to_read_saves_nothing(question, conversations):
+def test_a_disk_too_slow_to_read_saves_nothing(query, conversations):
     """Computing is then quicker, and the disk does not pay at any capacity."""
-    slow = replace(question, dram_gb=0.0, disk=replace(question.disk, bytes_per_s=1e3))
+    slow = replace(query, dram_gb=0.0, disk=replace(query.disk, bytes_per_s=1e3))
     (_, disk) = capacity_plan(conversations, slow).tiers
     point = disk.pool.at(64.0)
     assert point.hit_rate > 0
@@ -114,39 +114,39 @@ def test_a_disk_too_slow_to_read_saves_nothing(question, conversations):
     assert disk.pool.best().gb_per_node == 0.0
 
 
-def test_a_slow_link_makes_the_pool_worth_less(question, conversations):
+def test_a_slow_link_makes_the_pool_worth_less(query, conversations):
     """Three blocks of four come over it."""
     quick, slow = (
-        capacity_plan(conversations, replace(question, link_bytes_per_s=link)).tiers[0].pool.at(64.0)
+        capacity_plan(conversations, replace(query, link_bytes_per_s=link)).tiers[0].pool.at(64.0)
         for link in (None, 0.1e9)
     )
     assert slow.hit_rate == quick.hit_rate
     assert slow.accelerators < quick.accelerators
 
 
-def test_the_prefill_decides_how_many_nodes_there_are(question, conversations):
+def test_the_prefill_decides_how_many_nodes_there_are(query, conversations):
     """As many as it keeps busy without reuse, where nothing is said; one node has no pool of others."""
-    plan = capacity_plan(conversations, replace(question, nodes=None))
+    plan = capacity_plan(conversations, replace(query, nodes=None))
     assert 8 * (plan.nodes - 1) < plan.busy <= 8 * plan.nodes
-    alone = capacity_plan(conversations, replace(question, nodes=1))
+    alone = capacity_plan(conversations, replace(query, nodes=1))
     assert alone.tiers[0].pool is None
     assert alone.tiers[0].preferred is alone.tiers[0].local
 
 
-def test_more_nodes_than_requests(question, conversations):
+def test_more_nodes_than_requests(query, conversations):
     """Most have none; nothing breaks."""
     few = conversations[:3]
-    assert capacity_plan(few, replace(question, nodes=8)).tiers[0].local.at(64.0).hit_rate == 0.0
+    assert capacity_plan(few, replace(query, nodes=8)).tiers[0].local.at(64.0).hit_rate == 0.0
 
 
 @pytest.mark.parametrize(
     ("requests", "words"),
     [
         ([ask(0), ask(1, 1.0)], "block ids"),
-        ([ask(n, 0.0, 600, prefix_blocks=(1,)) for n in range(2)], "all its requests come at once"),
+        ([ask(n, 0.0, 600, prefix_blocks=(1,)) for n in range(2)], "all requests of this one arrive at once"),
     ],
 )
-def test_traces_that_say_nothing_are_refused(question, requests, words):
+def test_traces_that_say_nothing_are_refused(query, requests, words):
     """In one sentence."""
     with pytest.raises(ConfigurationError, match=words):
-        capacity_plan(requests, question)
+        capacity_plan(requests, query)

@@ -59,7 +59,7 @@ def test_leaving_ends_what_runs(make_problem):
 
 def test_no_jobs_are_refused(make_problem):
     """And there is at least one core."""
-    with pytest.raises(ConfigurationError, match="--jobs 0"):
+    with pytest.raises(ConfigurationError, match="--jobs must be at least 1"):
         LocalExecutor(make_problem(), 0)
     assert cores() >= 1
 

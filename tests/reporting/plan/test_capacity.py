@@ -15,7 +15,7 @@ from twofold.reporting.plan.capacity import CapacityReport, added_by, capacities
 def plan():
     catalog = load_catalog()
     model, machine = catalog.model("llama2-70b"), catalog.machine("h100")
-    question = CapacityQuery(
+    query = CapacityQuery(
         model=model,
         machine=machine,
         performance=performance_model("auto", model, machine, 8),
@@ -27,7 +27,7 @@ def plan():
     requests = [
         ask(n, float(n), 20 * 512, prefix_blocks=range(100 * (n % 5), 100 * (n % 5) + 20)) for n in range(60)
     ]
-    return capacity_plan(requests, question)
+    return capacity_plan(requests, query)
 
 
 def test_rows_end_where_more_is_of_no_use(plan):

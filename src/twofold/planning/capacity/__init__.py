@@ -1,1 +1,1 @@
-"""How large a KV cache pays: hit rates and saved GPU time at every capacity, from one pass over a trace."""
+"""KV cache capacity: hit rates and saved accelerator time at every size."""

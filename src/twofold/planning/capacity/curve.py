@@ -1,13 +1,8 @@
-"""LRU stack distances: what a cache of every size would hit, from one pass over a trace.
+"""Hit rate and value of a cache tier at every capacity, from LRU stack distances.
 
-A cache that evicts the least recently used block holds, at any size, the blocks that were used last: a larger one has
-all that a smaller one has (Mattson et al., Evaluation techniques for storage hierarchies, IBM Systems Journal 1970). So
-each use of a block has a least capacity at which it is a hit, and these are all there is to know. Where tiers hand down
-what they evict and bring up what is used, the first has the top of the same stack and the next ones what follows.
-
-How much prefill each block of a prompt saves when it is there: seconds of an instance, by a performance model.
-
-What a tier of cache gives at every capacity: hits and saved time, and from there on what an added GB is worth.
+An LRU cache holds the most recently used blocks, so a larger cache contains a smaller one (Mattson et al., Evaluation
+techniques for storage hierarchies, IBM Systems Journal 1970), and each use of a block has a minimum capacity at which
+it hits. In tiers that demote evicted blocks and promote used ones, the first tier holds the top of the same stack.
 """
 
 from collections.abc import Sequence
@@ -27,15 +22,14 @@ NEVER = np.iinfo(np.int64).max
 
 
 def least_capacities(prompts: Sequence[Sequence[BlockKey]]) -> Blocks:
-    """For each block of each prompt, one after the other, the smallest cache in which that request finds it.
+    """Return, for each block of each prompt in order, the smallest cache (in blocks) in which the request finds it.
 
-    A block is found only where all blocks before it are, so this never falls within a prompt. Requests come in order,
-    and use or store their blocks in order. In blocks; NEVER where no cache is large enough. Exact for caches that have
-    room for a whole prompt: in a smaller one it would push out its own beginning, which `PrefixCache` does not do.
+    A block hits only if all blocks before it do, so values never fall within a prompt. NEVER if no size suffices. Exact
+    for caches that hold a whole prompt; in smaller ones `PrefixCache` keeps the beginning of a prompt.
     """
     keys = list(chain.from_iterable(prompts))
     distances = np.minimum(stack_distances(keys), len(keys) + 1)
-    # The greatest so far within each prompt: those of later prompts are lifted above all of earlier ones.
+    # Running maximum within each prompt: later prompts are lifted above all earlier ones.
     lengths = np.array([len(prompt) for prompt in prompts], dtype=np.int64)
     lift = np.repeat(np.arange(len(prompts)), lengths) * (len(keys) + 2)
     least = np.maximum.accumulate(distances + lift) - lift
@@ -43,18 +37,18 @@ def least_capacities(prompts: Sequence[Sequence[BlockKey]]) -> Blocks:
 
 
 def stack_distances(keys: Sequence[BlockKey]) -> Blocks:
-    """For each use of a key the smallest LRU cache that has it then; NEVER for the first use of each."""
+    """Return, for each use of a key, the smallest LRU cache that holds it then; NEVER for first uses."""
     previous = _previous(keys)
     again = np.flatnonzero(previous >= 0)
     last = previous[again]
-    # Between the two uses of a key lie others; those that were used more than once there are counted once.
+    # Keys between the two uses of a key; repeated ones count once.
     distances = np.full(len(keys), NEVER)
     distances[again] = again - last - _greater_before(last)
     return distances
 
 
 def _previous(keys: Sequence[BlockKey]) -> Blocks:
-    """The place where each key was used last, −1 where it was not."""
+    """Index of each key's previous use, or −1."""
     latest: dict[BlockKey, int] = {}
     previous = []
     for place, key in enumerate(keys):
@@ -64,11 +58,11 @@ def _previous(keys: Sequence[BlockKey]) -> Blocks:
 
 
 def _greater_before(values: Blocks) -> Blocks:
-    """For each value how many of those before it are greater. Values are different from each other and not negative.
+    """For distinct, non-negative values, count the greater ones before it, in O(n log n) numpy operations.
 
-    Bit by bit, from the highest: of two values that agree in all bits above, the one with a 1 is greater. All values
-    are kept in groups that agree so far, in the order they came in, so that a running count of ones says how many came
-    before. Takes n·log n steps, all of them numpy's.
+    Works bit by bit from the highest: of two values that agree in all higher bits, the one with a 1 is greater.
+    Values stay grouped by their higher bits in order of arrival, so a running count of ones counts the greater values
+    before.
     """
     count = np.zeros(len(values), dtype=np.int64)
     order = np.arange(len(values))
@@ -84,11 +78,10 @@ def _greater_before(values: Blocks) -> Blocks:
 
 
 def savings_s(model: PerformanceModel, prompt_tokens: int, loads_s: Sequence[float]) -> list[float]:
-    """For each of the leading blocks of a prompt the seconds that it saves beyond what those before it do.
+    """Return the prefill seconds that each leading cached block of a prompt saves beyond the blocks before it.
 
-    `loads_s` are what loading each of them takes, in order; it hides behind computing the rest of the prompt. Blocks
-    that would take longer to load than to compute are computed and save nothing. At least the last token of a prompt
-    is always computed: it makes the first of the output.
+    `loads_s` are the load times of the blocks in order; loading overlaps with computing the rest of the prompt.
+    Blocks that take longer to load than to compute save nothing. The last token of a prompt is always computed.
     """
     whole_s = model.prefill_s(prompt_tokens, prompt_tokens * prompt_tokens)
     most_s = load_s = 0.0
@@ -103,14 +96,14 @@ def savings_s(model: PerformanceModel, prompt_tokens: int, loads_s: Sequence[flo
 
 
 Seconds = npt.NDArray[np.float64]
-_ROUNDING = 1e-6  # of a block: what was so many blocks in GB is so many again
+_ROUNDING = 1e-6  # of a block, so that converting blocks to GB and back is exact
 
 
 class CapacityTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """What turns blocks into GB and saved time into dollars.
+    """Conversion from blocks to GB and from saved time to dollars.
 
-    There are `caches` of equal size, each for a share of `nodes`: one for each, or one for all. A trace of `duration_s`
-    seconds had `blocks`. `second_price` is what an instance costs for a second, `gb_price` what a GB costs for an hour.
+    `caches` equal caches serve `nodes` (one each, or one shared). The trace lasts `duration_s` and has `blocks`.
+    `second_price` is dollars per second of an instance, `gb_price` dollars per GB and hour.
     """
 
     caches: int
@@ -123,18 +116,20 @@ class CapacityTerms(msgspec.Struct, frozen=True, kw_only=True):
     gb_price: float
 
     def blocks_of(self, gb_per_node: float) -> int:
-        """What each cache holds where every node has so many GB."""
+        """Blocks per cache at this many GB per node."""
         return int(gb_per_node * self.nodes / self.caches / self.block_gb + _ROUNDING)
 
     def gb_of(self, blocks: int) -> float:
-        """The GB of each node where every cache holds so many blocks."""
+        """GB per node at this many blocks per cache."""
         return blocks * self.block_gb * self.caches / self.nodes
 
 
 class CapacityPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """A capacity and what it gives. `hit_rate` is the share of all blocks that are found here or in tiers above;
-    `accelerators` is how many this tier frees on average, and `saved_per_h` what they would cost; `price_per_h` is its
-    own."""
+    """Hit rate and value of a tier at one capacity.
+
+    `hit_rate` is the share of blocks found here or in a higher tier. `accelerators` is the mean number freed by this
+    tier, `saved_per_h` their price in dollars, and `price_per_h` the price of the tier.
+    """
 
     gb_per_node: float
     hit_rate: float
@@ -144,15 +139,15 @@ class CapacityPoint(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def gain_per_h(self) -> float:
-        """Dollars of an hour that are left."""
+        """Net savings in dollars per hour."""
         return self.saved_per_h - self.price_per_h
 
 
 class CapacityCurve:
     """Hits and saved time of one tier at every capacity.
 
-    `least` has the least capacity of a cache, in blocks of this tier, at which each block is found, 0 where a tier
-    above has it; `saved_s` the seconds that an instance then saves with it.
+    `least` is the minimum capacity at which each block hits, in blocks of this tier, and 0 if a higher tier has it;
+    `saved_s` is the instance time that this hit saves.
     """
 
     def __init__(self, terms: CapacityTerms, least: Blocks, saved_s: Seconds) -> None:
@@ -164,11 +159,11 @@ class CapacityCurve:
 
     @property
     def full_gb_per_node(self) -> float:
-        """The least capacity that more would add nothing to."""
+        """Capacity beyond which nothing is gained."""
         return self.terms.gb_of(len(self._hits) - 1)
 
     def at(self, gb_per_node: float) -> CapacityPoint:
-        """What so much gives; what is less than a block is of no use."""
+        """Evaluate a capacity, rounded down to whole blocks."""
         terms = self.terms
         place = min(terms.blocks_of(gb_per_node), len(self._hits) - 1)
         busy = float(self._saved_s[place]) / terms.duration_s
@@ -181,7 +176,7 @@ class CapacityCurve:
         )
 
     def best(self) -> CapacityPoint:
-        """The capacity up to which adding pays: what is saved, less what is paid, is most. 0 GB where none pays."""
+        """Find the capacity with the highest net savings; 0 GB if none pays."""
         terms = self.terms
         saved = self._saved_s / terms.duration_s * terms.second_price * 3600
         paid = np.arange(len(saved)) * (terms.caches * terms.block_gb * terms.gb_price)

@@ -1,4 +1,4 @@
-"""The trade-off of KV capacity: what DRAM, and disk behind it, give a trace at every size, on each node or pooled."""
+"""KV cache capacity planning: DRAM and disk sizes for a trace, per node or pooled."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -23,11 +23,11 @@ from twofold.workload.rescale import BLOCK_TOKENS
 
 
 class CapacityQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Nodes are machines whose instances, of so many `accelerators` each, prefill `model` as `performance` says.
+    """Prefill nodes and cache tiers to plan.
 
-    As many nodes as the prefill of the trace keeps busy without any reuse, if `nodes` is None. `dram_gb` of each node
-    is in front of the disk, as much as pays if None. An instance reads from another node at its share of the machine's
-    network, or at `link_bytes_per_s`.
+    Each node is a `machine` with instances of `accelerators` each. `nodes` None is the number that the prefill of the
+    trace keeps busy without reuse; `dram_gb` None is the DRAM per node that pays. Remote reads use an instance's
+    share of the machine's network, or `link_bytes_per_s`.
     """
 
     model: Model
@@ -42,7 +42,7 @@ class CapacityQuery(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def share(self) -> float:
-        """What an instance has of its machine."""
+        """Share of a machine per instance."""
         return self.accelerators / self.machine.count
 
     @property
@@ -51,8 +51,10 @@ class CapacityQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TierPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """One tier: `local` with a cache on each node, to which requests come in turn; `pool` as one cache of all nodes,
-    None where there is one node. `behind_gb` of each node are in front of it."""
+    """One tier, behind `behind_gb` of DRAM per node.
+
+    `local` is a cache per node under round-robin routing, `pool` one cache of all nodes (None for a single node).
+    """
 
     tier: StorageTier
     behind_gb: float
@@ -61,18 +63,18 @@ class TierPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def preferred(self) -> CapacityCurve:
-        """The pool, where there is one."""
+        """The pool, or the local cache of a single node."""
         return self.pool or self.local
 
 
 class CapacityPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The tiers in order, and what they are judged by: `busy` accelerators prefill the trace where nothing is reused.
+    """Capacity curves of all tiers.
 
-    `disk_alone` is the last tier without the one above it. `highest_reuse` is the share of the trace's blocks that came
-    before.
+    `busy` is the mean number of accelerators that prefill the trace without reuse, `disk_alone` the disk tier without
+    DRAM, and `highest_reuse` the share of blocks seen before.
     """
 
-    question: CapacityQuery
+    query: CapacityQuery
     nodes: int
     requests: int
     blocks: int
@@ -83,55 +85,55 @@ class CapacityPlan(msgspec.Struct, frozen=True, kw_only=True):
     disk_alone: TierPlan
 
 
-def capacity_plan(requests: Sequence[Request], question: CapacityQuery) -> CapacityPlan:
-    """Raises ConfigurationError for requests whose blocks are not known, or that all come at once."""
+def capacity_plan(requests: Sequence[Request], query: CapacityQuery) -> CapacityPlan:
+    """Evaluate cache capacities; raises ConfigurationError for requests without block ids or without duration."""
     blocks = sum(len(request.prefix_blocks) for request in requests)
     if not blocks:
         raise ConfigurationError(
-            "--kv-capacity needs a trace whose prompts have block ids, as those of Mooncake have: this one has none"
+            "--kv-capacity needs a trace with block ids, such as Mooncake's: this trace has none"
         )
     duration_s = requests[-1].arrival_s - requests[0].arrival_s
     if duration_s <= 0:
         raise ConfigurationError(
-            "--kv-capacity needs a trace of some duration: all its requests come at once"
+            "--kv-capacity needs a trace with a duration: all requests of this one arrive at once"
         )
-    busy = sum(_whole_s(question, request) for request in requests) / duration_s
-    nodes = question.nodes or math.ceil(busy / (question.machine.count // question.accelerators))
-    trace = _Trace(requests, question, nodes, blocks, duration_s)
-    dram = trace.tier(question.dram, 0.0)
-    alone = trace.tier(question.disk, 0.0)
-    dram_gb = dram.preferred.best().gb_per_node if question.dram_gb is None else question.dram_gb
+    busy = sum(_whole_s(query, request) for request in requests) / duration_s
+    nodes = query.nodes or math.ceil(busy / (query.machine.count // query.accelerators))
+    trace = _Trace(requests, query, nodes, blocks, duration_s)
+    dram = trace.tier(query.dram, 0.0)
+    alone = trace.tier(query.disk, 0.0)
+    dram_gb = dram.preferred.best().gb_per_node if query.dram_gb is None else query.dram_gb
     distinct = len({key for request in requests for key in request.prefix_blocks})
     return CapacityPlan(
-        question=question,
+        query=query,
         nodes=nodes,
         requests=len(requests),
         blocks=blocks,
         highest_reuse=1 - distinct / blocks,
         duration_s=duration_s,
-        busy=busy * question.accelerators,
-        tiers=(dram, trace.tier(question.disk, dram_gb) if dram_gb else alone),
+        busy=busy * query.accelerators,
+        tiers=(dram, trace.tier(query.disk, dram_gb) if dram_gb else alone),
         disk_alone=alone,
     )
 
 
-def _whole_s(question: CapacityQuery, request: Request) -> float:
+def _whole_s(query: CapacityQuery, request: Request) -> float:
     prompt = request.prompt_tokens
-    return question.performance.prefill_s(prompt, prompt * prompt)
+    return query.performance.prefill_s(prompt, prompt * prompt)
 
 
 class _Trace:
-    """The requests by the cache that they share, with the least capacity of each block in each arrangement."""
+    """Requests grouped by cache, with the minimum capacity of each block per grouping."""
 
     def __init__(
         self,
         requests: Sequence[Request],
-        question: CapacityQuery,
+        query: CapacityQuery,
         nodes: int,
         blocks: int,
         duration_s: float,
     ) -> None:
-        self._question, self._nodes, self._blocks, self._duration_s = question, nodes, blocks, duration_s
+        self._query, self._nodes, self._blocks, self._duration_s = query, nodes, blocks, duration_s
         self._of_caches = {
             caches: [list(requests[start::caches]) for start in range(caches)] for caches in {1, nodes}
         }
@@ -141,26 +143,26 @@ class _Trace:
         }
 
     def tier(self, tier: StorageTier, behind_gb: float) -> TierPlan:
-        """A tier behind so much DRAM of each node."""
+        """Evaluate a tier behind `behind_gb` of DRAM per node."""
         pool = self._curve(tier, behind_gb, 1) if self._nodes > 1 else None
         return TierPlan(
             tier=tier, behind_gb=behind_gb, local=self._curve(tier, behind_gb, self._nodes), pool=pool
         )
 
     def _curve(self, tier: StorageTier, behind_gb: float, caches: int) -> CapacityCurve:
-        question = self._question
+        query = self._query
         terms = CapacityTerms(
             caches=caches,
             nodes=self._nodes,
             blocks=self._blocks,
-            block_gb=question.block_bytes / 1e9,
+            block_gb=query.block_bytes / 1e9,
             duration_s=self._duration_s,
-            accelerators=question.accelerators,
-            second_price=question.machine.price_per_h * question.share / 3600,
+            accelerators=query.accelerators,
+            second_price=query.machine.price_per_h * query.share / 3600,
             gb_price=tier.price_per_gb_h,
         )
         above = terms.blocks_of(behind_gb)
-        first_s, tier_s = (self._block_s(each, caches) for each in (question.dram, tier))
+        first_s, tier_s = (self._block_s(each, caches) for each in (query.dram, tier))
         saved = [
             self._saved_s(request, least, above, first_s, tier_s)
             for group, flat in zip(self._of_caches[caches], self._least[caches], strict=True)
@@ -172,21 +174,21 @@ class _Trace:
         )
 
     def _saved_s(self, request: Request, least: Blocks, above: int, first_s: float, tier_s: float) -> Seconds:
-        """What each block saves in this tier; those that the DRAM above it has save nothing more."""
+        """Time saved by each block in this tier; hits in DRAM above it count 0."""
         there, in_first = int((least < NEVER).sum()), int((least <= above).sum())
         saved_s = np.zeros(len(least))
         loads_s = [first_s] * in_first + [tier_s] * (there - in_first)
-        saved_s[:there] = savings_s(self._question.performance, request.prompt_tokens, loads_s)
+        saved_s[:there] = savings_s(self._query.performance, request.prompt_tokens, loads_s)
         saved_s[:in_first] = 0.0
         return saved_s
 
     def _block_s(self, tier: StorageTier, caches: int) -> float:
-        """Seconds to load a block into an instance. In a pool it may be on any node, on average."""
-        question = self._question
-        own = tier.bytes_per_s * question.share
-        network = question.link_bytes_per_s or question.machine.network_bytes_per_s * question.share
+        """Mean seconds to load a block; blocks of a pool are spread over all nodes."""
+        query = self._query
+        own = tier.bytes_per_s * query.share
+        network = query.link_bytes_per_s or query.machine.network_bytes_per_s * query.share
         here = 1 / self._nodes if caches == 1 else 1.0
-        return question.block_bytes * (here / own + (1 - here) / min(own, network))
+        return query.block_bytes * (here / own + (1 - here) / min(own, network))
 
 
 def _by_request(group: Sequence[Request], flat: Blocks) -> Iterator[Blocks]:

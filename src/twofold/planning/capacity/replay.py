@@ -1,4 +1,4 @@
-"""How much of the prompts of a trace one cache would have had: by its size and its eviction rule."""
+"""Prefix-cache hit rates of a trace by capacity and eviction policy."""
 
 from collections.abc import Iterable, Sequence
 
@@ -10,7 +10,7 @@ from twofold.request import BlockKey, Request
 
 
 class HitRate(msgspec.Struct, frozen=True, kw_only=True):
-    """What one cache did: `hits` of all prefix blocks were in it, `evicted` had to go for others."""
+    """Hits and evictions of one cache; `rate` is its hit rate over all blocks."""
 
     eviction: str
     capacity: int
@@ -20,10 +20,7 @@ class HitRate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TraceReuse(msgspec.Struct, frozen=True, kw_only=True):
-    """The prefix blocks of a trace, and what caches would have had of them; rates are shares of all blocks.
-
-    `highest` is the share of blocks that came before, None where the trace names none.
-    """
+    """Prefix reuse of a trace; `highest` is the share of blocks seen before (None if the trace has no blocks)."""
 
     requests: int
     blocks: int
@@ -35,9 +32,9 @@ class TraceReuse(msgspec.Struct, frozen=True, kw_only=True):
 def trace_reuse(
     requests: Iterable[Request], capacities: Sequence[int], evictions: Sequence[str]
 ) -> TraceReuse:
-    """Replay a trace through a cache of each capacity (in blocks) by each rule, all in one pass.
+    """Replay a trace through one cache per capacity (blocks) and eviction policy, in a single pass.
 
-    Raises ConfigurationError for a rule that is not known.
+    Raises ConfigurationError for an unknown policy.
     """
     caches = {
         (name, capacity): PrefixCache(capacity, create_eviction(name))
@@ -71,10 +68,7 @@ def trace_reuse(
 
 
 def replay_prompt(cache: PrefixCache, request: Request) -> int:
-    """What a prefill does to a cache: use the leading blocks that are there, and store the others.
-
-    Returns how many it used.
-    """
+    """Look up and then store the blocks of a prompt; returns the number of hits."""
     keys = request.prefix_blocks
     found = cache.match(keys)
     cache.touch(keys, found)

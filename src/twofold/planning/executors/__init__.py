@@ -1,1 +1,1 @@
-"""Where trials are simulated: on this machine's cores or on a Ray cluster, one file each."""
+"""Executors that simulate trials on local cores or a Ray cluster."""

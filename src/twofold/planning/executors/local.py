@@ -1,4 +1,4 @@
-"""Trials on the cores of this machine: one worker process each, forked from a clean server that has loaded the code."""
+"""Executor on local cores: worker processes forked from a clean server that has the code loaded."""
 
 import ctypes
 import multiprocessing
@@ -21,16 +21,16 @@ from twofold.planning.trials import TrialAbandoned, simulate_trial
 
 
 def cores() -> int:
-    """The cores that this process may use."""
+    """Number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 class LocalExecutor:
-    """`jobs` worker processes. Leaving the context ends running trials within a moment."""
+    """Runs trials in `jobs` worker processes; leaving the context ends running trials at once."""
 
     def __init__(self, problem: Problem, jobs: int) -> None:
         if jobs < 1:
-            raise ConfigurationError(f"--jobs {jobs} runs nothing: give at least 1")
+            raise ConfigurationError(f"--jobs must be at least 1, not {jobs}")
         self._leaving = RawValue(ctypes.c_bool, False)
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([__name__])
@@ -58,7 +58,7 @@ class LocalExecutor:
 
 
 def _start_server() -> None:
-    """With Ctrl-C held back, which the server inherits: it would print a traceback before it learns to ignore it."""
+    """Start the fork server with SIGINT blocked, so that Ctrl-C during its startup prints no traceback."""
     old = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         ensure_running()
@@ -82,7 +82,7 @@ def _explained(error: BaseException) -> BaseException:
         return ConfigurationError(str(error))
     if isinstance(error, BrokenProcessPool):
         return ConfigurationError(
-            "a worker process ended, perhaps for want of memory: try fewer --jobs; finished simulations are kept"
+            "a worker process ended, perhaps out of memory: try fewer --jobs; finished simulations are stored"
         )
     return error
 
@@ -94,8 +94,8 @@ _abandoned: Callable[[], bool]
 
 
 def _begin(problem: Problem, leaving: "ctypes.c_bool") -> None:
-    """Ctrl-C is for the parent, which tells the workers; a worker whose parent has gone ends by itself."""
-    global _problem, _abandoned  # noqa: PLW0603 (what a worker process is for)
+    """Initialise a worker: ignore Ctrl-C, and exit with the parent process."""
+    global _problem, _abandoned  # noqa: PLW0603 (state of the worker process)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _problem = problem
     _abandoned = lambda: bool(leaving.value)  # noqa: E731
@@ -115,4 +115,4 @@ def _run(trial: Trial) -> SimulatedTrial:
     except UserError as error:
         raise sentence(error) from None
     except TrialAbandoned:
-        raise TrialRefused("the plan was given up") from None
+        raise TrialRefused("the plan was cancelled") from None

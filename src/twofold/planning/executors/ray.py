@@ -1,7 +1,4 @@
-"""The machines of a Ray cluster, as what a plan may use.
-
-Trials on a Ray cluster: the same simulations, so the same results, on more machines.
-"""
+"""Executor on a Ray cluster, and the cluster's machines as planning inventory."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -22,7 +19,7 @@ _MAKERS = ("nvidia-", "tesla-", "amd-", "instinct-")
 
 
 class RayInventory(msgspec.Struct, frozen=True, kw_only=True):
-    """Whole machines of the catalog and their accelerators, by machine; `left_out` says which nodes are not in it."""
+    """Whole machines and accelerators by catalog name; `left_out` explains nodes that are not counted."""
 
     machines: dict[str, int]
     accelerators: dict[str, int]
@@ -30,14 +27,14 @@ class RayInventory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def ray_inventory(nodes: Iterable[RayNode], catalog: Catalog) -> RayInventory:
-    """What the nodes with accelerators are in the catalog; nodes without are for other things."""
+    """Match the nodes with accelerators to catalog machines."""
     machines, accelerators, left_out = Counter[str](), Counter[str](), []
     for node in nodes:
         if not node.accelerators:
             continue
         machine = _machine_of(node, catalog)
         if machine is None:
-            kind = node.accelerator or "a type that Ray does not know"
+            kind = node.accelerator or "an unknown type"
             left_out.append(f"{node.address} has {node.accelerators} x {kind}, which is not in the catalog")
             continue
         accelerators[machine.name] += node.accelerators
@@ -48,8 +45,7 @@ def ray_inventory(nodes: Iterable[RayNode], catalog: Catalog) -> RayInventory:
 
 
 def _machine_of(node: RayNode, catalog: Catalog) -> Machine | None:
-    """Of several with the accelerator the one that has as many of them as the node; none that is capped, which Ray
-    cannot know."""
+    """The machine with the node's accelerator, preferably in equal number; power-capped machines never match."""
     if node.accelerator is None:
         return None
     fits = [
@@ -61,7 +57,7 @@ def _machine_of(node: RayNode, catalog: Catalog) -> Machine | None:
 
 
 def _is(ray_type: str, name: str) -> bool:
-    """Whether Ray's word, as in H100, A100-80G or AMD-Instinct-MI300X-OAM, means an accelerator, as in h100-80gb."""
+    """Whether Ray's accelerator type (H100, A100-80G, AMD-Instinct-MI300X-OAM) is this catalog accelerator."""
     word = ray_type.lower().removesuffix("-oam")
     for maker in _MAKERS:
         word = word.removeprefix(maker)
@@ -69,9 +65,9 @@ def _is(ray_type: str, name: str) -> bool:
 
 
 class RayExecutor:
-    """Tasks of one core each on the cluster at `address`, which must have the same Twofold installed.
+    """Runs trials as one-core tasks on the cluster at `address`, which needs the same Twofold installed.
 
-    Raises ConfigurationError where Ray is not installed or there is no cluster.
+    Raises ConfigurationError if Ray is not installed or the cluster is not reachable.
     """
 
     def __init__(self, problem: Problem, address: str) -> None:
@@ -93,7 +89,7 @@ class RayExecutor:
 
 
 def _run(problem: Problem, trial: Trial) -> SimulatedTrial | str:
-    """An evaluation, or the sentence of a user's mistake."""
+    """Return an evaluation, or the message of a user error."""
     try:
         return simulate_trial(problem, trial)
     except UserError as error:

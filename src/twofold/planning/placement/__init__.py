@@ -1,1 +1,1 @@
-"""DistServe's placement: where instances go and how each is parallelised, for the most goodput per accelerator."""
+"""DistServe's placement (OSDI'24): parallelism and instances per phase for the most goodput per accelerator."""

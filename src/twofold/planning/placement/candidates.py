@@ -1,13 +1,8 @@
-"""How much one instance takes of one phase: what DistServe's Algorithm 1 (OSDI'24, section 4.1) asks of a degree.
+"""Placement candidates: goodput of each phase, and combinations worth a joint simulation.
 
-Which placements are worth a joint simulation: those that the goodputs of their phases promise most of.
-
-A stock of unlike accelerators divided between the phases: beyond DistServe, whose clusters are of one kind.
-
-Each machine's accelerators may be split between prefill and decode in any way. What a phase gets out of so many of them
-is a knapsack over the kinds of instances that they can make up; what remains is to choose a split for each machine so
-that the weaker phase of the whole is as strong as can be. Only splits that no other betters in both phases matter, and
-those of several machines are combined one machine after the other.
+For mixed stocks (beyond DistServe) each machine type's accelerators are divided between the phases. The goodput of a
+phase on part of a stock is a knapsack over instance kinds; divisions not dominated in both phases are combined
+machine by machine, maximising the weaker phase.
 """
 
 import asyncio
@@ -26,7 +21,7 @@ _FED = 1.5  # times what a decode instance could take at best is what others pre
 
 
 class PhaseGoodput(msgspec.Struct, frozen=True, kw_only=True):
-    """The highest rate, in requests per second, at which one instance keeps the bound of its phase."""
+    """Highest rate (requests/s) at which one instance meets the SLO bound of its phase."""
 
     kind: MachineKind
     phase: Phase
@@ -40,11 +35,11 @@ class PhaseGoodput(msgspec.Struct, frozen=True, kw_only=True):
 async def goodputs(
     search: RateSearch, kinds: Sequence[MachineKind], *, shared: bool = False
 ) -> tuple[list[PhaseGoodput], list[PhaseGoodput]]:
-    """(of prefill, of decode), best per accelerator first; kinds that keep the bound at no rate are left out.
+    """Measure (prefill, decode) goodput of each kind, best per accelerator first (DistServe, Algorithm 1).
 
-    A prefill instance is simulated with requests that end with their first token. A decode instance is fed by as many
-    of the best prefill instances as could never hold it up, over the links that it will have: those within a node where
-    phases are to share nodes.
+    Kinds that never meet the bound are omitted. Prefill is simulated with one-token requests. A decode instance is
+    fed by enough of the best prefill instances that they never limit it, over links within a node if phases share
+    nodes.
     """
     prefills = await _of_phase(search, [_prefill(kind) for kind in kinds])
     if not prefills:
@@ -84,7 +79,7 @@ def _decode(search: RateSearch, feeder: PhaseGoodput, kind: MachineKind, *, shar
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
-    """A placement, and the requests per second that its phases promise: the lesser of what either takes."""
+    """A design and its predicted rate, the lower of its phases' goodputs."""
 
     design: Design
     rate: float
@@ -101,10 +96,10 @@ def balanced(
     *,
     node: int | None = None,
 ) -> list[Candidate]:
-    """All pairs of kinds, each with counts whose phases take about the same, most promising first.
+    """Combine all pairs of kinds with counts that balance the phases, highest predicted goodput first.
 
-    With a `node` of so many accelerators only those whose stages can share nodes, which they then do. Among equals
-    those with more instances come first: what one instance cannot take for a moment, another may.
+    With `node` (accelerators per node), stages of both phases must fit on shared nodes. Among equals, designs with more
+    instances come first, since they absorb bursts better.
     """
     found = {
         candidate.design: candidate
@@ -127,7 +122,7 @@ def replicated(
     *,
     shared: bool = False,
 ) -> list[Candidate]:
-    """All pairs of kinds with ⌈rate / goodput⌉ instances of each phase, the fewest accelerators first."""
+    """Combine all pairs of kinds with ⌈rate / goodput⌉ instances per phase, fewest accelerators first."""
     found = []
     for prefill in prefills:
         for decode in decodes:
@@ -145,7 +140,7 @@ def _of_pair(prefill: PhaseGoodput, decode: PhaseGoodput, most: int, *, shared: 
     for count in range(1, most // prefill.kind.accelerators + 1):
         room = (most - count * prefill.kind.accelerators) // decode.kind.accelerators
         wanted = count * prefill.rate / decode.rate
-        # What fits a node may have to be less than what the other phase could make use of.
+        # On a node, the balanced count may not fit.
         fewest = 1 if shared else max(1, math.floor(wanted))
         for others in range(min(fewest, room), min(math.ceil(wanted), room) + 1):
             if others:
@@ -157,7 +152,7 @@ Counts = tuple[tuple[MachineKind, int], ...]
 
 
 class StockDivision(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests per second that a division gives each phase, and the instances that it is made of."""
+    """A division of a stock: requests per second of each phase, and its instances."""
 
     prefill: float = 0.0
     decode: float = 0.0
@@ -166,7 +161,7 @@ class StockDivision(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rate(self) -> float:
-        """What the whole takes."""
+        """Rate of the weaker phase."""
         return min(self.prefill, self.decode)
 
     @property
@@ -174,7 +169,7 @@ class StockDivision(msgspec.Struct, frozen=True, kw_only=True):
         return sum(kind.accelerators * count for kind, count in (*self.prefills, *self.decodes))
 
     def beside(self, other: "StockDivision") -> "StockDivision":
-        """Both together."""
+        """Combine two divisions."""
         return StockDivision(
             prefill=self.prefill + other.prefill,
             decode=self.decode + other.decode,

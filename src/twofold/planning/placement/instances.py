@@ -1,10 +1,8 @@
-"""Which tensor and pipeline degrees an instance can have.
+"""Instance kinds of a machine, and whether phases must share nodes (node affinity).
 
-Whether prefill and decode may be anywhere, or must share nodes: what the links between nodes can carry decides.
-
-DistServe (OSDI'24, section 4.2) calls clusters of the first kind high in node affinity. There Algorithm 1 places each
-phase by itself. In the others hand-offs must stay within a node, so stage i of prefill lies beside stage i of decode,
-in Algorithm 2.
+DistServe (OSDI'24, section 4.2): with fast links between nodes (high affinity) Algorithm 1 places each phase
+separately. With slow ones, hand-offs stay within a node and stage i of prefill shares a node with stage i of decode
+(Algorithm 2).
 """
 
 from collections.abc import Iterator
@@ -20,11 +18,11 @@ from twofold.planning.problem import Problem
 def instances_of(
     problem: Problem, machine: str, most_accelerators: int, most_stages: int | None = None
 ) -> list[MachineKind]:
-    """Every instance that `machine` can host: smallest first.
+    """List the instance kinds that `machine` can host, smallest first.
 
-    A tensor degree divides the model's heads and stays within the machine; a pipeline degree divides its layers. What
-    does not hold the model, or what the performance model knows nothing of, is left out. Raises ConfigurationError with
-    the reason of the largest where none is left.
+    Tensor parallelism divides the model's heads and fits the machine; pipeline parallelism divides its layers. Kinds
+    that do not hold the model or have no performance model are left out. Raises ConfigurationError with the last
+    reason if none is left.
     """
     found: list[MachineKind] = []
     reason: ConfigurationError | None = None
@@ -55,14 +53,14 @@ _SATURATED, _LONG = 4096, 1024  # tokens that keep a prefill busy, in prompts of
 
 
 class Affinity(StrEnum):
-    """High: hand-offs may cross nodes. Low: they may not."""
+    """Whether hand-offs may cross nodes (high) or not (low)."""
 
     HIGH = "high"
     LOW = "low"
 
 
 class NodeLinks(msgspec.Struct, frozen=True, kw_only=True):
-    """What leaves one accelerator, in bytes per second: KV that it computes at most, and what carries it."""
+    """Per-accelerator bandwidths in bytes per second: peak KV production, and links between and within nodes."""
 
     kv: float
     between_nodes: float
@@ -70,18 +68,18 @@ class NodeLinks(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def headroom(self) -> float:
-        """How many times the KV the way out carries."""
+        """Network bandwidth as a multiple of KV production."""
         return self.between_nodes / self.kv
 
     @property
     def affinity(self) -> Affinity:
-        """Low only where the way out is slower than the KV that takes it, and the way within is better."""
+        """Low if the network is slower than KV production and than the links within a node."""
         narrow = self.between_nodes < self.kv and self.between_nodes < self.within_node
         return Affinity.LOW if narrow else Affinity.HIGH
 
     @property
     def reason(self) -> str:
-        """One sentence for people."""
+        """Explain the affinity in one sentence."""
         kv, out, within = (
             f"{value / 1e9:,.3g} GB/s" for value in (self.kv, self.between_nodes, self.within_node)
         )
@@ -94,13 +92,13 @@ class NodeLinks(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def links_of(problem: Problem, kinds: list[MachineKind]) -> NodeLinks:
-    """Of the machine of these kinds, for the kind that computes the most KV per accelerator."""
+    """Bandwidths of these kinds' machine, for the kind with the most KV per accelerator."""
     machine = problem.catalog.machine(kinds[0].name)
     model = problem.catalog.model(problem.template.model)
     per_token = problem.template.kv_bytes_per_token or model.kv_bytes_per_token
     fastest = max(kinds, key=lambda kind: _tokens_per_s(problem, kind) / kind.accelerators)
     out = machine.network_bytes_per_s / machine.count
-    if problem.template.link_bytes_per_s is not None:  # of an instance, whatever it has
+    if problem.template.link_bytes_per_s is not None:  # per instance
         out = problem.template.link_bytes_per_s / fastest.accelerators
     return NodeLinks(
         kv=_tokens_per_s(problem, fastest) / fastest.accelerators * per_token,
@@ -110,9 +108,9 @@ def links_of(problem: Problem, kinds: list[MachineKind]) -> NodeLinks:
 
 
 def shares_nodes(design: Design, node: int) -> bool:
-    """Whether each stage of prefill can lie on one node with the same stage of decode, of `node` accelerators.
+    """Whether each prefill stage fits on a node (of `node` accelerators) with the same stage of decode.
 
-    What fits on a single node as a whole always can.
+    Designs that fit on one node always do.
     """
     if design.accelerators <= node:
         return True

@@ -1,12 +1,7 @@
-"""How sure a goodput is: the same search over other draws of arrivals and lengths.
+"""DistServe placement plans: algorithm, placements, confidence and the parallelism that queueing theory prefers.
 
-A whole answer: which algorithm, the placements that it finds, and how sure the best of them is.
-
-Why prefill is divided as it is: which parallelism the queueing formulas of DistServe (section 3.1) prefer.
-
-Tensor parallelism makes each prompt quicker; a pipeline takes more of them at a time. So of instances with as many
-accelerators the first is better at low rates and the second at high ones, and where they cross follows from what the
-performance model says of a prompt of mean length, alone in its batch.
+Tensor parallelism makes each prompt faster; a pipeline processes more prompts at a time. With equal accelerators the
+first has lower TTFT at low rates and the second at high rates (DistServe section 3.1).
 """
 
 import asyncio
@@ -39,10 +34,10 @@ DRAWS = 6
 
 
 class Confidence(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests per second that a design took in independent draws of the workload, sorted.
+    """Sorted goodputs of a design in independent draws of the workload.
 
-    The median over all draws there could be lies between the least and the greatest of n with probability 1 − 2^(1−n),
-    however they are distributed.
+    The median of all possible draws lies between the lowest and highest of n with probability 1 − 2^(1−n), for any
+    distribution.
     """
 
     rates: tuple[float, ...]
@@ -53,12 +48,12 @@ class Confidence(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def level(self) -> float:
-        """The probability that `rates[0]` to `rates[-1]` holds the median."""
+        """Probability that `rates[0]` to `rates[-1]` contains the median."""
         return 1.0 - 2.0 ** (1 - len(self.rates))
 
 
 async def confidence(search: RateSearch, design: Design, rate: float, draws: Sequence[int]) -> Confidence:
-    """The goodput of a design in these draws, 0 where it keeps the SLO at no rate; a search begins at `rate`."""
+    """Search the goodput of a design in each draw, starting at `rate`; 0 if it never meets the SLO."""
     start = search.grid.step(rate)
     told = await asyncio.gather(*(replace(search, draw=draw).highest(design, start) for draw in draws))
     rates = (0.0 if each.step is None else search.grid.rate(each.step) for each in told)
@@ -66,10 +61,11 @@ async def confidence(search: RateSearch, design: Design, rate: float, draws: Seq
 
 
 class PlacementQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """`stock` says how many accelerators there are, by the machines that they are in.
+    """Accelerators to place instances on, and the goal.
 
-    With a `rate` (requests per second) the fewest of them are wanted, without the most goodput of each, or, where they
-    are unlike, of all. `affinity` None leaves the algorithm to the links. Pipelines have at most `most_stages`.
+    `stock` maps machine types to available accelerators. With a `rate` (requests/s) the fewest accelerators are sought,
+    without one the highest goodput per accelerator (of the whole stock if it has several types). `affinity` None
+    selects the algorithm by the links. `most_stages` limits pipeline parallelism.
     """
 
     stock: dict[str, int]
@@ -82,17 +78,14 @@ class PlacementQuery(msgspec.Struct, frozen=True, kw_only=True):
         return sum(self.stock.values())
 
     @property
-    def unlike(self) -> bool:
+    def mixed(self) -> bool:
         return len(self.stock) > 1
 
 
 class PreparedPlacement(msgspec.Struct, frozen=True, kw_only=True):
-    """A question with what follows from it before anything is simulated; a `node` has so many accelerators.
+    """A query with its instance kinds, affinity and node size; `links` are those with the least headroom."""
 
-    `links` are those of the machine that can send least of what it computes.
-    """
-
-    question: PlacementQuery
+    query: PlacementQuery
     problem: Problem
     kinds: tuple[MachineKind, ...]
     links: NodeLinks
@@ -110,76 +103,75 @@ class PlacementPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def algorithm(self) -> str:
-        if self.prepared.question.unlike:
-            return "Unlike accelerators"
+        if self.prepared.query.mixed:
+            return "Mixed accelerators"
         return "Algorithm 1" if self.prepared.affinity is Affinity.HIGH else "Algorithm 2"
 
 
-def prepare(problem: Problem, question: PlacementQuery) -> PreparedPlacement:
-    """Raises ConfigurationError for a question without an answer: see `instances_of`, and SLOs that do not fit."""
+def prepare(problem: Problem, query: PlacementQuery) -> PreparedPlacement:
+    """Prepare a query; raises ConfigurationError without a feasible instance or if the SLO does not suit."""
     slo = problem.slo
     if not isinstance(slo, Slo) or slo.ttft_s is None or slo.tpot_s is None:
         raise ConfigurationError(
-            "goodput counts requests that keep a TTFT and a TPOT in seconds: give both, as in --slo ttft=0.25,tpot=0.1"
+            "goodput needs TTFT and TPOT bounds in seconds: give both, as in --slo ttft=0.25,tpot=0.1"
         )
     if problem.workload.shape().decode_tokens == 0:
-        raise ConfigurationError("every output of this workload has one token: there is no decode to place")
-    if question.unlike and (question.rate is not None or question.affinity is Affinity.LOW):
+        raise ConfigurationError("all outputs of this workload have one token: there is no decode to place")
+    if query.mixed and (query.rate is not None or query.affinity is Affinity.LOW):
         raise ConfigurationError(
-            "unlike accelerators are placed anywhere, for the most that all of them take: leave out --rate and "
-            "--affinity low"
+            "mixed accelerators are placed on any node for the highest rate: leave out --rate and --affinity low"
         )
     of_machine = {
-        name: instances_of(problem, name, most, question.most_stages) for name, most in question.stock.items()
+        name: instances_of(problem, name, most, query.most_stages) for name, most in query.stock.items()
     }
     links = min((links_of(problem, kinds) for kinds in of_machine.values()), key=lambda each: each.headroom)
     return PreparedPlacement(
-        question=question,
+        query=query,
         problem=problem,
         kinds=tuple(chain.from_iterable(of_machine.values())),
         links=links,
-        affinity=Affinity.HIGH if question.unlike else question.affinity or links.affinity,
-        node=min(problem.catalog.machine(name).count for name in question.stock),
+        affinity=Affinity.HIGH if query.mixed else query.affinity or links.affinity,
+        node=min(problem.catalog.machine(name).count for name in query.stock),
     )
 
 
 async def make_placement(search: RateSearch, prepared: PreparedPlacement) -> PlacementPlan:
-    """Search as the question asks. Raises ConfigurationError where no placement keeps the SLO."""
-    question, most = prepared.question, prepared.question.accelerators
+    """Search placements; raises ConfigurationError if none meets the SLO."""
+    query, most = prepared.query, prepared.query.accelerators
     one_node = most <= prepared.node
     anywhere = prepared.affinity is Affinity.HIGH
-    if question.unlike:
-        placement = await whole_stock(search, prepared.kinds, question.stock)
-    elif question.rate is not None and (anywhere or one_node):
-        placement = await for_rate(search, prepared.kinds, question.rate, most, shared=one_node)
+    if query.mixed:
+        placement = await whole_stock(search, prepared.kinds, query.stock)
+    elif query.rate is not None and (anywhere or one_node):
+        placement = await for_rate(search, prepared.kinds, query.rate, most, shared=one_node)
     else:
         node = None if anywhere and not one_node else prepared.node
         placement = await most_goodput(search, prepared.kinds, most, node=node)
     best = best_of(placement)
-    if question.rate is not None and best.rate < question.rate:
-        best = _copied(best, question)
+    if query.rate is not None and best.rate < query.rate:
+        best = _copied(best, query)
     draws = range(DRAWS) if prepared.problem.workload.random else ()
     sure = await confidence(search, best.design, best.rate, draws) if draws else None
     return PlacementPlan(prepared=prepared, placement=placement, best=best, sure=sure)
 
 
-def _copied(best: SimulatedPlacement, question: PlacementQuery) -> SimulatedPlacement:
-    """⌈rate / goodput⌉ of what shares nodes, side by side."""
-    copies = math.ceil((question.rate or best.rate) / best.rate)
+def _copied(best: SimulatedPlacement, query: PlacementQuery) -> SimulatedPlacement:
+    """Replicate a node-sharing placement ⌈rate / goodput⌉ times."""
+    copies = math.ceil((query.rate or best.rate) / best.rate)
     found = msgspec.structs.replace(best, copies=copies)
-    if found.accelerators > question.accelerators:
+    if found.accelerators > query.accelerators:
         raise ConfigurationError(
-            f"{question.rate:g} requests/s need {copies} times {best.design.name}, which are {found.accelerators} "
-            f"accelerators: allow more than {question.accelerators}"
+            f"{query.rate:g} requests/s need {copies} × {best.design.name} on {found.accelerators} accelerators: "
+            f"allow more than {query.accelerators}"
         )
     return found
 
 
 class ParallelismPreference(msgspec.Struct, frozen=True, kw_only=True):
-    """What an instance of so many accelerators should be, at any rate.
+    """Preferred parallelism of a prefill instance of `accelerators`, by rate.
 
-    `best` has the parallelism with the lowest mean TTFT and the requests per second from which on it has it, in
-    order; `rate` is what an instance of the placement takes.
+    `best` lists (rate, parallelism): from that rate on it has the lowest mean TTFT. `rate` is that of the placement's
+    instances.
     """
 
     accelerators: int
@@ -189,7 +181,7 @@ class ParallelismPreference(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def text(self) -> str:
-        """A sentence for people."""
+        """Explain the preference in one sentence."""
         size = f"{self.prompt_tokens:,} tokens on {self.accelerators} accelerators"
         first = f"By the queueing formulas, prompts of {size}"
         here = f"an instance takes {self.rate:.3g} here"
@@ -202,7 +194,7 @@ class ParallelismPreference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def preference(plan: PlacementPlan) -> ParallelismPreference | None:
-    """None where prefill has unlike instances, or where there is no other way to divide one."""
+    """Preferred parallelism for the mean prompt; None for mixed prefill instances or a single option."""
     prepared, placed = plan.prepared, plan.best
     prefill = list(placed.design.parts_of(Role.PREFILL))
     if len(prefill) != 1:

@@ -1,4 +1,4 @@
-"""DistServe's placement (OSDI'24, section 4): phases by themselves, then the most promising placements jointly."""
+"""DistServe's placement search (OSDI'24, section 4): each phase separately, then the best combinations jointly."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -14,14 +14,11 @@ from twofold.planning.problem import COLOCATED
 from twofold.planning.rates import RateSearch
 from twofold.planning.search import by_accelerators, cheapest
 
-BREADTH = 6  # placements, and colocated designs, that are simulated jointly
+BREADTH = 6  # placements and colocated designs simulated jointly
 
 
 class SimulatedPlacement(msgspec.Struct, frozen=True, kw_only=True):
-    """A placement that was simulated: the highest rate at which it keeps the whole SLO, and how it then was.
-
-    `copies` of it are needed for the rate that was asked for; each serves its share.
-    """
+    """A simulated placement with its highest rate within the SLO; `copies` of it serve the requested rate."""
 
     design: Design
     rate: float
@@ -30,7 +27,7 @@ class SimulatedPlacement(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def per_accelerator(self) -> float:
-        """Goodput as DistServe compares it: requests per second and accelerator."""
+        """Goodput per accelerator in requests per second, as DistServe compares it."""
         return self.rate / self.design.accelerators
 
     @property
@@ -39,10 +36,7 @@ class SimulatedPlacement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlacementResults(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found; `split` and `colocated` have the best first, and what could not keep the SLO is not in them.
-
-    `prefills` and `decodes` are the goodputs of one instance of each kind.
-    """
+    """Placements that meet the SLO, best first, and the goodput of one instance of each kind per phase."""
 
     prefills: tuple[PhaseGoodput, ...]
     decodes: tuple[PhaseGoodput, ...]
@@ -53,10 +47,10 @@ class PlacementResults(msgspec.Struct, frozen=True, kw_only=True):
 async def most_goodput(
     search: RateSearch, kinds: Sequence[MachineKind], most_accelerators: int, *, node: int | None = None
 ) -> PlacementResults:
-    """The placements with the most goodput per accelerator, on at most so many.
+    """Find the placements with the highest goodput per accelerator, on at most `most_accelerators`.
 
-    Instances may be anywhere (Algorithm 1), or, with a `node` of so many accelerators, each stage of prefill beside
-    the same stage of decode (Algorithm 2).
+    Instances are placed anywhere (Algorithm 1) or, with `node` accelerators per node, each prefill stage with the
+    same stage of decode (Algorithm 2).
     """
     prefills, decodes = await goodputs(search, kinds, shared=node is not None)
     candidates = balanced(prefills, decodes, most_accelerators, node=node)
@@ -79,10 +73,10 @@ async def for_rate(
     *,
     shared: bool = False,
 ) -> PlacementResults:
-    """The placements, anywhere or all on one node (`shared`), that keep the SLO at `rate` on the fewest accelerators.
+    """Find the placements that meet the SLO at `rate` on the fewest accelerators, anywhere or on one node (`shared`).
 
-    ⌈rate / goodput⌉ instances of each phase are where the search begins: together they may need one more, because a
-    request counts only when both phases were in time, or one less, because several even out what one cannot.
+    The search starts at ⌈rate / goodput⌉ instances per phase. Jointly, one more may be needed, as both phases must be
+    in time, or one less, as several instances even out load.
     """
     prefills, decodes = await goodputs(search, kinds, shared=shared)
     found = replicated(prefills, decodes, rate, most_accelerators, shared=shared)
@@ -111,7 +105,7 @@ async def for_rate(
 async def whole_stock(
     search: RateSearch, kinds: Sequence[MachineKind], stock: Mapping[str, int]
 ) -> PlacementResults:
-    """The placements that take most of all of a stock of unlike accelerators (by machine), wherever they are."""
+    """Find the placements with the highest rate on a stock of mixed machine types."""
     prefills, decodes = await goodputs(search, kinds)
     candidates = divided(stock, prefills, decodes, BREADTH)
     split = await _highest(search, [each.design for each in candidates])
@@ -125,24 +119,24 @@ async def whole_stock(
 
 
 def best_of(placement: PlacementResults) -> SimulatedPlacement:
-    """The best split placement; raises ConfigurationError, saying which phase cannot, where there is none."""
+    """The best split placement; raises ConfigurationError naming the failing phase if there is none."""
     if placement.split:
         return placement.split[0]
     if not placement.prefills:
         raise ConfigurationError(
-            "no instance keeps the TTFT bound at any rate: loosen it, or allow more accelerators"
+            "no instance meets the TTFT bound at any rate: relax it, or allow more accelerators"
         )
     if not placement.decodes:
         raise ConfigurationError(
-            "no instance keeps the TPOT bound at any rate: loosen it, or allow more accelerators"
+            "no instance meets the TPOT bound at any rate: relax it, or allow more accelerators"
         )
     raise ConfigurationError(
-        "each phase can keep its bound, but no placement within the limits keeps both: allow more accelerators"
+        "each phase can meet its bound, but no placement within the limits meets both: allow more accelerators"
     )
 
 
 async def _highest(search: RateSearch, designs: Sequence[Design]) -> tuple[SimulatedPlacement, ...]:
-    """Their goodputs, best per accelerator first; of equals the one with fewer accelerators."""
+    """Goodputs of designs, best per accelerator first; of equals, those with fewer accelerators."""
     told = await asyncio.gather(*(search.highest(design) for design in designs))
     placed = [
         SimulatedPlacement(design=each.design, rate=search.grid.rate(each.step), evaluation=each.kept)
@@ -161,7 +155,7 @@ async def _at(search: RateSearch, design: Design, rate: float) -> SimulatedPlace
 async def _colocated(
     search: RateSearch, kinds: Sequence[MachineKind], accelerators: int
 ) -> tuple[SimulatedPlacement, ...]:
-    """As many colocated instances as fit on as many accelerators, of the families that are best by themselves."""
+    """Fill the accelerators with instances of the best colocated families."""
     designs = [
         Design(family=family, counts=(max(1, accelerators // family.kinds[0].accelerators),))
         for family in await _best_colocated(search, kinds)
@@ -170,7 +164,7 @@ async def _colocated(
 
 
 async def _best_colocated(search: RateSearch, kinds: Sequence[MachineKind]) -> list[Family]:
-    """By the goodput per accelerator of one instance."""
+    """Colocated families by the goodput per accelerator of one instance."""
     alone = [
         Design(family=Family(kinds=(kind,), batcher=batcher, max_num_batched_tokens=budget), counts=(1,))
         for kind in kinds
@@ -182,7 +176,7 @@ async def _best_colocated(search: RateSearch, kinds: Sequence[MachineKind]) -> l
 async def _all_colocated(
     search: RateSearch, kinds: Sequence[MachineKind], stock: Mapping[str, int]
 ) -> list[Design]:
-    """For each way to batch the best kind of each machine by itself, and as many of them as there is room for."""
+    """For each batcher, fill the stock with the best kind of each machine type."""
     designs = []
     for batcher, budget in COLOCATED:
         alone = [

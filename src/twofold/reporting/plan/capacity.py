@@ -176,18 +176,18 @@ class CapacityReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, plan: CapacityPlan) -> "CapacityReport":
-        question = plan.question
+        query = plan.query
         return cls(
             twofold_version=__version__,
-            model=question.model.name,
-            machine=question.machine.name,
-            performance=question.performance.name,
-            prefill_error=question.performance.error.prefill,
-            accelerators=question.accelerators,
+            model=query.model.name,
+            machine=query.machine.name,
+            performance=query.performance.name,
+            prefill_error=query.performance.error.prefill,
+            accelerators=query.accelerators,
             nodes=plan.nodes,
             requests=plan.requests,
             blocks=plan.blocks,
-            block_bytes=question.block_bytes,
+            block_bytes=query.block_bytes,
             duration_s=plan.duration_s,
             highest_reuse=plan.highest_reuse,
             busy=plan.busy,

@@ -31,14 +31,14 @@ def placement_tables(plan: PlacementPlan, effort: Effort, title: str) -> Group:
 
 def verdict_text(plan: PlacementPlan) -> str:
     """A few sentences: what to take, how sure that is, against what, why this algorithm and this parallelism."""
-    best, question = plan.best, plan.prepared.question
+    best, query = plan.best, plan.prepared.query
     each = ", ".join(
         f"{count} {role} {kind.short}"
         for role in (Role.PREFILL, Role.DECODE)
         for kind, count in best.design.parts_of(role)
     )
     copies = "" if best.copies == 1 else f" {best.copies} times"
-    rate = best.rate * best.copies if question.rate is None else question.rate
+    rate = best.rate * best.copies if query.rate is None else query.rate
     first = (
         f"Place {each}{copies}: {rate_text(rate)} requests/s on {best.accelerators} accelerators, "
         f"{best.per_accelerator:.3g} for each."
@@ -73,7 +73,7 @@ def _against(plan: PlacementPlan) -> list[str]:
     if not plan.placement.colocated:
         return ["No colocated design keeps this SLO."]
     other, best = plan.placement.colocated[0], plan.best
-    if plan.prepared.question.rate is not None and best.copies == 1:
+    if plan.prepared.query.rate is not None and best.copies == 1:
         return [f"Colocated it takes {other.accelerators} ({other.design.name})."]
     gain = best.per_accelerator / other.per_accelerator
     return [
@@ -182,7 +182,7 @@ class PlacementReport(msgspec.Struct, frozen=True, kw_only=True):
             model=problem.template.model,
             slo=slo_argument(problem.slo),
             attainment=problem.attainment,
-            rate=plan.prepared.question.rate,
+            rate=plan.prepared.query.rate,
             best=report(plan.best),
             confidence=None if plan.sure is None else plan.sure.rates,
             prefill_parallelism=preference(plan),

@@ -96,8 +96,8 @@ class PlanReport(msgspec.Struct, frozen=True, kw_only=True):
     ) -> "PlanReport":
         return cls(
             twofold_version=__version__,
-            objective=plan.question.objective.value,
-            rate=plan.question.rate,
+            objective=plan.query.objective.value,
+            rate=plan.query.rate,
             model=problem.template.model,
             workload=msgspec.to_builtins(problem.workload),
             slo=slo_argument(problem.slo),

@@ -115,7 +115,7 @@ def _margins(choices: Iterable[DesignChoice]) -> Table:
     for choice in choices:
         checks = choice.evaluation.checks
         for check, margin in zip(checks, margins(checks), strict=True):
-            left = "-" if margin.left is None else f"{margin.left:.1%}"
+            left = "-" if margin.headroom is None else f"{margin.headroom:.1%}"
             table.add_row(choice.design.name, rate_text(choice.rate), check.name, *check_texts(check), left)
         table.add_section()
     return table

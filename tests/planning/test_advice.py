@@ -78,7 +78,7 @@ def test_with_one_kind_only_it_says_why():
     alone = plan(choice(design(5, 5), 20.0), without=("fast mixed",))
     assert "no colocated design meets the SLO" in advise(alone, TOLERANCE).text
     unasked = plan(choice(design(5, 5), 20.0), families=(SPLIT,))
-    assert "colocated designs were left out" in advise(unasked, TOLERANCE).text
+    assert "colocated designs were excluded" in advise(unasked, TOLERANCE).text
 
 
 def test_where_it_always_pays_it_says_so():

@@ -44,10 +44,10 @@ def test_it_says_what_it_means(tmp_path, deployments):
     text = written(tmp_path / "deployment.yaml", deployments()[0]).read_text()
     assert text.startswith("# A plan.\n# It is good.\ndeployment: 2")
     for line in (
-        "    - machines: 3  # how many",
+        "    - machines: 3  # number of machines",
         "      role: prefill",
         "      tensor_parallel: 8  # accelerators per instance",
-        "  highest_rate: 21.5  # requests per second up to which the SLO was kept",
+        "  highest_rate: 21.5  # highest requests per second within the SLO",
         '  slo: "ttft=2,tpot=0.1"',
         '    - "fitted bloom-176b on dgx-h100 TP8: prefill off by 10.0%, decode off by 2.0%; ',
     ):

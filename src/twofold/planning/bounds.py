@@ -89,7 +89,7 @@ def _per(count: int, seconds: float) -> float:
 
 
 def _step_s(model: PerformanceModel, context: float, most: int, bound_s: float) -> float:
-    """Seconds per token in the most efficient batch whose iterations are within `bound_s`, or else in any batch."""
+    """Seconds per token in the most efficient batch with iterations within `bound_s`, or else in any batch."""
     costs = [(sequences, model.decode_cost(sequences)) for sequences in _batches(most)]
     steps = [(cost.base_s + cost.context_s * context * sequences, sequences) for sequences, cost in costs]
     within = [step_s / sequences for step_s, sequences in steps if step_s <= bound_s]

@@ -98,7 +98,7 @@ def _takes(design: Design) -> str:
 
 
 class PlanQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Goal of a plan; `rate` (requests/s) is given for cost and power, and sought for throughput."""
+    """Goal of a plan; `rate` (requests/s) is an input for cost and power, and the result for throughput."""
 
     objective: Objective
     families: tuple[Family, ...]

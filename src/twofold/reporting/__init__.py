@@ -1,1 +1,1 @@
-"""Numbers for people: summaries and tables."""
+"""Reports: summaries, tables, JSON and HTML pages."""

@@ -1,4 +1,4 @@
-"""A picture: what plotly.js is to draw, as plain data, and the look that all pictures share."""
+"""Charts as plotly.js data, with a common style."""
 
 from collections.abc import Iterable, Sequence
 from typing import Final
@@ -10,9 +10,9 @@ from twofold.instance import Role
 Trace = dict[str, object]
 Layout = dict[str, object]
 
-# One colour for each phase in every picture; mixed is both. They differ for colour-blind eyes too.
+# Phase colours of all charts, distinguishable for colour-blind readers.
 PHASE_COLOURS: Final = {Role.PREFILL: "#0072B2", Role.DECODE: "#E69F00", Role.MIXED: "#009E73"}
-# Colours that tell one run from another where several are compared: none of them is a phase's.
+# Run colours, distinct from phase colours.
 RUN_COLOURS: Final = ("#332288", "#CC6677", "#117733", "#882255", "#56B4E9", "#999933", "#AA4499", "#555555")
 BOUND_COLOUR: Final = "#C00000"
 _GRID: Final = "#E5E5E5"
@@ -20,7 +20,7 @@ _ROW_PX: Final = 280
 
 
 class ReportChart(msgspec.Struct, frozen=True, kw_only=True):
-    """Traces and layout as plotly.js takes them; `id` is unique on a page, `note` is a sentence below the title."""
+    """Traces and layout for plotly.js; `id` is unique on a page and `note` is shown below the title."""
 
     id: str
     title: str
@@ -34,7 +34,7 @@ def run_colour(index: int) -> str:
 
 
 def axis(title: str, **more: object) -> Layout:
-    """An axis with its title, which names the unit."""
+    """An axis with a title, which names the unit."""
     return {
         "title": {"text": title},
         "gridcolor": _GRID,
@@ -50,7 +50,7 @@ def log_axis(title: str) -> Layout:
 
 
 def grid(rows: int, columns: int, axes: Sequence[tuple[Layout, Layout]], **more: object) -> Layout:
-    """A layout of `rows` × `columns` plots, whose (x, y) axes come row by row."""
+    """Layout of `rows` × `columns` plots, with (x, y) axes row by row."""
     layout: Layout = {
         "height": _ROW_PX * rows + 80,
         "margin": {"l": 60, "r": 20, "t": 20, "b": 60},
@@ -76,12 +76,12 @@ def grid(rows: int, columns: int, axes: Sequence[tuple[Layout, Layout]], **more:
 
 
 def on(plot: int) -> dict[str, object]:
-    """Where a trace goes: the plot of that number, counted from 0."""
+    """Axes of a plot, counted from 0."""
     return {"xaxis": f"x{suffix(plot)}", "yaxis": f"y{suffix(plot)}"}
 
 
 def suffix(plot: int) -> str:
-    """plotly numbers axes x, x2, x3, …"""
+    """Suffix of plotly's axis names: x, x2, x3, …"""
     return "" if plot == 0 else str(plot + 1)
 
 
@@ -98,10 +98,10 @@ def line(name: str, x: Iterable[float], y: Iterable[float], colour: str, **more:
 
 
 def labelled(run: str, text: str, runs: int) -> str:
-    """An axis title or a legend entry; where several runs are compared it names the run."""
+    """Prefix a title or legend entry with the run if there are several."""
     return text if runs == 1 else f"{run}: {text}"
 
 
 def rounded(values: Iterable[float]) -> list[float]:
-    """Six digits are more than a picture shows, and keep the page small."""
+    """Round to six digits, to keep the page small."""
     return [float(f"{value:.6g}") for value in values]

@@ -1,7 +1,4 @@
-"""The summary of a run: what its finished timelines say about rate and latency.
-
-Tables of summaries for the terminal, in units that read well.
-"""
+"""Rates and latencies of a run from its finished timelines, and tables of them."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,10 +14,9 @@ from twofold.timeline import Moment, Timeline
 
 
 class LatencyDistribution(msgspec.Struct, frozen=True, kw_only=True):
-    """Mean, percentiles and maximum of some latencies, in seconds.
+    """Mean, percentiles and maximum of latencies, in seconds.
 
-    Every percentile in Twofold is numpy's `linear` one: it lies at rank p/100 · (n - 1) of the n sorted
-    values, counted from 0, on the straight line between the two neighbours.
+    Percentiles are numpy's `linear`: rank p/100 · (n − 1) of the n sorted values, interpolated between neighbours.
     """
 
     mean: float
@@ -31,7 +27,7 @@ class LatencyDistribution(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, values: Iterable[float]) -> "LatencyDistribution | None":
-        """The distribution of `values` (seconds); None where there are none."""
+        """Compute the distribution of `values` (seconds); None if empty."""
         array = np.fromiter(values, dtype=np.float64)
         if array.size == 0:
             return None
@@ -40,13 +36,12 @@ class LatencyDistribution(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts, rates and latencies of a run; None where nothing was there to measure.
+    """Counts, rates and latencies of a run; None without measurements.
 
-    sent = completed + failed + unfinished: a request completed when it ended with a finish reason of its own,
-    failed when it ended in an error (`errors` counts them by reason), and is unfinished when the run was
-    stopped before it ended. Tokens and latencies are those of the completed requests. Rates are per second
-    of `duration_s`. `itl_s` pools the gaps of all requests. The attainment is the share of ended requests
-    (completed or failed) that met every bound of `slo`; goodput is their rate.
+    sent = completed + failed + unfinished. Completed requests ended with their own finish reason, failed ones in an
+    error (counted by reason in `errors`), unfinished ones when the run stopped. Tokens and latencies are those of
+    completed requests. Rates are per second of `duration_s`. `itl_s` pools the gaps of all requests. SLO attainment
+    is the share of ended requests within all bounds of `slo`, and goodput their rate.
     """
 
     sent: int
@@ -76,10 +71,10 @@ def summarize(
     slo: Slo | None = None,
     errors: Mapping[str, str] | None = None,
 ) -> Summary:
-    """Summarise finished timelines.
+    """Summarize finished timelines.
 
-    `duration_s` is the length of the run, from the first arrival to the last event of any request unless it
-    is given. `errors` maps ids of failed requests to reasons; one that it does not name counts as "error".
+    `duration_s` defaults to the time from the first arrival to the last event. `errors` maps ids of failed requests to
+    reasons, by default "error".
     """
     ended = list(timelines)
     completed = [timeline for timeline in ended if timeline.complete]
@@ -134,7 +129,7 @@ STATISTICS = (("mean", "mean"), ("P50", "p50"), ("P90", "p90"), ("P99", "p99"), 
 def summary_table(
     summary: Summary, title: str | None = None, notes: Mapping[str, str] | None = None
 ) -> Table:
-    """One run: a row per latency, then counts and rates, then `notes`, rows of the caller's own."""
+    """Table of one run: a row per latency, counts and rates, and extra rows from `notes`."""
     table = Table(title=title, title_justify="left")
     table.add_column("")
     for heading, _ in STATISTICS:
@@ -149,7 +144,7 @@ def summary_table(
 
 
 def comparison_table(runs: Mapping[str, Summary], title: str | None = None) -> Table:
-    """Several runs side by side, one column each, under the names they are given."""
+    """Table of several runs, one column each."""
     table = Table(title=title, title_justify="left")
     table.add_column("")
     for name in runs:
@@ -166,7 +161,7 @@ def comparison_table(runs: Mapping[str, Summary], title: str | None = None) -> T
 
 
 def seconds(value: float | None) -> str:
-    """A time with its unit: milliseconds below one second; `-` where there is none."""
+    """Format a time: milliseconds below one second, `-` for None."""
     if value is None:
         return NOTHING
     if abs(value) < 1.0:
@@ -175,7 +170,7 @@ def seconds(value: float | None) -> str:
 
 
 def bounds(slo: Slo) -> list[tuple[str, str]]:
-    """What an SLO bounds, and by how much."""
+    """(latency, bound) of an SLO as text."""
     named = (("TTFT", slo.ttft_s), ("TPOT", slo.tpot_s), ("E2E", slo.e2e_s))
     return [(name, seconds(bound)) for name, bound in named if bound is not None]
 

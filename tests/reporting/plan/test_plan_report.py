@@ -41,7 +41,7 @@ def test_the_terminal_has_all_that_was_asked_for():
         "278.00",
         "83.5",
         "±10% / ±2%",
-        "Cannot keep the SLO: slow mixed.",
+        "Cannot meet the SLO: slow mixed.",
         "TTFT P90",
         "≤ 1.00 s",
         "50.0%",
@@ -88,7 +88,7 @@ def test_the_json_is_everything(problem):
     (told,) = report["choices"]
     assert told["design"]["machines"] == [["dgx-h100", 3], ["dgx-h100", 2]]
     assert [pool["role"] for pool in told["cluster"]["pools"]] == ["prefill", "decode"]
-    assert told["margins"][1] == {"check": "TTFT P90", "bound": 1.0, "value": 0.5, "left": 0.5}
+    assert told["margins"][1] == {"check": "TTFT P90", "bound": 1.0, "value": 0.5, "headroom": 0.5}
     assert told["evaluation"]["pools"][0]["error"]["decode"] == 0.02
     assert (report["slo"], report["workload"]["workload"]) == ("ttft=1,tpot=0.06", "azure-conv")
     assert [point["rate"] for point in report["pareto"]] == [3.0, 20.0]

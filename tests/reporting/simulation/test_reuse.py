@@ -26,11 +26,11 @@ def test_shares_are_of_all_blocks_and_of_all_prompts():
     assert (report.hits, report.fetched, report.hit_rate) == ({"dram": 0.25, "disk": 0.05}, 0.1, 0.4)
     assert (report.largest_share, REUSE.spread, report.hottest) == (0.75, 0.75, [(40, 4), (20, 2)])
     assert dict(reuse_lines(REUSE)) == {
-        "Blocks found": "40.0%: 25.0% in dram, 5.0% in disk, 10.0% in other caches",
+        "Prefix hit rate": "40.0%: 25.0% in dram, 5.0% in disk, 10.0% from other caches",
         "Prompt tokens reused": "40,000 (40.0%)",
-        "Largest share of prompts": "75.0%, of 2 instances",
+        "Largest instance share of prompts": "75.0% (2 instances)",
         "Caches with the hottest blocks": "3.0 of 4",
-        "Predicted TTFT off by": "20.0% (median)",
+        "TTFT prediction error": "20.0% (median)",
     }
 
 
@@ -41,8 +41,8 @@ def test_where_nothing_was_reused_it_says_so():
         requests={"prefill-0": 0}, hottest=(), ttft_error=None,
     )  # fmt: skip
     assert (none.hit_rate, none.largest_share, none.spread) == (0.0, 0.0, 0.0)
-    assert dict(reuse_lines(none))["Blocks found"] == "0.0%: 0.0% in dram, 0.0% in other caches"
-    assert "Predicted TTFT off by" not in dict(reuse_lines(none))
+    assert dict(reuse_lines(none))["Prefix hit rate"] == "0.0%: 0.0% in dram, 0.0% from other caches"
+    assert "TTFT prediction error" not in dict(reuse_lines(none))
 
 
 def test_json_has_it_where_there_are_caches():

@@ -83,12 +83,14 @@ class NodeLinks(msgspec.Struct, frozen=True, kw_only=True):
         kv, out, within = (
             f"{value / 1e9:,.3g} GB/s" for value in (self.kv, self.between_nodes, self.within_node)
         )
-        made = f"an accelerator that prefills makes up to {kv} of KV cache"
+        made = f"a prefill accelerator produces up to {kv} of KV"
         if self.affinity is Affinity.LOW:
-            return f"{made} and the network takes {out} from it ({within} within a node): hand-offs stay within nodes"
+            return (
+                f"{made} and its network share is {out} ({within} within a node): hand-offs stay within nodes"
+            )
         if self.between_nodes >= self.within_node:
-            return f"{made} and the network takes {out} from it, no less than within a node: instances may be anywhere"
-        return f"{made} and the network takes {out} from it: instances may be anywhere"
+            return f"{made} and its network share is {out}, no less than within a node: instances may be anywhere"
+        return f"{made} and its network share is {out}: instances may be anywhere"
 
 
 def links_of(problem: Problem, kinds: list[MachineKind]) -> NodeLinks:

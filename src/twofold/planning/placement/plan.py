@@ -183,14 +183,14 @@ class ParallelismPreference(msgspec.Struct, frozen=True, kw_only=True):
     def text(self) -> str:
         """Explain the preference in one sentence."""
         size = f"{self.prompt_tokens:,} tokens on {self.accelerators} accelerators"
-        first = f"By the queueing formulas, prompts of {size}"
-        here = f"an instance takes {self.rate:.3g} here"
+        first = f"By queueing theory, mean TTFT of prompts of {size} is lowest"
+        here = f"each instance serves {self.rate:.3g} requests/s here"
         if len(self.best) == 1:
-            return f"{first} wait least with {self.best[0][1]} at every rate; {here}."
+            return f"{first} with {self.best[0][1]} at every rate; {here}."
         until = ", ".join(
             f"{name} up to {rate:.3g} requests/s" for (_, name), (rate, _) in pairwise(self.best)
         )
-        return f"{first} wait least with {until}, above with {self.best[-1][1]}; {here}."
+        return f"{first} with {until}, above with {self.best[-1][1]}; {here}."
 
 
 def preference(plan: PlacementPlan) -> ParallelismPreference | None:

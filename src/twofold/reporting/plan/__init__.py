@@ -1,1 +1,1 @@
-"""Reports on plans: tables, JSON and a page of pictures."""
+"""Reports on plans: tables, JSON and HTML pages."""

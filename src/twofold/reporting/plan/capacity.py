@@ -1,4 +1,4 @@
-"""The trade-off of KV capacity for the terminal and as JSON."""
+"""KV capacity plans as terminal tables and JSON."""
 
 import math
 from collections.abc import Sequence
@@ -17,17 +17,17 @@ _ROWS = 12
 
 
 def capacity_tables(plan: CapacityPlan, title: str) -> Group:
-    """What each tier gives at each capacity, and which capacity pays."""
+    """Tables of every tier's capacities, and the conclusions."""
     parts: list[RenderableType] = [_table(plan, each, title) for each in plan.tiers]
     return Group(*parts, Text(capacity_text(plan), style="bold"))
 
 
 def capacity_text(plan: CapacityPlan) -> str:
-    """A few sentences: what reuse could save, how much of each tier pays, and what pooling is worth."""
+    """Summarize what reuse saves, how much of each tier pays, and the benefit of pooling."""
     sentences = [
         (
-            f"Without reuse the prefill keeps {plan.busy:,.1f} accelerators busy; "
-            f"{plan.highest_reuse:.1%} of its blocks came before."
+            f"Without reuse, prefill keeps {plan.busy:,.1f} accelerators busy; "
+            f"{plan.highest_reuse:.1%} of its blocks are repeated."
         ),
         *(_pays(each) for each in plan.tiers),
         *_pooling(plan),
@@ -37,7 +37,7 @@ def capacity_text(plan: CapacityPlan) -> str:
 
 
 def capacities(each: TierPlan) -> list[float]:
-    """GB of a node: powers of two up to where more adds nothing."""
+    """GB per node to tabulate: powers of two up to the full capacity."""
     full = max(curve.full_gb_per_node for curve in _curves(each).values())
     last = math.ceil(math.log2(full)) if full > 0 else 0
     return [0.0, *(2.0**power for power in range(last - _ROWS + 1, last + 1))]
@@ -48,14 +48,14 @@ def _pays(each: TierPlan) -> str:
     where = "in one pool" if each.pool else "on the node"
     behind = f" behind {each.behind_gb:,.0f} GB of DRAM" if each.behind_gb else ""
     if best.gb_per_node == 0:
-        return f"{name}{behind} does not pay at ${each.tier.price_per_gb_h:g} for a GB and hour."
-    found = f"{best.hit_rate:.1%} of blocks are found, {best.accelerators:,.1f} accelerators are free"
+        return f"{name}{behind} does not pay at ${each.tier.price_per_gb_h:g} per GB and hour."
+    gain = f"hit rate {best.hit_rate:.1%}, {best.accelerators:,.1f} accelerators freed"
     worth = f"worth ${best.saved_per_h:,.2f}/h for ${best.price_per_h:,.2f}/h"
-    return f"{name}{behind} pays up to {best.gb_per_node:,.0f} GB a node {where}: {found}, {worth}."
+    return f"{name}{behind} pays up to {best.gb_per_node:,.0f} GB per node {where}: {gain}, {worth}."
 
 
 def _pooling(plan: CapacityPlan) -> list[str]:
-    """At the DRAM and disk that pay in a pool, against the same on each node by itself."""
+    """Compare the pool with local caches of the same size."""
     last = plan.tiers[-1]
     if last.pool is None:
         return []
@@ -64,12 +64,12 @@ def _pooling(plan: CapacityPlan) -> list[str]:
     if local == 0:
         return []
     return [
-        f"With as much on each node by itself {local:.1%} are found: the pool finds {pooled / local:.2f} times as many."
+        f"With separate caches of that size hit rate is {local:.1%}: the pool has {pooled / local:.2f}× the hits."
     ]
 
 
 def _alone(plan: CapacityPlan) -> list[str]:
-    """Whether the DRAM is worth it where the disk could have all."""
+    """Compare both tiers with the disk alone."""
     dram, disk = plan.tiers
     if not disk.behind_gb:
         return []
@@ -77,8 +77,8 @@ def _alone(plan: CapacityPlan) -> list[str]:
     best = plan.disk_alone.preferred.best()
     return [
         (
-            f"{_name(disk)} alone pays up to {best.gb_per_node:,.0f} GB a node ({best.hit_rate:.1%} found) and leaves "
-            f"${best.gain_per_h:,.2f}/h of what it saves, both tiers together leave ${both:,.2f}/h."
+            f"{_name(disk)} alone pays up to {best.gb_per_node:,.0f} GB per node (hit rate {best.hit_rate:.1%}) and "
+            f"saves ${best.gain_per_h:,.2f}/h net; both tiers save ${both:,.2f}/h."
         )
     ]
 
@@ -86,11 +86,11 @@ def _alone(plan: CapacityPlan) -> list[str]:
 def _table(plan: CapacityPlan, each: TierPlan, title: str) -> Table:
     behind = f" behind {each.behind_gb:,.0f} GB of DRAM on each node" if each.behind_gb else ""
     table = Table(title=f"{title}: {_name(each)}{behind}, {plan.nodes} nodes", title_justify="left")
-    for heading in ("GB a node", "$/h"):
+    for heading in ("GB per node", "$/h"):
         table.add_column(heading, justify="right")
     curves = _curves(each)
     for name in curves:
-        for heading in (f"{name}: found", "accelerators free", "s/h of an added GB", "returns"):
+        for heading in (f"{name}: hit rate", "accelerators freed", "s/h per added GB", "return"):
             table.add_column(heading, justify="right")
     rows = capacities(each)
     points = {name: [curve.at(gb) for gb in rows] for name, curve in curves.items()}
@@ -113,8 +113,10 @@ def _cells(plan: CapacityPlan, before: CapacityPoint, point: CapacityPoint) -> t
 
 
 class MarginalGain(msgspec.Struct, frozen=True, kw_only=True):
-    """What a GB more gives between two capacities: seconds of an accelerator in an hour, and dollars saved for each
-    that it costs, None where it costs nothing."""
+    """Gain per added GB between two capacities.
+
+    Accelerator seconds per GB and hour, and dollars saved per dollar (None if it costs nothing).
+    """
 
     accelerator_s_per_gb_h: float
     returns: float | None
@@ -130,14 +132,14 @@ def added_by(plan: CapacityPlan, before: CapacityPoint, point: CapacityPoint) ->
 
 
 class CapacityPointReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A capacity with what it gives and what its last GB added."""
+    """A capacity and the gain of its last GB."""
 
     point: CapacityPoint
     added: MarginalGain
 
 
 class CurveReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One way to place a tier: `best` is the capacity up to which it pays."""
+    """Capacity curve of a tier; `best` is the capacity up to which it pays."""
 
     best: CapacityPoint
     full_gb_per_node: float
@@ -145,7 +147,7 @@ class CurveReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TierReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A tier: each node with its own, and all in one pool where there are several."""
+    """A tier, with local caches and as a pool."""
 
     tier: str
     price_per_gb_h: float
@@ -155,7 +157,7 @@ class TierReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CapacityReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What `twofold plan --kv-capacity --json` prints."""
+    """JSON of `twofold plan --kv-capacity --json`."""
 
     twofold_version: str
     model: str
@@ -197,7 +199,7 @@ class CapacityReport(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def json(self) -> str:
-        """Indented JSON, in a fixed order."""
+        """Format as indented JSON."""
         return msgspec.json.format(msgspec.json.encode(self), indent=2).decode()
 
 

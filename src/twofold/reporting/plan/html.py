@@ -1,7 +1,4 @@
-"""The pictures of a plan: the Pareto front, and latency over rate of the designs that it comes down to.
-
-One page about one plan: a single file that opens without a network.
-"""
+"""HTML page of a plan in a single file: choices, Pareto front, and latency over rate."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
@@ -20,7 +17,7 @@ _SYMBOLS = {True: "circle", False: "square"}
 
 
 def pareto_chart(plan: Plan, front: Sequence[ParetoPoint]) -> ReportChart:
-    """Dollars and watts over rate: a mark for each point of the front, a larger one for the best of each family."""
+    """Dollars and watts over rate: the Pareto front, and the best of each family enlarged."""
     traces: list[Trace] = []
     families = list(dict.fromkeys(point.design.family.name for point in front))
     for index, family in enumerate(families):
@@ -35,7 +32,7 @@ def pareto_chart(plan: Plan, front: Sequence[ParetoPoint]) -> ReportChart:
         (axis(_RATE), axis("Dollars per hour", rangemode="tozero")),
         (axis(_RATE), axis("Power (kW)", rangemode="tozero")),
     ]
-    note = "Designs that no other beats at once in rate, dollars and provisioned power. Circles are split designs."
+    note = "Designs not dominated in rate, price and provisioned power. Circles are split designs."
     return ReportChart(
         id="pareto", title="Pareto front", note=note, traces=traces, layout=_taller(grid(1, 2, axes))
     )
@@ -136,8 +133,8 @@ def plan_page(
     slo: Slo | SlowdownSlo,
     title: str,
 ) -> str:
-    """The page, about 5 MB of which are plotly.js."""
-    from plotly.io import to_html  # noqa: PLC0415 (too heavy for those who want no page)
+    """Render the page; about 5 MB of it are plotly.js."""
+    from plotly.io import to_html  # noqa: PLC0415 (slow to import)
 
     body = [f"<h1>{escape(title)}</h1>", f"<p>SLO: {escape(slo_text(slo))}</p>"]
     body += [

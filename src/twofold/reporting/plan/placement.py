@@ -1,4 +1,4 @@
-"""A placement for the terminal and as JSON."""
+"""DistServe placements as terminal tables and JSON."""
 
 from collections.abc import Sequence
 
@@ -22,7 +22,7 @@ from twofold.request import Phase
 
 
 def placement_tables(plan: PlacementPlan, effort: Effort, title: str) -> Group:
-    """Each phase by itself, the placements that were simulated jointly, and what to take."""
+    """Tables of phase goodputs and joint simulations, and the conclusion."""
     phases = _phases(plan.placement.prefills, plan.placement.decodes)
     joint = _joint((*plan.placement.split, *plan.placement.colocated), title)
     parts: list[RenderableType] = [phases, joint, Text(verdict_text(plan), style="bold")]
@@ -30,18 +30,18 @@ def placement_tables(plan: PlacementPlan, effort: Effort, title: str) -> Group:
 
 
 def verdict_text(plan: PlacementPlan) -> str:
-    """A few sentences: what to take, how sure that is, against what, why this algorithm and this parallelism."""
+    """Summarize the placement: instances, confidence, comparison, algorithm and parallelism."""
     best, query = plan.best, plan.prepared.query
     each = ", ".join(
         f"{count} {role} {kind.short}"
         for role in (Role.PREFILL, Role.DECODE)
         for kind, count in best.design.parts_of(role)
     )
-    copies = "" if best.copies == 1 else f" {best.copies} times"
+    copies = "" if best.copies == 1 else f" × {best.copies}"
     rate = best.rate * best.copies if query.rate is None else query.rate
     first = (
         f"Place {each}{copies}: {rate_text(rate)} requests/s on {best.accelerators} accelerators, "
-        f"{best.per_accelerator:.3g} for each."
+        f"{best.per_accelerator:.3g} per accelerator."
     )
     preferred = preference(plan)
     return " ".join(
@@ -63,7 +63,7 @@ def _sure(plan: PlacementPlan) -> list[str]:
     median = sure.median / design.accelerators
     return [
         (
-            f"Over {len(sure.rates)} draws of the workload its median goodput is {median:.3g}, between {least:.3g} and "
+            f"Over {len(sure.rates)} draws of the workload the median goodput is {median:.3g}, between {least:.3g} and "
             f"{most:.3g} with {sure.level:.0%} confidence."
         )
     ]
@@ -71,13 +71,13 @@ def _sure(plan: PlacementPlan) -> list[str]:
 
 def _against(plan: PlacementPlan) -> list[str]:
     if not plan.placement.colocated:
-        return ["No colocated design keeps this SLO."]
+        return ["No colocated design meets the SLO."]
     other, best = plan.placement.colocated[0], plan.best
     if plan.prepared.query.rate is not None and best.copies == 1:
-        return [f"Colocated it takes {other.accelerators} ({other.design.name})."]
+        return [f"A colocated design needs {other.accelerators} ({other.design.name})."]
     gain = best.per_accelerator / other.per_accelerator
     return [
-        f"That is {gain:.2f} times the best colocated design ({other.design.name}: {other.per_accelerator:.3g})."
+        f"That is {gain:.2f}× the best colocated design ({other.design.name}: {other.per_accelerator:.3g})."
     ]
 
 
@@ -117,7 +117,7 @@ def _joint(placed: Sequence[SimulatedPlacement], title: str) -> Table:
 
 
 class PhaseReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One instance of a kind: requests per second within the bound of the phase."""
+    """Highest rate (requests/s) of one instance within the bound of its phase."""
 
     phase: str
     machine: str
@@ -128,7 +128,7 @@ class PhaseReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlacedReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A placement that was simulated as a whole; `copies` of it make the plan."""
+    """A simulated placement; the plan uses `copies` of it."""
 
     name: str
     split: bool
@@ -140,7 +140,7 @@ class PlacedReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlacementReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What `twofold plan --objective goodput --json` prints."""
+    """JSON of `twofold plan --objective goodput --json`."""
 
     twofold_version: str
     objective: str
@@ -194,7 +194,7 @@ class PlacementReport(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def json(self) -> str:
-        """Indented JSON, in a fixed order."""
+        """Format as indented JSON."""
         return msgspec.json.format(msgspec.json.encode(self), indent=2).decode()
 
 

@@ -1,4 +1,4 @@
-"""A plan as JSON: everything that is known of it, in numbers."""
+"""Plans as JSON."""
 
 import msgspec
 
@@ -15,7 +15,7 @@ from twofold.planning.problem import Problem
 
 
 class DesignReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A design by name, with what it takes; `counts` are its machines by kind, prefill before decode."""
+    """A design with its machine counts by kind, prefill first, price and power."""
 
     name: str
     family: str
@@ -37,7 +37,7 @@ class DesignReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChoiceReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The best design of a family; `evaluation` is of `rate`."""
+    """The best design of a family, evaluated at `rate`."""
 
     design: DesignReport
     rate: float
@@ -72,9 +72,9 @@ class ParetoPointReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlanReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What `twofold plan --json` prints. All but `effort` is the same whenever and however the plan is made.
+    """JSON of `twofold plan --json`; everything but `effort` is reproducible.
 
-    `choices` are the best of each family, best first; `without` the families that cannot keep the SLO.
+    `choices` are the best designs of each family, best first; `without` names the families that miss the SLO.
     """
 
     twofold_version: str
@@ -112,5 +112,5 @@ class PlanReport(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def json(self) -> str:
-        """Indented JSON, in a fixed order."""
+        """Format as indented JSON."""
         return msgspec.json.format(msgspec.json.encode(self), indent=2).decode()

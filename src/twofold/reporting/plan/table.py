@@ -1,7 +1,4 @@
-"""What is said of a choice in tables and on pages.
-
-A plan for the terminal: the best of each family, how near it is to the SLO, the Pareto front and the verdict.
-"""
+"""Plans as terminal tables: choices, SLO margins, Pareto front and verdict."""
 
 from collections.abc import Iterable, Sequence
 
@@ -36,7 +33,7 @@ HEADINGS = (
 
 
 def choice_row(choice: DesignChoice) -> tuple[str, ...]:
-    """The texts of HEADINGS; latencies and mean power are those at the rate that it was judged at."""
+    """Texts of HEADINGS; latencies and mean power are those at the evaluated rate."""
     design, evaluation = choice.design, choice.evaluation
     return (
         design.name,
@@ -53,7 +50,7 @@ def choice_row(choice: DesignChoice) -> tuple[str, ...]:
 
 
 def check_texts(check: Check) -> tuple[str, str]:
-    """The value and the bound of a check, in its unit: a share, a multiple or seconds."""
+    """Format the value and bound of a check as a share, a multiple or seconds."""
     if check.at_least or "slowdown" in check.name:
         return check_text(check)
     return seconds(check.value), f"≤ {seconds(check.bound)}"
@@ -63,27 +60,27 @@ def rate_text(rate: float) -> str:
     return f"{rate:,.2f}" if rate < 100.0 else f"{rate:,.0f}"
 
 
-# The page has all columns; a terminal is narrow.
+# A terminal is too narrow for all columns.
 _SHOWN = tuple(
     place for place, heading in enumerate(HEADINGS) if heading not in {"TTFT P90", "TPOT P90", "mean kW"}
 )
-_MOST_POINTS = 14  # of the front: the JSON has them all
+_MOST_POINTS = 14  # the JSON has the whole front
 
 
 def plan_tables(
     plan: Plan, advice: Advice, front: Sequence[ParetoPoint], effort: Effort, title: str
 ) -> Group:
-    """Everything that a person asks of a plan."""
+    """Tables and verdict of a plan."""
     parts: list[RenderableType] = [_choices(plan, title)]
     if plan.without:
-        parts.append(Text(f"Cannot keep the SLO: {', '.join(plan.without)}."))
+        parts.append(Text(f"Cannot meet the SLO: {', '.join(plan.without)}."))
     shown = [choice for choice in (plan.best_split, plan.best_colocated) if choice is not None]
     parts += [_margins(shown), _front(front), Text(advice.text, style="bold"), Text(effort_text(effort))]
     return Group(*parts)
 
 
 def effort_text(effort: Effort) -> str:
-    """What the plan took."""
+    """Summarize the simulations of a plan."""
     reused = f", {effort.reused:,} reused" if effort.reused else ""
     speed = effort.requests_per_cpu_s
     pace = "" if speed is None else f": {speed:,.0f} requests per CPU second"
@@ -92,7 +89,7 @@ def effort_text(effort: Effort) -> str:
 
 
 def thinned(front: Sequence[ParetoPoint], most: int = _MOST_POINTS) -> list[ParetoPoint]:
-    """At most so many points, evenly, with the first and the last."""
+    """At most `most` points, evenly spaced, with the first and last."""
     if len(front) <= most:
         return list(front)
     return [front[round(index * (len(front) - 1) / (most - 1))] for index in range(most)]
@@ -101,7 +98,7 @@ def thinned(front: Sequence[ParetoPoint], most: int = _MOST_POINTS) -> list[Pare
 def _choices(plan: Plan, title: str) -> Table:
     table = _table(title, [HEADINGS[place] for place in _SHOWN], range(1, len(_SHOWN) - 1))
     table.columns[0].no_wrap = True
-    table.columns[-1].overflow = "fold"  # an "estimated" must not be cut
+    table.columns[-1].overflow = "fold"  # "estimated" must stay visible
     best = (plan.best_split, plan.best_colocated)
     for choice in plan.choices:
         style = "bold" if choice in best else None
@@ -111,12 +108,14 @@ def _choices(plan: Plan, title: str) -> Table:
 
 
 def _margins(choices: Iterable[DesignChoice]) -> Table:
-    table = _table("Margins", ("design", "at req/s", "check", "value", "bound", "left"), (1, 3, 4, 5))
+    table = _table("Margins", ("design", "at req/s", "check", "value", "bound", "headroom"), (1, 3, 4, 5))
     for choice in choices:
         checks = choice.evaluation.checks
         for check, margin in zip(checks, margins(checks), strict=True):
-            left = "-" if margin.headroom is None else f"{margin.headroom:.1%}"
-            table.add_row(choice.design.name, rate_text(choice.rate), check.name, *check_texts(check), left)
+            headroom = "-" if margin.headroom is None else f"{margin.headroom:.1%}"
+            table.add_row(
+                choice.design.name, rate_text(choice.rate), check.name, *check_texts(check), headroom
+            )
         table.add_section()
     return table
 

@@ -1,1 +1,1 @@
-"""What a simulation says, for people: tables, JSON and a page of pictures."""
+"""Reports on simulations: tables, JSON and HTML pages."""

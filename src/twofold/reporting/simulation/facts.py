@@ -1,7 +1,4 @@
-"""What came of reuse, as facts for people and as numbers for programs.
-
-The facts of a simulation besides its distributions: a label, a text and what the number rests on.
-"""
+"""Facts of a simulation: labelled values with the model errors they depend on."""
 
 from collections.abc import Iterator
 
@@ -18,9 +15,12 @@ from twofold.slo import Slo, SlowdownSlo
 
 
 class ReuseReport(msgspec.Struct, frozen=True, kw_only=True):
-    """`hits` has, by tier, the share of blocks that prompts found where they were prefilled, and `fetched` the share
-    that came from another cache. `requests` counts prompts by instance. `hottest` are the blocks that most prompts
-    had: how many, and at how many of the `caches` they were prefilled. `ttft_error` is a share of the real time."""
+    """Prefix reuse of a run.
+
+    `hits` is the hit rate by tier, `fetched` the share of blocks fetched from other caches. `requests` counts prompts
+    by instance. `hottest` lists the uses and number of caches of the most used blocks. `ttft_error` is relative to
+    the measured TTFT.
+    """
 
     caches: int
     blocks: int
@@ -53,25 +53,28 @@ class ReuseReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def reuse_lines(result: ReuseResult) -> Iterator[tuple[str, str]]:
-    """A label and a text for each."""
+    """(label, text) pairs of prefix reuse."""
     report = ReuseReport.of(result)
     tiers = ", ".join(f"{share:.1%} in {tier}" for tier, share in report.hits.items())
-    yield "Blocks found", f"{report.hit_rate:.1%}: {tiers}, {report.fetched:.1%} in other caches"
+    yield "Prefix hit rate", f"{report.hit_rate:.1%}: {tiers}, {report.fetched:.1%} from other caches"
     share = report.reused_tokens / report.prompt_tokens if report.prompt_tokens else 0.0
     yield "Prompt tokens reused", f"{report.reused_tokens:,} ({share:.1%})"
-    yield "Largest share of prompts", f"{report.largest_share:.1%}, of {len(report.requests)} instances"
+    yield (
+        "Largest instance share of prompts",
+        f"{report.largest_share:.1%} ({len(report.requests)} instances)",
+    )
     yield "Caches with the hottest blocks", f"{result.spread * result.caches:.1f} of {result.caches}"
     error = report.ttft_error
     if error is not None:
-        yield "Predicted TTFT off by", f"{error.p50:.1%} (median)"
+        yield "TTFT prediction error", f"{error.p50:.1%} (median)"
 
 
 _J_PER_KWH = 3.6e6
-_MOST = 0.9  # of the requests: what DistServe calls an SLO attained
+_ATTAINMENT = 0.9  # share of requests, as in DistServe
 
 
 class Fact(msgspec.Struct, frozen=True):
-    """One line: `accuracy` is empty where no performance model plays a part."""
+    """A labelled value; `accuracy` is empty if no performance model has influence."""
 
     label: str
     value: str
@@ -79,12 +82,12 @@ class Fact(msgspec.Struct, frozen=True):
 
 
 def facts(result: SimulationResult) -> list[Fact]:
-    """Counts, rates, energy and cost, in the order of reading."""
+    """Counts, rates, energy and cost of a run."""
     return [*_counts(result), *_refusals(result), *_rates(result), *_costs(result), *_effort(result)]
 
 
 def design(result: SimulationResult) -> list[Fact]:
-    """What was simulated: model, pools and policies."""
+    """Model, pools and policies of a run."""
     spec = result.spec
     return [
         Fact("Model", spec.model),
@@ -92,34 +95,30 @@ def design(result: SimulationResult) -> list[Fact]:
         Fact("Router, hand-off", f"{spec.router}, {spec.handoff}"),
         Fact("Batches", f"{_budget(spec)}, {spec.max_num_seqs:,} sequences"),
         *_chunks(spec),
-        Fact("Transfers", "share the link" if spec.contention else "each have the whole link"),
+        Fact("Transfers", "share link bandwidth" if spec.contention else "without contention"),
         Fact("Rules", spec.rules),
         *(Fact(f"Failure of {lost.instance}", _failure(lost.at_s, lost.back_s)) for lost in spec.failures),
-        *(Fact(f"Times of {pool.role}", describe(pool.error)) for pool in result.pools),
+        *(Fact(f"Performance model of {pool.role}", describe(pool.error)) for pool in result.pools),
     ]
 
 
 def pool_text(pool: PoolResult) -> str:
-    """`35 × dgx-h100, 35 instances`."""
+    """Format a pool as `35 × dgx-h100, 35 instances`."""
     return f"{pool.machines:,} × {pool.machine}, {pool.instances:,} instance{'s'[: pool.instances != 1]}"
 
 
 def _budget(spec: ClusterSpec) -> str:
     budget = spec.max_num_batched_tokens
-    return (
-        f"at most {budget:,} prompt tokens"
-        if isinstance(budget, int)
-        else "as many prompt tokens as saturate"
-    )
+    return f"at most {budget:,} prompt tokens" if isinstance(budget, int) else "saturating prompt tokens"
 
 
 def _chunks(spec: ClusterSpec) -> list[Fact]:
     size = spec.pipeline_chunk
-    return [] if size is None else [Fact("Chunks", f"of at most {size:,} tokens, in pipelines that prefill")]
+    return [] if size is None else [Fact("Chunks", f"at most {size:,} tokens in pipelined prefill")]
 
 
 def slo_text(slo: Slo | SlowdownSlo) -> str:
-    """The bounds of an SLO in one line."""
+    """Format the bounds of an SLO in one line."""
     if isinstance(slo, Slo):
         seconds_of = (("TTFT", slo.ttft_s), ("TPOT", slo.tpot_s), ("E2E", slo.e2e_s))
         return ", ".join(f"{name} ≤ {seconds(bound)}" for name, bound in seconds_of if bound is not None)
@@ -132,7 +131,7 @@ def slo_text(slo: Slo | SlowdownSlo) -> str:
 
 
 def check_text(check: Check) -> tuple[str, str]:
-    """The value and the bound of a check, in its unit: a share where it is a floor, else a multiple."""
+    """Format the value and bound of a check: a share for lower bounds, otherwise a multiple."""
     if check.at_least:
         return (NOTHING if check.value is None else f"{check.value:.2%}"), f"≥ {check.bound:.2%}"
     return (NOTHING if check.value is None else f"{check.value:.3f}×"), f"≤ {check.bound:g}×"
@@ -160,8 +159,8 @@ def _refusals(result: SimulationResult) -> Iterator[Fact]:
     if overload is None:
         return
     refused = ", ".join(f"{count:,} {reason}" for reason, count in overload.refusals.items())
-    yield Fact("Overload control", f"{overload.rule}: {refused or 'nobody'} refused", both)
-    yield Fact("Prefilled in vain", f"{overload.wasted_prefill_tokens:,} tokens", both)
+    yield Fact("Overload control", f"{overload.rule}: {refused or 'none'} rejected", both)
+    yield Fact("Wasted prefill", f"{overload.wasted_prefill_tokens:,} tokens", both)
     prefill, decode = (result.series[name].mean() for name in (PREFILL, DECODE))
     together = overload.load_correlation
     correlated = NOTHING if together is None else f"{together:+.2f}"
@@ -179,16 +178,14 @@ def _rates(result: SimulationResult) -> Iterator[Fact]:
         share = f"{result.slo_met / result.arrived:.2%} of requests" if result.arrived else NOTHING
         yield Fact("Within the SLO", share, both)
         yield Fact("Goodput", rate(result.slo_met, result.duration_s, "requests/s"), both)
-        scale = result.tightest_scale(_MOST)
-        yield Fact(f"SLO scale for {_MOST:.0%}", NOTHING if scale is None else f"{scale:.3g}×", both)
+        scale = result.tightest_scale(_ATTAINMENT)
+        yield Fact(f"SLO scale for {_ATTAINMENT:.0%}", NOTHING if scale is None else f"{scale:.3g}×", both)
     yield Fact("Hand-offs", f"{result.handoffs:,}")
-    yield Fact("Pre-emptions", f"{result.preemptions:,}", both)
+    yield Fact("Preemptions", f"{result.preemptions:,}", both)
     if result.reuse is not None:
         yield from (Fact(label, text, both) for label, text in reuse_lines(result.reuse))
     if result.spec.swap_space_bytes is not None:
-        yield Fact(
-            "Swapped out", f"{result.swaps:,} times, {result.swap_bytes / 1e9:,.1f} GB out and back", both
-        )
+        yield Fact("Swap-outs", f"{result.swaps:,}, {result.swap_bytes / 1e9:,.1f} GB copied", both)
 
 
 def _costs(result: SimulationResult) -> Iterator[Fact]:
@@ -205,7 +202,7 @@ def _costs(result: SimulationResult) -> Iterator[Fact]:
 def _effort(result: SimulationResult) -> Iterator[Fact]:
     yield Fact("Iterations simulated", f"{result.iterations:,} in {result.events:,} events")
     speed = f", {result.duration_s / result.cpu_s:,.0f}× real time" if result.cpu_s > 0 else ""
-    yield Fact("Simulator's CPU time", f"{seconds(result.cpu_s)}{speed}")
+    yield Fact("Simulator CPU time", f"{seconds(result.cpu_s)}{speed}")
 
 
 def _rests_on_all(result: SimulationResult) -> str:
@@ -213,5 +210,5 @@ def _rests_on_all(result: SimulationResult) -> str:
 
 
 def _failure(at_s: float, back_s: float | None) -> str:
-    back = "for good" if back_s is None else f"back at {seconds(back_s)}"
+    back = "permanent" if back_s is None else f"back at {seconds(back_s)}"
     return f"at {seconds(at_s)}, {back}"

@@ -1,4 +1,4 @@
-"""Picture: which instance ran what and when, and the observer that keeps the first runs for it."""
+"""Chart of instance activity over time, and the observer that records it."""
 
 import re
 from collections import defaultdict
@@ -9,7 +9,7 @@ from twofold.simulation.observers.base import IterationRun, Observer
 
 MOST_RUNS = 5000
 _PS_PER_S = 10**12
-# Of a bar with a base, plotly calls the end of it x.
+# For a bar with a base, plotly reports its end as x.
 _HOVER = (
     "%{y}, from %{base:.3f} s to %{x:.3f} s<br>%{customdata[0]} iterations, %{customdata[1]} prompt tokens"
     " of %{customdata[2]} sequences, %{customdata[3]} decodes, %{customdata[4]} W"
@@ -17,10 +17,9 @@ _HOVER = (
 
 
 class GanttRuns(Observer):
-    """Keeps the runs of the first `until_s` seconds, or as far as about `limit` runs reach.
+    """Records the runs of the first `until_s` seconds, at most about `limit`.
 
-    Memory is bounded: once there are `limit` runs the picture ends where the latest of them does, and of those
-    that end later only the parts before count, which is at most one for each life of an instance.
+    At `limit` runs the chart ends at the end of the latest run; later parts of longer runs are cut off.
     """
 
     def __init__(self, limit: int = MOST_RUNS, until_s: float | None = None) -> None:
@@ -31,7 +30,7 @@ class GanttRuns(Observer):
 
     @property
     def end_s(self) -> float:
-        """Where the picture ends."""
+        """End of the chart in seconds."""
         latest = max((run.end_ps for run in self.runs), default=0)
         return (latest if self._end_ps is None else min(latest, self._end_ps)) / _PS_PER_S
 
@@ -43,12 +42,12 @@ class GanttRuns(Observer):
             self._end_ps = run.end_ps if self._end_ps is None else min(self._end_ps, run.end_ps)
 
     def role(self, instance: str, role: Role, at_ps: int) -> None:
-        """An instance that never ran has an empty row."""
+        """Add a row, which stays empty if the instance never runs."""
         self.instances.add(instance)
 
 
 def gantt(kept: GanttRuns, name: str, index: int = 0, runs: int = 1) -> ReportChart:
-    """The runs of one simulation: a row for each instance, a colour for each phase."""
+    """A row per instance, coloured by phase."""
     by_phase: dict[Role, list[IterationRun]] = defaultdict(list)
     for run in kept.runs:
         by_phase[_phase(run)].append(run)
@@ -56,7 +55,7 @@ def gantt(kept: GanttRuns, name: str, index: int = 0, runs: int = 1) -> ReportCh
     return ReportChart(
         id=f"gantt-{index}",
         title="Instances over time" if runs == 1 else f"Instances over time: {name}",
-        note=f"What each instance ran in the first {kept.end_s:.1f} s; white is idle.",
+        note=f"Activity of each instance in the first {kept.end_s:.1f} s; white is idle.",
         traces=[_bars(role, by_phase[role], kept.end_s) for role in Role if by_phase[role]],
         layout=_layout(rows, kept.end_s),
     )
@@ -93,7 +92,7 @@ def _layout(rows: list[str], end_s: float) -> Layout:
     x = axis("Simulated time (s)", range=[0, end_s])
     y = axis("Instance", type="category", categoryorder="array", categoryarray=rows, showgrid=False)
     height = min(1600, 160 + 20 * len(rows))
-    # A key to the colours also where only one phase ran.
+    # Show the legend for a single phase too.
     return grid(1, 1, [(x, y)], barmode="overlay", bargap=0.15, showlegend=True) | {"height": height}
 
 

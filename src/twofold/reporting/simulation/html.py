@@ -1,7 +1,4 @@
-"""The tables of the page: one column, or one group of rows, for each run.
-
-One page about one simulation, or about several side by side: a single file that opens without a network.
-"""
+"""HTML page of one or several simulations in a single file."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
@@ -23,17 +20,17 @@ Cell = tuple[str, str]  # text and CSS class
 
 
 def design_table(results: Mapping[str, SimulationResult]) -> str:
-    """What was simulated, a column for each run."""
-    return _side_by_side({name: design(result) for name, result in results.items()})
+    """Settings, one column per run."""
+    return _columns({name: design(result) for name, result in results.items()})
 
 
 def facts_table(results: Mapping[str, SimulationResult]) -> str:
-    """Counts, rates, energy and cost, a column for each run, with the model error beside each number."""
-    return _side_by_side({name: facts(result) for name, result in results.items()})
+    """Counts, rates, energy and cost with model errors, one column per run."""
+    return _columns({name: facts(result) for name, result in results.items()})
 
 
 def percentile_table(results: Mapping[str, SimulationResult], reference: ModelAccuracy | None = None) -> str:
-    """The distributions: a row for each run of each."""
+    """Latency statistics, one row per metric and run."""
     rows: dict[str, list[list[Cell]]] = {}
     for name, result in results.items():
         for label, texts, error in latency_rows(result, reference):
@@ -45,7 +42,7 @@ def percentile_table(results: Mapping[str, SimulationResult], reference: ModelAc
 
 
 def verdict_table(verdicts: Mapping[str, Verdict]) -> str:
-    """Every check of every run: its value, its bound and whether it was met."""
+    """SLO checks of every run."""
     rows = [
         [(name, ""), (check.name, ""), *((text, "number") for text in check_text(check)), _met(check.met)]
         for name, judged in verdicts.items()
@@ -58,17 +55,17 @@ def _met(met: bool) -> Cell:
     return ("met", "met") if met else ("missed", "missed")
 
 
-def _side_by_side(runs: Mapping[str, Sequence[Fact]]) -> str:
-    columns = [_column(said) for said in runs.values()]
+def _columns(runs: Mapping[str, Sequence[Fact]]) -> str:
+    columns = [_column(run) for run in runs.values()]
     labels = dict.fromkeys(label for column in columns for label in column)
     rows = [[(label, ""), *((column.get(label, NOTHING), "") for column in columns)] for label in labels]
     return _table([("", ""), *((name, "") for name in runs)] if len(runs) > 1 else [], rows)
 
 
-def _column(said: Sequence[Fact]) -> dict[str, str]:
-    """Texts by label; facts of one label, as two prefill pools give, share a cell."""
+def _column(run: Sequence[Fact]) -> dict[str, str]:
+    """Map labels to texts; facts with equal labels share a cell."""
     column: dict[str, str] = {}
-    for fact in said:
+    for fact in run:
         earlier = column.get(fact.label)
         column[fact.label] = _value(fact) if earlier is None else f"{earlier}; {_value(fact)}"
     return column
@@ -117,14 +114,14 @@ def html_report(
     runs: Mapping[str, GanttRuns] | None = None,
     reference: ModelAccuracy | None = None,
 ) -> str:
-    """The page, about 5 MB of which are plotly.js.
+    """Render the page; about 5 MB of it are plotly.js.
 
-    `results`, `verdicts` and `runs` are by the name of the run; several runs share each picture, or have a row
-    of it each; `reference` is the error of what slowdowns are multiples of. Raises ValueError where there is no result.
+    `results`, `verdicts` and `runs` map names of runs, which share charts or have a row each. `reference` is the model
+    error of the slowdown reference. Raises ValueError without results.
     """
     if not results:
         raise ValueError("a report needs at least one result")
-    from plotly.offline import get_plotlyjs  # noqa: PLC0415 (too heavy for those who want no page)
+    from plotly.offline import get_plotlyjs  # noqa: PLC0415 (slow to import)
 
     body = [f"<h1>{escape(title)}</h1>", *_verdicts(slo, verdicts or {})]
     body += [
@@ -142,7 +139,7 @@ def html_report(
 def pictures(
     results: Mapping[str, SimulationResult], slo: Slo | SlowdownSlo | None, runs: Mapping[str, GanttRuns]
 ) -> Iterator[ReportChart]:
-    """Every picture that the results have data for, in the order of the page."""
+    """Charts with data, in the order of the page."""
     drawn = (
         *(latencies(results, slo), slowdowns(results, slo), load(results), overload(results)),
         *(membership(results), power(results), utilization(results)),
@@ -169,7 +166,7 @@ def _section(title: str, content: str) -> str:
 
 
 def _drawn(picture: ReportChart) -> str:
-    """A place for the picture, and its data in a script of their own: no name in them may end it."""
+    """A container and a script with the data, escaped so that no name can end the script."""
     data = msgspec.json.encode({"traces": picture.traces, "layout": picture.layout}).decode()
     name, safe = escape(picture.id), data.replace("<", "\\u003c")
     note = f"<p>{escape(picture.note)}</p>" if picture.note else ""

@@ -1,7 +1,4 @@
-"""Picture: how latencies are distributed, one line per run, with the bounds of an SLO in seconds.
-
-Picture: how much slower than alone on the reference machine, with the bounds of an SLO in multiples.
-"""
+"""Charts of latency and slowdown distributions."""
 
 from collections.abc import Iterator, Mapping
 
@@ -31,7 +28,7 @@ _TITLES = {
 
 
 def latencies(results: Mapping[str, SimulationResult], slo: Slo | SlowdownSlo | None = None) -> ReportChart:
-    """Cumulative distributions of TTFT, TPOT, ITL and E2E."""
+    """Cumulative distributions of TTFT, TPOT, ITL and E2E, with the bounds of an SLO in seconds."""
     known = [latency for latency in LATENCIES if latency.label in _TITLES]
     axes = [(log_axis(_TITLES[latency.label]), share_axis()) for latency in known]
     traces = [trace for plot, latency in enumerate(known) for trace in cumulative(results, latency, plot)]
@@ -39,7 +36,7 @@ def latencies(results: Mapping[str, SimulationResult], slo: Slo | SlowdownSlo | 
     return ReportChart(
         id="latencies",
         title="Latencies",
-        note="The share of requests (of gaps, for ITL) that took at most so long."
+        note="Share of requests (of gaps, for ITL) up to each latency."
         + (" Dashed: the bounds of the SLO." if bounds else ""),
         traces=traces + bounds,
         layout=grid(2, 2, axes),
@@ -49,7 +46,7 @@ def latencies(results: Mapping[str, SimulationResult], slo: Slo | SlowdownSlo | 
 def cumulative(
     results: Mapping[str, SimulationResult], distribution: LatencyMetric, plot: int
 ) -> Iterator[Trace]:
-    """A line for each run that measured the distribution."""
+    """A line for each run that measured the metric."""
     for index, (name, result) in enumerate(results.items()):
         points = _points(distribution.of(result))
         if points:
@@ -64,7 +61,7 @@ def share_axis() -> dict[str, object]:
 
 
 def _points(histogram: Histogram | None) -> list[tuple[float, float]]:
-    """Points of the curve; a logarithmic axis has no place for zero."""
+    """Points of the distribution above 0, for a logarithmic axis."""
     if histogram is None or histogram.count == 0:
         return []
     return [(value, share) for value, share in histogram.cdf(POINTS) if value > 0]
@@ -82,7 +79,7 @@ def _bounds(slo: Slo) -> Iterator[Trace]:
 def slowdowns(
     results: Mapping[str, SimulationResult], slo: Slo | SlowdownSlo | None = None
 ) -> ReportChart | None:
-    """Cumulative distributions of the slowdowns; None where no run has any."""
+    """Cumulative distributions of slowdowns, with the bounds of a slowdown SLO; None without slowdowns."""
     traces = [trace for plot, known in enumerate(SLOWDOWNS) for trace in cumulative(results, known, plot)]
     if not traces:
         return None
@@ -90,8 +87,12 @@ def slowdowns(
     return ReportChart(
         id="slowdowns",
         title="Slowdowns",
-        note="Multiples of what the same request takes alone on the reference machine."
-        + (" Crosses: the bounds of the SLO; a run keeps one by passing left of it." if bounds else ""),
+        note="Multiples of the uncontended latency on the reference machine."
+        + (
+            " Crosses: the bounds of the SLO; a run meets a bound if its line passes to the left."
+            if bounds
+            else ""
+        ),
         traces=traces + bounds,
         layout=grid(1, 3, [(log_axis(f"{known.label} (×)"), share_axis()) for known in SLOWDOWNS]),
     )

@@ -1,15 +1,4 @@
-"""What the pictures of series over time share: which series a run has, and how one becomes lines.
-
-Picture: requests waiting and requests in a batch over time, by role.
-
-Picture: how many instances work as which role over time.
-
-Picture: the loads that overload control went by, over time.
-
-Picture: what all machines draw over time, beside what must be provisioned for them.
-
-Picture: the share of time in which the instances of each pool ran a batch.
-"""
+"""Charts over time: queues and batches, pool membership, load under overload control, power; and utilization."""
 
 from collections.abc import Iterator, Mapping
 from typing import Final
@@ -36,7 +25,7 @@ _PS_PER_S: Final = 1e12
 
 
 def by_role(result: SimulationResult, kind: str) -> Iterator[tuple[Role, Series]]:
-    """The series `kind/ROLE` of a run, prefill first."""
+    """Series `kind/ROLE` of a run, prefill first."""
     for role in Role:
         series = result.series.get(f"{kind}/{role}")
         if series is not None:
@@ -46,17 +35,17 @@ def by_role(result: SimulationResult, kind: str) -> Iterator[tuple[Role, Series]
 def role_lines(
     result: SimulationResult, kind: str, where: dict[str, object], *, legend: bool
 ) -> Iterator[Trace]:
-    """A solid line of means and a thin, pale one of the highest values, for each role."""
+    """Mean (solid) and maximum (thin) lines per role."""
     for role, series in by_role(result, kind):
         colour, group = PHASE_COLOURS[role], {"legendgroup": role.value, **where}
         times, means, highest = steps(series)
         yield stepped(role.value, times, means, colour) | group | {"showlegend": legend}
         thin = {"line": {"color": colour, "width": 0.75, "shape": "hv"}, "opacity": 0.45, "showlegend": False}
-        yield stepped(f"{role.value}, highest", times, highest, colour) | group | thin
+        yield stepped(f"{role.value}, maximum", times, highest, colour) | group | thin
 
 
 def steps(series: Series) -> tuple[list[float], list[float], list[float]]:
-    """Times, means and highest values of a series; its last step is closed by a point of its own."""
+    """(times, means, maxima) of a series, closed by a final point."""
     points = series.points()
     if points:
         points.append((series.at_ps / _PS_PER_S, points[-1][1], points[-1][2]))
@@ -65,7 +54,7 @@ def steps(series: Series) -> tuple[list[float], list[float], list[float]]:
 
 
 def stepped(name: str, times: list[float], values: list[float], colour: str) -> Trace:
-    """A line that holds each value until the next."""
+    """A step line."""
     return line(name, times, values, colour) | {"line": {"color": colour, "width": 1.5, "shape": "hv"}}
 
 
@@ -73,7 +62,7 @@ _KINDS = (("queue", "Waiting requests"), ("batch", "Requests in batches"))
 
 
 def load(results: Mapping[str, SimulationResult]) -> ReportChart:
-    """One row for each run: queues left, batches right."""
+    """Queues (left) and batches (right), one row per run."""
     traces: list[Trace] = []
     axes: list[tuple[Layout, Layout]] = []
     for row, (name, result) in enumerate(results.items()):
@@ -84,14 +73,14 @@ def load(results: Mapping[str, SimulationResult]) -> ReportChart:
     return ReportChart(
         id="load",
         title="Queues and batches",
-        note="All instances of a role together. Solid: the mean over an interval; thin: the highest value in it.",
+        note="Totals per role. Solid: mean over an interval; thin: maximum.",
         traces=traces,
         layout=grid(len(results), len(_KINDS), axes),
     )
 
 
 def membership(results: Mapping[str, SimulationResult]) -> ReportChart:
-    """Stacked areas, one row for each run."""
+    """Instances by role as stacked areas, one row per run."""
     traces: list[Trace] = []
     for plot, result in enumerate(results.values()):
         for role, series in by_role(result, "pool"):
@@ -109,7 +98,7 @@ def membership(results: Mapping[str, SimulationResult]) -> ReportChart:
 
 
 def overload(results: Mapping[str, SimulationResult]) -> ReportChart | None:
-    """A row for each run; None where no run was controlled."""
+    """Load under overload control, one row per run; None without overload control."""
     controlled = {name: result for name, result in results.items() if result.overload is not None}
     if not controlled:
         return None
@@ -117,19 +106,19 @@ def overload(results: Mapping[str, SimulationResult]) -> ReportChart | None:
     axes: list[tuple[Layout, Layout]] = []
     for row, (name, result) in enumerate(controlled.items()):
         traces += role_lines(result, "load", on(row), legend=row == 0)
-        title = labelled(name, "Predicted latency over its bound", len(controlled))
+        title = labelled(name, "Predicted latency / bound", len(controlled))
         axes.append((axis(TIME), axis(title, rangemode="tozero")))
     return ReportChart(
         id="overload",
         title="Load of the two phases",
-        note="Means over the instances when requests arrived. Solid: the mean of an interval; thin: the highest value.",
+        note="Mean over instances at request arrivals. Solid: mean over an interval; thin: maximum.",
         traces=traces,
         layout=grid(len(controlled), 1, axes),
     )
 
 
 def power(results: Mapping[str, SimulationResult]) -> ReportChart | None:
-    """One line for each run and its provisioned power dashed; None where no run has the series."""
+    """Power drawn and provisioned (dashed) per run; None without power series."""
     traces: list[Trace] = []
     for index, (name, result) in enumerate(results.items()):
         series = result.series.get("power_w")
@@ -148,7 +137,7 @@ def power(results: Mapping[str, SimulationResult]) -> ReportChart | None:
 
 
 def utilization(results: Mapping[str, SimulationResult]) -> ReportChart:
-    """A bar for each pool; the colour is that of its role, or of the run where several are compared."""
+    """A bar per pool, coloured by role, or by run if there are several."""
     traces: list[Trace] = []
     for index, (name, result) in enumerate(results.items()):
         roles = [PHASE_COLOURS[Role(pool.role)] for pool in result.pools]

@@ -1,7 +1,4 @@
-"""The log of re-planning: as a table for the terminal, and as it goes into the JSON.
-
-The JSON of a simulation: everything that is known of it, in numbers, with the design that gave them.
-"""
+"""Simulations as JSON, and the log of re-planning."""
 
 from collections.abc import Sequence
 
@@ -23,7 +20,7 @@ from twofold.slo import Slo, SlowdownSlo
 
 
 class ReplanEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """A decision, and the sentence that says it."""
+    """A re-planning decision and its description."""
 
     text: str
     decision: ReplanDecision
@@ -34,18 +31,18 @@ def replan_entries(log: Sequence[ReplanDecision]) -> tuple[ReplanEntry, ...]:
 
 
 def replan_table(log: Sequence[ReplanDecision]) -> Table:
-    """A row for each decision, in the order of time."""
+    """Table of re-planning decisions by time."""
     table = Table(title="Re-planning", title_justify="left", show_header=False)
     table.add_column(justify="right", no_wrap=True)
     table.add_column()
     for decision in log:
         table.add_row(seconds(decision.at_s), escape(str(decision)))
     if not log:
-        table.add_row("", "the traffic has not shifted")
+        table.add_row("", "no change of traffic detected")
     return table
 
 
-# Everything that depends on when the run ended, or on who was in time.
+# Figures that depend on the duration of the run or on the SLO.
 _OF_THE_WHOLE_RUN = (
     *("duration_s", "slo_met", "preemptions", "swaps", "swap_bytes"),
     *("requests_per_s", "output_tokens_per_s", "goodput_per_s", "energy_j", "mean_power_w"),
@@ -72,7 +69,7 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rates(msgspec.Struct, frozen=True, kw_only=True):
-    """Per second: arrivals over the time of arriving, the others over the whole run; None over no time."""
+    """Rates per second: arrivals over the arrival time, others over the run; None for zero time."""
 
     arrivals_per_s: float | None
     requests_per_s: float | None
@@ -81,18 +78,18 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SeriesSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """A series over the run: its mean over time and its highest value."""
+    """Time-weighted mean and maximum of a series."""
 
     mean: float
     max: float
 
 
 class SimulationReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What `twofold simulate --json` prints. Times are seconds, energy joules, power watts, prices US dollars.
+    """JSON of `twofold simulate --json`; times in seconds, energy in joules, power in watts, prices in US dollars.
 
-    `model_errors` has the held-out errors behind each figure, by its name: of its prefill and of its decode times.
-    `workload` says which requests came, as the flags did. A distribution is None where nothing was measured.
-    `overload` is there with --overload only, `reuse` with prefix caches, and `replanning` with --replan.
+    `model_errors` maps figures to the held-out errors of their prefill and decode times. `workload` has the workload
+    flags. Distributions without measurements are None. `overload`, `reuse` and `replanning` are set with --overload,
+    prefix caches and --replan.
     """
 
     twofold_version: str
@@ -161,7 +158,7 @@ class SimulationReport(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def json(self) -> str:
-        """Indented JSON, in a fixed order."""
+        """Format as indented JSON."""
         return msgspec.json.format(msgspec.json.encode(self), indent=2).decode()
 
 

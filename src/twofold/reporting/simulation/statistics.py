@@ -1,7 +1,4 @@
-"""The distributions of a simulation, named once, and the numbers that are said of each.
-
-How far to trust a number: the held-out errors of the performance models that it rests on.
-"""
+"""Latency metrics of a simulation, their percentiles, and the held-out model errors they depend on."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -18,14 +15,14 @@ PERCENTILES: Final = (50, 90, 95, 99)
 
 
 class LatencyMetric(msgspec.Struct, frozen=True, kw_only=True):
-    """One distribution: its field in `SimulationResult`, and the phases whose modelled times it rests on."""
+    """A histogram field of `SimulationResult` and the phases with modelled times that it depends on."""
 
     label: str
     field: str
     phases: tuple[Phase, ...]
 
     def of(self, result: SimulationResult) -> Histogram | None:
-        """The histogram; None where the run did not measure it."""
+        """The histogram, or None if not measured."""
         histogram = getattr(result, self.field)
         if histogram is not None and not isinstance(histogram, Histogram):
             raise TypeError(f"{self.field} of a result is no histogram")
@@ -50,7 +47,7 @@ SLOWDOWNS: Final = (
 
 
 class DistributionSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """What is said of a distribution, in its own unit (seconds, or multiples for a slowdown)."""
+    """Statistics of a distribution in its own unit (seconds, or multiples for slowdowns)."""
 
     count: int
     mean: float
@@ -63,7 +60,7 @@ class DistributionSummary(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, histogram: Histogram | None) -> "DistributionSummary | None":
-        """The numbers of a histogram; None where it holds nothing."""
+        """Summarize a histogram; None if empty."""
         if histogram is None or histogram.count == 0:
             return None
         quantiles = {f"p{percentile}": _known(histogram.percentile(percentile)) for percentile in PERCENTILES}
@@ -77,7 +74,7 @@ class DistributionSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _known(value: float | None) -> float:
-    """A histogram that counted something has every statistic."""
+    """A non-empty histogram has all statistics."""
     if value is None:
         raise TypeError("a histogram that is not empty has no such statistic")
     return value
@@ -87,7 +84,7 @@ UNKNOWN = "error unknown"
 
 
 def describe(error: ModelAccuracy) -> str:
-    """One performance model: `±10% prefill, ±2% decode: fitted to …`, or `estimated (…): …`."""
+    """Describe a model's error: `±10% prefill, ±2% decode: fitted to …`, or `estimated (…): …`."""
     known = ", ".join(
         f"{percent(value)} {phase}"
         for phase, value in ((Phase.PREFILL, error.prefill), (Phase.DECODE, error.decode))
@@ -100,8 +97,10 @@ def describe(error: ModelAccuracy) -> str:
 
 
 class Accuracy(msgspec.Struct, frozen=True, kw_only=True):
-    """The worst held-out error of each phase that a number rests on; None for a phase that plays no part, or whose
-    error is unknown. `estimated` where some part of it was never measured."""
+    """Worst held-out error of each phase that a number depends on.
+
+    None for a phase without influence or with an unknown error. `estimated` if any part was never measured.
+    """
 
     prefill: float | None
     decode: float | None
@@ -111,7 +110,7 @@ class Accuracy(msgspec.Struct, frozen=True, kw_only=True):
 def worst(
     pools: Sequence[PoolResult], phases: Sequence[Phase], reference: ModelAccuracy | None = None
 ) -> Accuracy:
-    """What a number rests on: the pools that run its phases, and what slowdowns are multiples of."""
+    """Worst errors of the pools that run these phases, and of the slowdown reference."""
     errors = {phase: _errors(pools, phase, reference) for phase in _all_phases(pools, phases)}
     return Accuracy(
         prefill=_worst(errors.get(Phase.PREFILL, []), Phase.PREFILL),
@@ -123,7 +122,7 @@ def worst(
 def accuracy(
     pools: Sequence[PoolResult], phases: Sequence[Phase], reference: ModelAccuracy | None = None
 ) -> str:
-    """`worst` in words: `±10%`, `estimated, ±10% prefill, ±2% decode`; empty where no model plays a part."""
+    """Format `worst`: `±10%`, `estimated, ±10% prefill, ±2% decode`; empty if no model has influence."""
     resting = _all_phases(pools, phases)
     if not resting:
         return ""
@@ -139,7 +138,7 @@ def accuracy(
 
 
 def phase_accuracy(pools: Sequence[PoolResult], phase: Phase) -> str:
-    """What is known of the times of one phase by itself."""
+    """Format the error of one phase."""
     errors = _errors(pools, phase, None)
     value = _worst(errors, phase)
     text = UNKNOWN if value is None else percent(value)
@@ -149,12 +148,12 @@ def phase_accuracy(pools: Sequence[PoolResult], phase: Phase) -> str:
 
 
 def percent(error: float) -> str:
-    """A relative error, with a digit more where whole percents would say nothing."""
+    """Format a relative error, with one more digit below 1%."""
     return f"±{error:.0%}" if error >= 0.01 else f"±{error:.1%}"
 
 
 def _running(pools: Sequence[PoolResult], phase: Phase) -> Sequence[PoolResult]:
-    """The pools whose role runs a phase; all of them where none does, as a pool policy may move instances."""
+    """Pools with a role that runs a phase, or all pools if none does, as roles may move."""
     roles = {pool.role: Role(pool.role) for pool in pools}
     prefills = phase is Phase.PREFILL
     running = [p for p in pools if (roles[p.role].prefills if prefills else roles[p.role].decodes)]
@@ -162,7 +161,7 @@ def _running(pools: Sequence[PoolResult], phase: Phase) -> Sequence[PoolResult]:
 
 
 def _all_phases(pools: Sequence[PoolResult], phases: Sequence[Phase]) -> tuple[Phase, ...]:
-    """With the other phase where both run on the same instances: there each waits for the other."""
+    """The phases, or both if they share instances and wait for each other."""
     if any(Role(pool.role) is Role.MIXED for phase in phases for pool in _running(pools, phase)):
         return tuple(Phase)
     return tuple(phases)
@@ -176,7 +175,7 @@ def _errors(
 
 
 def _worst(errors: Sequence[ModelAccuracy], phase: Phase) -> float | None:
-    """The largest error of a phase; one that is unknown makes them all unknown."""
+    """Largest error of a phase; unknown if any is unknown."""
     values = [error.prefill if phase is Phase.PREFILL else error.decode for error in errors]
     known = [value for value in values if value is not None]
     return max(known) if known and len(known) == len(values) else None

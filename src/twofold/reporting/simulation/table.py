@@ -1,4 +1,4 @@
-"""Tables of a simulation for the terminal: latencies with their model errors, facts, pools and the verdict."""
+"""Simulations as terminal tables: latencies, facts, pools and the SLO verdict."""
 
 from rich.console import Group
 from rich.markup import escape
@@ -26,7 +26,7 @@ def simulation_tables(
     judged: Verdict | None = None,
     reference: ModelAccuracy | None = None,
 ) -> Group:
-    """Everything that a person asks of one simulation; `reference` is the error of what slowdowns are multiples of."""
+    """Tables of one simulation; `reference` is the model error of the slowdown reference."""
     tables = [_latencies(result, title, reference), _facts(result), _pools(result)]
     if judged is not None:
         tables.append(_verdict(judged))
@@ -36,7 +36,7 @@ def simulation_tables(
 def latency_rows(
     result: SimulationResult, reference: ModelAccuracy | None = None
 ) -> list[tuple[str, list[str], str]]:
-    """(label, texts of HEADINGS, model error) of every distribution that the run has."""
+    """(label, texts of HEADINGS, model error) of every measured distribution."""
     rows = [
         (
             known.label,
@@ -57,7 +57,7 @@ def latency_rows(
 
 
 def cells(statistics: DistributionSummary | None, *, times: bool) -> list[str]:
-    """The texts of HEADINGS: times with their unit, or multiples."""
+    """Texts of HEADINGS, as times or multiples."""
     if statistics is None:
         return [NOTHING] * len(HEADINGS)
     values = (
@@ -69,7 +69,7 @@ def cells(statistics: DistributionSummary | None, *, times: bool) -> list[str]:
 
 def _latencies(result: SimulationResult, title: str, reference: ModelAccuracy | None) -> Table:
     table = _table(title, ("", *HEADINGS, ERROR_HEADING), right=range(1, 1 + len(HEADINGS)))
-    table.columns[0].no_wrap = True  # in a narrow terminal the numbers break after their values instead
+    table.columns[0].no_wrap = True  # in a narrow terminal, break cells between value and unit
     table.columns[-1].overflow = "fold"
     for label, texts, error in latency_rows(result, reference):
         table.add_row(label, *texts, error)
@@ -84,7 +84,7 @@ def _facts(result: SimulationResult) -> Table:
 
 
 def _pools(result: SimulationResult) -> Table:
-    table = _table(None, ("pool", "machines", "busy", "mean batch", "times"), right=(2, 3))
+    table = _table(None, ("pool", "machines", "utilization", "mean batch", "performance model"), right=(2, 3))
     for pool in result.pools:
         batch = NOTHING if pool.mean_batch is None else f"{pool.mean_batch:,.1f}"
         table.add_row(
@@ -103,7 +103,7 @@ def _verdict(judged: Verdict) -> Table:
 
 
 def _table(title: str | None, headings: tuple[str, ...], right: range | tuple[int, ...]) -> Table:
-    # A title may hold a path of the user's, and that may hold brackets.
+    # A title may contain a path with brackets.
     table = Table(
         title=None if title is None else escape(title), title_justify="left", show_header=any(headings)
     )

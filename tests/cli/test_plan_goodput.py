@@ -73,9 +73,9 @@ def test_it_says_how_sure_it_is_and_against_what(invoke):
         "Goodput of one instance",
         "a100@2",
         "confidence",
-        "times the best colocated design",
+        "× the best colocated design",
         "Algorithm",
-        "tokens on 2 accelerators wait least with tensor parallelism (TP2)",
+        "tokens on 2 accelerators is lowest with tensor parallelism (TP2)",
     ):
         assert words in shown
 
@@ -128,7 +128,7 @@ def test_unlike_accelerators_are_divided_between_the_phases(invoke, planned):
         (("--machines", "a100", "--max-gpus", "many"), "not understood"),
         (("--machines", "a100", "--max-gpus", 1), "need 2 at least"),
         (("--machines", "a100", "--max-gpus", 4, "--affinity", "some"), "auto, high, low"),
-        (("--machines", "a100", "--max-gpus", 4, "--slo", "ttft=1"), "TTFT and a TPOT"),
+        (("--machines", "a100", "--max-gpus", 4, "--slo", "ttft=1"), "TTFT and TPOT"),
         (("--machines", "a100", "--max-gpus", 4, "--slo", "ttft=0.001,tpot=0.1"), "TTFT bound"),
         (("--max-gpus", "a100=4,h100=4", "--rate", 3), "leave out --rate"),
         (("--objective", "cost", "--rate", 3, "--max-gpus", 4), "--max-machines"),

@@ -44,10 +44,10 @@ def test_tables_have_hits_savings_and_prices(trace):
     for words in (
         "DRAM, 2 nodes",
         "NVMe behind",
-        "local: found",
-        "pool: found",
+        "local: hit rate",
+        "pool: hit rate",
         "accelerators free",
-        "s/h of an added GB",
+        "s/h per added GB",
         "returns",
         "pays up to",
         "came before",
@@ -71,7 +71,7 @@ def test_one_node_has_no_pool(trace):
     """Its own cache is all there is."""
     report = planned(trace, *FLAGS, "--nodes", 1)
     assert all(tier["pool"] is None for tier in report["tiers"])
-    assert "local: found" in invoke(trace, *FLAGS, "--nodes", 1).stdout
+    assert "local: hit rate" in invoke(trace, *FLAGS, "--nodes", 1).stdout
 
 
 def test_prices_decide_what_pays(trace):

@@ -26,7 +26,7 @@ def asked(monkeypatch, capsys):
     def run(nodes, *flags):
         questions = []
         monkeypatch.setattr(plan_ray, "connect", lambda *_: None)
-        monkeypatch.setattr(plan_ray, "nodes_of", lambda _: nodes)
+        monkeypatch.setattr(plan_ray, "list_nodes", lambda _: nodes)
         for module in (plan_run, placement_run):
             monkeypatch.setattr(module, "run", lambda _problem, question, **_: questions.append(question))
         monkeypatch.setattr(sys, "argv", ["twofold", *COMMON, *flags])

@@ -44,7 +44,7 @@ def names(folder):
 def test_tables_say_what_users_would_feel():
     """Latencies with model errors, rates, energy, price, and the verdict."""
     shown = run(*SMALL, *CLUSTER, "--slo", "splitwise").stdout
-    for expected in ("TTFT", "model error", "±", "requests/s", "kWh", "per hour", "busy", "verdict"):
+    for expected in ("TTFT", "model error", "±", "requests/s", "kWh", "per hour", "utilization", "verdict"):
         assert expected in shown
 
 

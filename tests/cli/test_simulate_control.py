@@ -67,7 +67,7 @@ def test_a_flag_overrides_what_the_file_says_and_leaves_the_rest():
         (("--own-load", "guessed"), "--own-load guessed is none of followed, sent, ignored"),
         (("--controllers", 2), "the router splitwise cannot use load reports"),
         (("--router", "jsq", "--cells", 2), "cells need one of the routers cells:jsq, not jsq"),
-        (("--router", "jsq", "--report-delay", -1), "report_delay_s cannot be -1.0"),
+        (("--router", "jsq", "--report-delay", -1), "report_delay_s must be seconds from 0"),
     ],
 )
 def test_mistakes_are_one_sentence(flags, reason):

@@ -36,7 +36,7 @@ def test_refusals_are_printed():
     """With what was prefilled in vain."""
     shown = invoke(*RUN, *SLO, "--overload", "baseline").stdout
     assert "Overload control" in shown
-    assert "Prefilled in vain" in shown
+    assert "Wasted prefill" in shown
     assert "correlation" in shown
 
 

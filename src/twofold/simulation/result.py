@@ -127,9 +127,7 @@ def verdict(result: SimulationResult, slo: Slo | SlowdownSlo, attainment: float 
     Raises ConfigurationError if the run did not measure the SLO, or if `attainment` is out of range.
     """
     if not 0.0 < attainment <= 1.0:
-        raise ConfigurationError(
-            f"attainment {attainment:g} is no share of requests: give more than 0, at most 1"
-        )
+        raise ConfigurationError(f"attainment must be more than 0 and at most 1, not {attainment:g}")
     checks = (
         (_attained(result, attainment),) if isinstance(slo, Slo) else tuple(_slowdown_checks(result, slo))
     )
@@ -138,7 +136,7 @@ def verdict(result: SimulationResult, slo: Slo | SlowdownSlo, attainment: float 
 
 def _attained(result: SimulationResult, attainment: float) -> Check:
     if result.slo_met is None:
-        raise ConfigurationError("this run counted no SLO: give the SLO to the simulation as well")
+        raise ConfigurationError("the run did not count the SLO: pass the SLO to the simulation")
     return _floor("requests within the SLO", _share(result.slo_met, result.arrived), attainment)
 
 
@@ -155,7 +153,7 @@ def _slowdown_checks(result: SimulationResult, slo: SlowdownSlo) -> Iterator[Che
 
 def _ceiling(name: str, histogram: Histogram | None, percentile: int, bound: float) -> Check:
     if histogram is None:
-        raise ConfigurationError("this run has no slowdowns: give the simulation a reference machine")
+        raise ConfigurationError("the run has no slowdowns: pass a reference to the simulation")
     value = histogram.percentile(percentile)
     return Check(name=name, value=value, bound=bound, met=value is None or value <= bound)
 

@@ -71,6 +71,6 @@ def test_the_report_says_what_the_sentences_say(plan):
     assert report.text == capacity_text(plan)
     assert report.prefill_error is not None
     best = report.tiers[0].pool.best
-    assert f"{best.hit_rate:.1%} of blocks are found" in report.text
-    assert f"NVMe alone pays up to {report.disk_alone.pool.best.gb_per_node:,.0f} GB a node" in report.text
+    assert f"{best.hit_rate:.1%}" in report.text
+    assert f"NVMe alone pays up to {report.disk_alone.pool.best.gb_per_node:,.0f} GB per node" in report.text
     assert report.json() == CapacityReport.of(plan).json()

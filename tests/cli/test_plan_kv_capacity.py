@@ -46,12 +46,12 @@ def test_tables_have_hits_savings_and_prices(trace):
         "NVMe behind",
         "local: hit rate",
         "pool: hit rate",
-        "accelerators free",
+        "accelerators freed",
         "s/h per added GB",
-        "returns",
+        "return",
         "pays up to",
-        "came before",
-        "times as many",
+        "are repeated",
+        "the hits",
     ):
         assert words in shown, words
 

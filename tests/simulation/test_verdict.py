@@ -76,11 +76,11 @@ def test_no_request_is_no_success():
 @pytest.mark.parametrize(
     ("run", "slo", "attainment", "words"),
     [
-        (result(slo_met=None), SLO, 0.9, "give the SLO to the simulation"),
-        (result(ttft_slowdown=None), SPLITWISE, 0.9, "reference machine"),
-        (GOOD, SLO, 0.0, "no share of requests"),
-        (GOOD, SLO, 90.0, "no share of requests"),
-        (GOOD, SLO, float("nan"), "no share of requests"),
+        (result(slo_met=None), SLO, 0.9, "pass the SLO to the simulation"),
+        (result(ttft_slowdown=None), SPLITWISE, 0.9, "pass a reference"),
+        (GOOD, SLO, 0.0, "attainment must be more than 0"),
+        (GOOD, SLO, 90.0, "attainment must be more than 0"),
+        (GOOD, SLO, float("nan"), "attainment must be more than 0"),
     ],
 )
 def test_what_was_not_measured_is_not_judged(run, slo, attainment, words):

@@ -41,7 +41,8 @@ def test_tensor_parallelism_first_then_a_pipeline(explain):
     )
     assert mean_ttft_s(crossing, *tensor) == pytest.approx(mean_ttft_s(crossing, *pipeline))
     assert found.text == (
-        f"By queueing theory, mean TTFT of prompts of 512 tokens on 2 accelerators is lowest with tensor parallelism (TP2) "
+        "By queueing theory, mean TTFT of prompts of 512 tokens on 2 accelerators is lowest with "
+        f"tensor parallelism (TP2) "
         f"up to {crossing:.3g} requests/s, above with a pipeline (PP2); each instance serves 2 requests/s here."
     )
 

@@ -10,7 +10,7 @@ from twofold.engine.torch.pool import KvPool
 
 @pytest.fixture(scope="session")
 def loaded(tiny_model_dir):
-    """Returns a loaded tiny model, loaded once."""
+    """Return a tiny model, loaded once."""
     models = {}
 
     def model(arch):
@@ -23,7 +23,7 @@ def loaded(tiny_model_dir):
 
 @pytest.fixture
 def engine(loaded):
-    """Returns an engine with a pool of its own."""
+    """Return an engine with its own pool."""
 
     def make(arch="llama", num_blocks=320, block_size=16):
         model = loaded(arch)

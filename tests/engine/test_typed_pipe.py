@@ -1,4 +1,4 @@
-"""Processes of one worker hear what they expect, and nothing else."""
+"""Typed pipes decode the expected messages only."""
 
 import pickle
 from multiprocessing import Pipe
@@ -24,8 +24,7 @@ def ends():
         yield TypedPipe(ours, Ping | Pong), TypedPipe(theirs, Ping | Pong)
 
 
-def test_messages_arrive_as_they_were_sent(ends):
-    """Each as its own type, in order."""
+def test_messages_arrive_in_order_with_their_types(ends):
     ours, theirs = ends
     ours.send(Ping(3))
     ours.send(Pong(("a", "b")))
@@ -34,16 +33,15 @@ def test_messages_arrive_as_they_were_sent(ends):
     assert not theirs.poll(0.0)
 
 
-def test_pickles_are_not_opened(ends):
-    """Whatever is in them."""
+def test_rejects_pickles(ends):
     ours, theirs = ends
     ours.connection.send_bytes(pickle.dumps(Ping(3)))
     with pytest.raises(msgspec.MsgspecError):
         theirs.recv()
 
 
-def test_an_end_that_is_closed_is_noticed(ends):
-    """As the end of a process is."""
+def test_a_closed_end_raises_eof(ends):
+    """As does the exit of a process."""
     ours, theirs = ends
     ours.connection.close()
     with pytest.raises(EOFError):

@@ -1,1 +1,1 @@
-"""What runs a batch for real."""
+"""Engines: what runs a worker's batches."""

@@ -1,4 +1,4 @@
-"""The engine seam: the memory a batch works on, what goes into an iteration and what comes out."""
+"""The interface between a worker and its engine: KV layout, steps of an iteration, and sampled tokens."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,10 +19,10 @@ class LayerShape(msgspec.Struct, frozen=True):
 
 
 class KvLayout(msgspec.Struct, frozen=True):
-    """How an engine lays out its KV cache; both ends of a hand-off must agree on all of it.
+    """Layout of a KV cache. Both ends of a hand-off must have the same one.
 
-    The pool of `num_blocks` blocks is one run of bytes: for each layer its keys
-    [num_blocks, block_size, kv_heads, key_dim] and then its values [num_blocks, block_size, kv_heads, value_dim].
+    The pool of `num_blocks` blocks is contiguous: for each layer its keys [num_blocks, block_size, kv_heads,
+    key_dim], then its values [num_blocks, block_size, kv_heads, value_dim].
     """
 
     layers: tuple[LayerShape, ...]
@@ -44,7 +44,7 @@ class KvLayout(msgspec.Struct, frozen=True):
         return self.layers[layer].kv_heads * self.head_bytes_per_block(layer)
 
     def head_bytes_per_block(self, layer: int) -> int:
-        """The same of one head."""
+        """Bytes of one KV head in one block of one layer."""
         shape = self.layers[layer]
         return (shape.key_dim + shape.value_dim) * self.block_size * self.itemsize
 
@@ -53,11 +53,11 @@ class KvLayout(msgspec.Struct, frozen=True):
 
     @property
     def kv_heads(self) -> list[int]:
-        """The key-value heads of each layer."""
+        """Number of KV heads of each layer."""
         return [layer.kv_heads for layer in self.layers]
 
     def of_rank(self, split: Sharding, rank: int) -> "KvLayout":
-        """What one rank keeps where an instance is split: its heads of its layers."""
+        """Return the layout of one rank's shard: its heads of its layers."""
         held = split.layers(rank, len(self.layers))
         layers = tuple(
             msgspec.structs.replace(layer, kv_heads=len(split.heads(rank, layer.kv_heads)))
@@ -71,10 +71,10 @@ class SequenceStep:
     """One sequence's part in an iteration.
 
     The KV of `token_ids` (positions `start`, `start`+1, …) is computed and written to the blocks of
-    `block_table`, which cover positions 0 onwards, `block_size` positions each. `sampling` is None where no
-    token is to be sampled (a chunk that does not end the prompt). `output_index` is the index of the output
-    token that would be sampled, counted from 0. `copies` are blocks (from, to) that are copied whole before
-    anything is computed: this sequence writes to the copy, and others go on with what it is a copy of.
+    `block_table`, which cover positions from 0, `block_size` positions each. `sampling` is None if no token is
+    sampled (a chunk that does not complete its prompt). `output_index` is the index of the sampled output
+    token, from 0. `copies` are shared blocks (from, to) that are copied before the iteration, so that this
+    sequence can write to its own copy.
     """
 
     request_id: str
@@ -88,7 +88,7 @@ class SequenceStep:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """A sampled token; log probabilities (natural log, before temperature) only where they were asked for."""
+    """A sampled token, with log probabilities (natural, before temperature) if requested."""
 
     token_id: int
     logprob: float | None = None
@@ -113,12 +113,12 @@ class Engine(Protocol):
         on_layer: OnLayer | None = None,
         wait_for: OnLayer | None = None,
     ) -> list[Sampled | None]:
-        """Run one iteration; the result has one entry per step, None where nothing was sampled.
+        """Run one iteration. The result has one entry per step, None if no token was sampled.
 
-        `on_layer(k)` is called as soon as the KV of layer k of every step is in the pool, while later layers are
-        still to come; it may be called from another thread, but for each layer in turn and before `run` returns.
-        `wait_for(k)` is called from inside the forward pass before layer k's attention, and before `on_layer(k)`: it
-        returns when all is in the pool that this iteration reads of the layer and does not compute.
+        `on_layer(k)` is called when the KV of layer k of all steps is in the pool, while later layers are
+        computed. Calls are in order of layers and end before `run` returns, but may come from another thread.
+        `wait_for(k)` is called in the forward pass before layer k's attention; it returns when all cached KV
+        that the iteration reads of this layer is in the pool.
         """
         ...
 
@@ -128,13 +128,13 @@ IterationDone = Callable[[list[Sampled | None]], None]
 
 @runtime_checkable
 class PipelineEngine(Engine, Protocol):
-    """An engine of several stages, which can have an iteration under way on each."""
+    """An engine with several pipeline stages, each of which can run another iteration."""
 
     def begin(self, steps: Sequence[SequenceStep], on_layer: OnLayer | None, ended: IterationDone) -> None:
-        """Start an iteration of at least one step; return when the first stage is done with it.
+        """Start an iteration of at least one step; return when the first stage has computed it.
 
-        `ended` is called with what `run` would return when the last stage is done: from another thread, and in the
-        order in which iterations were started. They pass each stage in that order, so what a step reads of the cache
-        may be written by an earlier iteration that is still under way.
+        `ended` is called from another thread with the result of `run`, in the order in which iterations were
+        started. All stages compute iterations in that order, so a step may read KV of an earlier iteration that
+        has not ended.
         """
         ...

@@ -1,7 +1,4 @@
-"""The ids that end an output.
-
-How long a sequence may get, by a model's configuration.
-"""
+"""EOS tokens and context length from a model's configuration files."""
 
 from typing import Any
 
@@ -11,7 +8,7 @@ from twofold.errors import ModelError
 
 
 def eos_token_ids(*given: object) -> tuple[int, ...]:
-    """Those of the first that names any: generation_config.json's go before config.json's, as in transformers."""
+    """Return the first EOS ids given: generation_config.json has priority over config.json, as in transformers."""
     for each in given:
         if isinstance(each, int):
             return (each,)
@@ -20,7 +17,7 @@ def eos_token_ids(*given: object) -> tuple[int, ...]:
     return ()
 
 
-# Configurations that do not map their own name to `max_position_embeddings` use one of the others.
+# Names of the context length in configurations that do not map theirs to `max_position_embeddings`.
 _NAMES = (
     "max_position_embeddings",
     "n_positions",
@@ -32,19 +29,19 @@ _NAMES = (
 
 
 def context_length(config: PreTrainedConfig, name: str) -> int:
-    """The most tokens of a sequence, prompt and output together; raises ModelError when the config has none.
+    """Return the context length in tokens. Raises ModelError if the configuration has none.
 
-    LongRoPE turns every position differently as soon as one position of a batch is past the original length, so
-    a cache filled before would no longer fit and one sequence would change its neighbours: it stops there.
+    With LongRoPE it is the original length: beyond that, the rotations of all positions in a batch change, so
+    cached KV and other sequences of the batch would be wrong.
     """
     lengths = [int(value) for key in _NAMES if (value := getattr(config, key, None))]
     if not lengths:
-        raise ModelError(f"{name}: its config.json does not say how many positions it has ({_NAMES[0]})")
+        raise ModelError(f"{name}: its config.json has no context length ({_NAMES[0]})")
     rope = getattr(config, "rope_parameters", None) or {}
     return min([lengths[0], *_longrope_lengths(rope)])
 
 
 def _longrope_lengths(rope: dict[str, Any]) -> list[int]:
-    """Original lengths of all LongRoPE parameter sets; a config has one set, or one for each kind of layer."""
+    """Original lengths of all LongRoPE parameter sets: one per configuration, or one per layer type."""
     sets = [rope, *(value for value in rope.values() if isinstance(value, dict))]
     return [int(s["original_max_position_embeddings"]) for s in sets if s.get("rope_type") == "longrope"]

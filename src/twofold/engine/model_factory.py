@@ -1,7 +1,4 @@
-"""Trains a small byte-level BPE tokenizer on text that every Python installation has.
-
-Makes a small but real model: random weights, a trained tokenizer, the files of any model directory.
-"""
+"""Creates a small but real model: random weights, a trained BPE tokenizer, and the files of a model directory."""
 
 import itertools
 import math
@@ -38,7 +35,7 @@ CHAT_TEMPLATE = """\
 def train_tokenizer(
     vocab_size: int, max_length: int, corpus_bytes: int = _CORPUS_BYTES
 ) -> PreTrainedTokenizerFast:
-    """A tokenizer of at most `vocab_size` tokens, trained on the first `corpus_bytes` of the corpus.
+    """Train a tokenizer of at most `vocab_size` tokens on the first `corpus_bytes` of the corpus.
 
     The same Python release gives the same tokenizer. `max_length` is the context length of its model.
     """
@@ -67,7 +64,7 @@ def train_tokenizer(
 
 
 def _corpus(limit: int) -> Iterator[str]:
-    """English from the language reference, then code from the standard library, in a fixed order."""
+    """Yield the Python language reference, then the source of the standard library, in a fixed order."""
     left = limit
     for text in itertools.chain((topics[name] for name in sorted(topics)), _library()):
         yield text[:left]
@@ -83,13 +80,13 @@ def _library() -> Iterator[str]:
 
 _DTYPES = ("float32", "bfloat16", "float16")
 _SMALLEST_VOCABULARY = 300  # the 256 bytes, the special tokens and a few merges
-# Standard deviation of the logits: with 1 all tokens would be about equally likely.
+# Standard deviation of the logits. With 1 all tokens would be about equally likely.
 _LOGIT_SPREAD = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """A model of the Llama architecture, of 31 million parameters by default."""
+    """A model of the Llama architecture, with 31 million parameters by default."""
 
     hidden_size: int = 512
     layers: int = 8
@@ -101,7 +98,7 @@ class ModelSpec:
     dtype: str = "float32"
 
     def check(self) -> None:
-        """Raises ConfigurationError when no such model can be."""
+        """Raise ConfigurationError for an impossible combination of sizes."""
         if self.hidden_size % (2 * self.heads):
             raise ConfigurationError(
                 f"--hidden-size {self.hidden_size} must be a multiple of twice --heads {self.heads}"
@@ -111,7 +108,7 @@ class ModelSpec:
         if self.vocab_size < _SMALLEST_VOCABULARY:
             raise ConfigurationError(f"--vocab-size must be at least {_SMALLEST_VOCABULARY}")
         if self.dtype not in _DTYPES:
-            raise ConfigurationError(f"--dtype {self.dtype} is unknown: it is one of {', '.join(_DTYPES)}")
+            raise ConfigurationError(f"--dtype {self.dtype} is unknown: choose one of {', '.join(_DTYPES)}")
 
 
 def create_model(
@@ -121,10 +118,10 @@ def create_model(
     force: bool = False,
     report: Callable[[str], None] = lambda _stage: None,
 ) -> None:
-    """Write a model to `directory`; the same spec and Python release give the same model.
+    """Write a model to `directory`. The same spec and Python release give the same model.
 
-    `report` is told what is being done. Raises ConfigurationError when the spec is impossible, when the directory
-    has something in it and `force` is not set, and when it cannot be written.
+    `report` receives descriptions of the current stage. Raises ConfigurationError if the spec is impossible, if the
+    directory is not empty and `force` is not set, or if it cannot be written.
     """
     spec = spec or ModelSpec()
     spec.check()
@@ -139,14 +136,16 @@ def create_model(
             model.save_pretrained(directory)
         tokenizer.save_pretrained(directory, save_jinja_files=False)
     except OSError as error:
-        raise ConfigurationError(f"{directory} cannot be written: {error.strerror or error}") from error
+        raise ConfigurationError(f"writing {directory} failed: {error.strerror or error}") from error
 
 
 def _check_directory(directory: Path, *, force: bool) -> None:
     if directory.exists() and not directory.is_dir():
-        raise ConfigurationError(f"{directory} is a file: name a directory")
+        raise ConfigurationError(f"{directory} is a file: choose a directory")
     if directory.is_dir() and any(directory.iterdir()) and not force:
-        raise ConfigurationError(f"{directory} is not empty: name a new directory, or overwrite with --force")
+        raise ConfigurationError(
+            f"{directory} is not empty: choose a new directory, or overwrite with --force"
+        )
 
 
 def _draw_model(spec: ModelSpec, bos: int, eos: int, pad: int) -> LlamaForCausalLM:
@@ -158,8 +157,8 @@ def _draw_model(spec: ModelSpec, bos: int, eos: int, pad: int) -> LlamaForCausal
         num_attention_heads=spec.heads,
         num_key_value_heads=spec.kv_heads,
         max_position_embeddings=spec.max_model_len,
-        # Layers that neither shrink nor blow up what they are given: wider weights amplify rounding, and much
-        # narrower ones make a model that repeats a few tokens whatever it reads.
+        # Layers that keep the scale of their input: larger weights amplify rounding, and much smaller ones make a
+        # model that repeats a few tokens for any input.
         initializer_range=1.0 / math.sqrt(spec.hidden_size),
         tie_word_embeddings=False,
         bos_token_id=bos,

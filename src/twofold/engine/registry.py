@@ -1,4 +1,4 @@
-"""The engines by name, with what each supports. To add one, write its parts in `serving/worker` and a line here."""
+"""Registry of engines and their traits. To add one, write its parts in `serving/worker` and a line here."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from twofold.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineTraits:
-    """Properties of an engine that other modules depend on; those that are bool name supported features.
+    """Properties of an engine for other modules. The bool ones are supported features.
 
     `module` is in `twofold.serving.worker` and has a function `prepare(config, report)`. It imports `package`, which
     `extra` of this distribution installs. `environment` has defaults for variables that are set before the import.

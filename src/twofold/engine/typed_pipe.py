@@ -1,4 +1,4 @@
-"""Messages between the processes of one worker: msgpack over a pipe that both have inherited, and nothing pickled."""
+"""Typed messages between the processes of one worker: msgpack over an inherited pipe."""
 
 from multiprocessing.connection import Connection
 from typing import Any, Generic, TypeVar
@@ -9,15 +9,14 @@ T = TypeVar("T")
 
 
 class TypedPipe(Generic[T]):
-    """One end, which hears messages of one type (`hears`, a type or a union of them) only.
+    """One end of a pipe. It receives messages of one type, or of a union of types.
 
-    `recv` raises EOFError when the other process has ended, and msgspec.ValidationError for anything else than it
-    should hear. Both ends are of the same program, so nobody is expected to mend that.
+    `recv` raises EOFError if the other process has exited, and msgspec.ValidationError for other messages.
     """
 
-    def __init__(self, connection: Connection, hears: Any) -> None:  # noqa: ANN401  (a union has no type of its own)
+    def __init__(self, connection: Connection, receives: Any) -> None:  # noqa: ANN401  (a type or a union)
         self.connection = connection
-        self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(hears)
+        self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(receives)
 
     def send(self, message: object) -> None:
         self.connection.send_bytes(msgspec.msgpack.encode(message))
@@ -26,5 +25,5 @@ class TypedPipe(Generic[T]):
         return self._decoder.decode(self.connection.recv_bytes())
 
     def poll(self, timeout_s: float) -> bool:
-        """Whether something is there to be heard, or comes within that time."""
+        """Whether a message arrives within `timeout_s`."""
         return self.connection.poll(timeout_s)

@@ -1,4 +1,4 @@
-"""The emulated engine against a clock that stands still unless somebody sleeps."""
+"""The emulated engine with a fake clock that only sleeping moves."""
 
 import logging
 
@@ -43,8 +43,8 @@ def decode(context, name="b", output_index=1, sampling=SAMPLING):
     st.lists(st.tuples(st.integers(1, 300), st.integers(0, 300)), max_size=3),
     st.lists(st.integers(1, 500), max_size=4),
 )
-def test_an_iteration_takes_what_the_simulator_says(prompts, contexts):
-    """To the picosecond, for prompts, pieces of prompts and decodes in any mixture."""
+def test_iterations_take_the_time_of_the_simulator(prompts, contexts):
+    """To the picosecond, for prompts, chunks and decodes in any mixture."""
     parts = [
         ScheduledSequence(request(str(i), prompt=tokens + start), True, 0, computed=start).prefill(tokens)
         for i, (tokens, start) in enumerate(prompts)
@@ -60,7 +60,7 @@ def test_an_iteration_takes_what_the_simulator_says(prompts, contexts):
     assert clock.now() == Timing(MODEL).batch(iteration).first_ps
 
 
-def test_iterations_follow_each_other_without_drift():
+def test_iterations_do_not_drift():
     """Neither late wake-ups nor the time between iterations adds up."""
     clock = FakeClock(oversleep=MS)
     emulated = engine(clock)
@@ -71,8 +71,8 @@ def test_iterations_follow_each_other_without_drift():
     assert clock.slept_until == [one * index for index in range(1, 101)]
 
 
-def test_after_a_rest_an_iteration_begins_when_it_comes():
-    """Waiting for work is no time that could be made up for."""
+def test_an_iteration_after_a_pause_starts_at_once():
+    """Idle time is not made up for."""
     clock = FakeClock()
     emulated = engine(clock)
     emulated.run([decode(50)])
@@ -83,8 +83,8 @@ def test_after_a_rest_an_iteration_begins_when_it_comes():
     assert clock.now() - began == Timing(MODEL).decodes(1, 50).first_ps
 
 
-def test_a_process_that_was_stopped_does_not_make_up_for_it():
-    """Seconds of iterations in one burst would be no emulation of anything."""
+def test_a_stopped_process_skips_the_lost_time():
+    """It does not run seconds of iterations in one burst."""
     clock = FakeClock()
     emulated = engine(clock)
     emulated.run([decode(50)])
@@ -95,7 +95,7 @@ def test_a_process_that_was_stopped_does_not_make_up_for_it():
 
 
 def test_layers_are_ready_at_equal_intervals():
-    """Group k is told of when its last layer is computed, and the last one at the end."""
+    """Group k is reported when its last layer is computed, the last group at the end."""
     clock = FakeClock()
     told = []
     emulated = engine(clock, layers=10)
@@ -106,15 +106,14 @@ def test_layers_are_ready_at_equal_intervals():
     assert clock.now() == duration
 
 
-def test_nothing_to_run_takes_no_time():
-    """An empty iteration gives nothing."""
+def test_an_empty_iteration_takes_no_time():
     clock = FakeClock()
     assert engine(clock).run([]) == []
     assert clock.now() == 0
 
 
 def test_tokens_depend_on_seed_and_position_alone():
-    """So a request gives the same output in any batch, on any worker, replayed from any token."""
+    """A request gets the same output in any batch, on any worker, and replayed from any token."""
     alone = engine(FakeClock()).run([decode(50)])
     among = engine(FakeClock()).run([prompt(20), decode(50, name="other"), decode(9)])
     assert alone[0] == among[1]
@@ -122,13 +121,12 @@ def test_tokens_depend_on_seed_and_position_alone():
     assert replayed == alone
 
 
-def test_a_piece_of_a_prompt_that_does_not_end_it_samples_nothing():
-    """None in its place."""
+def test_an_incomplete_prompt_samples_no_token():
     assert engine(FakeClock()).run([prompt(20, sampling=None), decode(9)])[0] is None
 
 
-def test_a_machine_that_is_too_busy_is_told_of(caplog):
-    """Once in ten seconds, with how late it was."""
+def test_warns_about_late_batches(caplog):
+    """At most once in ten seconds, with the delay."""
     emulated = engine(FakeClock(oversleep=80 * MS))
     with caplog.at_level(logging.WARNING):
         for _ in range(3):

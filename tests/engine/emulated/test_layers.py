@@ -9,8 +9,8 @@ from twofold.engine.emulated.prefills import LayerGroups
 
 
 @given(st.integers(1, 200))
-def test_groups_are_all_layers_in_order(layers):
-    """None is empty, none has more than eight, and there are not many."""
+def test_groups_cover_all_layers_in_order(layers):
+    """No group is empty or has more than eight layers, and there are few groups."""
     ends = LayerGroups(layers).ends
     sizes = [high - low for low, high in pairwise((0, *ends))]
     assert ends[-1] == layers
@@ -19,16 +19,15 @@ def test_groups_are_all_layers_in_order(layers):
 
 
 @given(st.integers(1, 200))
-def test_the_first_and_the_last_are_single_layers(layers):
-    """They decide when a hand-off begins and what is left of it after the prefill."""
+def test_first_and_last_groups_are_single_layers(layers):
+    """They determine the start of a hand-off and its remainder after the prefill."""
     ends = (0, *LayerGroups(layers).ends)
     assert ends[1] == 1
     assert ends[-1] - ends[-2] == 1
 
 
 @given(st.integers(1, 200), st.integers(1, 10**7), st.integers(1, 64))
-def test_no_byte_is_lost(layers, kv_bytes_per_token, block_size):
-    """The layout carries exactly the model's KV."""
+def test_layout_has_all_bytes_of_the_model(layers, kv_bytes_per_token, block_size):
     layout = LayerGroups(layers).layout(kv_bytes_per_token, block_size)
     assert layout.bytes_per_token == kv_bytes_per_token
     assert layout.bytes_per_block == kv_bytes_per_token * block_size
@@ -36,7 +35,7 @@ def test_no_byte_is_lost(layers, kv_bytes_per_token, block_size):
 
 
 def test_layers_take_equally_long():
-    """Group k is ready when all layers up to its last are."""
+    """Group k is ready when its last layer is computed."""
     groups = LayerGroups(10)
     assert [groups.ready(k, 100, 1100) for k in range(len(groups))] == [
         100 + 100 * end for end in groups.ends

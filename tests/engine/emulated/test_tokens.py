@@ -1,4 +1,4 @@
-"""The tokens of an emulated model."""
+"""Tokens of the emulated engine."""
 
 import math
 
@@ -13,15 +13,15 @@ seeds, positions = st.integers(0, 2**63), st.integers(0, 10**6)
 
 @given(st.integers(2, 200_000), seeds, positions)
 def test_tokens_are_in_the_vocabulary(vocab_size, seed, position):
-    """And not among its first, which may be special."""
+    """Without the lowest ids, which may be special."""
     tokens = RandomTokens(vocab_size)
     token = tokens.sample(SamplingParams(max_tokens=1, seed=seed), position, 0).token_id
     assert min(256, vocab_size // 2) <= token < vocab_size
 
 
 @given(seeds, positions, st.integers(0, 3))
-def test_an_output_does_not_end_before_it_may(seed, position, output_index):
-    """A stop id is drawn like any other, but not before `min_tokens`."""
+def test_min_tokens_excludes_stop_ids(seed, position, output_index):
+    """A stop id is sampled like any other, but not before `min_tokens`."""
     tokens = RandomTokens(1000)
     first = tokens.sample(SamplingParams(max_tokens=9, seed=seed), position, output_index).token_id
     sampling = SamplingParams(max_tokens=9, seed=seed, stop_token_ids=(first,), min_tokens=2)
@@ -29,22 +29,21 @@ def test_an_output_does_not_end_before_it_may(seed, position, output_index):
     assert (again == first) == (output_index >= 2)
 
 
-def test_every_token_is_equally_likely():
-    """The log probabilities say so, and the token is among its alternatives."""
+def test_tokens_are_uniformly_distributed():
+    """The log probabilities are uniform, and the alternatives include the token."""
     sampled = RandomTokens(1000).sample(SamplingParams(max_tokens=1, logprobs=3), 4, 0)
     assert sampled.logprob == -math.log(1000 - 256)
     assert len({token for token, _ in sampled.top_logprobs}) == 3
     assert sampled.top_logprobs[0] == (sampled.token_id, sampled.logprob)
 
 
-def test_no_alternative_is_given_where_none_is_asked_for():
-    """`logprobs` 0 asks for the token's own only."""
+def test_zero_logprobs_return_no_alternatives():
+    """`logprobs=0` returns only the token's own."""
     sampled = RandomTokens(1000).sample(SamplingParams(max_tokens=1, logprobs=0), 4, 0)
     assert sampled.top_logprobs == ()
     assert sampled.logprob is not None
 
 
-def test_all_tokens_ruled_out():
-    """A vocabulary without any token that may be sampled gives one all the same."""
+def test_samples_a_token_if_all_are_excluded():
     sampling = SamplingParams(max_tokens=2, min_tokens=2, stop_token_ids=(1,))
     assert RandomTokens(2).sample(sampling, 0, 0).token_id == 1

@@ -1,4 +1,4 @@
-"""The paged attention against attention written out over whole sequences."""
+"""Paged attention against dense attention over whole sequences."""
 
 import torch
 from hypothesis import given, settings
@@ -15,13 +15,13 @@ SCALING = 0.4
 
 
 class Layer(torch.nn.Module):
-    """What the attention function asks of the layer that calls it."""
+    """A stub of the calling layer."""
 
     layer_idx = 0
 
 
 def dense(query, key, value, start, window, softcap, sinks):
-    """query [n, heads, d] at positions from `start` on, keys and values from position 0 → [n, heads, v]."""
+    """query [n, heads, d] at positions from `start`, keys and values from position 0 → [n, heads, v]."""
     repeats = HEADS // SHAPE.kv_heads
     key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
     scores = torch.einsum("nhd,chd->hnc", query, key) * SCALING
@@ -54,7 +54,7 @@ def dense(query, key, value, start, window, softcap, sinks):
 def test_equals_dense_attention(
     parts, one_token, block_size, window, softcap, with_sinks, scattered, group_bytes, seed
 ):
-    """Any mix of prompts, chunks and decodes, wherever their blocks lie, beside memory full of garbage."""
+    """Any mix of prompts, chunks and decodes, with any blocks, beside garbage in memory."""
     generator = torch.Generator().manual_seed(seed)
     spans = [(start, 1 if one_token else count) for start, count in parts]
     needed = [-(-(start + count) // block_size) for start, count in spans]
@@ -113,19 +113,18 @@ def groups_of(contexts, window=None, block_size=16, group_bytes=2**30, monkeypat
     return [part.rows.stop - part.rows.start for part in parts]
 
 
-def test_sequences_of_like_length_are_attended_together():
-    """Padding is at most half of a row, so one long sequence does not make all others wait."""
+def test_groups_sequences_of_similar_length():
+    """Padding is at most half of a row, so one long sequence does not delay all others."""
     assert groups_of([500, 490, 480, 470]) == [4]
     assert groups_of([4000, 500, 490, 30, 20]) == [1, 2, 2]
 
 
-def test_a_window_makes_lengths_alike():
-    """Beyond the window nothing is read."""
+def test_a_window_limits_the_context_read():
     assert groups_of([4000, 500, 490, 300, 200], window=128) == [5]
 
 
 def test_groups_fit_the_cache(monkeypatch):
-    """A group's keys and values stay within the limit, but for a sequence that is alone above it."""
+    """Keys and values of a group stay within the limit, unless it is a single sequence."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     bytes_of_two = 2 * 8 * 16 * 2 * (8 + 5) * 4
     assert groups_of([120] * 5, group_bytes=bytes_of_two, monkeypatch=monkeypatch) == [2, 2, 1]

@@ -1,4 +1,4 @@
-"""The torch engine against transformers' own generate, whatever the batching."""
+"""The torch engine against transformers' own generate."""
 
 import random
 
@@ -28,7 +28,7 @@ def prompts_of(lengths, seed=1):
 
 @pytest.fixture(scope="module")
 def expected(tiny_model_dir):
-    """Reference outputs, computed once for each architecture."""
+    """Reference outputs, computed once per architecture."""
     known = {}
 
     def outputs(arch):
@@ -41,14 +41,14 @@ def expected(tiny_model_dir):
 
 @pytest.mark.parametrize("arch", ALL)
 class TestEqualsGenerate:
-    """Greedy output is that of transformers with eager attention, token for token, in float32."""
+    """Greedy output equals that of transformers with eager attention in float32."""
 
     def test_whole_prompts_at_once(self, arch, engine, expected):
         """All prompts in one iteration, then all decode together."""
         assert token_ids(drive(engine(arch), prompts_of(LENGTHS), GREEDY)) == expected(arch)
 
     def test_mixed_iterations_with_odd_chunks(self, arch, engine, expected):
-        """Chunks of any size beside decodes, a few sequences at a time, scattered blocks of an odd size."""
+        """Chunks of any size beside decodes, a few sequences at a time, in scattered blocks of an odd size."""
         rng = random.Random(5)
         sizes = lambda: rng.choice((1, 3, 17, 64, 131, 400))  # noqa: E731
         outputs = drive(
@@ -56,8 +56,8 @@ class TestEqualsGenerate:
         )
         assert token_ids(outputs) == expected(arch)
 
-    def test_neighbouring_blocks(self, arch, engine, expected):
-        """Blocks in order are read in place, which must not change anything."""
+    def test_contiguous_blocks(self, arch, engine, expected):
+        """Contiguous blocks are read in place, with the same result."""
         chunks = iter([100, 50] * 10_000)
         outputs = drive(
             engine(arch), prompts_of(LENGTHS), GREEDY, chunk=lambda: next(chunks), scatter=False, seed=3
@@ -74,7 +74,7 @@ def test_long_prompt(engine, tiny_model_dir):
 
 
 def test_results_come_in_the_order_of_the_steps(engine):
-    """The engine packs decodes first; its caller need not know."""
+    """The engine packs decodes first."""
     one = engine()
     tables = [[0, 1, 2, 3], [4, 5, 6, 7]]
     prompt, other = prompts_of([40, 9])
@@ -89,14 +89,13 @@ def test_results_come_in_the_order_of_the_steps(engine):
     assert one.run([steps[0]]) == together[:1]
 
 
-def test_chunk_that_ends_no_prompt_samples_nothing(engine):
-    """Only steps with sampling parameters give tokens."""
+def test_samples_only_steps_with_sampling_parameters(engine):
     assert engine().run([SequenceStep("a", [5, 6, 7], 0, [0], None)]) == [None]
     assert engine().run([]) == []
 
 
 def test_on_layer_is_called_in_order_with_the_kv_in_place(engine, loaded):
-    """When layer k is announced its KV is in the pool, and that of layer k+1 is not; a device may be ahead."""
+    """When layer k is reported its KV is in the pool and that of layer k+1 is not; a device may be ahead."""
     model = loaded("llama")
     pool = KvPool(model.layout(16), 8, device=DEVICE)
     seen = []
@@ -113,8 +112,7 @@ def test_on_layer_is_called_in_order_with_the_kv_in_place(engine, loaded):
         assert not any(any(written[layer + 1 :]) for layer, written in seen)
 
 
-def test_blocks_of_others_are_left_alone(engine, loaded):
-    """An iteration writes the slots of its own tokens and nothing else."""
+def test_writes_only_the_slots_of_its_tokens(engine, loaded):
     model = loaded("llama")
     pool = KvPool(model.layout(16), 8, device=DEVICE)
     for layer in range(len(model.layers)):
@@ -129,8 +127,8 @@ def test_blocks_of_others_are_left_alone(engine, loaded):
 
 
 @pytest.mark.parametrize("arch", ["llama", "gemma2", "gpt_oss"])
-def test_garbage_in_unused_memory_does_no_harm(arch, engine, loaded, expected):
-    """Blocks may have held anything before, even what is not a number."""
+def test_ignores_garbage_in_unused_memory(arch, engine, loaded, expected):
+    """Unused blocks may contain NaN."""
     model = loaded(arch)
     pool = KvPool(model.layout(16), 320, device=DEVICE)
     for layer in range(len(model.layers)):
@@ -142,7 +140,7 @@ def test_garbage_in_unused_memory_does_no_harm(arch, engine, loaded, expected):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision(tiny_model_dir, dtype):
-    """Equality is promised in float32 only; here log probabilities stay near those of float32."""
+    """Log probabilities are close to those of float32; equality is guaranteed in float32 only."""
     prompts = prompts_of([1, 40, 200])
     params = SamplingParams(max_tokens=1, temperature=0.0, logprobs=0)
     best = {}
@@ -154,14 +152,13 @@ def test_half_precision(tiny_model_dir, dtype):
     assert best[dtype] == pytest.approx(best["float32"], abs=0.3)
 
 
-def test_another_models_pool_is_refused(loaded):
-    """A pool laid out for another model would be read as nonsense."""
+def test_refuses_the_pool_of_another_model(loaded):
     with pytest.raises(ValueError, match="another model"):
         TorchEngine(loaded("llama"), KvPool(loaded("gpt2").layout(16), 4))
 
 
-def test_a_copy_is_written_and_its_original_is_not(engine):
-    """A prompt that is computed to its end computes its last token once more, beside the one that it shares with."""
+def test_a_shared_block_is_copied_before_it_is_written(engine):
+    """A fully cached prompt computes its last token again, in its own copy of the last block."""
     made = engine()
     (prompt,) = prompts_of([32])
     (cold,) = made.run([SequenceStep("a", prompt, 0, [3, 7], GREEDY)])

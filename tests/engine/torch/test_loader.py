@@ -1,4 +1,4 @@
-"""Loading models: what is found out about them, and which mistakes and models are refused."""
+"""Loading models: their properties, user mistakes, and refused models."""
 
 import json
 import os
@@ -21,13 +21,13 @@ TINY = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "vo
 
 @pytest.fixture
 def copied(tiny_model_dir, tmp_path):
-    """A copy of the tiny Llama that a test may break."""
+    """A copy of the tiny Llama for a test to break."""
     return shutil.copytree(tiny_model_dir("llama"), tmp_path / "model")
 
 
 @pytest.fixture
 def config_only(tmp_path):
-    """Returns a directory with nothing but the config of a model type."""
+    """Return a directory with only the config of a model type."""
 
     def directory(model_type, **values):
         AutoConfig.for_model(model_type, **values).save_pretrained(tmp_path)
@@ -41,8 +41,8 @@ def change_config(directory, **values):
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
-def test_facts_about_a_model(loaded):
-    """Layer shapes, context length, vocabulary, dtype and the ends of an output."""
+def test_reads_the_properties_of_a_model(loaded):
+    """Layer shapes, context length, vocabulary, dtype and EOS ids."""
     model = loaded("llama")
     assert model.layers == (LayerShape(kv_heads=2, key_dim=32, value_dim=32),) * 3
     assert (model.max_model_len, model.vocab_size, model.eos_token_ids) == (2048, 512, (2,))
@@ -51,13 +51,13 @@ def test_facts_about_a_model(loaded):
 
 
 def test_shapes_come_from_the_layers_themselves(loaded):
-    """Head sizes that the config does not spell out: values narrower than keys, heads wider than their share."""
+    """Head sizes that the config does not state: values narrower than keys, and heads wider than their share."""
     assert loaded("deepseek_v3").layers[0] == LayerShape(kv_heads=4, key_dim=48, value_dim=24)
     assert loaded("qwen3").layers[0] == LayerShape(kv_heads=2, key_dim=48, value_dim=48)
 
 
 def test_windows_come_from_the_masks(loaded):
-    """Gemma 2 slides in every other layer."""
+    """Gemma 2 has a sliding window in every other layer."""
     assert loaded("gemma2").windows == (SLIDING_WINDOW, None, SLIDING_WINDOW, None)
     assert loaded("llama").windows == (None, None, None)
 
@@ -71,27 +71,25 @@ def test_dtype(tiny_model_dir, dtype):
 
 
 def test_auto_dtype_is_that_of_the_checkpoint(copied):
-    """Saved in bfloat16, loaded in bfloat16."""
     load_model(copied, dtype="bfloat16").model.save_pretrained(copied)
     assert load_model(copied).dtype_name == "bfloat16"
 
 
 @pytest.mark.parametrize(("given", "expected"), [(7, (7,)), ([7, 9], (7, 9))])
-def test_eos_of_the_generation_config_goes_first(copied, given, expected):
-    """One id or several."""
+def test_generation_config_has_priority_for_eos(copied, given, expected):
+    """With one id or several."""
     (copied / "generation_config.json").write_text(json.dumps({"eos_token_id": given}))
     assert load_model(copied).eos_token_ids == expected
 
 
-def test_no_eos_at_all(copied):
-    """Some models never end by themselves."""
+def test_loads_a_model_without_eos(copied):
     (copied / "generation_config.json").unlink()
     change_config(copied, eos_token_id=None)
     assert load_model(copied).eos_token_ids == ()
 
 
-def test_longrope_stops_at_its_original_length(copied):
-    """Beyond it, one long sequence would turn the positions of all others in its batch."""
+def test_longrope_limits_the_context_to_its_original_length(copied):
+    """Beyond it, one long sequence changes the positions of all others in its batch."""
     rope = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 512}
     factors = {"short_factor": [1.0] * 16, "long_factor": [4.0] * 16}
     change_config(copied, rope_parameters=rope | factors)
@@ -99,7 +97,7 @@ def test_longrope_stops_at_its_original_length(copied):
 
 
 def test_random_weights_from_a_config_alone(config_only):
-    """The same seed gives the same weights, and torch's own random state is not touched."""
+    """The same seed gives the same weights, and torch's own random state stays the same."""
     directory = config_only("llama", **TINY)
     state = torch.random.get_rng_state()
     first, again, other = (
@@ -111,7 +109,7 @@ def test_random_weights_from_a_config_alone(config_only):
 
 
 class TestMistakes:
-    """Each ends in one sentence that names what is wrong."""
+    """Each raises one sentence that names the mistake."""
 
     def test_no_such_directory(self, tmp_path):
         with pytest.raises(ModelError, match=r"there is no model directory .*gone"):
@@ -147,13 +145,13 @@ class TestMistakes:
             load_model(copied)
 
     def test_missing_weights(self, copied):
-        """A layer more than the checkpoint has would otherwise be random."""
+        """They would otherwise be random."""
         change_config(copied, num_hidden_layers=4)
         with pytest.raises(ModelError, match=r"weights lack model\.layers\.3.* and 8 more"):
             load_model(copied)
 
     def test_unknown_dtype(self, copied):
-        with pytest.raises(ModelError, match="int4 is unknown: it is one of auto, float32"):
+        with pytest.raises(ModelError, match="int4 is unknown: choose one of auto, float32"):
             load_model(copied, dtype="int4")
 
     def test_sentences_are_single_lines(self, copied):
@@ -168,11 +166,15 @@ class TestMistakes:
     [
         ("t5", {"d_model": 64, "num_layers": 2, "num_heads": 4, "vocab_size": 64}, "encoder-decoder"),
         ("bert", TINY, "not causal"),
-        ("mamba", {"hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 64}, "no KV cache"),
+        (
+            "mamba",
+            {"hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 64},
+            "state other than a KV cache",
+        ),
         ("bloom", {"hidden_size": 64, "n_layer": 2, "n_head": 4, "vocab_size": 64}, "position_ids"),
         ("gptj", {"n_embd": 64, "n_layer": 2, "n_head": 4, "rotary_dim": 8}, "attention interface"),
-        ("stablelm", TINY, "hand the arguments"),
-        ("minimax", {**TINY, "num_key_value_heads": 2}, "calls of attention"),
+        ("stablelm", TINY, "does not pass its arguments"),
+        ("minimax", {**TINY, "num_key_value_heads": 2}, "calls attention"),
         (
             "llama4_text",
             {**TINY, "num_key_value_heads": 2, "head_dim": 16, "attention_chunk_size": 32},
@@ -180,14 +182,14 @@ class TestMistakes:
         ),
     ],
 )
-def test_models_that_would_come_out_wrong_are_refused(config_only, model_type, values, reason):
-    """Other state, other masks, other code paths: never silently served."""
+def test_refuses_models_that_it_would_compute_wrongly(config_only, model_type, values, reason):
+    """Models with other state, other masks or other code paths."""
     with pytest.raises(ModelError, match=reason):
         load_model(config_only(model_type, **values), seed=0)
 
 
-def test_attention_computed_differently_is_refused(tiny_model_dir, monkeypatch):
-    """The model's own plain attention is the judge of ours."""
+def test_refuses_unknown_kinds_of_attention(tiny_model_dir, monkeypatch):
+    """The model's own eager attention is the reference."""
     from transformers.models.llama import modeling_llama
 
     plain = modeling_llama.eager_attention_forward
@@ -196,12 +198,12 @@ def test_attention_computed_differently_is_refused(tiny_model_dir, monkeypatch):
         "eager_attention_forward",
         lambda *args, scaling, **rest: plain(*args, scaling=2 * scaling, **rest),
     )
-    with pytest.raises(ModelError, match="LlamaAttention computes attention in a way"):
+    with pytest.raises(ModelError, match="LlamaAttention has an unsupported kind of attention"):
         load_model(tiny_model_dir("llama"))
 
 
 def test_a_loaded_process_can_fork(tiny_model_dir):
-    """No thread is left behind, and a child can run the model, on several threads."""
+    """No thread remains, and a child can run the model on several threads."""
     script = """
 import os, sys, torch
 torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""The pool: views over one run of bytes, seen by everyone who maps it; copying blocks between pools."""
+"""The KV pool: views of shared memory, and copies between pools."""
 
 import mmap
 
@@ -26,7 +26,7 @@ def filled(layout=LAYOUT, blocks=12, seed=0):
 
 
 def test_layout_is_keys_then_values_layer_by_layer():
-    """Both ends of a hand-off count on where things are."""
+    """Both ends of a hand-off rely on it."""
     blocks = 3
     memory = torch.arange(LAYOUT.pool_bytes(blocks) // 4, dtype=torch.float32)
     pool = KvPool(LAYOUT, blocks, memory.view(torch.uint8))
@@ -39,8 +39,8 @@ def test_layout_is_keys_then_values_layer_by_layer():
     assert offset == memory.numel()
 
 
-def test_bytes_written_through_another_mapping_are_seen(tmp_path):
-    """A peer writes blocks from another process; here through a second mapping of the same file."""
+def test_sees_writes_through_another_mapping(tmp_path):
+    """As by a peer in another process."""
     path = tmp_path / "pool"
     path.write_bytes(bytes(LAYOUT.pool_bytes(4)))
     with path.open("r+b") as file:
@@ -55,7 +55,7 @@ def test_bytes_written_through_another_mapping_are_seen(tmp_path):
 
 
 def test_block_rows_are_the_bytes_of_blocks():
-    """A row per block, over the same memory."""
+    """One row per block, over the same memory."""
     pool = KvPool(LAYOUT, 4)
     keys, values = pool.block_rows(1)
     assert (keys.shape, values.shape) == ((4, 5 * 6 * 4), (4, 5 * 4 * 4))
@@ -64,7 +64,7 @@ def test_block_rows_are_the_bytes_of_blocks():
     assert keys.shape[1] + values.shape[1] == LAYOUT.layer_bytes_per_block(1)
 
 
-def test_memory_must_fit():
+def test_refuses_memory_that_does_not_fit():
     """Too little, or not bytes."""
     with pytest.raises(ValueError, match="needs"):
         KvPool(LAYOUT, 2, torch.zeros(LAYOUT.pool_bytes(2) - 1, dtype=torch.uint8))
@@ -74,7 +74,7 @@ def test_memory_must_fit():
 
 @given(data=st.data(), layer=st.integers(0, 2), same_pool=st.booleans())
 def test_copy_moves_exactly_these_blocks_of_this_layer(data, layer, same_pool):
-    """Whatever the order and the runs; all other blocks and layers stay as they are."""
+    """In any order and any runs; all other blocks and layers stay the same."""
     blocks = st.permutations(range(12))
     if data.draw(st.booleans()):
         first, second = data.draw(st.integers(0, 11)), data.draw(st.integers(0, 11))
@@ -98,7 +98,6 @@ def test_copy_moves_exactly_these_blocks_of_this_layer(data, layer, same_pool):
 
 
 def test_blocks_outside_the_pool_are_an_error():
-    """Never a write to memory that is not ours."""
     pool = KvPool(LAYOUT, 4)
     for taken, put in (([1, 5], [0, 1]), ([1, 3], [0, 4]), ([3], [4]), ([4], [3])):
         with pytest.raises((IndexError, RuntimeError)):

@@ -1,4 +1,4 @@
-"""Sampling: greedy, seeded and repeatable in any batch; log probabilities."""
+"""Sampling: greedy, seeded, independent of the batch; log probabilities."""
 
 import math
 import random
@@ -27,7 +27,7 @@ def tokens(logits, rows):
 
 
 def draw_many(count, logits, **values):
-    """`count` draws from the same logits at different positions."""
+    """Sample `count` times from the same logits at different positions."""
     rows = [row(position, **values) for position in range(count)]
     return tokens(logits.expand(count, -1), rows)
 
@@ -38,7 +38,7 @@ def chi_square(drawn, probabilities):
 
 
 def test_greedy_takes_the_best():
-    """Temperature 0."""
+    """With temperature 0."""
     logits = logits_of(5)
     assert tokens(logits, [row(temperature=0.0)] * 5) == logits.argmax(-1).tolist()
 
@@ -52,7 +52,7 @@ def test_draws_follow_the_distribution(temperature):
 
 
 def test_top_p_keeps_the_smallest_set_that_reaches_it():
-    """And renormalises: the draws follow the cut distribution."""
+    """It renormalizes: samples follow the truncated distribution."""
     logits = logits_of()
     probabilities = torch.softmax(logits[0], -1)
     best, ids = probabilities.sort(descending=True)
@@ -64,14 +64,14 @@ def test_top_p_keeps_the_smallest_set_that_reaches_it():
 
 
 def test_top_p_beyond_the_likely_tokens():
-    """A flat distribution over a large vocabulary needs more tokens than the first look takes."""
+    """A flat distribution over a large vocabulary needs more tokens than the first attempt sorts."""
     logits = torch.zeros(1, 5000).index_fill(1, torch.tensor([7]), 1.0)
     drawn = draw_many(300, logits, top_p=0.9)
     assert len(set(drawn)) > 256
 
 
 def test_top_k_and_top_p_together():
-    """top_p counts what top_k left."""
+    """top_p applies to the tokens that top_k keeps."""
     logits = torch.log(torch.tensor([[0.4, 0.3, 0.2, 0.1]]))
     assert set(draw_many(500, logits, top_k=3)) == {0, 1, 2}
     assert set(draw_many(500, logits, top_k=2, top_p=0.5)) == {0}
@@ -79,20 +79,20 @@ def test_top_k_and_top_p_together():
 
 
 def test_top_k_of_one_is_greedy():
-    """Whatever the temperature."""
+    """At any temperature."""
     logits = logits_of(20)
     drawn = tokens(logits, [row(i, temperature=5.0, top_k=1) for i in range(20)])
     assert drawn == logits.argmax(-1).tolist()
 
 
 def test_tiny_top_p_is_greedy():
-    """One token is always left."""
+    """One token always remains."""
     logits = logits_of(20)
     assert tokens(logits, [row(i, top_p=1e-9) for i in range(20)]) == logits.argmax(-1).tolist()
 
 
 def test_noise_is_a_function_of_seed_and_position():
-    """Not of the batch, the order, or what was drawn before."""
+    """Independent of batch, order and earlier samples."""
     logits = logits_of(8)
     rows = [row(position=i % 4, seed=i // 4) for i in range(8)]
     together = tokens(logits, rows)
@@ -102,15 +102,15 @@ def test_noise_is_a_function_of_seed_and_position():
     assert len({tokens(flat, [row(p, seed=s)])[0] for p in range(10) for s in range(10)}) > 80
 
 
-def test_noise_stays_what_it_is():
-    """Requests are replayed on other releases too: these tokens must never change."""
+def test_noise_is_the_same_in_all_releases():
+    """Requests are replayed on other releases, so these tokens must never change."""
     flat = torch.zeros(1, 50_000)
     keys = ((0, 0), (1, 0), (0, 1), (4096, 2**63 - 1))
     assert [tokens(flat, [row(p, seed=s)])[0] for p, s in keys] == [26614, 43756, 5290, 27664]
 
 
 class TestMinTokens:
-    """Ends are ruled out until an output is long enough, and only then."""
+    """Stop ids are masked until the output has `min_tokens` tokens."""
 
     def test_eos_and_stop_ids_wait(self):
         logits = torch.zeros(1, VOCABULARY).index_fill(1, torch.tensor([2, 5]), 9.0)
@@ -125,12 +125,11 @@ class TestMinTokens:
         assert not early & {2, 5}
         assert late <= {2, 5}
 
-    def test_ignored_eos_is_no_end(self):
-        """An eos that ends nothing need not be ruled out."""
+    def test_ignored_eos_is_not_masked(self):
         logits = torch.zeros(1, VOCABULARY).index_fill(1, torch.tensor([2]), 9.0)
         assert tokens(logits, [row(min_tokens=3, ignore_eos=True, temperature=0.0)]) == [2]
 
-    def test_logits_are_left_as_they_were(self):
+    def test_logits_are_not_modified(self):
         """Log probabilities are those of the model."""
         logits = torch.zeros(1, VOCABULARY).index_fill(1, torch.tensor([2]), 9.0)
         sampled = sample(logits, [row(min_tokens=3, temperature=0.0, logprobs=1)], EOS)[0]
@@ -165,8 +164,8 @@ class TestLogprobs:
         assert math.isclose(sum(math.exp(p) for _, p in sampled.top_logprobs), 1.0, rel_tol=1e-5)
 
 
-def test_the_same_request_in_any_company(engine):
-    """Alone, among seven others, in chunks, over other blocks: the seed decides."""
+def test_samples_do_not_depend_on_the_batch(engine):
+    """Alone, with seven others, in chunks, and in other blocks."""
     rng = random.Random(3)
     prompts = [[rng.randrange(3, 512) for _ in range(rng.randrange(1, 120))] for _ in range(8)]
     params = [
@@ -184,7 +183,7 @@ def test_the_same_request_in_any_company(engine):
 
 
 def test_engine_logprobs_are_those_of_the_model(engine, tiny_model_dir):
-    """Every output token's, against a plain forward pass of transformers."""
+    """For every output token, against a plain forward pass of transformers."""
     from transformers import AutoModelForCausalLM
 
     prompt = [5, 77, 200, 31]

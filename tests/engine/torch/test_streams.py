@@ -1,4 +1,4 @@
-"""What is asked for after the work that was queued, and copies beside it."""
+"""Callbacks after queued device work, and copies beside it."""
 
 import threading
 
@@ -13,7 +13,7 @@ ON_GPU = pytest.mark.skipif(GPU_OR_CPU.type != "cuda", reason="on a CPU nothing 
 
 
 def busy(rounds=40):
-    """Queue work that takes a GPU some milliseconds; returns what its end makes of it."""
+    """Queue work that takes a GPU some milliseconds; returns its result."""
     numbers = torch.ones(2048, 2048, device=DEVICE)
     for _ in range(rounds):
         numbers = (numbers @ numbers) / 2048
@@ -21,7 +21,7 @@ def busy(rounds=40):
 
 
 def test_calls_are_made_in_order_and_before_finish_returns():
-    """Each is made once, whoever makes it."""
+    """Each call is made once."""
     announcer, seen = LayerNotifier(GPU_OR_CPU), []
     for number in range(5):
         busy(rounds=1)
@@ -33,22 +33,22 @@ def test_calls_are_made_in_order_and_before_finish_returns():
 
 
 def test_on_a_cpu_a_call_is_made_at_once():
-    """By whoever asks for it: no thread is needed."""
+    """By the calling thread."""
     seen = []
     LayerNotifier(torch.device("cpu")).after(lambda: seen.append(threading.current_thread()))
     assert seen == [threading.current_thread()]
 
 
-def test_what_is_copied_is_there():
-    """Whether or not it goes by a stream of its own."""
+def test_copies_are_complete_on_exit():
+    """With and without a stream of their own."""
     source, target = torch.arange(1000, device=DEVICE), torch.zeros(1000, dtype=torch.long)
     with CopyStream(GPU_OR_CPU).copying():
         target.copy_(source, non_blocking=True)
     assert target.tolist() == list(range(1000))
 
 
-def test_pinned_memory_is_as_any_other():
-    """It may be pinned again when it was let go, and what the system refuses does no harm."""
+def test_pinned_memory_can_be_pinned_again():
+    """A refused registration has no effect."""
     memory = torch.zeros(1 << 16, dtype=torch.uint8)
     first = PinnedMemory(memory, GPU_OR_CPU)
     second = PinnedMemory(memory, GPU_OR_CPU)  # the same memory: a device refuses it
@@ -62,8 +62,8 @@ def test_pinned_memory_is_as_any_other():
 
 
 @ON_GPU
-def test_a_call_is_made_when_the_work_before_it_is_done_and_not_that_behind():
-    """A layer may be sent as soon as it is there, though later ones are queued already."""
+def test_a_call_waits_for_earlier_work_only():
+    """A layer is sent while later ones are queued."""
     announcer, told = LayerNotifier(GPU_OR_CPU), threading.Event()
     done = torch.cuda.Event()
     busy(rounds=1)
@@ -83,8 +83,8 @@ def test_a_call_is_made_when_the_work_before_it_is_done_and_not_that_behind():
 
 
 @ON_GPU
-def test_copies_beside_do_not_wait_for_what_is_queued():
-    """Neither does what is queued wait for them."""
+def test_copies_do_not_wait_for_queued_work():
+    """Queued work does not wait for copies either."""
     stream, source = CopyStream(GPU_OR_CPU), torch.arange(1000, device=DEVICE)
     torch.cuda.synchronize()
     busy(rounds=4000)

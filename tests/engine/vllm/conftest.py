@@ -1,4 +1,4 @@
-"""Where vLLM is installed it is imported here, because its imports warn of what it does not use."""
+"""Imports vLLM once, if it is installed, without its import warnings."""
 
 import warnings
 from importlib.util import find_spec

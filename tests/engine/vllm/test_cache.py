@@ -1,4 +1,4 @@
-"""vLLM's KV cache is moved without anybody who holds it noticing."""
+"""Moving vLLM's KV cache."""
 
 import pytest
 import torch
@@ -11,14 +11,14 @@ LAYERS, BLOCKS, HEADS, SIZE, NUMBERS = 3, 5, 2, 4, 6
 
 
 def caches():
-    """As vLLM makes them: views of one run of memory, a layer behind the other."""
+    """Caches as vLLM creates them: views of one memory, layer after layer."""
     memory = torch.zeros(LAYERS * BLOCKS * HEADS * SIZE * NUMBERS)
     shape = (LAYERS, BLOCKS, HEADS, SIZE, NUMBERS)
     return {f"layer {k}": view for k, view in enumerate(memory.view(shape))}
 
 
 def moved():
-    """Caches, a second tensor over each of them, and the pool that they lie in now."""
+    """Moved caches, a second view of each, and their new pool."""
     made = caches()
     layout, num_blocks = read_layout(made, HEADS)
     others = [cache.view(cache.shape) for cache in made.values()]
@@ -28,7 +28,7 @@ def moved():
 
 
 def test_the_layout_counts_every_byte():
-    """Keys and values are one run of bytes, so a block of a layer is too."""
+    """Keys and values of a block are contiguous."""
     layout, num_blocks = read_layout(caches(), HEADS)
     assert num_blocks == BLOCKS
     assert layout.block_size == SIZE
@@ -36,8 +36,8 @@ def test_the_layout_counts_every_byte():
     assert layout.pool_bytes(num_blocks) == sum(cache.nbytes for cache in caches().values())
 
 
-def test_what_is_written_to_a_tensor_is_in_the_pool_and_in_every_other_view():
-    """The objects stay the same: whoever has one writes where peers read."""
+def test_all_views_write_to_the_pool():
+    """The tensor objects stay the same."""
     tensors, others, pool = moved()
     for layer, (one, other) in enumerate(zip(tensors, others, strict=True)):
         one[3].fill_(float(layer + 1))
@@ -47,8 +47,8 @@ def test_what_is_written_to_a_tensor_is_in_the_pool_and_in_every_other_view():
         assert (rows[2] == 0).all()
 
 
-def test_blocks_travel_between_two_such_caches():
-    """Scattered or as neighbours, a layer at a time, and nothing else changes."""
+def test_copies_blocks_between_moved_caches():
+    """Scattered or contiguous, one layer at a time."""
     source, _, source_pool = moved()
     target, _, target_pool = moved()
     for layer, cache in enumerate(source):
@@ -67,14 +67,12 @@ def test_blocks_travel_between_two_such_caches():
     ],
     ids=["keys and values apart", "not one run of bytes", "other heads"],
 )
-def test_memory_that_is_laid_out_otherwise_is_refused(cache):
-    """A hand-off would move other bytes than it thinks."""
+def test_refuses_other_memory_layouts(cache):
     with pytest.raises(ModelError, match="is laid out as"):
         read_layout({"layer 0": cache}, HEADS)
 
 
-def test_layers_of_different_blocks_are_refused():
-    """Blocks have one number for all layers."""
+def test_refuses_layers_with_different_blocks():
     first, second = torch.zeros(BLOCKS, HEADS, SIZE, NUMBERS), torch.zeros(BLOCKS + 1, HEADS, SIZE, NUMBERS)
     with pytest.raises(ModelError, match="another number or size of blocks"):
         read_layout({"layer 0": first, "layer 1": second}, HEADS)

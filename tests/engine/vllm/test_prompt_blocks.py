@@ -1,4 +1,4 @@
-"""What vLLM says of its cache is told under the names that the service knows, each once as it comes and goes."""
+"""Reports of vLLM's cached prompt blocks."""
 
 import pytest
 from hypothesis import given
@@ -10,7 +10,7 @@ from twofold.serving.worker.state import CacheChanges
 
 
 def names(*hashes):
-    """vLLM's names of blocks, as its requests have them."""
+    """Block hashes as vLLM's requests have them."""
     return [bytes([0] * 31 + [number]) for number in hashes]
 
 
@@ -40,8 +40,8 @@ def told(blocks):
     return changes.take()
 
 
-def test_a_prompts_blocks_are_told_by_the_services_names(monkeypatch):
-    """And keep them when the request is over; output, and what nobody has asked for, has none."""
+def test_reports_prompt_blocks_by_the_service_keys(monkeypatch):
+    """Cached blocks keep their keys after the request; outputs and unknown prompts have none."""
     monkeypatch.setenv("VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES", "1")
     blocks = CachedPromptBlocks()
     blocks.expect("r", names(1, 2, 3), (b"one", b"two"))
@@ -52,8 +52,7 @@ def test_a_prompts_blocks_are_told_by_the_services_names(monkeypatch):
     assert told(blocks) == ([], [b"two"])
 
 
-def test_a_block_that_was_never_cached_is_forgotten_with_its_request(monkeypatch):
-    """An aborted prompt leaves no name behind."""
+def test_an_aborted_prompt_leaves_no_names(monkeypatch):
     monkeypatch.setenv("VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES", "1")
     blocks = CachedPromptBlocks()
     blocks.expect("r", names(1), (b"one",))
@@ -63,8 +62,8 @@ def test_a_block_that_was_never_cached_is_forgotten_with_its_request(monkeypatch
 
 
 @given(st.lists(st.tuples(st.integers(1, 4), st.sampled_from(["expect", "forget", "stored", "removed"]))))
-def test_what_is_told_is_what_is_cached(steps):
-    """Copies of a block count as one, in any order of events, and nothing is kept of what is gone."""
+def test_reports_equal_the_cache(steps):
+    """In any order of events; copies of a block count once, and evicted blocks leave no names."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES", "1")
         blocks, cached, known, live = CachedPromptBlocks(), dict.fromkeys(range(1, 5), 0), set(), set()

@@ -1,4 +1,4 @@
-"""vLLM picks the tokens that the built-in sampler draws."""
+"""vLLM samples the same tokens as the built-in sampler."""
 
 import torch
 from vllm.v1.sample.logits_processor.interface import BatchUpdate, MoveDirectionality
@@ -28,8 +28,8 @@ def expected(logits, sampling, position, output_index=0):
     return pick(logits[None], [SamplingRow(sampling, position, output_index)], (1,))[0]
 
 
-def test_a_drawn_row_has_one_token_left_and_a_greedy_one_is_as_it_was():
-    """That token is a function of seed and position, which follows the output as vLLM adds to it."""
+def test_masks_all_but_the_sampled_token():
+    """Greedy rows stay the same. The token depends on the seed and the position, which grows with the output."""
     one, output = processor(), []
     one.update_state(update(2, [added(0, DRAWN, [5, 6, 7], output), added(1, GREEDY, [5], [])]))
     for made in range(4):
@@ -42,7 +42,7 @@ def test_a_drawn_row_has_one_token_left_and_a_greedy_one_is_as_it_was():
 
 
 def test_rows_follow_their_requests_through_the_batch():
-    """Requests leave, others take their place, and vLLM closes gaps and swaps."""
+    """Requests leave, others take their rows, and vLLM moves and swaps rows."""
     one = processor()
     prompts = [[5] * n for n in (2, 4, 8)]
     one.update_state(update(3, [added(i, DRAWN, prompt, []) for i, prompt in enumerate(prompts)]))
@@ -62,8 +62,8 @@ def test_rows_follow_their_requests_through_the_batch():
     ]
 
 
-def test_a_request_that_must_go_on_does_not_end():
-    """min_tokens counts what was made elsewhere: vLLM's prompt is longer than that of the request then."""
+def test_min_tokens_counts_output_of_other_workers():
+    """vLLM's prompt is then longer than the request's."""
     sampling = SamplingParams(max_tokens=9, temperature=0.0, min_tokens=2)
     logits = torch.zeros(1, VOCABULARY)
     logits[0, 1] = 9.0  # the end of sequence
@@ -74,8 +74,7 @@ def test_a_request_that_must_go_on_does_not_end():
         assert (int(one.apply(logits.clone())[0].argmax()) == 1) is ends
 
 
-def test_the_ends_of_a_model_are_told_unless_they_are_to_be_passed_over():
-    """And stop ids are always."""
+def test_stop_ids_include_eos_unless_ignored():
     sampling = SamplingParams(max_tokens=9, stop_token_ids=(7,))
     assert vllm_sampling(sampling, 1, 9, frozenset({1, 2})).stop_token_ids == [1, 2, 7]
     passing = SamplingParams(max_tokens=9, stop_token_ids=(7,), ignore_eos=True)

@@ -1,4 +1,4 @@
-"""What a worker tells of its blocks."""
+"""Reports of cache changes."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,8 +8,8 @@ from twofold.serving.worker.state import CacheChanges
 
 
 @given(st.lists(st.integers(0, 5)), st.sets(st.integers(0, 60)))
-def test_who_is_told_now_and_then_knows_what_is_there(toggled, looks):
-    """Whatever comes and goes between two reports, their sum is what is there, and no report says anything twice."""
+def test_reports_add_up_to_the_cache(toggled, looks):
+    """After any changes between two reports; no report repeats another."""
     changes, there, known = CacheChanges(), set(), set()
     for step, key in enumerate([*toggled, 0]):
         if key in there:

@@ -1,4 +1,4 @@
-"""What a performance model and a catalog bring to a worker."""
+"""The parts of emulated workers."""
 
 import pytest
 
@@ -22,7 +22,7 @@ def config(pools="1xa100:prefill,1xh100:decode", model="bloom-176b", **engine):
     )
 
 
-def test_memory_is_what_the_simulator_has():
+def test_memory_equals_the_simulators():
     """Blocks of each instance, and a KV cache of the model's bytes."""
     made = config()
     prepared = prepare(made, print)
@@ -34,8 +34,8 @@ def test_memory_is_what_the_simulator_has():
         assert parts.transport.descriptor.layout == parts.engine.layout
 
 
-def test_sizes_are_the_model_s_unless_told_otherwise():
-    """The context may be longer than the model's own, as far as memory goes."""
+def test_sizes_default_to_the_model():
+    """The context may exceed the model's own, as far as the KV cache holds it."""
     assert (prepare(config(), print).max_model_len, prepare(config(), print).vocab_size) == (
         2048,
         DEFAULT_VOCAB_SIZE,
@@ -44,14 +44,13 @@ def test_sizes_are_the_model_s_unless_told_otherwise():
     assert (told.max_model_len, told.vocab_size) == (8192, 99)
 
 
-def test_a_context_that_no_memory_holds():
-    """The smallest machine decides, and is named."""
+def test_refuses_a_context_beyond_the_smallest_memory():
     with pytest.raises(ConfigurationError, match="exceeds the KV cache of an instance on dgx-a100"):
         prepare(config(max_model_len=10_000_000), print)
 
 
-def test_a_worker_that_waits_tells_its_engine():
-    """So that what comes next begins when it comes."""
+def test_waiting_pauses_the_engine():
+    """The next iteration then starts when it is run."""
     made = config()
     parts = prepare(made, print).parts(made.workers[0], epoch=1)
     parts.engine._busy_until = 5

@@ -1,4 +1,4 @@
-"""Layers that are waited for."""
+"""Synchronization of layers."""
 
 import threading
 
@@ -6,14 +6,14 @@ from twofold.serving.worker.prefixes import LayerSync, ReadyLayers
 
 
 def in_thread(act):
-    """Begin it beside; `join` it."""
+    """Start a thread; `join` it."""
     thread = threading.Thread(target=act)
     thread.start()
     return thread
 
 
-def test_a_layer_is_waited_for_and_those_before_it_are_there():
-    """Whoever waits for an earlier one goes on as well."""
+def test_wait_returns_when_the_layer_is_ready():
+    """Waits for earlier layers return as well."""
     layers, seen = ReadyLayers(), []
     waiting = in_thread(lambda: seen.append(layers.wait(2)))
     layers.ready(0)
@@ -24,8 +24,8 @@ def test_a_layer_is_waited_for_and_those_before_it_are_there():
     assert seen == [True]
 
 
-def test_who_waits_for_what_never_comes_is_told():
-    """What was ready stays so."""
+def test_giving_up_ends_waits():
+    """Ready layers stay ready."""
     layers, seen = ReadyLayers(), []
     layers.ready(1)
     waiting = in_thread(lambda: seen.append(layers.wait(2)))
@@ -36,8 +36,7 @@ def test_who_waits_for_what_never_comes_is_told():
     assert not layers.wait(3)
 
 
-def test_a_layer_is_computed_when_what_is_read_of_it_was_loaded():
-    """Of all loads; only then may it be stored."""
+def test_a_layer_waits_for_all_loads():
     loads, computed, seen = [ReadyLayers(), ReadyLayers()], ReadyLayers(), []
     work = LayerSync(3, loads, computed)
     stores = in_thread(lambda: seen.append(computed.wait(0)))

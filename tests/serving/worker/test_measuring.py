@@ -1,4 +1,4 @@
-"""Measuring prefill and links: what is told apart, with a clock that only the measured things move."""
+"""Measuring prefill and link speed with a fake clock."""
 
 import pytest
 
@@ -10,7 +10,7 @@ LAYOUT = KvLayout(layers=(LayerShape(2, 8, 8),), block_size=16, dtype="float32",
 
 
 class Timed:
-    """An engine and a link whose work takes known times on a clock of their own."""
+    """An engine and a link that take known times on a fake clock."""
 
     layout, num_blocks = LAYOUT, 64
 
@@ -38,8 +38,8 @@ class Timed:
 
 @pytest.mark.parametrize("per_token_s", [0.0, 1e-5, 1e-3, 0.1])
 @pytest.mark.parametrize("most", [1, 2, 100, 2048])
-def test_a_prefill_is_told_as_fixed_and_per_token(per_token_s, most):
-    """Whatever the first run cost, and whether there is time and room for a long prompt."""
+def test_prefill_speed_has_a_fixed_part_and_a_part_per_token(per_token_s, most):
+    """For any cost of the first run, and any limit of the prompt."""
     engine = Timed(0.002, per_token_s, first_s=3.0)
     speed = prefill_speed(engine, most, engine.clock)
     assert max(engine.sizes) <= most
@@ -49,8 +49,8 @@ def test_a_prefill_is_told_as_fixed_and_per_token(per_token_s, most):
 
 
 @pytest.mark.parametrize("per_byte_s", [1e-10, 1e-8, 1e-6])
-def test_a_link_is_told_as_overhead_and_bandwidth(per_byte_s):
-    """A slow link is not kept busy longer than needed."""
+def test_link_speed_has_overhead_and_bandwidth(per_byte_s):
+    """A slow link is measured with few bytes."""
     link = Timed(0.0005, per_byte_s, first_s=1.0)
     speed = link_speed(link, link.clock)
     assert 0.0005 * 0.99 < speed.overhead_s < (0.0005 + SMALL_PROBE_BYTES * per_byte_s) * 1.01

@@ -1,4 +1,4 @@
-"""What a worker knows of its peers, and the connections to them."""
+"""Peers and the connections to them."""
 
 from contextlib import suppress
 
@@ -26,7 +26,7 @@ class Connection:
 
 
 class Transport:
-    """Keeps the connections that were made."""
+    """A transport that records its connections."""
 
     descriptor = memory("own", 1)
 
@@ -58,13 +58,12 @@ def use(peers, epoch=7, error=None):
 
 
 def test_a_connection_is_made_once(peers, transport):
-    """For as long as the peer lives."""
+    """For each epoch of the peer."""
     assert use(peers) is use(peers)
     assert len(transport.made) == 1
 
 
-def test_a_connection_that_fails_is_not_used_again(peers, transport):
-    """The peer lives, and what comes next reaches it over a new one."""
+def test_reconnects_after_a_failure(peers, transport):
     first = use(peers)
     with pytest.raises(InstanceLostError):
         use(peers, error=InstanceLostError("reset"))
@@ -73,8 +72,8 @@ def test_a_connection_that_fails_is_not_used_again(peers, transport):
     assert not transport.made[1].closed
 
 
-def test_one_that_failed_before_takes_no_other_with_it(peers, transport):
-    """Two transfers fail over the same connection, and a new one is open when the second is told."""
+def test_a_late_failure_keeps_the_new_connection(peers, transport):
+    """Two transfers fail on one connection, and a new one is open at the second failure."""
     with suppress(InstanceLostError), peers.connected("d", 7):
         with pytest.raises(InstanceLostError):
             use(peers, error=InstanceLostError("reset"))
@@ -84,8 +83,7 @@ def test_one_that_failed_before_takes_no_other_with_it(peers, transport):
     assert use(peers) is transport.made[1]
 
 
-def test_another_life(peers):
-    """Its connection is not that of the life before."""
+def test_a_new_epoch_gets_a_new_connection(peers):
     first = use(peers)
     with pytest.raises(StaleEpochError):
         use(peers, epoch=8)

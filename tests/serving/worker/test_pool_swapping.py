@@ -1,4 +1,4 @@
-"""Blocks that go to the memory of the host and come back."""
+"""Swapping blocks to host memory."""
 
 import torch
 
@@ -18,8 +18,8 @@ def contents(pool, blocks):
     ]
 
 
-def test_what_comes_back_is_what_went():
-    """In all layers, keys and values, to wherever there is room then; one after the other, as they were decided."""
+def test_swapped_blocks_return_unchanged():
+    """Keys and values of all layers, into other blocks, with copies in order."""
     pool = KvPool(LAYOUT, 8)
     for layer in range(len(LAYOUT.layers)):
         pool.keys(layer).copy_(torch.randn(pool.keys(layer).shape))

@@ -1,4 +1,4 @@
-"""Prompts whose beginning is loaded while they are computed, and stored as they are: the tokens of cold ones."""
+"""Prompts with prefixes from the host's store get the tokens of uncached ones."""
 
 import random
 
@@ -31,7 +31,7 @@ def model(tiny_model_dir):
 
 @pytest.fixture(scope="module")
 def expected(tiny_model_dir):
-    """What a cold prompt is answered with."""
+    """Tokens of an uncached prompt."""
     known = {}
 
     def output(prompt):
@@ -44,7 +44,7 @@ def expected(tiny_model_dir):
 
 @pytest.fixture
 def host(tmp_path, model):
-    """A store that has what `BEGIN` begins with, and a client of it that no worker has used."""
+    """A store that has the first blocks of `BEGIN`, and a new client of it."""
     block_bytes = model.layout(BLOCK).bytes_per_block
     with running_store(tmp_path, slots=64, block_bytes=block_bytes) as store:
         with store_client(tmp_path, "first") as first:
@@ -61,8 +61,8 @@ def stored(client, prompt):
     return client.lookup(list(prefix_keys(prompt, BLOCK))).blocks
 
 
-def test_a_prompt_runs_while_its_beginning_comes(model, host, expected):
-    """The first layer is computed, and put, while the next is not there yet; no layer is computed before it is."""
+def test_a_prompt_runs_while_its_prefix_is_loaded(model, host, expected):
+    """The first layer is computed and put before the next is loaded; no layer is computed before its load."""
     _, client = host
     with store_worker(model, client) as worker:
         worker.copier.hold(1)
@@ -77,7 +77,7 @@ def test_a_prompt_runs_while_its_beginning_comes(model, host, expected):
 
 
 def test_a_layer_is_handed_off_when_it_was_loaded(model, host):
-    """The KV of the whole prompt travels, also what was not computed here."""
+    """The KV of the whole prompt is sent, including the loaded part."""
     _, client = host
     with store_worker(model, client) as worker:
         worker.copier.hold(1)
@@ -92,8 +92,8 @@ def test_a_layer_is_handed_off_when_it_was_loaded(model, host):
             worker.state.scheduler.handed_off("a")
 
 
-def test_others_with_that_beginning_wait_for_it_too(model, host, expected):
-    """It is loaded once; one that is cached to its end gets a copy of its last block, made when that is there."""
+def test_prompts_with_the_same_prefix_share_a_load(model, host, expected):
+    """A fully cached prompt copies its last block after the load."""
     _, client = host
     other = BEGIN + tokens("other", 9)
     with store_worker(model, client) as worker:
@@ -113,8 +113,8 @@ def test_others_with_that_beginning_wait_for_it_too(model, host, expected):
         assert worker.copier.done.count(("read", 2)) == 1
 
 
-def test_a_prompt_that_is_cached_to_its_end_waits_for_its_last_block(model, host, expected):
-    """The copy that it writes to has all layers, also where nothing else is still to come."""
+def test_a_fully_cached_prompt_waits_for_its_last_block(model, host, expected):
+    """The copy that it writes to has all layers."""
     _, client = host
     with store_worker(model, client) as worker:
         most = WHOLE[: -BLOCK + 1]
@@ -128,8 +128,8 @@ def test_a_prompt_that_is_cached_to_its_end_waits_for_its_last_block(model, host
         assert worker.copier.done.count(("read", 0)) == 1
 
 
-def test_an_abort_while_it_comes(model, host, expected):
-    """What was coming comes, and what was computed is put, for whoever asks for it next."""
+def test_an_abort_does_not_stop_loads_and_puts(model, host, expected):
+    """Later prompts use the blocks."""
     _, client = host
     with store_worker(model, client) as worker:
         worker.copier.hold(1)
@@ -142,8 +142,8 @@ def test_an_abort_while_it_comes(model, host, expected):
         assert "a" not in worker.told.tokens
 
 
-def test_the_store_may_die_while_it_comes(model, host, expected):
-    """What is held is read to its end; what was to be put is not."""
+def test_a_load_survives_the_death_of_the_store(model, host, expected):
+    """Pinned blocks are read to the end; later puts are dropped."""
     store, client = host
     with store_worker(model, client) as worker:
         worker.copier.hold(1)
@@ -156,8 +156,8 @@ def test_the_store_may_die_while_it_comes(model, host, expected):
         assert (worker.told.tokens["a"], worker.told.reused["a"]) == (expected(PROMPT), SHARED)
 
 
-def test_a_block_that_was_spoiled_is_computed(model, host, expected):
-    """It is compared before the prompt begins; what comes before it is used."""
+def test_recomputes_corrupt_blocks(model, host, expected):
+    """Checksums are verified before the prompt starts; earlier blocks are used."""
     store, client = host
     key = list(prefix_keys(PROMPT, BLOCK))[7]
     store.memory.slot(store.manager._blocks[key].slot)[99] ^= 1
@@ -166,8 +166,8 @@ def test_a_block_that_was_spoiled_is_computed(model, host, expected):
         assert client.damaged == 1
 
 
-def test_nothing_is_put_of_a_batch_that_fails(model, host, expected):
-    """Though its first layers were copied; the next prompt goes on."""
+def test_a_failed_batch_puts_nothing(model, host, expected):
+    """Although its first layers were copied; the next prompt is served."""
     _, client = host
     with store_worker(model, client) as worker:
         run = worker.engine.run
@@ -187,8 +187,8 @@ def test_nothing_is_put_of_a_batch_that_fails(model, host, expected):
         until(lambda: stored(client, PROMPT) == 17)
 
 
-def test_any_order_of_prompts_and_aborts_in_too_little_memory(model, host, expected):
-    """Two prompts do not fit at once: blocks go, come back, and are put beside those that run."""
+def test_any_order_of_prompts_and_aborts_with_little_memory(model, host, expected):
+    """Two prompts do not fit at once: blocks are evicted, loaded again, and put beside running prompts."""
     _, client = host
     draw = random.Random(4)
     prompts = [

@@ -1,1 +1,1 @@
-"""An engine that computes nothing and takes the time that a performance model says."""
+"""The emulated engine: takes the time of a performance model and computes nothing."""

@@ -1,1 +1,1 @@
-"""The built-in engine: models of `transformers`, run through its attention interface over our paged KV cache."""
+"""The built-in engine: runs models of `transformers` through their attention interface over a paged KV cache."""

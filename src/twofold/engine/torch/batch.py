@@ -1,7 +1,4 @@
-"""Plans the parts of a packed batch: who is attended together, what is read from where, and which masks it takes.
-
-One iteration as tensors: tokens packed one after the other, and what each of them may see.
-"""
+"""An iteration as packed tensors, the attention calls it takes, and the attention function that models call."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -26,17 +23,16 @@ from twofold.engine.torch.kernels import (
 )
 from twofold.engine.torch.pool import KvPool, LayerNotifier
 
-# On a CPU a group's keys and values are read from memory into a buffer, and from there by the attention
-# kernel: the second time they should come from the cache, and each core has 1 or 2 MiB of it. (Measured with
-# 16 sequences of 512 tokens: a step takes 56 ms with this limit and 82 ms without any.)
+# On a CPU a group's keys and values are copied into a buffer and read again by the attention kernel. The second read
+# should hit the cache of the core, of 1 or 2 MiB. (16 sequences of 512 tokens: 56 ms a step, 82 ms without a limit.)
 _CPU_GROUP_BYTES = 2**20
-# Elsewhere a group may be large, but not so large that its buffers take the memory meant for the pool.
+# On a GPU the limit keeps the buffers small beside the pool.
 _DEVICE_GROUP_BYTES = 2**29
 
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """What the tokens of one step see together: positions `first` … `end` − 1, in blocks `blocks`."""
+    """The context of one step: positions `first` … `end` − 1, in blocks `blocks`."""
 
     first: int
     end: int
@@ -55,16 +51,16 @@ class _Span:
 
 
 def is_decode(step: SequenceStep) -> bool:
-    """One token after earlier ones: whether it is output or the rest of a prompt makes no difference here."""
+    """Whether the step is one token after earlier ones: a decode, or a one-token end of a prompt."""
     return step.start > 0 and len(step.token_ids) == 1
 
 
 def plan_parts(
     steps: Sequence[SequenceStep], window: int | None, pool: KvPool, scratch: Scratch
 ) -> list[BatchPart]:
-    """Parts for `steps`, which come packed in this order, decoding ones first.
+    """Return the attention calls of packed `steps`, decodes first.
 
-    A token sees itself and the `window` − 1 positions before it, or all of them where `window` is None.
+    A token attends to itself and the `window` − 1 positions before it, or to all of them if `window` is None.
     """
     return _Planner(window, pool, scratch).plan(steps)
 
@@ -104,7 +100,7 @@ class _Planner:
         return PromptChunk(rows, self._pool, self._context(span), self._mask(step, span))
 
     def _mask(self, step: SequenceStep, span: _Span) -> torch.Tensor:
-        """[1, 1, tokens, positions of the span]: minus infinity where a token must not look."""
+        """[1, 1, tokens, positions of the span], −inf where attention is masked."""
         queries = torch.arange(step.start, span.end, device=self._pool.device).unsqueeze(1)
         keys = torch.arange(span.first, span.end, device=self._pool.device)
         hidden = keys > queries
@@ -131,7 +127,7 @@ class _Planner:
             start = end
 
     def _group_end(self, spans: Sequence[_Span], start: int) -> int:
-        """How far sequences go together: until a buffer is full, or most of a row would be padding."""
+        """Return the end of a group of decodes: when a buffer is full, or most of a row would be padding."""
         longest, end = len(spans[start].blocks), start + 1
         while end < len(spans):
             blocks = len(spans[end].blocks)
@@ -143,7 +139,7 @@ class _Planner:
         return end
 
     def _group(self, rows: slice, spans: Sequence[_Span]) -> DecodeGroup:
-        """Several sequences side by side, each padded with blocks of its own to the longest of them."""
+        """Group several sequences, each padded to the longest with repetitions of its own last block."""
         width = max(len(span.blocks) for span in spans)
         table = [block for s in spans for block in (*s.blocks, *([s.blocks[-1]] * (width - len(s.blocks))))]
         column = torch.arange(width * self._block_size, device=self._pool.device)
@@ -168,14 +164,14 @@ class _Planner:
 
 @dataclass(frozen=True, slots=True)
 class LayerHooks:
-    """Who is waited for, and who is told, with each layer of an iteration (see `Engine.run`)."""
+    """The layer callbacks of an iteration (see `Engine.run`)."""
 
     announcer: LayerNotifier
     on_layer: OnLayer | None = None
     wait_for: OnLayer | None = None
 
     def written(self, layer: int) -> None:
-        """This iteration's KV of the layer was put into the pool, or will be by what is queued on the device."""
+        """The layer's KV was written to the pool, or the write is queued on the device."""
         if self.wait_for is not None:
             self.wait_for(layer)
         if self.on_layer is not None:
@@ -183,10 +179,10 @@ class LayerHooks:
 
 
 class PackedBatch:
-    """The steps of an iteration: decoding sequences first, those of long context before those of short.
+    """The steps of an iteration as packed tensors: decodes first, by descending context, then prompts.
 
-    `order[i]` is the step (as the caller counts) that comes i-th. `token_ids` and `positions` are [tokens]. The
-    model's layer `first_layer` is the first in the pool; here layers count from there.
+    `order[i]` is the index of the i-th packed step. `token_ids` and `positions` are [tokens]. Layers count from
+    `first_layer`, the first one in the pool.
     """
 
     def __init__(
@@ -211,7 +207,7 @@ class PackedBatch:
         self._slots = self._tensor([slot for step in self._steps for slot in self._slots_of(step)])
 
     def sampled(self) -> tuple[list[int], torch.Tensor]:
-        """Steps that sample, in packed order, as the caller counts them, and the packed index of their last token."""
+        """Return the indices of the steps that sample, and the packed index of the last token of each."""
         steps, rows, end = [], [], 0
         for original, step in zip(self.order, self._steps, strict=True):
             end += len(step.token_ids)
@@ -221,12 +217,12 @@ class PackedBatch:
         return steps, self._tensor(rows)
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Put the KV of this iteration's tokens, [tokens, kv_heads, dim] each, into the pool."""
+        """Write the KV of this iteration's tokens, [tokens, kv_heads, dim] each, to the pool."""
         for part, new in ((self._pool.keys(layer), keys), (self._pool.values(layer), values)):
             part.view(-1, part.shape[2], part.shape[3]).index_copy_(0, self._slots, new)
 
     def parts(self, layer: int) -> list[BatchPart]:
-        """The parts of the batch in packed order. Made once for each window: layers share them."""
+        """The attention calls of a layer in packed order. Layers with the same window share them."""
         window = self._windows[layer]
         if window not in self._parts:
             self._parts[window] = plan_parts(self._steps, window, self._pool, self._scratch)
@@ -252,7 +248,7 @@ PAGED = "twofold_paged"
 
 
 def register() -> None:
-    """Make `attn_implementation="twofold_paged"` known to transformers. Harmless to repeat."""
+    """Register `attn_implementation="twofold_paged"` with transformers. May be repeated."""
     AttentionInterface.register(PAGED, paged_attention)
 
 
@@ -261,18 +257,18 @@ def paged_attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    attention_mask: torch.Tensor | None,  # noqa: ARG001  (always None: the batch knows what each token sees)
+    attention_mask: torch.Tensor | None,  # noqa: ARG001  (always None: the batch has the masks)
     *,
     twofold_batch: PackedBatch,
     scaling: float | None = None,
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
-    **_ignored: object,  # `probe` refuses models whose further arguments matter, and reads windows from masks
+    **_ignored: object,  # the probe refuses models whose other arguments matter
 ) -> tuple[torch.Tensor, None]:
-    """Write the new keys and values into the pool, then attend to what each token may see.
+    """Write the new keys and values to the pool, then compute the attention of each token.
 
-    `query` is [1, heads, tokens, key_dim], `key` and `value` are [1, kv_heads, tokens, dim]; the result is
-    [1, tokens, heads, value_dim], as transformers expects. The batch's hooks are called in between.
+    `query` is [1, heads, tokens, key_dim], `key` and `value` are [1, kv_heads, tokens, dim]. The result is [1,
+    tokens, heads, value_dim], as transformers expects. The layer callbacks of the batch run before attention.
     """
     batch = twofold_batch
     layer = int(module.layer_idx) - batch.first_layer  # type: ignore[arg-type]

@@ -14,17 +14,16 @@ from twofold.engine.torch.sampler import SamplingRow, sample
 
 
 class TorchEngine:
-    """Implements `twofold.engine.base.Engine` with `model`, whose KV lies in `pool`; both are on one device.
+    """Implements `twofold.engine.base.Engine` with `model` and the KV cache in `pool`, both on one device.
 
-    Output does not depend on how requests are batched or chunked, up to the rounding of the model's dtype:
-    greedy output is the same token for token in float32, while in bfloat16 near-ties may fall either way.
-    On an accelerator a layer is announced, by another thread, when the device has computed it, and `run` returns
-    when the device has nothing left to do.
+    Output does not depend on batching or chunking, up to rounding: greedy output is identical in float32, while
+    in bfloat16 near-ties may differ. On an accelerator, a layer is reported from another thread when the device
+    has computed it, and `run` returns when the device is idle.
     """
 
     def __init__(self, model: LoadedModel, pool: KvPool) -> None:
         if model.layout(pool.layout.block_size) != pool.layout:
-            raise ValueError("the pool is laid out for another model")
+            raise ValueError("the layout of the pool is that of another model")
         self._loaded, self._model, self._pool = model, model.model, pool
         self._scratch = Scratch()
         self._announcer = LayerNotifier(pool.device)
@@ -40,7 +39,7 @@ class TorchEngine:
 
     @property
     def samples(self) -> bool:
-        """Whether tokens come from here: not from most ranks of a split worker, whose results are all None."""
+        """Whether this rank samples tokens. The results of other ranks are all None."""
         return self._loaded.samples
 
     def run(
@@ -56,7 +55,7 @@ class TorchEngine:
         try:
             self._run(steps, results, LayerHooks(self._announcer, on_layer, wait_for))
         except torch.AcceleratorError as error:
-            # Nothing will run on it in this process any more.
+            # The device is unusable in this process.
             raise SystemExit(f"the device has failed: {error}") from error
         return results
 
@@ -75,7 +74,7 @@ class TorchEngine:
         self._announcer.finish()
 
     def _copy(self, steps: Sequence[SequenceStep]) -> None:
-        """Blocks that a sequence is about to write to, and that others have too, as its own."""
+        """Copy shared blocks that a sequence is about to write to."""
         copies = [copy for step in steps for copy in step.copies]
         if copies:
             sources, targets = [source for source, _ in copies], [target for _, target in copies]
@@ -83,7 +82,7 @@ class TorchEngine:
                 copy_blocks(self._pool, layer, sources, self._pool, targets)
 
     def _forward(self, batch: PackedBatch, rows: torch.Tensor) -> torch.Tensor:
-        """Logits [rows, vocabulary] of the packed tokens `rows`."""
+        """Return the logits [rows, vocabulary] of the packed tokens `rows`."""
         options = {"logits_to_keep": rows} if self._keeps_rows else {}
         output = self._model(
             input_ids=batch.token_ids.unsqueeze(0),
@@ -98,5 +97,5 @@ class TorchEngine:
 
 
 def _row(step: SequenceStep) -> SamplingRow:
-    assert step.sampling is not None  # noqa: S101  (only steps that sample come here; tells the type checker so)
+    assert step.sampling is not None  # noqa: S101  (for the type checker: this step samples)
     return SamplingRow(step.sampling, step.start + len(step.token_ids), step.output_index)

@@ -1,9 +1,4 @@
-"""Attention of queries to given keys and values: torch's fused one where it can, written out where it cannot.
-
-Where the earlier tokens of sequences lie in the pool, and how their keys and values are read.
-
-The parts of a packed batch, each one attention call: decoding sequences in groups, prompts one by one.
-"""
+"""Attention over paged KV: reading the context of sequences from the pool, and computing scores and outputs."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -13,16 +8,16 @@ from torch.nn import functional
 
 from twofold.engine.torch.pool import KvPool
 
-# Rows of scores computed at once where they are written out: bounds the memory of a long prompt.
+# Rows of scores computed at once without the fused kernel: bounds the memory of a long prompt.
 _ROWS_AT_ONCE = 256
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionScoring:
-    """How a layer scores keys beyond the plain dot product.
+    """How a layer scores keys, beyond the dot product.
 
     `scaling` multiplies the dot products (None: 1/√dim). `softcap` bounds scores to ±softcap by tanh (Gemma 2).
-    `sinks` [heads] is one more score per head that takes its share of the softmax and adds nothing (gpt-oss).
+    `sinks` [heads] is an additional score per head, which takes part in the softmax and has no value (gpt-oss).
     """
 
     scaling: float | None = None
@@ -41,20 +36,20 @@ def attend(
 ) -> torch.Tensor:
     """query [b, heads, n, d], key [b, kv_heads, c, d], value [b, kv_heads, c, v] → [b, heads, n, v].
 
-    `mask` is added to the scores and broadcasts to [b, 1, n, c]; `causal` is for n = c and no mask.
+    `mask` is added to the scores and broadcasts to [b, 1, n, c]. `causal` requires n = c and no mask.
     """
     if scoring.softcap is not None or scoring.sinks is not None:
-        return _written_out(query, key, value, scoring, _causal_mask(query) if causal else mask)
+        return _unfused(query, key, value, scoring, _causal_mask(query) if causal else mask)
     grouped = query.shape[1] != key.shape[1]
     if grouped and query.shape[2] == 1:
-        # One query per sequence: those that share a key head are the rows of one product.
+        # One query per sequence: the heads that share a key head are the rows of one product.
         rows = query.reshape(query.shape[0], key.shape[1], -1, query.shape[3])
         mixed = functional.scaled_dot_product_attention(
             rows, key, value, attn_mask=mask, scale=scoring.scaling
         )
         return mixed.reshape(query.shape[0], query.shape[1], 1, -1)
     if grouped and mask is not None and query.is_cuda:
-        # The fused CUDA kernels take a mask or grouped heads, not both; the fallback would hold all scores.
+        # The fused CUDA kernels support a mask or grouped heads, not both; the fallback would store all scores.
         repeats = query.shape[1] // key.shape[1]
         key, value, grouped = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1), False
     return functional.scaled_dot_product_attention(
@@ -67,14 +62,14 @@ def _causal_mask(query: torch.Tensor) -> torch.Tensor:
     return torch.full((n, n), float("-inf"), dtype=query.dtype, device=query.device).triu(1)
 
 
-def _written_out(
+def _unfused(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     scoring: AttentionScoring,
     mask: torch.Tensor | None,
 ) -> torch.Tensor:
-    """The same in single steps, a bounded number of query rows at a time."""
+    """Compute attention without the fused kernel, a bounded number of query rows at a time."""
     rows = query.shape[2]
     pieces = []
     for start in range(0, rows, _ROWS_AT_ONCE):
@@ -115,16 +110,16 @@ def _softmax(scores: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
 
 
 class Scratch:
-    """Memory that gathered keys and values are read into, reused from layer to layer and batch to batch.
+    """Buffers for gathered keys and values, reused for all layers and batches.
 
-    Fresh memory for each read would cost more in page faults than the copying itself.
+    The page faults of new memory would cost more than the copy.
     """
 
     def __init__(self) -> None:
         self._buffers: dict[str, torch.Tensor] = {}
 
     def take(self, name: str, like: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
-        """[rows, columns] in the dtype and on the device of `like`; overwritten by the next take of `name`."""
+        """Return a buffer [rows, columns] like `like`. The next take of `name` overwrites it."""
         count = rows * columns
         buffer = self._buffers.get(name)
         if buffer is None or buffer.numel() < count or buffer.dtype != like.dtype:
@@ -133,19 +128,19 @@ class Scratch:
 
 
 class KvContext(Protocol):
-    """Some positions of one or more sequences, the same number of each."""
+    """The context of one or more sequences, with the same number of positions for each."""
 
     def read(self, part: torch.Tensor, name: str) -> torch.Tensor:
-        """`part` [num_blocks, block_size, kv_heads, dim] of a layer → [sequences, kv_heads, positions, dim].
+        """Read `part` [num_blocks, block_size, kv_heads, dim] of a layer → [sequences, kv_heads, positions, dim].
 
-        The result is valid until the next read under the same `name`.
+        The result is valid until the next read of the same `name`.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ContiguousKv:
-    """One sequence whose blocks are neighbours: nothing needs to be copied."""
+    """The context of one sequence in contiguous blocks, which is read without a copy."""
 
     first_slot: int
     length: int
@@ -157,11 +152,10 @@ class ContiguousKv:
 
 @dataclass(frozen=True, slots=True)
 class GatheredKv:
-    """Sequences whose blocks lie anywhere; all are padded to the same number of blocks.
+    """The context of sequences in any blocks, padded to the same number of blocks.
 
-    `blocks` is [sequences · blocks each]; of the positions in them, `length` from `first` on are read. `padding`
-    are those positions, counted over all sequences, that belong to none: what lies there may be anything, even
-    not a number, so it is set to 0 after reading.
+    `blocks` is [sequences · blocks each]; `length` positions from `first` are read. `padding` has the padded
+    positions over all sequences, which are set to 0, because unused memory may contain NaN.
     """
 
     blocks: torch.Tensor
@@ -184,7 +178,7 @@ class GatheredKv:
 
 @dataclass(frozen=True, slots=True)
 class AttentionInputs:
-    """What a layer hands over for all tokens: query [1, heads, tokens, dim], key and value [1, kv_heads, tokens, …]."""
+    """A layer's inputs for all tokens: query [1, heads, tokens, dim], key and value [1, kv_heads, tokens, …]."""
 
     layer: int
     query: torch.Tensor
@@ -194,10 +188,10 @@ class AttentionInputs:
 
 
 class BatchPart(Protocol):
-    """Some neighbouring tokens of a packed batch."""
+    """Consecutive tokens of a packed batch that share one attention call."""
 
     def attend(self, call: AttentionInputs) -> torch.Tensor:
-        """[tokens of this part, heads, value_dim]; the keys and values of `call` are in the pool by now."""
+        """Return [tokens of this part, heads, value_dim]. The keys and values of `call` are in the pool already."""
         ...
 
 
@@ -219,7 +213,7 @@ class DecodeGroup:
 
 @dataclass(frozen=True, slots=True)
 class PromptStart:
-    """The beginning of a prompt: it sees itself only, so nothing is read from the pool."""
+    """The start of a prompt: it attends only to itself, so the pool is not read."""
 
     rows: slice
     mask: torch.Tensor | None
@@ -232,7 +226,7 @@ class PromptStart:
 
 @dataclass(frozen=True, slots=True)
 class PromptChunk:
-    """A later piece of a prompt: it sees what came before, which is in the pool."""
+    """A later chunk of a prompt: it attends to earlier tokens in the pool."""
 
     rows: slice
     pool: KvPool

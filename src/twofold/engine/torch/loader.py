@@ -1,7 +1,4 @@
-"""Keeps transformers' progress bars off the terminal; they would also leave a thread behind.
-
-Loads a decoder-only model of `transformers` and finds out what its KV cache must hold.
-"""
+"""Loads a decoder-only model of `transformers` and determines its KV cache layout."""
 
 import copy
 from collections.abc import Iterator
@@ -23,7 +20,7 @@ from twofold.errors import ModelError
 
 @contextmanager
 def no_progress_bars() -> Iterator[None]:
-    """No progress bars of transformers inside; afterwards they are as they were."""
+    """Disable transformers' progress bars, which would leave a thread behind."""
     shown = is_progress_bar_enabled()
     disable_progress_bar()
     try:
@@ -43,7 +40,7 @@ _DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model in eval mode, and what others need to know about it."""
+    """A model in eval mode, with its KV layout, EOS ids and context length."""
 
     model: PreTrainedModel
     layers: tuple[LayerShape, ...]
@@ -52,42 +49,42 @@ class LoadedModel:
     vocab_size: int
     dtype_name: str
     itemsize: int
-    windows: tuple[int | None, ...]  # how many positions each layer sees back; None: all of them
-    # Where ranks share a model: which of its layers is the first here, and whether tokens come from here.
+    windows: tuple[int | None, ...]  # sliding window of each layer; None: full attention
+    # On one of several ranks: its first layer, and whether it samples.
     first_layer: int = 0
     samples: bool = True
 
     def layout(self, block_size: int) -> KvLayout:
-        """The KV cache of this model in blocks of `block_size` tokens."""
+        """Return the layout of its KV cache for blocks of `block_size` tokens."""
         return KvLayout(
             layers=self.layers, block_size=block_size, dtype=self.dtype_name, itemsize=self.itemsize
         )
 
     def to(self, device: torch.device | str) -> "LoadedModel":
-        """Move the weights to `device`, in place; returns self."""
+        """Move the weights to `device` in place, and return self."""
         self.model.to(device)
         return self
 
 
 def load_model(path_or_id: str | Path, *, dtype: str = "auto", seed: int | None = None) -> LoadedModel:
-    """Load a model on the CPU, ready to be moved and run.
+    """Load a model on the CPU.
 
-    `path_or_id` is a local directory (then the network is not touched) or a hub id. `dtype` is `auto` (that of
-    the checkpoint), `float32`, `bfloat16` or `float16`. With `seed` the weights are drawn at random instead of
-    read, so that the speed of an architecture can be measured from its config.json alone.
+    `path_or_id` is a local directory (no network access) or a hub id. `dtype` is `auto` (the checkpoint's),
+    `float32`, `bfloat16` or `float16`. With `seed` the weights are random, so that the speed of an architecture
+    can be measured from its config.json alone.
 
-    The process may fork afterwards if it called `torch.set_num_threads(1)` before: nothing here starts threads
-    that outlive the call, or touches an accelerator.
+    The process may fork afterwards if it has called `torch.set_num_threads(1)` before: loading leaves no
+    threads and does not initialize an accelerator.
 
-    Raises ModelError when there is no such model, when its files are incomplete or unreadable, and when it
-    computes something that a paged KV cache cannot hold or that this engine does not compute.
+    Raises ModelError if the model does not exist, if its files are incomplete or unreadable, or if the engine
+    cannot compute it with a paged KV cache.
     """
     register()
     name = str(path_or_id)
     config = _read_config(name)
     torch_dtype = _torch_dtype(dtype)
     if config.is_encoder_decoder:
-        raise ModelError(f"{name} is an encoder-decoder model, and only decoder-only models can be served")
+        raise ModelError(f"{name} is an encoder-decoder model, but only decoder-only models can be served")
     get_weights = _read_weights if seed is None else partial(_draw_weights, seed=seed)
     model = get_weights(name, config, torch_dtype).eval().requires_grad_(requires_grad=False)
     text = config.get_text_config(decoder=True)
@@ -108,7 +105,7 @@ def load_model(path_or_id: str | Path, *, dtype: str = "auto", seed: int | None 
 
 def _torch_dtype(name: str) -> torch.dtype | None:
     if name not in _DTYPES:
-        raise ModelError(f"--dtype {name} is unknown: it is one of {', '.join(_DTYPES)}")
+        raise ModelError(f"--dtype {name} is unknown: choose one of {', '.join(_DTYPES)}")
     return _DTYPES[name]
 
 
@@ -118,35 +115,37 @@ def _read_config(name: str) -> PreTrainedConfig:
         raise ModelError(f"{name} has no config.json, so it is not a model directory")
     is_path = path.exists() or path.is_absolute() or name.startswith((".", "~")) or name.count("/") != 1
     if is_path and not path.is_dir():
-        raise ModelError(f"there is no model directory {name}: make a small one with `twofold model create`")
-    with _told_as(f"{name}: its config.json cannot be used"):
+        raise ModelError(
+            f"there is no model directory {name}: create a small model with `twofold model create`"
+        )
+    with _model_errors(f"{name}: its config.json cannot be used"):
         return AutoConfig.from_pretrained(path if is_path else name, local_files_only=is_path)
 
 
 def _read_weights(name: str, config: PreTrainedConfig, dtype: torch.dtype | None) -> PreTrainedModel:
-    """Raises ModelError also where transformers would only warn: what it draws at random is no model."""
+    """Load the weights. Raises ModelError for missing ones, which transformers would draw at random."""
     path = Path(name).expanduser()
-    with _told_as(f"{name}: its weights cannot be loaded"), no_progress_bars():
+    with _model_errors(f"{name}: its weights cannot be loaded"), no_progress_bars():
         model, info = AutoModelForCausalLM.from_pretrained(
             path if path.is_dir() else name,
             config=copy.deepcopy(config),
             dtype="auto" if dtype is None else dtype,
-            attn_implementation="eager",  # until the probe has seen that it can be another
+            attn_implementation="eager",  # until the probe has checked paged attention
             local_files_only=path.is_dir(),
             output_loading_info=True,
         )
     missing = sorted(str(key) for key in (*info["missing_keys"], *info["mismatched_keys"]))
     if missing:
         others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise ModelError(f"{name}: its weights lack {missing[0]}{others}, or have it in another shape")
+        raise ModelError(f"{name}: its weights lack {missing[0]}{others}, or it has another shape")
     return model
 
 
 def _draw_weights(
     name: str, config: PreTrainedConfig, dtype: torch.dtype | None, seed: int
 ) -> PreTrainedModel:
-    """Leaves torch's global random state as it was."""
-    with _told_as(f"{name}: no such model can be made"), torch.random.fork_rng(devices=[]):
+    """Draw random weights. Keeps torch's global random state."""
+    with _model_errors(f"{name}: no such model can be made"), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return AutoModelForCausalLM.from_config(
             copy.deepcopy(config), dtype=dtype or config.dtype or torch.float32, attn_implementation="eager"
@@ -154,8 +153,8 @@ def _draw_weights(
 
 
 @contextmanager
-def _told_as(what: str) -> Iterator[None]:
-    """Turn whatever the libraries raise about a model's files (their kinds vary) into one sentence."""
+def _model_errors(what: str) -> Iterator[None]:
+    """Turn any exception of the libraries about a model's files into a ModelError of one sentence."""
     try:
         yield
     except Exception as error:

@@ -1,4 +1,4 @@
-"""The paged KV cache of one instance: typed views over one run of bytes, laid out as KvLayout says."""
+"""The paged KV cache of one instance, copies between caches, and their order on an accelerator."""
 
 import queue
 import threading
@@ -11,17 +11,17 @@ import torch
 
 from twofold.engine.base import KvLayout
 
-# With fewer blocks than this in a run of neighbours, on average, one gather and one scatter are as fast as a
-# copy for each run, and take the interpreter's lock a few times instead of hundreds. (Measured, 16 KiB a part:
-# 94 blocks take 0.5 ms in one run, 0.7 ms in runs of four and 1.0 ms scattered, either way.)
+# With fewer blocks per contiguous run, on average, a gather and a scatter are as fast as a copy per run, and take the
+# GIL a few times instead of hundreds. (94 blocks of 16 KiB take 0.5 ms in one run, 0.7 ms in runs of four and 1.0 ms
+# scattered.)
 _SHORT_RUN = 2
 
 
 class KvPool:
-    """`num_blocks` blocks of KV in `memory`, or in memory of its own on `device` where none is given.
+    """A KV cache of `num_blocks` blocks in `memory`, or in new memory on `device`.
 
-    `memory` is a one-dimensional uint8 tensor of at least `layout.pool_bytes(num_blocks)` bytes, often over
-    shared memory that other processes write to; the pool never copies it. Raises ValueError when it is too small.
+    `memory` is a 1-D uint8 tensor of at least `layout.pool_bytes(num_blocks)` bytes, which may be shared with other
+    processes; the pool never copies it. Raises ValueError if it is too small.
     """
 
     def __init__(
@@ -52,13 +52,13 @@ class KvPool:
         return self._parts[layer][1]
 
     def copying(self) -> AbstractContextManager[None]:
-        """For threads beside the engine's that copy from here or to here: what they copied is there when it ends."""
+        """Context for copies by threads other than the engine's. On exit, its copies are complete."""
         return self._copies.copying()
 
     def block_rows(self, layer: int) -> list[torch.Tensor]:
-        """Keys and values of a layer as uint8 [num_blocks, bytes of one block of that part], for transports.
+        """Keys and values of a layer as uint8 [num_blocks, bytes per block], for transports.
 
-        Where the two are one run of bytes, there is one.
+        One tensor if the layer has only keys.
         """
         return [_as_bytes(part) for part in self._parts[layer] if part.numel()]
 
@@ -66,11 +66,10 @@ class KvPool:
 def copy_blocks(
     source: KvPool, layer: int, source_ids: Sequence[int], target: KvPool, target_ids: Sequence[int]
 ) -> None:
-    """Copy one layer of blocks `source_ids` into `target_ids`, pairwise; the pools may be one and the same.
+    """Copy one layer of blocks `source_ids` to `target_ids`, pairwise. The pools may be the same.
 
-    Both pools must have the same layout. Neighbouring blocks are copied together, and all copying is done
-    outside the interpreter's lock, so other threads go on meanwhile. Between the host and an accelerator the copy
-    may be queued only: it is there at the end of `copying`, or of the iteration.
+    Both pools must have the same layout. Contiguous blocks are copied together, without the GIL. Copies between
+    host and accelerator are asynchronous: they are complete at the end of `copying`, or of the iteration.
     """
     if not source_ids:
         return
@@ -89,13 +88,13 @@ def copy_blocks(
 
 
 def copy_all_layers(source: KvPool, target: KvPool, ids: Sequence[int]) -> None:
-    """Copy these blocks of `source` whole into the same blocks of `target`, which has the same layout."""
+    """Copy all layers of these blocks to the same blocks of `target`, which has the same layout."""
     for layer in range(len(source.layout.layers)):
         copy_blocks(source, layer, ids, target, ids)
 
 
 class PoolHeads(NamedTuple):
-    """Some heads of one layer of some blocks, as their pool counts them."""
+    """Some heads of one layer of some blocks, numbered as in their pool."""
 
     pool: KvPool
     layer: int
@@ -109,7 +108,7 @@ class PoolHeads(NamedTuple):
 
 
 def copy_heads(source: PoolHeads, target: PoolHeads) -> None:
-    """Copy blocks pairwise; layers, heads and blocks may have other numbers on either side."""
+    """Copy blocks pairwise. Layers, heads and blocks may have different numbers in the two pools."""
     if not source.blocks:
         return
     runs = block_runs(source.blocks, target.blocks)
@@ -119,7 +118,7 @@ def copy_heads(source: PoolHeads, target: PoolHeads) -> None:
 
 
 def block_runs(source_ids: Sequence[int], target_ids: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Runs of blocks that are neighbours on both sides, as (first source, first target, count)."""
+    """Return runs of blocks that are contiguous in both pools, as (first source, first target, count)."""
     pairs = list(zip(source_ids, target_ids, strict=True))
     starts = [0] + [i for i, ((a, b), (c, d)) in enumerate(pairwise(pairs), 1) if (c, d) != (a + 1, b + 1)]
     ends = [*starts[1:], len(pairs)]
@@ -129,7 +128,7 @@ def block_runs(source_ids: Sequence[int], target_ids: Sequence[int]) -> list[tup
 def _split(
     layout: KvLayout, num_blocks: int, memory: torch.Tensor
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Views of the keys and the values of each layer."""
+    """Return views of the keys and values of each layer."""
     dtype: torch.dtype = getattr(torch, layout.dtype)
     numbers = memory[: layout.pool_bytes(num_blocks)].view(dtype)
     parts, offset = [], 0
@@ -149,14 +148,14 @@ def _as_bytes(part: torch.Tensor) -> torch.Tensor:
 
 
 def _as_words(part: torch.Tensor) -> torch.Tensor:
-    """Rows of bytes as rows of 8 bytes each, where they divide: torch indexes numbers, not runs of bytes."""
+    """View rows of bytes as rows of int64 if they divide, because torch indexes elements, not bytes."""
     return part if part.shape[1] % torch.int64.itemsize else part.view(torch.int64)
 
 
 class LayerNotifier:
-    """Calls back when the device has done what was queued on it before, from a thread of its own.
+    """Calls back when the device has completed all work queued before, in order and from its own thread.
 
-    Calls are made in the order in which they were asked for. On a CPU each is made at once.
+    On a CPU it calls at once.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -167,7 +166,7 @@ class LayerNotifier:
             threading.Thread(target=self._run, name="announcer", daemon=True).start()
 
     def after(self, call: Callable[[], None]) -> None:
-        """`call` once all is done that this thread has queued so far."""
+        """Call `call` after the work that this thread has queued so far."""
         if self._device.type != "cuda":
             call()
             return
@@ -176,7 +175,7 @@ class LayerNotifier:
         self._waiting.put((event, call))
 
     def finish(self) -> None:
-        """Return when all that this thread queued is done and all calls were made; raises what one of them raised."""
+        """Wait for the work queued by this thread and for all calls. Raises the exception of a failed call."""
         if self._device.type != "cuda":
             return
         torch.cuda.current_stream(self._device).synchronize()
@@ -191,16 +190,16 @@ class LayerNotifier:
             try:
                 event.synchronize()
                 call()
-            except Exception as error:  # noqa: BLE001  (whatever it is, it is for the one who waits)
+            except Exception as error:  # noqa: BLE001  (raised by `finish`)
                 self._error = error
             finally:
                 self._waiting.task_done()
 
 
 class CopyStream:
-    """Where a thread beside the engine's copies between the pool and the host.
+    """The stream for copies between pool and host by threads other than the engine's.
 
-    On the engine's stream its copies would wait for all that the engine has queued, and what it queues next for them.
+    On the engine's stream, copies and iterations would wait for each other.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -208,7 +207,7 @@ class CopyStream:
 
     @contextmanager
     def copying(self) -> Iterator[None]:
-        """What is copied inside is there on return. It must have been computed before (`LayerNotifier`)."""
+        """Context for copies of computed KV (`LayerNotifier`). On exit they are complete."""
         if self._stream is None:
             yield
             return
@@ -218,9 +217,9 @@ class CopyStream:
 
 
 class PinnedMemory:
-    """Memory of the host that `device` copies from and to by itself, several times as fast, until `close`.
+    """Host memory registered for DMA by `device`, which makes copies several times faster, until `close`.
 
-    Where the system does not allow it, and on a CPU, copies go on as they would without.
+    On a CPU, or if the system refuses the registration, copies work without it.
     """
 
     def __init__(self, memory: torch.Tensor, device: torch.device) -> None:
@@ -231,18 +230,18 @@ class PinnedMemory:
         with torch.cuda.device(self._device):
             if int(_runtime().cudaHostRegister(self._address, nbytes, 0)) == 0:
                 return True
-            # The next call to the device would be told what this one was refused for.
+            # Clear the error, which the next call to the device would raise.
             with suppress(RuntimeError):
                 torch.zeros(1, device=self._device)
             return False
 
     def close(self) -> None:
-        """To be called before the memory is unmapped: others may be mapped there next."""
+        """Unregister the memory. Call it before unmapping, because other memory may be mapped there next."""
         if self.pinned:
             with torch.cuda.device(self._device):
                 _runtime().cudaHostUnregister(self._address)
             self.pinned = False
 
 
-def _runtime() -> Any:  # noqa: ANN401  (torch has no types for it)
+def _runtime() -> Any:  # noqa: ANN401  (torch does not type it)
     return torch.cuda.cudart()  # type: ignore[no-untyped-call]

@@ -1,7 +1,4 @@
-"""Reads from a model's own mask rule how far back its tokens see.
-
-Finds out, by one tiny forward pass, what a model hands to its attention, and refuses what we would get wrong.
-"""
+"""Inspects a model's attention with a tiny forward pass, and refuses models that the engine would compute wrongly."""
 
 import inspect
 import sys
@@ -19,14 +16,14 @@ from twofold.engine.torch.batch import PAGED
 from twofold.engine.torch.kernels import AttentionScoring, attend
 from twofold.errors import ModelError
 
-# (batch, head, query position, key position) → whether that query sees that key; all index tensors of one shape.
+# (batch, head, query position, key position) → whether the query attends to the key; index tensors of one shape.
 MaskRule = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def read_window(visible: MaskRule, max_model_len: int, refuse: Callable[[str], ModelError]) -> int | None:
-    """How many positions a token sees, itself included; None when all up to `max_model_len`.
+    """Return the sliding window of a mask rule in tokens, or None if it is `max_model_len`.
 
-    Raises what `refuse` makes of the reason when the rule is not "the last so many positions".
+    Raises the error that `refuse` makes of a reason if the rule is neither causal nor a sliding window.
     """
     last = max_model_len - 1
     try:
@@ -37,7 +34,7 @@ def read_window(visible: MaskRule, max_model_len: int, refuse: Callable[[str], M
             expected = (keys <= query) & (keys > query - window)
             if not torch.equal(_row(visible, query, max_model_len), expected):
                 raise refuse("its attention mask is neither causal nor a sliding window")
-    except (IndexError, RuntimeError) as error:  # a rule over tensors that exist for one batch only
+    except (IndexError, RuntimeError) as error:  # the rule needs the tensors of one batch
         raise refuse(f"the rule of its attention mask cannot be read ({error})") from error
     return None if window >= max_model_len else window
 
@@ -49,13 +46,13 @@ def _row(visible: MaskRule, query: int, keys: int) -> torch.Tensor:
 
 _PROBE = "twofold_probe"
 _TOKENS = 8
-# Arguments that the attention function honours, that masks say more about, or that change nothing here.
+# Arguments that the attention function supports, that masks replace, or that have no effect here.
 _KNOWN = frozenset({"scaling", "softcap", "s_aux", "sliding_window", "position_ids", "use_cache"})
 
 
 @dataclass(frozen=True, slots=True)
 class ProbedLayer:
-    """What one attention layer keeps, and how many positions back it sees (None: all)."""
+    """KV shape and sliding window (None: full attention) of one attention layer."""
 
     shape: LayerShape
     window: int | None
@@ -63,7 +60,7 @@ class ProbedLayer:
 
 @dataclass(frozen=True, slots=True)
 class ProbedModel:
-    """All attention layers of a model, the dtype of their keys and values, and the most tokens of a sequence."""
+    """The attention layers of a model, the dtype of their KV, and the context length."""
 
     layers: list[ProbedLayer]
     dtype: torch.dtype
@@ -72,7 +69,7 @@ class ProbedModel:
 
 @dataclass(slots=True)
 class _Probe:
-    """Travels through the model's forward pass and gathers its layers."""
+    """Collects a model's attention layers during its forward pass."""
 
     name: str
     max_model_len: int
@@ -85,14 +82,14 @@ class _Probe:
 
 
 class _NotHandedDownError(Exception):
-    """An argument given to the model's forward did not reach its attention."""
+    """An argument of the model's forward did not reach its attention."""
 
 
 def probe_layers(model: PreTrainedModel, name: str) -> ProbedModel:
-    """The attention layers of `model`, which is left set to the paged attention.
+    """Return the attention layers of `model`, and set it to paged attention.
 
-    Raises ModelError if the model does not take its attention through transformers' interface exactly once a
-    layer, keeps other state between tokens, or attends in a way that the paged attention does not compute.
+    Raises ModelError if the model does not call transformers' attention interface exactly once a layer, keeps
+    other state between tokens, or has attention that paged attention does not compute.
     """
     _check_kind(model, name)
     text = model.config.get_text_config(decoder=True)
@@ -105,13 +102,13 @@ def probe_layers(model: PreTrainedModel, name: str) -> ProbedModel:
 
 
 def _check_kind(model: PreTrainedModel, name: str) -> None:
-    """What can be told without running it."""
+    """Check the properties that need no forward pass."""
     if model._is_stateful:  # noqa: SLF001  (transformers has no public name for it)
         raise _refusal(
-            name, "some of its layers keep a state that is no KV cache (state space, linear attention)"
+            name, "some of its layers keep state other than a KV cache (state space, linear attention)"
         )
     if "position_ids" not in inspect.signature(model.forward).parameters:
-        raise _refusal(name, "its forward takes no position_ids")
+        raise _refusal(name, "its forward has no position_ids")
 
 
 def _refusal(name: str, reason: str) -> ModelError:
@@ -127,15 +124,15 @@ def _run(model: PreTrainedModel, probe: _Probe) -> None:
     except ModelError:
         raise
     except _NotHandedDownError as error:
-        raise probe.refuse("it does not hand the arguments of its forward down to its attention") from error
-    except Exception as error:  # whatever the model's own code raises is its way to say no
+        raise probe.refuse("its forward does not pass its arguments to its attention") from error
+    except Exception as error:  # any error of the model's own code
         reason = "".join(str(error).splitlines()[:1])
         raise probe.refuse(f"its forward pass failed ({type(error).__name__}: {reason})") from error
 
 
 @contextmanager
 def _without_cuda_graphs() -> Iterator[None]:
-    """Models ask whether a graph is being captured. torch would ask CUDA's runtime, which no fork survives."""
+    """Disable torch's check for CUDA graph capture, which initializes CUDA: a process that forks must not."""
     asked = torch.cuda.is_current_stream_capturing
     torch.cuda.is_current_stream_capturing = lambda: False
     try:
@@ -146,11 +143,11 @@ def _without_cuda_graphs() -> Iterator[None]:
 
 def _all_layers(probe: _Probe, expected: int) -> ProbedModel:
     if probe.calls == 0:
-        raise probe.refuse("it does not take its attention through transformers' attention interface")
+        raise probe.refuse("it does not use transformers' attention interface")
     if probe.calls != expected or sorted(probe.layers) != list(range(expected)):
-        raise probe.refuse(f"it has {expected} layers and makes {probe.calls} calls of attention in a pass")
+        raise probe.refuse(f"it has {expected} layers and calls attention {probe.calls} times")
     if len(probe.dtypes) > 1:
-        raise probe.refuse(f"its keys and values are of several dtypes ({', '.join(map(str, probe.dtypes))})")
+        raise probe.refuse(f"its keys and values have several dtypes ({', '.join(map(str, probe.dtypes))})")
     return ProbedModel(
         [probe.layers[layer] for layer in range(expected)], probe.dtypes.pop(), probe.max_model_len
     )
@@ -159,7 +156,7 @@ def _all_layers(probe: _Probe, expected: int) -> ProbedModel:
 def _probe_mask(
     q_length: int, kv_length: int, mask_function: MaskRule, device: torch.device, **_rest: object
 ) -> torch.Tensor:
-    """In place of a mask: something that goes the way of a mask and carries the rule that it is made by."""
+    """Return a mask that carries the rule it was made from as an attribute."""
     carrier = torch.ones(1, 1, q_length, kv_length, dtype=torch.bool, device=device)
     carrier.twofold_visible = mask_function  # type: ignore[attr-defined]
     return carrier
@@ -195,19 +192,19 @@ def _check_arguments(probe: _Probe, module: nn.Module, arguments: dict[str, obje
     if causal is False or (causal is None and getattr(module, "is_causal", True) is False):
         raise probe.refuse("its attention is not causal")
     if arguments.pop("dropout", 0.0):
-        raise probe.refuse("it drops out attention weights in eval mode")
+        raise probe.refuse("it uses dropout in eval mode")
     unknown = [key for key, given in arguments.items() if key not in _KNOWN and given not in (None, False)]
     if unknown:
         raise probe.refuse(f"its attention takes {', '.join(sorted(unknown))}, which is not supported")
 
 
 def _window(probe: _Probe, mask: torch.Tensor | None) -> int | None:
-    """The window by the model's own mask; what it says about a window otherwise is for other implementations."""
+    """Read the window from the model's own mask; other arguments about windows are for other implementations."""
     if mask is None:
         return None
     visible = getattr(mask, "twofold_visible", None)
     if visible is None:
-        raise probe.refuse("it changes its attention masks itself")
+        raise probe.refuse("it modifies its attention masks")
     return read_window(visible, probe.max_model_len, probe.refuse)
 
 
@@ -218,9 +215,10 @@ def _compare_with_eager(
     arguments: dict[str, object],
     window: int | None,
 ) -> torch.Tensor:
-    """Our attention of these states, [1, tokens, heads, value_dim]; refuses the model if its own differs.
+    """Return paged attention of these states, [1, tokens, heads, value_dim].
 
-    The plain implementation stands beside the layer's class under a name that is a convention of transformers.
+    Refuses the model if its own attention differs. By convention of transformers, the eager implementation is a
+    function in the module of the layer's class.
     """
     query, key, value = (state.float() for state in states)
     scoring = AttentionScoring(arguments.get("scaling"), arguments.get("softcap"), arguments.get("s_aux"))  # type: ignore[arg-type]
@@ -230,12 +228,12 @@ def _compare_with_eager(
     if eager is not None:
         theirs = eager(module, query, key, value, mask, **arguments)[0]
         if not torch.allclose(ours, theirs, rtol=1e-3, atol=1e-3 * float(theirs.abs().max())):
-            raise probe.refuse(f"{type(module).__name__} computes attention in a way that is not supported")
+            raise probe.refuse(f"{type(module).__name__} has an unsupported kind of attention")
     return ours.to(states[2].dtype)
 
 
 def _mask(tokens: int, window: int | None) -> torch.Tensor:
-    """[1, 1, tokens, tokens], minus infinity where a token must not look."""
+    """[1, 1, tokens, tokens], −inf where attention is masked."""
     positions = torch.arange(tokens)
     hidden = positions > positions[:, None]
     if window is not None:

@@ -133,7 +133,7 @@ class SplitEngine:
         return ended.get()
 
     def begin(self, steps: Sequence[SequenceStep], on_layer: OnLayer | None, ended: IterationDone) -> None:
-        """Start one iteration on all ranks (see `PipelineEngine.begin`). With one stage it ends before this returns."""
+        """Start one iteration on all ranks (see `PipelineEngine.begin`). With one stage it ends at once."""
         try:
             self._begin(steps, on_layer, ended)
         except Exception as error:
@@ -163,9 +163,7 @@ class SplitEngine:
         while True:
             for other in wait(list(self._others)):
                 assert isinstance(other, Connection)  # noqa: S101  (for the type checker)
-                message = self._others[
-                    other
-                ].recv()  # raises, and so ends the process, if the rank has exited
+                message = self._others[other].recv()  # raises if the rank has exited
                 self._heard_s[other] = time.monotonic()
                 if isinstance(message, SampledTokens):
                     self._end(message.number, message.sampled)

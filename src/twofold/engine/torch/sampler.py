@@ -1,4 +1,4 @@
-"""Picks tokens from logits: the same request gets the same tokens in whatever batch or process it runs."""
+"""Samples tokens from logits. A request gets the same tokens in any batch and any process."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,15 +9,15 @@ import torch
 from twofold.engine.base import Sampled
 from twofold.request import SamplingParams
 
-# Nucleus sampling looks at this many best tokens first, and sorts the whole vocabulary only if they do not do.
+# Nucleus sampling tries this many best tokens before it sorts the whole vocabulary.
 _LIKELY = 256
-# Below this temperature the noise is too small to matter, and dividing by less would overflow.
+# Below this temperature noise has no effect, and the division would overflow.
 _COLDEST = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingRow:
-    """One row of logits: how to pick from it, and which token it is that is picked.
+    """The sampling parameters of one row of logits.
 
     `position` is the absolute position of the new token in its sequence, `output_index` its index in the output.
     """
@@ -28,10 +28,9 @@ class SamplingRow:
 
 
 def sample(logits: torch.Tensor, rows: Sequence[SamplingRow], eos_token_ids: Sequence[int]) -> list[Sampled]:
-    """Pick a token for each row of `logits` [rows, vocabulary].
+    """Sample a token for each row of `logits` [rows, vocabulary].
 
-    Log probabilities are those of the logits as the model gave them, before temperature and before ids are
-    ruled out by min_tokens.
+    Log probabilities are those of the model's logits, before temperature and before `min_tokens` masks ids.
     """
     picked = pick(logits, rows, eos_token_ids)
     wanted = [i for i, row in enumerate(rows) if row.sampling.logprobs is not None]
@@ -42,7 +41,7 @@ def sample(logits: torch.Tensor, rows: Sequence[SamplingRow], eos_token_ids: Seq
 
 
 def pick(logits: torch.Tensor, rows: Sequence[SamplingRow], eos_token_ids: Sequence[int]) -> list[int]:
-    """The tokens alone."""
+    """Sample token ids without log probabilities."""
     ruled_out = {i: ids for i, row in enumerate(rows) if (ids := _ruled_out(row, eos_token_ids))}
     if ruled_out:
         logits = logits.clone()
@@ -56,7 +55,7 @@ def pick(logits: torch.Tensor, rows: Sequence[SamplingRow], eos_token_ids: Seque
 
 
 def _ruled_out(row: SamplingRow, eos_token_ids: Sequence[int]) -> list[int]:
-    """Ids that would end the output before it has `min_tokens` tokens."""
+    """Stop ids that are masked until the output has `min_tokens` tokens."""
     sampling = row.sampling
     if row.output_index >= sampling.min_tokens:
         return []
@@ -64,10 +63,10 @@ def _ruled_out(row: SamplingRow, eos_token_ids: Sequence[int]) -> list[int]:
 
 
 def _draw(logits: torch.Tensor, row: SamplingRow) -> int:
-    """Temperature, then top_k, then top_p, then the Gumbel-max trick: argmax of log probability plus noise.
+    """Apply temperature, top_k and top_p, then the Gumbel-max trick: argmax of log probability plus noise.
 
-    Rounding differs a little between batch shapes. It moves an argmax only where two tokens are tied to the
-    last digits, while it would move the steps of an inverse distribution function everywhere.
+    Rounding differs slightly between batch shapes. It changes an argmax only for near-ties, while inverse-CDF
+    sampling would be affected everywhere.
     """
     sampling = row.sampling
     numbers = logits.float()
@@ -80,7 +79,7 @@ def _draw(logits: torch.Tensor, row: SamplingRow) -> int:
 
 
 def _kept(scores: torch.Tensor, sampling: SamplingParams) -> torch.Tensor:
-    """Ids of the tokens that top_k and top_p leave, best first."""
+    """Ids of the tokens that top_k and top_p keep, best first."""
     vocabulary = len(scores)
     if sampling.top_k > 0:
         best, ids = scores.topk(min(sampling.top_k, vocabulary))
@@ -95,7 +94,7 @@ def _kept(scores: torch.Tensor, sampling: SamplingParams) -> torch.Tensor:
 
 
 def _nucleus(best: torch.Tensor, total: torch.Tensor, top_p: float) -> int:
-    """How many of the sorted scores are needed until their probabilities reach `top_p`; at least one."""
+    """Number of sorted scores whose probabilities reach `top_p`, at least one."""
     if top_p >= 1.0:
         return len(best)
     reached = torch.exp(best - total).cumsum(0)
@@ -105,8 +104,8 @@ def _nucleus(best: torch.Tensor, total: torch.Tensor, top_p: float) -> int:
 def _gumbel(seed: int, position: int, count: int) -> torch.Tensor:
     """Standard Gumbel noise [count], a function of (seed, position, index) alone.
 
-    The bits are those of Philox, a counter-based generator that is the same everywhere, not those of a
-    distribution function, which numpy may change.
+    It uses the raw bits of Philox, a counter-based generator that is the same everywhere. numpy may change its
+    distribution functions.
     """
     bits = np.random.Philox(key=seed % 2**64, counter=position << 128).random_raw(count)
     uniform = ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53

@@ -1,13 +1,7 @@
-"""The ranks of a split worker as a process group: gloo between CPUs, NCCL between GPUs.
+"""Tensor and pipeline parallelism: the process group of a worker's ranks, and the part of the model on each rank.
 
-Pipeline parallelism: a model that computes the layers of one stage, and passes hidden states on to the next.
-
-Tensor parallelism (Megatron-LM): each rank computes with its heads, and its share of the feed-forward layers.
-
-Which matrix is cut by columns and which by rows is transformers' own plan for the model, and so is what is done with
-their inputs and outputs.
-
-What one rank of a split worker has of a model, and which models can be split.
+Pipeline stages pass hidden states on to the next stage. Tensor shards (Megatron-LM) compute some heads of each
+layer and a part of its feed-forward matrices, by transformers' own plan for the model.
 """
 
 import os
@@ -28,10 +22,10 @@ from twofold.kvcache.sharding import UNSHARDED, Sharding, check_sharding
 
 
 class RankGroup:
-    """This process among the ranks of its worker; all of them make theirs at the same time, on `device`.
+    """This process in the group of its worker's ranks: gloo between CPUs, NCCL between GPUs.
 
-    They meet at a file, `store`, that only their user can reach and that is another for each life of the worker, and
-    talk over the loopback interface or between GPUs: a worker has all its ranks on one host.
+    All ranks create it at the same time. They meet at the file `store`, which is new for each worker process
+    and accessible only to its user, and communicate over the loopback interface or between GPUs of one host.
     """
 
     def __init__(self, split: Sharding, rank: int, store: str, device: str) -> None:
@@ -53,35 +47,35 @@ class RankGroup:
         )["tensor"]
 
     def send_on(self, hidden: torch.Tensor) -> None:
-        """Give hidden states to the same shard of the next stage."""
+        """Send hidden states to the same shard of the next stage."""
         dist.send(hidden.contiguous(), self.rank + self.split.tensor)
 
     def receive(self, like: torch.Tensor) -> torch.Tensor:
-        """Hidden states of this shape and dtype, from the same shard of the stage before."""
+        """Receive hidden states of this shape and dtype from the same shard of the previous stage."""
         hidden = torch.empty(like.shape, dtype=like.dtype, device=like.device)
         dist.recv(hidden, self.rank - self.split.tensor)
         return hidden
 
 
 class MissingLayer(nn.Module):
-    """Stands for a module that another stage computes: what goes in comes out."""
+    """Placeholder for a module of another stage: returns its input."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
-        if hasattr(module, "attention_type"):  # some models ask each layer for the mask that it takes
+        if hasattr(module, "attention_type"):  # some models read each layer's mask type
             self.attention_type = module.attention_type
 
-    def forward(self, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401  (of whatever type that is)
+    def forward(self, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401  (any type)
         return arguments[0] if arguments else next(iter(named.values()))
 
 
 class _Shape(nn.Module):
-    """Stands for the embedding on later stages: zeros where the hidden states of the stage before will be."""
+    """Placeholder for the embedding on later stages: zeros in the shape of the hidden states."""
 
     def __init__(self, embedding: nn.Module) -> None:
         super().__init__()
         weight = embedding.weight
-        assert isinstance(weight, torch.Tensor)  # noqa: S101  (every embedding has one; tells the type checker)
+        assert isinstance(weight, torch.Tensor)  # noqa: S101  (for the type checker)
         self._width, self._dtype = weight.shape[1], weight.dtype
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
@@ -90,9 +84,9 @@ class _Shape(nn.Module):
 
 
 def stage_layers(model: PreTrainedModel) -> nn.ModuleList | None:
-    """The layers that stages can divide; None where the model keeps them in another way.
+    """Return the layers that can be divided into stages, or None if the model has no such list.
 
-    transformers says that a model can be divided by giving it a plan. OPT has none, and is built like those that do.
+    transformers marks these models with a pipeline plan. OPT has none, but the same structure.
     """
     layers = getattr(model.get_decoder(), "layers", None)
     expected = model.config.get_text_config(decoder=True).num_hidden_layers
@@ -101,9 +95,9 @@ def stage_layers(model: PreTrainedModel) -> nn.ModuleList | None:
 
 
 def keep_stage(model: PreTrainedModel, group: RankGroup) -> range:
-    """Take all that other stages compute out of `model`, in place; returns the layers that are left."""
+    """Replace all modules of other stages in `model`, in place. Returns the layers that remain."""
     layers = stage_layers(model)
-    assert layers is not None  # noqa: S101  (checked when the service starts; tells the type checker)
+    assert layers is not None  # noqa: S101  (for the type checker: checked at startup)
     kept = group.split.layers(group.rank, len(layers))
     if kept.start > 0:
         model.set_input_embeddings(_Shape(model.get_input_embeddings()))
@@ -125,7 +119,7 @@ def keep_stage(model: PreTrainedModel, group: RankGroup) -> range:
 def _replace_first(
     group: RankGroup, arguments: tuple[Any, ...], named: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Hidden states are the first argument of a layer, however it is called."""
+    """Replace the first argument of a layer, positional or named, with received hidden states."""
     if arguments:
         return (group.receive(arguments[0]), *arguments[1:]), named
     name, placeholder = next(iter(named.items()))
@@ -134,10 +128,10 @@ def _replace_first(
 
 try:
     from transformers.distributed.tensor_parallel import apply_tensor_parallelism
-except ImportError:  # its place in earlier releases was another, and what it took as well
+except ImportError:  # earlier releases have another function
     apply_tensor_parallelism = None
 
-# Of models that transformers has no plan for: by rule, relative to a layer.
+# Plans for models without one in transformers: by rule, relative to a layer.
 _OPT_LAYER = {
     "self_attn.q_proj": "colwise",
     "self_attn.k_proj": "colwise",
@@ -150,33 +144,33 @@ _OWN_PLANS = {"opt": {f"model.decoder.layers.*.{name}": style for name, style in
 
 
 def tensor_plan(model: PreTrainedModel) -> dict[str, str]:
-    """Style by rule, as in model.layers.*.mlp.up_proj: colwise; empty where none divides the heads.
+    """Return the parallel style by rule, such as model.layers.*.mlp.up_proj: colwise.
 
-    Embeddings stay whole: a look-up is cheap, and adding up the ranks' parts of it is not.
+    Empty if no plan divides the heads. Embeddings stay whole: a lookup is cheap, and a sum over ranks is not.
     """
     if apply_tensor_parallelism is None:
         return {}
     plan = _OWN_PLANS.get(model.config.model_type) or model.tp_plan or {}
-    # Some plans divide experts or the vocabulary only: every rank would then hold the KV of all heads.
+    # Some plans divide only experts or the vocabulary, so that every rank would have the KV of all heads.
     if not any(rule.endswith(".k_proj") and style == "colwise" for rule, style in plan.items()):
         return {}
     return {rule: style for rule, style in plan.items() if not style.startswith("embedding_")}
 
 
 def keep_shard(model: PreTrainedModel, shards: DeviceMesh) -> None:
-    """Cut the weights of `model` down to what this rank of `shards` computes with, in place."""
+    """Reduce the weights of `model` to this rank's shard, in place."""
     head = model.get_output_embeddings()
-    if isinstance(head, nn.Linear):  # it may be the embedding as well, which stays whole
+    if isinstance(head, nn.Linear):  # it may share its weight with the embedding, which stays whole
         head.weight = nn.Parameter(head.weight.detach(), requires_grad=False)
     apply_tensor_parallelism(model, shards, _by_name(model, tensor_plan(model)))
     for module in model.modules():
         _take_local(module)
         if model.config.model_type == "opt" and hasattr(module, "num_heads"):
-            module.num_heads //= shards.size()  # others find out from the shape of their projections
+            module.num_heads //= shards.size()  # other models derive it from their projections
 
 
 def _by_name(model: PreTrainedModel, plan: dict[str, str]) -> dict[str, str]:
-    """The style of each parameter, and after that of its module, by their full names."""
+    """The style of each parameter and each module, by full name."""
     named = {}
     for module_name, module in model.named_modules():
         if isinstance(module, MissingLayer):
@@ -196,7 +190,7 @@ def _rule(name: str) -> str:
 
 
 def _take_local(module: nn.Module) -> None:
-    """Plain tensors in place of distributed ones: looking behind those at every call costs more than small products."""
+    """Replace distributed tensors with their local ones, whose dispatch is faster than that of DTensor."""
     for name, parameter in module.named_parameters(recurse=False):
         if isinstance(parameter, DTensor):
             local: torch.Tensor = parameter.to_local()
@@ -204,7 +198,7 @@ def _take_local(module: nn.Module) -> None:
 
 
 def check_split_model(loaded: LoadedModel, split: Sharding, name: str) -> None:
-    """Raise ConfigurationError where the ranks of a worker split like this cannot compute the model together."""
+    """Raise ConfigurationError if the model cannot be computed with this sharding."""
     if split == UNSHARDED:
         return
     config = loaded.model.config
@@ -212,17 +206,17 @@ def check_split_model(loaded: LoadedModel, split: Sharding, name: str) -> None:
     check_sharding(split, [layer.kv_heads for layer in loaded.layers], heads, name)
     if split.tensor > 1 and not tensor_plan(loaded.model):
         raise ConfigurationError(
-            f"{name} cannot be split over tensor ranks ({split}): transformers has no plan that divides the heads of "
+            f"{name} does not support tensor parallelism ({split}): transformers has no plan that divides the heads of "
             f"{config.model_type}"
         )
     if split.pipeline > 1 and stage_layers(loaded.model) is None:
         raise ConfigurationError(
-            f"{name} cannot be divided into pipeline stages ({split}): transformers has no plan for {config.model_type}"
+            f"{name} does not support pipeline parallelism ({split}): transformers has no plan for {config.model_type}"
         )
 
 
 def split_model(loaded: LoadedModel, group: RankGroup) -> LoadedModel:
-    """The part of this rank; the model is cut down in place, on the CPU."""
+    """Return this rank's part of the model, which is reduced in place on the CPU."""
     split, rank = group.split, group.rank
     held = range(len(loaded.layers))
     if split.pipeline > 1:
@@ -240,5 +234,5 @@ def split_model(loaded: LoadedModel, group: RankGroup) -> LoadedModel:
 
 
 def first_of_last_stage(split: Sharding) -> int:
-    """The rank that samples: the last stage has the logits, and each shard of it all of them."""
+    """The rank that samples: the last stage has the logits, and all of its shards have all of them."""
     return split.ranks - split.tensor

@@ -1,1 +1,1 @@
-"""vLLM as the engine of a worker: its scheduler and its block pool, with our KV connector between its instances."""
+"""vLLM as an engine: its scheduler and block pool, and a KV connector between its instances."""

@@ -47,7 +47,7 @@ class ConnectorBridge(Protocol):
         ...
 
     def prompt_completes(self, request_id: str, computed: int, blocks: Sequence[int]) -> bool:
-        """Whether the next iteration, after which `computed` tokens have KV, completes a prompt that is handed off."""
+        """Whether the next iteration, with KV for `computed` tokens, completes a prompt that is handed off."""
         ...
 
     def layer_computed(self, request_ids: Sequence[str], layer: int) -> None:

@@ -1,1 +1,1 @@
-"""A worker: one process that runs one instance."""
+"""A worker: the process, or processes, of one instance."""

@@ -100,7 +100,7 @@ class HandoffEvents:
         state.landing.received(request_id, state.scheduler.blocks_of(request_id))
         state.sequences[request_id].append(first_token)
 
-    # -- without it, from the receiver and sender threads ------------------------------------------------------------
+    # -- without the lock, on the receiver and sender threads ---------------------------------------------------------
 
     def received(self, incoming: IncomingHandoff) -> None:
         """The receiver thread has ended a hand-off, complete or not."""

@@ -1,16 +1,14 @@
-"""What a worker gets from the store of its host, and what it puts there: the beginnings of prompts.
+"""Loads cached prompt prefixes from the host's KV store, and puts computed ones into it.
 
-    prompt comes ─▶ (another host has more of it: our store brings that)
-                ├─▶ the store has more of it than the engine ─▶ it holds that for us ─▶ prompt is queued ─▶ it runs
-                │                                                └▶ its layers are copied, one after the other ─▲
-                └─▶ otherwise ─────────────────────────────────────────────────────────▶ it is queued ─▶ it runs
-                                     its layers are copied into the store, one after the other, as they are
-                                     computed ◀┘
+    prompt arrives ─▶ (the store fetches more of it from another host)
+                  ├─▶ the store has more than the engine ─▶ it pins those blocks ─▶ prompt is queued ─▶ it runs
+                  │                                          └▶ their layers are loaded one by one ─────▲
+                  └─▶ otherwise ────────────────────────────────────────────────▶ it is queued ─▶ it runs
+                                     its layers are put into the store one by one as they are computed ◀┘
 
-What the store holds for us will come whatever becomes of the store, so the blocks that it goes to are found as if it
-were there already. Only iterations read blocks of prompts, and they wait, layer by layer, for what is still to
-come of those that they were given (`begin`). Whatever goes wrong before, the prompt is queued and computes what
-is not there.
+Pinned blocks are loaded even if the store ends, so their keys are published in the engine's cache before the load.
+Iterations that read these blocks wait for the load layer by layer (`begin`). If an earlier step fails, the prompt is
+queued and its missing KV is computed.
 """
 
 import threading
@@ -32,21 +30,21 @@ from twofold.serving.worker.prefixes import LayerSync, PrefixSource, Queue, Read
 from twofold.serving.worker.state import SharedWorkerState
 
 _OWNER = "the host's store"
-_MOST_FETCHES = 4  # that are under way at a time; the others wait, and their time runs
-# Blocks are kept from others until they are put. Where the store does not keep up, and they come to more than this
-# share of the engine's memory, those of the next iteration are not put.
-_MOST_HELD = 1 / 4
+_MAX_FETCHES = 4  # at a time; the deadlines of waiting ones go on
+# Blocks are not reused until they are put. If the store is slow and they exceed this share of the engine's memory,
+# blocks of the next iteration are not put.
+_MAX_HELD_SHARE = 1 / 4
 
 
 class _Load(NamedTuple):
-    """Blocks that layers are being copied into."""
+    """Blocks that are being loaded."""
 
     blocks: frozenset[int]
     layers: ReadyLayers
 
 
 class _Held(NamedTuple):
-    """The first blocks of a prompt, which stay what they are until its transfer ends; those before `start` were put."""
+    """The first blocks of a prompt, held until they are put; those before `start` were put earlier."""
 
     keys: Sequence[bytes]
     blocks: Sequence[int]
@@ -55,14 +53,14 @@ class _Held(NamedTuple):
 
 
 class _Put(NamedTuple):
-    """What an iteration will have filled, and which of its layers it has."""
+    """The prompt blocks that an iteration fills, and its computed layers."""
 
     prompts: Sequence[_Held]
     layers: ReadyLayers
 
 
 class _Fetch(NamedTuple):
-    """A prompt that is to be queued when blocks of it have come from another host, or `until_s`."""
+    """A prompt to be queued when its blocks were fetched from another host, or at `until_s`."""
 
     what: StoreFetch
     until_s: float
@@ -72,9 +70,9 @@ class _Fetch(NamedTuple):
 
 
 class StoredPrefixes(PrefixSource):
-    """Threads of a worker: one brings what prompts begin with, one puts what was computed of them.
+    """The host's KV store as a `PrefixSource`: one thread loads prefixes, one puts computed ones.
 
-    Some more wait, where blocks come from another host, until the store has them.
+    Further threads wait for the store to fetch blocks from other hosts.
     """
 
     def __init__(
@@ -85,17 +83,17 @@ class StoredPrefixes(PrefixSource):
         client: StoreClient,
         copier: BlockCopier,
     ) -> None:
-        """`scheduler` is that of the state, which has the lock, and `shared` are its blocks."""
+        """`scheduler` is the state's, and `shared` its block allocator."""
         self._state, self._scheduler, self._shared = state, scheduler, shared
         self._client, self._copier = client, copier
         self._wanted: SimpleQueue[tuple[str, Sequence[bytes], Queue]] = SimpleQueue()
         self._fetches: SimpleQueue[_Fetch] = SimpleQueue()
         self._puts: SimpleQueue[_Put] = SimpleQueue()
         self._loads: list[_Load] = []
-        self._held_blocks = 0  # that are to be put
+        self._held_blocks = 0  # waiting to be put
 
     def start(self) -> None:
-        fetches = [(self._fetch_all, "store-fetch")] * _MOST_FETCHES
+        fetches = [(self._fetch_all, "store-fetch")] * _MAX_FETCHES
         for run, name in ((self._bring_all, "store-load"), (self._put_all, "store-put"), *fetches):
             threading.Thread(target=run, name=name, daemon=True).start()
 
@@ -122,15 +120,15 @@ class StoredPrefixes(PrefixSource):
         return LayerSync(self._copier.layers, loads, None if put is None else put.layers)
 
     def _loads_for(self, prompts: Sequence[BatchItem]) -> list[ReadyLayers]:
-        """Those that copy into blocks of these prompts, or into blocks that they are to get a copy of."""
+        """The loads into blocks of these prompts, or into blocks that are copied for them."""
         scheduler, reads = self._scheduler, set[int]()
         for item in prompts:
             reads.update(scheduler.blocks_of(item.request_id), scheduler.copy_of(item.request_id) or ())
         return [load.layers for load in self._loads if not load.blocks.isdisjoint(reads)]
 
     def _put(self, prompts: Sequence[BatchItem]) -> _Put | None:
-        """Let the full blocks of these prompts be put, as they will be when their iteration is over."""
-        if not self._puts.empty() and self._held_blocks > _MOST_HELD * self._shared.num_blocks:
+        """Queue the full blocks of these prompts to be put as the iteration computes them."""
+        if not self._puts.empty() and self._held_blocks > _MAX_HELD_SHARE * self._shared.num_blocks:
             return None
         held = [self._hold(item, keys) for item in prompts if (keys := self._full(item))]
         if not held:
@@ -140,7 +138,7 @@ class StoredPrefixes(PrefixSource):
         return put
 
     def _full(self, item: BatchItem) -> list[bytes]:
-        """The keys of the blocks that are full when an iteration has computed this."""
+        """The keys of the blocks that are full after this item was computed."""
         keys = self._state.sequences[item.request_id].prefix_blocks
         return _live(keys[: (item.context_tokens + item.num_tokens) // self._shared.block_size])
 
@@ -159,15 +157,15 @@ class StoredPrefixes(PrefixSource):
         self._tell()
 
     def _tell(self) -> None:
-        """There may be something to run, and blocks may have become free."""
+        """Grant leases and wake the main thread: blocks may be free, and prompts ready."""
         self._scheduler.changed = True
         self._state.grant()
         self._state.changed.notify()
 
-    # -- without it -------------------------------------------------------------------------------------------
+    # -- without the lock -------------------------------------------------------------------------------------------
 
     def _fetch_all(self) -> None:
-        """What comes is in the store as if it had been put there: whoever wants it next finds it."""
+        """Fetched blocks are in the store like any others, for all prompts."""
         while True:
             what, until_s, request_id, keys, queue = self._fetches.get()
             with self._state.changed:
@@ -191,16 +189,16 @@ class StoredPrefixes(PrefixSource):
                 when_sure()
 
     def _load(self, keys: Sequence[bytes], when_sure: Queue) -> bool:
-        """Copy blocks to where they are found. `when_sure` is called, with the lock held, when they can be found.
+        """Load blocks into the engine's memory. `when_sure` is called, under the lock, when their keys are published.
 
-        False, and nothing done, where there is no room for them.
+        Returns False if no blocks are free for them.
         """
         state, shared = self._state, self._shared
         with state.changed:
             try:
                 grant, here = shared.borrow(_OWNER, keys)
             except OutOfBlocksError:
-                return False  # it would have to wait for them: it may as well be computed when it has them
+                return False  # waiting for free blocks is no faster than computing the prompt
             blocks = shared.blocks_of(grant)[here:]
         load = _Load(frozenset(blocks), ReadyLayers())
 
@@ -229,4 +227,4 @@ class StoredPrefixes(PrefixSource):
 
 
 def _live(keys: Sequence[BlockKey]) -> list[bytes]:
-    return [key for key in keys if isinstance(key, bytes)]  # all of them, in a live service
+    return [key for key in keys if isinstance(key, bytes)]  # all keys of a live service are bytes

@@ -1,10 +1,8 @@
-"""What an iteration does layer by layer for its prompts, while it computes (Mooncake section 5.2).
+"""Sources of cached prompt prefixes beside the engine's memory, synchronized by layer (Mooncake, section 5.2).
 
 load      layer 0   layer 1   layer 2  …
 compute             layer 0   layer 1   layer 2  …
 store                         layer 0   layer 1   layer 2  …
-
-Where the beginnings of prompts come from, beside the memory that the engine computes on.
 """
 
 import threading
@@ -16,7 +14,7 @@ from twofold.serving.messages import StoreFetch
 
 
 class ReadyLayers:
-    """The layers of something, which become ready one after the other, for those who wait for them."""
+    """Counts the layers of a load, or of an iteration, that are complete. Other threads can wait for one."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -24,59 +22,59 @@ class ReadyLayers:
         self._changed = threading.Condition()
 
     def ready(self, layer: int) -> None:
-        """This one is, and so are all before it."""
+        """This layer and all before it are complete."""
         with self._changed:
             self._count = layer + 1
             self._changed.notify_all()
 
     def give_up(self) -> None:
-        """No more of them will be."""
+        """No more layers follow."""
         with self._changed:
             self._given_up = True
             self._changed.notify_all()
 
     def wait(self, layer: int) -> bool:
-        """Wait until this one is ready; False if it never will be."""
+        """Wait until this layer is complete; False if it never will be."""
         with self._changed:
             self._changed.wait_for(lambda: self._count > layer or self._given_up)
             return self._count > layer
 
 
 class LayerSync:
-    """Waits for the `loads` of an iteration's blocks, and tells those who wait for what it has `computed`."""
+    """Synchronizes an iteration with the `loads` of its blocks, and a store with its `computed` layers."""
 
     def __init__(self, num_layers: int, loads: Sequence[ReadyLayers], computed: ReadyLayers | None) -> None:
         self._num_layers, self._loads, self._computed = num_layers, loads, computed
 
     def wait_for(self, layer: int) -> None:
-        """Wait until all is there that the iteration reads of this layer, and does not compute."""
+        """Wait until the cached KV of this layer is loaded."""
         for load in self._loads:
             load.wait(layer)
 
     def computed(self, layer: int) -> None:
-        """All that the iteration computes of this layer is there."""
+        """The iteration has computed this layer."""
         if self._computed is not None:
             self._computed.ready(layer)
 
     def wait_for_loads(self) -> None:
-        """Wait for all layers."""
+        """Wait for all layers of all loads."""
         for load in self._loads:
             load.wait(self._num_layers - 1)
 
     def give_up(self) -> None:
-        """The iteration failed."""
+        """The iteration has failed."""
         if self._computed is not None:
             self._computed.give_up()
 
 
-Queue = Callable[[], None]  # what queues a prompt
+Queue = Callable[[], None]  # queues a prompt
 
 
 class PrefixSource:
-    """Nowhere: every prompt is queued at once. All is called with the worker's lock held, but `start`."""
+    """No source: every prompt is queued at once. The caller of all methods except `start` holds the worker's lock."""
 
     def start(self) -> None:
-        """The worker is ready for prompts."""
+        """Start the source's threads, before the first prompt."""
 
     def bring(
         self,
@@ -85,12 +83,12 @@ class PrefixSource:
         queue: Queue,
         fetch: StoreFetch | None = None,
     ) -> None:
-        """Queue a prompt, whose full blocks these are, when it is sure what can be had of it.
+        """Queue a prompt with these full blocks, after its cached prefix was found.
 
-        `fetch` says where more of it is to be had than on this host.
+        `fetch` names another host that caches more of it.
         """
         queue()
 
     def begin(self, batch: Batch) -> LayerSync | None:
-        """A batch is about to run: what there is to be done for its prompts with each layer."""
+        """Return the layer synchronization of a batch about to run, if it needs any."""
         return None

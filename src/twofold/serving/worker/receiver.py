@@ -1,4 +1,4 @@
-"""Incoming KV hand-offs: a thread reads what peers offer, and verifies the checksums of what they have written."""
+"""Incoming KV hand-offs: a thread reads offered KV, and verifies the checksums of written KV."""
 
 import threading
 from collections import deque

@@ -37,7 +37,7 @@ class OutgoingHandoff:
 
     `layers_computed` layers are complete in the local `blocks`, and `layers_sent` of them in the leased blocks.
     `first_token` is set when the prefill has ended. With pull, the hand-off is `offered` to the target, and its
-    blocks stay allocated until the target has `taken` them or will not read them any more. `checksums` has one
+    blocks stay allocated until the target has `taken` them, or has stopped reading. `checksums` has one
     per block.
     """
 

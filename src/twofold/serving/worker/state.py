@@ -55,7 +55,7 @@ class WorkerScheduler(Protocol):
 
 
 class KvLanding:
-    """Received KV blocks. This base class is for peers that write directly into the engine's pool: nothing to copy."""
+    """Blocks received from peers. Here peers write directly into the engine's pool, so nothing is copied."""
 
     def received(self, request_id: str, blocks: Sequence[int]) -> None:
         """These blocks are complete, and are to be copied before the next batch."""
@@ -182,7 +182,7 @@ class SharedWorkerState:
 
     @property
     def epoch(self) -> int:
-        """Identifies this process among all that the instance has had."""
+        """Identifies this process: a restarted worker has another epoch."""
         return self.scheduler.leases.epoch
 
     # -- with the lock held -------------------------------------------------------------------------------------

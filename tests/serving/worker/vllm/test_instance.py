@@ -1,4 +1,4 @@
-"""vLLM's scheduler behind a worker's: nothing is leaked, and vLLM is told of each hand-off once and not too early."""
+"""vLLM's scheduler behind `WorkerScheduler`: no leaks, and one report to vLLM per hand-off."""
 
 import pytest
 from hypothesis import given
@@ -14,7 +14,7 @@ EPOCH = 7
 
 
 class Vllm:
-    """The part of vLLM that an instance talks to: gives out blocks, and frees them by vLLM's rules."""
+    """A fake of vLLM's block pool, which allocates and frees by vLLM's rules."""
 
     def __init__(self):
         self.free = set(range(TOTAL))
@@ -36,7 +36,7 @@ class Vllm:
         return blocks
 
     def finish(self, request_id, *, hold=False):
-        """As vLLM does when a request has ended, or was aborted."""
+        """vLLM finishes or aborts a request."""
         waits = request_id in self.awaited
         if request_id not in self.held:
             return
@@ -51,7 +51,7 @@ class Vllm:
         self.over.discard(request_id)
 
     def settle(self):
-        """vLLM asserts that it knows whom it hears of."""
+        """vLLM asserts that it knows the named requests."""
         settled = self.instance.settle()
         for request_id in settled.received:
             assert request_id in self.awaited
@@ -63,7 +63,7 @@ class Vllm:
             self.give_back(request_id)
 
     def obey(self):
-        """Orders, as the thread that runs vLLM takes them."""
+        """Apply orders as the vLLM thread does."""
         for order, request_id in self.instance.take_orders():
             held = self.instance.find(request_id)
             if order is VllmOrder.ABORT:
@@ -73,7 +73,7 @@ class Vllm:
 
 
 class Instance(RuleBasedStateMachine):
-    """Any order of what peers, clients and vLLM do."""
+    """Any order of events from peers, clients and vLLM."""
 
     queued, leased, running, sending = (
         Bundle("queued"),
@@ -104,7 +104,7 @@ class Instance(RuleBasedStateMachine):
 
     @rule(target=leased, request=consumes(queued))
     def vllm_makes_room(self, request):
-        """Asked whether it comes, and allocated; perhaps aborted in between or before."""
+        """vLLM allocates blocks for a remote prompt, which may be aborted before."""
         self.vllm.obey()
         if not self.instance.is_remote(request.id) or len(self.vllm.free) < 8:
             self.instance.abort(request.id)
@@ -125,7 +125,7 @@ class Instance(RuleBasedStateMachine):
         target=running, request=consumes(leased), way=st.sampled_from(["written", "read", "given up", "cut"])
     )
     def it_arrives(self, request, way):
-        """Written by the source, read by us, given up by either side, or the source has died."""
+        """KV is written by the source, read, cancelled by either side, or lost with the source."""
         instance = self.instance
         alive = instance.find(request.id) is not None and request.id in self.touched
         if way == "read":
@@ -145,7 +145,7 @@ class Instance(RuleBasedStateMachine):
 
     @rule(request=consumes(running))
     def it_ends(self, request):
-        """vLLM has decoded it, or its client has left."""
+        """vLLM finishes the request, or its client disconnects."""
         self.vllm.obey()
         self.vllm.settle()
         if self.instance.find(request.id) is not None:
@@ -187,7 +187,7 @@ class Instance(RuleBasedStateMachine):
         assert self.instance.status().blocks_in_flight == 0
 
     def teardown(self):
-        """Whatever is here is given up: every block is free again, by vLLM's own account."""
+        """After aborting everything, all blocks are free in vLLM's pool."""
         for lost in self.instance.peer_lost("p"):
             self.instance.abort(lost)
         for number in range(1, self.count + 1):
@@ -203,8 +203,8 @@ class Instance(RuleBasedStateMachine):
 TestInstance = Instance.TestCase
 
 
-def test_a_request_cannot_be_here_twice():
-    """Attempts have names of their own."""
+def test_rejects_a_duplicate_request():
+    """Attempts have their own names."""
     instance = Vllm().instance
     request = Request(id="a", arrival_s=0.0, prompt_tokens=3, output_tokens=2)
     instance.submit(request, decodes_here=True)
@@ -213,8 +213,8 @@ def test_a_request_cannot_be_here_twice():
 
 
 @given(aborted=st.booleans())
-def test_a_request_that_is_aborted_while_vllm_makes_room_gives_it_back(aborted):
-    """vLLM has asked whether it comes and waits for it: then it must hear that it has, whatever that means."""
+def test_an_abort_during_allocation_returns_the_blocks(aborted):
+    """vLLM waits for the KV after `is_remote`, so it must be reported as received."""
     vllm = Vllm()
     vllm.instance.reserve(Request(id="a", arrival_s=0.0, prompt_tokens=3, output_tokens=2), "p")
     vllm.obey()

@@ -1,1 +1,1 @@
-"""Workers that run vLLM: its scheduler decides what runs next, and this is the seam between it and the service."""
+"""Workers that run vLLM, with vLLM's own scheduler."""

@@ -238,8 +238,6 @@ class VllmScheduler:
     def sending(self) -> bool:
         return bool(self._sending)
 
-    # ---------------------------------------------------------------------------------------------------------------
-
     def _enter(self, held: VllmRequest, stage: VllmRequestState) -> None:
         request_id = held.request.id
         if self._here.setdefault(request_id, held) is not held:

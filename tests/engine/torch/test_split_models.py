@@ -1,4 +1,4 @@
-"""Models divided among ranks compute what they compute whole."""
+"""Models divided among ranks compute the same as on one rank."""
 
 import json
 import os
@@ -29,7 +29,7 @@ def prompts():
 
 @pytest.fixture(scope="module")
 def outputs(tiny_model_dir, tmp_path_factory):
-    """What all splits said of each architecture, before them the whole model; by one process, which starts slowly."""
+    """Outputs of the whole model and of all shardings, per architecture, from one process."""
     files = str(tmp_path_factory.mktemp("split"))
     models = [(str(tiny_model_dir(arch)), ",".join(["1x1", *SPLITS[arch]])) for arch in SPLITS]
     done = subprocess.run(
@@ -46,8 +46,8 @@ def outputs(tiny_model_dir, tmp_path_factory):
 
 
 @pytest.mark.parametrize("arch", SPLITS)
-def test_ranks_compute_what_the_model_computes(arch, outputs):
-    """The same greedy tokens with the same probabilities, up to rounding, from chunks beside decodes."""
+def test_sharded_models_equal_the_whole_model(arch, outputs):
+    """Greedy tokens and log probabilities are the same up to rounding, for chunks beside decodes."""
     whole, *divided = outputs[arch]
     for split, (said, layers, first) in zip(SPLITS[arch], divided, strict=True):
         for one, other in zip(whole[0], said, strict=True):
@@ -64,16 +64,16 @@ def test_ranks_compute_what_the_model_computes(arch, outputs):
     [
         ("llama", Sharding(4, 1), "2 key-value heads, which 4 tensor ranks"),
         ("llama", Sharding(1, 4), "3 layers, too few for the 4 pipeline stages"),
-        ("gpt2", Sharding(2, 1), "over tensor ranks .* no plan that divides the heads of gpt2"),
+        ("gpt2", Sharding(2, 1), "tensor parallelism .* no plan that divides the heads of gpt2"),
         (
             "deepseek_v3",
             Sharding(2, 1),
             "no plan that divides the heads of deepseek_v3",
         ),  # its plan is for experts
-        ("gpt2", Sharding(1, 2), "into pipeline stages .* no plan for gpt2"),
+        ("gpt2", Sharding(1, 2), "pipeline parallelism .* no plan for gpt2"),
     ],
 )
-def test_models_that_cannot_be_divided_are_refused(arch, split, why, loaded):
-    """In one sentence, before any process is started."""
+def test_refuses_models_that_cannot_be_sharded(arch, split, why, loaded):
+    """In one sentence, before any process starts."""
     with pytest.raises(ConfigurationError, match=why):
         check_split_model(loaded(arch), split, arch)

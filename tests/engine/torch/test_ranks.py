@@ -1,10 +1,10 @@
-"""Layers that several ranks compute are announced when all have."""
+"""Layers computed by several ranks."""
 
 from twofold.engine.torch.ranks import LayerProgress
 
 
-def test_a_layer_waits_for_its_last_rank_and_for_those_below_it():
-    """Ranks are not heard in order."""
+def test_a_layer_waits_for_all_ranks_and_earlier_layers():
+    """Messages of ranks arrive in any order."""
     said = []
     progress = LayerProgress(3, 2, said.append)
     progress.computed(0)

@@ -13,7 +13,6 @@ from twofold.serving.worker.peers import PeerDirectory
 from twofold.serving.worker.receiver import HandoffReader, HandoffReceiver
 from twofold.serving.worker.sender import HandoffSender
 from twofold.serving.worker.state import KvLanding, SharedWorkerState, TokenSequence
-from twofold.transport.pooled import add_checksums
 from twofold.transport.shared_memory import SharedMemoryTransport
 
 LAYOUT = KvLayout(layers=(LayerShape(2, 8, 8),) * 5, block_size=4, dtype="float32", itemsize=4)
@@ -89,7 +88,7 @@ class Decode:
 
     def sums(self):
         made = [0] * 3
-        add_checksums(self.source.engine_pool, range(5), SOURCE_BLOCKS, made)
+        self.source.add_checksums(range(5), SOURCE_BLOCKS, made, landed=False)
         return made
 
 

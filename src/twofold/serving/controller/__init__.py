@@ -1,12 +1,11 @@
 """The controller places requests on workers, forwards leases and orders tokens.
 
-It alone knows the whole life of a request, and alone sends requests, leases and aborts to workers. A worker
+It tracks the whole life of a request, and is the only sender of requests, leases and aborts to workers. A worker
 therefore learns of a request before its lease, and the controller returns leases that are granted after their
 request has ended. A request whose worker is lost starts another attempt; a request that no worker can take waits.
 
     controller.py    the service behind the gateway: wiring, messages of workers, health checks
-    requests.py      live requests: admission, placement, replay, end
-    progress.py      reports of workers on attempts: leases, tokens, hand-offs
+    requests.py      live requests: admission, placement, reports of workers, replay, end
     live_request.py  one live request: attempts and token order
     membership.py    workers of the cluster: registration, roles, retirement, loss
     registry.py      which workers run: heartbeats, failures, restarts

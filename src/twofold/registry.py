@@ -3,7 +3,7 @@
 import ast
 import sys
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 
@@ -14,6 +14,8 @@ def summaries(registry: Mapping[str, object]) -> dict[str, str]:
 
 def summary(entry: object) -> str:
     """Return the first docstring line of a class or function; empty without a docstring."""
+    if isinstance(entry, partial):
+        entry = entry.func
     doc = getattr(entry, "__doc__", None)
     if not doc:
         doc = _source_docstrings(getattr(entry, "__module__", "")).get(getattr(entry, "__name__", ""), "")

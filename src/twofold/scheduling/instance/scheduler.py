@@ -44,18 +44,19 @@ _DECODE: Final = Phase.DECODE
 class InstanceScheduler(KvReceiver):
     """Schedules the requests of one instance.
 
-    With `stages` > 1 the instance is a pipeline: it has a lane per stage and runs a batch on each, one iteration at a
-    time. `start` takes the lane that has been idle longest, `advance` and `complete` end the oldest batch;
-    `max_num_seqs` is per batch. Lanes share the waiting prompts, and a sequence decodes on the lane with the fewest.
-    If the batcher is `chunked`, lanes also share the prompts computed in part: each stage finds the KV of earlier
-    chunks, because batches pass it in order (Mooncake section 5.1).
+    `changed` is set when a new selection is due at the next iteration; a driver that runs several iterations at a
+    time stops there. `swap` enables swap preemption: after `start` or `next_batch` the driver carries out
+    `swap.take_copies()`.
 
-    `changed` is set when a new selection is due at the next iteration; a driver that runs several at a time stops
-    there. `swap` enables swap preemption: the driver carries out `swap.take_copies()` after `start` or `next_batch`.
+    With `stages` > 1 the instance is a pipeline with one lane per stage and one running batch per lane, each of a
+    single iteration. `start` uses the lane that has been idle longest; `advance` and `complete` end the oldest batch.
+    `max_num_seqs` applies to each batch. Lanes share the waiting prompts, and a sequence decodes on the lane with the
+    fewest decodes. With a `chunked` batcher, lanes also share partly computed prompts: batches pass each stage in
+    order, so a chunk finds the KV of the chunks before it (Mooncake section 5.1).
 
-    With a `PrefixBlockAllocator` a prompt gets the blocks of its cached prefix when it starts; waiting requests hold
-    none (docs/decisions/0007). `copy_of` then names a block to copy. Its own blocks are published when the batch that
-    filled them ends.
+    With a `PrefixBlockAllocator`, a prompt gets the blocks of its cached prefix when it starts, and waiting requests
+    hold no blocks (docs/decisions/0007). `copy_of` returns the block to copy then, if any. The prompt's own blocks
+    are published when the batch that filled them ends.
     """
 
     def __init__(

@@ -1,7 +1,6 @@
 """A simulated instance: the live scheduler, with a performance model in place of an engine."""
 
 from abc import ABC, abstractmethod
-from collections import deque
 from typing import Final
 
 from mypy_extensions import mypyc_attr
@@ -157,7 +156,7 @@ class VirtualInstance(SimulatedInstance):
         self._cores = cores
         self._stages = self.timing.model.stages
         self._first, self._later = self.timing.stages() if self._stages > 1 else (self.timing, self.timing)
-        self._runs: deque[_Run] = deque()  # oldest first; at most one without a pipeline
+        self._runs: list[_Run] = []  # oldest first; at most one without a pipeline
         self._cut = False  # the run ends at its next iteration
         self._free_at = [0] * self._stages
         self._last_token = [0] * self._stages  # by lane: end of its last iteration
@@ -222,7 +221,7 @@ class VirtualInstance(SimulatedInstance):
     def complete(self, run: "_Run") -> None:
         """End the oldest run."""
         now, batch, timing, lane = self.kernel.now, run.batch, run.timing, run.batch.lane
-        self._runs.popleft()
+        self._runs.pop(0)
         self._charge(run)
         self.milliwatts -= timing.milliwatts - self._first.idle_mw
         if not self._runs:

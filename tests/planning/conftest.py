@@ -1,4 +1,4 @@
-"""Problems small enough to be simulated in a moment."""
+"""Small planning problems."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The verdict says in plain words what the numbers say."""
+"""Verdicts of plans."""
 
 import pytest
 
@@ -11,8 +11,7 @@ from twofold.planning.search import Objective
 TOLERANCE = 0.02
 
 
-def test_splitting_pays_from_a_rate_on():
-    """How much within the budget, per dollar and per watt; and where it does not."""
+def test_reports_gain_and_break_even_rate():
     told = advise(split_and_colocated(break_even=9.0), TOLERANCE)
     assert told.split
     assert told.gain == pytest.approx(2.0)
@@ -23,22 +22,19 @@ def test_splitting_pays_from_a_rate_on():
     assert not told.within_error
 
 
-def test_splitting_does_not_pay():
-    """Then the sentence begins with that."""
+def test_advises_against_splitting():
     told = advise(split_and_colocated(10.0, 20.0, break_even=20.0), TOLERANCE)
     assert not told.split
     assert told.text.startswith("Do not split: the best split design has 0.50× the throughput")
     assert "Below" not in told.text
 
 
-def test_more_throughput_may_cost_more_money():
-    """Split machines take more in all; at that rate colocated ones would be no dearer."""
+def test_reports_that_colocated_designs_cost_no_more_without_the_budget():
     told = advise(split_and_colocated(break_even=20.0), TOLERANCE)
     assert "Without the machine budget, a colocated design" in told.text
 
 
-def test_a_difference_within_the_errors_is_called_that():
-    """Ten per cent of prefill and the search's two: a gain of eight says little."""
+def test_flags_differences_within_the_error():
     assert advise(split_and_colocated(10.8, 10.0), TOLERANCE).within_error
     assert "within the error" in advise(split_and_colocated(10.8, 10.0), TOLERANCE).text
     assert not advise(split_and_colocated(11.3, 10.0), TOLERANCE).within_error
@@ -56,8 +52,7 @@ def test_a_difference_within_the_errors_is_called_that():
         (Objective.POWER, "83.5 kW instead of 102.0 kW at 20 requests/s, 18% less"),
     ],
 )
-def test_at_a_given_rate_dollars_or_watts_are_compared(objective, words):
-    """With the unit of the objective."""
+def test_compares_cost_or_power_at_a_given_rate(objective, words):
     both = choice(design(5, 5), 20.0, 21.0), choice(design(10, family=COLOCATED), 20.0, 22.0)
     told = advise(plan(*both, objective=objective, rate=20.0, break_even=7.0), TOLERANCE)
     assert told.split
@@ -65,24 +60,21 @@ def test_at_a_given_rate_dollars_or_watts_are_compared(objective, words):
     assert "Below about 7 requests/s" in told.text
 
 
-def test_equal_costs_are_no_reason_to_split():
-    """The simpler design wins a draw."""
+def test_colocated_wins_ties():
     both = choice(design(5, 5), 20.0), choice(design(10, family=SPLIT_PRICE), 20.0)
     told = advise(plan(*both, objective=Objective.COST, rate=20.0, break_even=20.0), TOLERANCE)
     assert told.gain == pytest.approx(1.0)
     assert told.text.startswith("Do not split")
 
 
-def test_with_one_kind_only_it_says_why():
-    """The other cannot keep the SLO, or nobody asked for it."""
+def test_explains_a_missing_kind():
     alone = plan(choice(design(5, 5), 20.0), without=("fast mixed",))
     assert "no colocated design meets the SLO" in advise(alone, TOLERANCE).text
     unasked = plan(choice(design(5, 5), 20.0), families=(SPLIT,))
     assert "colocated designs were excluded" in advise(unasked, TOLERANCE).text
 
 
-def test_where_it_always_pays_it_says_so():
-    """No break-even was found."""
+def test_reports_a_missing_break_even():
     assert "holds at all lower rates searched" in advise(split_and_colocated(), TOLERANCE).text
 
 

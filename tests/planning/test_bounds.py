@@ -1,4 +1,4 @@
-"""No design takes more than its bound."""
+"""Analytic upper bounds of designs."""
 
 import pytest
 
@@ -21,15 +21,13 @@ def designs(problem):
 @pytest.mark.parametrize("slo", ["splitwise", "ttft=1.5,tpot=0.08"])
 @pytest.mark.parametrize("router", ["splitwise", "jsq-pending"])
 def test_simulation_never_beats_the_bound(make_problem, slo, router):
-    """Above it the SLO is missed, in pools that stay apart and in pools that help each other."""
     problem = make_problem(slo, router, duration_s=60.0)
     bounds = AnalyticBounds(problem)
     for one in designs(problem):
         assert not simulate_trial(problem, Trial(one, 1.05 * bounds.upper(one))).evaluation.met
 
 
-def test_more_machines_raise_it_and_the_suggestion_holds(make_problem):
-    """The bound grows with every machine; the counts suggested for a rate are bounded at or above it."""
+def test_bound_is_monotone_and_suggestions_suffice(make_problem):
     problem = make_problem()
     bounds = AnalyticBounds(problem)
     for one in designs(problem):

@@ -1,4 +1,4 @@
-"""The break-even rate is where splitting stops being cheaper."""
+"""Break-even rate of splitting."""
 
 import asyncio
 
@@ -15,7 +15,7 @@ def found(cluster, rate, families=FAMILIES):
 
 
 def machines(cluster, family, rate):
-    """The fewest machines of a family for a rate, by trying them all."""
+    """Fewest machines of a family for a rate, by brute force."""
     if not family.split:
         return next(n for n in range(1, 999) if cluster.capacity(design(n, family=family)) >= rate)
     return min(
@@ -27,8 +27,7 @@ def machines(cluster, family, rate):
 
 
 @pytest.mark.parametrize("overhead", [1.0, 3.0, 8.0])
-def test_it_lies_where_the_numbers_of_machines_meet(overhead):
-    """A split cluster takes more per machine, less a fixed loss: it pays from some rate on."""
+def test_break_even_is_where_machine_counts_meet(overhead):
     cluster = AnalyticCluster(6.0, 6.0, 2.0, overhead=overhead)
     rate = found(cluster, 100.0)
     assert machines(cluster, COLOCATED, rate) <= machines(cluster, SAME, rate)
@@ -36,19 +35,16 @@ def test_it_lies_where_the_numbers_of_machines_meet(overhead):
     assert any(machines(cluster, SAME, more) < machines(cluster, COLOCATED, more) for more in above)
 
 
-def test_it_is_the_rate_itself_where_splitting_never_pays():
-    """Two machines for what one does."""
+def test_break_even_is_the_rate_if_splitting_never_pays():
     assert found(AnalyticCluster(2.0, 2.0, 2.0), 50.0) == 50.0
 
 
 def test_one_colocated_machine_wins_at_small_rates():
-    """Because a split takes two."""
     cluster = AnalyticCluster(9.0, 9.0, 2.0)
     assert found(cluster, 50.0) == pytest.approx(4.0, rel=0.12)
 
 
-def test_there_is_none_where_colocated_designs_are_dearer_throughout():
-    """A colocated family that needs three machines even when it is all but idle."""
+def test_no_break_even_if_splitting_always_pays():
 
     class Poor(AnalyticCluster):
         def capacity(self, one):

@@ -1,4 +1,4 @@
-"""A budget bounds machines, dollars and watts together; its frontier holds every design that could be best."""
+"""Budgets and their frontiers."""
 
 import pytest
 from hypothesis import given
@@ -18,8 +18,7 @@ budgets = st.builds(
 
 
 @given(budgets)
-def test_the_frontier_is_what_no_allowed_design_covers(budget):
-    """Exactly the allowed pairs to which neither kind can be added."""
+def test_frontier_has_the_largest_allowed_designs(budget):
     allowed = {
         (prefill, decode)
         for prefill in range(1, 20)
@@ -43,8 +42,7 @@ def test_a_colocated_frontier_is_the_largest(budget):
     assert found == ([(most,)] if most else [])
 
 
-def test_a_bound_on_a_kind_counts_both_phases():
-    """Two pools of one kind share what there is of it."""
+def test_machine_limits_count_both_phases():
     budget = Budget(of_kind={FAST.name: 5})
     assert budget.bounds(SAME)
     assert not budget.bounds(SPLIT)
@@ -52,8 +50,7 @@ def test_a_bound_on_a_kind_counts_both_phases():
     assert not budget.allows(design(3, 3, family=SAME))
 
 
-def test_sums_of_prices_may_round():
-    """Ten machines of 17.6 are within 176."""
+def test_price_bounds_tolerate_rounding():
     assert Budget(price_per_h=3 * 38 + 10 * 17.6).allows(design(3, 10))
 
 
@@ -66,7 +63,6 @@ def test_sums_of_prices_may_round():
         (Budget(of_kind={"dgx-fast": 0}), "dgx-fast=0"),
     ],
 )
-def test_a_bound_that_lets_nothing_through_is_refused(budget, words):
-    """Each sentence names the flag and the value."""
+def test_rejects_bounds_that_admit_nothing(budget, words):
     with pytest.raises(ConfigurationError, match=words):
         budget.require_sensible()

@@ -1,4 +1,4 @@
-"""The lightest design for a rate is that of brute force."""
+"""Cheapest design for a rate, compared with brute force."""
 
 import asyncio
 from itertools import product
@@ -30,8 +30,7 @@ def brute_force(cluster, family, rate, budget, weigh, most=24):
     st.sampled_from([by_price, by_power]),
     st.booleans(),
 )
-def test_the_lightest_split_is_that_of_brute_force(per_prefill, per_decode, rate, slack, weigh, same):
-    """In dollars and in watts, of two kinds of machine and of one."""
+def test_cheapest_split_equals_brute_force(per_prefill, per_decode, rate, slack, weigh, same):
     cluster = AnalyticCluster(per_prefill, per_decode, slack=slack)
     family = SAME if same else SPLIT
     best = brute_force(cluster, family, rate, NO_LIMIT, weigh)
@@ -40,8 +39,7 @@ def test_the_lightest_split_is_that_of_brute_force(per_prefill, per_decode, rate
 
 
 @given(speeds, speeds, st.floats(0.5, 25), st.integers(2, 20), st.floats(50, 800))
-def test_it_stays_within_the_budget(per_prefill, per_decode, rate, machines, dollars):
-    """And finds a design there whenever there is one."""
+def test_respects_the_budget(per_prefill, per_decode, rate, machines, dollars):
     cluster = AnalyticCluster(per_prefill, per_decode)
     budget = Budget(machines=machines, price_per_h=dollars)
     best = brute_force(cluster, SPLIT, rate, budget, by_price, most=20)
@@ -58,8 +56,7 @@ def test_a_colocated_family_takes_the_fewest_machines(per_mixed, rate):
     assert found.machines == 1 or cluster.capacity(design(found.machines - 1, family=COLOCATED)) < rate
 
 
-def test_where_machines_do_not_help_the_search_ends():
-    """A cluster that no number of machines makes good enough."""
+def test_ends_if_more_machines_do_not_help():
 
     class Capped(AnalyticCluster):
         def capacity(self, one):
@@ -72,8 +69,7 @@ def test_where_machines_do_not_help_the_search_ends():
 
 
 @pytest.mark.parametrize("family", [SPLIT, COLOCATED])
-def test_a_bound_on_one_kind_does_not_let_the_other_run_away(family):
-    """Only one of the two kinds is bounded: the search still ends."""
+def test_ends_if_only_one_kind_is_limited(family):
     cluster = AnalyticCluster()
     budget = Budget(of_kind={"dgx-fast": 1})
     assert asyncio.run(cheapest(cluster.search(), family, 100.0, budget.allows, by_price)) is None

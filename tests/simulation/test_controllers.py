@@ -1,4 +1,4 @@
-"""Several controllers, and reports that are late."""
+"""Several controllers with delayed load reports."""
 
 import msgspec
 import pytest
@@ -64,14 +64,12 @@ def routed(control=msgspec.UNSET, requested=None, **change):
         ControlSpec(reports_every_s=0.0, controllers=5),
     ],
 )
-def test_who_knows_everything_decides_as_the_one_controller_does(control):
-    """Alone, following its requests; or told of everything at once, however many there are: request by request."""
+def test_current_reports_give_the_decisions_of_one_controller(control):
     assert routed(control) == routed()
 
 
-def test_reports_that_are_late_let_requests_herd():
-    """All go where the load was least when it was last reported; who counts what was sent since is nearly as good, and
-    two that are drawn let few go to the same one."""
+def test_late_reports_cause_herding():
+    """Counting own requests and drawing two instances reduce it."""
     late = ControlSpec(reports_every_s=1.0, own_load=OwnLoad.IGNORED)
     known, herding = run(), run(late)
     assert herding.ttft_s.percentile(50) > 2.5 * known.ttft_s.percentile(50)
@@ -82,27 +80,23 @@ def test_reports_that_are_late_let_requests_herd():
     assert drawing.slo_met > 1.5 * herding.slo_met
 
 
-def test_a_delay_is_as_bad_as_a_pause():
-    """What counts is how old a report is when it is used."""
+def test_delay_and_interval_have_similar_effects():
     at_once = ControlSpec(reports_every_s=0.0, report_delay_s=1.0, own_load=OwnLoad.IGNORED)
     assert run(at_once).slo_met < run().slo_met / 2
 
 
-def test_several_controllers_know_less_than_one():
-    """Of the others' requests they hear late."""
+def test_more_controllers_raise_latency():
     every = ControlSpec(reports_every_s=5.0)
     assert run(msgspec.structs.replace(every, controllers=8)).slo_met < run(every).slo_met
 
 
-def test_controllers_that_pick_cells_need_not_know_much():
-    """Within a cell it is known what there is, and cells are more alike than instances."""
+def test_cells_tolerate_late_reports():
     blind = ControlSpec(reports_every_s=5.0, controllers=8)
     assert run(blind, router="cells:jsq", cells=2).slo_met > run(blind).slo_met
 
 
 @pytest.mark.parametrize("router", CONTROL_ROUTERS)
-def test_every_request_ends_and_equal_runs_are_equal(router):
-    """Whatever the views are of."""
+def test_every_request_ends_and_runs_are_repeatable(router):
     control = ControlSpec(controllers=3, reports_every_s=0.3, report_delay_s=0.1)
     results = [run(control, requests(200), router=router) for _ in range(2)]
     assert results[0].completed == 200
@@ -124,8 +118,7 @@ def test_cells_divide_the_instances_of_each_role(cells):
 
 
 @pytest.mark.parametrize("router", ["jsq", "cells:jsq"])
-def test_an_instance_that_fails_is_given_nothing_until_it_is_back(router):
-    """Every controller knows that at once; only what was on it fails."""
+def test_failed_instances_get_no_requests(router):
     control = ControlSpec(controllers=3, reports_every_s=1.0)
     failures = (InstanceFailure(instance="prefill-0", at_s=2.0, back_s=4.0),)
     used = routed(control, router=router, failures=failures)
@@ -136,8 +129,7 @@ def test_an_instance_that_fails_is_given_nothing_until_it_is_back(router):
     assert any(used[name][0] == "prefill-0" for name in later)
 
 
-def test_a_request_that_nobody_could_hold_is_rejected_and_forgotten():
-    """It counts nowhere afterwards."""
+def test_rejects_requests_larger_than_every_instance():
     huge = Request(id="huge", arrival_s=0.0, prompt_tokens=10**9, output_tokens=2)
     result = run(ControlSpec(controllers=2), [huge, *requests(50)])
     assert (result.rejected, result.completed) == (1, 50)
@@ -156,8 +148,7 @@ def test_a_request_that_nobody_could_hold_is_rejected_and_forgotten():
         ({"cells": 0, "router": "cells:jsq"}, "cells must be from 1 to 4"),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_sentence(change, says):
-    """Before anything is simulated."""
+def test_rejects_invalid_control_settings(change, says):
     with pytest.raises(ConfigurationError, match=says):
         run(**change)
 
@@ -170,12 +161,10 @@ def test_what_cannot_be_is_refused_in_one_sentence(change, says):
         ({"report_delay_s": float("nan")}, "report_delay_s must be seconds from 0"),
     ],
 )
-def test_numbers_that_cannot_be(given, says):
-    """In one sentence, too."""
+def test_rejects_values_out_of_range(given, says):
     with pytest.raises(ConfigurationError, match=says):
         ControlSpec(**given)
 
 
-def test_a_cluster_without_controllers_says_nothing_of_them():
-    """What is written of a cluster is as it was before there were any."""
+def test_default_control_is_not_serialized():
     assert not {"control", "cells"} & set(msgspec.to_builtins(SPLIT))

@@ -1,4 +1,4 @@
-"""The histogram keeps counts and sums exactly, and values to one part in two thousand."""
+"""Histogram: exact counts and sums, values to one part in two thousand."""
 
 import math
 import pickle
@@ -29,7 +29,6 @@ def histogram_of(numbers, unit=1.0):
 
 @given(st.lists(st.tuples(values, weights)))
 def test_count_sum_and_extremes_are_exact(pairs):
-    """However the values fall into buckets, what was counted is known exactly."""
     histogram = Histogram(1.0)
     for value, weight in pairs:
         histogram.add(value, weight)
@@ -129,7 +128,7 @@ def test_the_fraction_at_most_is_bounded_by_whole_buckets(numbers, bound):
 
 @given(st.integers(1, 10**6))
 def test_a_bound_in_units_includes_the_value_it_names(milliseconds):
-    """0.3 s includes 300,000,000 ns, whatever 0.3 / 1e-9 rounds to."""
+    """0.3 s includes 300,000,000 ns despite rounding of 0.3 / 1e-9."""
     bound_s = milliseconds / 1_000
     assert histogram_of([milliseconds * 1_000_000], unit=1e-9).fraction_at_most(bound_s) == 1.0
     assert histogram_of([milliseconds], unit=1e-3).fraction_at_most(bound_s) == 1.0
@@ -162,8 +161,7 @@ def test_units_scale_what_is_reported():
     assert histogram.percentile(50) == pytest.approx(2.0, rel=PRECISION)
 
 
-def test_nothing_counted_reports_nothing():
-    """None is not zero seconds."""
+def test_empty_histogram_has_no_statistics():
     empty = Histogram(1e-9)
     reports = (empty.mean, empty.minimum, empty.maximum, empty.percentile(50), empty.fraction_at_most(1))
     assert reports == (None,) * 5
@@ -182,8 +180,7 @@ def test_values_out_of_range_are_refused_and_leave_no_trace(value):
     assert histogram == histogram_of([5])
 
 
-def test_questions_out_of_range_are_refused():
-    """Falling ramps, foreign units, percentiles beyond 100 and curves of one point."""
+def test_rejects_arguments_out_of_range():
     histogram = histogram_of([5])
     with pytest.raises(ValueError, match="step of a ramp"):
         histogram.add_ramp(5, -1, 2)

@@ -21,7 +21,7 @@ class Landed(Event):
 
 
 class Transfers:
-    """A network of equal machines; `ends` says when each transfer landed, in seconds."""
+    """A network of equal machines; `ends` has the completion time of each transfer in seconds."""
 
     def __init__(self, machines=4, bytes_per_s=100.0, *, contention=True, latency_s=0.0):
         self.kernel = Kernel()
@@ -53,24 +53,22 @@ def test_two_transfers_into_one_machine_share_its_network():
     assert net.run() == pytest.approx({0: 1.5, 1: 2.0})
 
 
-def test_disjoint_pairs_do_not_disturb_each_other():
-    """Contention is between those that share a port."""
+def test_disjoint_transfers_do_not_contend():
     net = Transfers()
     net.send(0, 0, 1, 100, 0.0)
     net.send(1, 2, 3, 100, 0.0)
     assert net.run() == {0: 1.0, 1: 1.0}
 
 
-def test_without_contention_everybody_has_a_link_of_their_own():
-    """As SplitwiseSim assumes."""
+def test_without_contention_each_transfer_has_its_own_link():
+    """As in SplitwiseSim."""
     net = Transfers(contention=False)
     for number in range(3):
         net.send(number, 0, 1, 100, 0.0)
     assert net.run() == {0: 1.0, 1: 1.0, 2: 1.0}
 
 
-def test_a_machine_talks_to_itself_over_its_own_interconnect():
-    """Instances that share a machine do not use its network."""
+def test_local_transfers_use_the_interconnect():
     net = Transfers()
     net.send(0, 1, 1, 100, 0.0)
     assert net.run() == {0: 0.1}

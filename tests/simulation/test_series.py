@@ -1,4 +1,4 @@
-"""A series keeps the mean, the maximum and the integral of a step function, whatever its length."""
+"""Time series: mean, maximum and integral of a step function in constant memory."""
 
 import math
 import pickle
@@ -110,8 +110,7 @@ def test_energy_is_the_integral_of_watts():
     assert power.maximum() == 400
 
 
-def test_a_value_replaced_at_once_never_held():
-    """What lasts no time is no peak."""
+def test_values_without_duration_are_ignored():
     series = Series()
     series.set(0, 1)
     series.set(5, 99)

@@ -1,4 +1,4 @@
-"""`simulate` as a whole: against hand-made sums, under failures, and with mistakes in its input."""
+"""`simulate`, compared with hand-made sums, under failures and with invalid input."""
 
 import msgspec
 import pytest
@@ -92,8 +92,7 @@ def test_a_failed_instance_fails_what_it_held_and_takes_work_again_when_it_is_ba
     ]
 
 
-def test_a_request_that_no_instance_could_hold_is_rejected():
-    """It would wait for ever."""
+def test_rejects_requests_larger_than_every_instance():
     result, _ = timelines(SPLIT, [one(10_000_000, 2), one(10, 2, name="b")])
     assert (result.rejected, result.completed) == (1, 1)
 
@@ -121,8 +120,7 @@ def test_a_result_survives_serialization():
     assert again.e2e_s.percentile(50) == result.e2e_s.percentile(50)
 
 
-def test_a_run_can_be_ended_early():
-    """What has not ended counts as unfinished."""
+def test_stop_when_leaves_requests_unfinished():
     result = simulate(
         SPLIT,
         workload("azure-conv", rate=2, num_requests=2000),
@@ -158,8 +156,7 @@ def test_a_run_can_be_ended_early():
         ),
     ],
 )
-def test_a_cluster_that_cannot_be_is_refused_in_one_sentence(change, says):
-    """What is wrong, and what there would be."""
+def test_rejects_invalid_clusters(change, says):
     spec = msgspec.structs.replace(SPLIT, **change)
     with pytest.raises(ConfigurationError, match=says) as refused:
         simulate(spec, [one(10, 2)], catalog=CATALOG)
@@ -189,8 +186,7 @@ def moments(spec, requests):
     return {timeline.request.id: timeline.moments for timeline in timelines(spec, requests)[1]}
 
 
-def test_an_empty_workload_and_times_out_of_order_are_refused():
-    """Each in one sentence that names the request."""
+def test_rejects_empty_and_unordered_workloads():
     with pytest.raises(WorkloadError, match="no requests"):
         simulate(SPLIT, [], catalog=CATALOG)
     with pytest.raises(WorkloadError, match="request b arrives at 1 s, before a at 2 s"):

@@ -1,4 +1,4 @@
-"""A curve says at every capacity what is found and saved, and up to which capacity more of it pays."""
+"""Hit rate, savings and best size of a cache tier."""
 
 import numpy as np
 import pytest
@@ -31,8 +31,7 @@ LEAST = [2, 2, 8, NEVER, 16]
 SAVED = [1.0, 2.0, 4.0, 100.0, 0.5]
 
 
-def test_a_point_has_what_fits():
-    """Two blocks in a pool of four nodes are a quarter of a GB a node."""
+def test_capacity_is_rounded_down_to_blocks():
     found = curve(LEAST, SAVED)
     assert found.full_gb_per_node == 16 * 0.5 / 4
     assert [found.at(gb).hit_rate for gb in (0.0, 0.2, 0.25, 0.99, 1.0, 2.0, 50.0)] == [
@@ -45,8 +44,7 @@ def test_a_point_has_what_fits():
     assert point.gain_per_h == point.saved_per_h - point.price_per_h
 
 
-def test_caches_of_their_own_need_as_much_each():
-    """The same blocks on each of four nodes take four times the memory."""
+def test_local_caches_need_capacity_on_every_node():
     pool, local = curve(LEAST, SAVED), curve(LEAST, SAVED, caches=4)
     assert local.full_gb_per_node == 4 * pool.full_gb_per_node
     assert local.at(1.0).hit_rate == pool.at(0.25).hit_rate
@@ -56,16 +54,14 @@ def test_caches_of_their_own_need_as_much_each():
     st.lists(st.tuples(st.integers(0, 50), st.floats(0, 5)), min_size=1, max_size=30),
     st.floats(0, 0.1),
 )
-def test_the_best_is_better_than_all_others(found, price):
-    """By what is left of what is saved, at any price."""
+def test_best_has_the_highest_net_savings(found, price):
     least, saved = zip(*found, strict=True)
     made = curve(least, saved, gb_price=price)
     best = made.best().gain_per_h
     assert all(made.at(blocks / 8).gain_per_h <= best + 1e-9 for blocks in range(60))
 
 
-def test_at_no_price_all_of_it_pays_and_at_a_high_one_nothing():
-    """The best is what saves most, or no memory at all."""
+def test_best_is_full_when_free_and_zero_when_expensive():
     assert curve(LEAST, SAVED, gb_price=0.0).best().gb_per_node == 2.0
     assert curve(LEAST, SAVED, gb_price=1e6).best().gb_per_node == 0.0
     assert curve([NEVER], [0.0]).best().hit_rate == 0.0

@@ -1,4 +1,4 @@
-"""One pass over a trace says what an LRU cache of every size would hit: the very hits of a cache that is simulated."""
+"""LRU stack distances, compared with a simulated cache."""
 
 from itertools import chain
 
@@ -39,15 +39,14 @@ def simulated_hits(prompts, cache):
 
 
 def counted_hits(prompts, capacity):
-    """The same by the least capacities of their blocks."""
+    """Hits according to the minimum capacities."""
     least = least_capacities(prompts)
     ends = np.cumsum([len(prompt) for prompt in prompts])
     return [int((part <= capacity).sum()) for part in np.split(least, ends[:-1])]
 
 
 @given(st.lists(st.integers(0, 8), max_size=60))
-def test_a_distance_counts_what_was_used_since(keys):
-    """The number of different keys since the last use, itself included, by looking at all of them."""
+def test_distance_counts_distinct_keys_since_the_last_use(keys):
     expected = []
     for place, key in enumerate(keys):
         before = [other for other in range(place) if keys[other] == key]
@@ -56,16 +55,15 @@ def test_a_distance_counts_what_was_used_since(keys):
 
 
 @given(PROMPTS)
-def test_every_request_hits_what_the_cache_has(prompts):
-    """At every capacity, request by request, with the cache that serves live."""
+def test_hits_equal_those_of_the_live_cache(prompts):
+    """At every capacity, request by request."""
     for capacity in range(LONGEST, LARGEST, 3):
         cache = PrefixCache(capacity, create_eviction("lru"))
         assert counted_hits(prompts, capacity) == simulated_hits(prompts, cache)
 
 
 @given(PROMPTS, st.integers(LONGEST, 16), st.integers(1, 12))
-def test_tiers_are_parts_of_the_same_stack(prompts, first, second):
-    """A hit at a distance up to the first tier's capacity is in it, one up to the sum of both in the second."""
+def test_tiers_split_the_lru_stack(prompts, first, second):
     cache = TieredCache([PrefixCache(size, create_eviction("lru")) for size in (first, second)])
     for prompt, in_first, in_both in zip(
         prompts, counted_hits(prompts, first), counted_hits(prompts, first + second), strict=True
@@ -90,20 +88,18 @@ def test_least_capacities_do_not_fall_within_a_prompt(prompts):
     assert start == len(least)
 
 
-def test_keys_may_be_hashes():
-    """As those of a live service are."""
+def test_accepts_hash_keys():
     prompts = [[b"a", b"b"], [b"a", b"c"], [b"a", b"b"]]
     assert least_capacities(prompts).tolist() == [NEVER, NEVER, 2, NEVER, 2, 3]
 
 
-def test_nothing_has_no_distance():
-    """No prompts, and prompts without whole blocks."""
+def test_empty_prompts_have_no_distances():
     assert len(least_capacities([])) == 0
     assert len(least_capacities([[], []])) == 0
 
 
-def test_the_published_hit_rates_come_from_one_pass():
-    """The conversation trace of Mooncake: the LRU hit rates of seven capacities, to the printed digits."""
+def test_reproduces_mooncakes_published_hit_rates():
+    """LRU hit rates of seven capacities on the conversation trace, to the printed digits."""
     prompts = [request.prefix_blocks for request in open_trace(public_trace("mooncake-conversation.jsonl"))]
     least = least_capacities(prompts)
     assert len(least) == len(list(chain.from_iterable(prompts))) == 288_500
@@ -122,8 +118,7 @@ def test_the_published_hit_rates_come_from_one_pass():
 
 
 @pytest.mark.parametrize("capacity", [1_000, 10_000, 50_000])
-def test_the_trace_hits_as_the_cache_does(capacity):
-    """All of the conversation trace through the cache that serves live."""
+def test_conversation_trace_hits_equal_those_of_the_live_cache(capacity):
     prompts = [request.prefix_blocks for request in open_trace(public_trace("mooncake-conversation.jsonl"))]
     cache = PrefixCache(capacity, create_eviction("lru"))
     simulated_hits(prompts, cache)

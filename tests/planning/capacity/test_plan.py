@@ -1,4 +1,4 @@
-"""The trade-off of KV capacity: hits and savings of each arrangement, against the same counted request by request."""
+"""KV capacity plans, compared with request-by-request simulation."""
 
 import pytest
 from msgspec.structs import replace
@@ -61,8 +61,8 @@ def counted(requests, query, caches, capacity, block_s):
 
 
 @pytest.mark.parametrize("capacity", [8, 40, 100, 400])
-def test_caches_that_are_simulated_find_and_save_as_much(query, conversations, capacity):
-    """On each node by itself and as one pool, which reads three blocks of four over the network."""
+def test_hits_and_savings_equal_those_of_simulated_caches(query, conversations, capacity):
+    """Local caches, and a pool with three of four blocks read over the network."""
     (dram, _) = capacity_plan(conversations, query).tiers
     block_gb = query.block_bytes / 1e9
     own_s = query.block_bytes / query.dram.bytes_per_s
@@ -75,16 +75,15 @@ def test_caches_that_are_simulated_find_and_save_as_much(query, conversations, c
         assert point.accelerators == pytest.approx(free)
 
 
-def test_a_pool_finds_more_than_nodes_by_themselves(query, conversations):
-    """A conversation that comes to another node each turn is known in the pool."""
+def test_a_pool_hits_more_than_local_caches(query, conversations):
+    """A conversation that moves between nodes hits only in the pool."""
     (dram, _) = capacity_plan(conversations, query).tiers
     for gb in (4.0, 16.0, 64.0):
         assert dram.pool.at(gb).hit_rate >= dram.local.at(gb).hit_rate
     assert dram.pool.at(64.0).hit_rate > dram.local.at(64.0).hit_rate
 
 
-def test_disk_goes_on_where_dram_ends(query, conversations):
-    """What both find together is what so much DRAM would; disk alone begins at nothing."""
+def test_disk_extends_dram(query, conversations):
     dram, disk = capacity_plan(conversations, replace(query, dram_gb=2.0)).tiers
     assert disk.behind_gb == 2.0
     assert disk.pool.at(0.0).hit_rate == dram.pool.at(2.0).hit_rate
@@ -93,8 +92,7 @@ def test_disk_goes_on_where_dram_ends(query, conversations):
     assert disk.pool.full_gb_per_node == pytest.approx(dram.pool.full_gb_per_node - 2.0, abs=0.05)
 
 
-def test_a_disk_may_have_all(query, conversations):
-    """It finds what so much DRAM would; without any DRAM in front it is the last tier itself."""
+def test_disk_alone_hits_as_much_as_dram(query, conversations):
     dram, disk = (plan := capacity_plan(conversations, replace(query, dram_gb=2.0))).tiers
     alone = plan.disk_alone
     assert disk is not alone
@@ -124,8 +122,7 @@ def test_a_slow_link_makes_the_pool_worth_less(query, conversations):
     assert slow.accelerators < quick.accelerators
 
 
-def test_the_prefill_decides_how_many_nodes_there_are(query, conversations):
-    """As many as it keeps busy without reuse, where nothing is said; one node has no pool of others."""
+def test_default_nodes_follow_from_the_prefill_load(query, conversations):
     plan = capacity_plan(conversations, replace(query, nodes=None))
     assert 8 * (plan.nodes - 1) < plan.busy <= 8 * plan.nodes
     alone = capacity_plan(conversations, replace(query, nodes=1))
@@ -133,8 +130,7 @@ def test_the_prefill_decides_how_many_nodes_there_are(query, conversations):
     assert alone.tiers[0].preferred is alone.tiers[0].local
 
 
-def test_more_nodes_than_requests(query, conversations):
-    """Most have none; nothing breaks."""
+def test_accepts_more_nodes_than_requests(query, conversations):
     few = conversations[:3]
     assert capacity_plan(few, replace(query, nodes=8)).tiers[0].local.at(64.0).hit_rate == 0.0
 
@@ -146,7 +142,6 @@ def test_more_nodes_than_requests(query, conversations):
         ([ask(n, 0.0, 600, prefix_blocks=(1,)) for n in range(2)], "all requests of this one arrive at once"),
     ],
 )
-def test_traces_that_say_nothing_are_refused(query, requests, words):
-    """In one sentence."""
+def test_rejects_traces_without_blocks_or_duration(query, requests, words):
     with pytest.raises(ConfigurationError, match=words):
         capacity_plan(requests, query)

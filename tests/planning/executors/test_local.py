@@ -1,4 +1,4 @@
-"""Worker processes give what a simulation here gives, and end when they are no longer needed."""
+"""Local executor: equal results, errors and shutdown."""
 
 import asyncio
 import signal
@@ -21,8 +21,7 @@ def trial(problem, rate=4.0):
     return Trial(Design(family=Family(kinds=(problem.kind("h100"),) * 2), counts=(2, 2)), rate)
 
 
-def test_results_are_those_of_this_process(make_problem):
-    """Several at a time, each as if it had been run here."""
+def test_workers_return_the_results_of_a_local_simulation(make_problem):
     problem = make_problem()
     trials = [trial(problem, rate) for rate in (2.0, 4.0, 8.0)]
     with LocalExecutor(problem, 2) as executor:
@@ -31,8 +30,7 @@ def test_results_are_those_of_this_process(make_problem):
     assert told == [simulate_trial(problem, each).evaluation for each in trials]
 
 
-def test_a_mistake_of_the_user_travels_as_a_sentence(make_problem):
-    """Whatever kind of error it was in the worker."""
+def test_user_errors_keep_their_message(make_problem):
     problem = make_problem()
     wrong = msgspec.structs.replace(
         problem, template=msgspec.structs.replace(problem.template, handoff="pigeon")
@@ -44,8 +42,7 @@ def test_a_mistake_of_the_user_travels_as_a_sentence(make_problem):
         asyncio.run(Evaluator(executor, NullStore(), str)(trial(wrong)))
 
 
-def test_leaving_ends_what_runs(make_problem):
-    """A simulation of hours is given up within moments, and what waits is dropped."""
+def test_leaving_the_context_cancels_running_trials(make_problem):
     problem = make_problem(duration_s=20_000.0)
     with LocalExecutor(problem, 1) as executor:
         futures = [executor.submit(trial(problem, rate)) for rate in (10.0, 11.0, 12.0)]
@@ -57,15 +54,13 @@ def test_leaving_ends_what_runs(make_problem):
             future.result(0)
 
 
-def test_no_jobs_are_refused(make_problem):
-    """And there is at least one core."""
+def test_rejects_zero_jobs(make_problem):
     with pytest.raises(ConfigurationError, match="--jobs must be at least 1"):
         LocalExecutor(make_problem(), 0)
     assert cores() >= 1
 
 
-def test_ctrl_c_does_not_reach_the_server_while_it_starts(make_problem, monkeypatch):
-    """It would print a traceback of its own; this process gets its Ctrl-C back afterwards."""
+def test_sigint_is_blocked_while_the_fork_server_starts(make_problem, monkeypatch):
     held = []
     monkeypatch.setattr(
         local, "ensure_running", lambda: held.append(signal.pthread_sigmask(signal.SIG_BLOCK, []))

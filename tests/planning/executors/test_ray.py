@@ -1,4 +1,4 @@
-"""A Ray cluster gives the same results; where there is none, a sentence says so."""
+"""Ray executor."""
 
 import importlib.util
 
@@ -14,16 +14,14 @@ has_ray = importlib.util.find_spec("ray") is not None
 
 
 @pytest.mark.skipif(has_ray, reason="Ray is installed")
-def test_without_ray_the_extra_is_named(make_problem):
-    """One sentence, with what to install."""
+def test_names_the_missing_extra(make_problem):
     with pytest.raises(ConfigurationError, match=r"twofold\[ray\]"):
         RayExecutor(make_problem(), "auto")
 
 
 @pytest.mark.skipif(not has_ray, reason="needs Ray")
 @pytest.mark.filterwarnings("ignore")
-def test_results_are_those_of_this_process(make_problem):
-    """A cluster of this machine only."""
+def test_a_local_cluster_returns_the_results_of_a_local_simulation(make_problem):
     problem = make_problem()
     one = Trial(Design(family=Family(kinds=(problem.kind("h100"),) * 2), counts=(2, 2)), 4.0)
     with RayExecutor(problem, "local") as executor:

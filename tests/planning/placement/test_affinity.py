@@ -1,4 +1,4 @@
-"""Links decide whether prefill and decode may be on different nodes."""
+"""Node affinity of placements."""
 
 import pytest
 from msgspec.structs import replace
@@ -16,8 +16,7 @@ def design(prefill, decode, *counts):
     ("between", "within", "affinity"),
     [(50e9, 300e9, Affinity.HIGH), (1e9, 300e9, Affinity.LOW), (1e9, 1e9, Affinity.HIGH)],
 )
-def test_hand_offs_stay_within_nodes_only_where_the_way_out_is_too_slow(between, within, affinity):
-    """And not where the way within is no better."""
+def test_affinity_is_low_only_for_slow_networks(between, within, affinity):
     links = NodeLinks(kv=5e9, between_nodes=between, within_node=within)
     assert links.affinity is affinity
     assert "GB/s" in links.reason
@@ -32,14 +31,12 @@ def test_links_follow_from_model_and_machine(make_problem):
     assert links_of(slow, kinds).affinity is Affinity.LOW
 
 
-def test_stages_that_correspond_share_a_node():
-    """Nodes of four: two stages of TP2 beside two of TP2; not beside one stage, and not beside TP4."""
+def test_matching_stages_share_a_node():
     assert shares_nodes(design(kind(2, 2), kind(2, 2), 1, 1), 4)
     assert not shares_nodes(design(kind(2, 2), kind(2, 1), 1, 1), 4)
     assert not shares_nodes(design(kind(4, 2), kind(2, 2), 1, 1), 4)
 
 
-def test_what_fits_one_node_shares_it():
-    """Whatever its stages are."""
+def test_designs_that_fit_one_node_share_it():
     assert shares_nodes(design(kind(2, 1), kind(1, 2), 1, 1), 4)
     assert not shares_nodes(design(kind(2, 1), kind(1, 2), 2, 1), 4)

@@ -1,4 +1,4 @@
-"""The most promising placements are looked at first, and the best is among them."""
+"""Placement candidates: completeness and order."""
 
 import math
 
@@ -19,8 +19,7 @@ def of(phase, degrees, rate):
 
 
 @given(DEGREES, RATES, DEGREES, RATES, st.integers(2, 24))
-def test_no_other_counts_promise_more(prefill, takes, decode, others, most):
-    """Of all pairs of counts within the limit, the first candidate has the most for each accelerator."""
+def test_the_first_candidate_has_the_highest_predicted_goodput(prefill, takes, decode, others, most):
     one, other = of(Phase.PREFILL, prefill, takes), of(Phase.DECODE, decode, others)
     found = balanced([one], [other], most)
     best = max(
@@ -39,14 +38,12 @@ def test_no_other_counts_promise_more(prefill, takes, decode, others, most):
         assert all(each.design.accelerators <= most for each in found)
 
 
-def test_of_equals_the_larger_comes_first():
-    """Twice as many instances of both phases even out what one of each cannot."""
+def test_larger_candidates_win_ties():
     found = balanced([of(Phase.PREFILL, (1, 1), 2.0)], [of(Phase.DECODE, (1, 1), 2.0)], 6)
     assert [each.design.counts for each in found[:3]] == [(3, 3), (2, 2), (1, 1)]
 
 
-def test_on_nodes_of_two_only_one_of_each_phase_fits():
-    """And pairs whose stages do not correspond are no candidates."""
+def test_candidates_on_shared_nodes_must_fit():
     one, other = of(Phase.PREFILL, (1, 2), 2.0), of(Phase.DECODE, (1, 2), 1.0)
     found = balanced([one], [other, of(Phase.DECODE, (1, 1), 3.0)], 16, node=2)
     assert [each.design for each in found] == [
@@ -54,8 +51,8 @@ def test_on_nodes_of_two_only_one_of_each_phase_fits():
     ]
 
 
-def test_a_rate_takes_as_many_of_each_phase_as_goodput_says():
-    """⌈rate / goodput⌉ of each, the pair with the fewest accelerators first (Algorithm 1, lines 17 to 19)."""
+def test_replicates_by_rate_over_goodput():
+    """⌈rate / goodput⌉ instances per phase, fewest accelerators first (Algorithm 1, lines 17 to 19)."""
     wide, narrow = of(Phase.PREFILL, (4, 1), 9.0), of(Phase.PREFILL, (1, 1), 2.0)
     decode = of(Phase.DECODE, (1, 1), 4.0)
     found = replicated([wide, narrow], [decode], 10.0, 99)

@@ -1,4 +1,4 @@
-"""Which degrees an instance can have."""
+"""Parallelism degrees of instances."""
 
 import pytest
 from msgspec.structs import replace
@@ -16,7 +16,7 @@ def degrees(kinds):
     return [(kind.tensor_parallel, kind.pipeline_parallel) for kind in kinds]
 
 
-def test_what_was_measured_and_fits_is_there(make_problem):
+def test_lists_degrees_that_fit_and_were_measured(make_problem):
     """OPT-13B on four A100s: the tensor degrees of the table, and stages that divide 40 layers."""
     kinds = instances_of(published(make_problem, "opt-13b"), "a100", 4)
     assert degrees(kinds) == [(1, 1), (2, 1), (1, 2), (4, 1), (2, 2), (1, 4)]
@@ -25,7 +25,7 @@ def test_what_was_measured_and_fits_is_there(make_problem):
     assert kinds[0].price_per_h == pytest.approx(whole.price_per_h / 8)
 
 
-def test_what_does_not_hold_the_model_is_not(make_problem):
+def test_omits_degrees_that_do_not_hold_the_model(make_problem):
     """OPT-66B has 131 GB of weights."""
     kinds = instances_of(published(make_problem, "opt-66b"), "a100", 4)
     assert (1, 1) not in degrees(kinds)

@@ -1,4 +1,4 @@
-"""A placement says which parallelism the queueing formulas prefer for its prefill instances, and from which rate on."""
+"""Prefill parallelism preferred by queueing theory."""
 
 import pytest
 from msgspec.structs import replace
@@ -30,8 +30,7 @@ def explain(make_problem):
     return explained
 
 
-def test_tensor_parallelism_first_then_a_pipeline(explain):
-    """The rate at which they cross is that of the model's own times: equal means there, and the order around it."""
+def test_prefers_tensor_parallelism_at_low_and_pipelines_at_high_rates(explain):
     problem, found = explain(2, 1, count=2)
     (start, first), (crossing, second) = found.best
     assert (start, first, second) == (0.0, "tensor parallelism (TP2)", "a pipeline (PP2)")
@@ -47,8 +46,7 @@ def test_tensor_parallelism_first_then_a_pipeline(explain):
     )
 
 
-def test_it_is_near_the_crossover_of_the_paper(explain):
-    """With one accelerator's time and the speed-up of two, as the paper has it; here stages have overheads besides."""
+def test_the_crossover_is_close_to_the_papers(explain):
     problem, found = explain(2, 1)
     alone_s, quick_s = (
         problem.performance(problem.instance("a100", tensor)).prefill_s(512, 512**2) for tensor in (1, 2)
@@ -56,15 +54,13 @@ def test_it_is_near_the_crossover_of_the_paper(explain):
     assert found.best[1][0] == pytest.approx(crossover_rate(alone_s, alone_s / quick_s), rel=0.2)
 
 
-def test_the_mean_length_of_the_workload_is_what_counts(explain):
-    """Longer prompts cross at lower rates."""
+def test_longer_prompts_lower_the_crossover(explain):
     short, long = (explain(2, 1, workload=workload)[1] for workload in ("256+16", "1024+16"))
     assert (short.prompt_tokens, long.prompt_tokens) == (256, 1024)
     assert short.best[1][0] > long.best[1][0]
 
 
-def test_more_than_two_ways(explain):
-    """Four accelerators: each way takes over from one whose slowest stage is longer, at higher and higher rates."""
+def test_orders_more_than_two_degrees(explain):
     problem, found = explain(4, 1)
     rates = [rate for rate, _ in found.best]
     assert rates == sorted(rates)
@@ -79,7 +75,6 @@ def test_more_than_two_ways(explain):
     assert f"P{tensor}" in found.best[-1][1] or f"P{pipeline}" in found.best[-1][1]
 
 
-def test_nothing_is_said_where_there_is_no_choice(explain):
-    """One accelerator cannot be divided, and unlike instances have no rate of their own."""
+def test_is_none_without_alternatives(explain):
     assert explain(1, 1)[1] is None
     assert explain(2, 1, kinds=2)[1] is None

@@ -1,4 +1,4 @@
-"""A stock of unlike accelerators is divided so that the weaker phase is as strong as can be."""
+"""Division of mixed stocks between the phases."""
 
 from itertools import product
 
@@ -35,8 +35,8 @@ def taken(rates, chosen):
     st.integers(1, 4),
     st.integers(1, 4),
 )
-def test_no_other_division_takes_more(prefill, decode, slow, fast):
-    """By trying every division of two small stocks."""
+def test_the_division_is_optimal(prefill, decode, slow, fast):
+    """Compared with every division of two small stocks."""
     # Of each machine: (prefill TP1, TP2, decode TP1, TP2) that its accelerators are enough for.
     of_slow, of_fast = (
         [ways for ways in product(range(5), range(3), range(5), range(3)) if fits(ways, stock)]
@@ -59,8 +59,7 @@ def test_no_other_division_takes_more(prefill, decode, slow, fast):
         assert used["fast"] <= fast
 
 
-def test_each_phase_gets_what_suits_it():
-    """Fast accelerators prefill four times as quickly and decode no better: they are for prefill."""
+def test_assigns_accelerators_to_their_better_phase():
     found = divided(
         {"slow": 2, "fast": 2},
         goodputs(Phase.PREFILL, (1.0, 1.0, 4.0, 4.0)),
@@ -73,6 +72,5 @@ def test_each_phase_gets_what_suits_it():
     assert found[0].rate == 8.0
 
 
-def test_a_phase_that_nothing_can_do_leaves_no_division():
-    """No decode, no service."""
+def test_is_empty_without_decode_instances():
     assert divided({"slow": 4}, goodputs(Phase.PREFILL, (1.0, 1.0, 1.0, 1.0)), [], 4) == []

@@ -1,4 +1,4 @@
-"""The placement that is found is the best there is, and Algorithm 1 finds no worse than Algorithm 2."""
+"""Placement search, compared with brute force."""
 
 import asyncio
 import math
@@ -23,8 +23,7 @@ def table(speeds):
 
 @settings(max_examples=30)
 @given(SPEEDS, SPEEDS, st.integers(3, 16))
-def test_the_best_of_all_pairs_and_counts_is_found(prefill, decode, most):
-    """Within a step of the grid, by trying all of them."""
+def test_finds_the_best_pair_and_counts(prefill, decode, most):
     cluster = AnalyticPlacement(table(prefill), table(decode))
     found = best_of(asyncio.run(most_goodput(cluster.search(TOLERANCE), KINDS, most)))
     best = max(
@@ -42,8 +41,7 @@ def test_the_best_of_all_pairs_and_counts_is_found(prefill, decode, most):
 
 @settings(max_examples=30)
 @given(SPEEDS, SPEEDS)
-def test_placing_anywhere_is_never_worse_than_on_shared_nodes(prefill, decode):
-    """Where hand-offs take no longer across nodes, Algorithm 1 has all that Algorithm 2 has and more."""
+def test_algorithm_1_is_never_worse_than_algorithm_2(prefill, decode):
     cluster = AnalyticPlacement(table(prefill), table(decode))
     search = cluster.search(TOLERANCE)
     high = best_of(asyncio.run(most_goodput(search, KINDS, 16)))
@@ -55,8 +53,7 @@ def test_placing_anywhere_is_never_worse_than_on_shared_nodes(prefill, decode):
 
 @settings(max_examples=30)
 @given(SPEEDS, SPEEDS, st.floats(5.0, 60.0))
-def test_a_rate_is_carried_by_the_fewest_accelerators(prefill, decode, rate):
-    """No pair of kinds needs fewer, of those that goodput ranks first."""
+def test_uses_the_fewest_accelerators_for_a_rate(prefill, decode, rate):
     cluster = AnalyticPlacement(table(prefill), table(decode))
     found = best_of(asyncio.run(for_rate(cluster.search(TOLERANCE), KINDS, rate, 10_000)))
     assert cluster.capacity(found.design) >= rate
@@ -71,8 +68,7 @@ def test_a_rate_is_carried_by_the_fewest_accelerators(prefill, decode, rate):
 
 
 @pytest.mark.parametrize(("prefill", "decode", "words"), [(0.0, 1.0, "TTFT"), (1.0, 0.0, "TPOT")])
-def test_a_phase_that_cannot_keep_its_bound_is_named(prefill, decode, words):
-    """One sentence says which."""
+def test_names_the_phase_that_misses_its_bound(prefill, decode, words):
 
     class Hopeless(AnalyticPlacement):
         async def __call__(self, trial):

@@ -80,8 +80,7 @@ def test_power_returns_to_zero_between_runs(tmp_path):
     }
 
 
-def test_runs_without_a_break_have_no_zero_between_them(tmp_path):
-    """And a power that stays the same is said once."""
+def test_consecutive_runs_have_no_zero_power_between(tmp_path):
 
     def story(trace):
         trace.role("mixed-0", Role.MIXED, 0)
@@ -98,8 +97,7 @@ def test_an_empty_run_is_valid_too(tmp_path):
     assert events_of(tmp_path, lambda trace: trace.close(0)) == []
 
 
-def test_whole_or_not_there(tmp_path):
-    """A broken run leaves nothing, and a place that cannot be written to is refused at once."""
+def test_failed_runs_leave_no_file(tmp_path):
     trace = ChromeTrace(tmp_path / "trace.json")
     trace.role("mixed-0", Role.MIXED, 0)
     assert not (tmp_path / "trace.json").exists()

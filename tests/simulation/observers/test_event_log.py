@@ -1,4 +1,4 @@
-"""The log has a line for everything that happened, exact to the picosecond, and the same bytes every time."""
+"""Event log: complete, exact to the picosecond and repeatable."""
 
 import json
 from decimal import Decimal
@@ -18,14 +18,12 @@ def lines_of(path):
 
 
 def test_equal_runs_give_equal_bytes(tmp_path):
-    """What lets two simulations be compared by their logs."""
     tell(EventLog(tmp_path / "a"))
     tell(EventLog(tmp_path / "b"))
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
-def test_every_event_has_its_line_in_the_order_told(tmp_path):
-    """Nothing is left out."""
+def test_writes_every_event_in_order(tmp_path):
     tell(EventLog(tmp_path / "log"))
     events = [line["event"] for line in lines_of(tmp_path / "log")]
     assert " ".join(events) == "role role note run transfer ended run ended role run note close"
@@ -52,8 +50,7 @@ def test_lines_say_what_happened_and_when(tmp_path):
     assert lines[-1] == {"at_s": Decimal("12345.000000000001"), "event": "close"}
 
 
-def test_the_moments_of_a_request_come_in_the_order_of_its_life(tmp_path):
-    """Whatever the order in which they were recorded: equal timelines, equal bytes."""
+def test_moments_are_sorted(tmp_path):
     line, mirrored = completed(), completed()
     mirrored.moments = dict(reversed(line.moments.items()))
     for name, timeline in (("a", line), ("b", mirrored)):
@@ -81,7 +78,6 @@ def test_seconds_are_exact(ps):
     assert json.loads(bytes(_seconds(ps))) == pytest.approx(ps / 1e12)
 
 
-def test_a_place_that_cannot_be_written_to_is_refused_at_once(tmp_path):
-    """Before anything is simulated."""
+def test_rejects_unwritable_paths(tmp_path):
     with pytest.raises(ConfigurationError, match="cannot be written"):
         EventLog(tmp_path / "gone" / "log")

@@ -1,4 +1,4 @@
-"""The table of requests: a row each, nulls for what did not happen, whole or not there."""
+"""Parquet table of requests."""
 
 import builtins
 import gc
@@ -12,8 +12,7 @@ from twofold.simulation.observers.files import ROWS_PER_GROUP, ParquetTable
 parquet = pytest.importorskip("pyarrow.parquet")
 
 
-def test_a_row_holds_what_the_timeline_says(tmp_path):
-    """Every column of a request that was handed off, and of one that was refused."""
+def test_rows_equal_the_timelines(tmp_path):
     path = tmp_path / "requests.parquet"
     tell(ParquetTable(path))
     nothing = dict.fromkeys(["ttft_s", "tpot_s", "e2e_s", "queue_prefill_s", "prefill_s", "transfer_s"])
@@ -77,16 +76,14 @@ def test_a_broken_run_leaves_no_file(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_place_that_cannot_be_written_to_is_refused_at_once(tmp_path):
-    """Before anything is simulated."""
+def test_rejects_unwritable_paths(tmp_path):
     with pytest.raises(
         ConfigurationError, match=r"gone/t.parquet cannot be written: No such file or directory"
     ):
         ParquetTable(tmp_path / "gone" / "t.parquet")
 
 
-def test_without_pyarrow_one_sentence_says_so(tmp_path, monkeypatch):
-    """It is no part of the light core."""
+def test_names_missing_pyarrow(tmp_path, monkeypatch):
     real = builtins.__import__
 
     def without_pyarrow(name, *args, **kwargs):

@@ -1,4 +1,4 @@
-"""The gaps between the tokens of a request: whose they are, and which of them count."""
+"""TTFT and tail TBT of requests."""
 
 import pytest
 
@@ -50,20 +50,17 @@ def test_the_longest_tenth_counts():
     assert gaps.share_within(0.5, 0.2) == gaps.share_within(0.4, 0.3) == 0.0
 
 
-def test_nobody_ended():
-    """No share of nothing."""
+def test_share_is_zero_without_requests():
     assert TokenGaps().share_within(1.0, 1.0) == 0.0
 
 
-def test_iterations_that_gave_others_a_token_only_are_noticed():
-    """32 iterations for a request of 5 tokens: its gaps cannot be told from that."""
+def test_rejects_iterations_without_a_token_for_a_request():
     with pytest.raises(RuntimeError, match="5 tokens, but there were 32 iterations"):
         tell(TokenGaps())
 
 
 @pytest.mark.parametrize("spec", [COLOCATED, SPLIT])
-def test_a_prompt_that_holds_up_decodes_is_in_the_gaps_of_who_waits(spec):
-    """Colocated the second prompt makes the longest gap of the first; with phases apart there is none such."""
+def test_gaps_show_decodes_delayed_by_prefill(spec):
     arrivals = [("a", 0.0, 100, 31), ("b", 0.5, 4_000, 1)]
     requests = [
         Request(id=name, arrival_s=at, prompt_tokens=prompt, output_tokens=output)

@@ -37,7 +37,7 @@ _ROUTER = (
     "Placement: jsq, jsq-pending, jsq-requests, two-choices, round-robin, random, cells:jsq (jsq); by predicted times:"
     " load, local-prefix, conductor; with jsq-planned roles may be changed, splitwise also does so by itself."
 )
-_HANDOFF = "How KV travels: layer-wise, serialized, pull, by-size, chosen (layer-wise)."
+_HANDOFF = "How KV travels: layer-wise, serialized, pull, by-size, auto (layer-wise)."
 _TRANSPORT = (
     "What moves KV: shared_memory, curve, nixl, mooncake (shared_memory; curve with --listen-workers)."
 )

@@ -19,7 +19,7 @@ WAYS = {
     "serialized": (*OVER_NIXL, "--handoff", "serialized"),
     "pull": (*OVER_NIXL, "--handoff", "pull", "--kv-checksums"),
     "by size": (*OVER_NIXL, "--handoff", "by-size"),
-    "chosen": (*OVER_NIXL, "--handoff", "chosen"),
+    "auto": (*OVER_NIXL, "--handoff", "auto"),
     "layer-wise, shared memory": ("--handoff", "layer-wise", "--kv-checksums"),
 }
 OUTPUT, LONGEST = 12, 1500
